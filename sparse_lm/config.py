@@ -1,0 +1,353 @@
+"""Configuration: an ml_collections ConfigDict in, frozen dataclasses out.
+
+Config files (`configs/*.py`) return a `ConfigDict`, because that is what command-line overrides
+work on. Nothing else in the library sees one: `parse` turns it into the dataclasses below and
+refuses every bad value here, by name, before anything compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+
+RECIPES = ("dense", "fst", "sste", "act24", "venom")
+SELECTIONS = ("magnitude", "cluster_sets", "slices")
+DISTANCES = ("l2", "cosine")
+IMPLEMENTATIONS = ("reference", "hopper", "triton")
+COLUMN_CHOICES = ("norm", "exhaustive")
+MOMENTS = ("keep", "reset", "reset_first")
+SCHEDULES = ("cosine", "wsd")
+ACTIVATIONS = ("squared_relu", "swiglu")
+REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
+DTYPES = ("float32", "bfloat16")
+
+
+class ConfigError(ValueError):
+    """A config value that cannot be used. The message names key, value and what is allowed."""
+
+    def __init__(self, key: str, value: Any, allowed: str):
+        super().__init__(f"config.{key} = {value!r}: {allowed}")
+        self.key = key
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A Llama. Shapes of the named models: 2602.06183 and the baselines that it builds on."""
+
+    dim: int = 256
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 4
+    ffn_dim: int = 1024  # neurons, F
+    vocab_size: int = 4096
+    activation: str = "squared_relu"  # or "swiglu": dense only, for baselines
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    tie_embeddings: bool = False
+    dtype: str = "bfloat16"  # of the computation; parameters are float32
+    remat: str = "none"
+    loss_chunk: int = 1024  # tokens whose logits exist at one time
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where tokens come from. `path` empty: the embedded corpus, prepared on first use."""
+
+    path: str = ""  # a prepared TFDS directory; empty for the embedded corpus
+    tokenizer: str = ""  # a tokenizer.json; empty: the one beside the data, or trained on the corpus
+    cache_dir: str = "data"  # where the embedded corpus is prepared
+    eval_windows: int = 256  # held-out windows per evaluation; 0 for all
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with a warm-up and one of two decays."""
+
+    learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    schedule: str = "cosine"
+    decay_steps: int = 0  # wsd only: length of the final decay
+    final_fraction: float = 0.1  # of the peak learning rate, at the last step
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    max_skipped_steps: int = 10  # non-finite steps in a row before the run stops
+
+
+@dataclasses.dataclass(frozen=True)
+class SparsityConfig:
+    """Which products are sparse, when, and how the patterns are chosen."""
+
+    recipe: str = "dense"
+    start_step: int = 0
+    end_step: int = 0  # sparse on start_step <= step < end_step
+    extra_windows: tuple[tuple[int, int], ...] = ()  # further (start, end) windows, ascending
+    implementation: str = ""  # empty: the best one that this machine supports
+    moments: str = "keep"  # what both edges do to the optimizer moments of the FFN weights
+    refresh_every: int = 40  # steps between mask (fst) or neuron-set (cluster_sets) refreshes
+    dense_weights: str = "masked"  # "masked" or "full": weight read where the activation is sparse
+    # venom
+    selection: str = "magnitude"
+    v: int = 128
+    m: int = 16
+    columns: str = "norm"  # how V:2:M picks 4 of M columns
+    clusters: int = 16  # token clusters
+    distance: str = "cosine"
+    # act24
+    dense_features: float = 0.05  # busiest share of neurons whose weight gradients stay dense
+    shuffle_tokens: bool = True
+    # fst
+    mask_decay: float | None = None  # None: searched when the sparse phase starts
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """All sparse windows, (start, end), ascending; none for the dense recipe."""
+        if self.recipe == "dense" or self.start_step == self.end_step:
+            return ()
+        return ((self.start_step, self.end_step), *self.extra_windows)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis. One device for now."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    seed: int = 0
+    steps: int = 1000
+    batch_size: int = 16  # sequences per step
+    seq_len: int = 256
+    log_every: int = 10
+    eval_every: int = 100
+    checkpoint_every: int = 100
+    keep_checkpoints: int = 2
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    sparsity: SparsityConfig = SparsityConfig()
+    mesh: MeshConfig = MeshConfig()
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_len
+
+    def phase(self, step: int) -> str:
+        """ "sparse" or "dense": how `step` (0-based) is trained."""
+        return "sparse" if any(a <= step < b for a, b in self.sparsity.windows) else "dense"
+
+
+def default() -> ml_collections.ConfigDict:
+    """Every key at its default, for config files to start from."""
+    return _to_config_dict(Config())
+
+
+def parse(config_dict: ml_collections.ConfigDict) -> Config:
+    """Frozen, checked configuration.
+
+    Raises:
+      ConfigError: an unknown key, a value of the wrong type, or one that is not allowed.
+    """
+    config = _from_mapping(Config, config_dict.to_dict(), prefix="")
+    check(config)
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain, JSON-ready form; `parse(ConfigDict(to_dict(c))) == c`."""
+    return dataclasses.asdict(config)
+
+
+def check(config: Config) -> None:
+    """Refuses a value or a combination of values that cannot train."""
+    for key, value, ok, allowed in _rules(config):
+        if not ok:
+            raise ConfigError(key, value, allowed)
+    _check_windows(config)
+
+
+def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
+    """(key, value, is it allowed, what is allowed), one rule a line."""
+    m, d, o, s = c.model, c.data, c.optimizer, c.sparsity
+
+    def positive(key: str, value: float):
+        return key, value, value > 0, "must be positive"
+
+    def not_negative(key: str, value: float):
+        return key, value, value >= 0, "must not be negative"
+
+    def one_of(key: str, value: str, names: tuple[str, ...]):
+        close = difflib.get_close_matches(str(value), names, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close and value not in names else ""
+        return key, value, value in names, f"must be one of {', '.join(names)}{hint}"
+
+    yield not_negative("seed", c.seed)
+    for key in ("steps", "batch_size", "seq_len", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
+        yield positive(key, getattr(c, key))
+
+    for key in ("dim", "layers", "heads", "kv_heads", "ffn_dim", "rope_theta", "norm_epsilon", "loss_chunk"):
+        yield positive(f"model.{key}", getattr(m, key))
+    yield "model.vocab_size", m.vocab_size, 0 < m.vocab_size <= 2**31, "must be in 1..2^31 (tokens are int32)"
+    yield "model.heads", m.heads, m.dim % m.heads == 0, f"must divide model.dim = {m.dim}"
+    yield (
+        "model.heads",
+        m.heads,
+        m.head_dim % 2 == 0,
+        f"model.dim / model.heads = {m.head_dim} must be even (RoPE rotates pairs)",
+    )
+    yield "model.kv_heads", m.kv_heads, m.heads % m.kv_heads == 0, f"must divide model.heads = {m.heads}"
+    yield one_of("model.activation", m.activation, ACTIVATIONS)
+    yield one_of("model.dtype", m.dtype, DTYPES)
+    yield one_of("model.remat", m.remat, REMAT_POLICIES)
+
+    yield not_negative("data.eval_windows", d.eval_windows)
+
+    yield positive("optimizer.learning_rate", o.learning_rate)
+    yield not_negative("optimizer.warmup_steps", o.warmup_steps)
+    yield "optimizer.warmup_steps", o.warmup_steps, o.warmup_steps < c.steps, f"must be under config.steps = {c.steps}"
+    yield one_of("optimizer.schedule", o.schedule, SCHEDULES)
+    yield (
+        "optimizer.decay_steps", o.decay_steps,
+        o.schedule == "cosine" or 0 < o.decay_steps <= c.steps - o.warmup_steps,
+        f"with schedule wsd must be in 1..{c.steps - o.warmup_steps} (steps - warmup_steps)",
+    )  # fmt: skip
+    yield "optimizer.final_fraction", o.final_fraction, 0 <= o.final_fraction <= 1, "must be in 0..1"
+    for key in ("beta1", "beta2"):
+        yield f"optimizer.{key}", getattr(o, key), 0 <= getattr(o, key) < 1, "must be in [0, 1)"
+    yield positive("optimizer.epsilon", o.epsilon)
+    yield not_negative("optimizer.weight_decay", o.weight_decay)
+    yield positive("optimizer.clip_norm", o.clip_norm)
+    yield positive("optimizer.max_skipped_steps", o.max_skipped_steps)
+
+    yield one_of("sparsity.recipe", s.recipe, RECIPES)
+    if s.implementation:
+        yield one_of("sparsity.implementation", s.implementation, IMPLEMENTATIONS)
+    yield one_of("sparsity.moments", s.moments, MOMENTS)
+    yield positive("sparsity.refresh_every", s.refresh_every)
+    yield one_of("sparsity.dense_weights", s.dense_weights, ("masked", "full"))
+    yield (
+        "sparsity.recipe", s.recipe, s.recipe == "dense" or m.activation == "squared_relu",
+        f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",
+    )  # fmt: skip
+    if s.recipe in ("fst", "sste", "venom"):
+        yield "model.dim", m.dim, m.dim % 4 == 0, f"must be a multiple of 4 for recipe {s.recipe!r} (2:4 weights)"
+    if s.recipe != "dense":
+        yield "model.ffn_dim", m.ffn_dim, m.ffn_dim % 4 == 0, f"must be a multiple of 4 for recipe {s.recipe!r}"
+        tokens = c.tokens_per_step
+        yield "batch_size", c.batch_size, tokens % 4 == 0, f"times seq_len = {tokens} tokens must be a multiple of 4"
+    if s.recipe == "act24":
+        yield "sparsity.dense_features", s.dense_features, 0 <= s.dense_features <= 1, "must be in 0..1"
+    if s.recipe == "fst" and s.mask_decay is not None:
+        yield not_negative("sparsity.mask_decay", s.mask_decay)
+    if s.recipe == "venom":
+        yield from _venom_rules(c, one_of)
+    for axis in ("data", "fsdp", "tensor"):
+        yield f"mesh.{axis}", getattr(c.mesh, axis), getattr(c.mesh, axis) == 1, "must be 1: runs use one device"
+
+
+def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
+    m, s, tokens = c.model, c.sparsity, c.tokens_per_step
+    yield one_of("sparsity.selection", s.selection, SELECTIONS)
+    yield one_of("sparsity.distance", s.distance, DISTANCES)
+    yield one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
+    yield "sparsity.m", s.m, s.m >= 4 and s.m % 4 == 0, "must be a multiple of 4"
+    yield "sparsity.m", s.m, m.ffn_dim % s.m == 0, f"must divide model.ffn_dim = {m.ffn_dim}"
+    yield (
+        "sparsity.columns",
+        s.columns,
+        s.columns != "exhaustive" or s.m <= 32,
+        f"must be 'norm' for m = {s.m} (over 32)",
+    )
+    yield "sparsity.v", s.v, s.v >= 4 and s.v & (s.v - 1) == 0, "must be a power of two, 4 or more"
+    yield "sparsity.v", s.v, tokens % s.v == 0, f"must divide the {tokens} tokens of a step (batch_size * seq_len)"
+    yield "sparsity.clusters", s.clusters, 0 < s.clusters <= m.ffn_dim, f"must be in 1..{m.ffn_dim} (model.ffn_dim)"
+    yield (
+        "sparsity.clusters", s.clusters, s.selection != "slices" or s.clusters == s.m // 4,
+        f"must be m / 4 = {s.m // 4} with selection 'slices': each cluster owns F * 4 / m neurons",
+    )  # fmt: skip
+
+
+def _check_windows(c: Config) -> None:
+    s = c.sparsity
+    if s.recipe == "dense":
+        return
+    if s.start_step < 0:
+        raise ConfigError("sparsity.start_step", s.start_step, "must not be negative")
+    if s.end_step < s.start_step:
+        raise ConfigError("sparsity.end_step", s.end_step, f"must not be before sparsity.start_step = {s.start_step}")
+    end = s.end_step
+    for window in s.extra_windows:
+        if len(window) != 2 or not end < window[0] < window[1]:
+            raise ConfigError(
+                "sparsity.extra_windows", s.extra_windows, f"must be ascending (start, end) pairs after step {end}"
+            )
+        end = window[1]
+    if end > c.steps:
+        key = "sparsity.extra_windows" if s.extra_windows else "sparsity.end_step"
+        raise ConfigError(key, end, f"must not be after config.steps = {c.steps}")
+
+
+def _from_mapping(cls: type, values: dict[str, Any], prefix: str) -> Any:
+    types = typing.get_type_hints(cls)
+    for key in values:
+        if key not in types:
+            close = difflib.get_close_matches(key, types, n=1)
+            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+            raise ConfigError(prefix + key, values[key], f"unknown key; allowed: {', '.join(types)}{hint}")
+    kwargs = {}
+    for key, value in values.items():
+        if dataclasses.is_dataclass(types[key]):
+            if not isinstance(value, dict):
+                raise ConfigError(prefix + key, value, "must be a group of keys")
+            kwargs[key] = _from_mapping(types[key], value, prefix=f"{prefix}{key}.")
+        else:
+            kwargs[key] = _convert(prefix + key, value, types[key])
+    return cls(**kwargs)
+
+
+def _convert(key: str, value: Any, wanted: Any) -> Any:
+    """`value` as the annotated type; int counts as float, a list as a tuple, nothing else converts."""
+    optional = type(None) in typing.get_args(wanted)
+    if optional and value is None:
+        return None
+    if wanted in (float, float | None) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if typing.get_origin(wanted) is tuple and isinstance(value, (list, tuple)):
+        windows = tuple(tuple(pair) if isinstance(pair, (list, tuple)) else pair for pair in value)
+        if all(isinstance(p, tuple) and all(type(step) is int for step in p) for p in windows):
+            return windows
+        raise ConfigError(key, value, "must be pairs of steps, such as ((100, 200), (300, 400))")
+    if isinstance(wanted, type) and type(value) is wanted:
+        return value
+    name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
+    raise ConfigError(key, value, f"must be of type {name}, not {type(value).__name__}")
+
+
+def _to_config_dict(node: Any) -> ml_collections.ConfigDict:
+    """ConfigDict with one key per dataclass field; an optional float becomes a typed placeholder."""
+    result = ml_collections.ConfigDict()
+    for field in dataclasses.fields(node):
+        value = getattr(node, field.name)
+        if dataclasses.is_dataclass(value):
+            value = _to_config_dict(value)
+        elif value is None:
+            value = ml_collections.config_dict.placeholder(float)
+        result[field.name] = value
+    return result

@@ -1,0 +1,140 @@
+"""Compressed sparse matrices, as the sparse tensor cores read them.
+
+Both formats hold the values that survive and, for every group of four along the contracted
+dimension, four bits of metadata: `first | second << 2`, the positions of the two survivors in
+ascending order. Metadata words are laid out for `wgmma.mma_async.sp` (PTX ISA, "sparse matrix
+storage"), so that one coalesced 32-bit load per lane serves two consecutive instructions:
+
+    metadata[row // 64, k // 64, lane]    int32, lane = 32 * warp + 4 * g + t
+      bits  0..15   row 16 * warp + g       \\ four groups each: logical k 16 * t .. 16 * t + 15
+      bits 16..31   row 16 * warp + g + 8   /
+
+Arrays are padded to whole 64 x 64 tiles. Padding is value zero at positions (0, 1); a padded
+Venom column is `K`, one past the last row of the dense operand, which readers take as a row of
+zeros. `shape` is the logical shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+TILE = 64  # rows, and logical columns, of one metadata tile
+EMPTY_GROUP = 0b0100  # metadata of a group with nothing to keep: positions 0 and 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sparse24:
+    """An [M, K] matrix with at most two non-zeros in each group of four along K.
+
+    Attributes:
+      values: [Mp, Kp / 2], the survivors in order; Mp and Kp are M and K rounded up to 64.
+      metadata: [Mp / 64, Kp / 64, 128] int32, laid out as the module docstring says.
+      shape: logical (M, K).
+    """
+
+    values: Array
+    metadata: Array
+    shape: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.values.dtype
+
+    def mask(self) -> Array:
+        """[M, K] bool: the positions that are stored, whatever their value."""
+        return _scatter_groups(jnp.ones_like(self.values, bool), self.metadata)[: self.shape[0], : self.shape[1]]
+
+    def to_dense(self) -> Array:
+        """[M, K] in the dtype of the values."""
+        return _scatter_groups(self.values, self.metadata)[: self.shape[0], : self.shape[1]]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SparseVenom:
+    """An [M, K] matrix in V:2:M form (2310.02065): V rows share the 4 columns kept of each M.
+
+    The matrix is a 2:4 matrix over *condensed* columns: of block b, condensed column j is the
+    logical column `columns[b, j]`. There are Kc = 4 K / m of them. The format does not require
+    that a block's columns are four of every m: any Kc distinct columns do, such as one contiguous
+    slice of neurons.
+
+    Attributes:
+      values: [Mp, Kcp / 2]; Mp is M rounded up to max(v, 64), Kcp is Kc rounded up to 64.
+      metadata: [Mp / 64, Kcp / 64, 128] int32, over condensed columns.
+      columns: [Mp / v, Kcp] int32; K where padded.
+      shape: logical (M, K).
+      v: rows of a block.
+      m: columns of a group.
+    """
+
+    values: Array
+    metadata: Array
+    columns: Array
+    shape: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
+    v: int = dataclasses.field(metadata=dict(static=True))
+    m: int = dataclasses.field(metadata=dict(static=True))
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.values.dtype
+
+    def condensed(self) -> Array:
+        """[M, Kc]: the kept columns of each row's block, with zeros where 2:4 dropped a value."""
+        return _scatter_groups(self.values, self.metadata)[: self.shape[0], : 4 * self.shape[1] // self.m]
+
+    def mask(self) -> Array:
+        """[M, K] bool: the positions that are stored, whatever their value."""
+        return self._spread(_scatter_groups(jnp.ones_like(self.values, bool), self.metadata))
+
+    def to_dense(self) -> Array:
+        """[M, K] in the dtype of the values."""
+        return self._spread(_scatter_groups(self.values, self.metadata))
+
+    def _spread(self, condensed: Array) -> Array:
+        rows, kc = condensed.shape
+        blocks = condensed.reshape(rows // self.v, self.v, kc)
+        dense = jnp.zeros((rows // self.v, self.v, self.shape[1]), condensed.dtype)
+        spread = jax.vmap(lambda d, c, x: d.at[:, c].set(x, mode="drop"))(dense, self.columns, blocks)
+        return spread.reshape(rows, -1)[: self.shape[0]]
+
+
+def pack_metadata(first: Array, second: Array) -> Array:
+    """Positions of the survivors of each group, [Mp, Kp / 4] each, to words [Mp/64, Kp/64, 128] int32."""
+    rows, groups = first.shape
+    nibbles = first.astype(jnp.uint32) | second.astype(jnp.uint32) << 2
+    shifts = 4 * jnp.arange(4, dtype=jnp.uint32)
+    halves = jnp.sum(nibbles.reshape(rows, groups // 4, 4) << shifts, axis=-1, dtype=jnp.uint32)
+    # row -> (tile, warp, half of the word, g); 16 logical k -> (tile, t)
+    halves = halves.reshape(rows // TILE, 4, 2, 8, groups // 16, 4)
+    words = halves[:, :, 0] | halves[:, :, 1] << 16
+    words = words.transpose(0, 3, 1, 2, 4).reshape(rows // TILE, groups // 16, 128)
+    return lax.bitcast_convert_type(words, jnp.int32)
+
+
+def unpack_metadata(metadata: Array) -> tuple[Array, Array]:
+    """Inverse of `pack_metadata`: (first, second), uint32 [Mp, Kp / 4] each."""
+    row_tiles, k_tiles, _ = metadata.shape
+    words = lax.bitcast_convert_type(metadata, jnp.uint32)
+    words = words.reshape(row_tiles, k_tiles, 4, 8, 4).transpose(0, 2, 3, 1, 4)
+    halves = jnp.stack([words & 0xFFFF, words >> 16], axis=2)  # tile, warp, half, g, k tile, t
+    halves = halves.reshape(row_tiles * TILE, k_tiles * 4, 1)
+    nibbles = halves >> (4 * jnp.arange(4, dtype=jnp.uint32)) & 0xF
+    nibbles = nibbles.reshape(row_tiles * TILE, k_tiles * 16)
+    return nibbles & 3, nibbles >> 2
+
+
+def _scatter_groups(values: Array, metadata: Array) -> Array:
+    """[Mp, Kp / 2] values to [Mp, Kp], each at its position in its group of four."""
+    first, second = unpack_metadata(metadata)
+    pairs = values.reshape(*first.shape, 2)
+    zero = jnp.zeros((), values.dtype)
+    lanes = [
+        jnp.where(first == lane, pairs[..., 0], jnp.where(second == lane, pairs[..., 1], zero)) for lane in range(4)
+    ]
+    return jnp.stack(lanes, axis=-1).reshape(values.shape[0], -1)
