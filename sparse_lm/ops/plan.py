@@ -1,0 +1,168 @@
+"""`GemmPlan`: which operand of each of the six FFN products is sparse. Recipes are named plans."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+
+class Operand(NamedTuple):
+    """The sparse operand of one product and the format that it is brought to."""
+
+    name: str  # a tensor of the six products: W1, W2, Y, dH, dO
+    format: str  # "2:4" | "mvue" (2:4, unbiased) | "venom", always along the contracted dimension
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.format}"
+
+
+W1_24, W2_24 = Operand("W1", "2:4"), Operand("W2", "2:4")
+Y_24, DH_24 = Operand("Y", "2:4"), Operand("dH", "2:4")
+Y_VENOM, DH_VENOM = Operand("Y", "venom"), Operand("dH", "venom")
+DH_MVUE, DO_MVUE = Operand("dH", "mvue"), Operand("dO", "mvue")
+
+PRODUCTS: dict[str, tuple[Operand, ...]] = {
+    "up": (W1_24,),
+    "down": (W2_24, Y_24, Y_VENOM),
+    "grad_hidden": (W2_24,),
+    "grad_input": (W1_24, DH_24, DH_VENOM),
+    "grad_up": (DH_24, DH_MVUE),
+    "grad_down": (Y_24, DO_MVUE),
+}
+"""The six products, and the operands that each can take as its sparse one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmPlan:
+    """How the six products of one FFN are computed. With all defaults: dense.
+
+    With T tokens, D model width, F neurons, X[T,D], W1 and W2 [F,D], H = X W1^T, Y = relu(H)^2:
+
+      up           H = X W1^T      contracts D
+      down         O = Y W2        contracts F
+      grad_hidden  dY = dO W2^T    contracts D
+      grad_input   dX = dH W1      contracts F
+      grad_up      dW1 = dH^T X    contracts T
+      grad_down    dW2 = Y^T dO    contracts T
+
+    Gradients pass straight through every selection of weights, to the dense master weight. An
+    activation dropped in the forward passes no gradient.
+    """
+
+    up: Operand | None = None
+    down: Operand | None = None
+    grad_hidden: Operand | None = None
+    grad_input: Operand | None = None
+    grad_up: Operand | None = None
+    grad_down: Operand | None = None
+
+    weights: str = "full"
+    """"full", "soft_threshold" (2409.09099) or "transposable" masks (2404.01847)."""
+    dense_weights: str = "masked"
+    """What a product reads of a sparse weight that is not its sparse operand: "masked" or "full"."""
+    shuffle_tokens: bool = False
+    """Permute tokens at random, so that neighbours, which fire alike, do not compete in 2:4 along T."""
+    dense_features: float = 0.0
+    """Share of neurons, the busiest, whose weight gradients stay dense (2503.16672)."""
+
+    # Venom only
+    selection: str = "magnitude"
+    """"magnitude": of each block's activations. Known before the up product, from each token's
+    cluster alone: "cluster_sets" (any neurons) and "slices" (contiguous neurons)."""
+    v: int = 128
+    m: int = 16
+    columns: str = "norm"
+    """How "magnitude" picks 4 of m columns: "norm" or "exhaustive"."""
+    clusters: int = 16
+    distance: str = "cosine"
+    measure_energy: bool = False
+    """Return the energy of every neuron by token cluster, which "cluster_sets" are chosen from."""
+
+    def __post_init__(self):
+        for product, allowed in PRODUCTS.items():
+            operand = getattr(self, product)
+            if operand is not None and operand not in allowed:
+                names = ", ".join(map(str, allowed))
+                raise ValueError(f"{product}: the sparse operand must be one of {names}; got {operand}")
+        sparse_forms = {p.format if p and p.name in ("Y", "dH") else None for p in (self.down, self.grad_input)}
+        if len(sparse_forms) > 1:
+            raise ValueError(f"down ({self.down}) and grad_input ({self.grad_input}) must share one activation pattern")
+        if self.weights == "full" and {"W1", "W2"} & {p.name for p in self.operands.values()}:
+            raise ValueError("a sparse weight needs weights = 'soft_threshold' or 'transposable'")
+        if self.weights == "soft_threshold":
+            for name, products in (("W1", ("up", "grad_input")), ("W2", ("down", "grad_hidden"))):
+                if all(self.operands.get(p, None) == Operand(name, "2:4") for p in products):
+                    raise ValueError(f"{name} is 2:4 along both dimensions: that needs weights = 'transposable'")
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """Sparse products only: product -> sparse operand."""
+        return {p: getattr(self, p) for p in PRODUCTS if getattr(self, p) is not None}
+
+    @property
+    def venom(self) -> bool:
+        return self.down == Y_VENOM
+
+    @property
+    def routed(self) -> bool:
+        """Tokens are assigned to clusters and their rows permuted."""
+        return self.venom and self.v > 1
+
+    @property
+    def pattern_known_first(self) -> bool:
+        """The kept neurons follow from a token's cluster, before the up product."""
+        return self.venom and self.selection != "magnitude"
+
+    @property
+    def random(self) -> bool:
+        """Some product, or the order of the rows, draws random numbers, so that training needs a key."""
+        return self.routed or self.shuffle_tokens or any(p.format == "mvue" for p in self.operands.values())
+
+    def weight_axis(self, name: str) -> int:
+        """Axis of W1 or W2 [F, D] that its groups of four run along: -1 (D) or 0 (F)."""
+        along_neurons = self.grad_input == W1_24 if name == "W1" else self.down == W2_24
+        return 0 if along_neurons and self.weights == "soft_threshold" else -1
+
+    def sparse_weight(self, name: str) -> bool:
+        """Some product reads the sparse form of W1 or W2."""
+        return any(p.name == name for p in self.operands.values())
+
+    def for_evaluation(self) -> GemmPlan:
+        """The same forward without chance and causal: a block that shared its columns is now one token."""
+        v = 1 if self.venom and self.selection == "magnitude" else self.v
+        return dataclasses.replace(self, v=v, shuffle_tokens=False)
+
+    def for_measuring(self) -> GemmPlan:
+        """Sparse weights and dense activations, and each cluster's energy by neuron among the stats."""
+        dense = dict(down=None, grad_hidden=None, grad_input=None, grad_up=None, grad_down=None)
+        return dataclasses.replace(self, **dense, measure_energy=True)
+
+    def relative_work(self) -> dict[str, float]:
+        """FLOPs that each product executes on (sparse) tensor cores, as a share of the dense product's."""
+        work = {}
+        for product in PRODUCTS:
+            operand = getattr(self, product)
+            share = 1.0 if operand is None else 0.5
+            if operand is not None and product in ("grad_up", "grad_down"):
+                share += (1 - share) * self.dense_features
+            of_kept_neurons = product in ("down", "grad_hidden", "grad_input")
+            if self.pattern_known_first or (self.venom and of_kept_neurons):
+                share *= 4 / self.m
+            work[product] = share
+        return work
+
+
+DENSE = GemmPlan()
+
+RECIPES: dict[str, GemmPlan] = {
+    "dense": DENSE,
+    # 2404.01847: every product that reads a weight reads it 2:4; gradients made 2:4 without bias.
+    "fst": GemmPlan(W1_24, W2_24, W2_24, W1_24, DH_MVUE, DO_MVUE, weights="transposable"),
+    # 2409.09099: one grouping a weight, so only the forward reads it sparse.
+    "sste": GemmPlan(W1_24, W2_24, None, None, DH_MVUE, DO_MVUE, weights="soft_threshold"),
+    # 2503.16672: dense weights, 2:4 activations.
+    "act24": GemmPlan(None, Y_24, None, DH_24, DH_24, Y_24, shuffle_tokens=True, dense_features=0.05),
+    # 2602.06183: all six.
+    "venom": GemmPlan(W1_24, Y_VENOM, W2_24, DH_VENOM, DH_24, Y_24, weights="soft_threshold"),
+}
+"""Recipes by name. Their knobs are the plan's other fields: `dataclasses.replace(RECIPES["venom"], m=8)`."""
