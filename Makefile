@@ -1,0 +1,26 @@
+# `make train` and `make test` from a bare clone: Python >= 3.11 and make are all that they need.
+PYTHON ?= python3
+BIN := .venv/bin
+CONFIG ?= configs/tiny.py
+
+.PHONY: train test lint clean
+
+train: .venv/installed
+	$(BIN)/python -m sparse_lm.train --config=$(CONFIG)
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.venv/installed: requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sparse_lm needs Python >= 3.11; set PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	touch $@
+
+clean:
+	rm -rf .venv runs data

@@ -1,0 +1,14 @@
+"""The tiny model, dense from the first step to the last: the baseline of the other recipes.
+
+    python -m sparse_lm.train --config=configs/dense.py
+
+Hardware: 2 CPU cores.
+"""
+
+from configs import tiny
+
+
+def get_config():
+    config = tiny.get_config()
+    config.sparsity.recipe = "dense"
+    return config

@@ -1,0 +1,14 @@
+"""The tiny model, transposable 2:4 weight masks, masked decay and unbiased 2:4 gradients (2404.01847).
+
+    python -m sparse_lm.train --config=configs/fst.py
+
+Hardware: 2 CPU cores.
+"""
+
+from configs import tiny
+
+
+def get_config():
+    config = tiny.get_config()
+    config.sparsity.recipe = "fst"
+    return config

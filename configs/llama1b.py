@@ -1,0 +1,39 @@
+"""The 1B model of 2602.06183: D 2048, 25 layers, 128,256 tokens, 30k sparse steps and 30k dense ones.
+
+    python -m sparse_lm.train --config=configs/llama1b.py --config.data.path=data/c4
+
+The batch is what one 80 GB GPU holds, not the paper's global batch.
+Hardware: one H100.
+"""
+
+from sparse_lm import config as config_lib
+
+
+def get_config():
+    config = config_lib.default()
+    config.steps = 60_000
+    config.batch_size = 2
+    config.seq_len = 4096
+    config.eval_every = 1000
+    config.checkpoint_every = 1000
+
+    config.model.dim = 2048
+    config.model.layers = 25
+    config.model.heads = 16
+    config.model.kv_heads = 16
+    config.model.ffn_dim = 8192
+    config.model.vocab_size = 128_256
+    config.model.rope_theta = 500_000.0
+    config.model.remat = "save_dots"
+    config.model.loss_chunk = 2048
+
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.warmup_steps = 5000
+    config.optimizer.weight_decay = 0.033
+
+    config.sparsity.recipe = "venom"
+    config.sparsity.selection = "cluster_sets"
+    config.sparsity.clusters = 64
+    config.sparsity.start_step = 1000
+    config.sparsity.end_step = 31_000
+    return config

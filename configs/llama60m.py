@@ -1,0 +1,36 @@
+"""59 M parameters: small enough for ablations with several seeds on one GPU.
+
+    python -m sparse_lm.train --config=configs/llama60m.py --config.data.path=data/corpus
+
+The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, vocabulary 32,768.
+Hardware: one GPU with 24 GB or more.
+"""
+
+from sparse_lm import config as config_lib
+
+
+def get_config():
+    config = config_lib.default()
+    config.steps = 4000
+    config.batch_size = 64
+    config.seq_len = 1024
+    config.eval_every = 500
+    config.checkpoint_every = 500
+
+    config.model.dim = 512
+    config.model.layers = 8
+    config.model.heads = 8
+    config.model.kv_heads = 8
+    config.model.ffn_dim = 2048
+    config.model.vocab_size = 32_768
+    config.model.loss_chunk = 8192
+
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.warmup_steps = 200
+
+    config.sparsity.recipe = "venom"
+    config.sparsity.selection = "cluster_sets"
+    config.sparsity.clusters = 64
+    config.sparsity.start_step = 400
+    config.sparsity.end_step = 2400
+    return config

@@ -1,0 +1,28 @@
+"""The 7B model of 2602.06183: D 4096, 32 layers, 128,256 tokens, 10k sparse steps and 38k dense ones.
+
+    python -m sparse_lm.train --config=configs/llama7b.py --config.data.path=data/c4
+
+Parameters and moments in float32 take over 80 GB: it needs a larger device than an H100, or
+sharding. `--config.model.layers=4 --config.model.vocab_size=32000` is the one-GPU benchmark shape.
+"""
+
+from configs import llama1b
+
+
+def get_config():
+    config = llama1b.get_config()
+    config.steps = 48_000
+
+    config.model.dim = 4096
+    config.model.layers = 32
+    config.model.heads = 32
+    config.model.kv_heads = 32
+    config.model.ffn_dim = 16_384
+
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 2000
+    config.optimizer.weight_decay = 0.1
+
+    config.sparsity.start_step = 1000
+    config.sparsity.end_step = 11_000
+    return config

@@ -1,0 +1,15 @@
+"""The tiny model, all six products sparse: 2:4 weights, V:2:M activations chosen by magnitude (2602.06183).
+
+    python -m sparse_lm.train --config=configs/venom.py
+
+Hardware: 2 CPU cores.
+"""
+
+from configs import tiny
+
+
+def get_config():
+    config = tiny.get_config()
+    config.sparsity.recipe = "venom"
+    config.sparsity.selection = "magnitude"
+    return config

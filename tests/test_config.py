@@ -1,0 +1,138 @@
+"""Every bad value is refused by name before anything compiles."""
+
+import dataclasses
+import json
+import pathlib
+
+import ml_collections
+import pytest
+from ml_collections import config_flags
+
+from sparse_lm import config as config_lib
+from sparse_lm.config import Config, ConfigError
+
+CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
+
+
+def venom(**changes):
+    d = config_lib.default()
+    d.sparsity.recipe = "venom"
+    d.sparsity.start_step, d.sparsity.end_step = 100, 500
+    d.update_from_flattened_dict(changes)
+    return d
+
+
+def test_default_parses():
+    assert config_lib.parse(config_lib.default()) == Config()
+
+
+def test_parse_inverts_to_dict_through_json():
+    config = config_lib.parse(venom(**{"sparsity.extra_windows": ((600, 700), (800, 900))}))
+    restored = config_lib.parse(ml_collections.ConfigDict(json.loads(json.dumps(config_lib.to_dict(config)))))
+    assert restored == config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_config_file_parses_and_documents_its_command(path):
+    namespace = {}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    config_lib.parse(namespace["get_config"]())
+    assert f"--config=configs/{path.name}" in namespace["__doc__"]
+
+
+@pytest.mark.parametrize(
+    "changes, key, words",
+    [
+        ({"sparsity.recipe": "vemon"}, "sparsity.recipe", "'venom'"),
+        ({"sparsity.m": 6}, "sparsity.m", "multiple of 4"),
+        ({"sparsity.m": 24}, "sparsity.m", "must divide model.ffn_dim = 1024"),
+        ({"sparsity.m": 0}, "sparsity.m", "multiple of 4"),
+        ({"sparsity.v": 96}, "sparsity.v", "power of two"),
+        ({"batch_size": 3, "seq_len": 100}, "sparsity.v", "must divide the 300 tokens"),
+        ({"sparsity.start_step": 600}, "sparsity.end_step", "not be before sparsity.start_step = 600"),
+        ({"sparsity.end_step": 5000}, "sparsity.end_step", "config.steps = 1000"),
+        ({"sparsity.extra_windows": ((400, 600),)}, "sparsity.extra_windows", "ascending"),
+        ({"sparsity.extra_windows": ((600, 1600),)}, "sparsity.extra_windows", "config.steps"),
+        ({"sparsity.selection": "slices"}, "sparsity.clusters", "m / 4 = 4"),
+        ({"sparsity.columns": "exhaustive", "sparsity.m": 64}, "sparsity.columns", "norm"),
+        ({"sparsity.implementation": "cuda"}, "sparsity.implementation", "reference, hopper, triton"),
+        ({"sparsity.refresh_every": 0}, "sparsity.refresh_every", "positive"),
+        ({"model.heads": 3}, "model.heads", "must divide model.dim = 256"),
+        ({"model.heads": 0}, "model.heads", "positive"),
+        ({"model.heads": 256, "model.kv_heads": 256}, "model.heads", "even"),
+        ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
+        ({"model.vocab_size": 2**32}, "model.vocab_size", "int32"),
+        ({"model.activation": "swiglu"}, "sparsity.recipe", "squared_relu"),
+        ({"model.dtype": "float64"}, "model.dtype", "float32, bfloat16"),
+        ({"steps": 0}, "steps", "positive"),
+        ({"optimizer.schedule": "wsd"}, "optimizer.decay_steps", "1..900"),
+        ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
+        ({"mesh.data": 8}, "mesh.data", "one device"),
+    ],
+)
+def test_bad_value_is_refused_by_name(changes, key, words):
+    with pytest.raises(ConfigError) as error:
+        config_lib.parse(venom(**changes))
+    message = str(error.value)
+    assert message.startswith(f"config.{key} = ")
+    assert words in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "group, key, words",
+    [(None, "sedd", "did you mean seed"), ("sparsity", "recipes", "did you mean sparsity.recipe")],
+)
+def test_unknown_key_is_refused_with_the_nearest_one(group, key, words):
+    d = config_lib.default()
+    with d.unlocked():
+        (d[group] if group else d)[key] = 1
+    with pytest.raises(ConfigError, match=words):
+        config_lib.parse(d)
+
+
+def test_wrong_type_is_refused():
+    d = config_lib.to_dict(Config())
+    d["model"]["layers"] = "four"
+    with pytest.raises(ConfigError, match=r"model\.layers = .four.: must be of type int"):
+        config_lib.parse(ml_collections.ConfigDict(d))
+
+
+@pytest.mark.parametrize("decay", [None, 1e-4])
+def test_optional_mask_decay(decay):
+    d = config_lib.default()
+    d.sparsity.recipe = "fst"
+    if decay is not None:
+        d.sparsity.mask_decay = decay
+    assert config_lib.parse(d).sparsity.mask_decay == decay
+
+
+def test_windows_decide_the_phase():
+    config = config_lib.parse(venom(**{"sparsity.extra_windows": ((600, 700),)}))
+    phases = [config.phase(step) for step in (0, 99, 100, 499, 500, 599, 600, 699, 700, 999)]
+    assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense", "sparse", "sparse", "dense", "dense"]
+
+
+@pytest.mark.parametrize("start, end", [(0, 1000), (0, 0), (300, 300)])
+def test_sparse_may_be_all_or_nothing(start, end):
+    config = config_lib.parse(venom(**{"sparsity.start_step": start, "sparsity.end_step": end}))
+    sparse = sum(config.phase(step) == "sparse" for step in range(config.steps))
+    assert sparse == end - start
+
+
+def test_dense_recipe_has_no_windows():
+    config = dataclasses.replace(Config(), sparsity=config_lib.SparsityConfig(start_step=10, end_step=20))
+    assert config.phase(15) == "dense"
+
+
+def test_windows_can_be_given_on_the_command_line(monkeypatch):
+    from absl import flags
+
+    argv = ["program", "--config.sparsity.extra_windows=((600, 700),)", "--config.steps=2000"]
+    monkeypatch.setattr("sys.argv", argv)  # where ml_collections looks for overrides
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", venom(), flag_values=values)
+    values(argv)
+    config = config_lib.parse(values["config"].value)
+    assert config.sparsity.windows == ((100, 500), (600, 700))
+    assert config.steps == 2000
