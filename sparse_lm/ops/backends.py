@@ -1,0 +1,111 @@
+"""Which implementation of an op runs.
+
+A backend is a module with one function per op that it implements, of the op's name and arguments
+less `implementation`. It refuses what it cannot run with `NotImplementedError(reason)`. A caller who
+names a backend gets that one or the refusal; a caller who names none gets the best one that does not
+refuse, and the log says once why a better one was passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+_MODULES = {
+    "hopper": "sparse_lm.ops.hopper",
+    "triton": "sparse_lm.ops.triton",
+    "reference": "sparse_lm.ops.reference",
+}
+_BEST_FIRST = tuple(_MODULES)
+NAMES = ("reference", "hopper", "triton")
+
+_log = logging.getLogger(__name__)
+_recorders: list[dict[str, set[str]]] = []
+
+
+def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+    """Runs `op`.
+
+    Raises:
+      ValueError: no backend of that name.
+      NotImplementedError: the named backend lacks the op, or cannot run it on this machine or on
+        these arguments.
+    """
+    if implementation is not None:
+        return _run(op, implementation, args, kwargs)
+    for name in _BEST_FIRST[:-1]:
+        try:
+            return _run(op, name, args, kwargs)
+        except NotImplementedError as refusal:
+            _log_once(str(refusal))
+    return _run(op, "reference", args, kwargs)
+
+
+@contextlib.contextmanager
+def record() -> Iterator[dict[str, set[str]]]:
+    """Collects {op: names of the backends that ran it} from what is traced inside the context.
+
+    A start-up table is `with record() as used: jax.eval_shape(step, ...)`.
+    """
+    used: dict[str, set[str]] = {}
+    _recorders.append(used)
+    try:
+        yield used
+    finally:
+        _recorders.remove(used)
+
+
+def unavailable(name: str) -> str | None:
+    """Why this machine cannot run a backend, or None if it can.
+
+    Raises:
+      ValueError: no backend of that name.
+    """
+    if name not in _MODULES:
+        raise ValueError(f"implementation = {name!r} must be one of {', '.join(NAMES)}")
+    if name == "reference":
+        return None
+    device = jax.devices()[0]
+    if not device.device_kind.startswith("NVIDIA"):
+        return f"needs an NVIDIA GPU; this process runs on {device.device_kind}"
+    major = int(device.compute_capability.split(".")[0])
+    if name == "hopper" and major != 9:
+        return f"needs compute capability 9.x; {device.device_kind} has {device.compute_capability}"
+    if name == "triton" and major < 8:
+        return f"needs compute capability 8.0 or newer; {device.device_kind} has {device.compute_capability}"
+    try:
+        importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        return f"cannot be imported: {error}"
+    return None
+
+
+def _run(op: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    try:
+        result = _function(op, name)(*args, **kwargs)
+    except NotImplementedError as refusal:
+        raise NotImplementedError(f"{name} passed over for {op}: {refusal}") from refusal
+    for used in _recorders:
+        used.setdefault(op, set()).add(name)
+    return result
+
+
+def _function(op: str, name: str) -> Callable[..., Any]:
+    reason = unavailable(name)
+    if reason is not None:
+        raise NotImplementedError(reason)
+    function = vars(importlib.import_module(_MODULES[name])).get(op)
+    if function is None:
+        raise NotImplementedError(f"has no {op}")
+    return function
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    _log.info(message)

@@ -1,0 +1,102 @@
+"""Dense values to compressed form at positions that are given: what every selection ends with."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
+from sparse_lm.ops.select import magnitude_rank, split_groups, take_pairs, top_two
+
+
+def compress_24(
+    x: Array, mask: Array, axis: int = -1, *, scale: ArrayLike = 1.0, dtype: DTypeLike | None = None
+) -> Sparse24:
+    """Compressed form of `where(mask, scale * x, 0)`.
+
+    Args:
+      x: [M, K] float.
+      mask: [M, K] bool, at most two True in each group of four along `axis`; of more, the two lowest
+        are kept. A group with fewer is filled up with zeros at its lowest free positions.
+      axis: -1, or 0 for the compressed form of the transpose.
+      scale: multiplies the kept values, in float32.
+      dtype: of the values; that of x by default.
+
+    Returns:
+      Sparse24 [M, K]; [K, M] for axis 0.
+    """
+    if axis == 0:
+        x, mask = x.T, mask.T
+    padded = pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32))
+    first, second = top_two([lane.astype(jnp.int32) for lane in split_groups(pad_to_tiles(mask))])
+    values = (take_pairs(split_groups(padded), first, second) * scale).astype(dtype or x.dtype)
+    return Sparse24(values, pack_metadata(first, second), x.shape)
+
+
+def condense(x: Array, columns: Array, v: int) -> Array:
+    """The columns that each block of v rows keeps.
+
+    Args:
+      x: [M, K].
+      columns: int32 [ceil(M / v), Kc]; K stands for a column of zeros.
+      v: rows of a block.
+
+    Returns:
+      [M, Kc].
+    """
+    rows, width = x.shape
+    blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width)
+    condensed = jnp.take_along_axis(blocks, columns[:, None, :], axis=2, mode="fill", fill_value=0)
+    return condensed.reshape(-1, columns.shape[1])[:rows]
+
+
+def compress_venom(
+    condensed: Array,
+    columns: Array,
+    shape: tuple[int, int],
+    v: int,
+    m: int,
+    *,
+    like: SparseVenom | None = None,
+    dtype: DTypeLike | None = None,
+) -> SparseVenom:
+    """V:2:M form of a matrix whose columns are already condensed.
+
+    Args:
+      condensed: [M, Kc] float, Kc = 4 K / m.
+      columns: int32 [ceil(M / v), Kc], the column that each condensed column of a block is.
+      shape: (M, K) of the matrix.
+      v: rows of a block: divides 64 or is a multiple of it.
+      m: columns of a group.
+      like: keep the positions of this one instead of each group's two largest magnitudes.
+      dtype: of the values; that of `condensed` by default.
+    """
+    check_block(v)
+    padded = _pad(condensed.astype(jnp.float32), max(v, TILE), TILE)
+    if like is None:
+        first, second = top_two([magnitude_rank(lane) for lane in split_groups(padded)])
+        metadata = pack_metadata(first, second)
+    else:
+        first, second = unpack_metadata(like.metadata)
+        metadata = like.metadata
+    values = take_pairs(split_groups(padded), first, second).astype(dtype or condensed.dtype)
+    extra = padded.shape[0] // v - columns.shape[0], padded.shape[1] - columns.shape[1]
+    columns = jnp.pad(columns, ((0, extra[0]), (0, extra[1])), constant_values=shape[1])
+    return SparseVenom(values, metadata, columns, shape, v, m)
+
+
+def check_block(v: int) -> None:
+    """Raises ValueError for a number of rows that whole 64-row tiles cannot hold."""
+    if v < 1 or (TILE % v and v % TILE):
+        raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
+
+
+def pad_to_tiles(x: Array) -> Array:
+    """[M, K] to [Mp, Kp], whole 64 x 64 tiles, with zeros."""
+    return _pad(x, TILE, TILE)
+
+
+def _pad(x: Array, row_multiple: int, column_multiple: int) -> Array:
+    rows, columns = x.shape
+    return jnp.pad(x, ((0, -rows % row_multiple), (0, -columns % column_multiple)))

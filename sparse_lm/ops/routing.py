@@ -1,0 +1,230 @@
+"""Tokens to clusters of neurons: clustering, assignment, and the row order that follows from it.
+
+Blocks of consecutive tokens must not choose their neurons together, since a token's neurons would
+then depend on later tokens of its own sequence. Rows are therefore permuted first: shuffled, or
+sorted by a cluster that each token is given alone, at random within a cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from sparse_lm.ops.columns import absolute_columns
+from sparse_lm.ops.select import largest
+
+DISTANCES = ("l2", "cosine")
+_FAR = 1e30  # farther than any centre, nearer than one that is full
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """An order of T tokens in Tp slots, some of which may be padding.
+
+    Attributes:
+      slots: int32 [Tp], the token of each slot; T where padded.
+      position: int32 [T], the slot of each token.
+      block_clusters: int32 [Tp / v], the cluster of each block of v slots, where rows are grouped.
+    """
+
+    slots: Array
+    position: Array
+    block_clusters: Array | None = None
+
+
+def cluster_neurons(
+    w: Array, clusters: int, *, key: Array, balanced: bool, iterations: int = 10, distance: str = "cosine"
+) -> tuple[Array, Array]:
+    """k-means over neurons.
+
+    Args:
+      w: [F, D], one row a neuron.
+      clusters: E, their number.
+      key: PRNG key: which neurons the centres start from.
+      balanced: every cluster has exactly F / E neurons: of all pairs of a neuron and a cluster that
+        still has room, the closest is taken first, as often as there are neurons.
+      iterations: of assignment and update.
+      distance: "l2" or "cosine" (rows and centres have length 1).
+
+    Returns:
+      (centroids float32 [E, D], the means of their neurons; assignment int32 [F]).
+
+    Raises:
+      ValueError: more clusters than neurons, `balanced` and E does not divide F, or an unknown
+        distance.
+    """
+    neurons = w.shape[0]
+    if clusters > neurons or (balanced and neurons % clusters):
+        raise ValueError(f"clusters = {clusters} must {'divide' if balanced else 'be at most'} {neurons}")
+    w = _oriented(w, distance)
+    nearest = _assign_balanced if balanced else _assign
+
+    def improve(state: tuple[Array, Array], _):
+        centroids, _ = state
+        assignment = nearest(_distances(w, centroids))
+        return (_oriented(_means(w, assignment, centroids), distance), assignment), None
+
+    start = w[jax.random.choice(key, neurons, (clusters,), replace=False)]
+    state, _ = lax.scan(improve, (start, jnp.zeros(neurons, jnp.int32)), length=iterations)
+    return state
+
+
+def assign_tokens(x: Array, centroids: Array, distance: str = "l2") -> Array:
+    """The nearest centre of each token, from that token alone.
+
+    Args:
+      x: [T, D].
+      centroids: [E, D].
+      distance: "l2" or "cosine".
+
+    Returns:
+      int32 [T]; of equally near centres the lowest, and 0 for a row that holds a NaN.
+    """
+    return _assign(_distances(_oriented(x, distance), _oriented(centroids, distance)))
+
+
+def _oriented(x: Array, distance: str) -> Array:
+    """Rows whose Euclidean distances order as `distance` does."""
+    x = x.astype(jnp.float32)
+    match distance:
+        case "l2":
+            return x
+        case "cosine":
+            return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+        case _:
+            raise ValueError(f"distance = {distance!r} must be one of {', '.join(DISTANCES)}")
+
+
+def _distances(x: Array, centroids: Array) -> Array:
+    """[T, E] squared Euclidean distances, less |x|^2, which no comparison along a row needs."""
+    return jnp.sum(jnp.square(centroids), axis=-1) - 2 * jnp.dot(x, centroids.T, precision=lax.Precision.HIGHEST)
+
+
+def _assign(distances: Array) -> Array:
+    return jnp.argmin(distances, axis=-1).astype(jnp.int32)
+
+
+def _means(w: Array, assignment: Array, empty: Array) -> Array:
+    """[E, D] mean row of each cluster; that of `empty` where it has none."""
+    member = (assignment == jnp.arange(empty.shape[0])[:, None]).astype(jnp.float32)
+    count = jnp.sum(member, axis=1, keepdims=True)
+    total = jnp.dot(member, w, precision=lax.Precision.HIGHEST)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), empty)
+
+
+def _assign_balanced(distances: Array) -> Array:
+    """Deferred acceptance: every cluster ends with F / E neurons.
+
+    In each round a neuron asks the nearest cluster that has not yet turned it down, and a cluster
+    that is asked by more than it has room for turns down the farthest.
+    """
+    neurons, clusters = distances.shape
+    room = neurons // clusters
+    distances = jnp.where(distances < _FAR, distances, _FAR)
+
+    def ask(turned_down: Array) -> Array:
+        return _assign(jnp.where(turned_down, jnp.inf, distances))
+
+    def round_of_offers(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        turned_down, _ = state
+        asked = ask(turned_down)
+        offered = jnp.take_along_axis(distances, asked[:, None], axis=1)[:, 0]
+        order = jnp.lexsort((offered, asked))
+        first_of_cluster = jnp.searchsorted(asked[order], jnp.arange(clusters))
+        place = jnp.argsort(order) - first_of_cluster[asked]
+        refused = place >= room
+        now_down = turned_down | (refused[:, None] & (asked[:, None] == jnp.arange(clusters)))
+        return now_down, jnp.any(refused)
+
+    start = jnp.zeros((neurons, clusters), bool), jnp.array(True)
+    turned_down, _ = lax.while_loop(lambda state: state[1], round_of_offers, start)
+    return ask(turned_down)
+
+
+def shuffle_rows(tokens: int, key: Array) -> Rows:
+    """All tokens in random order."""
+    slots = jax.random.permutation(key, tokens).astype(jnp.int32)
+    return Rows(slots, _inverse(slots))
+
+
+def sort_rows(assignment: Array, key: Array) -> Rows:
+    """Tokens by cluster, int32 [T], in random order within each."""
+    slots = _by_cluster(assignment, key)
+    return Rows(slots, _inverse(slots))
+
+
+def group_rows(assignment: Array, clusters: int, v: int, key: Array) -> Rows:
+    """Tokens by cluster, in random order within each, every cluster from a multiple of v on.
+
+    Args:
+      assignment: int32 [T], in 0 .. clusters - 1.
+      clusters: E.
+      v: rows of a block: no block holds tokens of two clusters.
+      key: PRNG key.
+
+    Returns:
+      Rows with Tp = the largest multiple of v up to T + E (v - 1), whatever the assignment. Blocks
+      that no cluster needs are padding, and say that they are of the last cluster.
+    """
+    tokens = assignment.shape[0]
+    slot_count = (tokens + clusters * (v - 1)) // v * v
+    order = _by_cluster(assignment, key)
+    edges = jnp.searchsorted(assignment[order], jnp.arange(clusters + 1)).astype(jnp.int32)
+    counts = jnp.diff(edges)
+    ends = jnp.cumsum(-(-counts // v) * v)
+    starts = ends - -(-counts // v) * v
+
+    slot = jnp.arange(slot_count, dtype=jnp.int32)
+    slot_cluster = jnp.minimum(jnp.searchsorted(ends, slot, side="right"), clusters - 1).astype(jnp.int32)
+    offset = slot - starts[slot_cluster]
+    taken = offset < counts[slot_cluster]
+    slots = jnp.where(taken, order[jnp.where(taken, edges[slot_cluster] + offset, 0)], tokens)
+    position = starts[assignment] + _inverse(order) - edges[assignment]
+    return Rows(slots, position, slot_cluster[::v])
+
+
+def permute(x: Array, rows: Rows) -> Array:
+    """[T, ...] in token order to [Tp, ...] in slot order; padded slots are zero."""
+    return x.at[rows.slots].get(mode="fill", fill_value=0)
+
+
+def unpermute(y: Array, rows: Rows) -> Array:
+    """[Tp, ...] in slot order to [T, ...] in token order."""
+    return y[rows.position]
+
+
+def neuron_sets(energy: Array, m: int) -> Array:
+    """The four neurons of each m that a cluster uses most.
+
+    Args:
+      energy: [E, F], not negative.
+      m: neurons of a group: a multiple of 4 that divides F.
+
+    Returns:
+      int32 [E, 4 F / m], ascending.
+    """
+    clusters, neurons = energy.shape
+    return absolute_columns(largest(energy.reshape(clusters, neurons // m, m), 4), m)
+
+
+def slice_sets(neurons: int, clusters: int) -> Array:
+    """int32 [E, F / E]: each cluster's own slice of neurons sorted by cluster."""
+    return jnp.arange(neurons, dtype=jnp.int32).reshape(clusters, neurons // clusters)
+
+
+def expert_load(assignment: Array, clusters: int) -> Array:
+    """float32 [E]: the share of tokens that each cluster has."""
+    return jnp.mean(assignment[:, None] == jnp.arange(clusters), axis=0, dtype=jnp.float32)
+
+
+def _by_cluster(assignment: Array, key: Array) -> Array:
+    shuffled = jax.random.permutation(key, assignment.shape[0]).astype(jnp.int32)
+    return shuffled[jnp.argsort(assignment[shuffled], stable=True)]
+
+
+def _inverse(permutation: Array) -> Array:
+    return jnp.argsort(permutation).astype(jnp.int32)

@@ -1,0 +1,110 @@
+"""Which entries survive: the rules that every selection in `sparse_lm.ops` follows.
+
+Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `sparsify_venom`):
+  order        by magnitude; +0 and -0 are equal, and NaN ranks above inf
+  ties         the lower position wins, so a group of zeros keeps positions 0 and 1
+  magnitude    a kept value keeps its sign, that of a zero included; inf and NaN stay what they are
+  threshold    t = the second smallest magnitude in the same order; a value with |x| = t becomes +0,
+               also when both are inf (three infs in one group); otherwise inf - t = inf, and a kept
+               NaN stays NaN
+  mvue         random; a group of zeros keeps positions 0 and 1, and a group that holds an inf or a
+               NaN gives NaN at positions 0 and 1, because no estimate of it is unbiased
+
+4 x 4 tiles (`transposable_mask`) and exhaustive Venom columns: sums of magnitudes, in which inf,
+NaN and everything over 1e30 count as 1e30; of equal sums the lowest pattern, or the first
+combination in lexicographic order, wins. A tile of zeros has pattern 0; a group of zero columns
+keeps columns 0 to 3.
+
+Venom columns by norm, and neuron sets: sums of squares, ordered as magnitudes are above.
+
+Comparisons and selects only: sorting groups of four is slow on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+_NAN_RANK = 0x7FC00000
+_LARGEST = 1e30
+
+Lanes = Sequence[Array]  # the four members of every group: four arrays of equal shape
+
+
+def split_groups(x: Array) -> list[Array]:
+    """[..., 4 G] to four arrays [..., G]: member 0, 1, 2, 3 of each group."""
+    groups = x.reshape(*x.shape[:-1], -1, 4)
+    return [groups[..., lane] for lane in range(4)]
+
+
+def magnitude_rank(x: Array) -> Array:
+    """int32 that orders as |x| does, with NaN above inf (a float's bits order as its magnitude)."""
+    bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
+    return jnp.where(jnp.isnan(x), _NAN_RANK, bits)
+
+
+def finite_magnitude(x: Array) -> Array:
+    """|x| in float32, at most 1e30, which inf and NaN become: sums of it stay finite."""
+    magnitude = jnp.abs(x.astype(jnp.float32))
+    return jnp.where(magnitude < _LARGEST, magnitude, _LARGEST)
+
+
+def top_two(ranks: Lanes) -> tuple[Array, Array]:
+    """Positions (first < second), uint32, of the two largest of each group; ties to the lower position."""
+    wins = {(i, j): ranks[i] >= ranks[j] for i in range(4) for j in range(i + 1, 4)}
+    beats = [[wins[i, j] if i < j else ~wins[j, i] for j in range(4) if j != i] for i in range(4)]
+    keep = [(a & b) | (a & c) | (b & c) for a, b, c in beats]  # wins two of its three comparisons
+    first = jnp.where(keep[0], jnp.uint32(0), jnp.where(keep[1], jnp.uint32(1), jnp.uint32(2)))
+    second = jnp.where(keep[3], jnp.uint32(3), jnp.where(keep[2], jnp.uint32(2), jnp.uint32(1)))
+    return first, second
+
+
+def take_pairs(lanes: Lanes, first: Array, second: Array) -> Array:
+    """The members of each group at positions first < second: [..., G] lanes to [..., 2 G]."""
+    low = jnp.where(first == 0, lanes[0], jnp.where(first == 1, lanes[1], lanes[2]))
+    high = jnp.where(second == 3, lanes[3], jnp.where(second == 2, lanes[2], lanes[1]))
+    return jnp.stack([low, high], axis=-1).reshape(*low.shape[:-1], -1)
+
+
+def soft_threshold(lanes: Lanes) -> list[Array]:
+    """S(x) = sign(x) max(|x| - t, 0) with t the second smallest magnitude of the group (2409.09099).
+
+    At most two members survive and S is continuous, so the pattern does not flip abruptly.
+
+    Args:
+      lanes: four float32 arrays.
+
+    Returns:
+      Four float32 arrays.
+    """
+    ranks = [magnitude_rank(x) for x in lanes]
+    low, high = jnp.minimum(ranks[0], ranks[1]), jnp.maximum(ranks[0], ranks[1])
+    other_low, other_high = jnp.minimum(ranks[2], ranks[3]), jnp.maximum(ranks[2], ranks[3])
+    second_smallest = jnp.minimum(jnp.maximum(low, other_low), jnp.minimum(high, other_high))
+    threshold = lax.bitcast_convert_type(second_smallest, jnp.float32)
+    return [
+        jnp.where(rank <= second_smallest, jnp.where(rank == _NAN_RANK, x, 0.0), x - jnp.copysign(threshold, x))
+        for x, rank in zip(lanes, ranks, strict=True)
+    ]
+
+
+def largest(energy: Array, count: int) -> Array:
+    """Positions of the `count` largest along the last axis, ascending.
+
+    Args:
+      energy: [..., m] float, not negative. Ties go to the lower position; NaN ranks above inf.
+      count: at most m.
+
+    Returns:
+      [..., count] int32.
+    """
+    size = energy.shape[-1]
+    rank, position = magnitude_rank(energy), jnp.arange(size)
+    mine, other = rank[..., :, None], rank[..., None, :]
+    beaten_by = (other > mine) | ((other == mine) & (position < position[:, None]))
+    keep = jnp.sum(beaten_by, axis=-1) < count
+    slot = jnp.cumsum(keep, axis=-1) - 1  # of a kept position, in ascending order
+    chosen = keep[..., None, :] & (slot[..., None, :] == jnp.arange(count)[:, None])
+    return jnp.sum(jnp.where(chosen, position, 0), axis=-1, dtype=jnp.int32)

@@ -1,0 +1,126 @@
+"""Dense matrices to compressed sparse ones. `sparse_lm.ops.select` holds the rules of selection."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+
+from sparse_lm.ops import backends
+from sparse_lm.ops.columns import CHOICES
+from sparse_lm.ops.compress import check_block, compress_24
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.select import soft_threshold, split_groups
+from sparse_lm.ops.transposable import transposable_mask
+
+METHODS = ("magnitude", "soft_threshold", "mvue")
+
+
+def sparsify_24(
+    x: Array,
+    method: str = "soft_threshold",
+    axis: int = -1,
+    *,
+    scale: ArrayLike = 1.0,
+    dtype: DTypeLike | None = None,
+    key: Array | None = None,
+    implementation: str | None = None,
+) -> Sparse24:
+    """2:4 form of a matrix: at most two of each group of four along `axis`.
+
+    Args:
+      x: [M, K] float; K need not be a multiple of 4.
+      method: "magnitude" keeps the two largest; "soft_threshold" shrinks them by the second smallest
+        (2409.09099); "mvue" draws two at random so that the expectation is x (2203.10991).
+      axis: -1, or 0 for the compressed form of the transpose, grouped along M.
+      scale: multiplies the kept values; a number or a scalar array.
+      dtype: of the values; that of x by default. Computed in float32 and rounded once.
+      key: PRNG key, for "mvue".
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      Sparse24 [M, K]; [K, M] for axis 0.
+
+    Raises:
+      ValueError: not a matrix, unknown method or axis, or "mvue" without a key.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check_matrix(x)
+    if method not in METHODS:
+        raise ValueError(f"method = {method!r} must be one of {', '.join(METHODS)}")
+    if axis not in (-1, 0):
+        raise ValueError(f"axis = {axis} must be -1 or 0")
+    if method == "mvue" and key is None:
+        raise ValueError("method = 'mvue' draws at random: key must be given")
+    return backends.dispatch(
+        "sparsify_24", implementation, x, method, axis, scale=scale, dtype=dtype or x.dtype, key=key
+    )
+
+
+def sparsify_24_tiles(x: Array, dtype: DTypeLike | None = None) -> tuple[Sparse24, Sparse24]:
+    """2:4 forms of x and of its transpose from one selection of 4 x 4 tiles.
+
+    Args:
+      x: [M, K] float.
+      dtype: of the values; that of x by default.
+
+    Returns:
+      (Sparse24 [M, K], Sparse24 [K, M]) of the same masked matrix.
+    """
+    mask = transposable_mask(x)
+    return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
+
+
+def soft_threshold_scale(w: Array, axis: int = -1) -> Array:
+    """The scale that brings S(w) closest to w in the least-squares sense: <w, S> / <S, S> (2409.09099).
+
+    Args:
+      w: [M, K] float.
+      axis: along which the groups of four run, -1 or 0.
+
+    Returns:
+      float32 scalar; 1 when S(w) is zero.
+    """
+    _check_matrix(w)
+    if axis == 0:
+        w = w.T
+    lanes = split_groups(jnp.pad(w.astype(jnp.float32), ((0, 0), (0, -w.shape[1] % 4))))
+    thresholded = soft_threshold(lanes)
+    overlap = sum(jnp.sum(x * s) for x, s in zip(lanes, thresholded, strict=True))
+    energy = sum(jnp.sum(s * s) for s in thresholded)
+    return jnp.where(energy == 0, 1.0, overlap / jnp.where(energy == 0, 1.0, energy))
+
+
+def sparsify_venom(
+    x: Array,
+    v: int = 128,
+    m: int = 16,
+    *,
+    columns: str = "norm",
+    dtype: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> SparseVenom:
+    """V:2:M form of a matrix (2310.02065): v rows share four of every m columns, each keeps two of those.
+
+    Args:
+      x: [M, K] float.
+      v: rows of a block: divides 64 or is a multiple of it.
+      m: columns of a group: a multiple of 4 that divides K.
+      columns: how the four are chosen, "norm" or "exhaustive"; see `venom_columns`.
+      dtype: of the values; that of x by default.
+      implementation: backend that must run this; the best one by default.
+
+    Raises:
+      ValueError: not a matrix, or v, m or columns is not allowed.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check_matrix(x)
+    check_block(v)
+    if columns not in CHOICES:
+        raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
+    return backends.dispatch("sparsify_venom", implementation, x, v, m, columns=columns, dtype=dtype or x.dtype)
+
+
+def _check_matrix(x: Array) -> None:
+    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"a matrix of floats is wanted, not {x.dtype}{list(x.shape)}; use vmap for a stack of them")
