@@ -1,0 +1,113 @@
+"""FLOPs of a training step, and what share of the chip's peak they come to.
+
+Conventions. A multiply-add is two FLOPs. Counted are the matrix products of the forward pass and,
+at twice the forward, of the backward; nothing for recomputation (remat), element-wise work, norms,
+the optimizer, or the embedding look-up, which is a gather. So per token a dense step costs 6 N for
+the N weights that multiply (attention projections, FFN, unembedding: also when it is tied to the
+embedding), plus 6 times the multiply-adds of attention's two score products. Attention is causal:
+a query meets (seq_len + 1) / 2 keys on average, and only those count. (Counting all seq_len of them,
+as 2204.02311 does, would about double that term.)
+
+Two utilisations, each with its own denominator:
+
+- `mfu`, dense-equivalent: the dense model's FLOPs over the chip's *dense* peak, whatever ran. Sparse
+  steps may well exceed what dense ones can reach; that is the point of the number.
+- `executed_utilisation`: the FLOPs that the sparse plan leaves, over the chip's *sparse* peak, which
+  is twice the dense one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+
+from sparse_lm.config import Config, ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """FLOP/s of one chip for bfloat16 products with float32 accumulation, at boost clock."""
+
+    dense: float
+
+    @property
+    def sparse(self) -> float:
+        """2:4 doubles the rate of every tensor core listed here; the zeros it skips count as work."""
+        return 2 * self.dense
+
+
+# By JAX's `device_kind`, which is the driver's product name. Data sheets print the sparse rate in
+# large type ("1,979 teraFLOPS, with sparsity"); these are the dense ones.
+_A100 = Peak(312e12)  # A100 Tensor Core GPU data sheet, all form factors
+_H100_SXM = Peak(989e12)  # H100 Tensor Core GPU data sheet, 1,979 with sparsity
+PEAKS: dict[str, Peak] = {
+    "NVIDIA A100-SXM4-40GB": _A100,
+    "NVIDIA A100-SXM4-80GB": _A100,
+    "NVIDIA A100-PCIE-40GB": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "NVIDIA A10": Peak(125e12),  # A10 data sheet
+    "NVIDIA A10G": Peak(70e12),  # A10G data sheet
+    "NVIDIA A30": Peak(165e12),  # A30 data sheet
+    "NVIDIA A40": Peak(149.7e12),  # A40 data sheet
+    "NVIDIA RTX A6000": Peak(154.8e12),  # Ampere GA102 white paper, appendix
+    "NVIDIA GeForce RTX 3090": Peak(71e12),  # Ampere GA102 white paper: half rate with fp32 accumulation
+    "NVIDIA L4": Peak(121e12),  # L4 data sheet, 242 with sparsity
+    "NVIDIA L40": Peak(181e12),  # L40 data sheet
+    "NVIDIA L40S": Peak(362e12),  # L40S data sheet
+    "NVIDIA RTX 6000 Ada Generation": Peak(364.2e12),  # Ada white paper, appendix
+    "NVIDIA GeForce RTX 4090": Peak(165.2e12),  # Ada white paper, appendix: fp32 accumulation
+    "NVIDIA H100 80GB HBM3": _H100_SXM,
+    "NVIDIA H100 PCIe": Peak(756e12),  # H100 PCIe data sheet, 1,513 with sparsity
+    "NVIDIA H100 NVL": Peak(835e12),  # H100 data sheet, 1,671 with sparsity
+    "NVIDIA H200": _H100_SXM,  # H200 data sheet: the same die as the H100 SXM
+    "NVIDIA H200 NVL": Peak(835e12),  # H200 data sheet, 1,671 with sparsity
+    "NVIDIA GH200 480GB": _H100_SXM,  # GH200 data sheet, 1,979 with sparsity
+    "NVIDIA B200": Peak(2250e12),  # Blackwell architecture brief (HGX B200), 4,500 with sparsity
+}
+
+
+def dense_flops_per_token(config: Config) -> float:
+    """FLOPs of a dense training step, per token."""
+    return _outside_ffn(config) + _dense_ffn(config.model)
+
+
+def executed_flops_per_token(config: Config, relative_work: Mapping[str, float]) -> float:
+    """FLOPs of a training step under a sparse plan, per token.
+
+    Args:
+      config: the run.
+      relative_work: of each FFN product, the share of its dense FLOPs; see `GemmPlan.relative_work`.
+    """
+    share = statistics.fmean(relative_work.values())  # the products are equally large when dense
+    return _outside_ffn(config) + share * _dense_ffn(config.model)
+
+
+def mfu(config: Config, tokens_per_second: float, device_kind: str) -> float | None:
+    """Dense-equivalent model FLOPs utilisation of one device, or None where its peak is not known."""
+    if device_kind not in PEAKS:
+        return None
+    return tokens_per_second * dense_flops_per_token(config) / PEAKS[device_kind].dense
+
+
+def executed_utilisation(
+    config: Config, relative_work: Mapping[str, float], tokens_per_second: float, device_kind: str
+) -> float | None:
+    """Executed FLOPs over the sparse peak of one device, or None where its peak is not known."""
+    if device_kind not in PEAKS:
+        return None
+    return tokens_per_second * executed_flops_per_token(config, relative_work) / PEAKS[device_kind].sparse
+
+
+def _outside_ffn(config: Config) -> float:
+    """Forward and backward of attention and the unembedding, per token."""
+    model = config.model
+    projections = 2 * model.dim * (model.heads + model.kv_heads) * model.head_dim  # query, output; key, value
+    scores = 2 * model.heads * model.head_dim * (config.seq_len + 1) / 2  # queries x keys; weights x values
+    return 6 * (model.layers * (projections + scores) + model.vocab_size * model.dim)
+
+
+def _dense_ffn(model: ModelConfig) -> float:
+    """Forward and backward of the FFN's matrices, per token: three with a gate, else two."""
+    matrices = 3 if model.activation == "swiglu" else 2
+    return 6 * model.layers * matrices * model.ffn_dim * model.dim

@@ -1,0 +1,101 @@
+"""A run's metrics on disk: metrics.jsonl for programs, TensorBoard event files for eyes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+import tensorboardX
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl` and `tensorboard/` of a workdir.
+
+    A resumed run repeats the steps since its checkpoint. What an earlier process wrote about them is
+    dropped first, so that each step has one line, and a run that was killed leaves the same trace as
+    one that was not.
+
+    Args:
+      workdir: an existing directory.
+      resume_step: the first step that will be written; lines from this step on are dropped.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, resume_step: int = 0):
+        lines = Path(workdir, "metrics.jsonl")
+        _drop_from(lines, resume_step)
+        self._lines = lines.open("a", encoding="utf-8")
+        self._events = tensorboardX.SummaryWriter(
+            str(Path(workdir, "tensorboard")), purge_step=resume_step, flush_secs=10
+        )
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Writes one step. The JSON line is on its way to disk at return, events some seconds later.
+
+        Args:
+          step: becomes the line's "step".
+          metrics: by name, a number, string, None, or array of any rank (device arrays are fetched
+            here, all at once). NaN and infinities become null, which JSON has and TensorBoard skips.
+            TensorBoard gets scalars, and vectors as one scalar per entry ("name/0", "name/1", ...);
+            strings and arrays of higher rank are in the JSON lines only.
+        """
+        values = jax.device_get(dict(metrics))
+        self._lines.write(to_json({"step": step, **values}) + "\n")
+        self._lines.flush()
+        for name, value in values.items():
+            for tag, scalar in _scalars(name, _plain(value)):
+                self._events.add_scalar(tag, scalar, step)
+
+    def close(self) -> None:
+        self._lines.close()
+        self._events.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def to_json(values: Mapping[str, Any]) -> str:
+    """One JSON object on one line; numbers, strings, None and arrays, NaN and infinities as null."""
+    return json.dumps({name: _plain(value) for name, value in values.items()}, allow_nan=False)
+
+
+def _drop_from(path: Path, step: int) -> None:
+    """Rewrites a JSONL file without its lines of `step` and later, and without a last line cut short.
+
+    The new file takes the old one's place in one rename: a kill leaves the one or the other.
+    """
+    if not path.exists():
+        return
+    rewritten = path.with_suffix(".jsonl.tmp")
+    with path.open(encoding="utf-8") as old, rewritten.open("w", encoding="utf-8") as new:
+        new.writelines(line for line in old if line.endswith("\n") and json.loads(line)["step"] < step)
+        new.flush()
+        os.fsync(new.fileno())
+    rewritten.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON has it."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _scalars(name: str, value: Any) -> list[tuple[str, float]]:
+    """(tag, value) for all that TensorBoard can plot in `value`."""
+    entries = enumerate(value) if isinstance(value, list) else []
+    tagged = [(name, value), *((f"{name}/{index}", entry) for index, entry in entries)]
+    return [(tag, scalar) for tag, scalar in tagged if isinstance(scalar, (bool, int, float))]

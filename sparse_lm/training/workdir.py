@@ -1,0 +1,95 @@
+"""A run's directory, and the configuration that it keeps so that later commands need no other."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import ml_collections
+from flax.traverse_util import flatten_dict
+
+from sparse_lm.config import Config, ConfigError, parse, to_dict
+
+_logger = logging.getLogger(__name__)
+
+RESUMABLE_CHANGES = frozenset(
+    {
+        "steps",  # the learning-rate schedule then follows the new end
+        "log_every",
+        "eval_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "data.cache_dir",
+        "data.eval_windows",
+        "model.remat",
+        "model.loss_chunk",
+        "optimizer.max_skipped_steps",
+        "sparsity.implementation",
+    }
+)
+"""Keys that may differ between a run and its resumption: they do not change what is trained."""
+
+
+class WorkdirError(ValueError):
+    """A workdir that cannot be written, or does not hold what was asked of it."""
+
+    def __init__(self, workdir: str | os.PathLike, reason: str):
+        super().__init__(f"--workdir={os.fspath(workdir)}: {reason}")
+
+
+def make_workdir(workdir: str | os.PathLike) -> Path:
+    """The directory, made if need be.
+
+    Raises:
+      WorkdirError: it cannot be made or written.
+    """
+    try:
+        Path(workdir).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=workdir).close()
+    except OSError as error:
+        raise WorkdirError(workdir, f"cannot be written: {error.strerror}") from error
+    return Path(workdir)
+
+
+def save_config(workdir: str | os.PathLike, config: Config) -> None:
+    """Writes config.json, in one rename."""
+    path = Path(workdir, "config.json")
+    written = path.with_suffix(".json.tmp")
+    written.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    written.replace(path)
+
+
+def load_config(workdir: str | os.PathLike) -> Config:
+    """The configuration that a workdir's run was started or last resumed with.
+
+    Raises:
+      WorkdirError: there is no run in this directory.
+      ConfigError: it has keys or values that this version does not allow.
+    """
+    path = Path(workdir, "config.json")
+    if not path.exists():
+        raise WorkdirError(workdir, "holds no run (no config.json)")
+    return parse(ml_collections.ConfigDict(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
+    """Refuses to resume a run with a configuration that would train something else.
+
+    Changes in `RESUMABLE_CHANGES` are logged. A workdir without a run takes any configuration.
+
+    Raises:
+      ConfigError: naming the key and both values.
+    """
+    if not Path(workdir, "config.json").exists():
+        return
+    before, now = (flatten_dict(to_dict(c), sep=".") for c in (load_config(workdir), config))
+    for key, value in now.items():
+        if value == before[key]:
+            continue
+        if key not in RESUMABLE_CHANGES:
+            reason = f"the run in {os.fspath(workdir)} has {before[key]!r}; use that, or another --workdir"
+            raise ConfigError(key, value, reason)
+        _logger.warning("resuming with config.%s = %r (was %r)", key, value, before[key])
