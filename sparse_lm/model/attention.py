@@ -1,0 +1,116 @@
+"""Causal self-attention with rotary positions (2104.09864) and grouped key-value heads (2305.13245).
+
+Axes: B sequences, S positions, C positions of a cache, D model width, N query heads, K key-value
+heads, H head width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from sparse_lm.config import ModelConfig
+from sparse_lm.model import initializers
+
+ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
+
+
+class KVCache(NamedTuple):
+    """Keys (rotated) and values of earlier positions, [B, C, K, H] each; a model's have a leading axis of layers."""
+
+    keys: Array
+    values: Array
+
+
+class Attention(nnx.Module):
+    """Projections `q` [N H, D], `k` and `v` [K H, D], `o` [D, N H], all float32 and without bias.
+
+    They have the layout of `torch.nn.Linear`, and heads rotate as in Hugging Face's Llama, so that
+    weights move between the two by plain copies.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q = nnx.Param(initializers.matrix(rngs.params(), width, config.dim))
+        self.k = nnx.Param(initializers.matrix(rngs.params(), kv_width, config.dim))
+        self.v = nnx.Param(initializers.matrix(rngs.params(), kv_width, config.dim))
+        self.o = nnx.Param(initializers.residual_matrix(rngs.params(), config.dim, width, config.layers))
+
+    def __call__(self, x: Array) -> Array:
+        """Whole sequences: [B, S, D] -> [B, S, D]."""
+        q, k, v = self._project(x, positions=jnp.arange(x.shape[1]))
+        return self._output(causal_attention(q, k, v))
+
+    def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
+        """The positions start .. start + S - 1 of sequences whose earlier positions are cached.
+
+        Args:
+          x: [B, S, D].
+          cache: filled up to `start`; what it holds from there on is overwritten or not attended to.
+          start: int32[].
+
+        Returns:
+          [B, S, D], and the cache filled up to start + S.
+        """
+        positions = start + jnp.arange(x.shape[1])
+        q, k, v = self._project(x, positions)
+        cache = KVCache(
+            lax.dynamic_update_slice_in_dim(cache.keys, k, start, axis=1),
+            lax.dynamic_update_slice_in_dim(cache.values, v, start, axis=1),
+        )
+        visible = jnp.arange(cache.keys.shape[1]) <= positions[:, None]  # [S, C]
+        heads = jax.nn.dot_product_attention(q, cache.keys, cache.values, mask=visible[None, None])
+        return self._output(heads), cache
+
+    def _project(self, x: Array, positions: Array) -> tuple[Array, Array, Array]:
+        """Queries [B, S, N, H], keys and values [B, S, K, H], the first two rotated."""
+
+        def heads(weight: nnx.Param) -> Array:
+            return (x @ weight[...].astype(x.dtype).T).reshape(*x.shape[:2], -1, self.config.head_dim)
+
+        theta = self.config.rope_theta
+        return rotate(heads(self.q), positions, theta), rotate(heads(self.k), positions, theta), heads(self.v)
+
+    def _output(self, heads: Array) -> Array:
+        """[B, S, N, H] -> [B, S, D]."""
+        return heads.reshape(*heads.shape[:2], -1) @ self.o[...].astype(heads.dtype).T
+
+
+def causal_attention(q: Array, k: Array, v: Array) -> Array:
+    """softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H]."""
+    if attention_implementation(q.dtype) == "cudnn":
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    heads = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
+    return checkpoint_name(heads, ATTENTION_OUTPUT)
+
+
+def attention_implementation(dtype: jnp.dtype) -> str:
+    """ "cudnn" (flash attention) for half precision on a GPU, "xla" for all else."""
+    half = dtype in (jnp.bfloat16, jnp.float16)
+    return "cudnn" if half and jax.default_backend() == "gpu" else "xla"
+
+
+def rotate(x: Array, positions: Array, theta: float) -> Array:
+    """Rotary position embedding, the two halves of a head as real and imaginary parts.
+
+    Args:
+      x: [B, S, heads, H].
+      positions: int32[S].
+      theta: dimension i of H / 2 turns by theta^(-2 i / H) a position.
+
+    Returns:
+      [B, S, heads, H] in the dtype of x; computed in float32.
+    """
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[:, None, None].astype(jnp.float32) * frequencies  # [S, 1, H / 2]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    real, imaginary = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([real * cos - imaginary * sin, imaginary * cos + real * sin], axis=-1)
+    return rotated.astype(x.dtype)

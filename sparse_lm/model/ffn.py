@@ -1,0 +1,60 @@
+"""The two feed-forward networks: squared ReLU, whose products may be sparse, and SwiGLU, dense, for baselines.
+
+Every matrix is neuron-major, [F, D]: what belongs to a neuron is one contiguous row in each.
+"""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+from jax import Array
+
+from sparse_lm.config import ModelConfig
+from sparse_lm.model import initializers
+from sparse_lm.ops.ffn import FfnVariables, feed_forward
+from sparse_lm.ops.plan import DENSE, GemmPlan
+
+
+class SquaredReluFfn(nnx.Module):
+    """relu(x up^T)^2 down (2109.08668): `up` and `down` f32[F, D]."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.up = nnx.Param(initializers.matrix(rngs.params(), config.ffn_dim, config.dim))
+        self.down = nnx.Param(_down(config, rngs))
+
+    def __call__(
+        self, x: Array, variables: FfnVariables, key: Array | None, *, plan: GemmPlan, implementation: str | None
+    ) -> tuple[Array, dict[str, Array]]:
+        """[T, D] -> [T, D] and statistics: `ops.ffn.feed_forward`."""
+        weights = self.up[...], self.down[...]
+        return feed_forward(x, *weights, variables, key, plan=plan, implementation=implementation)
+
+
+class SwiGluFfn(nnx.Module):
+    """(silu(x gate^T) * x up^T) down (2002.05202): `gate`, `up` and `down` f32[F, D]."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.gate = nnx.Param(initializers.matrix(rngs.params(), config.ffn_dim, config.dim))
+        self.up = nnx.Param(initializers.matrix(rngs.params(), config.ffn_dim, config.dim))
+        self.down = nnx.Param(_down(config, rngs))
+
+    def __call__(
+        self, x: Array, variables: FfnVariables, key: Array | None, *, plan: GemmPlan, implementation: str | None
+    ) -> tuple[Array, dict[str, Array]]:
+        """[T, D] -> [T, D] and no statistics.
+
+        Raises:
+          ValueError: the plan is not dense.
+        """
+        if plan != DENSE:
+            raise ValueError("SwiGLU has no sparse products: its plan must be DENSE")
+        gate, up, down = (w[...].astype(x.dtype) for w in (self.gate, self.up, self.down))
+        return jax.nn.silu(x @ gate.T) * (x @ up.T) @ down, {}
+
+
+FFNS = {"squared_relu": SquaredReluFfn, "swiglu": SwiGluFfn}
+"""By `ModelConfig.activation`."""
+
+
+def _down(config: ModelConfig, rngs: nnx.Rngs) -> Array:
+    return initializers.residual_matrix(rngs.params(), config.dim, config.ffn_dim, config.layers).T

@@ -1,0 +1,166 @@
+"""A Llama (2302.13971): pre-norm transformer layers with RMSNorm, rotary attention and an FFN.
+
+Axes: B sequences, S positions, D model width, V vocabulary, L layers, F neurons, T = B S tokens.
+
+The parameters of all layers are stacked on a leading axis L, and a scan runs one layer after the
+other, so that one layer is compiled. Parameters are float32; a layer casts them to the dtype of the
+computation where it reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from sparse_lm.config import ModelConfig
+from sparse_lm.model import initializers
+from sparse_lm.model.attention import Attention, KVCache
+from sparse_lm.model.embedding import Embedding, unembed
+from sparse_lm.model.ffn import FFNS
+from sparse_lm.model.remat import remat
+from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.plan import DENSE, GemmPlan
+
+Params = dict[str, Any]
+"""Parameters as nested dicts of f32 arrays:
+
+    embed/embedding [V, D]    norm [D]    unembed [V, D] (absent if tied to the embedding)
+    layers/attention_norm [L, D]    layers/attention/{q, k, v, o} [L, outputs, inputs]
+    layers/ffn_norm [L, D]          layers/ffn/{up, down} and, for SwiGLU, gate [L, F, D]
+"""
+
+
+class Layer(nnx.Module):
+    """x + attention(norm(x)), then x + ffn(norm(x))."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.attention_norm = nnx.Param(jnp.ones(config.dim))
+        self.attention = Attention(config, rngs)
+        self.ffn_norm = nnx.Param(jnp.ones(config.dim))
+        self.ffn = FFNS[config.activation](config, rngs)
+
+    def __call__(
+        self, x: Array, variables: FfnVariables, key: Array | None, *, plan: GemmPlan, implementation: str | None
+    ) -> tuple[Array, dict[str, Array]]:
+        """[B, S, D] -> [B, S, D] and the FFN's statistics."""
+        x = x + self.attention(self._norm(x, self.attention_norm))
+        return self._add_ffn(x, variables, key, plan=plan, implementation=implementation)
+
+    def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
+        """The next positions of cached sequences, with a dense FFN; see `Attention.extend`."""
+        attended, cache = self.attention.extend(self._norm(x, self.attention_norm), cache, start)
+        x, _ = self._add_ffn(x + attended, FfnVariables(), None, plan=DENSE, implementation=None)
+        return x, cache
+
+    def _add_ffn(self, x, variables, key, *, plan, implementation):
+        tokens = self._norm(x, self.ffn_norm).reshape(-1, x.shape[-1])  # [T, D]
+        out, stats = self.ffn(tokens, variables, key, plan=plan, implementation=implementation)
+        return x + out.reshape(x.shape), stats
+
+    def _norm(self, x: Array, scale: nnx.Param) -> Array:
+        return rms_norm(x, scale[...], self.config.norm_epsilon)
+
+
+class Llama(nnx.Module):
+    """Tokens to the hidden states that the unembedding turns into logits."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = Embedding(config, rngs)
+        self.layers = nnx.vmap(lambda key: Layer(config, nnx.Rngs(key)))(jax.random.split(rngs.params(), config.layers))
+        self.norm = nnx.Param(jnp.ones(config.dim))
+        if not config.tie_embeddings:
+            self.unembed = nnx.Param(initializers.matrix(rngs.params(), config.vocab_size, config.dim))
+
+    def __call__(
+        self,
+        tokens: Array,
+        *,
+        plan: GemmPlan = DENSE,
+        variables: FfnVariables | None = None,
+        key: Array | None = None,
+        implementation: str | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Hidden states after the final norm.
+
+        Args:
+          tokens: int32[B, S].
+          plan: how the products of every FFN are computed.
+          variables: of all layers, stacked on a leading axis L; None for a dense plan.
+          key: random key; needed if `plan.random`.
+          implementation: of the sparse operations.
+
+        Returns:
+          hidden: [B, S, D] in the computation's dtype.
+          stats: the FFNs' statistics, each with a leading axis L.
+        """
+        graphdef, layers = nnx.split(self.layers)
+        keys = None if key is None else jax.random.split(key, self.config.layers)
+
+        def layer(x, inputs):
+            params, variables, key = inputs
+            return nnx.merge(graphdef, params)(x, variables, key, plan=plan, implementation=implementation)
+
+        x = self.embed(tokens)
+        x, stats = lax.scan(remat(layer, self.config.remat), x, (layers, variables or FfnVariables(), keys))
+        return self._final_norm(x), stats
+
+    def extend(self, tokens: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
+        """Hidden states of the next positions of cached sequences.
+
+        Args:
+          tokens: int32[B, S], positions start .. start + S - 1.
+          cache: of all layers, filled up to `start`.
+          start: int32[].
+
+        Returns:
+          hidden [B, S, D], and the cache filled up to start + S.
+        """
+        graphdef, layers = nnx.split(self.layers)
+
+        def layer(x, inputs):
+            params, cache = inputs
+            return nnx.merge(graphdef, params).extend(x, cache, start)
+
+        x, cache = lax.scan(layer, self.embed(tokens), (layers, cache))
+        return self._final_norm(x), cache
+
+    def unembedding(self) -> Array:
+        """f32[V, D]: the embedding itself if tied."""
+        return self.embed.embedding[...] if self.config.tie_embeddings else self.unembed[...]
+
+    def logits(self, hidden: Array) -> Array:
+        """f32[..., V] of hidden [..., D]."""
+        return unembed(hidden, self.unembedding())
+
+    def _final_norm(self, x: Array) -> Array:
+        return rms_norm(x, self.norm[...], self.config.norm_epsilon)
+
+
+def init(config: ModelConfig, key: Array) -> tuple[nnx.GraphDef, Params]:
+    """A model's structure and its initial parameters; see `initializers` for their distribution."""
+    graphdef, state = nnx.split(Llama(config, nnx.Rngs(key)))
+    return graphdef, nnx.to_pure_dict(state)
+
+
+def graphdef(config: ModelConfig) -> nnx.GraphDef:
+    """A model's structure alone; no parameters are computed."""
+    return jax.eval_shape(functools.partial(init, config), jax.random.key(0))[0]
+
+
+def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
+    """The model with these parameters."""
+    return nnx.merge(graphdef, params)
+
+
+def rms_norm(x: Array, scale: Array, epsilon: float) -> Array:
+    """x / rms(x) * scale along the last axis (1910.07467), computed in float32, in the dtype of x."""
+    x32 = x.astype(jnp.float32)
+    inverse_rms = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + epsilon)
+    return (x32 * inverse_rms * scale).astype(x.dtype)

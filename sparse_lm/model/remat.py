@@ -1,0 +1,40 @@
+"""What the backward pass of a layer recomputes, by name.
+
+none            everything is saved.
+full            only the layer's input is saved.
+save_attention  also attention's result, so that everything but attention is recomputed.
+save_dots       also the results of the matrix products; elementwise work is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from sparse_lm.model.attention import ATTENTION_OUTPUT
+
+_policies = jax.checkpoint_policies
+
+
+def _is_flash_attention(primitive, *_, **__) -> bool:
+    """cuDNN's forward. Its backward needs the softmax statistics too, so it is saved whole, not by name."""
+    return primitive.name.startswith("dot_product_attention_fwd")
+
+
+_save_attention = _policies.save_from_both_policies(
+    _policies.save_only_these_names(ATTENTION_OUTPUT), _is_flash_attention
+)
+POLICIES = {
+    "full": _policies.nothing_saveable,
+    "save_attention": _save_attention,
+    "save_dots": _policies.save_from_both_policies(_policies.dots_with_no_batch_dims_saveable, _save_attention),
+}
+
+
+def remat(layer: Callable, name: str) -> Callable:
+    """`layer`, the body of a scan, rematerialised under the policy called `name`."""
+    if name == "none":
+        return layer
+    # Inside a scan the compiler cannot merge the recomputation with the forward: no need to forbid it.
+    return jax.checkpoint(layer, policy=POLICIES[name], prevent_cse=False)

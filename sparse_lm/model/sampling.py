@@ -1,0 +1,36 @@
+"""The next token from its logits."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def sample(logits: Array, key: Array, temperature: Array, top_p: Array) -> Array:
+    """One token, int32[], from logits f32[V].
+
+    Args:
+      logits: f32[V].
+      key: random key.
+      temperature: f32[], divides the logits; 0 takes the most probable token.
+      top_p: f32[] in (0, 1]; see `keep_top_p`.
+    """
+    greedy = jnp.argmax(logits)
+    scaled = logits / jnp.where(temperature > 0, temperature, 1)
+    drawn = jax.random.categorical(key, keep_top_p(scaled, top_p))
+    return jnp.where(temperature > 0, drawn, greedy).astype(jnp.int32)
+
+
+def keep_top_p(logits: Array, top_p: Array) -> Array:
+    """Nucleus filter (1904.09751): logits f32[V] with -inf outside the nucleus.
+
+    The nucleus is the smallest set of most probable tokens whose probabilities reach `top_p`. Of
+    equally probable tokens the lower ones enter first.
+    """
+    order = jnp.argsort(logits, descending=True, stable=True)
+    probabilities = jax.nn.softmax(logits[order])
+    mass_before = jnp.cumsum(probabilities) - probabilities
+    # The most probable token stays whatever rounding does; with top_p = 1 so do all.
+    kept = (mass_before < top_p).at[0].set(True) | (top_p >= 1)
+    return jnp.where(jnp.zeros_like(kept).at[order].set(kept), logits, -jnp.inf)

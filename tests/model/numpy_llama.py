@@ -1,0 +1,68 @@
+"""The model of the papers in float64 numpy, one loop a layer, written apart from the library's."""
+
+import numpy as np
+
+
+def forward(params, config, tokens):
+    """Logits float64[B, S, V] of tokens int[B, S]."""
+    params = to_float64(params)
+    x = params["embed"]["embedding"][tokens]
+    for i in range(config.layers):
+        layer = {k: v for k, v in params["layers"].items() if not isinstance(v, dict)}
+        weights = {k: v[i] for group in ("attention", "ffn") for k, v in params["layers"][group].items()}
+        x = x + attention(rms_norm(x, layer["attention_norm"][i], config), weights, config)
+        x = x + ffn(rms_norm(x, layer["ffn_norm"][i], config), weights)
+    x = rms_norm(x, params["norm"], config)
+    return x @ params.get("unembed", params["embed"]["embedding"]).T
+
+
+def loss(params, config, windows):
+    """Mean next-token cross-entropy of windows int[B, S + 1]."""
+    return cross_entropy(forward(params, config, windows[:, :-1]), windows[:, 1:]).mean()
+
+
+def cross_entropy(logits, targets):
+    """-log softmax(logits)[target], of logits [..., V] and targets [...]."""
+    logits = logits - logits.max(-1, keepdims=True)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -np.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
+
+
+def to_float64(tree):
+    return {k: to_float64(v) if isinstance(v, dict) else np.asarray(v, np.float64) for k, v in tree.items()}
+
+
+def rms_norm(x, scale, config):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_epsilon) * scale
+
+
+def attention(x, weights, config):
+    """One query head at a time; query head n reads key-value head n * kv_heads // heads."""
+    b, s = x.shape[:2]
+    h = config.dim // config.heads
+    q, k, v = ((x @ weights[name].T).reshape(b, s, -1, h) for name in "qkv")
+    future = np.triu(np.ones((s, s), bool), 1)
+    heads = []
+    for n in range(config.heads):
+        shared = n * config.kv_heads // config.heads
+        scores = rotate(q[:, :, n], config) @ rotate(k[:, :, shared], config).transpose(0, 2, 1) / np.sqrt(h)
+        scores = np.exp(np.where(future, -np.inf, scores))
+        heads.append(scores / scores.sum(-1, keepdims=True) @ v[:, :, shared])
+    return np.concatenate(heads, -1) @ weights["o"].T
+
+
+def rotate(x, config):
+    """Hugging Face's convention: x cos + rotate_half(x) sin, cos and sin repeated over the two halves."""
+    s, h = x.shape[1:]
+    inverse_frequencies = 1 / config.rope_theta ** (np.arange(0, h, 2) / h)
+    angles = np.outer(np.arange(s), np.concatenate([inverse_frequencies] * 2))
+    rotated_half = np.concatenate([-x[..., h // 2 :], x[..., : h // 2]], -1)
+    return x * np.cos(angles) + rotated_half * np.sin(angles)
+
+
+def ffn(x, weights):
+    up = x @ weights["up"].T
+    if "gate" in weights:
+        gate = x @ weights["gate"].T
+        return gate / (1 + np.exp(-gate)) * up @ weights["down"]
+    return np.maximum(up, 0) ** 2 @ weights["down"]

@@ -1,0 +1,71 @@
+"""Rotary positions, causal grouped attention, and the cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sparse_lm.config import ModelConfig
+from sparse_lm.model.attention import Attention, KVCache, attention_implementation, rotate
+from tests.model import numpy_llama
+
+
+def config(**overrides):
+    return ModelConfig(**dict(dim=48, heads=6, kv_heads=2, dtype="float32") | overrides)
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize("theta", [100.0, 10_000.0, 500_000.0])
+def test_rotation_multiplies_complex_numbers(theta):
+    x, positions = normal(0, 2, 5, 3, 8), np.array([0, 1, 7, 100, 4095])
+    pairs = np.asarray(x, np.float64)[..., :4] + 1j * np.asarray(x, np.float64)[..., 4:]
+    turned = pairs * np.exp(1j * np.outer(positions, theta ** (-np.arange(4) / 4)))[:, None]
+    rotated = rotate(x, jnp.asarray(positions), theta)
+    np.testing.assert_allclose(rotated, np.concatenate([turned.real, turned.imag], -1), atol=2e-3)  # 4095 in float32
+    np.testing.assert_allclose(rotated[:, :3], np.concatenate([turned.real, turned.imag], -1)[:, :3], atol=1e-5)
+
+
+def test_rotated_products_depend_on_distance_alone():
+    q, k = normal(1, 1, 1, 1, 16), normal(2, 1, 1, 1, 16)
+
+    def product(at_q, at_k):
+        return jnp.sum(rotate(q, jnp.array([at_q]), 10_000.0) * rotate(k, jnp.array([at_k]), 10_000.0))
+
+    np.testing.assert_allclose(product(9, 4), product(25, 20), rtol=1e-4)
+    assert abs(product(9, 4) - product(9, 3)) > 1e-3
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_matches_float64(kv_heads):
+    c = config(kv_heads=kv_heads)
+    attention = Attention(c, nnx.Rngs(0))
+    x = normal(3, 2, 9, c.dim)
+    weights = {name: np.asarray(getattr(attention, name)[...], np.float64) for name in "qkvo"}
+    np.testing.assert_allclose(attention(x), numpy_llama.attention(np.asarray(x, np.float64), weights, c), atol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [(9,), (1,) * 9, (4, 1, 4)])
+def test_cached_pieces_equal_the_whole(pieces):
+    c = config()
+    attention = Attention(c, nnx.Rngs(1))
+    x = normal(4, 2, 9, c.dim)
+    garbage = jnp.full((2, 12, c.kv_heads, c.head_dim), 1e3)  # beyond the filled part nothing may be read
+    cache, start, outputs = KVCache(garbage, garbage), 0, []
+    for piece in pieces:
+        out, cache = attention.extend(x[:, start : start + piece], cache, jnp.int32(start))
+        outputs.append(out)
+        start += piece
+    np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), attention(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "implementation"),
+    [("gpu", "bfloat16", "cudnn"), ("gpu", "float16", "cudnn"), ("gpu", "float32", "xla"), ("cpu", "bfloat16", "xla")],
+)
+def test_flash_attention_is_for_half_precision_on_a_gpu(monkeypatch, backend, dtype, implementation):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert attention_implementation(jnp.dtype(dtype)) == implementation

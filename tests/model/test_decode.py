@@ -1,0 +1,107 @@
+"""Generation against the whole-sequence forward, and what its options do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.config import ModelConfig
+from sparse_lm.model import decode, llama, sampling
+
+CONFIG = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=40, dtype="float32")
+PROMPT = [7, 1, 30, 30, 2]
+
+
+@pytest.fixture(scope="module")
+def model():
+    graphdef, params = llama.init(CONFIG, jax.random.key(0))
+    return graphdef, jax.tree.map(lambda x: 1.5 * x, params)  # sharper than a fresh model
+
+
+@pytest.mark.parametrize("overrides", [{}, dict(activation="swiglu", tie_embeddings=True, kv_heads=4)], ids=str)
+def test_cached_logits_equal_the_whole_forward(overrides):
+    config = dataclasses.replace(CONFIG, **overrides)
+    model = llama.init(config, jax.random.key(1))
+    net = llama.merge(*model)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 12), dtype=np.int32)
+    whole = net.logits(net(tokens)[0])
+
+    hidden, cache = net.extend(tokens[:, :7], decode.empty_cache(config, capacity=16, batch=2), jnp.int32(0))
+    np.testing.assert_allclose(net.logits(hidden), whole[:, :7], rtol=1e-4, atol=1e-5)
+    for position in range(7, 12):
+        hidden, cache = net.extend(tokens[:, position : position + 1], cache, jnp.int32(position))
+        np.testing.assert_allclose(net.logits(hidden[:, 0]), whole[:, position], rtol=1e-4, atol=1e-5)
+
+
+def test_temperature_zero_takes_the_most_probable_token(model):
+    made = decode.generate(*model, PROMPT, max_new_tokens=40, temperature=0.0, seed=3)  # past a power of two
+    net = llama.merge(*model)
+    logits = net.logits(net(jnp.array([PROMPT + made]))[0])[0]
+    assert made == jnp.argmax(logits, axis=-1)[len(PROMPT) - 1 : -1].tolist()
+
+
+def test_sampling_is_reproducible_by_seed(model):
+    first, again, other = (decode.generate(*model, PROMPT, max_new_tokens=20, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_sampled_tokens_follow_the_distribution(model):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=8), jnp.float32)
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    drawn = jax.vmap(lambda key: sampling.sample(logits, key, 0.7, 1.0))(keys)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=8) / 20_000, jax.nn.softmax(logits / 0.7), atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [(0.3, [2]), (0.4, [2]), (0.45, [2, 0]), (0.75, [2, 0, 4]), (0.99, [2, 0, 4, 1, 3]), (1.0, [0, 1, 2, 3, 4])],
+)
+def test_top_p_keeps_the_smallest_sufficient_set(top_p, kept):
+    logits = jnp.log(jnp.array([0.26, 0.08, 0.42, 0.04, 0.2]))
+    filtered = sampling.keep_top_p(logits, top_p)
+    assert sorted(kept) == np.flatnonzero(np.isfinite(filtered)).tolist()
+    np.testing.assert_array_equal(filtered[jnp.array(kept)], logits[jnp.array(kept)])
+
+
+def test_top_p_breaks_ties_by_lower_token_and_never_drops_all():
+    assert np.flatnonzero(np.isfinite(sampling.keep_top_p(jnp.zeros(4), 0.4))).tolist() == [0, 1]
+    assert np.flatnonzero(np.isfinite(sampling.keep_top_p(jnp.zeros(4), 1e-9))).tolist() == [0]
+
+
+def test_top_p_limits_what_generation_can_say(model):
+    greedy = decode.generate(*model, PROMPT, max_new_tokens=10, temperature=0.0)
+    assert decode.generate(*model, PROMPT, max_new_tokens=10, top_p=1e-6, seed=5) == greedy
+
+
+def test_stop_token_ends_the_text(model):
+    greedy = decode.generate(*model, PROMPT, max_new_tokens=12, temperature=0.0)
+    stop = greedy[5]
+    made = decode.generate(*model, PROMPT, max_new_tokens=12, temperature=0.0, stop=stop)
+    assert made == greedy[: greedy.index(stop)]
+
+
+def test_few_compilations(model):
+    decode._generate.clear_cache()
+    for length, new, temperature in [(1, 5, 0.0), (9, 0, 1.0), (20, 12, 0.5), (5, 27, 0.1)]:
+        made = decode.generate(*model, [3] * length, max_new_tokens=new, temperature=temperature, top_p=0.9)
+        assert len(made) == new
+    assert decode._generate._cache_size() == 1
+    decode.generate(*model, [3] * 20, max_new_tokens=13)
+    assert decode._generate._cache_size() == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "no tokens"),
+        (PROMPT, dict(temperature=-1.0), "temperature = -1.0"),
+        (PROMPT, dict(top_p=0.0), "top_p = 0.0"),
+        (PROMPT, dict(max_new_tokens=-1), "max_new_tokens = -1"),
+    ],
+)
+def test_bad_arguments_are_refused(model, prompt, options, message):
+    with pytest.raises(ValueError, match=message):
+        decode.generate(*model, prompt, **(dict(max_new_tokens=3) | options))

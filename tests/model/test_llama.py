@@ -1,0 +1,208 @@
+"""The whole model: against float64 numpy, its gradients, rematerialisation, causality, structure."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm import config as config_lib
+from sparse_lm.config import ModelConfig
+from sparse_lm.model import ffn, llama, remat
+from sparse_lm.model.loss import chunked_cross_entropy
+from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.plan import RECIPES
+from tests.model import numpy_llama
+from tests.model.jaxprs import count, equations
+
+SMALL = ModelConfig(dim=32, layers=3, heads=4, kv_heads=2, ffn_dim=64, vocab_size=50, dtype="float32", loss_chunk=7)
+
+
+@functools.cache
+def model(config, seed=0):
+    """Structure and parameters, the norms' scales too at random values."""
+    graphdef, params = llama.init(config, jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+
+    def perturb(path, x):
+        return x * jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) if "norm" in jax.tree_util.keystr(path) else x
+
+    return graphdef, jax.tree_util.tree_map_with_path(perturb, params)
+
+
+def windows(config, batch=2, length=11, seed=0):
+    return np.random.default_rng(seed).integers(0, config.vocab_size, (batch, length), dtype=np.int32)
+
+
+@functools.partial(jax.jit, static_argnames="graphdef")
+def logits(graphdef, params, tokens):
+    net = llama.merge(graphdef, params)
+    return net.logits(net(tokens)[0])
+
+
+def loss(graphdef, params, tokens):
+    net = llama.merge(graphdef, params)
+    hidden, _ = net(tokens[:, :-1])
+    config = net.config
+    hidden, targets = hidden.reshape(-1, config.dim), tokens[:, 1:].reshape(-1)
+    return chunked_cross_entropy(hidden, net.unembedding(), targets, config.loss_chunk)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        dict(kv_heads=1, rope_theta=500_000.0),
+        dict(kv_heads=4, tie_embeddings=True, layers=1),
+        dict(activation="swiglu", rope_theta=100.0, norm_epsilon=1e-2),
+    ],
+    ids=str,
+)
+def test_forward_matches_float64(overrides):
+    config = dataclasses.replace(SMALL, **overrides)
+    graphdef, params = model(config)
+    tokens = windows(config)
+    np.testing.assert_allclose(
+        logits(graphdef, params, tokens), numpy_llama.forward(params, config, tokens), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_bfloat16_forward_rounds_but_no_more():
+    config = dataclasses.replace(SMALL, dtype="bfloat16")
+    graphdef, params = model(config)
+    tokens = windows(config)
+    wanted = numpy_llama.forward(params, config, tokens)
+    assert np.abs(logits(graphdef, params, tokens) - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("overrides", [{}, dict(tie_embeddings=True, activation="swiglu")], ids=str)
+def test_gradients_match_finite_differences(overrides):
+    """Along a random direction of each parameter array, in float64."""
+    config = dataclasses.replace(SMALL, layers=2, **overrides)
+    graphdef, params = model(config)
+    tokens = windows(config)
+    gradient = jax.jit(jax.grad(functools.partial(loss, graphdef)))(params, tokens)
+    leaves, structure = jax.tree.flatten(numpy_llama.to_float64(params))
+    rng, step = np.random.default_rng(1), 1e-5
+    for i, leaf in enumerate(leaves):
+        direction = rng.normal(size=leaf.shape)
+
+        def along(size, i=i, moved=direction):
+            shifted = [x + size * moved if i == j else x for j, x in enumerate(leaves)]
+            return numpy_llama.loss(jax.tree.unflatten(structure, shifted), config, tokens)
+
+        slope = np.vdot(np.asarray(jax.tree.leaves(gradient)[i], np.float64), direction)
+        np.testing.assert_allclose(slope, (along(step) - along(-step)) / (2 * step), rtol=1e-3, atol=1e-5)
+
+
+def test_remat_policies_change_what_is_recomputed_and_nothing_else():
+    tokens = windows(SMALL)
+    products, gradients = {}, {}
+    for name in config_lib.REMAT_POLICIES:
+        graphdef, params = model(dataclasses.replace(SMALL, remat=name))
+        gradient = jax.grad(functools.partial(loss, graphdef))
+        products[name] = count(jax.make_jaxpr(gradient)(params, tokens).jaxpr, "dot_general")
+        gradients[name] = jax.jit(gradient)(params, tokens)
+    for other in gradients.values():
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), gradients["none"], other)
+    assert products["none"] < products["save_dots"] < products["save_attention"] < products["full"]
+
+
+def test_remat_knows_every_policy_of_the_config():
+    assert {"none", *remat.POLICIES} == set(config_lib.REMAT_POLICIES)
+
+
+def test_layers_share_one_compiled_body():
+    def size(layers):
+        config = dataclasses.replace(SMALL, layers=layers)
+        graphdef, params = jax.eval_shape(functools.partial(llama.init, config), jax.random.key(0))
+        gradient = jax.grad(functools.partial(loss, graphdef))
+        return sum(1 for _ in equations(jax.make_jaxpr(gradient)(params, windows(config)).jaxpr))
+
+    assert size(2) == size(7)
+
+
+@pytest.mark.parametrize("activation", config_lib.ACTIVATIONS)
+def test_no_position_sees_a_later_one(activation):
+    config = dataclasses.replace(SMALL, activation=activation)
+    graphdef, params = model(config)
+    tokens = windows(config)
+    before = logits(graphdef, params, tokens)
+    for t in range(1, tokens.shape[1]):
+        changed = tokens.copy()
+        changed[:, t:] = (changed[:, t:] + 1) % config.vocab_size
+        after = logits(graphdef, params, changed)
+        np.testing.assert_array_equal(after[:, :t], before[:, :t])
+        assert (after[:, t] != before[:, t]).any(axis=-1).all()
+
+
+def test_initial_parameters():
+    config = dataclasses.replace(SMALL, dim=256, ffn_dim=512, vocab_size=1000, heads=4, kv_heads=2, layers=8)
+    params = jax.jit(lambda key: llama.init(config, key)[1])(jax.random.key(0))
+    deviations = jax.tree.map(lambda x: float(jnp.std(x)), params)
+    residual = (2 * 8) ** -0.5
+    wanted = {
+        "embed": {"embedding": 256**-0.5},
+        "layers": {
+            "attention": {"q": 256**-0.5, "k": 256**-0.5, "v": 256**-0.5, "o": 256**-0.5 * residual},
+            "attention_norm": 0.0,
+            "ffn": {"up": 256**-0.5, "down": 512**-0.5 * residual},
+            "ffn_norm": 0.0,
+        },
+        "norm": 0.0,
+        "unembed": 256**-0.5,
+    }
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0.02), deviations, wanted)
+    shapes = jax.tree.map(jnp.shape, params)
+    assert shapes["layers"]["attention"] == {
+        "q": (8, 256, 256), "k": (8, 128, 256), "v": (8, 128, 256), "o": (8, 256, 256),
+    }  # fmt: skip
+    assert shapes["layers"]["ffn"] == {"up": (8, 512, 256), "down": (8, 512, 256)}
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    layers = params["layers"]["ffn"]["up"]
+    assert (layers[0] != layers[1]).all()
+    assert llama.graphdef(config) == llama.init(config, jax.random.key(1))[0]
+
+
+def test_a_fresh_model_predicts_about_uniformly():
+    graphdef, params = llama.init(SMALL, jax.random.key(1))
+    assert abs(loss(graphdef, params, windows(SMALL, length=200)) - np.log(SMALL.vocab_size)) < 1
+
+
+def test_each_layer_gets_its_own_variables_and_key(monkeypatch):
+    def spy(x, w1, w2, variables, key, *, plan, implementation):
+        assert (plan, implementation) == (RECIPES["venom"], "reference")
+        return x, {"scale": variables.scale_up, "key": jax.random.key_data(key)}
+
+    monkeypatch.setattr(ffn, "feed_forward", spy)
+    graphdef, params = model(SMALL)
+    variables = FfnVariables(scale_up=jnp.array([1.0, 2.0, 3.0]))
+    _, stats = llama.merge(graphdef, params)(
+        windows(SMALL), plan=RECIPES["venom"], variables=variables, key=jax.random.key(0), implementation="reference"
+    )
+    np.testing.assert_array_equal(stats["scale"], variables.scale_up)
+    assert len({tuple(key.tolist()) for key in stats["key"]}) == SMALL.layers
+
+
+def test_swiglu_refuses_sparse_plans():
+    graphdef, params = model(dataclasses.replace(SMALL, activation="swiglu"))
+    with pytest.raises(ValueError, match="SwiGLU"):
+        llama.merge(graphdef, params)(windows(SMALL), plan=RECIPES["sste"])
+
+
+@pytest.mark.parametrize("policy", config_lib.REMAT_POLICIES)
+def test_gpu_step_lowers_with_flash_attention(monkeypatch, policy):
+    """Forward and backward for CUDA, on a machine without it: only cuDNN's version must be made up."""
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=policy)
+    graphdef, params = model(config)
+    step = jax.jit(jax.value_and_grad(functools.partial(loss, graphdef)))
+    text = step.trace(params, windows(config, length=17)).lower(lowering_platforms=("cuda",)).as_text()
+    # Once in the forward scan, again in the backward one if it is recomputed.
+    assert text.count("@__cudnn$fmhaSoftmax(") == (2 if policy == "full" else 1)
+    assert text.count("@__cudnn$fmhaSoftmaxBackward(") == 1

@@ -1,0 +1,83 @@
+"""The chunked loss against float64 numpy, and that no [T, V] array exists on the way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.model.loss import chunked_cross_entropy, token_losses
+from tests.model import numpy_llama
+from tests.model.jaxprs import equations
+
+D, V = 24, 101
+
+
+def inputs(tokens, seed, dtype=jnp.float32):
+    rng = np.random.default_rng(seed)
+    hidden = jnp.asarray(rng.normal(size=(tokens, D)), dtype)
+    unembedding = jnp.asarray(rng.normal(size=(V, D)), jnp.float32)
+    return hidden, unembedding, jnp.asarray(rng.integers(0, V, tokens), jnp.int32)
+
+
+def expected(hidden, unembedding, targets):
+    """Losses and the gradients of their mean, float64."""
+    hidden, unembedding = np.asarray(hidden, np.float64), np.asarray(unembedding, np.float64)
+    logits = hidden @ unembedding.T
+    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    grad_logits = (probabilities - np.eye(V)[targets]) / len(targets)
+    return numpy_llama.cross_entropy(logits, targets), grad_logits @ unembedding, grad_logits.T @ hidden
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), [(64, 16), (61, 16), (5, 16), (16, 16), (7, 1)])
+def test_matches_float64(tokens, chunk):
+    hidden, unembedding, targets = inputs(tokens, seed=tokens)
+    losses, grad_hidden, grad_unembedding = expected(hidden, unembedding, np.asarray(targets))
+
+    np.testing.assert_allclose(token_losses(hidden, unembedding, targets, chunk), losses, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(chunked_cross_entropy(hidden, unembedding, targets, chunk), losses.mean(), rtol=1e-6)
+    loss, grads = jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(hidden, unembedding, targets, chunk)
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-6)
+    np.testing.assert_allclose(grads[0], grad_hidden, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(grads[1], grad_unembedding, rtol=1e-4, atol=1e-7)
+
+
+def test_backward_scales_by_the_cotangent():
+    arguments = (*inputs(20, seed=1), 8)
+    once = jax.grad(chunked_cross_entropy, argnums=(0, 1))(*arguments)
+    thrice = jax.grad(lambda *a: 3 * chunked_cross_entropy(*a), argnums=(0, 1))(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(3 * a, b, rtol=1e-6), once, thrice)
+
+
+def test_bfloat16_hidden_keeps_float32_sums():
+    hidden, unembedding, targets = inputs(2048, seed=2, dtype=jnp.bfloat16)
+    unembedding = unembedding.astype(jnp.bfloat16).astype(jnp.float32)
+    losses, grad_hidden, grad_unembedding = expected(hidden, unembedding, np.asarray(targets))
+
+    loss, grads = jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(hidden, unembedding, targets, 16)
+    assert (loss.dtype, grads[0].dtype, grads[1].dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
+    assert relative_error(grads[0], grad_hidden) < 5e-3
+    # 128 chunks: summed in bfloat16, this would be several times as large.
+    assert relative_error(grads[1], grad_unembedding) < 2e-3
+
+
+def test_large_logits_do_not_overflow():
+    hidden, unembedding, targets = inputs(8, seed=3)
+    loss, grads = jax.value_and_grad(chunked_cross_entropy)(1e4 * hidden, unembedding, targets, 4)
+    assert np.isfinite(loss)
+    assert np.isfinite(grads).all()
+
+
+def test_at_most_one_chunk_has_logits():
+    tokens, chunk = 64, 8
+    arguments = inputs(tokens, seed=4)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda *a: chunked_cross_entropy(*a, chunk), argnums=(0, 1)))(*arguments)
+    shapes = [v.aval.shape for equation in equations(jaxpr.jaxpr) for v in equation.outvars]
+    assert (chunk, V) in shapes
+    assert max(np.prod(shape) for shape in shapes if V in shape) == max(chunk, D) * V
+
+
+def relative_error(actual, wanted):
+    actual = np.asarray(actual, np.float64)
+    return np.linalg.norm(actual - wanted) / np.linalg.norm(wanted)
