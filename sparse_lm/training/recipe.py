@@ -1,0 +1,30 @@
+"""From the configuration's recipe to the plan of the six FFN products."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sparse_lm.config import SparsityConfig
+from sparse_lm.ops.plan import RECIPES, GemmPlan
+
+
+def sparse_plan(sparsity: SparsityConfig) -> GemmPlan:
+    """The plan of the sparse phase: the recipe with the configuration's knobs."""
+    plan = dataclasses.replace(RECIPES[sparsity.recipe], dense_weights=sparsity.dense_weights)
+    match sparsity.recipe:
+        case "act24":
+            return dataclasses.replace(
+                plan, dense_features=sparsity.dense_features, shuffle_tokens=sparsity.shuffle_tokens
+            )
+        case "venom":
+            return dataclasses.replace(
+                plan,
+                selection=sparsity.selection,
+                v=sparsity.v,
+                m=sparsity.m,
+                columns=sparsity.columns,
+                clusters=sparsity.clusters,
+                distance=sparsity.distance,
+            )
+        case _:
+            return plan

@@ -1,0 +1,307 @@
+"""Every recipe's outputs and gradients against masked dense float64 formulas on fresh random inputs."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm import ops
+from sparse_lm.ops import ffn, routing
+from sparse_lm.ops.plan import DENSE, PRODUCTS, RECIPES, W1_24, Y_24, GemmPlan
+from tests.ops import masked_dense_ffn as dense64
+
+TOKENS, DIM, NEURONS = 96, 24, 160
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    rng = np.random.default_rng(20260206)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    return dict(
+        x=draw(TOKENS, DIM), w1=draw(NEURONS, DIM) / 4, w2=draw(NEURONS, DIM) / 8, do=draw(TOKENS, DIM)
+    )  # fmt: skip
+
+
+def run(plan, variables, key, x, w1, w2, do, dtype=jnp.float32):
+    """Output and gradients of the FFN as float64 arrays."""
+
+    @jax.jit
+    def outputs_and_gradients(x, w1, w2, do):
+        f = functools.partial(
+            ffn.feed_forward, variables=variables, key=key, plan=plan, implementation="reference"
+        )  # fmt: skip
+        o, vjp, _ = jax.vjp(f, x, w1, w2, has_aux=True)
+        return o, *vjp(do)
+
+    o, dx, dw1, dw2 = outputs_and_gradients(x.astype(dtype), w1, w2, do.astype(dtype))
+    assert (dw1.dtype, dw2.dtype, o.dtype, dx.dtype) == (w1.dtype, w2.dtype, dtype, dtype)
+    return dense64.Result(*(np.asarray(a, np.float64) for a in (o, dx, dw1, dw2)))
+
+
+def assert_close(result, expected, tolerance=2e-6):
+    for name in ("o", "dx", "dw1", "dw2"):
+        a, b = getattr(result, name), getattr(expected, name)
+        error = np.linalg.norm(a - b) / np.linalg.norm(b)
+        assert error < tolerance, f"{name}: relative error {error:.2e}"
+
+
+def in_float64(inputs):
+    return {name: np.asarray(a, np.float64) for name, a in inputs.items()}
+
+
+def reorder(expected, rows):
+    """Rows of a result computed over slots, back in token order."""
+    position = np.asarray(rows.position)
+    return dataclasses.replace(expected, o=expected.o[position], dx=expected.dx[position])
+
+
+def test_dense(inputs):
+    a = in_float64(inputs)
+    expected = dense64.ffn(a["x"], a["w1"], a["w2"], a["w2"], a["w1"], a["do"])
+    assert_close(run(DENSE, ffn.FfnVariables(), None, **inputs), expected)
+
+
+def test_dense_matches_automatic_differentiation(inputs):
+    def plain(x, w1, w2):
+        return jnp.square(jax.nn.relu(x @ w1.T)) @ w2
+
+    _, vjp = jax.vjp(plain, inputs["x"], inputs["w1"], inputs["w2"])
+    result = run(DENSE, ffn.FfnVariables(), None, **inputs)
+    for mine, theirs in zip((result.dx, result.dw1, result.dw2), vjp(inputs["do"]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-4)
+
+
+def unbiased(a, key, use):
+    """The 2:4 sample of a [T, ...] along T that the FFN draws with this key."""
+    sample = jax.jit(lambda a, key: ops.sparsify_24(a, "mvue", 0, key=key).to_dense())
+    return np.asarray(sample(jnp.asarray(a, jnp.float32), jax.random.fold_in(key, use)), np.float64).T
+
+
+def test_fst(inputs):
+    a, key = in_float64(inputs), jax.random.key(1)
+    masks = {name: ops.transposable_mask(inputs[name]) for name in ("w1", "w2")}
+    w1, w2 = (a[name] * np.asarray(masks[name]) for name in ("w1", "w2"))
+    variables = ffn.FfnVariables(mask_up=masks["w1"], mask_down=masks["w2"])
+    expected = dense64.ffn(
+        a["x"], w1, w2, w2, w1, a["do"],
+        dh_for_dw1=lambda dh: unbiased(dh, key, 1), dw2_from=lambda do: unbiased(do, key, 2),
+    )  # fmt: skip
+    assert_close(run(RECIPES["fst"], variables, key, **inputs), expected, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dense_weights", ["masked", "full"])
+def test_sste(inputs, dense_weights):
+    a, key = in_float64(inputs), jax.random.key(2)
+    scales = 1.4, 1.3
+    w1 = scales[0] * dense64.soft_threshold(a["w1"], axis=1)
+    w2 = scales[1] * dense64.soft_threshold(a["w2"], axis=0)  # contracted over neurons in the forward
+    w1_back, w2_back = (w1, w2) if dense_weights == "masked" else (a["w1"], a["w2"])
+    variables = ffn.FfnVariables(scale_up=jnp.float32(scales[0]), scale_down=jnp.float32(scales[1]))
+    expected = dense64.ffn(
+        a["x"], w1, w2, w2_back, w1_back, a["do"],
+        dh_for_dw1=lambda dh: unbiased(dh, key, 1), dw2_from=lambda do: unbiased(do, key, 2),
+    )  # fmt: skip
+    plan = dataclasses.replace(RECIPES["sste"], dense_weights=dense_weights)
+    assert_close(run(plan, variables, key, **inputs), expected, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("shuffle_tokens", [False, True])
+@pytest.mark.parametrize("dense_features", [0.0, 0.05])
+def test_act24(inputs, shuffle_tokens, dense_features):
+    key = jax.random.key(3)
+    plan = dataclasses.replace(RECIPES["act24"], shuffle_tokens=shuffle_tokens, dense_features=dense_features)
+    a = in_float64(inputs)
+    rows, _ = ffn.arrange_rows(inputs["x"], ffn.FfnVariables(), jax.random.fold_in(key, 0), plan)
+    if rows is None:
+        rows = routing.Rows(jnp.arange(TOKENS), jnp.arange(TOKENS))
+    slots = np.asarray(rows.slots)
+    x, do = a["x"][slots], a["do"][slots]
+    y = np.square(np.maximum(x @ a["w1"].T, 0))
+    along_tokens = dense64.top_two_along_tokens(dense_features, counts=(y * dense64.top_two_of_four(y) != 0).sum(0))
+    expected = dense64.ffn(
+        x, a["w1"], a["w2"], a["w2"], a["w1"], do,
+        mask_y=dense64.top_two_of_four, dh_for_dw1=along_tokens, y_for_dw2=along_tokens,
+    )  # fmt: skip
+    assert_close(run(plan, ffn.FfnVariables(), key, **inputs), reorder(expected, rows))
+
+
+@pytest.mark.parametrize(
+    "selection, v, m, distance",
+    [
+        ("magnitude", 32, 8, "cosine"),
+        ("magnitude", 64, 32, "l2"),  # 64 does not divide the tokens: the last block is ragged
+        ("cluster_sets", 32, 8, "l2"),
+        ("cluster_sets", 16, 16, "cosine"),
+        ("slices", 16, 16, "l2"),
+        ("slices", 64, 32, "cosine"),
+    ],
+)
+def test_venom(inputs, selection, v, m, distance):
+    clusters = m // 4 if selection == "slices" else 5
+    plan = dataclasses.replace(
+        RECIPES["venom"], selection=selection, v=v, m=m, clusters=clusters, distance=distance
+    )  # fmt: skip
+    key, rng, a = jax.random.key(4), np.random.default_rng(v + m), in_float64(inputs)
+    columns = None
+    if selection == "cluster_sets":
+        columns = routing.neuron_sets(jnp.asarray(rng.random((clusters, NEURONS)), jnp.float32), m)
+    elif selection == "slices":
+        columns = routing.slice_sets(NEURONS, clusters)
+    variables = ffn.FfnVariables(
+        scale_up=jnp.float32(1.4),
+        scale_down=jnp.float32(1.5),
+        centroids=jnp.asarray(rng.standard_normal((clusters, DIM)), jnp.float32),
+        columns=columns,
+    )
+    rows, load = ffn.arrange_rows(inputs["x"], variables, jax.random.fold_in(key, 0), plan)
+    assert float(load.sum()) == pytest.approx(1)
+    slots = np.asarray(rows.slots)
+    with_padding = lambda z: np.concatenate([z, np.zeros_like(z[:1])])[slots]  # noqa: E731
+    x, do = with_padding(a["x"]), with_padding(a["do"])
+    w1 = 1.4 * dense64.soft_threshold(a["w1"], axis=1)
+    w2 = 1.5 * dense64.soft_threshold(a["w2"], axis=1)
+    if columns is None:
+        mask_y = lambda y: dense64.venom_mask(y, v, m)  # noqa: E731
+    else:
+        listed = np.asarray(columns)[np.asarray(rows.block_clusters)]
+        mask_y = lambda y: dense64.listed_mask(y, listed, v)  # noqa: E731
+    along_tokens = dense64.top_two_along_tokens()
+    expected = dense64.ffn(
+        x, w1, w2, w2, w1, do, mask_y=mask_y, dh_for_dw1=along_tokens, y_for_dw2=along_tokens
+    )  # fmt: skip
+    assert_close(run(plan, variables, key, **inputs), reorder(expected, rows))
+
+
+def test_venom_with_full_dense_weights(inputs):
+    """The down product and dX read the master weights; up and dY still read them 2:4."""
+    plan = dataclasses.replace(RECIPES["venom"], v=16, m=8, clusters=3, dense_weights="full")
+    key, a = jax.random.key(5), in_float64(inputs)
+    variables = ffn.FfnVariables(
+        scale_up=jnp.float32(1.4), scale_down=jnp.float32(1.5), centroids=jax.random.normal(key, (3, DIM))
+    )  # fmt: skip
+    rows, _ = ffn.arrange_rows(inputs["x"], variables, jax.random.fold_in(key, 0), plan)
+    slots = np.asarray(rows.slots)
+    along_tokens = dense64.top_two_along_tokens()
+    expected = dense64.ffn(
+        a["x"][slots],
+        1.4 * dense64.soft_threshold(a["w1"], axis=1), a["w2"], 1.5 * dense64.soft_threshold(a["w2"], axis=1), a["w1"],
+        a["do"][slots],
+        mask_y=lambda y: dense64.venom_mask(y, 16, 8), dh_for_dw1=along_tokens, y_for_dw2=along_tokens,
+    )  # fmt: skip
+    assert_close(run(plan, variables, key, **inputs), reorder(expected, rows))
+
+
+@pytest.mark.parametrize("recipe", ["fst", "sste"])
+def test_mvue_gradients_are_unbiased(inputs, recipe):
+    """The mean weight gradient over many draws is the gradient of dense dH and dO, within its own spread."""
+    plan = RECIPES[recipe]
+    variables = ffn.FfnVariables(
+        scale_up=jnp.float32(1.4),
+        scale_down=jnp.float32(1.3),
+        mask_up=ops.transposable_mask(inputs["w1"]),
+        mask_down=ops.transposable_mask(inputs["w2"]),
+    )
+
+    def weight_gradients(key, plan):
+        f = lambda w1, w2: ffn.feed_forward(inputs["x"], w1, w2, variables, key, plan=plan)[0]  # noqa: E731
+        return jax.vjp(f, inputs["w1"], inputs["w2"])[1](inputs["do"])
+
+    keys = jax.random.split(jax.random.key(6), 400)
+    draws = jax.lax.map(lambda key: weight_gradients(key, plan), keys, batch_size=50)
+    exact = weight_gradients(None, dataclasses.replace(plan, grad_up=None, grad_down=None))
+    for samples, mean in zip(draws, exact, strict=True):
+        z = (samples.mean(0) - mean) / (samples.std(0) / np.sqrt(len(keys)) + 1e-9)
+        assert abs(float(jnp.mean(z))) < 5 / np.sqrt(z.size) * 3  # entries of one product are correlated
+        assert 0.8 < float(jnp.std(z)) < 1.2
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_bfloat16_error_is_rounding(inputs, recipe):
+    """In bf16 the loss of accuracy is that of bf16, whatever the recipe. (Venom with m = 4 keeps all columns:
+    among more, two of nearly equal norm can change places, which is no rounding error.)"""
+    plan = dataclasses.replace(RECIPES[recipe], v=32, m=4, clusters=4) if recipe == "venom" else RECIPES[recipe]
+    rounded = {name: a.astype(jnp.bfloat16).astype(jnp.float32) for name, a in inputs.items()}
+    variables = ffn.FfnVariables(
+        scale_up=jnp.float32(1.5),
+        scale_down=jnp.float32(1.5),
+        mask_up=ops.transposable_mask(rounded["w1"]),
+        mask_down=ops.transposable_mask(rounded["w2"]),
+        centroids=jax.random.normal(jax.random.key(0), (4, DIM)),
+    )
+    f = lambda dtype: ffn.feed_forward(  # noqa: E731
+        rounded["x"].astype(dtype), rounded["w1"], rounded["w2"], variables, jax.random.key(7), plan=plan
+    )[0].astype(jnp.float32)
+    low, high = f(jnp.bfloat16), f(jnp.float32)
+    assert float(jnp.linalg.norm(low - high) / jnp.linalg.norm(high)) < 2e-2
+
+
+def test_statistics(inputs):
+    plan = dataclasses.replace(RECIPES["venom"], v=32, m=8, clusters=4)
+    variables = ffn.init_variables(plan, DIM, NEURONS)
+    variables = dataclasses.replace(variables, centroids=jax.random.normal(jax.random.key(0), (4, DIM)))
+    _, stats = ffn.feed_forward(
+        inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(8), plan=plan
+    )  # fmt: skip
+    a = in_float64(inputs)
+    h = a["x"] @ dense64.soft_threshold(a["w1"], axis=1).T
+    assert float(stats["activation_sparsity"]) == pytest.approx((h <= 0).mean(), abs=1e-6)
+    assert 0.25 < float(stats["kept_energy"]) < 1
+    assert stats["expert_load"].shape == (4,)
+
+
+def test_measured_energy_is_each_clusters_own(inputs):
+    plan = dataclasses.replace(RECIPES["venom"], selection="cluster_sets", v=32, m=8, clusters=3)
+    variables = dataclasses.replace(
+        ffn.init_variables(plan, DIM, NEURONS), centroids=jax.random.normal(jax.random.key(1), (3, DIM))
+    )
+    x, w1, w2 = inputs["x"], inputs["w1"], inputs["w2"]
+    _, stats = ffn.feed_forward(x, w1, w2, variables, plan=plan.for_measuring())
+    a = in_float64(inputs)
+    y = np.square(np.maximum(a["x"] @ dense64.soft_threshold(a["w1"], axis=1).T, 0))
+    similarity = a["x"] @ np.asarray(variables.centroids).T / np.linalg.norm(variables.centroids, axis=1)
+    expected = np.stack([np.square(y[similarity.argmax(1) == e]).sum(0) for e in range(3)])
+    np.testing.assert_allclose(stats["cluster_energy"], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_effective_weights_reproduce_the_weight_sparse_forward(inputs, recipe):
+    """Dense products with the effective weights give what the plan gives if activations are left alone."""
+    plan = RECIPES[recipe]
+    if plan.venom or recipe == "act24":
+        plan = dataclasses.replace(plan, down=None, grad_input=None, shuffle_tokens=False)
+    variables = ffn.FfnVariables(
+        scale_up=jnp.float32(1.4),
+        scale_down=jnp.float32(1.3),
+        mask_up=ops.transposable_mask(inputs["w1"]),
+        mask_down=ops.transposable_mask(inputs["w2"]),
+    )
+    w1, w2 = ffn.effective_weights(inputs["w1"], inputs["w2"], variables, plan)
+    sparse, _ = ffn.feed_forward(inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(0), plan=plan)
+    dense, _ = ffn.feed_forward(inputs["x"], w1, w2)
+    np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_plan_refuses_an_operand_that_its_product_lacks(product):
+    wrong = Y_24 if product in ("up", "grad_hidden") else W1_24 if product != "grad_input" else Y_24
+    with pytest.raises(ValueError, match=product):
+        GemmPlan(**{product: wrong}, weights="transposable")
+
+
+def test_plan_refuses_one_sided_activation_patterns():
+    with pytest.raises(ValueError, match="share one activation pattern"):
+        GemmPlan(down=Y_24)
+
+
+@pytest.mark.parametrize("recipe, total", [("dense", 6), ("fst", 3), ("sste", 4)])
+def test_relative_work_counts_half_for_each_sparse_product(recipe, total):
+    assert sum(RECIPES[recipe].relative_work().values()) == total
+
+
+@pytest.mark.parametrize("selection, total", [("magnitude", 0.5 * 3 + 3 / 8), ("cluster_sets", 6 / 8)])
+def test_relative_work_of_venom(selection, total):
+    plan = dataclasses.replace(RECIPES["venom"], m=16, selection=selection)
+    assert sum(plan.relative_work().values()) == pytest.approx(total)
