@@ -6,8 +6,8 @@
     checkpoints/<step>/metrics     JSON; eval_loss, if the step was evaluated
 
 Arrays are named by their path in the state, so that a checkpoint is read without the classes that
-wrote it, and one that does not fit is refused by name. Orbax writes each step to a temporary
-directory and renames it when it is whole: a kill leaves what was saved before.
+wrote it, and one that does not fit is refused by name. A step is written to a temporary directory
+and renamed when it is whole, and renamed again before it is deleted: a kill leaves only whole ones.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from sparse_lm.training.workdir import WorkdirError
 
 ITEMS = ("params", "variables", "state")
+_TRASH = ".deleted"  # beside the steps
 
 
 class Checkpoints:
@@ -53,7 +54,9 @@ class Checkpoints:
             create=True,
             cleanup_tmp_directories=True,
             preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
+            todelete_subdir=_TRASH,
         )
+        self._empty_trash()
 
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
         """Starts to save the state after `step` steps; does nothing if that step is saved already.
@@ -65,6 +68,7 @@ class Checkpoints:
         """
         if step == self._manager.latest_step():
             return
+        self._empty_trash()
         items = unflatten_dict(_arrays(state))
         self._manager.save(
             step,
@@ -99,6 +103,11 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+        self._empty_trash()
+
+    def _empty_trash(self) -> None:
+        for step in (self._manager.directory / _TRASH).glob("*"):
+            step.rmtree()
 
     def __enter__(self) -> Checkpoints:
         return self

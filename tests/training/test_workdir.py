@@ -1,0 +1,92 @@
+import dataclasses
+import logging
+
+import pytest
+
+from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, OptimizerConfig, SparsityConfig
+from sparse_lm.training.workdir import WorkdirError, check_same_config, load_config, make_workdir, save_config
+
+CONFIG = Config(
+    seed=3,
+    steps=500,
+    model=ModelConfig(dim=64, dtype="float32"),
+    sparsity=SparsityConfig(recipe="fst", start_step=10, end_step=20, extra_windows=((30, 40), (50, 60))),
+)
+
+
+@pytest.mark.parametrize("mask_decay", [None, 2e-5])
+def test_config_round_trip(tmp_path, mask_decay):
+    config = dataclasses.replace(CONFIG, sparsity=dataclasses.replace(CONFIG.sparsity, mask_decay=mask_decay))
+    save_config(tmp_path, config)
+    assert load_config(tmp_path) == config
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_directory_without_a_run(tmp_path):
+    with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: holds no run"):
+        load_config(tmp_path)
+    check_same_config(tmp_path, CONFIG)
+
+
+def test_same_config_resumes(tmp_path):
+    save_config(tmp_path, CONFIG)
+    check_same_config(tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "key, there, change",
+    [
+        ("seed", "3", {"seed": 4}),
+        ("batch_size", "16", {"batch_size": 8}),
+        ("model.dim", "64", {"model": ModelConfig(dim=128, dtype="float32")}),
+        ("optimizer.learning_rate", "0.003", {"optimizer": OptimizerConfig(learning_rate=1e-3)}),
+        ("sparsity.recipe", "'fst'", {"sparsity": dataclasses.replace(CONFIG.sparsity, recipe="sste")}),
+    ],
+)
+def test_another_config_is_refused_with_key_and_both_values(tmp_path, key, there, change):
+    save_config(tmp_path, CONFIG)
+    with pytest.raises(ConfigError) as error:
+        check_same_config(tmp_path, dataclasses.replace(CONFIG, **change))
+    message = str(error.value)
+    assert message.startswith(f"config.{key} = ") and f"has {there};" in message
+    assert str(tmp_path) in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "key, change",
+    [
+        ("steps", {"steps": 800}),
+        ("keep_checkpoints", {"keep_checkpoints": 5}),
+        ("data.cache_dir", {"data": DataConfig(cache_dir="elsewhere")}),
+        ("model.remat", {"model": ModelConfig(dim=64, dtype="float32", remat="full")}),
+    ],
+)
+def test_harmless_changes_are_allowed_and_logged(tmp_path, key, change, caplog):
+    save_config(tmp_path, CONFIG)
+    with caplog.at_level(logging.WARNING):
+        check_same_config(tmp_path, dataclasses.replace(CONFIG, **change))
+    assert f"config.{key} = " in caplog.text
+
+
+def test_workdir_is_made(tmp_path):
+    made = make_workdir(tmp_path / "runs" / "tiny")
+    assert made.is_dir() and not list(made.iterdir())
+    assert make_workdir(made) == made
+
+
+def test_workdir_under_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(WorkdirError, match=rf"^--workdir={workdir}: cannot be written: [^\n]+$"):
+            make_workdir(workdir)
+
+
+def test_unwritable_workdir_is_refused(tmp_path, monkeypatch):
+    """Permissions do not bind a superuser, so the system's answer is played."""
+
+    def denied(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)
+    with pytest.raises(WorkdirError, match=r"cannot be written: Permission denied$"):
+        make_workdir(tmp_path)
