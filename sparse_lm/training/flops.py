@@ -12,8 +12,9 @@ Two utilisations, each with its own denominator:
 
 - `mfu`, dense-equivalent: the dense model's FLOPs over the chip's *dense* peak, whatever ran. Sparse
   steps may well exceed what dense ones can reach; that is the point of the number.
-- `executed_utilisation`: the FLOPs that the sparse plan leaves, over the chip's *sparse* peak, which
-  is twice the dense one.
+- `executed_utilisation`: the FLOPs that the sparse plan leaves, over the chip's *sparse* peak. That
+  peak is advertised with the zeros that 2:4 skips counted as work, and executed FLOPs leave them
+  out: dense or sparse, a step that never let the tensor cores wait would read 50 %.
 """
 
 from __future__ import annotations

@@ -1,0 +1,83 @@
+"""Held-out loss, the same number for every batch size."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from sparse_lm.config import Config
+from sparse_lm.model import llama
+from sparse_lm.model.loss import token_losses
+from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.plan import DENSE, GemmPlan
+
+Evaluation = Callable[[llama.Params, FfnVariables, Iterable[np.ndarray]], dict[str, float]]
+
+
+def make_evaluation(
+    config: Config, graphdef: nnx.GraphDef, bytes_per_token: np.ndarray, plan: GemmPlan = DENSE
+) -> Evaluation:
+    """An evaluation that compiles one step, on its first use.
+
+    Args:
+      config: the run.
+      graphdef: the model's structure.
+      bytes_per_token: int32[V], UTF-8 bytes that each token stands for.
+      plan: of the FFNs. Each token's loss is then computed from it and its past alone
+        (`GemmPlan.for_evaluation`).
+
+    Returns:
+      A function of (params, variables, batches), where a batch is int32[b, S + 1] windows of tokens
+      with b at most `config.batch_size`; a window's first S tokens predict its last S. Its result:
+
+      - loss: nats per predicted token, the mean over all of them;
+      - perplexity: exp(loss);
+      - bits_per_byte: the sum of the losses in bits, over the bytes of the predicted tokens, which
+        compares models of different vocabularies.
+    """
+    window_nats = jax.jit(functools.partial(_window_nats, config=config, graphdef=graphdef, plan=plan.for_evaluation()))
+
+    def evaluate(params: llama.Params, variables: FfnVariables, batches: Iterable[np.ndarray]) -> dict[str, float]:
+        pending, tokens, text_bytes = [], 0, 0
+        for windows in batches:
+            full = np.resize(windows, (config.batch_size, windows.shape[1]))  # a short batch repeats its windows
+            pending.append((window_nats(params, variables, jax.device_put(full)), len(windows)))
+            tokens += windows[:, 1:].size
+            text_bytes += int(bytes_per_token[windows[:, 1:]].sum())
+        nats = sum(sums[:count].sum(dtype=np.float64) for sums, count in jax.device_get(pending))
+        return _summary(float(nats), tokens, text_bytes)
+
+    return evaluate
+
+
+def _window_nats(
+    params: llama.Params,
+    variables: FfnVariables,
+    windows: Array,
+    *,
+    config: Config,
+    graphdef: nnx.GraphDef,
+    plan: GemmPlan,
+) -> Array:
+    """f32[B]: the sum of each window's token losses."""
+    model = llama.merge(graphdef, params)
+    key = jax.random.key(0) if plan.random else None  # moves rows about; their results do not depend on it
+    implementation = config.sparsity.implementation or None
+    hidden, _ = model(windows[:, :-1], plan=plan, variables=variables, key=key, implementation=implementation)
+    hidden = hidden.reshape(-1, hidden.shape[-1])
+    losses = token_losses(hidden, model.unembedding(), windows[:, 1:].reshape(-1), config.model.loss_chunk)
+    return jnp.sum(losses.reshape(windows.shape[0], -1), axis=1)
+
+
+def _summary(nats: float, tokens: int, text_bytes: int) -> dict[str, float]:
+    loss = nats / tokens
+    with np.errstate(over="ignore"):
+        perplexity = float(np.exp(loss))
+    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": nats / math.log(2) / text_bytes}

@@ -1,0 +1,111 @@
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from sparse_lm.config import Config, ModelConfig, SparsityConfig
+from sparse_lm.model import llama
+from sparse_lm.ops.ffn import FfnVariables, init_variables
+from sparse_lm.training import evaluation
+from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.recipe import sparse_plan
+
+MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=61, dtype="float32", loss_chunk=24)
+CONFIG = Config(batch_size=4, seq_len=9, model=MODEL)
+WINDOWS = np.random.default_rng(0).integers(0, 61, (11, 10)).astype(np.int32)
+BYTES_PER_TOKEN = np.random.default_rng(1).integers(0, 7, 61).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama.init(MODEL, jax.random.key(0))
+
+
+def batches(windows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [windows[start : start + size] for start in range(0, len(windows), size)]
+
+
+def evaluate(model, windows: np.ndarray = WINDOWS, config: Config = CONFIG) -> dict[str, float]:
+    graphdef, params = model
+    run = make_evaluation(config, graphdef, BYTES_PER_TOKEN)
+    return run(params, FfnVariables(), batches(windows, config.batch_size))
+
+
+def test_loss_perplexity_and_bits_per_byte_by_definition(model):
+    graphdef, params = model
+    llama_model = llama.merge(graphdef, params)
+    hidden, _ = llama_model(WINDOWS[:, :-1])
+    logits = np.asarray(llama_model.logits(hidden), np.float64)
+    targets = WINDOWS[:, 1:]
+    likelihood = np.take_along_axis(logits, targets[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
+
+    result = evaluate(model)
+    assert result["loss"] == pytest.approx(-likelihood.mean(), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(-likelihood.mean()), rel=1e-5)
+    bits_per_byte = -likelihood.sum() / math.log(2) / BYTES_PER_TOKEN[targets].sum()
+    assert result["bits_per_byte"] == pytest.approx(bits_per_byte, rel=1e-5)
+
+
+def test_short_last_batch_counts_its_own_windows_only(model):
+    """11 windows in batches of 4, of which the last has 3; and one that holds them all."""
+    whole = evaluate(model, config=dataclasses.replace(CONFIG, batch_size=11))
+    assert evaluate(model) == pytest.approx(whole, rel=1e-6)
+    assert evaluate(model, WINDOWS[:1])["loss"] != pytest.approx(whole["loss"], rel=1e-3)
+
+
+def test_compiles_once(model, monkeypatch):
+    traces = []
+    original = evaluation.token_losses
+    monkeypatch.setattr(evaluation, "token_losses", lambda *args: traces.append(1) or original(*args))
+    graphdef, params = model
+    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN)
+    first, second = (run(params, FfnVariables(), batches(WINDOWS, 4)) for _ in range(2))
+    assert first == second
+    assert len(traces) == 1
+
+
+RECIPES = {
+    "act24": SparsityConfig(recipe="act24"),
+    **{
+        selection: SparsityConfig(recipe="venom", selection=selection, v=4, m=8, clusters=2)
+        for selection in ("magnitude", "cluster_sets", "slices")
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_sparse_evaluation_does_not_depend_on_the_other_windows_of_a_batch(model, recipe):
+    graphdef, params = model
+    plan = sparse_plan(RECIPES[recipe])
+    variables = jax.tree.map(
+        lambda x: np.broadcast_to(x, (MODEL.layers, *x.shape)), init_variables(plan, MODEL.dim, MODEL.ffn_dim)
+    )
+    if plan.venom:
+        centroids = np.random.default_rng(2).standard_normal(variables.centroids.shape).astype(np.float32)
+        variables = dataclasses.replace(variables, centroids=centroids)
+    if plan.pattern_known_first:
+        sets = neuron_sets(recipe, plan.m)
+        variables = dataclasses.replace(variables, columns=np.broadcast_to(sets, (MODEL.layers, *sets.shape)))
+
+    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, plan)
+    forwards, backwards = (run(params, variables, batches(order, 4)) for order in (WINDOWS, WINDOWS[::-1]))
+    assert forwards == pytest.approx(backwards, rel=1e-6)
+
+
+def neuron_sets(selection: str, m: int) -> np.ndarray:
+    """Of two clusters: slices are the halves; the sets are the first and the last four of every m."""
+    neurons = np.arange(MODEL.ffn_dim, dtype=np.int32)
+    if selection == "slices":
+        return neurons.reshape(2, -1)
+    first = neurons.reshape(-1, m)[:, :4].ravel()
+    return np.stack([first, first + m - 4])
+
+
+def test_sparse_evaluation_is_sparse(model):
+    graphdef, params = model
+    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, sparse_plan(RECIPES["act24"]))
+    sparse, dense = run(params, FfnVariables(), batches(WINDOWS, 4)), evaluate(model)
+    assert sparse["loss"] != dense["loss"]
+    assert sparse["loss"] == pytest.approx(dense["loss"], rel=0.05)
