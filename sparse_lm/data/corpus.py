@@ -1,0 +1,181 @@
+"""Text corpora: documents streamed from local files, in a fixed order.
+
+A corpus is any object that can be iterated again and again, each time yielding the same documents
+in the same order. A document is a `str`, or a 1-D integer array if its text is already tokenised.
+Documents come one at a time, so that a corpus may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import gzip
+import io
+import json
+import logging
+import os
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol, TextIO
+
+import numpy as np
+import zstandard
+
+from sparse_lm.data.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+Document = str | np.ndarray
+
+TEXT_SUFFIXES = (".txt", ".py", ".md")
+JSON_SUFFIX = ".jsonl"
+SUFFIXES = (*TEXT_SUFFIXES, JSON_SUFFIX)
+COMPRESSIONS = (".gz", ".zst")
+PIECE = 64 * 1024  # characters; a longer text file becomes several documents
+
+LIBRARY_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+LIBRARY_FILE_LIMIT = 512 * 1024  # bytes; larger files are tables of data
+
+
+class Corpus(Protocol):
+    """Documents in a fixed order; every iteration starts again from the first."""
+
+    def __iter__(self) -> Iterator[Document]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles:
+    """The documents of local files: of a .jsonl file every line, of any other the file itself.
+
+    A text file of more than `PIECE` characters is cut at line ends, so that a corpus which is one
+    large file still has documents to hold out. Bytes that are not UTF-8 read as U+FFFD.
+
+    Attributes:
+      paths: files named *.txt, *.py, *.md or *.jsonl, or any of these with .gz or .zst added.
+      text_field: the field of a .jsonl line that holds its text.
+    """
+
+    paths: tuple[Path, ...]
+    text_field: str = "text"
+
+    def __iter__(self) -> Iterator[str]:
+        """Non-empty documents, file by file.
+
+        Raises:
+          DataError: a file cannot be read, or a .jsonl line has no such text.
+        """
+        for path in self.paths:
+            try:
+                with _open_text(path) as stream:
+                    if text_suffix(path) == JSON_SUFFIX:
+                        documents = _json_texts(stream, path, self.text_field)
+                    else:
+                        documents = pieces(stream, PIECE)
+                    yield from filter(None, documents)
+            except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+                raise DataError(f"cannot read {path}: {error}") from error
+
+
+def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
+    """The readable files that glob patterns match, sorted by path; `**` matches any folders.
+
+    Raises:
+      DataError: a pattern matches no file, or nothing that it matches is a kind of text.
+    """
+    paths: set[Path] = set()
+    for pattern in patterns:
+        matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
+        files = [path for path in matches if path.is_file()]
+        texts = [path for path in files if text_suffix(path)]
+        kinds = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}"
+        if not texts:
+            what = "only files of other kinds" if files else "no file"
+            raise DataError(f"{pattern!r} matches {what}; readable: {kinds}")
+        if len(texts) < len(files):
+            logger.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), kinds)
+        paths.update(texts)
+    return TextFiles(tuple(sorted(paths)), text_field)
+
+
+def python_library() -> TextFiles:
+    """The sources of the running Python's standard library: real text on every machine.
+
+    Left out: installed packages, tests, files over 512 KiB and files that are not UTF-8.
+
+    Raises:
+      DataError: this Python has no library sources.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LIBRARY_SKIPPED]
+        paths += [Path(folder, name) for name in files if name.endswith(".py")]
+    readable = tuple(path for path in sorted(paths) if _is_library_source(path))
+    if not readable:
+        raise DataError(f"no Python sources under {root}: the embedded corpus needs the standard library as files")
+    return TextFiles(readable)
+
+
+def text_suffix(path: Path) -> str:
+    """The suffix that says how to read `path` (one of `SUFFIXES`), without compression; "" for other files."""
+    name = path.name.lower()
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    suffix = os.path.splitext(name)[1]
+    return suffix if suffix in SUFFIXES else ""
+
+
+def pieces(stream: TextIO, limit: int) -> Iterator[str]:
+    """Cuts a text into pieces of at most `limit` characters, after the last line end where there is one."""
+    rest = ""
+    while True:
+        rest += stream.read(limit - len(rest))
+        if len(rest) < limit:
+            break
+        cut = rest.rfind("\n") + 1 or limit
+        yield rest[:cut]
+        rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+@contextlib.contextmanager
+def _open_text(path: Path) -> Iterator[TextIO]:
+    """`path` decompressed and decoded; line ends are left as they are."""
+    with open(path, "rb") as raw:
+        binary = raw
+        if path.suffix.lower() == ".gz":
+            binary = gzip.GzipFile(fileobj=raw)
+        elif path.suffix.lower() == ".zst":
+            # Files written in parallel hold several frames; a reader stops after the first unless told.
+            binary = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="\n") as stream:
+            yield stream
+
+
+def _json_texts(stream: TextIO, path: Path, field: str) -> Iterator[str]:
+    for number, line in enumerate(stream, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            fields = ", ".join(record) if isinstance(record, dict) else "none"
+            raise DataError(f"{path}:{number}: no text in field {field!r}; fields of this line: {fields}")
+        # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
+        yield record[field].encode("utf-8", "replace").decode("utf-8")
+
+
+def _is_library_source(path: Path) -> bool:
+    try:
+        if path.stat().st_size > LIBRARY_FILE_LIMIT:
+            return False
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""Prepared data as training reads it: windows by index, and what is known about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from sparse_lm.data import tokenizer as tokenizer_lib
+from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE
+from sparse_lm.data.errors import DataError
+
+
+class Windows:
+    """Random access to one split: int32 windows [seq_len + 1], of which w[:-1] is input and w[1:] target."""
+
+    def __init__(self, source: Sequence[dict[str, np.ndarray]]):
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.read(np.array([index]))[0]
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """[n, seq_len + 1] int32, the windows at `indices` [n]; much faster than one by one."""
+        records = self._source.__getitems__(indices.tolist())
+        return np.stack([record["tokens"] for record in records]).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """An opened dataset.
+
+    Attributes:
+      directory: where it is prepared.
+      tokenizer_path: its tokenizer.json.
+      vocab_size: one more than the largest token id.
+      seq_len: targets of a window.
+      train: windows to train on.
+      heldout: windows of documents that are not in `train`.
+      bytes_per_token: int32 [vocab_size], UTF-8 bytes that each token stands for, for bits per byte.
+      info: the metadata of the preparation: corpus_sha256, tokenizer_sha256, and per split the
+        numbers of documents, tokens and bytes, among others.
+    """
+
+    directory: Path
+    tokenizer_path: Path
+    vocab_size: int
+    seq_len: int
+    train: Windows
+    heldout: Windows
+    bytes_per_token: np.ndarray
+    info: dict[str, Any]
+
+    def describe(self) -> str:
+        """One line for a log."""
+        splits = self.info["splits"].values()
+        documents, tokens, size = (sum(split[key] for split in splits) for key in ("documents", "tokens", "bytes"))
+        return (
+            f"{self.directory}: {documents:,} documents, {tokens:,} tokens of {size / tokens:.2f} bytes, "
+            f"{len(self.train):,} training and {len(self.heldout):,} held-out windows of {self.seq_len}, "
+            f"vocabulary {self.vocab_size:,}, text sha256 {self.info['corpus_sha256'][:12]}"
+        )
+
+
+def is_prepared(directory: Path) -> bool:
+    """Whether `directory` holds windows of this library, rather than some other TFDS dataset."""
+    return _metadata(directory).get("format") == FORMAT
+
+
+def open_prepared(directory: Path) -> Data:
+    """Opens what `builder.prepare` wrote.
+
+    Raises:
+      DataError: the directory is not there, not complete, or damaged.
+    """
+    metadata = _metadata(directory)
+    if metadata.get("format") != FORMAT:
+        raise DataError(f"{directory} is not prepared data")
+    tokenizer = tokenizer_lib.load_tokenizer(directory / TOKENIZER_FILE)
+    if tokenizer_lib.fingerprint(tokenizer) != metadata["tokenizer_sha256"]:
+        raise DataError(f"{directory / TOKENIZER_FILE} is not the tokenizer that the data was prepared with")
+    return Data(
+        directory=directory,
+        tokenizer_path=directory / TOKENIZER_FILE,
+        vocab_size=metadata["vocab_size"],
+        seq_len=metadata["seq_len"],
+        train=_open_windows(directory, "train"),
+        heldout=_open_windows(directory, "heldout"),
+        bytes_per_token=tokenizer_lib.bytes_per_token(tokenizer),
+        info=metadata,
+    )
+
+
+def _metadata(directory: Path) -> dict[str, Any]:
+    try:
+        metadata = json.loads((directory / "metadata.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _open_windows(directory: Path, split: str) -> Windows:
+    """The split's windows, with the end of every file read: a file that is cut off has no readable end."""
+    try:
+        builder = tfds.builder_from_directory(directory)
+        source = builder.as_data_source(split)
+        for end in itertools.accumulate(builder.info.splits[split].shard_lengths):
+            source[end - 1]
+    except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
+        raise DataError(f"{directory} is damaged: {error}") from error
+    return Windows(source)

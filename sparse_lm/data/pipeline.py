@@ -1,0 +1,73 @@
+"""Batches: deterministic in (seed, step), with a single index for a position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grain
+import numpy as np
+
+from sparse_lm.data.dataset import Data
+
+
+def train_batches(
+    data: Data,
+    *,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[np.ndarray]:
+    """Shuffled batches without end, each epoch in another order.
+
+    Batch `step` depends on the data, `batch_size`, `seed` and `step` only. It is computed from
+    these, so that starting at any step takes no time and no state need be saved. Batches run on
+    over the end of an epoch.
+
+    Args:
+      data: what to read; its training windows.
+      batch_size: windows of a step, over all processes.
+      seed: of the order.
+      start_step: the first batch to yield.
+      process_index, process_count: this process gets rows
+        [process_index, process_index + 1) * batch_size / process_count of each batch.
+
+    Returns:
+      Iterator over int32 [batch_size / process_count, seq_len + 1].
+
+    Raises:
+      ValueError: `process_count` does not divide `batch_size`.
+    """
+    if batch_size % process_count:
+        raise ValueError(f"batch_size = {batch_size}: must be a multiple of the {process_count} processes")
+    # Indices are shuffled and batched before anything is read, so that a batch is one read.
+    batches = (
+        grain.MapDataset.range(len(data.train))
+        .shuffle(seed=seed % 2**32)
+        .repeat()
+        .batch(batch_size // process_count, drop_remainder=True)[process_index::process_count]
+        .map(data.train.read)
+    )
+    # Reading takes milliseconds, while the device works on the step before: threads would only contend.
+    iterator = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    iterator.set_state({"next_index": start_step})
+    return iterator
+
+
+def heldout_batches(data: Data, *, batch_size: int, windows: int = 0) -> Iterator[np.ndarray]:
+    """The same held-out windows in the same order every time, spread evenly over all of them.
+
+    Args:
+      data: what to read; its held-out windows.
+      batch_size: windows of a batch.
+      windows: how many in all; 0, or more than there are, for all.
+
+    Yields:
+      int32 [batch_size, seq_len + 1]; the last batch may have fewer rows.
+    """
+    total = len(data.heldout)
+    count = min(windows, total) if windows else total
+    indices = np.arange(count) * total // count
+    for start in range(0, count, batch_size):
+        yield data.heldout.read(indices[start : start + batch_size])

@@ -1,0 +1,173 @@
+"""Documents of any TFDS directory, prepared by whatever program: how C4 or DCLM come in.
+
+Read without TensorFlow, in order: ArrayRecord files, or TFRecord files, which most published
+directories hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from sparse_lm.data.corpus import Corpus, Document
+from sparse_lm.data.errors import DataError
+
+INFO_FILE = "dataset_info.json"
+FEATURES = ("tokens", "text")  # the first one that a dataset has is read
+HELDOUT_SPLITS = ("heldout", "validation", "test")  # the first one that a dataset has
+READ_RECORDS = 256  # fetched at one time
+LONGEST_DOCUMENT = 2**20  # tokens, where windows hold no end of text to find documents by
+
+
+def find_dataset(path: str | Path) -> Path:
+    """The TFDS directory at `path`, or the only one below it (as in c4/en/3.1.0).
+
+    Raises:
+      DataError: there is none, or several.
+    """
+    path = Path(path)
+    if (path / INFO_FILE).is_file():
+        return path
+    if not path.is_dir():
+        raise DataError(f"no directory {path}")
+    found = sorted(info.parent for info in path.rglob(INFO_FILE) if ".incomplete" not in str(info))
+    if not found:
+        raise DataError(f"no TFDS dataset in {path}: there is no {INFO_FILE} in or below it")
+    if len(found) > 1:
+        raise DataError(f"several TFDS datasets below {path}: name one of {', '.join(map(str, found))}")
+    return found[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsCorpus:
+    """One split of a TFDS directory, a document (`tokens` or `text`) a record.
+
+    Tokenised documents may end with `end_of_text` or not. Rows of `tokens` that all have one length
+    are windows that were cut from a stream of documents; they are joined again and cut where
+    `end_of_text` stands.
+    """
+
+    directory: Path
+    split: str
+    end_of_text: int | None = None  # of token data
+
+    @property
+    def feature(self) -> str:
+        """ "tokens" or "text".
+
+        Raises:
+          DataError: the dataset has neither.
+        """
+        features = _builder(self.directory).info.features
+        for name in FEATURES:
+            if name in features:
+                return name
+        raise DataError(f"{self.directory} has no feature {' or '.join(FEATURES)}, but {', '.join(features)}")
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the stored tokens."""
+        return np.dtype(_builder(self.directory).info.features["tokens"].np_dtype)
+
+    def __iter__(self) -> Iterator[Document]:
+        """Non-empty documents in stored order.
+
+        Raises:
+          DataError: the files are damaged, of a format that only TensorFlow reads, or hold something else.
+        """
+        try:
+            yield from filter(len, self._texts() if self.feature == "text" else self._token_documents())
+        except (OSError, RuntimeError) as error:  # RuntimeError: damaged ArrayRecord files
+            raise DataError(f"cannot read {self.directory}: {error}") from error
+
+    def _texts(self) -> Iterator[str]:
+        for value in self._values("text"):
+            yield value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+    def _token_documents(self) -> Iterator[np.ndarray]:
+        feature = _builder(self.directory).info.features["tokens"]
+        if len(feature.shape) != 1 or not np.issubdtype(self.dtype, np.integer):
+            raise DataError(f"{self.directory}: tokens must be 1-D integers, not {feature.shape} {self.dtype}")
+        rows = (np.asarray(value) for value in self._values("tokens"))
+        if feature.shape[0] is not None:
+            return _documents_of_windows(rows, self.end_of_text)
+        return (row[:-1] if len(row) and row[-1] == self.end_of_text else row for row in rows)
+
+    def _values(self, feature: str) -> Iterator[bytes | np.ndarray]:
+        wanted = tfds.features.FeaturesDict({feature: _builder(self.directory).info.features[feature]})
+        for record in self._records():
+            yield wanted.deserialize_example_np(record)[feature]
+
+    def _records(self) -> Iterator[bytes]:
+        builder = _builder(self.directory)
+        file_format = builder.info.file_format.value
+        if file_format == "tfrecord":
+            for path in builder.info.splits[self.split].filepaths:
+                yield from _tfrecords(Path(path))
+        elif file_format == "array_record":
+            source = builder.as_data_source(self.split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+            for start in range(0, len(source), READ_RECORDS):
+                yield from source.__getitems__(range(start, min(start + READ_RECORDS, len(source))))
+        else:
+            raise DataError(f"{self.directory} holds {file_format} files; readable: array_record, tfrecord")
+
+
+def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[Corpus, Corpus | None]:
+    """The training documents, and the held-out ones if the dataset has a split for them.
+
+    Raises:
+      DataError: the dataset has no train split.
+    """
+    names = _builder(directory).info.splits
+    if "train" not in names:
+        raise DataError(f"{directory} has no split 'train', but {', '.join(names) or 'none'}")
+    heldout = next((name for name in HELDOUT_SPLITS if name in names), None)
+    return TfdsCorpus(directory, "train", end_of_text), heldout and TfdsCorpus(directory, heldout, end_of_text)
+
+
+def fingerprint(directory: Path) -> str:
+    """SHA-256 that changes when the dataset is another one or was written again."""
+    digest = hashlib.sha256(str(directory.resolve()).encode())
+    for path in sorted(directory.iterdir()):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _builder(directory: Path) -> tfds.core.DatasetBuilder:
+    try:
+        return tfds.builder_from_directory(directory)
+    except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
+        raise DataError(f"cannot read {directory} as a TFDS dataset: {error}") from error
+
+
+def _documents_of_windows(rows: Iterator[np.ndarray], end_of_text: int | None) -> Iterator[np.ndarray]:
+    parts: list[np.ndarray] = []
+    for row in rows:
+        *complete, rest = np.split(row, np.flatnonzero(row == end_of_text) + 1)
+        for part in complete:
+            yield np.concatenate([*parts, part[:-1]])
+            parts = []
+        parts.append(rest)
+        if sum(map(len, parts)) > LONGEST_DOCUMENT:
+            yield np.concatenate(parts)
+            parts = []
+    if parts:
+        yield np.concatenate(parts)
+
+
+def _tfrecords(path: Path) -> Iterator[bytes]:
+    """Records of a TFRecord file: each has its length and a checksum in front, another checksum behind."""
+    with open(path, "rb") as file:
+        while header := file.read(12):
+            (length,) = struct.unpack("<Q4x", header)
+            record = file.read(length + 4)
+            if len(record) != length + 4:
+                raise DataError(f"{path} is cut off")
+            yield record[:-4]

@@ -1,0 +1,151 @@
+"""Byte-level BPE: training one on a corpus, reading any tokenizer.json, and tokenising documents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from sparse_lm.data.corpus import Document
+from sparse_lm.data.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+# What other families of tokenizers call it: Llama 3; Llama 1, 2 and T5; Gemma; DeepSeek; Qwen base models use ours.
+END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+MIN_VOCAB_SIZE = 257  # every byte, and the end of text
+BATCH_CHARACTERS = 2 * 2**20  # tokenised at one time, on all cores
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE (1508.07909, over bytes as in GPT-2) with an end-of-text token.
+
+    Lossless: decoding what it encodes gives back any text. The same texts give the same tokenizer.
+
+    Args:
+      texts: read once.
+      vocab_size: entries, the 256 bytes and the end of text among them. A small corpus may give fewer.
+
+    Raises:
+      DataError: `vocab_size` is under 257, or `texts` are not text.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise DataError(f"vocab_size = {vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and the end of text)")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Reads a tokenizer.json of the `tokenizers` library; Llama 3's is one.
+
+    Raises:
+      DataError: there is no such file, it is not a tokenizer, or it has no end-of-text token.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"no tokenizer file {path}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise DataError(f"{path} is not a tokenizer.json: {error}") from error
+    end_of_text(tokenizer)
+    return tokenizer
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id, special tokens included."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest unsigned type that holds every id: uint16 or uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The id that follows every document.
+
+    Raises:
+      DataError: no token has one of the usual names.
+    """
+    for name in END_OF_TEXT_NAMES:
+        if (token := tokenizer.token_to_id(name)) is not None:
+            return token
+    raise DataError(f"the tokenizer has no end-of-text token: none of {', '.join(END_OF_TEXT_NAMES)}")
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 of everything that decides how it tokenises."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
+    """int32[vocabulary]: UTF-8 bytes that each id stands for; 0 for special tokens and unused ids."""
+    decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"])
+    byte_level = '"ByteLevel"' in decoder
+    added = tokenizer.get_added_tokens_decoder()
+    lengths = np.zeros(vocabulary_size(tokenizer), np.int32)
+    for text, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token in added:
+            lengths[token] = 0 if added[token].special else len(text.encode())
+        elif byte_level:
+            lengths[token] = len(text)  # the byte-level alphabet spells each byte as one character
+        else:
+            lengths[token] = _sentencepiece_bytes(text)
+    return lengths
+
+
+def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Token ids of each document, 1-D in `token_dtype`, without special tokens.
+
+    Text that spells a special token is text like any other. Documents that are already tokens are
+    only checked.
+
+    Raises:
+      DataError: a tokenised document has an id that the tokenizer lacks.
+    """
+    # A copy: reading special tokens as text is for corpora, not for whoever else holds the tokenizer.
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.encode_special_tokens = True
+    vocab_size = vocabulary_size(tokenizer)
+    dtype = token_dtype(vocab_size)
+    for batch in _batches(documents):
+        if isinstance(batch[0], str):
+            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array(encoding.ids, dtype)
+        else:
+            for tokens in batch:
+                if tokens.min() < 0 or tokens.max() >= vocab_size:
+                    bad = tokens.min() if tokens.min() < 0 else tokens.max()
+                    raise DataError(f"the data has token {bad}, the tokenizer has ids 0..{vocab_size - 1}")
+                yield tokens.astype(dtype)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch, size = [], 0
+    for document in documents:
+        batch.append(document)
+        size += len(document)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _sentencepiece_bytes(token: str) -> int:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return 1  # byte fallback
+    return len(token.replace("▁", " ").encode())

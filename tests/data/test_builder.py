@@ -1,0 +1,162 @@
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from sparse_lm.data import builder, tokenizer
+from sparse_lm.data.dataset import open_prepared
+from sparse_lm.data.errors import DataError
+from sparse_lm.data.holdout import hold_out
+from tests.data.examples import make_documents, make_tokenizer, stream_of, targets_of
+
+SEQ_LEN = 32
+TOKENIZER = make_tokenizer()
+DOCUMENTS = make_documents(120)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("data") / "prepared"
+    builder.prepare(directory, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER, source={"from": "a test"})
+    return directory
+
+
+def windows_of(directory: Path, split: str) -> np.ndarray:
+    windows = getattr(open_prepared(directory), split)
+    return windows.read(np.arange(len(windows)))
+
+
+@pytest.mark.parametrize("part", ["train", "heldout"])
+def test_windows_spell_the_documents_of_their_part(prepared, part):
+    windows = windows_of(prepared, part)
+    assert windows.shape[1:] == (SEQ_LEN + 1,)
+    assert windows.dtype == np.int32
+    targets = targets_of(windows)
+    stream = stream_of(list(getattr(hold_out(DOCUMENTS), part)), TOKENIZER)
+    np.testing.assert_array_equal(targets[: len(stream)], stream)
+    assert len(targets) - len(stream) < SEQ_LEN
+
+
+def test_held_out_documents_do_not_appear_in_training(prepared):
+    train = TOKENIZER.decode(targets_of(windows_of(prepared, "train")).tolist())
+    heldout = list(hold_out(DOCUMENTS).heldout)
+    assert heldout
+    assert not [text for text in heldout if text in train]
+
+
+def test_the_metadata_says_what_was_prepared(prepared):
+    data = open_prepared(prepared)
+    split = hold_out(DOCUMENTS)
+    assert data.info["corpus_sha256"] == split.sha256
+    assert data.info["source"] == {"from": "a test"}
+    assert data.vocab_size == len(data.bytes_per_token) == tokenizer.vocabulary_size(TOKENIZER)
+    assert data.seq_len == SEQ_LEN
+    for part in ("train", "heldout"):
+        texts = list(getattr(split, part))
+        assert data.info["splits"][part] == {
+            "documents": len(texts),
+            "tokens": len(stream_of(texts, TOKENIZER)),
+            "bytes": sum(len(text.encode()) for text in texts),
+        }
+    assert f"{len(DOCUMENTS)} documents" in data.describe()
+
+
+def test_plain_tfds_reads_it_without_tensorflow(prepared):
+    reader = tfds.builder_from_directory(prepared)
+    assert reader.info.file_format.value == "array_record"
+    record = reader.as_data_source("train")[0]["tokens"]
+    assert record.dtype == np.uint16
+    np.testing.assert_array_equal(record, windows_of(prepared, "train")[0])
+    assert "tensorflow" not in sys.modules
+
+
+def test_the_same_text_gives_the_same_files(prepared, tmp_path):
+    again = tmp_path / "again"
+    builder.prepare(again, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER, source={"from": "a test"})
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == {
+        path.name: path.read_bytes() for path in prepared.iterdir()
+    }
+
+
+def test_many_shards_read_as_one(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(builder, "SHARD_BYTES", 1000)
+    monkeypatch.setattr(builder, "WRITE_ROWS", 7)
+    builder.prepare(tmp_path / "sharded", hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+    assert len(list((tmp_path / "sharded").glob("*train*"))) > 5
+    np.testing.assert_array_equal(windows_of(tmp_path / "sharded", "train"), windows_of(prepared, "train"))
+
+
+def test_a_large_vocabulary_is_stored_as_uint32(tmp_path):
+    wide = make_tokenizer()
+    wide.add_tokens([f"<added {number}>" for number in range(2**16)])
+    builder.prepare(tmp_path / "wide", hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=wide)
+    assert tfds.builder_from_directory(tmp_path / "wide").info.features["tokens"].np_dtype == np.uint32
+    stream = stream_of(list(hold_out(DOCUMENTS).train), wide)
+    np.testing.assert_array_equal(targets_of(windows_of(tmp_path / "wide", "train"))[: len(stream)], stream)
+
+
+def test_every_argument_of_the_builder_has_a_default(tmp_path, monkeypatch):
+    parameters = inspect.signature(builder.PackedText.__init__).parameters.values()
+    assert all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)
+    monkeypatch.setattr(builder, "python_library", lambda: make_documents(30))
+    made = builder.PackedText(data_dir=tmp_path)
+    made.download_and_prepare()
+    assert made.info.splits["train"].num_examples == len(made.as_data_source("train"))
+
+
+class Failing(list):
+    """Documents whose reader fails when the tokens of most of them are written."""
+
+    def __iter__(self):
+        self.readings = getattr(self, "readings", 0) + 1
+        yield from super().__iter__()
+        if self.readings > 1:
+            raise DataError("the disk is gone")
+
+
+def test_a_failed_build_leaves_nothing(tmp_path):
+    with pytest.raises(DataError, match="the disk is gone"):
+        builder.prepare(tmp_path / "data", hold_out(Failing(DOCUMENTS)), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sparse_lm.data import builder
+from sparse_lm.data.holdout import hold_out
+from tests.data.examples import make_documents, make_tokenizer
+
+class SequentialWriter(builder.tfds.core.SequentialWriter):
+    def close_splits(self, splits):
+        super().close_splits(splits)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+builder.tfds.core.SequentialWriter = SequentialWriter
+builder.prepare(Path(sys.argv[1]), hold_out(make_documents(120)), seq_len=32, tokenizer=make_tokenizer())
+"""
+
+
+def test_a_killed_build_is_not_read_and_the_next_one_succeeds(tmp_path, prepared):
+    directory = tmp_path / "data"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run([sys.executable, "-c", KILLED, str(directory)], env=environment, capture_output=True)
+    assert result.returncode == -9, result.stderr.decode()
+    assert [path.name for path in tmp_path.iterdir()] != []  # it had begun
+    with pytest.raises(DataError):
+        open_prepared(directory)
+    builder.prepare(directory, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+    np.testing.assert_array_equal(windows_of(directory, "train"), windows_of(prepared, "train"))
+
+
+def test_a_new_build_replaces_the_old_one(tmp_path):
+    directory = tmp_path / "data"
+    for seq_len in (16, 24):
+        builder.prepare(directory, hold_out(DOCUMENTS), seq_len=seq_len, tokenizer=TOKENIZER)
+        assert open_prepared(directory).seq_len == seq_len
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -1,0 +1,121 @@
+import gzip
+import io
+import json
+import tracemalloc
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import zstandard
+
+from sparse_lm.data import corpus
+from sparse_lm.data.errors import DataError
+from tests.data.examples import make_documents, write_jsonl
+
+TEXT = "one\r\ntwo\u2028 é 漢字\n\n\ttail without a line end"
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("suffix", [".txt", ".py", ".md", ".TXT"])
+def test_a_text_file_is_one_document(tmp_path, suffix, compression):
+    path = tmp_path / f"a{suffix}{compression}"
+    path.write_bytes(COMPRESS[compression](TEXT.encode()))
+    assert list(corpus.TextFiles((path,))) == [TEXT]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_a_jsonl_file_has_a_document_a_line(tmp_path, compression):
+    documents = [*make_documents(5), TEXT]
+    lines = "\n".join(json.dumps({"id": 1, "body": text}) for text in documents)
+    path = tmp_path / f"a.jsonl{compression}"
+    path.write_bytes(COMPRESS[compression](lines.encode()))
+    assert list(corpus.TextFiles((path,), text_field="body")) == documents
+
+
+def test_every_frame_of_a_zst_file_is_read(tmp_path):
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(b"".join(zstandard.compress(part) for part in (b"first ", b"second ", b"third")))
+    assert list(corpus.TextFiles((path,))) == ["first second third"]
+
+
+def test_empty_documents_are_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    write_jsonl(tmp_path / "b.jsonl", ["", "text", ""])
+    assert list(corpus.find_files([f"{tmp_path}/*"])) == ["text"]
+
+
+def test_bytes_that_are_not_utf8_and_half_surrogates_are_replaced(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9!")
+    (tmp_path / "b.jsonl").write_text('{"text": "half \\ud83d"}')
+    assert list(corpus.find_files([f"{tmp_path}/*"])) == ["caf\ufffd!", "half ?"]
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.text(alphabet="ab\n\ré", max_size=80), st.integers(1, 12))
+def test_pieces_join_to_the_text(text, limit):
+    parts = list(corpus.pieces(io.StringIO(text, newline=""), limit))
+    assert "".join(parts) == text
+    assert all(0 < len(part) <= limit for part in parts)
+    assert all(part.endswith("\n") for part in parts[:-1] if "\n" in part)
+
+
+def test_a_large_file_is_streamed(tmp_path):
+    line = b"some text that compresses well\n"
+    path = tmp_path / "large.txt.zst"
+    path.write_bytes(zstandard.compress(line * 1_000_000))  # 31 MB of text
+    tracemalloc.start()
+    size = sum(map(len, corpus.TextFiles((path,))))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == 1_000_000 * len(line)
+    assert peak < 4e6
+
+
+def test_files_come_sorted_whatever_the_patterns(tmp_path):
+    for name in ("b.txt", "a/c.py", "a/d/e.md", "a/ignored.bin"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    found = corpus.find_files([f"{tmp_path}/b.txt", f"{tmp_path}/**/*", f"{tmp_path}/a/*.py"])
+    assert list(found) == ["a/c.py", "a/d/e.md", "b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"tex', "a.jsonl:2: not JSON"),
+        ("a.jsonl", b'{"body": "x", "id": 3}', "a.jsonl:1: no text in field 'text'; fields of this line: body, id"),
+        ("a.jsonl", b'{"text": 7}', "no text in field 'text'"),
+        ("a.jsonl", b"[1]", "no text in field 'text'"),
+        ("a.txt.gz", b"plain", "cannot read .*a.txt.gz"),
+        ("a.txt.gz", gzip.compress(b"cut off" * 100)[:-9], "cannot read .*a.txt.gz"),
+        ("a.txt.zst", b"plain", "cannot read .*a.txt.zst"),
+    ],
+)
+def test_unreadable_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(corpus.find_files([f"{tmp_path}/*"]))
+
+
+def test_patterns_without_text_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"'.*nothing.*' matches no file; readable: \.txt \.py \.md \.jsonl"):
+        corpus.find_files([f"{tmp_path}/nothing*"])
+    (tmp_path / "image.png").write_bytes(b"")
+    with pytest.raises(DataError, match="matches only files of other kinds"):
+        corpus.find_files([f"{tmp_path}/*"])
+
+
+def test_the_standard_library_is_sorted_source_without_tests_and_packages():
+    paths = corpus.python_library().paths
+    assert list(paths) == sorted(paths)
+    assert {"argparse.py", "ast.py"} <= {path.name for path in paths}
+    assert not any({"site-packages", "test", "tests"} & set(path.parts) for path in paths)
+    assert len(paths) > 300
+
+
+def test_a_python_without_library_files_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="no Python sources"):
+        corpus.python_library()

@@ -1,0 +1,293 @@
+import dataclasses
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig
+from sparse_lm.data import DataError, builder, open_data, opening, train_batches
+from sparse_lm.data.holdout import hold_out
+from tests.data.examples import make_documents, make_tokenizer, stream_of, targets_of
+
+SEQ_LEN = 32
+TOKENIZER = make_tokenizer()
+DOCUMENTS = make_documents(120)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch) -> Config:
+    """A run on a small stand-in for the embedded corpus."""
+    monkeypatch.setattr(opening, "python_library", lambda: DOCUMENTS)
+    data = DataConfig(cache_dir=str(tmp_path / "cache"))
+    return Config(seq_len=SEQ_LEN, model=ModelConfig(vocab_size=500), data=data)
+
+
+@pytest.fixture
+def tokenizer_path(tmp_path) -> str:
+    TOKENIZER.save(str(tmp_path / "tokenizer.json"))
+    return str(tmp_path / "tokenizer.json")
+
+
+def with_data(config: Config, **kwargs) -> Config:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **kwargs))
+
+
+def with_vocab(config: Config, size: int) -> Config:
+    return dataclasses.replace(config, model=ModelConfig(vocab_size=size))
+
+
+def all_windows(windows) -> np.ndarray:
+    return windows.read(np.arange(len(windows)))
+
+
+def stamp(directory: Path) -> int:
+    return (directory / "metadata.json").stat().st_mtime_ns
+
+
+class TestEmbeddedCorpus:
+    def test_it_is_prepared_once(self, config):
+        first = open_data(config)
+        before = stamp(first.directory)
+        second = open_data(config)
+        assert second.directory == first.directory
+        assert stamp(second.directory) == before
+        assert first.info["corpus_sha256"] == hold_out(DOCUMENTS).sha256
+        assert first.vocab_size <= 500
+        stream = stream_of(list(hold_out(DOCUMENTS).train), TOKENIZER.from_file(str(first.tokenizer_path)))
+        np.testing.assert_array_equal(targets_of(all_windows(first.train))[: len(stream)], stream)
+
+    def test_other_text_vocabulary_or_length_is_prepared_apart(self, config, monkeypatch, tokenizer_path):
+        variants = [
+            config,
+            with_vocab(config, 300),
+            dataclasses.replace(config, seq_len=16),
+            with_data(config, tokenizer=tokenizer_path),
+        ]
+        opened = [open_data(variant) for variant in variants]
+        monkeypatch.setattr(opening, "python_library", lambda: make_documents(60))
+        opened.append(open_data(config))
+        assert len({data.directory for data in opened}) == 5
+        assert [data.seq_len for data in opened] == [32, 32, 16, 32, 32]
+        assert opened[1].vocab_size <= 300
+        assert opened[3].vocab_size == TOKENIZER.get_vocab_size()
+
+    @pytest.mark.parametrize(
+        "damage", ["cut", "empty", "remove shard", "no tokenizer", "other tokenizer", "no metadata"]
+    )
+    def test_a_damaged_cache_is_rebuilt(self, config, damage):
+        data = open_data(config)
+        expected = all_windows(data.train)
+        shard = next(data.directory.glob("*train*"))
+        if damage == "cut":
+            os.truncate(shard, shard.stat().st_size // 2)
+        elif damage == "empty":
+            os.truncate(shard, 0)
+        elif damage == "remove shard":
+            shard.unlink()
+        elif damage == "no tokenizer":
+            data.tokenizer_path.unlink()
+        elif damage == "other tokenizer":
+            TOKENIZER.save(str(data.tokenizer_path))
+        else:
+            (data.directory / "metadata.json").write_text("{")
+        np.testing.assert_array_equal(all_windows(open_data(config).train), expected)
+
+    def test_a_folder_made_from_something_else_is_rebuilt(self, config):
+        directory = open_data(config).directory
+        builder.prepare(directory, hold_out(make_documents(9)), seq_len=8, tokenizer=TOKENIZER)
+        assert open_data(config).info["corpus_sha256"] == hold_out(DOCUMENTS).sha256
+
+    def test_the_real_library_is_prepared_in_well_under_a_minute(self, tmp_path):
+        data = open_data(with_vocab(Config(data=DataConfig(cache_dir=str(tmp_path))), 512))
+        assert len(data.train) > 10_000
+        assert len(data.heldout) > 100
+        batch = next(train_batches(data, batch_size=4, seed=0))
+        assert batch.shape == (4, 257)
+        assert 0 <= batch.min() <= batch.max() < 512
+
+    def test_small_vocabularies_are_refused(self, config, tokenizer_path):
+        with pytest.raises(ConfigError, match=r"config\.model\.vocab_size = 256: must be at least 257"):
+            open_data(with_vocab(config, 256))
+        size = TOKENIZER.get_vocab_size()
+        with pytest.raises(ConfigError, match=rf"config\.model\.vocab_size = {size - 1}: must be at least {size}"):
+            open_data(with_data(with_vocab(config, size - 1), tokenizer=tokenizer_path))
+
+    def test_a_missing_tokenizer_and_an_unwritable_cache_are_refused(self, config, tmp_path):
+        with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = 'no\.json': no tokenizer file"):
+            open_data(with_data(config, tokenizer="no.json"))
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match=r"config\.data\.cache_dir = '.*/file': must be writable"):
+            open_data(with_data(config, cache_dir=str(tmp_path / "file")))
+
+
+class TestPreparedWindows:
+    @pytest.fixture
+    def path(self, tmp_path) -> str:
+        directory = tmp_path / "prepared"
+        builder.prepare(directory, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+        return str(directory)
+
+    def test_they_are_read_where_they_are(self, config, path, tokenizer_path):
+        for tokenizer in ("", tokenizer_path):
+            data = open_data(with_data(config, path=path, tokenizer=tokenizer))
+            assert data.directory == Path(path)
+        assert not Path(config.data.cache_dir).exists()
+
+    def test_another_length_is_refused(self, config, path):
+        with pytest.raises(ConfigError, match=rf"config\.seq_len = 64: must be {SEQ_LEN}, with which"):
+            open_data(dataclasses.replace(with_data(config, path=path), seq_len=64))
+
+    def test_a_smaller_model_vocabulary_is_refused(self, config, path):
+        with pytest.raises(ConfigError, match=r"config\.model\.vocab_size = 300: must be at least"):
+            open_data(with_vocab(with_data(config, path=path), 300))
+
+    def test_another_tokenizer_is_refused(self, config, path, tmp_path):
+        other = str(tmp_path / "other.json")
+        make_tokenizer(300).save(other)
+        with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '.*': must be empty or the one of the data"):
+            open_data(with_data(config, path=path, tokenizer=other))
+        wide = make_tokenizer()
+        wide.add_tokens([f"<added {number}>" for number in range(2**16)])
+        wide.save(other)
+        with pytest.raises(ConfigError, match=r"ids up to \d+; the prepared tokens are uint16, .* ids up to 65535"):
+            open_data(with_data(config, path=path, tokenizer=other))
+
+    def test_damage_is_reported_not_repaired(self, config, path):
+        shard = next(Path(path).glob("*train*"))
+        os.truncate(shard, shard.stat().st_size // 2)
+        with pytest.raises(DataError, match="prepared is damaged: "):
+            open_data(with_data(config, path=path))
+
+
+class Foreign(tfds.core.GeneratorBasedBuilder):
+    """A dataset as some other program may have left it."""
+
+    VERSION = tfds.core.Version("1.2.3")
+    url_infos = {}  # noqa: RUF012
+
+    def __init__(self, *, feature=None, splits=None, **kwargs):
+        self.feature, self.examples = feature or {}, splits or {}
+        super().__init__(file_format="array_record", **kwargs)
+
+    def _info(self):
+        features = tfds.features.FeaturesDict(self.feature)
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples(rows) for name, rows in self.examples.items()}
+
+    def _generate_examples(self, rows):
+        yield from enumerate(rows)
+
+
+def make_foreign(folder: Path, feature: dict, **splits: list[dict]) -> str:
+    Foreign(feature=feature, splits=splits, data_dir=folder).download_and_prepare()
+    return str(folder)
+
+
+def token_rows(documents: list[str]) -> list[dict]:
+    return [{"tokens": np.array(TOKENIZER.encode(text).ids, np.uint16)} for text in documents]
+
+
+def documents_in(data, part: str) -> list[str]:
+    """Texts recovered from the windows' targets, complete up to the window that goes round."""
+    decoded = TOKENIZER.from_file(str(data.tokenizer_path)).decode(
+        targets_of(all_windows(getattr(data, part))).tolist(), skip_special_tokens=False
+    )
+    count = data.info["splits"][part]["documents"]
+    return decoded.split("<|endoftext|>")[:count]
+
+
+RAGGED = {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.uint16), "id": np.int32}
+TEXT = {"text": tfds.features.Text(), "url": tfds.features.Text()}
+
+
+class TestForeignDatasets:
+    def test_token_documents_are_packed_once(self, config, tmp_path, tokenizer_path):
+        rows = [{**row, "id": number} for number, row in enumerate(token_rows(DOCUMENTS))]
+        end = TOKENIZER.token_to_id("<|endoftext|>")
+        rows[::2] = [{**row, "tokens": np.append(row["tokens"], np.uint16(end))} for row in rows[::2]]
+        path = make_foreign(tmp_path / "c4", RAGGED, train=rows)
+        run = with_data(config, path=path, tokenizer=tokenizer_path)
+        data = open_data(run)
+        train, heldout = documents_in(data, "train"), documents_in(data, "heldout")
+        assert heldout
+        assert sorted(train + heldout) == sorted(DOCUMENTS)
+        assert data.directory.parent == Path(config.data.cache_dir)
+        before = stamp(data.directory)
+        assert stamp(open_data(run).directory) == before
+        shorter = open_data(dataclasses.replace(run, seq_len=8))
+        assert shorter.directory != data.directory
+
+    def test_text_is_tokenised(self, config, tmp_path):
+        rows = [{"text": text, "url": "x"} for text in DOCUMENTS]
+        data = open_data(with_data(config, path=make_foreign(tmp_path / "text", TEXT, train=rows)))
+        assert sorted(documents_in(data, "train") + documents_in(data, "heldout")) == sorted(DOCUMENTS)
+
+    def test_its_own_validation_split_is_the_held_out_one(self, config, tmp_path):
+        rows = [{"text": text, "url": ""} for text in DOCUMENTS]
+        path = make_foreign(tmp_path / "text", TEXT, train=rows[:100], validation=rows[100:])
+        data = open_data(with_data(config, path=path))
+        assert sorted(documents_in(data, "train")) == sorted(DOCUMENTS[:100])
+        assert sorted(documents_in(data, "heldout")) == sorted(DOCUMENTS[100:])
+
+    def test_windows_of_another_length_are_joined_and_cut_into_documents(self, config, tmp_path, tokenizer_path):
+        stream = stream_of(DOCUMENTS, TOKENIZER)
+        width = 20
+        rows = [{"tokens": row} for row in stream[: len(stream) // width * width].reshape(-1, width)]
+        feature = {"tokens": tfds.features.Tensor(shape=(width,), dtype=np.int64)}
+        path = make_foreign(tmp_path / "rows", feature, train=rows)
+        data = open_data(with_data(config, path=path, tokenizer=tokenizer_path))
+        found = documents_in(data, "train") + documents_in(data, "heldout")
+        assert set(DOCUMENTS[:-2]) <= set(found)
+        assert len(found) <= len(DOCUMENTS)
+
+    def test_tfrecord_files_are_read(self, config, tmp_path):
+        rows = [{"text": text, "url": ""} for text in DOCUMENTS]
+        path = make_foreign(tmp_path / "text", TEXT, train=rows)
+        as_tfrecord(Path(path, "foreign", "1.2.3"))
+        data = open_data(with_data(config, path=path))
+        assert sorted(documents_in(data, "train") + documents_in(data, "heldout")) == sorted(DOCUMENTS)
+        shard = next(Path(path).rglob("*tfrecord*"))
+        os.truncate(shard, shard.stat().st_size - 5)
+        with pytest.raises(DataError, match=r"tfrecord.* is cut off"):
+            open_data(with_data(config, path=path))
+
+    def test_what_cannot_be_read_is_refused_by_name(self, config, tmp_path, tokenizer_path):
+        with pytest.raises(ConfigError, match=r"config\.data\.path = '.*/none': no directory"):
+            open_data(with_data(config, path=str(tmp_path / "none")))
+        with pytest.raises(ConfigError, match=r"config\.data\.path = '.*': no TFDS dataset in"):
+            (tmp_path / "empty").mkdir()
+            open_data(with_data(config, path=str(tmp_path / "empty")))
+        tokens = make_foreign(tmp_path / "a/tokens", {"tokens": RAGGED["tokens"]}, train=token_rows(DOCUMENTS))
+        with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '': must name the tokenizer\.json"):
+            open_data(with_data(config, path=tokens))
+        other = make_foreign(tmp_path / "a/other", {"image": np.int32}, train=[{"image": 1}])
+        with pytest.raises(DataError, match=r"no feature tokens or text, but image"):
+            open_data(with_data(config, path=other))
+        test_only = make_foreign(tmp_path / "a/test", {"text": TEXT["text"]}, test=[{"text": "x"}])
+        with pytest.raises(DataError, match=r"no split 'train', but test"):
+            open_data(with_data(config, path=test_only))
+        with pytest.raises(ConfigError, match=r"config\.data\.path = .*several TFDS datasets below"):
+            open_data(with_data(config, path=str(tmp_path / "a")))
+        beyond = [{"tokens": np.array([1, 60_000], np.uint16)}, *token_rows(DOCUMENTS)]
+        strange = make_foreign(tmp_path / "strange", {"tokens": RAGGED["tokens"]}, train=beyond)
+        with pytest.raises(DataError, match=r"has token 60000, the tokenizer has ids"):
+            open_data(with_data(config, path=strange, tokenizer=tokenizer_path))
+
+
+def as_tfrecord(directory: Path) -> None:
+    """Rewrites a dataset's ArrayRecord shards as TFRecord files, without TensorFlow."""
+    source = tfds.builder_from_directory(directory).as_data_source(
+        "train", deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+    )
+    records = [source[index] for index in range(len(source))]
+    (shard,) = directory.glob("*array_record*")
+    framed = (struct.pack("<QI", len(record), 0) + record + bytes(4) for record in records)
+    shard.with_name(shard.name.replace("array_record", "tfrecord")).write_bytes(b"".join(framed))
+    shard.unlink()
+    info = directory / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))

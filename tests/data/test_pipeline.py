@@ -1,0 +1,96 @@
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparse_lm.data.dataset import Data, Windows
+from sparse_lm.data.pipeline import heldout_batches, train_batches
+
+SEQ_LEN = 3
+
+
+class Records:
+    """Window i is (i, i, i, i)."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitems__(self, indices):
+        return [{"tokens": np.full(SEQ_LEN + 1, index, np.uint16)} for index in indices]
+
+
+def make_data(train: int = 50, heldout: int = 23) -> Data:
+    windows = dict(train=Windows(Records(train)), heldout=Windows(Records(heldout)))
+    return Data(
+        Path(), Path("tokenizer.json"), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info={}, **windows
+    )
+
+
+def take(count: int, **kwargs) -> np.ndarray:
+    """[count, batch] indices of the windows in the first batches."""
+    arguments = dict(batch_size=8, seed=0) | kwargs
+    return np.stack(list(itertools.islice(train_batches(make_data(), **arguments), count)))[:, :, 0]
+
+
+def test_batches_are_int32_windows():
+    batch = next(train_batches(make_data(), batch_size=8, seed=0))
+    assert batch.shape == (8, SEQ_LEN + 1)
+    assert batch.dtype == np.int32
+
+
+def test_the_stream_is_a_function_of_the_seed():
+    np.testing.assert_array_equal(take(20), take(20))
+    assert (take(20) != take(20, seed=1)).any()
+    assert take(1, seed=2**40 + 5).shape == (1, 8)
+
+
+def test_every_epoch_has_every_window_once_in_another_order():
+    epochs = take(25).ravel()[:200].reshape(4, 50)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(50))
+    assert len({tuple(epoch) for epoch in epochs} | {tuple(range(50))}) == 5
+
+
+@pytest.mark.parametrize("step", [1, 6, 7, 19])
+def test_starting_at_a_step_continues_the_stream(step):
+    np.testing.assert_array_equal(take(20)[step:], take(20 - step, start_step=step))
+
+
+def test_a_late_step_is_reached_at_once():
+    assert take(1, start_step=10**15).shape == (1, 8)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("start_step", [0, 5])
+def test_processes_read_the_rows_of_one_batch(processes, start_step):
+    parts = [
+        take(15, start_step=start_step, process_index=index, process_count=processes) for index in range(processes)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), take(15, start_step=start_step))
+
+
+def test_processes_must_share_a_batch_evenly():
+    with pytest.raises(ValueError, match="batch_size = 8: must be a multiple of the 3 processes"):
+        train_batches(make_data(), batch_size=8, seed=0, process_count=3)
+
+
+def test_a_batch_may_be_larger_than_the_data():
+    assert np.bincount(take(1, batch_size=120)[0], minlength=50).min() == 2
+
+
+@pytest.mark.parametrize(("windows", "count"), [(10, 10), (0, 23), (23, 23), (100, 23), (1, 1)])
+def test_held_out_windows_are_the_same_every_time(windows, count):
+    data = make_data()
+    first, second = ([batch[:, 0] for batch in heldout_batches(data, batch_size=4, windows=windows)] for _ in range(2))
+    assert [len(batch) for batch in first] == [4] * (count // 4) + [count % 4] * (count % 4 > 0)
+    np.testing.assert_array_equal(np.concatenate(first), np.concatenate(second))
+    assert len(set(np.concatenate(first))) == count
+
+
+def test_held_out_windows_spread_over_the_whole_split():
+    chosen = np.concatenate(list(heldout_batches(make_data(heldout=1000), batch_size=4, windows=10)))[:, 0]
+    assert chosen.tolist() == list(range(0, 1000, 100))

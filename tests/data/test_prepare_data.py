@@ -1,0 +1,76 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparse_lm import prepare_data
+from sparse_lm.data.errors import DataError
+from tests.data.examples import make_documents, make_tokenizer, write_jsonl
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "text" / "deep"
+    folder.mkdir(parents=True)
+    for number, text in enumerate(make_documents(30)):
+        (folder / f"{number}.txt").write_text(text)
+    write_jsonl(tmp_path / "text" / "lines.jsonl", make_documents(30, seed=1), field="body")
+    return tmp_path / "text"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "sparse_lm.prepare_data", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": ""})
+
+
+def test_the_command_prepares_data_and_says_how_much(files, tmp_path):
+    output = tmp_path / "out" / "data"
+    result = run(
+        f"--files={files}/**/*.txt", f"--files={files}/*.jsonl", "--text_field=body", f"--output={output}",
+        "--vocab_size=300", "--seq_len=16",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "60 documents" in result.stdout
+    assert "tokens of" in result.stdout
+    assert "tokens/s" in result.stdout
+    assert json.loads((output / "metadata.json").read_text())["seq_len"] == 16
+
+
+def test_bad_input_is_one_line_without_a_traceback(tmp_path):
+    result = run(f"--files={tmp_path}/*.txt", f"--output={tmp_path}/out")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ")
+    assert "matches no file" in result.stderr
+
+
+def test_prepared_data_is_replaced_and_nothing_else_is(files, tmp_path):
+    output = tmp_path / "out"
+    for seq_len in (8, 16):
+        data = prepare_data.prepare_files([f"{files}/**/*.txt"], output, seq_len=seq_len, vocab_size=300)
+        assert data.seq_len == seq_len
+    with pytest.raises(DataError, match="exists and is not prepared data"):
+        prepare_data.prepare_files([f"{files}/**/*.txt"], files, seq_len=8, vocab_size=300)
+    assert len(list(files.glob("deep/*.txt"))) == 30
+
+
+def test_a_named_tokenizer_is_used(files, tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    arguments = dict(seq_len=8, tokenizer=str(tmp_path / "tokenizer.json"))
+    data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
+    assert data.vocab_size == tokenizer.get_vocab_size()
+    with pytest.raises(DataError, match=r"--vocab_size=300 .* but --tokenizer names one"):
+        prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", vocab_size=300, **arguments)
+
+
+def test_files_without_text_are_refused(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match="the corpus is empty"):
+        prepare_data.prepare_files([f"{tmp_path}/*.txt"], tmp_path / "out", seq_len=8)
