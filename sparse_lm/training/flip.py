@@ -65,6 +65,16 @@ def dense_params(params: Params, variables: FfnVariables, plan: GemmPlan) -> Par
     return _with_ffn(params, dict(zip(MATRICES, effective(ffn["up"], ffn["down"], variables), strict=True)))
 
 
+def fix_scales(variables: FfnVariables, ffn: dict[str, Array], plan: GemmPlan) -> FfnVariables:
+    """With the soft threshold's beta of each weight matrix as it now is. Of weights that a sparse phase
+    left, which are 2:4 already, it is 1."""
+
+    def scales(name: str, matrix: str) -> Array:
+        return jax.vmap(lambda w: ops.soft_threshold_scale(w, plan.weight_axis(name)))(ffn[matrix])
+
+    return dataclasses.replace(variables, scale_up=scales("W1", "up"), scale_down=scales("W2", "down"))
+
+
 def _enter_sparse(state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any) -> TrainState:
     state = _edge_moments(state, config.sparsity.moments)
     ffn = state.params["layers"]["ffn"]
@@ -144,7 +154,10 @@ def _sort_neurons(state: TrainState, assignment: Array) -> TrainState:
     """Neurons in order of cluster, so that a cluster is one contiguous slice. W1, W2 and their moments
     move together: the function computed stays what it was."""
     order = jnp.argsort(assignment, axis=-1, stable=True)
-    sort = lambda tree: _map_ffn(tree, lambda w: jnp.take_along_axis(w, order[:, :, None], axis=1))  # noqa: E731
+
+    def sort(tree: Params) -> Params:
+        return _map_ffn(tree, lambda w: jnp.take_along_axis(w, order[:, :, None], axis=1))
+
     opt_state = _map_adam(state.opt_state, lambda adam: adam._replace(mu=sort(adam.mu), nu=sort(adam.nu)))
     return dataclasses.replace(state, params=sort(state.params), opt_state=opt_state)
 
@@ -153,16 +166,18 @@ def _edge_moments(state: TrainState, option: str) -> TrainState:
     """Adam's moments of the FFN weights at either edge: "keep" both, "reset" both, or "reset_first" only."""
     if option == "keep":
         return state
-    zero = lambda tree: _map_ffn(tree, jnp.zeros_like)  # noqa: E731
-    if option == "reset_first":
-        opt_state = _map_adam(state.opt_state, lambda adam: adam._replace(mu=zero(adam.mu)))
-    else:
-        opt_state = _map_adam(state.opt_state, lambda adam: adam._replace(mu=zero(adam.mu), nu=zero(adam.nu)))
-    return dataclasses.replace(state, opt_state=opt_state)
+
+    def reset(adam: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
+        second = _map_ffn(adam.nu, jnp.zeros_like) if option == "reset" else adam.nu
+        return adam._replace(mu=_map_ffn(adam.mu, jnp.zeros_like), nu=second)
+
+    return dataclasses.replace(state, opt_state=_map_adam(state.opt_state, reset))
 
 
 def _map_adam(opt_state: optax.OptState, function: Callable[[Any], Any]) -> optax.OptState:
-    is_adam = lambda node: isinstance(node, optax.ScaleByAdamState)  # noqa: E731
+    def is_adam(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByAdamState)
+
     return jax.tree.map(lambda node: function(node) if is_adam(node) else node, opt_state, is_leaf=is_adam)
 
 

@@ -88,13 +88,12 @@ def make_trainer(config: Config) -> Trainer:
 def _init(*, config: Config, optimizer: optax.GradientTransformation, plan: GemmPlan) -> TrainState:
     _, params = llama.init(config.model, jax.random.key(config.seed))
     one_layer = init_variables(plan, config.model.dim, config.model.ffn_dim)
-    stack = lambda x: jnp.broadcast_to(x, (config.model.layers, *x.shape))  # noqa: E731
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=zero,
         params=params,
         opt_state=optimizer.init(params),
-        variables=jax.tree.map(stack, one_layer),
+        variables=jax.tree.map(lambda x: jnp.broadcast_to(x, (config.model.layers, *x.shape)), one_layer),
         mask_decay=jnp.zeros((), jnp.float32),
         skipped=zero,
         skipped_in_a_row=zero,
@@ -122,12 +121,15 @@ def _train_step(
 
     # A bad step leaves no trace but a count: the weights and moments of before are kept.
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+
+    def unless_bad(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
     new_state = dataclasses.replace(
         state,
         step=state.step + 1,
-        params=jax.tree.map(keep, params, state.params),
-        opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+        params=unless_bad(params, state.params),
+        opt_state=unless_bad(opt_state, state.opt_state),
         skipped=state.skipped + ~finite,
         skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
     )

@@ -1,0 +1,246 @@
+"""The training loop: dense steps, sparse steps, and what happens between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from sparse_lm.config import Config, ConfigError
+from sparse_lm.data.opening import open_data
+from sparse_lm.data.pipeline import heldout_batches, train_batches
+from sparse_lm.ops import backends
+from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.training import flops
+from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.decay_search import search_mask_decay
+from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.flip import Transitions, make_transitions, needs_refresh
+from sparse_lm.training.interrupt import Interrupt
+from sparse_lm.training.metrics import MetricsWriter
+from sparse_lm.training.progress import Progress
+from sparse_lm.training.schedule import learning_rate
+from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
+from sparse_lm.training.timing import StepTimer
+from sparse_lm.training.workdir import check_same_config, make_workdir, save_config
+
+log = logging.getLogger(__name__)
+
+
+class TooManyBadSteps(RuntimeError):
+    """Loss or gradient was not finite for too many steps in a row."""
+
+
+def train(config: Config, workdir: str) -> bool:
+    """Trains to the end, going on from the newest checkpoint in `workdir` if there is one.
+
+    Returns:
+      Whether the run is finished; False if a signal stopped it early (its state is saved).
+
+    Raises:
+      ConfigError, WorkdirError, DataError: before anything compiles.
+      TooManyBadSteps: the last good state is saved.
+    """
+    check_implementation(config)
+    make_workdir(workdir)
+    check_same_config(workdir, config)
+    data = open_data(config)
+    save_config(workdir, config)
+    shutil.copyfile(data.tokenizer_path, Path(workdir, "tokenizer.json"))
+    log.info(data.describe())
+
+    trainer = make_trainer(config)
+    with Checkpoints(workdir, config.keep_checkpoints) as checkpoints, Interrupt() as interrupt:
+        state = checkpoints.restore_latest(jax.eval_shape(trainer.init))
+        if state is None:
+            state = trainer.init()
+        return _Run(config, workdir, trainer, data, checkpoints, interrupt).go(state)
+
+
+def check_implementation(config: Config) -> None:
+    """Refuses `sparsity.implementation` by name if this machine cannot run it."""
+    name = config.sparsity.implementation
+    reason = backends.unavailable(name) if name else None
+    if reason:
+        raise ConfigError("sparsity.implementation", name, reason)
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(self, config, workdir, trainer: Trainer, data, checkpoints: Checkpoints, interrupt: Interrupt):
+        self.config, self.trainer, self.data = config, trainer, data
+        self.checkpoints, self.interrupt, self.workdir = checkpoints, interrupt, workdir
+        self.transitions: Transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+        self.evaluations = {
+            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan)
+            for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
+        }
+        self.device_kind = jax.devices()[0].device_kind
+        self.schedule = learning_rate(config)
+
+    def go(self, state: TrainState) -> bool:
+        config, start = self.config, int(state.step)
+        if start == config.steps:
+            print(f"{self.workdir}: this run is finished, {start} steps")
+            return True
+        if start:
+            print(f"{self.workdir}: going on from step {start}")
+        self._print_implementations(state)
+        self.timer = StepTimer(config, start)
+        self.progress = Progress(config.steps, start)
+        with MetricsWriter(self.workdir, start) as self.writer:
+            try:
+                return self._steps(state, start)
+            finally:
+                self.progress.close()
+
+    def _steps(self, state: TrainState, start: int) -> bool:
+        config = self.config
+        batches = self._batches(start)
+        pending: tuple[int, Metrics] | None = None  # dispatched, not yet looked at
+        for step in range(start, config.steps):
+            windows = next(batches)
+            state, edge_metrics = self._edge(state, step, windows)
+            state, metrics = self.trainer.step(config.phase(step))(state, windows)
+            if pending:
+                self._handle(*pending, state)
+            pending = step, edge_metrics | metrics
+
+            done = step + 1
+            if self.interrupt.requested and done < config.steps:
+                self._handle(*pending, state)
+                self._save(state, done)
+                print(f"stopped by {self.interrupt.requested} after step {done}; saved. The same command goes on.")
+                return False
+            evaluates = done % config.eval_every == 0 or done == config.steps
+            saves = done % config.checkpoint_every == 0 or done == config.steps
+            if not (evaluates or saves):
+                continue
+            if done == config.steps and config.phase(step) == "sparse":
+                state = self.transitions.leave_sparse(state)
+            results = self._evaluate(state, step) if evaluates else None
+            self._handle(*pending, state, results)
+            pending = None
+            if saves:
+                self._save(state, done, results)
+            self.timer.skip()
+        self.checkpoints.wait()
+        print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
+        return True
+
+    def _batches(self, start: int) -> Iterator[Array]:
+        """Batches from step `start` on, on the device."""
+        batches = train_batches(
+            self.data, batch_size=self.config.batch_size, seed=self.config.seed, start_step=start
+        )  # fmt: skip
+        return (jax.device_put(windows) for windows in batches)
+
+    def _edge(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
+        """What the flip, or the refresh of a pattern, does to the state before `step`."""
+        config, plan = self.config, self.trainer.plan
+        now = config.phase(step)
+        before = config.phase(step - 1) if step else "dense"
+        if (before, now) == ("dense", "sparse"):
+            state = self.transitions.enter_sparse(state, windows)
+            if plan.weights == "transposable":
+                state = self._set_mask_decay(state, step)
+        elif (before, now) == ("sparse", "dense"):
+            state = self.transitions.leave_sparse(state)
+        elif now == "sparse" and needs_refresh(plan):
+            (start,) = (a for a, b in config.sparsity.windows if a <= step < b)
+            if (step - start) % config.sparsity.refresh_every == 0:
+                return self.transitions.refresh(state, windows)
+        return state, {}
+
+    def _set_mask_decay(self, state: TrainState, step: int) -> TrainState:
+        factor = self.config.sparsity.mask_decay
+        if factor is None:
+            trial = self._batches(step)
+            batches = [next(trial) for _ in range(self.config.sparsity.refresh_every)]
+            factor = search_mask_decay(state, batches, self.trainer.sparse_step, self.trainer.dense_step)
+            print(f"step {step}: masked decay {factor:g}, by flip rate")
+        return dataclasses.replace(state, mask_decay=jnp.float32(factor))
+
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
+        """Held-out loss of the state after `step`, computed as that step was."""
+        left = step + 1 == self.config.steps  # a finished run has dense weights, whatever its last phase
+        phase = "dense" if left else self.config.phase(step)
+        batches = heldout_batches(self.data, batch_size=self.config.batch_size, windows=self.config.data.eval_windows)
+        return self.evaluations[phase](state.params, state.variables, batches)
+
+    def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
+        self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
+
+    def _handle(self, step: int, metrics: Metrics, state: TrainState, results: dict[str, float] | None = None) -> None:
+        """Looks at the metrics of a step. The next step is running by then, so that this stalls nothing."""
+        config, phase = self.config, self.config.phase(step)
+        bad_in_a_row = int(metrics["skipped_in_a_row"])  # waits for the step
+        self.timer.step_done(phase)
+        if bad_in_a_row >= config.optimizer.max_skipped_steps:
+            self._save(state, int(state.step))
+            self.checkpoints.wait()
+            raise TooManyBadSteps(
+                f"loss or gradient was not finite in {bad_in_a_row} steps in a row, up to step {step}; "
+                f"the state before them is saved in {self.workdir}"
+            )
+        if step % config.log_every and not results:
+            return
+        step_time = self.timer.lap()
+        speed = config.tokens_per_step / step_time if step_time else None
+        line = {
+            "phase": phase,
+            "learning_rate": float(self.schedule(step)),
+            "tokens": (step + 1) * config.tokens_per_step,
+            "tokens_per_second": speed,
+            "step_time": step_time,
+            **self._utilisation(phase, speed),
+            **{name: value for name, value in metrics.items() if name != "cluster_energy"},
+        }
+        if results:
+            line |= {f"eval_{name}": value for name, value in results.items()}
+        self.writer.write(step, line)
+        loss = float(metrics["loss"])
+        self.progress.update(
+            step + 1, phase=phase, loss=loss, tokens_per_second=speed, seconds_left=self.timer.seconds_left()
+        )  # fmt: skip
+        if not math.isfinite(loss):
+            log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
+
+    def _utilisation(self, phase: str, tokens_per_second: float | None) -> dict[str, float | None]:
+        """Dense-equivalent MFU and executed-FLOP utilisation, each beside its denominator in FLOP/s."""
+        peak = flops.PEAKS.get(self.device_kind)
+        if tokens_per_second is None or peak is None:
+            return {"mfu": None, "executed_utilisation": None}
+        work = self._plan(phase).relative_work()
+        return {
+            "mfu": flops.mfu(self.config, tokens_per_second, self.device_kind),
+            "mfu_peak": peak.dense,
+            "executed_utilisation": flops.executed_utilisation(
+                self.config, work, tokens_per_second, self.device_kind
+            ),
+            "executed_peak": peak.sparse,
+        }  # fmt: skip
+
+    def _plan(self, phase: str) -> GemmPlan:
+        return self.trainer.plan if phase == "sparse" else DENSE
+
+    def _print_implementations(self, state: TrainState) -> None:
+        """Which product is sparse, and which backend runs each operation."""
+        if not self.config.sparsity.windows:
+            return
+        windows = jax.ShapeDtypeStruct((self.config.batch_size, self.config.seq_len + 1), np.int32)
+        with backends.record() as used:
+            jax.eval_shape(self.trainer.sparse_step, state, windows)
+        for product, operand in self.trainer.plan.operands.items():
+            print(f"  {product:<12} {operand}")
+        for op, names in sorted(used.items()):
+            print(f"  {op:<18} {', '.join(sorted(names))}")
