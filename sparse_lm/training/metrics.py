@@ -45,7 +45,7 @@ class MetricsWriter:
             TensorBoard gets scalars, and vectors as one scalar per entry ("name/0", "name/1", ...);
             strings and arrays of higher rank are in the JSON lines only.
         """
-        values = jax.device_get(dict(metrics))
+        values = dict(zip(metrics, jax.device_get(list(metrics.values())), strict=True))
         self._lines.write(to_json({"step": step, **values}) + "\n")
         self._lines.flush()
         for name, value in values.items():

@@ -1,0 +1,83 @@
+"""Held-out loss of a trained model.
+
+    python -m sparse_lm.evaluate --workdir=runs/tiny [--checkpoint=best] [--sparse]
+
+The last line of standard output is one JSON object: step, loss (nats per token), perplexity and
+bits_per_byte, over the whole held-out split.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from sparse_lm import logs
+from sparse_lm.config import Config, ConfigError
+from sparse_lm.data import DataError, heldout_batches, open_data
+from sparse_lm.model import llama
+from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.plan import DENSE
+from sparse_lm.training.checkpoint import restore_params
+from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.metrics import to_json
+from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.workdir import WorkdirError, load_config
+
+
+def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = False) -> dict[str, float]:
+    """Step, loss, perplexity and bits_per_byte of a checkpoint, dense or as the sparse phase computes.
+
+    Raises:
+      WorkdirError: the workdir has no such checkpoint, or none with sparse variables.
+      ConfigError, DataError: the run's configuration or data cannot be used any more.
+    """
+    config = load_config(workdir)
+    params, variables, step = restore_params(workdir, checkpoint)
+    if sparse:
+        _check_sparse(config, workdir, step)
+    data = open_data(config)
+    plan = sparse_plan(config.sparsity) if sparse else DENSE
+    evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, plan)
+    batches = heldout_batches(data, batch_size=config.batch_size, windows=0)
+    return {"step": step, **evaluation(params, FfnVariables(**variables), batches)}
+
+
+def _check_sparse(config: Config, workdir: str, step: int) -> None:
+    windows = config.sparsity.windows
+    if not windows:
+        raise WorkdirError(workdir, "--sparse needs a run with a sparse phase; this one is dense throughout")
+    if step <= windows[0][0]:
+        reason = (
+            f"--sparse needs a checkpoint after step {windows[0][0]}, where the sparse phase starts; this is {step}"
+        )
+        raise WorkdirError(workdir, reason)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}")
+    logs.configure()
+    options = flags.FLAGS
+    checkpoint = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
+    try:
+        result = evaluate(options.workdir, checkpoint, sparse=options.sparse)
+    except (ConfigError, DataError, WorkdirError) as error:
+        sys.exit(str(error))
+    print(to_json(result))
+
+
+def _define_flags() -> None:
+    """Not on import: entry points have flags of the same names, and may be imported side by side."""
+    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+    flags.DEFINE_string("checkpoint", "latest", "latest, best (least held-out loss in training) or a step.")
+    flags.register_validator(
+        "checkpoint", lambda name: name in ("latest", "best") or name.isdecimal(), "must be latest, best or a step"
+    )
+    flags.DEFINE_bool("sparse", False, "Compute the FFNs as the run's sparse phase does, instead of densely.")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

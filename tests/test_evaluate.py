@@ -1,0 +1,107 @@
+"""The entry point, on a workdir and a corpus made by hand."""
+
+import dataclasses
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.evaluate import evaluate
+from sparse_lm.model import llama
+from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.prepare_data import prepare_files
+from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.workdir import WorkdirError, save_config
+
+MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
+SPARSITY = SparsityConfig(recipe="sste", start_step=10, end_step=30)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """Checkpoints of steps 10 (before the sparse phase), 20 (the best) and 30, of random weights."""
+    path = tmp_path_factory.mktemp("run")
+    rng = np.random.default_rng(0)
+    (path / "text").mkdir()
+    for index in range(40):
+        (path / "text" / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 99, 200))))
+    prepare_files([str(path / "text" / "*.txt")], path / "data", seq_len=32, vocab_size=280)
+    config = Config(batch_size=5, seq_len=32, model=MODEL, sparsity=SPARSITY, data=DataConfig(path=str(path / "data")))
+    save_config(path, config)
+    with Checkpoints(path, keep=2) as checkpoints:
+        for step, eval_loss in ((20, 1.0), (30, 2.0)):
+            _save(checkpoints, step, eval_loss)
+    return path
+
+
+def _save(checkpoints: Checkpoints, step: int, eval_loss: float) -> None:
+    scale = jnp.full(MODEL.layers, 1.5)
+    variables = FfnVariables(scale_up=scale, scale_down=scale)
+    params = llama.init(MODEL, jax.random.key(step))[1]
+    checkpoints.save(step, {"params": params, "variables": variables}, {"eval_loss": eval_loss})
+
+
+def test_last_line_is_one_json_object(workdir):
+    command = [sys.executable, "-m", "sparse_lm.evaluate", f"--workdir={workdir}"]
+    run = subprocess.run(command, capture_output=True, check=True, text=True)
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert set(result) == {"step", "loss", "perplexity", "bits_per_byte"}
+    assert result["step"] == 30
+    assert result["loss"] == pytest.approx(math.log(280), rel=0.1)  # of an untrained model
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert result == evaluate(workdir)
+
+
+def test_checkpoints_by_name_and_step(workdir):
+    best = evaluate(workdir, "best")
+    assert best["step"] == 20
+    assert best == evaluate(workdir, 20)
+    assert best["loss"] != evaluate(workdir, "latest")["loss"]
+
+
+def test_sparse_products_change_the_loss(workdir):
+    dense, sparse = evaluate(workdir), evaluate(workdir, sparse=True)
+    assert sparse["loss"] != dense["loss"]
+    assert sparse["loss"] == pytest.approx(dense["loss"], rel=0.1)
+
+
+def test_sparse_before_the_sparse_phase_is_refused(workdir, tmp_path):
+    shutil.copy(workdir / "config.json", tmp_path)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        _save(checkpoints, 10, 1.0)
+    with pytest.raises(WorkdirError, match="needs a checkpoint after step 10"):
+        evaluate(tmp_path, sparse=True)
+
+
+def test_sparse_of_a_dense_run_is_refused(workdir, tmp_path):
+    shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
+    config = Config(model=MODEL, seq_len=32, data=DataConfig(path=str(workdir / "data")))
+    save_config(tmp_path, dataclasses.replace(config, batch_size=5))
+    with pytest.raises(WorkdirError, match="dense throughout"):
+        evaluate(tmp_path, sparse=True)
+
+
+def test_missing_checkpoint_is_refused(workdir):
+    with pytest.raises(WorkdirError, match="no checkpoint of step 7; there are 20, 30"):
+        evaluate(workdir, 7)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--workdir=/nowhere"], "--workdir=/nowhere: holds no run (no config.json)\n"),
+        (["--workdir=/nowhere", "--checkpoint=newest"], "must be latest, best or a step"),
+    ],
+)
+def test_mistakes_get_a_clear_line(flags, message):
+    run = subprocess.run([sys.executable, "-m", "sparse_lm.evaluate", *flags], capture_output=True, text=True)
+    assert run.returncode != 0
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
