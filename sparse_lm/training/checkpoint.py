@@ -32,9 +32,9 @@ _TRASH = ".deleted"  # beside the steps
 class Checkpoints:
     """The checkpoints of a run in training: the newest `keep`, and the one of least eval_loss.
 
-    Saves are asynchronous: the state is copied before `save` returns, so that its buffers may be
-    donated, and written behind the next steps. An error of a save is raised by the next call of
-    `save`, `wait` or `close`.
+    Saves are asynchronous: the state is written behind the next steps, and its buffers may be
+    donated as soon as `save` returns. An error of a save is raised by the next call of `save`,
+    `wait` or `close`.
 
     Args:
       workdir: an existing directory.
