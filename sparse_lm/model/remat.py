@@ -4,6 +4,10 @@ none            everything is saved.
 full            only the layer's input is saved.
 save_attention  also attention's result, so that everything but attention is recomputed.
 save_dots       also the results of the matrix products; elementwise work is recomputed.
+
+Saving less can be faster, since what is saved is written and read once more: a step of a dense 1B
+model (dim 2048, 25 layers, 8192 tokens, H200) took 188 ms and 14 GiB of temporaries with save_dots,
+197 ms and 25 GiB with none.
 """
 
 from __future__ import annotations

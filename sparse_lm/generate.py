@@ -1,0 +1,80 @@
+"""Continues a prompt with a trained model, from its workdir alone.
+
+    python -m sparse_lm.generate --workdir=runs/tiny --prompt="def main(" --max_new_tokens=64 --temperature=0.8
+
+Prints the prompt and its continuation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+
+from sparse_lm import logs
+from sparse_lm.config import ConfigError
+from sparse_lm.data import DataError
+from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.model import decode, llama
+from sparse_lm.training.checkpoint import restore_params
+from sparse_lm.training.workdir import WorkdirError, load_config
+
+_logger = logging.getLogger(__name__)
+
+
+def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: int, **sampling) -> str:
+    """A prompt and what the newest checkpoint of a run makes of it.
+
+    Args:
+      workdir: of the run.
+      prompt: text; empty for a new document.
+      max_new_tokens: the most tokens to make; the end of the document ends it sooner.
+      **sampling: temperature, top_p and seed of `model.decode.generate`.
+
+    Raises:
+      WorkdirError, ConfigError, DataError: config, checkpoint or tokenizer are absent or cannot be used.
+    """
+    config = load_config(workdir)
+    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
+    params, _, step = restore_params(workdir)
+    _logger.info("checkpoint of step %d", step)
+
+    end = end_of_text(tokenizer)
+    prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
+    total = len(prompt_tokens) + max_new_tokens
+    if total > config.seq_len:
+        _logger.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
+    graphdef = llama.graphdef(config.model)
+    made = decode.generate(graphdef, params, prompt_tokens, max_new_tokens=max_new_tokens, stop=end, **sampling)
+    return tokenizer.decode([*prompt_tokens, *made])
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}")
+    logs.configure()
+    options = {name: flags.FLAGS[name].value for name in ("max_new_tokens", "temperature", "top_p", "seed")}
+    try:
+        print(continue_text(flags.FLAGS.workdir, flags.FLAGS.prompt, **options))
+    except (ConfigError, DataError, WorkdirError) as error:
+        sys.exit(str(error))
+
+
+def _define_flags() -> None:
+    """Not on import: entry points have flags of the same names, and may be imported side by side."""
+    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+    flags.DEFINE_string("prompt", "", "Text to continue; empty for a new document.")
+    flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", lower_bound=0)
+    flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.", lower_bound=0.0)
+    flags.DEFINE_float("top_p", 0.95, "Sample among the most probable tokens that together reach it.")
+    flags.register_validator("top_p", lambda top_p: 0 < top_p <= 1, "must be in (0, 1]")
+    flags.DEFINE_integer("seed", 0, "Of the random numbers.")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)
