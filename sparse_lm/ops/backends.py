@@ -12,7 +12,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -38,12 +38,15 @@ def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> 
         these arguments.
     """
     if implementation is not None:
-        return _run(op, implementation, args, kwargs)
+        try:
+            return _run(op, implementation, args, kwargs)
+        except NotImplementedError as refusal:
+            raise NotImplementedError(f"implementation {implementation!r} of {op}: {refusal}") from refusal
     for name in _BEST_FIRST[:-1]:
         try:
             return _run(op, name, args, kwargs)
         except NotImplementedError as refusal:
-            _log_once(str(refusal))
+            _log_once(f"{op} passes over {name!r}: {refusal}")
     return _run(op, "reference", args, kwargs)
 
 
@@ -58,7 +61,7 @@ def record() -> Iterator[dict[str, set[str]]]:
     try:
         yield used
     finally:
-        _recorders.remove(used)
+        _recorders.pop()
 
 
 def unavailable(name: str) -> str | None:
@@ -87,23 +90,16 @@ def unavailable(name: str) -> str | None:
 
 
 def _run(op: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-    try:
-        result = _function(op, name)(*args, **kwargs)
-    except NotImplementedError as refusal:
-        raise NotImplementedError(f"{name} passed over for {op}: {refusal}") from refusal
-    for used in _recorders:
-        used.setdefault(op, set()).add(name)
-    return result
-
-
-def _function(op: str, name: str) -> Callable[..., Any]:
     reason = unavailable(name)
     if reason is not None:
         raise NotImplementedError(reason)
     function = vars(importlib.import_module(_MODULES[name])).get(op)
     if function is None:
-        raise NotImplementedError(f"has no {op}")
-    return function
+        raise NotImplementedError(f"that backend has no {op}")
+    result = function(*args, **kwargs)
+    for used in _recorders:
+        used.setdefault(op, set()).add(name)
+    return result
 
 
 @functools.cache

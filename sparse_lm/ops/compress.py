@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
-from sparse_lm.ops.select import magnitude_rank, split_groups, take_pairs, top_two
+from sparse_lm.ops.select import Lanes, magnitude_rank, split_groups, take_two, top_two
 
 
 def compress_24(
@@ -26,12 +26,38 @@ def compress_24(
     Returns:
       Sparse24 [M, K]; [K, M] for axis 0.
     """
+    kept = pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32))
+    first, second = top_two([member.astype(jnp.int32) for member in split_groups(pad_to_tiles(mask), axis)])
+    shape = x.shape if axis == -1 else x.shape[::-1]
+    return pack_24(split_groups(kept, axis), first, second, axis, shape, scale=scale, dtype=dtype or x.dtype)
+
+
+def pack_24(
+    lanes: Lanes,
+    first: Array,
+    second: Array,
+    axis: int,
+    shape: tuple[int, int],
+    *,
+    scale: ArrayLike,
+    dtype: DTypeLike,
+) -> Sparse24:
+    """Compressed form of whole tiles that `split_groups` has split along `axis`.
+
+    Args:
+      lanes: four float32 arrays, the members of each group.
+      first: uint32, position of the first survivor of each group.
+      second: uint32, position of the second.
+      axis: that of the split; for 0 this is where the matrix is transposed, once it is half as large.
+      shape: logical shape of the result.
+      scale: multiplies the survivors.
+      dtype: of the values.
+    """
+    low, high = ((survivor * scale).astype(dtype) for survivor in take_two(lanes, first, second))
     if axis == 0:
-        x, mask = x.T, mask.T
-    padded = pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32))
-    first, second = top_two([lane.astype(jnp.int32) for lane in split_groups(pad_to_tiles(mask))])
-    values = (take_pairs(split_groups(padded), first, second) * scale).astype(dtype or x.dtype)
-    return Sparse24(values, pack_metadata(first, second), x.shape)
+        values = jnp.stack([low, high], axis=1).reshape(-1, low.shape[1]).T
+        return Sparse24(values, pack_metadata(first.T, second.T), shape)
+    return Sparse24(_interleave(low, high), pack_metadata(first, second), shape)
 
 
 def condense(x: Array, columns: Array, v: int) -> Array:
@@ -75,12 +101,12 @@ def compress_venom(
     check_block(v)
     padded = _pad(condensed.astype(jnp.float32), max(v, TILE), TILE)
     if like is None:
-        first, second = top_two([magnitude_rank(lane) for lane in split_groups(padded)])
+        first, second = top_two([magnitude_rank(member) for member in split_groups(padded)])
         metadata = pack_metadata(first, second)
     else:
         first, second = unpack_metadata(like.metadata)
         metadata = like.metadata
-    values = take_pairs(split_groups(padded), first, second).astype(dtype or condensed.dtype)
+    values = _interleave(*take_two(split_groups(padded), first, second)).astype(dtype or condensed.dtype)
     extra = padded.shape[0] // v - columns.shape[0], padded.shape[1] - columns.shape[1]
     columns = jnp.pad(columns, ((0, extra[0]), (0, extra[1])), constant_values=shape[1])
     return SparseVenom(values, metadata, columns, shape, v, m)
@@ -95,6 +121,11 @@ def check_block(v: int) -> None:
 def pad_to_tiles(x: Array) -> Array:
     """[M, K] to [Mp, Kp], whole 64 x 64 tiles, with zeros."""
     return _pad(x, TILE, TILE)
+
+
+def _interleave(low: Array, high: Array) -> Array:
+    """Two arrays [M, G] to [M, 2 G], alternately."""
+    return jnp.stack([low, high], axis=-1).reshape(low.shape[0], -1)
 
 
 def _pad(x: Array, row_multiple: int, column_multiple: int) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -26,7 +28,7 @@ def sample_two(lanes: Lanes, key: Array) -> tuple[Array, Array, list[Array]]:
       (first, second, estimates): ascending positions, uint32, and all four members divided by their
       probabilities; the caller keeps those at the two positions.
     """
-    peak = jnp.max(jnp.stack([jnp.abs(x) for x in lanes]), axis=0)
+    peak = functools.reduce(jnp.maximum, [jnp.abs(x) for x in lanes])  # XLA's max over an axis may lose NaN
     drawable = (peak > 0) & jnp.isfinite(peak)
     weights = [jnp.where(drawable, jnp.abs(x) / peak, 0.0) + _FLOOR for x in lanes]
     uniform = jnp.where(drawable, jax.random.uniform(key, (2, *peak.shape)), 0.0)  # zero draws (0, 1)

@@ -14,27 +14,25 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops.columns import venom_columns
-from sparse_lm.ops.compress import compress_venom, condense, pad_to_tiles
-from sparse_lm.ops.formats import Sparse24, SparseVenom, pack_metadata
+from sparse_lm.ops.compress import compress_venom, condense, pack_24, pad_to_tiles
+from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.mvue import sample_two
-from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, take_pairs, top_two
+from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
 
-_GATHERED_ELEMENTS = 2**24  # of the dense operand that exist at one time, over all blocks
+_GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 
 
 def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None) -> Sparse24:
     """See `sparse_lm.ops.sparsify_24`."""
-    if axis == 0:
-        x = x.T
-    lanes = split_groups(pad_to_tiles(x.astype(jnp.float32)))
+    lanes = split_groups(pad_to_tiles(x.astype(jnp.float32)), axis)
     if method == "mvue":
         first, second, lanes = sample_two(lanes, key)
     else:
-        first, second = top_two([magnitude_rank(lane) for lane in lanes])
+        first, second = top_two([magnitude_rank(member) for member in lanes])
     if method == "soft_threshold":
         lanes = soft_threshold(lanes)
-    values = (take_pairs(lanes, first, second) * scale).astype(dtype)
-    return Sparse24(values, pack_metadata(first, second), x.shape)
+    shape = x.shape if axis == -1 else x.shape[::-1]
+    return pack_24(lanes, first, second, axis, shape, scale=scale, dtype=dtype)
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
@@ -75,7 +73,7 @@ def _dot(a: Array, b: Array) -> Array:
 
 def _rows(x: Array, rows: Array) -> Array:
     """Rows of x; one past the last is a row of zeros."""
-    return x.at[rows].get(mode="fill", fill_value=0)
+    return jnp.take(x, rows, axis=0, mode="fill", fill_value=0)
 
 
 def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Array, v: int, width: int) -> Array:

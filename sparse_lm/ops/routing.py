@@ -89,7 +89,7 @@ def assign_tokens(x: Array, centroids: Array, distance: str = "l2") -> Array:
 
 def _oriented(x: Array, distance: str) -> Array:
     """Rows whose Euclidean distances order as `distance` does."""
-    x = x.astype(jnp.float32)
+    x = jnp.asarray(x, jnp.float32)
     match distance:
         case "l2":
             return x
@@ -151,20 +151,20 @@ def shuffle_rows(tokens: int, key: Array) -> Rows:
     return Rows(slots, _inverse(slots))
 
 
-def sort_rows(assignment: Array, key: Array) -> Rows:
-    """Tokens by cluster, int32 [T], in random order within each."""
+def sort_rows(assignment: Array, key: Array | None) -> Rows:
+    """Tokens by cluster, int32 [T], in random order within each; in their own order without a key."""
     slots = _by_cluster(assignment, key)
     return Rows(slots, _inverse(slots))
 
 
-def group_rows(assignment: Array, clusters: int, v: int, key: Array) -> Rows:
+def group_rows(assignment: Array, clusters: int, v: int, key: Array | None) -> Rows:
     """Tokens by cluster, in random order within each, every cluster from a multiple of v on.
 
     Args:
       assignment: int32 [T], in 0 .. clusters - 1.
       clusters: E.
       v: rows of a block: no block holds tokens of two clusters.
-      key: PRNG key.
+      key: PRNG key; without one the tokens of a cluster stay in their own order.
 
     Returns:
       Rows with Tp = the largest multiple of v up to T + E (v - 1), whatever the assignment. Blocks
@@ -189,7 +189,7 @@ def group_rows(assignment: Array, clusters: int, v: int, key: Array) -> Rows:
 
 def permute(x: Array, rows: Rows) -> Array:
     """[T, ...] in token order to [Tp, ...] in slot order; padded slots are zero."""
-    return x.at[rows.slots].get(mode="fill", fill_value=0)
+    return jnp.take(x, rows.slots, axis=0, mode="fill", fill_value=0)
 
 
 def unpermute(y: Array, rows: Rows) -> Array:
@@ -221,7 +221,10 @@ def expert_load(assignment: Array, clusters: int) -> Array:
     return jnp.mean(assignment[:, None] == jnp.arange(clusters), axis=0, dtype=jnp.float32)
 
 
-def _by_cluster(assignment: Array, key: Array) -> Array:
+def _by_cluster(assignment: Array, key: Array | None) -> Array:
+    """int32 [T]: tokens ordered by cluster."""
+    if key is None:
+        return jnp.argsort(assignment, stable=True).astype(jnp.int32)
     shuffled = jax.random.permutation(key, assignment.shape[0]).astype(jnp.int32)
     return shuffled[jnp.argsort(assignment[shuffled], stable=True)]
 

@@ -33,10 +33,21 @@ _LARGEST = 1e30
 Lanes = Sequence[Array]  # the four members of every group: four arrays of equal shape
 
 
-def split_groups(x: Array) -> list[Array]:
-    """[..., 4 G] to four arrays [..., G]: member 0, 1, 2, 3 of each group."""
-    groups = x.reshape(*x.shape[:-1], -1, 4)
-    return [groups[..., lane] for lane in range(4)]
+def split_groups(x: Array, axis: int = -1) -> list[Array]:
+    """Members 0, 1, 2, 3 of every group of four.
+
+    Args:
+      x: [M, K].
+      axis: -1, groups run along K; 0, along M.
+
+    Returns:
+      Four arrays [M, K / 4]; [M / 4, K] for axis 0.
+    """
+    if axis == 0:
+        groups = x.reshape(-1, 4, x.shape[1])
+        return [groups[:, member] for member in range(4)]
+    groups = x.reshape(x.shape[0], -1, 4)
+    return [groups[..., member] for member in range(4)]
 
 
 def magnitude_rank(x: Array) -> Array:
@@ -61,11 +72,11 @@ def top_two(ranks: Lanes) -> tuple[Array, Array]:
     return first, second
 
 
-def take_pairs(lanes: Lanes, first: Array, second: Array) -> Array:
-    """The members of each group at positions first < second: [..., G] lanes to [..., 2 G]."""
+def take_two(lanes: Lanes, first: Array, second: Array) -> tuple[Array, Array]:
+    """The members of each group at positions first < second."""
     low = jnp.where(first == 0, lanes[0], jnp.where(first == 1, lanes[1], lanes[2]))
     high = jnp.where(second == 3, lanes[3], jnp.where(second == 2, lanes[2], lanes[1]))
-    return jnp.stack([low, high], axis=-1).reshape(*low.shape[:-1], -1)
+    return low, high
 
 
 def soft_threshold(lanes: Lanes) -> list[Array]:

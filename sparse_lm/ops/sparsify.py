@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.columns import CHOICES
-from sparse_lm.ops.compress import check_block, compress_24
+from sparse_lm.ops.compress import check_block, compress_24, pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
 from sparse_lm.ops.transposable import transposable_mask
@@ -82,9 +82,7 @@ def soft_threshold_scale(w: Array, axis: int = -1) -> Array:
       float32 scalar; 1 when S(w) is zero.
     """
     _check_matrix(w)
-    if axis == 0:
-        w = w.T
-    lanes = split_groups(jnp.pad(w.astype(jnp.float32), ((0, 0), (0, -w.shape[1] % 4))))
+    lanes = split_groups(pad_to_tiles(w.astype(jnp.float32)), axis)
     thresholded = soft_threshold(lanes)
     overlap = sum(jnp.sum(x * s) for x, s in zip(lanes, thresholded, strict=True))
     energy = sum(jnp.sum(s * s) for s in thresholded)

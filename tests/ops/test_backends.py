@@ -1,0 +1,102 @@
+import logging
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from sparse_lm import ops
+from sparse_lm.ops import backends, reference
+
+W = ops.sparsify_24(jnp.ones((8, 8)))
+B = jnp.ones((8, 4))
+
+
+@pytest.fixture(autouse=True)
+def forget_what_was_logged():
+    backends._log_once.cache_clear()
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """A backend that this machine can run, with one op, which refuses wide operands."""
+
+    def matmul_24(w, b, *, out_dtype):
+        if b.shape[1] > 4:
+            raise NotImplementedError("N = 5 is too wide")
+        return reference.matmul_24(w, b, out_dtype=out_dtype)
+
+    module = types.ModuleType("sparse_lm.ops.hopper")
+    module.matmul_24 = matmul_24
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    machine = backends.unavailable
+    monkeypatch.setattr(backends, "unavailable", lambda name: None if name == "hopper" else machine(name))
+
+
+def _used(operand, implementation=None):
+    with backends.record() as used:
+        ops.matmul_24(W, operand, implementation=implementation)
+    return used
+
+
+def test_the_best_backend_that_does_not_refuse_runs(hopper, caplog):
+    caplog.set_level(logging.INFO)
+    assert _used(B) == {"matmul_24": {"hopper"}}
+    assert not caplog.messages
+    for _ in range(2):
+        assert _used(jnp.ones((8, 5))) == {"matmul_24": {"reference"}}
+    assert caplog.messages.count("matmul_24 passes over 'hopper': N = 5 is too wide") == 1
+
+
+def test_a_named_backend_runs_or_raises(hopper):
+    assert _used(B, "hopper") == {"matmul_24": {"hopper"}}
+    assert _used(B, "reference") == {"matmul_24": {"reference"}}
+    with pytest.raises(NotImplementedError, match="implementation 'hopper' of matmul_24: N = 5 is too wide"):
+        ops.matmul_24(W, jnp.ones((8, 5)), implementation="hopper")
+    with pytest.raises(NotImplementedError, match="'hopper' of sparsify_venom: that backend has no sparsify_venom"):
+        ops.sparsify_venom(jnp.ones((8, 8)), 4, 4, implementation="hopper")
+    with pytest.raises(ValueError, match="implementation = 'cuda' must be one of reference, hopper, triton"):
+        ops.matmul_24(W, B, implementation="cuda")
+
+
+@pytest.mark.parametrize("name", ["hopper", "triton"])
+def test_machines_without_a_gpu_run_the_reference_only(name, monkeypatch):
+    cpu = types.SimpleNamespace(device_kind="cpu")
+    monkeypatch.setattr(jax, "devices", lambda: [cpu])
+    assert backends.unavailable("reference") is None
+    assert backends.unavailable(name) == "needs an NVIDIA GPU; this process runs on cpu"
+    assert _used(B) == {"matmul_24": {"reference"}}
+    with pytest.raises(NotImplementedError, match="needs an NVIDIA GPU"):
+        ops.matmul_24(W, B, implementation=name)
+
+
+@pytest.mark.parametrize(
+    "name, capability, reason",
+    [
+        ("hopper", "8.0", r"needs compute capability 9\.x; NVIDIA X has 8\.0"),
+        ("hopper", "10.0", r"needs compute capability 9\.x; NVIDIA X has 10\.0"),
+        ("triton", "7.5", r"needs compute capability 8\.0 or newer; NVIDIA X has 7\.5"),
+    ],
+)
+def test_other_gpus_are_named(name, capability, reason, monkeypatch):
+    gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    with pytest.raises(NotImplementedError, match=reason):
+        ops.matmul_24(W, B, implementation=name)
+
+
+def test_a_backend_that_cannot_be_imported_says_why(monkeypatch):
+    gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability="9.0")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    monkeypatch.setitem(sys.modules, "sparse_lm.ops.triton", None)
+    assert backends.unavailable("triton").startswith("cannot be imported: ")
+
+
+def test_records_nest_and_end():
+    with backends.record() as outer:
+        with backends.record() as inner:
+            ops.matmul_24(W, B)
+        ops.sparsify_24(B)
+    ops.sparsify_venom(jnp.ones((8, 8)), 4, 4)
+    assert set(inner) == {"matmul_24"} and set(outer) == {"matmul_24", "sparsify_24"}

@@ -1,0 +1,231 @@
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops import routing
+
+KEY = jax.random.key(0)
+
+
+def _random(shape, seed=0, dtype=np.float32):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def _distances(x, centroids, distance):
+    x, centroids = x.astype(np.float64), centroids.astype(np.float64)
+    if distance == "cosine":
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        centroids = centroids / np.linalg.norm(centroids, axis=1, keepdims=True)
+    return np.linalg.norm(x[:, None] - centroids, axis=-1)
+
+
+# Clusters
+
+
+@pytest.mark.parametrize("distance", ["l2", "cosine"])
+@pytest.mark.parametrize("balanced", [True, False])
+def test_planted_clusters_are_found(balanced, distance):
+    rng = np.random.default_rng(1)
+    centres = np.eye(6, 16) * 5
+    truth = rng.permutation(np.repeat(np.arange(6), 8))
+    w = (centres[truth] + 0.1 * rng.normal(size=(48, 16))).astype(np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def cluster(key):
+        return routing.cluster_neurons(w, 6, key=key, balanced=balanced, distance=distance)
+
+    starts = zip(*cluster(jax.random.split(KEY, 8)), strict=True)  # each ends in a local optimum
+    _, found = min(starts, key=lambda start: _distances(w, np.asarray(start[0]), distance)[range(48), start[1]].sum())
+    assert len({(int(a), int(b)) for a, b in zip(found, truth, strict=True)}) == 6
+
+
+@pytest.mark.parametrize("distance", ["l2", "cosine"])
+def test_balanced_clusters_have_equal_sizes_and_centres_at_their_means(distance):
+    w = _random((60, 8))
+    cluster = jax.jit(lambda w: routing.cluster_neurons(w, 5, key=KEY, balanced=True, distance=distance))
+    centroids, assignment = cluster(w)
+    assert centroids.dtype == jnp.float32 and assignment.dtype == jnp.int32
+    np.testing.assert_array_equal(np.bincount(assignment), 12)
+    rows = w if distance == "l2" else w / np.linalg.norm(w, axis=1, keepdims=True)
+    means = np.stack([rows[np.asarray(assignment) == e].mean(0) for e in range(5)])
+    if distance == "cosine":
+        means /= np.linalg.norm(means, axis=1, keepdims=True)
+    np.testing.assert_allclose(centroids, means, atol=1e-6)
+    np.testing.assert_array_equal(cluster(w)[1], assignment)
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(st.integers(0, 10**6))
+def test_balanced_assignment_takes_the_closest_pair_that_has_room(seed):
+    distances = _random((24, 4), seed)
+    room, expected = [6] * 4, np.full(24, -1)
+    for pair in np.argsort(distances, axis=None):
+        neuron, cluster = divmod(int(pair), 4)
+        if expected[neuron] < 0 and room[cluster]:
+            expected[neuron], room[cluster] = cluster, room[cluster] - 1
+    np.testing.assert_array_equal(_assign_balanced(distances), expected)
+
+
+_assign_balanced = jax.jit(routing._assign_balanced)
+
+
+def test_balanced_assignment_of_ties_and_non_finite_distances():
+    for value in (0.0, np.inf, np.nan):
+        assignment = _assign_balanced(jnp.full((24, 4), value))
+        np.testing.assert_array_equal(np.bincount(assignment), 6)
+
+
+def test_an_empty_cluster_keeps_its_centre():
+    w = jnp.ones((8, 4))
+    centroids, assignment = routing.cluster_neurons(w, 3, key=KEY, balanced=False, distance="l2")
+    np.testing.assert_array_equal(assignment, 0)
+    np.testing.assert_array_equal(centroids, 1)
+
+
+def test_layers_are_clustered_under_vmap():
+    w, keys = _random((2, 24, 8)), jax.random.split(KEY, 2)
+
+    @jax.jit
+    def cluster(w, key):
+        return routing.cluster_neurons(w, 4, key=key, balanced=True)[1]
+
+    both = jax.vmap(cluster)(w, keys)
+    for layer in range(2):
+        np.testing.assert_array_equal(both[layer], cluster(w[layer], keys[layer]))
+
+
+def test_what_cluster_neurons_refuses():
+    with pytest.raises(ValueError, match="clusters = 5 must divide 24"):
+        routing.cluster_neurons(jnp.ones((24, 8)), 5, key=KEY, balanced=True)
+    with pytest.raises(ValueError, match="clusters = 25 must be at most 24"):
+        routing.cluster_neurons(jnp.ones((24, 8)), 25, key=KEY, balanced=False)
+    with pytest.raises(ValueError, match="distance = 'l1' must be one of l2, cosine"):
+        routing.cluster_neurons(jnp.ones((24, 8)), 4, key=KEY, balanced=True, distance="l1")
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("distance", ["l2", "cosine"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_tokens_go_to_the_nearest_centre(distance, dtype):
+    x, centroids = jnp.array(_random((50, 12)), dtype), 2 * _random((7, 12), seed=1)
+    assignment = routing.assign_tokens(x, jnp.array(centroids), distance)
+    expected = _distances(np.asarray(x, np.float64), centroids, distance).argmin(1)
+    np.testing.assert_array_equal(assignment, expected)
+
+
+def test_a_token_is_assigned_from_itself_alone():
+    x, centroids = _random((32, 12)), _random((7, 12), seed=1)
+    together = np.asarray(routing.assign_tokens(x, centroids, "cosine"))
+    np.testing.assert_array_equal(routing.assign_tokens(x[::-1], centroids, "cosine"), together[::-1])
+    np.testing.assert_array_equal(routing.assign_tokens(x[:5], centroids, "cosine"), together[:5])
+
+
+def test_ties_and_nan_go_to_the_lowest_cluster():
+    centroids = jnp.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    x = jnp.array([[0.0, 2.0], [jnp.nan, 5.0], [3.0, 0.0], [0.0, 0.0]])
+    np.testing.assert_array_equal(routing.assign_tokens(x, centroids, "cosine"), [0, 0, 2, 0])
+    np.testing.assert_array_equal(routing.assign_tokens(x, centroids, "l2"), [0, 0, 2, 0])
+
+
+def test_expert_load_is_the_share_of_tokens():
+    load = routing.expert_load(jnp.array([2, 0, 2, 2]), 4)
+    np.testing.assert_array_equal(load, [0.25, 0, 0.75, 0])
+
+
+# Rows
+
+
+def _check_order(rows, tokens):
+    """Every token has one slot, and knows it."""
+    slots, position = np.asarray(rows.slots), np.asarray(rows.position)
+    assert slots.dtype == position.dtype == np.int32
+    np.testing.assert_array_equal(np.sort(slots[slots < tokens]), np.arange(tokens))
+    np.testing.assert_array_equal(slots[position], np.arange(tokens))
+
+
+def test_shuffled_rows_are_in_random_order():
+    rows = routing.shuffle_rows(100, KEY)
+    _check_order(rows, 100)
+    assert rows.slots.shape == (100,) and rows.block_clusters is None
+    assert (np.asarray(rows.slots) != np.asarray(routing.shuffle_rows(100, jax.random.key(1)).slots)).any()
+
+
+def test_sorted_rows_are_by_cluster_and_random_within():
+    assignment = np.random.default_rng(2).integers(5, size=200)
+    rows = routing.sort_rows(jnp.array(assignment), KEY)
+    _check_order(rows, 200)
+    by_cluster = assignment[np.asarray(rows.slots)]
+    assert (np.diff(by_cluster) >= 0).all()
+    within = np.diff(np.asarray(rows.slots))[np.diff(by_cluster) == 0]
+    assert 0.3 < (within > 0).mean() < 0.7
+    in_order = np.asarray(routing.sort_rows(jnp.array(assignment), None).slots)
+    np.testing.assert_array_equal(in_order, np.argsort(assignment, kind="stable"))
+
+
+_group_rows = jax.jit(lambda assignment, key: routing.group_rows(assignment, 5, 8, key))
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(st.integers(0, 10**6), st.integers(1, 5))
+def test_grouped_rows_give_every_block_one_cluster(seed, used):
+    assignment = np.random.default_rng(seed).integers(used, size=61)
+    rows = _group_rows(assignment, jax.random.key(seed))
+    _check_order(rows, 61)
+    assert rows.slots.shape == (96,)  # (61 + 5 * 7) // 8 * 8
+    blocks = np.append(assignment, -1)[np.asarray(rows.slots)].reshape(12, 8)
+    for block, cluster in zip(blocks, np.asarray(rows.block_clusters), strict=True):
+        assert set(block) <= {cluster, -1} and 0 <= cluster < 5
+    counts = np.bincount(assignment, minlength=5)
+    assert (blocks >= 0).any(1).sum() == np.sum(-(-counts // 8))
+
+
+def test_grouped_rows_are_random_within_a_cluster_or_in_order_without_a_key():
+    assignment = jnp.array(np.random.default_rng(3).integers(3, size=90))
+    shuffled, in_order = (routing.group_rows(assignment, 3, 4, key) for key in (KEY, None))
+    _check_order(shuffled, 90)
+    _check_order(in_order, 90)
+    for cluster in range(3):
+        members = np.flatnonzero(np.asarray(assignment) == cluster)
+        positions = np.asarray(in_order.position)[members]
+        np.testing.assert_array_equal(positions, positions[0] + np.arange(len(members)))
+    assert (np.asarray(shuffled.slots) != np.asarray(in_order.slots)).any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_unpermute_inverts_permute_and_padding_is_zero(dtype):
+    x = jnp.array(_random((61, 6)), dtype)
+    assignment = jnp.array(np.random.default_rng(4).integers(5, size=61))
+    for rows in routing.shuffle_rows(61, KEY), routing.sort_rows(assignment, KEY), _group_rows(assignment, KEY):
+        y = routing.permute(x, rows)
+        np.testing.assert_array_equal(routing.unpermute(y, rows), x)
+        np.testing.assert_array_equal(y, np.pad(x, ((0, 1), (0, 0)))[np.asarray(rows.slots)])
+
+
+def test_rows_pass_through_vmap():
+    assignment = jnp.array(np.random.default_rng(5).integers(5, size=(2, 61)))
+    keys = jax.random.split(KEY, 2)
+    both = jax.vmap(lambda a, key: routing.group_rows(a, 5, 8, key))(assignment, keys)
+    for layer in range(2):
+        np.testing.assert_array_equal(both.slots[layer], _group_rows(assignment[layer], keys[layer]).slots)
+
+
+# Neurons of a cluster
+
+
+def test_neuron_sets_are_the_four_busiest_of_each_m():
+    energy = np.random.default_rng(6).random((3, 32)).astype(np.float32)
+    sets = np.asarray(routing.neuron_sets(jnp.array(energy), 8)).reshape(3, 4, 4)
+    for cluster in range(3):
+        for group in range(4):
+            busiest = np.argsort(-energy[cluster, 8 * group : 8 * group + 8])[:4]
+            np.testing.assert_array_equal(sets[cluster, group], 8 * group + np.sort(busiest))
+
+
+def test_slices_share_out_the_neurons():
+    np.testing.assert_array_equal(routing.slice_sets(12, 3), np.arange(12).reshape(3, 4))

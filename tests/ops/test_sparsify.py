@@ -1,0 +1,134 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm import ops
+from tests.ops import numpy_sparse
+
+METHODS = ["magnitude", "soft_threshold"]
+
+
+_sparsify = jax.jit(ops.sparsify_24, static_argnames=("method", "axis", "dtype"))
+
+
+def _random(shape, dtype=jnp.float32, seed=0):
+    return jnp.array(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 128), (37, 52)])
+def test_sparsify_24_matches_numpy(shape, dtype, method):
+    x = _random(shape, dtype)
+    expected, mask = numpy_sparse.sparsify_rows(np.asarray(x, np.float64), method)
+    sparse = _sparsify(x, method, scale=jnp.float32(1.5))
+    np.testing.assert_array_equal(sparse.mask(), mask)
+    assert sparse.dtype == dtype
+    rounding = float(jnp.finfo(dtype).eps) / 2 + 1e-6  # one rounding to dtype, after float32
+    np.testing.assert_allclose(np.asarray(sparse.to_dense(), np.float64), 1.5 * expected, rtol=rounding, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(64, 128), (37, 52)])
+def test_axis_0_is_the_compressed_transpose(shape, method):
+    x = _random(shape)
+    along_rows = _sparsify(x, method, axis=0)
+    transposed = _sparsify(x.T, method)
+    assert along_rows.shape == shape[::-1]
+    np.testing.assert_array_equal(along_rows.values, transposed.values)
+    np.testing.assert_array_equal(along_rows.metadata, transposed.metadata)
+
+
+def test_widths_that_are_no_multiple_of_four_count_as_padded_with_zeros():
+    x = _random((6, 7))
+    sparse = _sparsify(x, "magnitude")
+    expected, _ = numpy_sparse.sparsify_rows(np.pad(x, ((0, 0), (0, 1))), "magnitude")
+    np.testing.assert_array_equal(sparse.to_dense(), expected[:, :7].astype(np.float32))
+
+
+def test_result_is_rounded_once():
+    x = _random((16, 64), seed=1)
+    scale = 1.4826
+    expected, _ = numpy_sparse.sparsify_rows(np.asarray(x), "soft_threshold")
+    sparse = _sparsify(x, scale=scale, dtype=jnp.bfloat16)
+    once = (expected.astype(np.float32) * np.float32(scale)).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(sparse.to_dense(), once)
+
+
+def test_magnitude_copies_bits():
+    x = _random((8, 64), jnp.bfloat16)
+    sparse = _sparsify(x, "magnitude")
+    kept = np.asarray(x)[np.asarray(sparse.mask())]
+    np.testing.assert_array_equal(np.asarray(sparse.values)[:8].reshape(-1).view(np.uint16), kept.view(np.uint16))
+
+
+def test_compress_24_keeps_exactly_the_mask():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(20, 36)).astype(np.float32)
+    mask = np.zeros(x.shape, bool)
+    for row in range(20):
+        for start in range(0, 36, 4):
+            mask[row, start + rng.permutation(4)[: rng.integers(3)]] = True
+    expected = np.where(mask, 2 * x, 0)
+    along_columns = ops.compress_24(jnp.array(x), jnp.array(mask), scale=2.0)
+    np.testing.assert_array_equal(along_columns.to_dense(), expected)
+    assert (np.asarray(along_columns.mask()) >= mask).all()
+    along_rows = ops.compress_24(jnp.array(x.T), jnp.array(mask.T), axis=0, scale=2.0)
+    np.testing.assert_array_equal(along_rows.values, along_columns.values)
+    np.testing.assert_array_equal(along_rows.metadata, along_columns.metadata)
+
+
+def test_what_the_mask_drops_may_be_nan():
+    x, mask = jnp.array([[jnp.nan, 1, jnp.inf, 2]]), jnp.array([[False, True, False, False]])
+    np.testing.assert_array_equal(ops.compress_24(x, mask).to_dense(), [[0, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (33, 46)])
+def test_tiles_are_24_both_ways_from_one_selection(shape):
+    x = _random(shape, jnp.bfloat16)
+    rows, columns = ops.sparsify_24_tiles(x, dtype=jnp.float32)
+    expected = jnp.where(ops.transposable_mask(x), x, 0)
+    np.testing.assert_array_equal(rows.to_dense(), expected)
+    np.testing.assert_array_equal(columns.to_dense(), expected.T)
+    assert rows.dtype == columns.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_soft_threshold_scale_is_least_squares(axis):
+    w = np.random.default_rng(3).normal(size=(44, 60)).astype(np.float32)
+    s, _ = numpy_sparse.sparsify_rows(w if axis == -1 else w.T, "soft_threshold")
+    s = s if axis == -1 else s.T
+    expected = np.sum(w * s) / np.sum(s * s)
+    np.testing.assert_allclose(ops.soft_threshold_scale(jnp.array(w), axis), expected, rtol=1e-5)
+
+
+def test_soft_threshold_scale_of_gaussians_and_of_nothing():
+    gaussian = _random((512, 512), jnp.bfloat16, seed=4)
+    assert ops.soft_threshold_scale(gaussian) == pytest.approx(1.48, abs=0.01)  # 2409.09099
+    assert ops.soft_threshold_scale(jnp.ones((8, 8))) == 1.0
+
+
+def test_stacks_of_matrices_go_through_jit_and_vmap():
+    stack, key = _random((2, 20, 24)), jax.random.key(0)
+    scales = jnp.array([1.0, 2.0])
+    for method in (*METHODS, "mvue"):
+        one = jax.jit(lambda x, scale, method=method: ops.sparsify_24(x, method, scale=scale, key=key).to_dense())
+        both = jax.jit(jax.vmap(one))(stack, scales)
+        for layer in range(2):
+            np.testing.assert_array_equal(both[layer], one(stack[layer], scales[layer]))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(x=jnp.ones((4, 4)), method="top_k"), "method = 'top_k' must be one of magnitude"),
+        (dict(x=jnp.ones((4, 4)), axis=1), "axis = 1 must be -1 or 0"),
+        (dict(x=jnp.ones((4, 4)), method="mvue"), "key must be given"),
+        (dict(x=jnp.ones((2, 4, 4))), "use vmap"),
+        (dict(x=jnp.ones((4, 4), jnp.int32)), "matrix of floats"),
+    ],
+)
+def test_what_sparsify_24_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ops.sparsify_24(**arguments)
