@@ -36,7 +36,8 @@ def find_dataset(path: str | Path) -> Path:
         return path
     if not path.is_dir():
         raise DataError(f"no directory {path}")
-    found = sorted(info.parent for info in path.rglob(INFO_FILE) if ".incomplete" not in str(info))
+    # Both TFDS and `prepare` build in folders of this name; one may be left of a build that was killed.
+    found = sorted(info.parent for info in path.rglob(INFO_FILE) if "incomplete" not in str(info.relative_to(path)))
     if not found:
         raise DataError(f"no TFDS dataset in {path}: there is no {INFO_FILE} in or below it")
     if len(found) > 1:

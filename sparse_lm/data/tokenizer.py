@@ -116,9 +116,11 @@ def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np
     Raises:
       DataError: a tokenised document has an id that the tokenizer lacks.
     """
-    # A copy: reading special tokens as text is for corpora, not for whoever else holds the tokenizer.
+    # A copy: these settings are for corpora, not for whoever else holds the tokenizer.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()  # files published with a model may cut texts at its context length
+    tokenizer.no_padding()
     vocab_size = vocabulary_size(tokenizer)
     dtype = token_dtype(vocab_size)
     for batch in _batches(documents):

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -224,7 +225,9 @@ class TestForeignDatasets:
 
     def test_text_is_tokenised(self, config, tmp_path):
         rows = [{"text": text, "url": "x"} for text in DOCUMENTS]
-        data = open_data(with_data(config, path=make_foreign(tmp_path / "text", TEXT, train=rows)))
+        path = make_foreign(tmp_path / "text", TEXT, train=rows)
+        shutil.copytree(Path(path, "foreign", "1.2.3"), Path(path, "foreign", "incomplete.AB_1.2.3"))
+        data = open_data(with_data(config, path=path))
         assert sorted(documents_in(data, "train") + documents_in(data, "heldout")) == sorted(DOCUMENTS)
 
     def test_its_own_validation_split_is_the_held_out_one(self, config, tmp_path):

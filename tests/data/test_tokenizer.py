@@ -67,6 +67,15 @@ def test_tokenizing_leaves_the_tokenizer_as_it_was():
     assert TOKENIZER.encode("<|endoftext|>").ids == [tokenizer_lib.end_of_text(TOKENIZER)]
 
 
+def test_truncation_and_padding_of_a_tokenizer_file_are_ignored():
+    documents = make_documents(5)
+    expected = [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, TOKENIZER)]
+    limited = Tokenizer.from_str(TOKENIZER.to_str())
+    limited.enable_truncation(4)
+    limited.enable_padding(length=500)
+    assert [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, limited)] == expected
+
+
 @pytest.fixture(scope="module")
 def llama3_shaped(tmp_path_factory):
     """Llama 3's structure and number of entries, with invented merges."""
