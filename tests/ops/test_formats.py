@@ -5,7 +5,7 @@ import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import formats
-from tests.ops import numpy_sparse
+from tests.ops import jitted, numpy_sparse
 
 SHAPES = [(64, 64), (128, 192), (70, 68), (5, 12)]
 
@@ -13,7 +13,7 @@ SHAPES = [(64, 64), (128, 192), (70, 68), (5, 12)]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_metadata_are_laid_out_as_described(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    sparse = ops.sparsify_24(jnp.array(x), "magnitude")
+    sparse = jitted.sparsify_24(jnp.array(x), "magnitude")
     dense, mask = numpy_sparse.sparsify_rows(numpy_sparse.pad(x), "magnitude")
     values, metadata = numpy_sparse.compress(dense, mask)
     np.testing.assert_array_equal(sparse.values, values)
@@ -25,11 +25,11 @@ def test_values_and_metadata_are_laid_out_as_described(shape):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_to_dense_and_mask_restore_positions(shape, dtype):
     x = jnp.array(np.random.default_rng(1).normal(size=shape), dtype)
-    sparse = ops.sparsify_24(x, "magnitude")
+    sparse = jitted.sparsify_24(x, "magnitude")
     _, mask = numpy_sparse.sparsify_rows(np.asarray(x, np.float64), "magnitude")
     assert sparse.dtype == dtype and sparse.shape == shape
-    np.testing.assert_array_equal(sparse.mask(), mask)
-    np.testing.assert_array_equal(sparse.to_dense(), jnp.where(mask, x, 0))
+    np.testing.assert_array_equal(jitted.mask(sparse), mask)
+    np.testing.assert_array_equal(jitted.dense(sparse), jnp.where(mask, x, 0))
 
 
 def test_unpacking_inverts_packing():
@@ -41,7 +41,7 @@ def test_unpacking_inverts_packing():
 
 
 def test_padding_is_zero_at_the_lowest_positions():
-    sparse = ops.sparsify_24(jnp.ones((3, 4)), "magnitude")
+    sparse = jitted.sparsify_24(jnp.ones((3, 4)), "magnitude")
     assert sparse.values.shape == (64, 32)
     assert not np.any(np.asarray(sparse.values)[3:]) and not np.any(np.asarray(sparse.values)[:, 2:])
     every_group_empty = sum(formats.EMPTY_GROUP << shift for shift in range(0, 32, 4))
@@ -50,12 +50,12 @@ def test_padding_is_zero_at_the_lowest_positions():
 
 def test_venom_pads_rows_blocks_and_columns():
     x = jnp.array(np.random.default_rng(3).normal(size=(40, 48)), jnp.float32)
-    sparse = ops.sparsify_venom(x, v=16, m=8)
+    sparse = jitted.sparsify_venom(x, v=16, m=8)
     assert sparse.values.shape == (64, 32) and sparse.metadata.shape == (1, 1, 128)
     assert sparse.columns.shape == (4, 64)
     columns = np.asarray(sparse.columns)
     assert (columns[:3, :24] < 48).all() and (columns[3] == 48).all() and (columns[:, 24:] == 48).all()
-    assert sparse.condensed().shape == (40, 24) and sparse.to_dense().shape == (40, 48)
+    assert sparse.condensed().shape == (40, 24) and jitted.dense(sparse).shape == (40, 48)
 
 
 def test_formats_pass_through_jit_vmap_and_scan():

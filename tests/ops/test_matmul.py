@@ -7,13 +7,9 @@ import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import reference
+from tests.ops import jitted
 
 DTYPES = [jnp.float32, jnp.bfloat16]
-
-_sparsify_24 = jax.jit(lambda x: (sparse := ops.sparsify_24(x), sparse.to_dense()))
-_sparsify_venom = jax.jit(
-    lambda x, v, m: (sparse := ops.sparsify_venom(x, v, m), sparse.to_dense()), static_argnums=(1, 2)
-)
 
 
 def _random(shape, dtype, seed):
@@ -36,46 +32,49 @@ def _float64(x):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m, k, n", [(64, 128, 32), (33, 52, 7), (5, 6, 1)])
 def test_matmul_24(m, k, n, dtype):
-    w, dense = _sparsify_24(_random((m, k), dtype, 0))
+    w = jitted.sparsify_24(_random((m, k), dtype, 0))
     b = _random((k, n), dtype, 1)
-    _check(ops.matmul_24, w, b, exact=_float64(dense) @ _float64(b), dtype=dtype)
+    _check(ops.matmul_24, w, b, exact=_float64(jitted.dense(w)) @ _float64(b), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape, n, v, m", [((128, 64), 24, 64, 16), ((37, 60), 10, 16, 12), ((70, 32), 5, 32, 4)])
 def test_matmul_venom(shape, n, v, m, dtype):
-    a, dense = _sparsify_venom(_random(shape, dtype, 2), v, m)
+    a = jitted.sparsify_venom(_random(shape, dtype, 2), v, m)
     b = _random((shape[1], n), dtype, 3)
-    _check(ops.matmul_venom, a, b, exact=_float64(dense) @ _float64(b), dtype=dtype)
+    _check(ops.matmul_venom, a, b, exact=_float64(jitted.dense(a)) @ _float64(b), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, dim, neurons, kept, v", [(64, 32, 48, 12, 32), (37, 20, 30, 7, 16)])
 def test_sampled_matmul_24(tokens, dim, neurons, kept, v, dtype):
-    w, dense = _sparsify_24(_random((neurons, dim), dtype, 4))
+    w = jitted.sparsify_24(_random((neurons, dim), dtype, 4))
     x = _random((tokens, dim), dtype, 5)
     columns = np.random.default_rng(6).integers(neurons + 1, size=(-(-tokens // v), kept)).astype(np.int32)
-    every = np.pad(_float64(x) @ _float64(dense).T, ((0, 0), (0, 1)))  # neuron F gives zeros
+    every = np.pad(_float64(x) @ _float64(jitted.dense(w)).T, ((0, 0), (0, 1)))  # neuron F gives zeros
     exact = np.take_along_axis(every, columns[np.arange(tokens) // v], axis=1)
     _check(functools.partial(ops.sampled_matmul_24, v=v), w, x, columns, exact=exact, dtype=dtype)
 
 
 def test_blocks_may_be_taken_a_few_at_a_time(monkeypatch):
-    a, b = ops.sparsify_venom(_random((104, 64), jnp.float32, 7), 8, 8), _random((64, 16), jnp.float32, 8)
-    w, columns = ops.sparsify_24(_random((64, 16), jnp.float32, 9)), a.columns[:13, :32]
-    x = _random((104, 16), jnp.float32, 10)
-    at_once = ops.matmul_venom(a, b), ops.sampled_matmul_24(w, x, columns, 8)
+    a = jitted.sparsify_venom(_random((104, 64), jnp.float32, 7), 8, 8)
+    b = _random((64, 16), jnp.float32, 8)
+    at_once = jax.jit(lambda: ops.matmul_venom(a, b))()
     monkeypatch.setattr(reference, "_GATHERED_ELEMENTS", 3 * 32 * 16)  # three of 13 blocks
-    a_few = ops.matmul_venom(a, b), ops.sampled_matmul_24(w, x, columns, 8)
+    a_few = jax.jit(lambda: ops.matmul_venom(a, b))()
     for whole, parts in zip(at_once, a_few, strict=True):
         np.testing.assert_allclose(whole, parts, rtol=1e-6, atol=1e-6)
 
 
 def test_accumulation_is_in_float32():
     k = 4096
-    w = ops.sparsify_24(jnp.ones((1, k), jnp.bfloat16), "magnitude")
-    product = ops.matmul_24(w, jnp.ones((k, 1), jnp.bfloat16), out_dtype=jnp.float32)
-    assert product == k // 2  # a bfloat16 accumulator stops at 256
+
+    @jax.jit
+    def add_up(ones):
+        w = ops.sparsify_24(ones.T, "magnitude")
+        return ops.matmul_24(w, ones, out_dtype=jnp.float32)
+
+    assert add_up(jnp.ones((k, 1), jnp.bfloat16)) == k // 2  # a bfloat16 accumulator stops at 256
 
 
 def test_stacks_go_through_jit_and_vmap():
@@ -86,14 +85,14 @@ def test_stacks_go_through_jit_and_vmap():
         w, a = ops.sparsify_24(w), ops.sparsify_venom(a, 16, 8)
         return ops.matmul_24(w, b), ops.matmul_venom(a, b), ops.sampled_matmul_24(w, b.T, a.columns[:3, :16], 16)
 
-    both = jax.jit(jax.vmap(products))(w, a, b)
+    both, one = jax.jit(jax.vmap(products))(w, a, b), jax.jit(products)
     for layer in range(2):
-        for stacked, single in zip(both, products(w[layer], a[layer], b[layer]), strict=True):
+        for stacked, single in zip(both, one(w[layer], a[layer], b[layer]), strict=True):
             np.testing.assert_allclose(stacked[layer], single, rtol=1e-5, atol=1e-5)
 
 
 def test_shapes_that_do_not_match_are_refused():
-    w, a = ops.sparsify_24(jnp.ones((8, 12))), ops.sparsify_venom(jnp.ones((8, 12)), 4, 4)
+    w, a = jitted.sparsify_24(jnp.ones((8, 12))), jitted.sparsify_venom(jnp.ones((8, 12)), 4, 4)
     with pytest.raises(ValueError, match=r"w \[8, 12\] and b \[8, 3\] cannot be multiplied"):
         ops.matmul_24(w, jnp.ones((8, 3)))
     with pytest.raises(ValueError, match=r"a \[8, 12\] and b \[11, 3\] cannot be multiplied"):

@@ -10,17 +10,15 @@ import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import select
-from tests.ops import numpy_sparse
+from tests.ops import jitted, numpy_sparse
 
 INF, NAN = np.inf, np.nan
-
-_jitted = jax.jit(ops.sparsify_24, static_argnames="method")
 
 
 def _sparsify(group, method, dtype=jnp.float32):
     """(positions, values) of one group of four."""
-    sparse = _jitted(jnp.array([group], dtype), method, key=jax.random.key(0))
-    positions = tuple(np.flatnonzero(sparse.mask()[0]))
+    sparse = jitted.sparsify_24(jnp.array([group], dtype), method, key=jax.random.key(0))
+    positions = tuple(np.flatnonzero(jitted.mask(sparse)[0]))
     return positions, np.asarray(sparse.values[0, :2], np.float32)
 
 
@@ -76,8 +74,8 @@ _both = jax.jit(lambda x: [ops.sparsify_24(x, method) for method in ("magnitude"
 def test_any_floats(x):
     for method, sparse in zip(("magnitude", "soft_threshold"), _both(x), strict=True):
         dense, mask = numpy_sparse.sparsify_rows(x, method)
-        np.testing.assert_array_equal(sparse.mask(), mask)
-        np.testing.assert_array_equal(sparse.to_dense(), dense.astype(np.float32))
+        np.testing.assert_array_equal(jitted.mask(sparse), mask)
+        np.testing.assert_array_equal(jitted.dense(sparse), dense.astype(np.float32))
 
 
 def test_largest_keeps_lower_positions_on_ties_and_ranks_nan_first():

@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from tests.ops import numpy_sparse
+from tests.ops import jitted, numpy_sparse
 
 METHODS = ["magnitude", "soft_threshold"]
-
-
-_sparsify = jax.jit(ops.sparsify_24, static_argnames=("method", "axis", "dtype"))
 
 
 def _random(shape, dtype=jnp.float32, seed=0):
@@ -22,19 +19,19 @@ def _random(shape, dtype=jnp.float32, seed=0):
 def test_sparsify_24_matches_numpy(shape, dtype, method):
     x = _random(shape, dtype)
     expected, mask = numpy_sparse.sparsify_rows(np.asarray(x, np.float64), method)
-    sparse = _sparsify(x, method, scale=jnp.float32(1.5))
-    np.testing.assert_array_equal(sparse.mask(), mask)
+    sparse = jitted.sparsify_24(x, method, scale=jnp.float32(1.5))
+    np.testing.assert_array_equal(jitted.mask(sparse), mask)
     assert sparse.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps) / 2 + 1e-6  # one rounding to dtype, after float32
-    np.testing.assert_allclose(np.asarray(sparse.to_dense(), np.float64), 1.5 * expected, rtol=rounding, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(jitted.dense(sparse), np.float64), 1.5 * expected, rtol=rounding, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(64, 128), (37, 52)])
 def test_axis_0_is_the_compressed_transpose(shape, method):
     x = _random(shape)
-    along_rows = _sparsify(x, method, axis=0)
-    transposed = _sparsify(x.T, method)
+    along_rows = jitted.sparsify_24(x, method, axis=0)
+    transposed = jitted.sparsify_24(x.T, method)
     assert along_rows.shape == shape[::-1]
     np.testing.assert_array_equal(along_rows.values, transposed.values)
     np.testing.assert_array_equal(along_rows.metadata, transposed.metadata)
@@ -42,24 +39,24 @@ def test_axis_0_is_the_compressed_transpose(shape, method):
 
 def test_widths_that_are_no_multiple_of_four_count_as_padded_with_zeros():
     x = _random((6, 7))
-    sparse = _sparsify(x, "magnitude")
+    sparse = jitted.sparsify_24(x, "magnitude")
     expected, _ = numpy_sparse.sparsify_rows(np.pad(x, ((0, 0), (0, 1))), "magnitude")
-    np.testing.assert_array_equal(sparse.to_dense(), expected[:, :7].astype(np.float32))
+    np.testing.assert_array_equal(jitted.dense(sparse), expected[:, :7].astype(np.float32))
 
 
 def test_result_is_rounded_once():
     x = _random((16, 64), seed=1)
     scale = 1.4826
     expected, _ = numpy_sparse.sparsify_rows(np.asarray(x), "soft_threshold")
-    sparse = _sparsify(x, scale=scale, dtype=jnp.bfloat16)
+    sparse = jitted.sparsify_24(x, scale=scale, dtype=jnp.bfloat16)
     once = (expected.astype(np.float32) * np.float32(scale)).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(sparse.to_dense(), once)
+    np.testing.assert_array_equal(jitted.dense(sparse), once)
 
 
 def test_magnitude_copies_bits():
     x = _random((8, 64), jnp.bfloat16)
-    sparse = _sparsify(x, "magnitude")
-    kept = np.asarray(x)[np.asarray(sparse.mask())]
+    sparse = jitted.sparsify_24(x, "magnitude")
+    kept = np.asarray(x)[np.asarray(jitted.mask(sparse))]
     np.testing.assert_array_equal(np.asarray(sparse.values)[:8].reshape(-1).view(np.uint16), kept.view(np.uint16))
 
 
@@ -71,26 +68,26 @@ def test_compress_24_keeps_exactly_the_mask():
         for start in range(0, 36, 4):
             mask[row, start + rng.permutation(4)[: rng.integers(3)]] = True
     expected = np.where(mask, 2 * x, 0)
-    along_columns = ops.compress_24(jnp.array(x), jnp.array(mask), scale=2.0)
-    np.testing.assert_array_equal(along_columns.to_dense(), expected)
-    assert (np.asarray(along_columns.mask()) >= mask).all()
-    along_rows = ops.compress_24(jnp.array(x.T), jnp.array(mask.T), axis=0, scale=2.0)
+    along_columns = jitted.compress_24(jnp.array(x), jnp.array(mask), scale=2.0)
+    np.testing.assert_array_equal(jitted.dense(along_columns), expected)
+    assert (np.asarray(jitted.mask(along_columns)) >= mask).all()
+    along_rows = jitted.compress_24(jnp.array(x.T), jnp.array(mask.T), axis=0, scale=2.0)
     np.testing.assert_array_equal(along_rows.values, along_columns.values)
     np.testing.assert_array_equal(along_rows.metadata, along_columns.metadata)
 
 
 def test_what_the_mask_drops_may_be_nan():
     x, mask = jnp.array([[jnp.nan, 1, jnp.inf, 2]]), jnp.array([[False, True, False, False]])
-    np.testing.assert_array_equal(ops.compress_24(x, mask).to_dense(), [[0, 1, 0, 0]])
+    np.testing.assert_array_equal(jitted.compress_24(x, mask).to_dense(), [[0, 1, 0, 0]])
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (33, 46)])
 def test_tiles_are_24_both_ways_from_one_selection(shape):
     x = _random(shape, jnp.bfloat16)
-    rows, columns = ops.sparsify_24_tiles(x, dtype=jnp.float32)
-    expected = jnp.where(ops.transposable_mask(x), x, 0)
-    np.testing.assert_array_equal(rows.to_dense(), expected)
-    np.testing.assert_array_equal(columns.to_dense(), expected.T)
+    rows, columns = jitted.sparsify_24_tiles(x, dtype=jnp.float32)
+    expected = jnp.where(jitted.transposable_mask(x), x, 0)
+    np.testing.assert_array_equal(jitted.dense(rows), expected)
+    np.testing.assert_array_equal(jitted.dense(columns), expected.T)
     assert rows.dtype == columns.dtype == jnp.float32
 
 

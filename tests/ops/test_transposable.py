@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
+from tests.ops import jitted
 
 
 def _tiles(x):
@@ -32,7 +33,7 @@ def test_there_are_ninety_patterns():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_mask_keeps_the_best_pattern_of_each_tile(dtype):
     x = jnp.array(np.random.default_rng(0).normal(size=(16, 24)), dtype)
-    mask = jax.jit(ops.transposable_mask)(x)
+    mask = jitted.transposable_mask(x)
     magnitude = np.abs(np.asarray(x, np.float64))
     for tile, kept in zip(_tiles(magnitude).reshape(-1, 4, 4), _tiles(mask).reshape(-1, 4, 4), strict=True):
         assert (kept.sum(0) == 2).all() and (kept.sum(1) == 2).all()
@@ -41,32 +42,34 @@ def test_mask_keeps_the_best_pattern_of_each_tile(dtype):
 
 def test_mask_of_the_transpose_is_as_good():
     x = jax.random.normal(jax.random.key(0), (32, 32))
-    straight, turned = ops.transposable_mask(x), ops.transposable_mask(x.T).T
+    straight, turned = jitted.transposable_mask(x), jitted.transposable_mask(x.T).T
     kept = [float(jnp.sum(jnp.where(mask, jnp.abs(x), 0))) for mask in (straight, turned)]
     assert kept[0] == pytest.approx(kept[1], rel=1e-6)
 
 
 def test_ragged_edges_count_as_padded_with_zeros():
     x = jax.random.normal(jax.random.key(1), (10, 7))
-    padded = ops.transposable_mask(jnp.pad(x, ((0, 2), (0, 1))))
-    np.testing.assert_array_equal(ops.transposable_mask(x), padded[:10, :7])
+    padded = jitted.transposable_mask(jnp.pad(x, ((0, 2), (0, 1))))
+    np.testing.assert_array_equal(jitted.transposable_mask(x), padded[:10, :7])
 
 
 def test_ties_take_the_lowest_pattern():
     for constant in (0.0, 3.0):
-        np.testing.assert_array_equal(ops.transposable_mask(jnp.full((4, 4), constant)), ops.TRANSPOSABLE_PATTERNS[0])
+        np.testing.assert_array_equal(
+            jitted.transposable_mask(jnp.full((4, 4), constant)), ops.TRANSPOSABLE_PATTERNS[0]
+        )
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
 def test_huge_and_non_finite_values_are_kept_in_a_valid_mask(value):
     x = np.random.default_rng(2).normal(size=(4, 4)).astype(np.float32)
     x[1, 2] = x[3, 0] = value
-    mask = np.asarray(ops.transposable_mask(jnp.array(x)))
+    mask = np.asarray(jitted.transposable_mask(jnp.array(x)))
     assert (mask.sum(0) == 2).all() and (mask.sum(1) == 2).all()
     assert mask[1, 2] and mask[3, 0]
 
 
 def test_stacks_go_through_vmap():
     x = jax.random.normal(jax.random.key(3), (2, 8, 12))
-    for layer, mask in enumerate(jax.vmap(ops.transposable_mask)(x)):
-        np.testing.assert_array_equal(mask, ops.transposable_mask(x[layer]))
+    for layer, mask in enumerate(jax.vmap(jitted.transposable_mask)(x)):
+        np.testing.assert_array_equal(mask, jitted.transposable_mask(x[layer]))

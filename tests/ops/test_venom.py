@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from tests.ops import numpy_sparse
-
-_columns = jax.jit(ops.venom_columns, static_argnums=(1, 2, 3))
-_sparsify = jax.jit(ops.sparsify_venom, static_argnames=("v", "m", "columns"))
+from tests.ops import jitted, numpy_sparse
 
 
 def _random(shape, dtype=jnp.float32, seed=0):
@@ -31,7 +28,7 @@ def _blocks(x, v, m):
 @pytest.mark.parametrize("shape, v, m", [((64, 64), 32, 16), ((37, 60), 16, 12), ((9, 8), 4, 4)])
 def test_norm_takes_the_four_columns_of_largest_norm(shape, v, m, dtype):
     x = _random(shape, dtype)
-    columns = np.asarray(_columns(x, v, m)).reshape(-(-shape[0] // v), -1, 4)
+    columns = np.asarray(jitted.venom_columns(x, v, m)).reshape(-(-shape[0] // v), -1, 4)
     for block, group, values in _blocks(x, v, m):
         largest = np.argsort(-np.sum(values**2, axis=0), kind="stable")[:4]
         np.testing.assert_array_equal(columns[block, group], m * group + np.sort(largest))
@@ -40,7 +37,7 @@ def test_norm_takes_the_four_columns_of_largest_norm(shape, v, m, dtype):
 @pytest.mark.parametrize("shape, v, m", [((48, 32), 16, 16), ((19, 24), 8, 8)])
 def test_exhaustive_is_the_best_of_all_combinations(shape, v, m):
     x = _random(shape, seed=1)
-    columns = np.asarray(_columns(x, v, m, "exhaustive")).reshape(-(-shape[0] // v), -1, 4)
+    columns = np.asarray(jitted.venom_columns(x, v, m, "exhaustive")).reshape(-(-shape[0] // v), -1, 4)
     for block, group, values in _blocks(x, v, m):
         energy = {
             kept: sum(numpy_sparse.best_two(row[list(kept)]) for row in values)
@@ -52,18 +49,18 @@ def test_exhaustive_is_the_best_of_all_combinations(shape, v, m):
 
 def test_exhaustive_keeps_more_than_norm():
     x = jnp.square(jax.nn.relu(_random((128, 128), seed=2)))
-    kept = {c: float(jnp.sum(_sparsify(x, 32, 16, columns=c).values)) for c in ("norm", "exhaustive")}
+    kept = {c: float(jnp.sum(jitted.sparsify_venom(x, 32, 16, columns=c).values)) for c in ("norm", "exhaustive")}
     assert kept["exhaustive"] > kept["norm"]
 
 
 @pytest.mark.parametrize("choice", ["norm", "exhaustive"])
 def test_columns_of_zeros_ties_and_non_finite_values(choice):
     zeros = jnp.zeros((8, 8))
-    np.testing.assert_array_equal(_columns(zeros, 8, 8, choice), [[0, 1, 2, 3]])
+    np.testing.assert_array_equal(jitted.venom_columns(zeros, 8, 8, choice), [[0, 1, 2, 3]])
     ones = jnp.ones((8, 16))
-    np.testing.assert_array_equal(_columns(ones, 8, 8, choice), [[0, 1, 2, 3, 8, 9, 10, 11]])
+    np.testing.assert_array_equal(jitted.venom_columns(ones, 8, 8, choice), [[0, 1, 2, 3, 8, 9, 10, 11]])
     spoilt = zeros.at[0, 7].set(jnp.nan).at[3, 6].set(-jnp.inf)
-    np.testing.assert_array_equal(_columns(spoilt, 8, 8, choice), [[0, 1, 6, 7]])
+    np.testing.assert_array_equal(jitted.venom_columns(spoilt, 8, 8, choice), [[0, 1, 6, 7]])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -72,21 +69,21 @@ def test_columns_of_zeros_ties_and_non_finite_values(choice):
 )
 def test_sparsify_venom_keeps_two_of_the_four_columns(shape, v, m, dtype):
     x = _random(shape, dtype, seed=3)
-    sparse = _sparsify(x, v, m)
-    columns = np.asarray(_columns(x, v, m))
+    sparse = jitted.sparsify_venom(x, v, m)
+    columns = np.asarray(jitted.venom_columns(x, v, m))
     expected = np.zeros(shape)
     for row in range(shape[0]):
         condensed = np.asarray(x, np.float64)[row, columns[row // v]][None]
         expected[row, columns[row // v]] = numpy_sparse.sparsify_rows(condensed, "magnitude")[0][0]
-    np.testing.assert_array_equal(np.asarray(sparse.to_dense(), np.float64), expected)
+    np.testing.assert_array_equal(np.asarray(jitted.dense(sparse), np.float64), expected)
     assert sparse.dtype == dtype and (sparse.v, sparse.m, sparse.shape) == (v, m, shape)
-    assert np.asarray(sparse.mask()).sum() == shape[0] * shape[1] * 2 // m
+    assert np.asarray(jitted.mask(sparse)).sum() == shape[0] * shape[1] * 2 // m
 
 
 def test_values_and_metadata_are_those_of_the_condensed_matrix():
     x = _random((128, 256), seed=4)
-    sparse = _sparsify(x, 64, 16)
-    condensed = np.asarray(ops.condense(x, _columns(x, 64, 16), 64))
+    sparse = jitted.sparsify_venom(x, 64, 16)
+    condensed = np.asarray(jitted.condense(x, jitted.venom_columns(x, 64, 16), 64))
     values, metadata = numpy_sparse.compress(*numpy_sparse.sparsify_rows(condensed, "magnitude"))
     np.testing.assert_array_equal(sparse.values, values)
     np.testing.assert_array_equal(np.asarray(sparse.metadata).view(np.uint32), metadata)
@@ -95,7 +92,7 @@ def test_values_and_metadata_are_those_of_the_condensed_matrix():
 def test_condense_reads_the_columns_of_each_block():
     x = np.random.default_rng(5).normal(size=(10, 6)).astype(np.float32)
     columns = np.array([[5, 0, 2], [1, 1, 6], [3, 4, 6]], np.int32)  # 6 is one past the last: zeros
-    condensed = np.asarray(ops.condense(jnp.array(x), jnp.array(columns), 4))
+    condensed = np.asarray(jitted.condense(jnp.array(x), jnp.array(columns), 4))
     padded = np.pad(x, ((0, 0), (0, 1)))
     for row in range(10):
         np.testing.assert_array_equal(condensed[row], padded[row, columns[row // 4]])
@@ -105,27 +102,27 @@ def test_any_columns_can_be_compressed():
     rng = np.random.default_rng(6)
     slices = jnp.array([[8, 9, 10, 11], [0, 1, 2, 3], [4, 5, 6, 7]], jnp.int32)  # contiguous, in no order
     condensed = jnp.array(rng.normal(size=(11, 4)), jnp.float32)
-    sparse = ops.compress_venom(condensed, slices, (11, 12), 4, 12, dtype=jnp.bfloat16)
+    sparse = jitted.compress_venom(condensed, slices, (11, 12), 4, 12, dtype=jnp.bfloat16)
     kept, _ = numpy_sparse.sparsify_rows(np.asarray(condensed), "magnitude")
     expected = np.zeros((11, 12))
     for row in range(11):
         expected[row, np.asarray(slices)[row // 4]] = kept[row]
-    np.testing.assert_array_equal(sparse.to_dense(), expected.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(jitted.dense(sparse), expected.astype(jnp.bfloat16))
 
 
 def test_like_keeps_the_positions_of_another():
     x, other = _random((37, 64), seed=7), _random((37, 64), seed=8)
-    like = _sparsify(x, 16, 8)
-    columns = _columns(x, 16, 8)
-    sparse = ops.compress_venom(ops.condense(other, columns, 16), columns, (37, 64), 16, 8, like=like)
-    np.testing.assert_array_equal(sparse.to_dense(), jnp.where(like.mask(), other, 0))
+    like = jitted.sparsify_venom(x, 16, 8)
+    columns = jitted.venom_columns(x, 16, 8)
+    sparse = jitted.compress_venom(jitted.condense(other, columns, 16), columns, (37, 64), 16, 8, like=like)
+    np.testing.assert_array_equal(jitted.dense(sparse), jnp.where(jitted.mask(like), other, 0))
     np.testing.assert_array_equal(sparse.metadata, like.metadata)
 
 
 def test_stacks_go_through_vmap():
     x = _random((2, 20, 32), seed=9)
     for choice in ("norm", "exhaustive"):
-        sparsify = functools.partial(_sparsify, v=8, m=8, columns=choice)
+        sparsify = functools.partial(jitted.sparsify_venom, v=8, m=8, columns=choice)
         both = jax.vmap(sparsify)(x)
         for layer in range(2):
             jax.tree.map(
