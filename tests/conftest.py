@@ -1,4 +1,11 @@
-"""Tests run on one CPU device unless a GPU is there; those marked `gpu` are skipped without one."""
+"""Tests run on a CPU unless a GPU is there; those marked `gpu` are skipped without one."""
+
+import os
+
+# Most of the suite's time is XLA compiling small functions that run once.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)  # fmt: skip
 
 import jax
 import pytest

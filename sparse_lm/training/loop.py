@@ -89,7 +89,7 @@ class _Run:
 
     def go(self, state: TrainState) -> bool:
         config, start = self.config, int(state.step)
-        if start == config.steps:
+        if start >= config.steps:
             print(f"{self.workdir}: this run is finished, {start} steps")
             return True
         if start:
@@ -109,29 +109,35 @@ class _Run:
         pending: tuple[int, Metrics] | None = None  # dispatched, not yet looked at
         for step in range(start, config.steps):
             windows = next(batches)
+            if pending and config.phase(step) != config.phase(step - 1):
+                self._settle(*pending, state)  # or it would seem to take as long as the next phase compiles
+                self._report(*pending)
+                pending = None
             state, edge_metrics = self._edge(state, step, windows)
             state, metrics = self.trainer.step(config.phase(step))(state, windows)
-            if pending:
-                self._handle(*pending, state)
+            if pending:  # by now the device has the next step to work on
+                self._settle(*pending, state)
+                self._report(*pending)
             pending = step, edge_metrics | metrics
 
             done = step + 1
-            if self.interrupt.requested and done < config.steps:
-                self._handle(*pending, state)
-                self._save(state, done)
-                print(f"stopped by {self.interrupt.requested} after step {done}; saved. The same command goes on.")
-                return False
-            evaluates = done % config.eval_every == 0 or done == config.steps
-            saves = done % config.checkpoint_every == 0 or done == config.steps
+            last = done == config.steps
+            interrupted = self.interrupt.requested and not last
+            evaluates = last or done % config.eval_every == 0
+            saves = last or done % config.checkpoint_every == 0 or interrupted
             if not (evaluates or saves):
                 continue
-            if done == config.steps and config.phase(step) == "sparse":
+            if last and config.phase(step) == "sparse":
                 state = self.transitions.leave_sparse(state)
+            self._settle(*pending, state)
             results = self._evaluate(state, step) if evaluates else None
-            self._handle(*pending, state, results)
+            self._report(*pending, results)
             pending = None
             if saves:
                 self._save(state, done, results)
+            if interrupted:
+                print(f"stopped by {self.interrupt.requested} after step {done}, saved; the same command goes on")
+                return False
             self.timer.skip()
         self.checkpoints.wait()
         print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
@@ -180,25 +186,31 @@ class _Run:
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
         self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
 
-    def _handle(self, step: int, metrics: Metrics, state: TrainState, results: dict[str, float] | None = None) -> None:
-        """Looks at the metrics of a step. The next step is running by then, so that this stalls nothing."""
-        config, phase = self.config, self.config.phase(step)
-        bad_in_a_row = int(metrics["skipped_in_a_row"])  # waits for the step
-        self.timer.step_done(phase)
-        if bad_in_a_row >= config.optimizer.max_skipped_steps:
+    def _settle(self, step: int, metrics: Metrics, state: TrainState) -> None:
+        """Waits for a step, and stops the run if too many have been bad."""
+        bad_in_a_row = int(metrics["skipped_in_a_row"])
+        self.timer.step_done(self.config.phase(step))
+        if bad_in_a_row >= self.config.optimizer.max_skipped_steps:
             self._save(state, int(state.step))
             self.checkpoints.wait()
             raise TooManyBadSteps(
                 f"loss or gradient was not finite in {bad_in_a_row} steps in a row, up to step {step}; "
                 f"the state before them is saved in {self.workdir}"
             )
+
+    def _report(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
+        """Writes and shows the metrics of a settled step, if it is one to log."""
+        config, phase = self.config, self.config.phase(step)
+        loss, skipped = float(metrics["loss"]), int(metrics["skipped"])
+        if not math.isfinite(loss):
+            log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results:
             return
         step_time = self.timer.lap()
         speed = config.tokens_per_step / step_time if step_time else None
         line = {
             "phase": phase,
-            "learning_rate": float(self.schedule(step)),
+            "learning_rate": float(self.schedule(step - skipped)),  # a skipped step does not count in Optax
             "tokens": (step + 1) * config.tokens_per_step,
             "tokens_per_second": speed,
             "step_time": step_time,
@@ -208,12 +220,9 @@ class _Run:
         if results:
             line |= {f"eval_{name}": value for name, value in results.items()}
         self.writer.write(step, line)
-        loss = float(metrics["loss"])
         self.progress.update(
             step + 1, phase=phase, loss=loss, tokens_per_second=speed, seconds_left=self.timer.seconds_left()
-        )  # fmt: skip
-        if not math.isfinite(loss):
-            log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
+        )
 
     def _utilisation(self, phase: str, tokens_per_second: float | None) -> dict[str, float | None]:
         """Dense-equivalent MFU and executed-FLOP utilisation, each beside its denominator in FLOP/s."""

@@ -113,7 +113,7 @@ def _train_step(
     key = jax.random.fold_in(jax.random.key(config.seed), state.step)
     loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan)
     (loss, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, state.variables, windows, key)
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     updates, opt_state = optimizer.update(
         grads, state.opt_state, state.params, variables=state.variables, mask_decay=state.mask_decay
     )

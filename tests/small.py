@@ -1,0 +1,50 @@
+"""A model and a run small enough to train many times in a test."""
+
+import numpy as np
+
+from sparse_lm import config as config_lib
+
+RECIPES = {
+    "dense": {"recipe": "dense"},
+    "fst": {"recipe": "fst", "mask_decay": 1e-4},
+    "sste": {"recipe": "sste"},
+    "act24": {"recipe": "act24"},
+    "venom": {"recipe": "venom", "selection": "magnitude"},
+    "cluster_sets": {"recipe": "venom", "selection": "cluster_sets"},
+    "slices": {"recipe": "venom", "selection": "slices", "clusters": 2},
+}
+"""Every recipe, and every selection of venom's, by a name for test ids."""
+
+
+def config_dict(recipe="dense", **changes):
+    """A ConfigDict for 12 steps, sparse on 4..8, with flattened keys changed."""
+    config = config_lib.default()
+    config.steps = 12
+    config.batch_size = 4
+    config.seq_len = 32
+    config.log_every = 1
+    config.eval_every = 6
+    config.checkpoint_every = 3
+    config.model.update(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=128, vocab_size=320, dtype="float32")
+    config.model.loss_chunk = 64
+    config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
+    config.sparsity.update(start_step=4, end_step=8, refresh_every=2, v=16, m=8, clusters=4)
+    config.sparsity.update(RECIPES[recipe])
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def config(recipe="dense", **changes):
+    return config_lib.parse(config_dict(recipe, **changes))
+
+
+def windows(config, step=0):
+    """int32[B, S + 1] with structure to learn: each token mostly follows from the one before."""
+    rng = np.random.default_rng(step)
+    tokens = np.zeros((config.batch_size, config.seq_len + 1), np.int32)
+    tokens[:, 0] = rng.integers(config.model.vocab_size, size=config.batch_size)
+    for i in range(config.seq_len):
+        noise = rng.integers(config.model.vocab_size, size=config.batch_size)
+        follow = (tokens[:, i] * 7 + 3) % config.model.vocab_size
+        tokens[:, i + 1] = np.where(rng.random(config.batch_size) < 0.9, follow, noise)
+    return tokens

@@ -1,0 +1,113 @@
+"""One training step of every recipe: it learns, it donates, it compiles once, and a bad one leaves no trace."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
+from tests import small
+
+
+def enter_sparse(config, trainer, state):
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    return transitions.enter_sparse(state, small.windows(config))
+
+
+@pytest.mark.parametrize("recipe", ["venom", "fst"])
+def test_both_steps_share_donated_state_and_compile_once(recipe):
+    config = small.config(recipe)
+    trainer = make_trainer(config)
+    state = trainer.init()
+    losses = []
+    for step in range(config.steps):
+        if config.phase(step) == "sparse" and config.phase(step - 1) == "dense":
+            state = enter_sparse(config, trainer, state)
+        before = state
+        state, metrics = trainer.step(config.phase(step))(state, small.windows(config, step))
+        losses.append(float(metrics["loss"]))
+        assert jax.tree.structure(before) == jax.tree.structure(state)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.opt_state))
+    assert trainer.dense_step._cache_size() == 1
+    assert trainer.sparse_step._cache_size() == 1
+    assert losses[-1] < losses[0] - 0.3
+    assert int(state.step) == config.steps
+
+
+def poison(state, token):
+    """The state with a NaN in one token's embedding: batches that hold it have no finite loss."""
+    embedding = state.params["embed"]["embedding"].at[token].set(jnp.nan)
+    return dataclasses.replace(state, params=dict(state.params, embed={"embedding": embedding}))
+
+
+def test_bad_step_is_skipped_and_counted():
+    config = small.config("dense")
+    trainer = make_trainer(config)
+    token = config.model.vocab_size - 1
+    good = np.minimum(small.windows(config), token - 1)
+    bad = np.where(np.arange(good.shape[1]) == 5, token, good)
+    state = poison(trainer.init(), token)
+    finite = lambda tree: [np.asarray(x)[np.isfinite(x)] for x in jax.tree.leaves(tree)]  # noqa: E731
+    before = jax.device_get((state.params, state.opt_state))
+
+    state, metrics = trainer.dense_step(state, bad)
+    assert not np.isfinite(metrics["loss"])
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (1, 1, 1)
+    state, metrics = trainer.dense_step(state, bad)
+    assert (int(metrics["skipped"]), int(metrics["skipped_in_a_row"])) == (2, 2)
+
+    state, metrics = trainer.dense_step(state, good)
+    assert np.isfinite(metrics["loss"])
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (3, 2, 0)
+    changed = [not np.array_equal(a, b) for a, b in zip(finite(before[0]), finite(state.params), strict=True)]
+    assert any(changed)
+
+
+def test_metrics_of_soft_threshold_weights():
+    config = small.config("venom", log_every=2)
+    trainer = make_trainer(config)
+    state = enter_sparse(config, trainer, trainer.init())
+    state, logged = trainer.sparse_step(state, small.windows(config, 0))
+    squares = [np.square(w).reshape(config.model.layers, -1, 4) for w in state.params["layers"]["ffn"].values()]
+    kept = np.mean([np.sort(s)[..., 2:].sum((1, 2)) / s.sum((1, 2)) for s in squares], axis=0)
+    state, between = trainer.sparse_step(state, small.windows(config, 1))
+    assert logged["flip_rate"].shape == logged["kept_weight_energy"].shape == (config.model.layers,)
+    assert np.all((logged["flip_rate"] >= 0) & (logged["flip_rate"] < 0.5))
+    np.testing.assert_allclose(logged["kept_weight_energy"], kept, rtol=1e-5)
+    assert np.all(np.isnan(between["flip_rate"]))
+
+
+@pytest.mark.parametrize("recipe", small.RECIPES)
+def test_sparse_step_reports_activation_statistics(recipe):
+    config = small.config(recipe)
+    trainer = make_trainer(config)
+    state = trainer.init()
+    if recipe != "dense":
+        state = enter_sparse(config, trainer, state)
+    _, metrics = trainer.sparse_step(state, small.windows(config))
+    layers = config.model.layers
+    assert metrics["activation_sparsity"].shape == metrics["kept_energy"].shape == (layers,)
+    assert np.all((metrics["activation_sparsity"] > 0.2) & (metrics["activation_sparsity"] < 0.9))
+    assert np.all((metrics["kept_energy"] > 0.2) & (metrics["kept_energy"] < 1 + 1e-6))
+    if trainer.plan.routed:
+        np.testing.assert_allclose(metrics["expert_load"].sum(axis=1), 1, rtol=1e-5)
+
+
+def test_seed_decides_the_run():
+    def losses(seed):
+        config = small.config("venom", seed=seed)
+        trainer = make_trainer(config)
+        state = enter_sparse(config, trainer, trainer.init())
+        trace = []
+        for step in range(3):
+            state, metrics = trainer.sparse_step(state, small.windows(config, step))
+            trace.append(float(metrics["loss"]))
+        return trace
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
