@@ -1,0 +1,9 @@
+"""Kernels for NVIDIA Hopper (sm_90), in Pallas Mosaic GPU: one file a kernel.
+
+The functions have the names and arguments of the public ops, less `implementation`, and refuse what
+they cannot do with `NotImplementedError(reason)`.
+"""
+
+from sparse_lm.ops.hopper.matmul_24 import matmul_24
+
+__all__ = ["matmul_24"]

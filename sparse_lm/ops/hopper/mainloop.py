@@ -1,0 +1,58 @@
+"""The consumers' loop over the contracted dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.experimental.pallas as pl
+from jax import Array, lax
+
+from sparse_lm.ops.hopper import wgmma_sp
+from sparse_lm.ops.hopper.ring import Ring
+
+
+def accumulate(
+    ring: Ring,
+    first_step: Array,
+    steps: int,
+    operands: Callable[[Array], tuple[Any, Any, Any]],
+    *,
+    blocks: int,
+    n: int,
+    b_transposed: bool,
+) -> tuple[Array, ...]:
+    """One tile's product over stages `first_step` to `first_step + steps - 1` of the ring, and their release.
+
+    Args:
+      ring: of the operands' stages.
+      first_step: number of the first.
+      steps: how many.
+      operands: from a slot of the ring, this warpgroup's (values, metadata, b) in shared memory.
+      blocks: of 64 rows.
+      n: columns.
+      b_transposed: whether b is stored with the contracted dimension last.
+
+    Returns:
+      `blocks` arrays [64, n] float32, in the layout WGMMA.
+    """
+
+    def step(k, carry):
+        slot = ring.wait_full(first_step + k)
+        carry = wgmma_sp.step(carry, *operands(slot), b_transposed=b_transposed)
+
+        @pl.when(k > 0)
+        def _release_the_step_before():
+            ring.release(first_step + k - 1)
+
+        return carry
+
+    def two_steps(j, carry):
+        return step(2 * j + 1, step(2 * j, carry))
+
+    carry = lax.fori_loop(0, steps // 2, two_steps, wgmma_sp.start(blocks, n))
+    if steps % 2:
+        carry = step(steps - 1, carry)
+    accumulators = wgmma_sp.finish(carry)
+    ring.release(first_step + steps - 1)
+    return accumulators

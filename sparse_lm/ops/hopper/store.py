@@ -1,0 +1,75 @@
+"""From a warpgroup's registers to global memory, through shared memory and TMA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.experimental.mosaic.gpu as mgpu
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+
+from sparse_lm.ops.hopper import compat
+
+_SWIZZLE = 128  # bytes
+_ROWS = 64  # of the accumulator
+
+
+def staging(warpgroups: int, slots: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
+    """Scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
+    columns = _columns(dtype)
+    tile = (columns, _ROWS) if transposed else (_ROWS, columns)
+    return plgpu.SMEM((warpgroups, slots, *tile), dtype, transforms=_transforms(dtype))
+
+
+def stores(n: int, dtype: jnp.dtype) -> int:
+    """How many stores `store_tile` makes of [64, n]."""
+    return n // _columns(dtype)
+
+
+def store_tile(
+    tile: Array, staging: Any, out: Any, origin: tuple[Array, Array], first_store: Array, *, transposed: bool
+) -> None:
+    """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
+
+    What lies out of bounds is dropped. The copies read `staging` after this returns.
+
+    Args:
+      tile: in layout WGMMA and the dtype of `out`.
+      staging: [slots, ...] of `staging()`.
+      out: global memory.
+      origin: (row, column).
+      first_store: stores that this warpgroup made before; slots take turns.
+      transposed: whether `out` is [columns, rows].
+    """
+    row, column = origin
+    slots = staging.shape[0]
+    columns = _columns(tile.dtype)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(_transforms(tile.dtype))))
+    def write(_, part, ref):
+        if transposed:
+            ref = mgpu_utils.memref_transpose(ref, (1, 0, 3, 2))
+            if tile.dtype == jnp.float32 or not compat.TRANSPOSING_STORES:
+                # Two neighbours in a row are no vector in a column: store single elements.
+                part = part.to_layout(mgpu.fragmented_array.WGMMA_LAYOUT_ACC_32BIT)
+        part.store_tiled(ref, swizzle=_SWIZZLE)
+
+    for i in range(stores(tile.shape[1], tile.dtype)):
+        slot = staging.at[lax.rem(first_store + i, slots)]
+        plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+        write(tile[:, i * columns : (i + 1) * columns], slot)
+        plgpu.commit_smem()
+        rows, cols = pl.ds(row, _ROWS), pl.ds(column + i * columns, columns)
+        plgpu.copy_smem_to_gmem(slot, out.at[cols, rows] if transposed else out.at[rows, cols])
+
+
+def _columns(dtype: jnp.dtype) -> int:
+    """Columns of the accumulator that one store takes: a row of the swizzle."""
+    return _SWIZZLE // jnp.dtype(dtype).itemsize
+
+
+def _transforms(dtype: jnp.dtype) -> tuple:
+    return (plgpu.TilingTransform((8, _columns(dtype))), plgpu.SwizzleTransform(_SWIZZLE))

@@ -1,0 +1,28 @@
+"""Tuned configurations of the kernels, by device and shape; other shapes have their kernel's heuristic.
+
+`tuned.json` maps device kind -> kernel -> "MxNxK" -> fields of the kernel's Config, as written by
+experiments/tune_kernels.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from typing import TypeVar
+
+import jax
+
+C = TypeVar("C")
+
+
+def lookup(kernel: str, shape: tuple[int, ...], config: type[C]) -> C | None:
+    """The tuned configuration, or None."""
+    entries = _tuned().get(jax.devices()[0].device_kind, {}).get(kernel, {})
+    fields = entries.get("x".join(map(str, shape)))
+    return config(**fields) if fields else None
+
+
+@functools.cache
+def _tuned() -> dict:
+    return json.loads(pathlib.Path(__file__).with_name("tuned.json").read_text())

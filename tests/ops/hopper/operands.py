@@ -1,0 +1,45 @@
+"""Random operands and what the products of them must be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_lm.ops.formats import Sparse24, pack_metadata
+
+PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+
+
+def random(shape, dtype, seed, scale=1.0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype)
+
+
+def random_24(m, k, dtype, seed, pairs=PAIRS, scale=1.0) -> Sparse24:
+    """[M, K] whose groups keep one of `pairs`; padding is as the format asks for."""
+    rows, columns = -(-m // 64) * 64, -(-k // 64) * 64
+    rng = np.random.default_rng(seed)
+    kept = np.asarray(pairs)[rng.integers(len(pairs), size=(rows, columns // 4))]
+    position = 4 * np.arange(columns // 4)[:, None] + kept
+    inside = (position < k) & (np.arange(rows) < m)[:, None, None]
+    values = np.where(inside, rng.normal(size=kept.shape) * scale, 0.0).reshape(rows, columns // 2)
+    kept = np.where(inside.any(axis=(-1), keepdims=True), kept, [0, 1])
+    metadata = pack_metadata(jnp.asarray(kept[..., 0]), jnp.asarray(kept[..., 1]))
+    return Sparse24(jnp.asarray(values, dtype), metadata, (m, k))
+
+
+def assert_as_good_as_reference(result, reference, exact):
+    """The error against `exact` is at most 1.5 times the reference's, plus float32's own rounding."""
+    exact = np.asarray(exact, np.float32)
+
+    def error(x):
+        return float(np.linalg.norm(np.asarray(x, np.float32) - exact) / np.linalg.norm(exact))
+
+    assert result.dtype == reference.dtype
+    assert error(result) <= 1.5 * error(reference) + 1e-6
+
+
+def assert_repeats(function, *args):
+    """Two runs of a compiled function give the same bits, which are returned."""
+    compiled = jax.jit(function)
+    first, second = compiled(*args), compiled(*args)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    return first

@@ -1,0 +1,52 @@
+"""Every kernel lowers for Hopper on a machine without a GPU: shapes, tiles and shared memory fit."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from sparse_lm.ops import hopper
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.hopper.matmul_24 import CANDIDATES
+from sparse_lm.ops.hopper.matmul_24 import Config as Config24
+
+TUNED = json.loads((pathlib.Path(hopper.__file__).with_name("tuned.json")).read_text())
+
+
+def _tuned(kernel, config_type):
+    """The distinct configurations in tuned.json of a kernel."""
+    return list({config_type(**fields) for kinds in TUNED.values() for fields in kinds.get(kernel, {}).values()})
+
+
+def _lower(function, *shapes):
+    return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
+
+
+def _sparse_24(m, k, dtype=jnp.bfloat16):
+    rows, columns = -(-m // 64) * 64, -(-k // 64) * 64
+    values = jax.ShapeDtypeStruct((rows, columns // 2), dtype)
+    return Sparse24(values, jax.ShapeDtypeStruct((rows // 64, columns // 64, 128), jnp.int32), (m, k))
+
+
+CONFIGS_24 = [config for config, _ in CANDIDATES] + _tuned("matmul_24", Config24)
+
+
+@pytest.mark.parametrize("config", CONFIGS_24)
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("out_transposed", [False, True])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_matmul_24(config, b_transposed, out_transposed, out_dtype):
+    b = jax.ShapeDtypeStruct((500, 392) if b_transposed else (392, 500), jnp.bfloat16)
+    options = dict(b_transposed=b_transposed, out_transposed=out_transposed, out_dtype=out_dtype, config=config)
+    lowered = _lower(lambda w, b: hopper.matmul_24(w, b, **options), _sparse_24(300, 392), b)
+    assert lowered.out_info.shape == ((500, 300) if out_transposed else (300, 500))
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+def test_too_much_shared_memory_is_refused():
+    config = Config24(tile_m=256, tile_n=256, stages=5)
+    b = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    with pytest.raises(ValueError, match="shared memory"):
+        _lower(lambda w, b: hopper.matmul_24(w, b, config=config), _sparse_24(256, 256), b)
