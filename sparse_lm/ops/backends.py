@@ -12,18 +12,14 @@ import contextlib
 import functools
 import importlib
 import logging
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-_MODULES = {
-    "hopper": "sparse_lm.ops.hopper",
-    "triton": "sparse_lm.ops.triton",
-    "reference": "sparse_lm.ops.reference",
-}
-_BEST_FIRST = tuple(_MODULES)
 NAMES = ("reference", "hopper", "triton")
+_BEFORE_REFERENCE = ("hopper", "triton")  # best first; the reference refuses nothing
 
 _log = logging.getLogger(__name__)
 _recorders: list[dict[str, set[str]]] = []
@@ -42,7 +38,7 @@ def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> 
             return _run(op, implementation, args, kwargs)
         except NotImplementedError as refusal:
             raise NotImplementedError(f"implementation {implementation!r} of {op}: {refusal}") from refusal
-    for name in _BEST_FIRST[:-1]:
+    for name in _BEFORE_REFERENCE:
         try:
             return _run(op, name, args, kwargs)
         except NotImplementedError as refusal:
@@ -70,7 +66,7 @@ def unavailable(name: str) -> str | None:
     Raises:
       ValueError: no backend of that name.
     """
-    if name not in _MODULES:
+    if name not in NAMES:
         raise ValueError(f"implementation = {name!r} must be one of {', '.join(NAMES)}")
     if name == "reference":
         return None
@@ -83,7 +79,7 @@ def unavailable(name: str) -> str | None:
     if name == "triton" and major < 8:
         return f"needs compute capability 8.0 or newer; {device.device_kind} has {device.compute_capability}"
     try:
-        importlib.import_module(_MODULES[name])
+        _module(name)
     except ImportError as error:
         return f"cannot be imported: {error}"
     return None
@@ -93,13 +89,17 @@ def _run(op: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     reason = unavailable(name)
     if reason is not None:
         raise NotImplementedError(reason)
-    function = vars(importlib.import_module(_MODULES[name])).get(op)
+    function = vars(_module(name)).get(op)
     if function is None:
         raise NotImplementedError(f"that backend has no {op}")
     result = function(*args, **kwargs)
     for used in _recorders:
         used.setdefault(op, set()).add(name)
     return result
+
+
+def _module(name: str) -> types.ModuleType:
+    return importlib.import_module(f"sparse_lm.ops.{name}")
 
 
 @functools.cache

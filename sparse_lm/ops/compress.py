@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
-from sparse_lm.ops.select import Lanes, magnitude_rank, split_groups, take_two, top_two
+from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
 
 
 def compress_24(
@@ -26,37 +26,36 @@ def compress_24(
     Returns:
       Sparse24 [M, K]; [K, M] for axis 0.
     """
-    kept = pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32))
+    kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
     first, second = top_two([member.astype(jnp.int32) for member in split_groups(pad_to_tiles(mask), axis)])
-    shape = x.shape if axis == -1 else x.shape[::-1]
-    return pack_24(split_groups(kept, axis), first, second, axis, shape, scale=scale, dtype=dtype or x.dtype)
+    return pack_24(kept, first, second, axis=axis, shape=x.shape, scale=scale, dtype=dtype or x.dtype)
 
 
 def pack_24(
-    lanes: Lanes,
+    members: Members,
     first: Array,
     second: Array,
+    *,
     axis: int,
     shape: tuple[int, int],
-    *,
     scale: ArrayLike,
     dtype: DTypeLike,
 ) -> Sparse24:
-    """Compressed form of whole tiles that `split_groups` has split along `axis`.
+    """Compressed form of a matrix that `split_groups` has split along `axis`, in whole tiles.
 
     Args:
-      lanes: four float32 arrays, the members of each group.
+      members: four float32 arrays.
       first: uint32, position of the first survivor of each group.
       second: uint32, position of the second.
-      axis: that of the split; for 0 this is where the matrix is transposed, once it is half as large.
-      shape: logical shape of the result.
+      axis: that of the split. For 0 the transpose happens here, where half of the matrix is left.
+      shape: logical shape of the matrix that was split.
       scale: multiplies the survivors.
       dtype: of the values.
     """
-    low, high = ((survivor * scale).astype(dtype) for survivor in take_two(lanes, first, second))
+    low, high = ((survivor * scale).astype(dtype) for survivor in take_two(members, first, second))
     if axis == 0:
         values = jnp.stack([low, high], axis=1).reshape(-1, low.shape[1]).T
-        return Sparse24(values, pack_metadata(first.T, second.T), shape)
+        return Sparse24(values, pack_metadata(first.T, second.T), shape[::-1])
     return Sparse24(_interleave(low, high), pack_metadata(first, second), shape)
 
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sparse_lm.ops.select import Lanes
+from sparse_lm.ops.select import Members
 
 _FLOOR = 1e-6  # of a group's largest magnitude: no member has probability zero
 
 
-def sample_two(lanes: Lanes, key: Array) -> tuple[Array, Array, list[Array]]:
+def sample_two(members: Members, key: Array) -> tuple[Array, Array, list[Array]]:
     """Draws two members of each group, one after the other, each in proportion to its magnitude.
 
     Dividing a member by the probability that it is drawn makes the estimate exactly unbiased. This
@@ -21,27 +21,27 @@ def sample_two(lanes: Lanes, key: Array) -> tuple[Array, Array, list[Array]]:
     the exact one.
 
     Args:
-      lanes: four float32 arrays of equal shape, the members of each group.
+      members: four float32 arrays of equal shape, the members of each group.
       key: PRNG key.
 
     Returns:
       (first, second, estimates): ascending positions, uint32, and all four members divided by their
       probabilities; the caller keeps those at the two positions.
     """
-    peak = functools.reduce(jnp.maximum, [jnp.abs(x) for x in lanes])  # XLA's max over an axis may lose NaN
+    peak = functools.reduce(jnp.maximum, [jnp.abs(x) for x in members])  # XLA's max over an axis may lose NaN
     drawable = (peak > 0) & jnp.isfinite(peak)
-    weights = [jnp.where(drawable, jnp.abs(x) / peak, 0.0) + _FLOOR for x in lanes]
+    weights = [jnp.where(drawable, jnp.abs(x) / peak, 0.0) + _FLOOR for x in members]
     uniform = jnp.where(drawable, jax.random.uniform(key, (2, *peak.shape)), 0.0)  # zero draws (0, 1)
 
     one = _draw(weights, uniform[0])
-    two = _draw([jnp.where(one == lane, 0.0, w) for lane, w in enumerate(weights)], uniform[1])
+    two = _draw([jnp.where(one == position, 0.0, w) for position, w in enumerate(weights)], uniform[1])
 
     probabilities = _inclusion_probabilities(weights)
-    estimates = [jnp.where(jnp.isfinite(peak), x / p, jnp.nan) for x, p in zip(lanes, probabilities, strict=True)]
+    estimates = [jnp.where(jnp.isfinite(peak), x / p, jnp.nan) for x, p in zip(members, probabilities, strict=True)]
     return jnp.minimum(one, two), jnp.maximum(one, two), estimates
 
 
-def _draw(weights: Lanes, uniform: Array) -> Array:
+def _draw(weights: Members, uniform: Array) -> Array:
     """A position, drawn in proportion to the weights; never one of weight zero."""
     edges = [weights[0]]
     for weight in weights[1:]:
@@ -50,7 +50,7 @@ def _draw(weights: Lanes, uniform: Array) -> Array:
     return sum((target >= edge).astype(jnp.uint32) for edge in edges[:3])
 
 
-def _inclusion_probabilities(weights: Lanes) -> list[Array]:
+def _inclusion_probabilities(weights: Members) -> list[Array]:
     """Probability that each member is one of two drawn without replacement."""
     total = sum(weights)
     others = [sum(w for j, w in enumerate(weights) if j != i) for i in range(4)]  # no cancellation

@@ -24,15 +24,14 @@ _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's
 
 def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None) -> Sparse24:
     """See `sparse_lm.ops.sparsify_24`."""
-    lanes = split_groups(pad_to_tiles(x.astype(jnp.float32)), axis)
+    members = split_groups(pad_to_tiles(x.astype(jnp.float32)), axis)
     if method == "mvue":
-        first, second, lanes = sample_two(lanes, key)
+        first, second, members = sample_two(members, key)
     else:
-        first, second = top_two([magnitude_rank(member) for member in lanes])
+        first, second = top_two([magnitude_rank(member) for member in members])
     if method == "soft_threshold":
-        lanes = soft_threshold(lanes)
-    shape = x.shape if axis == -1 else x.shape[::-1]
-    return pack_24(lanes, first, second, axis, shape, scale=scale, dtype=dtype)
+        members = soft_threshold(members)
+    return pack_24(members, first, second, axis=axis, shape=x.shape, scale=scale, dtype=dtype)
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:

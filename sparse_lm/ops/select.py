@@ -30,7 +30,7 @@ from jax import Array, lax
 _NAN_RANK = 0x7FC00000
 _LARGEST = 1e30
 
-Lanes = Sequence[Array]  # the four members of every group: four arrays of equal shape
+Members = Sequence[Array]  # the four members of every group: four arrays of equal shape
 
 
 def split_groups(x: Array, axis: int = -1) -> list[Array]:
@@ -62,7 +62,7 @@ def finite_magnitude(x: Array) -> Array:
     return jnp.where(magnitude < _LARGEST, magnitude, _LARGEST)
 
 
-def top_two(ranks: Lanes) -> tuple[Array, Array]:
+def top_two(ranks: Members) -> tuple[Array, Array]:
     """Positions (first < second), uint32, of the two largest of each group; ties to the lower position."""
     wins = {(i, j): ranks[i] >= ranks[j] for i in range(4) for j in range(i + 1, 4)}
     beats = [[wins[i, j] if i < j else ~wins[j, i] for j in range(4) if j != i] for i in range(4)]
@@ -72,32 +72,32 @@ def top_two(ranks: Lanes) -> tuple[Array, Array]:
     return first, second
 
 
-def take_two(lanes: Lanes, first: Array, second: Array) -> tuple[Array, Array]:
+def take_two(members: Members, first: Array, second: Array) -> tuple[Array, Array]:
     """The members of each group at positions first < second."""
-    low = jnp.where(first == 0, lanes[0], jnp.where(first == 1, lanes[1], lanes[2]))
-    high = jnp.where(second == 3, lanes[3], jnp.where(second == 2, lanes[2], lanes[1]))
+    low = jnp.where(first == 0, members[0], jnp.where(first == 1, members[1], members[2]))
+    high = jnp.where(second == 3, members[3], jnp.where(second == 2, members[2], members[1]))
     return low, high
 
 
-def soft_threshold(lanes: Lanes) -> list[Array]:
+def soft_threshold(members: Members) -> list[Array]:
     """S(x) = sign(x) max(|x| - t, 0) with t the second smallest magnitude of the group (2409.09099).
 
     At most two members survive and S is continuous, so the pattern does not flip abruptly.
 
     Args:
-      lanes: four float32 arrays.
+      members: four float32 arrays.
 
     Returns:
       Four float32 arrays.
     """
-    ranks = [magnitude_rank(x) for x in lanes]
+    ranks = [magnitude_rank(x) for x in members]
     low, high = jnp.minimum(ranks[0], ranks[1]), jnp.maximum(ranks[0], ranks[1])
     other_low, other_high = jnp.minimum(ranks[2], ranks[3]), jnp.maximum(ranks[2], ranks[3])
     second_smallest = jnp.minimum(jnp.maximum(low, other_low), jnp.minimum(high, other_high))
     threshold = lax.bitcast_convert_type(second_smallest, jnp.float32)
     return [
         jnp.where(rank <= second_smallest, jnp.where(rank == _NAN_RANK, x, 0.0), x - jnp.copysign(threshold, x))
-        for x, rank in zip(lanes, ranks, strict=True)
+        for x, rank in zip(members, ranks, strict=True)
     ]
 
 

@@ -82,9 +82,9 @@ def soft_threshold_scale(w: Array, axis: int = -1) -> Array:
       float32 scalar; 1 when S(w) is zero.
     """
     _check_matrix(w)
-    lanes = split_groups(pad_to_tiles(w.astype(jnp.float32)), axis)
-    thresholded = soft_threshold(lanes)
-    overlap = sum(jnp.sum(x * s) for x, s in zip(lanes, thresholded, strict=True))
+    members = split_groups(pad_to_tiles(w.astype(jnp.float32)), axis)
+    thresholded = soft_threshold(members)
+    overlap = sum(jnp.sum(x * s) for x, s in zip(members, thresholded, strict=True))
     energy = sum(jnp.sum(s * s) for s in thresholded)
     return jnp.where(energy == 0, 1.0, overlap / jnp.where(energy == 0, 1.0, energy))
 

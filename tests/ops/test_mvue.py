@@ -73,6 +73,6 @@ def test_probabilities_are_those_of_two_draws_without_replacement():
     expected = np.zeros(4)
     for i, j in itertools.permutations(range(4), 2):
         expected[[i, j]] += weights[i] / weights.sum() * weights[j] / (weights.sum() - weights[i])
-    lanes = [jnp.full((1,), w, jnp.float32) for w in weights]
-    _, _, estimates = mvue.sample_two(lanes, jax.random.key(0))
+    members = [jnp.full((1,), w, jnp.float32) for w in weights]
+    _, _, estimates = mvue.sample_two(members, jax.random.key(0))
     np.testing.assert_allclose(np.concatenate(estimates), weights / expected, rtol=1e-4)
