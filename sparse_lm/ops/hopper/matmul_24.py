@@ -103,14 +103,14 @@ def matmul_24(
       NotImplementedError: the dtypes.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    _check_dtypes(w.dtype, b.dtype, out_dtype)
+    check_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[0 if b_transposed else 1]
     if config is None:
         config = tuning.lookup("matmul_24", (m, n, k), Config) or heuristic_config(m, n)
     shape = (n, m) if out_transposed else (m, n)
     # Mosaic's copies ignore the index into a dimension of a single tile instead of clipping it: give it two.
-    padded = jax.ShapeDtypeStruct((_round_up(shape[0]), max(2 * _ALIGNMENT, _round_up(shape[1]))), out_dtype)
-    out = _call(config, w, _pad(b), padded, b_transposed, out_transposed)
+    padded = jax.ShapeDtypeStruct((round_up(shape[0]), max(2 * _ALIGNMENT, round_up(shape[1]))), out_dtype)
+    out = _call(config, w, pad(b), padded, b_transposed, out_transposed)
     return out[: shape[0], : shape[1]]
 
 
@@ -215,18 +215,20 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
     )(w.values, w.metadata, b)
 
 
-def _check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
+def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
     if w not in (jnp.bfloat16, jnp.float16) or b != w:
         raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
     if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
         raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
 
 
-def _round_up(size: int) -> int:
+def round_up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _pad(x: Array) -> Array:
-    """Zeros up to whole tiles; a copy, if x has a ragged edge."""
-    padding = [(0, _round_up(size) - size) for size in x.shape]
+def pad(x: Array, *, rows: bool = True) -> Array:
+    """Zeros up to whole tiles, of columns and perhaps rows; a copy, if x has a ragged edge."""
+    padding = [(0, round_up(size) - size) for size in x.shape]
+    if not rows:
+        padding[0] = 0, 0
     return jnp.pad(x, padding) if any(after for _, after in padding) else x

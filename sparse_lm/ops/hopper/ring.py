@@ -1,8 +1,10 @@
 """A ring of shared-memory stages between one producer warpgroup, whose TMA copies fill them, and its consumers.
 
 Pallas' own barriers are arrived at by all 128 threads of a warpgroup, once a copy. The `full` barriers
-here take one arrival a stage, of one thread, for all copies together. Stage `step % stages` is filled
-for the `step // stages`-th time; both sides count steps, so the barriers' parities need no state.
+here take one arrival a stage, of one thread, for all TMA copies together; and, if the producer also
+*gathers* rows with `cp.async`, one of each of its threads, when that thread's copies have landed.
+Step s uses stage s % stages for the (s // stages)-th time; both sides count steps, so the barriers'
+parities need no state.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm
 
 CLUSTER_AXIS = "peer"  # thread blocks that share what is multicast
 
+_WARPGROUP_THREADS = 128
 _SCALAR = plgpu.Layout.WG_SPLAT(())
 
 
@@ -57,17 +60,19 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The barriers of `stages` stages; see the module docstring."""
+    """The barriers of `stages` stages, see the module docstring; `gathers` if the producer calls `arrive_gathered`."""
 
     full: Any
     empty: Any
     stages: int
+    gathers: bool = False
 
     def slot(self, step: Array) -> Array:
         return lax.rem(step, self.stages)
 
     def initialize(self) -> None:
         """Must run in every thread of the cluster before any other use."""
+        arrivals = 1 + (_WARPGROUP_THREADS if self.gathers else 0)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
         def emit(_, full):
@@ -75,7 +80,7 @@ class Ring:
             first_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.BLOCK)
             for stage in range(self.stages):
                 address = _barrier(full, mgpu_utils.c(stage, i32)).get_ptr()
-                nvvm.mbarrier_init(address, mgpu_utils.c(1, i32), predicate=first_thread)
+                nvvm.mbarrier_init(address, mgpu_utils.c(arrivals, i32), predicate=first_thread)
             void = ir.Type.parse("!llvm.void")
             llvm.inline_asm(void, [], "fence.mbarrier_init.release.cluster;", "", has_side_effects=True)
             nvvm.cluster_arrive(aligned=ir.UnitAttr.get())
@@ -112,6 +117,18 @@ class Ring:
 
         emit(*args)
 
+    def arrive_gathered(self, step: Array) -> None:
+        """Producer: once the `cp.async` copies that each thread has issued so far have landed, it arrives."""
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _SCALAR))
+        def emit(_, full, slot):
+            address = _barrier(full, slot.registers.item()).get_ptr()
+            void = ir.Type.parse("!llvm.void")
+            ptx = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];"
+            llvm.inline_asm(void, [address], ptx, "l", has_side_effects=True)
+
+        emit(self.full, self.slot(step))
+
     def wait_full(self, step: Array) -> Array:
         """Consumer: waits until the stage of `step` has been filled for it; returns its slot."""
         parity = lax.rem(lax.div(step, self.stages), 2)
@@ -120,6 +137,9 @@ class Ring:
         def emit(_, full, slot, parity):
             parity = arith.trunci(ir.IntegerType.get_signless(1), parity.registers.item())
             _barrier(full, slot.registers.item()).wait_parity(parity)
+            if self.gathers:  # wgmma reads through another proxy than cp.async writes
+                void = ir.Type.parse("!llvm.void")
+                llvm.inline_asm(void, [], "fence.proxy.async.shared::cta;", "", has_side_effects=True)
 
         emit(self.full, self.slot(step), parity)
         return self.slot(step)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_lm.ops.formats import Sparse24, pack_metadata
+from sparse_lm.ops.formats import Sparse24, SparseVenom, pack_metadata
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
@@ -24,6 +24,26 @@ def random_24(m, k, dtype, seed, pairs=PAIRS, scale=1.0) -> Sparse24:
     kept = np.where(inside.any(axis=(-1), keepdims=True), kept, [0, 1])
     metadata = pack_metadata(jnp.asarray(kept[..., 0]), jnp.asarray(kept[..., 1]))
     return Sparse24(jnp.asarray(values, dtype), metadata, (m, k))
+
+
+def random_venom(m_rows, k, v, m, dtype, seed) -> SparseVenom:
+    """[m_rows, K] in V:2:M form, with columns and positions at random."""
+    rng = np.random.default_rng(seed)
+    blocks, groups = -(-m_rows // v), k // m
+    chosen = np.sort(np.argsort(rng.random((blocks, groups, m)), axis=-1)[..., :4], axis=-1)
+    columns = (chosen + m * np.arange(groups)[:, None]).reshape(blocks, 4 * groups)
+    condensed = random_24(m_rows, 4 * groups, dtype, seed + 1)
+    missing_rows = blocks * v - condensed.values.shape[0]
+    missing_columns = 2 * condensed.values.shape[1] - 4 * groups
+    empty = 0x44444444  # positions (0, 1) in every group
+    return SparseVenom(
+        values=jnp.pad(condensed.values, ((0, missing_rows), (0, 0))),
+        metadata=jnp.pad(condensed.metadata, ((0, missing_rows // 64), (0, 0), (0, 0)), constant_values=empty),
+        columns=jnp.asarray(np.pad(columns, ((0, 0), (0, missing_columns)), constant_values=k), jnp.int32),
+        shape=(m_rows, k),
+        v=v,
+        m=m,
+    )
 
 
 def assert_as_good_as_reference(result, reference, exact):

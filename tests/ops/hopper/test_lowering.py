@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from sparse_lm.ops import hopper
-from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.matmul_24 import Config as Config24
+from sparse_lm.ops.hopper.matmul_venom import Config as ConfigVenom
 
 TUNED = json.loads((pathlib.Path(hopper.__file__).with_name("tuned.json")).read_text())
 
@@ -42,6 +43,18 @@ def test_matmul_24(config, b_transposed, out_transposed, out_dtype):
     options = dict(b_transposed=b_transposed, out_transposed=out_transposed, out_dtype=out_dtype, config=config)
     lowered = _lower(lambda w, b: hopper.matmul_24(w, b, **options), _sparse_24(300, 392), b)
     assert lowered.out_info.shape == ((500, 300) if out_transposed else (300, 500))
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+@pytest.mark.parametrize("config", [ConfigVenom(), *_tuned("matmul_venom", ConfigVenom)])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_matmul_venom(config, out_dtype):
+    condensed = _sparse_24(384, 512 // 4)
+    columns = jax.ShapeDtypeStruct((3, condensed.shape[1]), jnp.int32)
+    a = SparseVenom(condensed.values, condensed.metadata, columns, shape=(300, 512), v=128, m=16)
+    b = jax.ShapeDtypeStruct((512, 500), jnp.bfloat16)
+    lowered = _lower(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype, config=config), a, b)
+    assert lowered.out_info.shape == (300, 500)
     assert "mosaic_gpu" in lowered.as_text()
 
 

@@ -1,0 +1,67 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops import hopper
+from sparse_lm.ops.hopper.matmul_venom import Config
+from tests.ops.hopper.operands import assert_as_good_as_reference, assert_repeats, random, random_venom
+
+CONFIGS = [Config(), Config(cluster=1, raster_width=4), Config(stages=3, store_slots=4)]
+
+
+def _exact(a, b):
+    return np.asarray(a.to_dense(), np.float64) @ np.asarray(b, np.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "rows, k, n, v, m",
+    [
+        (512, 1024, 512, 128, 16),
+        (300, 1008, 200, 128, 16),
+        (1000, 960, 261, 256, 8),
+        (256, 2048, 64, 128, 32),
+        (1, 4, 1, 128, 4),
+    ],
+)
+def test_matches_reference(rows, k, n, v, m, config):
+    a, b = random_venom(rows, k, v, m, jnp.bfloat16, seed=0), random((k, n), jnp.bfloat16, seed=2)
+    out = assert_repeats(lambda a, b: hopper.matmul_venom(a, b, config=config), a, b)
+    assert_as_good_as_reference(out, a.to_dense() @ b, _exact(a, b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
+def test_dtypes(dtype, out_dtype):
+    a, b = random_venom(256, 512, 128, 16, dtype, seed=3), random((512, 256), dtype, seed=5)
+    out = assert_repeats(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype), a, b)
+    reference = jnp.matmul(a.to_dense(), b, preferred_element_type=out_dtype)
+    assert_as_good_as_reference(out, reference, _exact(a, b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_numbers_in_rows_that_no_block_keeps_do_no_harm(bad):
+    a, b = random_venom(256, 512, 128, 16, jnp.bfloat16, seed=6), random((512, 256), jnp.bfloat16, seed=8)
+    kept_by_neither = np.setdiff1d(np.arange(512), np.asarray(a.columns))
+    kept_by_first = np.setdiff1d(np.asarray(a.columns[0]), np.asarray(a.columns[1]))
+    out = hopper.matmul_venom(a, b.at[kept_by_neither].set(bad))
+    np.testing.assert_array_equal(out, hopper.matmul_venom(a, b))
+    out = hopper.matmul_venom(a, b.at[kept_by_first[0]].set(bad))
+    np.testing.assert_array_equal(~np.isfinite(out).all(axis=1), np.asarray(a.mask())[:, kept_by_first[0]])
+
+
+@pytest.mark.gpu
+def test_schedules_agree_bit_for_bit():
+    a, b = random_venom(2048, 4096, 128, 8, jnp.bfloat16, seed=9), random((4096, 1024), jnp.bfloat16, seed=11)
+    results = [jax.jit(lambda a, b, c=c: hopper.matmul_venom(a, b, config=c))(a, b) for c in CONFIGS for _ in range(5)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_refuses_small_blocks():
+    a = random_venom(64, 64, 64, 16, jnp.bfloat16, seed=0)
+    with pytest.raises(NotImplementedError, match="multiple of 128"):
+        hopper.matmul_venom(a, random((64, 64), jnp.bfloat16, seed=1))
