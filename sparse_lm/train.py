@@ -17,7 +17,7 @@ from ml_collections import config_flags
 
 from sparse_lm import logs
 from sparse_lm.config import ConfigError, parse
-from sparse_lm.data import DataError
+from sparse_lm.data.errors import DataError
 from sparse_lm.generate import continue_text
 from sparse_lm.training.loop import TooManyBadSteps, train
 from sparse_lm.training.workdir import WorkdirError
@@ -25,27 +25,39 @@ from sparse_lm.training.workdir import WorkdirError
 SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 200
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file, such as configs/tiny.py.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
-flags.mark_flag_as_required("config")
-
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}")
     logs.configure()
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
-    workdir = _WORKDIR.value or str(Path("runs", name))
+    workdir = flags.FLAGS.workdir or str(Path("runs", name))
     try:
-        config = parse(_CONFIG.value)
+        config = parse(flags.FLAGS.config)
         if train(config, workdir):
-            new_tokens = min(200, config.seq_len - 8)
-            print(
-                "sample:", continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=new_tokens, temperature=0.7), sep="\n"
-            )
+            print("sample:")
+            print(continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=SAMPLE_TOKENS, temperature=0.7))
     except (ConfigError, DataError, WorkdirError, TooManyBadSteps) as error:
         sys.exit(str(error))
 
 
+def _define_flags() -> None:
+    """Not on import: entry points have flags of the same names, and may be imported side by side."""
+    config_flags.DEFINE_config_file("config", None, "Configuration file, such as configs/tiny.py.")
+    flags.mark_flag_as_required("config")
+    flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """An override of a key that the config lacks is the user's mistake, not one with a traceback."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except (AttributeError, KeyError) as error:
+        overrides = [argument for argument in argv if argument.startswith("--config.")]
+        (message,) = error.args[0].args if isinstance(error.args[0], KeyError) else error.args
+        sys.exit(f"unknown key in {' '.join(overrides)}: {' '.join(message.split())}")
+
+
 if __name__ == "__main__":
-    app.run(main)
+    _define_flags()
+    app.run(main, flags_parser=_parse_flags)

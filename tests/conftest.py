@@ -1,14 +1,20 @@
 """Tests run on a CPU unless a GPU is there; those marked `gpu` are skipped without one."""
 
 import os
+import tempfile
 
 # Most of the suite's time is XLA compiling small functions that run once.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )  # fmt: skip
 
-import jax
-import pytest
+# Processes that tests start, and tests of the same small model, compile the same functions again.
+_COMPILED = tempfile.TemporaryDirectory()
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _COMPILED.name)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,7 @@
 """The edges of the sparse phase keep what they promise to keep."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,26 +15,40 @@ from sparse_lm.training.step import forward_loss, make_trainer
 from tests import small
 
 
+@functools.cache
+def compiled(recipe, **changes):
+    """What runs of one kind share: compiled functions, and the state after a few dense steps, on the host."""
+    config = small.config(recipe, **changes)
+    trainer = make_trainer(config)
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    state = trainer.init()
+    for step in range(3):
+        state, _ = trainer.dense_step(state, small.windows(config, step))
+    return config, trainer, transitions, jax.device_get(state)
+
+
+@functools.cache
+def compiled_loss(recipe, plan):
+    config, trainer, _, _ = compiled(recipe)
+    return jax.jit(
+        lambda state, windows: forward_loss(
+            state.params, state.variables, windows, jax.random.key(0),
+            config=config, graphdef=trainer.graphdef, plan=plan,
+        )[0]
+    )  # fmt: skip
+
+
 class Run:
-    """A small run with a few dense steps behind it, and its compiled functions."""
+    """A small run with a few dense steps behind it."""
 
     def __init__(self, recipe, **changes):
-        self.config = small.config(recipe, **changes)
-        self.trainer = make_trainer(self.config)
-        self.transitions = make_transitions(self.config, self.trainer.plan, self.trainer.graphdef)
+        self.recipe = recipe
+        self.config, self.trainer, self.transitions, state = compiled(recipe, **changes)
+        self.state = jax.device_put(state)
         self.windows = small.windows(self.config, 100)
-        self.state = self.trainer.init()
-        for step in range(3):
-            self.state, _ = self.trainer.dense_step(self.state, small.windows(self.config, step))
 
     def loss(self, plan):
-        loss = jax.jit(
-            lambda state: forward_loss(
-                state.params, state.variables, self.windows, jax.random.key(0),
-                config=self.config, graphdef=self.trainer.graphdef, plan=plan,
-            )[0]
-        )  # fmt: skip
-        return float(loss(self.state))
+        return float(compiled_loss(self.recipe, plan)(self.state, self.windows))
 
     def enter(self):
         self.state = self.transitions.enter_sparse(self.state, self.windows)

@@ -1,0 +1,287 @@
+"""Whole runs: resumed after a kill, a crash or a signal, they are the run that was never stopped."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from sparse_lm import config as config_lib
+from sparse_lm.data import errors, pipeline
+from sparse_lm.prepare_data import prepare_files
+from sparse_lm.training import loop
+from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
+from tests import small
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A prepared corpus of a few hundred short documents."""
+    directory = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    words = ["def", "return", "self", "for", "in", "range", "print", "import", "lambda", "yield", "class"]
+    for i in range(200):
+        text = " ".join(rng.choice(words, size=60))
+        (directory / f"{i}.txt").write_text(f"# {i}\n{text}\n")
+    prepare_files([str(directory / "*.txt")], directory / "prepared", seq_len=32, vocab_size=300)
+    return directory / "prepared"
+
+
+def small_config(corpus, recipe="venom", **changes):
+    changes = {"data.path": str(corpus), "data.cache_dir": str(corpus.parent / "cache"), **changes}
+    return small.config(recipe, **changes)
+
+
+def lines(workdir):
+    path = pathlib.Path(workdir, "metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def trace(workdir):
+    """What must not depend on when a run was stopped: everything but times."""
+    timed = ("step_time", "tokens_per_second", "mfu", "executed_utilisation")
+    return [{name: value for name, value in line.items() if name not in timed} for line in lines(workdir)]
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """An uninterrupted run, sparse on 4..8 of 12 steps."""
+    workdir = tmp_path_factory.mktemp("whole")
+    assert loop.train(small_config(corpus), str(workdir))
+    return workdir
+
+
+def test_run_leaves_what_it_should(whole, corpus):
+    assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard", "tokenizer.json"} <= set(os.listdir(whole))
+    logged = lines(whole)
+    assert [line["step"] for line in logged] == list(range(12))
+    assert [line["phase"] for line in logged] == ["dense"] * 4 + ["sparse"] * 4 + ["dense"] * 4
+    required = {
+        "step", "phase", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second", "step_time", "mfu",
+        "executed_utilisation", "activation_sparsity", "kept_energy", "flip_rate", "kept_weight_energy", "skipped",
+    }  # fmt: skip
+    assert all(required <= line.keys() for line in logged)
+    assert all(len(line["expert_load"]) == 2 for line in logged if line["phase"] == "sparse")
+    assert [line["step"] for line in logged if "eval_loss" in line] == [5, 11]
+    assert logged[-1]["tokens"] == 12 * 4 * 32
+    assert logged[-1]["loss"] < logged[0]["loss"]
+    assert logged[9]["step_time"] > 0
+
+
+def test_finished_run_says_so(whole, corpus, capsys):
+    before = trace(whole)
+    assert loop.train(small_config(corpus), str(whole))
+    assert "finished, 12 steps" in capsys.readouterr().out
+    assert trace(whole) == before
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_before(monkeypatch, step):
+    """Training dies as it asks for the batch of `step`."""
+    original = pipeline.train_batches
+
+    def batches(*args, start_step, **kwargs):
+        for i, windows in enumerate(original(*args, start_step=start_step, **kwargs), start_step):
+            if i == step:
+                raise Crash
+            yield windows
+
+    monkeypatch.setattr(loop, "train_batches", batches)
+
+
+@pytest.mark.parametrize("recipe", ["cluster_sets", "slices", "fst", "act24"])
+def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
+    """A crash in every phase and just behind both flips; checkpoints are 3 steps apart."""
+    monkeypatch.setattr(loop, "make_trainer", functools.cache(make_trainer))  # compile once for all its runs
+    monkeypatch.setattr(loop, "make_transitions", functools.cache(make_transitions))
+    config = small_config(corpus, recipe)
+    assert loop.train(config, str(tmp_path / "whole"))
+    for step in (2, 5, 7, 10):
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_before(patch, step)
+            loop.train(config, str(tmp_path / "stopped"))
+    assert loop.train(config, str(tmp_path / "stopped"))
+    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
+
+    abstract = jax.eval_shape(make_trainer(config).init)
+    states = []
+    for name in ("whole", "stopped"):
+        with Checkpoints(tmp_path / name, keep=2) as checkpoints:
+            states.append(jax.device_get(checkpoints.restore_latest(abstract)))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_several_sparse_windows(corpus, tmp_path):
+    config = small_config(
+        corpus, **{"sparsity.start_step": 2, "sparsity.end_step": 4, "sparsity.extra_windows": ((6, 9),)}
+    )
+    assert loop.train(config, str(tmp_path))
+    assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddssddsssddd"
+
+
+def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, capsys):
+    """The last evaluation is dense, and close to the loss of the sparse steps before it."""
+    config = small_config(corpus, "sste", **{"sparsity.end_step": 12})
+    assert loop.train(config, str(tmp_path))
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        state = checkpoints.restore_latest(jax.eval_shape(make_trainer(config).init))
+    groups = np.asarray(state.params["layers"]["ffn"]["up"]).reshape(-1, 4)
+    assert ((groups != 0).sum(1) <= 2).all()
+    last = lines(tmp_path)[-1]
+    assert last["eval_loss"] == pytest.approx(last["loss"], abs=0.3)
+
+
+def test_mask_decay_is_searched_if_not_given(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(small.RECIPES, "fst", {"recipe": "fst"})
+    assert loop.train(small_config(corpus, "fst"), str(tmp_path))
+    assert "masked decay" in capsys.readouterr().out
+
+
+def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
+    config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 3})
+
+    def with_an_infinite_weight(config):
+        trainer = make_trainer(config)
+
+        def init():
+            state = trainer.init()
+            norm = state.params["norm"].at[0].set(np.inf)
+            return dataclasses.replace(state, params=dict(state.params, norm=norm))
+
+        return dataclasses.replace(trainer, init=init)
+
+    monkeypatch.setattr(loop, "make_trainer", with_an_infinite_weight)
+    with pytest.raises(loop.TooManyBadSteps, match="3 steps in a row, up to step 2"):
+        loop.train(config, str(tmp_path))
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        state = checkpoints.restore_latest(jax.eval_shape(make_trainer(config).init))
+    assert int(state.skipped) >= 3
+    first = make_trainer(config).init()  # nothing was learnt from bad steps
+    jax.tree.map(np.testing.assert_array_equal, state.params["layers"], first.params["layers"])
+
+
+def test_other_config_is_refused(whole, corpus):
+    with pytest.raises(config_lib.ConfigError, match=r"optimizer\.learning_rate = 0\.5: the run in .* has 0\.01"):
+        loop.train(small_config(corpus, **{"optimizer.learning_rate": 0.5}), str(whole))
+
+
+def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):
+    with pytest.raises(config_lib.ConfigError, match=r"sparsity\.implementation = 'hopper'"):
+        loop.train(small_config(corpus, **{"sparsity.implementation": "hopper"}), str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_vocabulary_smaller_than_the_data_is_refused(corpus, tmp_path):
+    with pytest.raises((config_lib.ConfigError, errors.DataError), match=r"model\.vocab_size = 100"):
+        loop.train(small_config(corpus, **{"model.vocab_size": 100}), str(tmp_path))
+
+
+# As a user runs it: processes.
+
+
+def command(corpus, workdir, *overrides):
+    """`python -m sparse_lm.train` of the small run, through a config file."""
+    config_file = pathlib.Path(workdir).parent / "small_run.py"
+    config_file.write_text(
+        "from tests import small\n\ndef get_config():\n    return small.config_dict('venom')\n"
+    )  # fmt: skip
+    arguments = [f"--config={config_file}", f"--workdir={workdir}", f"--config.data.path={corpus}", *overrides]
+    return [sys.executable, "-m", "sparse_lm.train", *arguments]
+
+
+def run(arguments, **kwargs):
+    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=240, **kwargs)
+
+
+def start_until(arguments, workdir, step):
+    """Starts a run and returns its process once `step` is in its metrics."""
+    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 240
+    while not any(line["step"] >= step for line in complete_lines(workdir)):
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def complete_lines(workdir):
+    path = pathlib.Path(workdir, "metrics.jsonl")
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+SLOW = ("--config.steps=300", "--config.sparsity.start_step=60", "--config.sparsity.end_step=180",
+        "--config.checkpoint_every=20", "--config.eval_every=100", "--config.log_every=5")  # fmt: skip
+
+
+def test_killed_run_goes_on_as_if_it_had_not_been(corpus, tmp_path):
+    """SIGKILL in the first dense phase, just behind the flip, deep in the sparse phase, and in the last phase."""
+    result = run(command(corpus, tmp_path / "whole", *SLOW))
+    assert result.returncode == 0, result.stderr
+    for step in (25, 65, 130, 200):
+        process = start_until(command(corpus, tmp_path / "killed", *SLOW), tmp_path / "killed", step)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    result = run(command(corpus, tmp_path / "killed", *SLOW))
+    assert "going on from step" in result.stdout
+    assert trace(tmp_path / "killed") == trace(tmp_path / "whole")
+
+
+def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
+    arguments = command(corpus, tmp_path / "run", *SLOW, "--config.checkpoint_every=1000")
+    process = start_until(arguments, tmp_path / "run", 20)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "stopped by SIGTERM after step" in output
+    (saved,) = [int(name) for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdecimal()]
+    assert saved > 20
+    assert f"after step {saved}" in output
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["--config.sparsity.m=6"], "config.sparsity.m = 6: must be a multiple of 4"),
+        (["--config.sparsity.recipee=fst"], 'Did you mean "recipe"'),
+        (["--config.steps=many"], "steps"),
+        (["--config.data.path=nowhere"], "config.data.path = 'nowhere'"),
+        (["--workdir=/proc/nowhere"], "--workdir=/proc/nowhere: cannot be written"),
+    ],
+)
+def test_bad_command_line_is_one_clear_line(corpus, tmp_path, overrides, words):
+    result = run([*command(corpus, tmp_path / "run"), *overrides])
+    assert result.returncode != 0
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_evaluate_and_generate_from_the_workdir_alone(whole):
+    result = run([sys.executable, "-m", "sparse_lm.evaluate", f"--workdir={whole}"])
+    assert result.returncode == 0, result.stderr
+    evaluated = json.loads(result.stdout.splitlines()[-1])
+    assert evaluated.keys() == {"step", "loss", "perplexity", "bits_per_byte"}
+    assert evaluated["step"] == 12
+    assert evaluated["loss"] == pytest.approx(lines(whole)[-1]["eval_loss"], rel=1e-6)
+    result = run(
+        [sys.executable, "-m", "sparse_lm.generate", f"--workdir={whole}", "--prompt=def", "--max_new_tokens=8"]
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("def")
