@@ -1,0 +1,101 @@
+"""No output may depend on a later token of its own sequence.
+
+The test perturbs the inputs from some position on and looks at what comes before it. Everything that
+a recipe decides from one token alone (weights, 2:4 of a row, a token's cluster) passes exactly. The
+one decision that looks at several tokens is `magnitude`'s choice of columns for a block of v rows in
+training: there the test pins down what the design promises, that nothing outside the blocks of the
+perturbed tokens moves and that blocks are mixed at random.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.model import llama
+from sparse_lm.ops import ffn
+from sparse_lm.ops.plan import DENSE, RECIPES
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
+from tests import small
+
+PERTURBED = 20  # the first position that changes, of 32
+
+
+def outputs_of_two(recipe, plan_of):
+    """Hidden states of a batch and of the same batch with all tokens from PERTURBED on replaced."""
+    config = small.config(recipe, batch_size=3, **{"sparsity.v": 32})
+    trainer = make_trainer(config)
+    state = trainer.init()
+    tokens = small.windows(config)
+    if recipe != "dense":
+        state = make_transitions(config, trainer.plan, trainer.graphdef).enter_sparse(state, tokens)
+    inputs = tokens[:, :-1]
+    changed = inputs.copy()
+    changed[:, PERTURBED:] = (inputs[:, PERTURBED:] + 1) % config.model.vocab_size
+    forward = jax.jit(
+        lambda tokens: llama.merge(trainer.graphdef, state.params)(
+            tokens, plan=plan_of(trainer.plan), variables=state.variables, key=jax.random.key(3)
+        )[0]
+    )  # fmt: skip
+    return np.asarray(forward(inputs)), np.asarray(forward(changed))
+
+
+def assert_causal(before, after):
+    # Rows move to other places in the batch, where XLA may sum in another order.
+    np.testing.assert_allclose(before[:, :PERTURBED], after[:, :PERTURBED], rtol=1e-4, atol=1e-5)
+    assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
+
+
+@pytest.mark.parametrize("recipe", [r for r in small.RECIPES if r != "venom"])
+def test_training_forward_is_causal(recipe):
+    assert_causal(*outputs_of_two(recipe, lambda plan: plan))
+
+
+@pytest.mark.parametrize("recipe", small.RECIPES)
+def test_sparse_evaluation_is_causal(recipe):
+    assert_causal(*outputs_of_two(recipe, lambda plan: plan.for_evaluation()))
+
+
+def test_dense_evaluation_is_causal():
+    assert_causal(*outputs_of_two("venom", lambda plan: DENSE))
+
+
+def magnitude(tokens, v, key):
+    """A function of x [tokens, D] computed with columns shared by blocks of v rows, and the block of each token."""
+    dim, neurons = 16, 64
+    plan = dataclasses.replace(RECIPES["venom"], v=v, m=16, clusters=2)
+    w1, w2, centroids = (
+        jax.random.normal(k, (n, dim)) for k, n in zip(jax.random.split(key, 3), (neurons, neurons, 2), strict=True)
+    )
+    variables = dataclasses.replace(ffn.init_variables(plan, dim, neurons), centroids=centroids)
+
+    @jax.jit
+    def apply(x):
+        rows, _ = ffn.arrange_rows(x, variables, jax.random.fold_in(key, 0), plan)
+        o, _ = ffn.feed_forward(x, w1, w2, variables, key, plan=plan)
+        return o, rows.position // v
+
+    return jax.random.normal(jax.random.fold_in(key, 9), (tokens, dim)), apply
+
+
+def test_magnitude_in_training_stays_within_blocks():
+    """A changed token moves the outputs of the tokens that share a block with it, and of no others."""
+    x, apply = magnitude(tokens=256, v=16, key=jax.random.key(0))
+    before, block = apply(x)
+    after, _ = apply(x.at[100].multiply(3.0))  # its direction, so its cluster and its block, stays
+    moved = jnp.abs(after - before).max(axis=1) > 1e-5
+    np.testing.assert_array_equal(moved & (block != block[100]), False)
+    assert moved[100]
+
+
+def test_magnitude_in_training_mixes_neighbours():
+    """A token's block holds its neighbours no more often than chance would have it: about v / T."""
+    shared = []
+    for seed in range(20):
+        x, apply = magnitude(tokens=512, v=16, key=jax.random.key(seed))
+        block = np.asarray(apply(x)[1])
+        shared.append(np.mean(block[1:] == block[:-1]))
+    assert np.mean(shared) < 2.5 * 16 / 512  # two clusters: chance is about 2 v / T
