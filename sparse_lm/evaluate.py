@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from sparse_lm import logs
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import ConfigError
 from sparse_lm.data import DataError, heldout_batches, open_data
 from sparse_lm.model import llama
 from sparse_lm.ops.ffn import FfnVariables
 from sparse_lm.ops.plan import DENSE
-from sparse_lm.training.checkpoint import restore_params
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.metrics import to_json
 from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.restored import restore_for_dense, restore_for_sparse
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 
@@ -34,25 +34,16 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
     config = load_config(workdir)
-    params, variables, step = restore_params(workdir, checkpoint)
     if sparse:
-        _check_sparse(config, workdir, step)
+        params, variables, step = restore_for_sparse(workdir, config, checkpoint)
+        plan = sparse_plan(config.sparsity)
+    else:
+        params, step = restore_for_dense(workdir, config, checkpoint)
+        variables, plan = FfnVariables(), DENSE
     data = open_data(config)
-    plan = sparse_plan(config.sparsity) if sparse else DENSE
     evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, plan)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=0)
-    return {"step": step, **evaluation(params, FfnVariables(**variables), batches)}
-
-
-def _check_sparse(config: Config, workdir: str, step: int) -> None:
-    windows = config.sparsity.windows
-    if not windows:
-        raise WorkdirError(workdir, "--sparse needs a run with a sparse phase; this one is dense throughout")
-    if step <= windows[0][0]:
-        reason = (
-            f"--sparse needs a checkpoint after step {windows[0][0]}, where the sparse phase starts; this is {step}"
-        )
-        raise WorkdirError(workdir, reason)
+    return {"step": step, **evaluation(params, variables, batches)}
 
 
 def main(argv: Sequence[str]) -> None:

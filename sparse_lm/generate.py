@@ -20,7 +20,7 @@ from sparse_lm.config import ConfigError
 from sparse_lm.data import DataError
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.model import decode, llama
-from sparse_lm.training.checkpoint import restore_params
+from sparse_lm.training.restored import restore_for_dense
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: in
     """
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
-    params, _, step = restore_params(workdir)
+    params, step = restore_for_dense(workdir, config)
     _logger.info("checkpoint of step %d", step)
 
     end = end_of_text(tokenizer)

@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 
 from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.evaluate import evaluate
 from sparse_lm.model import llama
 from sparse_lm.ops.ffn import FfnVariables
 from sparse_lm.prepare_data import prepare_files
-from sparse_lm.training.checkpoint import Checkpoints
-from sparse_lm.training.workdir import WorkdirError, save_config
+from sparse_lm.training.checkpoint import Checkpoints, restore_params
+from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.flip import dense_params
+from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.workdir import WorkdirError, load_config, save_config
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
 SPARSITY = SparsityConfig(recipe="sste", start_step=10, end_step=30)
@@ -66,10 +70,26 @@ def test_checkpoints_by_name_and_step(workdir):
     assert best["loss"] != evaluate(workdir, "latest")["loss"]
 
 
-def test_sparse_products_change_the_loss(workdir):
-    dense, sparse = evaluate(workdir), evaluate(workdir, sparse=True)
-    assert sparse["loss"] != dense["loss"]
-    assert sparse["loss"] == pytest.approx(dense["loss"], rel=0.1)
+def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(workdir):
+    """Products of S-STE's weights give one loss, dense or sparse; the master weights give another."""
+    dense, sparse = evaluate(workdir, 20), evaluate(workdir, 20, sparse=True)
+    assert dense["loss"] == pytest.approx(sparse["loss"], rel=1e-6)
+    config, (params, variables, _) = load_config(workdir), restore_params(workdir, 20)
+    data = open_data(config)
+    evaluation = make_evaluation(config, llama.graphdef(MODEL), data.bytes_per_token)
+    of_master_weights = evaluation(params, FfnVariables(**variables), heldout_batches(data, batch_size=5))
+    assert abs(of_master_weights["loss"] - dense["loss"]) > 1e-3
+
+
+def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):
+    """Weights that left the phase are 2:4, so that sparse products change nothing: beta must not count twice."""
+    shutil.copy(workdir / "config.json", tmp_path)
+    config, plan = load_config(workdir), sparse_plan(SPARSITY)
+    params, variables, _ = restore_params(workdir, 20)
+    left = dense_params(params, FfnVariables(**variables), plan)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(config.steps, {"params": left, "variables": FfnVariables(**variables)})
+    assert evaluate(tmp_path)["loss"] == pytest.approx(evaluate(tmp_path, sparse=True)["loss"], rel=1e-6)
 
 
 def test_sparse_before_the_sparse_phase_is_refused(workdir, tmp_path):

@@ -1,0 +1,58 @@
+"""A trained model from its workdir, as dense or as sparse products read it."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+
+from sparse_lm.config import Config
+from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.training.checkpoint import restore_params
+from sparse_lm.training.flip import dense_params, fix_scales
+from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.step import Params
+from sparse_lm.training.workdir import WorkdirError
+
+
+def restore_for_dense(
+    workdir: str | os.PathLike, config: Config, checkpoint: int | str | None = None
+) -> tuple[Params, int]:
+    """Parameters and step of a checkpoint. If it is of the sparse phase, the FFN weights are those that
+    the run would leave the phase with: the master weights alone are not what was trained.
+
+    Raises:
+      WorkdirError: there is no such checkpoint.
+    """
+    params, variables, step = restore_params(workdir, checkpoint)
+    if _is_sparse(config, step):
+        bake = jax.jit(dense_params, static_argnums=2)
+        params = bake(params, FfnVariables(**variables), sparse_plan(config.sparsity))
+    return params, step
+
+
+def restore_for_sparse(
+    workdir: str | os.PathLike, config: Config, checkpoint: int | str | None = None
+) -> tuple[Params, FfnVariables, int]:
+    """Parameters, sparse variables and step of a checkpoint. Outside the sparse phase, beta is that of
+    the weights as they are; masks and neuron sets are the last phase's.
+
+    Raises:
+      WorkdirError: there is no such checkpoint, or no sparse phase before it.
+    """
+    params, variables, step = restore_params(workdir, checkpoint)
+    windows = config.sparsity.windows
+    if not windows:
+        raise WorkdirError(workdir, "--sparse needs a run with a sparse phase; this one is dense throughout")
+    if step <= windows[0][0]:
+        reason = f"--sparse needs a checkpoint after step {windows[0][0]}, where the sparse phase starts; got {step}"
+        raise WorkdirError(workdir, reason)
+    plan, variables = sparse_plan(config.sparsity), FfnVariables(**variables)
+    if plan.weights == "soft_threshold" and not _is_sparse(config, step):
+        variables = fix_scales(variables, params["layers"]["ffn"], plan)
+    return params, variables, step
+
+
+def _is_sparse(config: Config, step: int) -> bool:
+    """Whether the state after `step` steps is one of the sparse phase. A finished run has left it."""
+    return 0 < step < config.steps and config.phase(step - 1) == "sparse"
