@@ -6,5 +6,6 @@ they cannot do with `NotImplementedError(reason)`.
 
 from sparse_lm.ops.hopper.matmul_24 import matmul_24
 from sparse_lm.ops.hopper.matmul_venom import matmul_venom
+from sparse_lm.ops.hopper.sparsify_24 import sparsify_24
 
-__all__ = ["matmul_24", "matmul_venom"]
+__all__ = ["matmul_24", "matmul_venom", "sparsify_24"]

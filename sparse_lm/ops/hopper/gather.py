@@ -42,7 +42,7 @@ def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
         warp, lane = _warp_and_lane()
         first = arith.addi(_times(block.registers.item(), width), _times(step.registers.item(), STEP))
         index = arith.addi(arith.addi(first, _times(warp, _ROWS)), arith.remui(lane, mgpu_utils.c(_ROWS, i32)))
-        address = mgpu_utils.getelementptr(_global_pointer(rows), [index], i32)
+        address = mgpu_utils.getelementptr(global_pointer(rows), [index], i32)
         number = llvm.inline_asm(i32, [address], "ld.global.nc.b32 $0, [$1];", "=r,l", has_side_effects=True)
         vector = llvm.insertelement(llvm.mlir_undef(ir.VectorType.get((1,), i32)), number, mgpu_utils.c(0, i32))
         registers = np.array([vector], dtype=object)
@@ -91,7 +91,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
                 ir.Type.parse("!llvm.void"),
                 [
                     mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
-                    mgpu_utils.getelementptr(_global_pointer(source), [offset], element),
+                    mgpu_utils.getelementptr(global_pointer(source), [offset], element),
                     arith.select(exists, c(16, i32), c(0, i32)),  # bytes read; the rest of the 16 is zeros
                 ],
                 "cp.async.cg.shared.global [$0], [$1], 16, $2;",
@@ -113,5 +113,5 @@ def _times(value: ir.Value, factor: int) -> ir.Value:
     return arith.muli(value, mgpu_utils.c(factor, ir.IntegerType.get_signless(32)))
 
 
-def _global_pointer(ref: ir.Value) -> ir.Value:
+def global_pointer(ref: ir.Value) -> ir.Value:
     return llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(ref))

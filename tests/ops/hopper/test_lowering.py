@@ -58,6 +58,16 @@ def test_matmul_venom(config, out_dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("method", ["magnitude", "soft_threshold"])
+def test_sparsify_24(method, axis, dtype):
+    options = dict(method=method, axis=axis, scale=1.5, dtype=jnp.bfloat16)
+    lowered = _lower(lambda x: hopper.sparsify_24(x, **options), jax.ShapeDtypeStruct((300, 200), dtype))
+    assert lowered.out_info.shape == ((200, 300) if axis == 0 else (300, 200))
+    assert "mosaic_gpu" in lowered.as_text()
+
+
 def test_too_much_shared_memory_is_refused():
     config = Config24(tile_m=256, tile_n=256, stages=5)
     b = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
