@@ -1,7 +1,7 @@
 """Tuned configurations of the kernels, by device and shape; other shapes have their kernel's heuristic.
 
-`tuned.json` maps device kind -> kernel -> "MxNxK" -> fields of the kernel's Config, as written by
-experiments/tune_kernels.py.
+`tuned.json` maps device kind -> kernel -> "MxNxK" (for Venom "MxNxKxm") -> fields of the kernel's
+Config, as experiments/tune_kernels.py writes them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import pathlib
 from typing import TypeVar
 
 import jax
+
+PATH = pathlib.Path(__file__).with_name("tuned.json")
 
 C = TypeVar("C")
 
@@ -25,4 +27,4 @@ def lookup(kernel: str, shape: tuple[int, ...], config: type[C]) -> C | None:
 
 @functools.cache
 def _tuned() -> dict:
-    return json.loads(pathlib.Path(__file__).with_name("tuned.json").read_text())
+    return json.loads(PATH.read_text())

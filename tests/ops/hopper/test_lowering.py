@@ -1,7 +1,6 @@
 """Every kernel lowers for Hopper on a machine without a GPU: shapes, tiles and shared memory fit."""
 
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +8,12 @@ import pytest
 
 from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.hopper import tuning
 from sparse_lm.ops.hopper.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.matmul_24 import Config as Config24
 from sparse_lm.ops.hopper.matmul_venom import Config as ConfigVenom
 
-TUNED = json.loads((pathlib.Path(hopper.__file__).with_name("tuned.json")).read_text())
+TUNED = json.loads(tuning.PATH.read_text())
 
 
 def _tuned(kernel, config_type):

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 
 from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.hopper import split_k
 from sparse_lm.ops.hopper.matmul_24 import Config, heuristic_config
 from tests.ops.hopper.operands import (
     PAIRS,
@@ -78,15 +81,10 @@ def test_bad_numbers_reach_the_rows_that_read_them_and_no_other(bad):
 
 @pytest.mark.gpu
 def test_schedules_agree_bit_for_bit():
-    """The order of summation is that of k, whatever the tiling: a race would show as a difference."""
+    """Unsplit, the order of summation is that of k, whatever the tiling: a race would show as a difference."""
     w, b = random_24(2048, 2048, jnp.bfloat16, seed=8), random((2048, 2048), jnp.bfloat16, seed=9)
-    configs = [
-        LARGE,
-        SMALL,
-        Config(128, 192, stages=3),
-        Config(256, 128, cluster=1),
-        Config(128, 64, stages=7, cluster=4),
-    ]
+    others = [Config(128, 192, stages=3), Config(256, 128, cluster=1), Config(128, 64, stages=7, cluster=4)]
+    configs = [dataclasses.replace(config, split_tail=False) for config in (LARGE, SMALL, *others)]
     results = [jax.jit(lambda w, b, c=c: hopper.matmul_24(w, b, config=c))(w, b) for c in configs for _ in range(5)]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
@@ -99,5 +97,24 @@ def test_refuses_dtypes(dtype, b_dtype, out_dtype):
 
 
 def test_heuristic_counts_waves():
-    assert heuristic_config(8192, 8192) == LARGE
-    assert heuristic_config(2048, 16384) == SMALL  # 5.2 waves of the larger tile cost as much as 6
+    assert heuristic_config(8192, 8192, 8192) == LARGE
+    assert heuristic_config(128, 256 * 132, 64) == SMALL  # one wave of 132 tiles, all of them needed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [LARGE, SMALL])
+@pytest.mark.parametrize("m, k, n", [(256, 4096, 192), (300, 1100, 1001), (2048, 1536, 16384), (1024, 4096, 1024)])
+def test_tiles_split_along_k(m, k, n, config):
+    w, b = random_24(m, k, jnp.bfloat16, seed=10), random((k, n), jnp.bfloat16, seed=11)
+    out = _product(w, b, b_transposed=False, out_transposed=True, config=config)
+    reference = jnp.matmul(w.to_dense(), b, preferred_element_type=jnp.float32)
+    assert_as_good_as_reference(out, reference.astype(jnp.bfloat16), reference)
+
+
+def test_plan_covers_every_step_once():
+    for tiles, clusters, steps in [(344, 66, 128), (352, 66, 128), (688, 66, 128), (5, 66, 17), (66, 66, 8)]:
+        plan = split_k.plan(tiles, clusters, steps, split=True)
+        assert plan.waves * clusters + plan.tail_tiles == tiles
+        assert (plan.parts - 1) * plan.part_steps < steps <= plan.parts * plan.part_steps
+        assert plan.tail_tiles * plan.parts <= plan.clusters <= clusters
+        assert split_k.plan(tiles, clusters, steps, split=False).parts == 1

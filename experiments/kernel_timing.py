@@ -1,0 +1,68 @@
+"""What the kernel benchmarks share: kernel times, the machine they were taken on, random operands."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.mosaic.gpu import profiler
+
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+
+_VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
+
+
+def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
+    """Median time of all kernels that one call of the compiled function launches (CUPTI), in ms."""
+    compiled = jax.jit(function)
+    jax.block_until_ready(compiled(*args))
+    _, times = profiler.measure(compiled, iterations=iterations)(*args)
+    return statistics.median(times)
+
+
+def write_results(path: str, tables: dict[str, Any]) -> None:
+    """JSON of the tables and of the machine."""
+    machine = dict(
+        device=jax.devices()[0].device_kind,
+        date=datetime.date.today().isoformat(),
+        jax=jax.__version__,
+        platform_version=jax.devices()[0].client.platform_version.split("\n")[0],
+    )
+    pathlib.Path(path).write_text(json.dumps({**machine, **tables}, indent=1) + "\n")
+
+
+def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:
+    return jax.jit(lambda: jax.random.normal(jax.random.key(seed), (rows, columns), dtype))()
+
+
+def random_24(m: int, k: int, seed: int) -> Sparse24:
+    """Random values at random positions; m and k are multiples of 64."""
+
+    def draw():
+        keys = jax.random.split(jax.random.key(seed))
+        values = jax.random.normal(keys[0], (m, k // 2), jnp.bfloat16)
+        nibbles = jax.random.choice(keys[1], jnp.array(_VALID_NIBBLES, jnp.uint32), (m // 64, k // 64, 128, 8))
+        words = jnp.sum(nibbles << (4 * jnp.arange(8, dtype=jnp.uint32)), axis=-1, dtype=jnp.uint32)
+        return Sparse24(values, jax.lax.bitcast_convert_type(words, jnp.int32), (m, k))
+
+    return jax.jit(draw)()
+
+
+def random_venom(rows: int, k: int, v: int, m: int, seed: int) -> SparseVenom:
+    """Random values at random columns and positions; whole tiles."""
+
+    def draw():
+        groups = k // m
+        order = jnp.argsort(jax.random.uniform(jax.random.key(seed + 1), (rows // v, groups, m)), axis=-1)
+        columns = jnp.sort(order[..., :4], axis=-1) + m * jnp.arange(groups)[:, None]
+        return columns.reshape(rows // v, 4 * groups).astype(jnp.int32)
+
+    condensed = random_24(rows, 4 * k // m, seed)
+    return SparseVenom(condensed.values, condensed.metadata, jax.jit(draw)(), (rows, k), v, m)
