@@ -10,26 +10,16 @@ import statistics
 import jax.numpy as jnp
 from absl import app, flags
 
+from experiments.kernel_shapes import SHAPES_24, SHAPES_VENOM, VENOM_GROUPS, V
 from experiments.kernel_timing import median_ms, random_24, random_matrix, random_venom, write_results
 from sparse_lm.ops import hopper
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
-SHAPES = [  # M, N, K
-    (8192, 8192, 8192),
-    (8192, 16384, 2048),
-    (2048, 16384, 8192),
-    (16384, 2048, 8192),
-    (16384, 16384, 4096),
-]
-VENOM_SHAPES = [(16384, 8192, 2048), (16384, 16384, 4096)]  # T, F, D
-VENOM_GROUPS = (8, 16, 32)
-V = 128
-
 
 def bench_24() -> list[dict]:
     table = []
-    for m, n, k in SHAPES:
+    for m, n, k in SHAPES_24:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
         b_transposed = jnp.array(b.T)
         cublas = median_ms(jnp.matmul, dense, b)
@@ -45,7 +35,7 @@ def bench_24() -> list[dict]:
 
 def bench_venom() -> list[dict]:
     table = []
-    for t, f, d in VENOM_SHAPES:
+    for t, f, d in SHAPES_VENOM:
         b = random_matrix(f, d, seed=1)
         cublas = median_ms(jnp.matmul, random_matrix(t, f, seed=2), b)
         for m in VENOM_GROUPS:

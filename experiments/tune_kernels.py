@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from absl import app
 
-from experiments.bench_matmul import SHAPES, VENOM_GROUPS, VENOM_SHAPES, V
+from experiments.kernel_shapes import SHAPES_24, SHAPES_VENOM, VENOM_GROUPS, V
 from experiments.kernel_timing import median_ms, random_24, random_matrix, random_venom
 from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper import tuning
@@ -45,10 +45,10 @@ def best(function: Callable, candidates: Sequence[Any], *args: Any) -> dict[str,
 
 def main(_) -> None:
     entries = {"matmul_24": {}, "matmul_venom": {}}
-    for m, n, k in SHAPES:
+    for m, n, k in SHAPES_24:
         operands = random_24(m, k, seed=0), random_matrix(k, n, seed=1)
         entries["matmul_24"][f"{m}x{n}x{k}"] = best(hopper.matmul_24, CANDIDATES_24, *operands)
-    for t, f, d in VENOM_SHAPES:
+    for t, f, d in SHAPES_VENOM:
         b = random_matrix(f, d, seed=1)
         for group in VENOM_GROUPS:
             a = random_venom(t, f, V, group, seed=0)
