@@ -9,7 +9,7 @@ train: .venv/installed
 	$(BIN)/python -m sparse_lm.train --config=$(CONFIG)
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -10,12 +10,12 @@ from sparse_lm import config as config_lib
 
 def get_config():
     config = config_lib.default()
-    config.steps = 300
-    config.batch_size = 16
+    config.steps = 280
+    config.batch_size = 8
     config.seq_len = 256
     config.log_every = 10
-    config.eval_every = 100
-    config.checkpoint_every = 100
+    config.eval_every = 140
+    config.checkpoint_every = 70
 
     config.model.dim = 192
     config.model.layers = 4
@@ -24,17 +24,17 @@ def get_config():
     config.model.ffn_dim = 768
     config.model.vocab_size = 2048
     config.model.dtype = "float32"
-    config.data.eval_windows = 64
+    config.data.eval_windows = 32
 
     config.optimizer.learning_rate = 4e-3
     config.optimizer.warmup_steps = 30
 
     config.sparsity.recipe = "venom"
     config.sparsity.selection = "cluster_sets"
-    config.sparsity.v = 32
-    config.sparsity.m = 8
-    config.sparsity.clusters = 16
+    config.sparsity.v = 64
+    config.sparsity.m = 16
+    config.sparsity.clusters = 8
     config.sparsity.start_step = 60
-    config.sparsity.end_step = 180
+    config.sparsity.end_step = 160
     config.sparsity.refresh_every = 20
     return config

@@ -132,9 +132,7 @@ def unpack_metadata(metadata: Array) -> tuple[Array, Array]:
 def _scatter_groups(values: Array, metadata: Array) -> Array:
     """[Mp, Kp / 2] values to [Mp, Kp], each at its position in its group of four."""
     first, second = unpack_metadata(metadata)
-    pairs = values.reshape(*first.shape, 2)
+    pairs, lane = values.reshape(*first.shape, 2), jnp.arange(4, dtype=jnp.uint32)
     zero = jnp.zeros((), values.dtype)
-    lanes = [
-        jnp.where(first == lane, pairs[..., 0], jnp.where(second == lane, pairs[..., 1], zero)) for lane in range(4)
-    ]
-    return jnp.stack(lanes, axis=-1).reshape(values.shape[0], -1)
+    second_or_zero = jnp.where(second[..., None] == lane, pairs[..., 1:], zero)
+    return jnp.where(first[..., None] == lane, pairs[..., :1], second_or_zero).reshape(values.shape[0], -1)

@@ -305,3 +305,52 @@ def test_relative_work_counts_half_for_each_sparse_product(recipe, total):
 def test_relative_work_of_venom(selection, total):
     plan = dataclasses.replace(RECIPES["venom"], m=16, selection=selection)
     assert sum(plan.relative_work().values()) == pytest.approx(total)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "recipe, selection",
+    [("sste", None), ("act24", None), ("venom", "magnitude"), ("venom", "cluster_sets"), ("venom", "slices")],
+)
+def test_best_implementation_is_as_accurate_as_the_reference(recipe, selection):
+    """In bf16 on a GPU, whichever kernels run: against float32, at most 1.5 times the reference's error."""
+    tokens, dim, neurons = 1000, 256, 1024
+    rng = np.random.default_rng(11)
+    x, w1, w2, do = (
+        jnp.asarray(rng.standard_normal(shape) * scale, jnp.bfloat16).astype(jnp.float32)
+        for shape, scale in (((tokens, dim), 1), ((neurons, dim), 0.1), ((neurons, dim), 0.05), ((tokens, dim), 1))
+    )
+    plan, columns = RECIPES[recipe], None
+    if selection:
+        plan = dataclasses.replace(plan, selection=selection, v=128, m=16, clusters=4)
+        columns = {"magnitude": None, "slices": routing.slice_sets(neurons, 4)}.get(
+            selection, routing.neuron_sets(jnp.asarray(rng.random((4, neurons)), jnp.float32), 16)
+        )
+    variables = ffn.FfnVariables(
+        scale_up=jnp.float32(1.4),
+        scale_down=jnp.float32(1.5),
+        centroids=jnp.asarray(rng.standard_normal((4, dim)), jnp.float32),
+        columns=columns,
+    )
+
+    def compute(dtype, implementation):
+        f = functools.partial(
+            ffn.feed_forward, variables=variables, key=jax.random.key(0), plan=plan, implementation=implementation
+        )  # fmt: skip
+
+        @jax.jit
+        def outputs_and_gradients(x, w1, w2, do):
+            o, vjp, _ = jax.vjp(f, x, w1, w2, has_aux=True)
+            return o, *vjp(do)
+
+        with jax.default_matmul_precision("highest"):
+            results = outputs_and_gradients(x.astype(dtype), w1, w2, do.astype(dtype))
+        return [np.asarray(a, np.float64) for a in results]
+
+    exact = compute(jnp.float32, "reference")
+    errors = [
+        [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(compute(jnp.bfloat16, name), exact, strict=True)]
+        for name in (None, "reference")
+    ]
+    for best, reference in zip(*errors, strict=True):
+        assert best <= 1.5 * reference, errors
