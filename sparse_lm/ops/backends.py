@@ -39,6 +39,9 @@ def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> 
         except NotImplementedError as refusal:
             raise NotImplementedError(f"implementation {implementation!r} of {op}: {refusal}") from refusal
     for name in _BEFORE_REFERENCE:
+        if reason := unavailable(name):
+            _log_once(f"sparse operations pass over {name!r}: {reason}")
+            continue
         try:
             return _run(op, name, args, kwargs)
         except NotImplementedError as refusal:

@@ -249,7 +249,9 @@ class _Run:
         windows = jax.ShapeDtypeStruct((self.config.batch_size, self.config.seq_len + 1), np.int32)
         with backends.record() as used:
             jax.eval_shape(self.trainer.sparse_step, state, windows)
+        print("sparse phase:")
         for product, operand in self.trainer.plan.operands.items():
-            print(f"  {product:<12} {operand}")
+            print(f"  {product:<18} {operand}")
+        print("implementations:")
         for op, names in sorted(used.items()):
             print(f"  {op:<18} {', '.join(sorted(names))}")
