@@ -2,7 +2,8 @@
 
     python -m sparse_lm.train --config=configs/dense.py
 
-Hardware: 2 CPU cores.
+Hardware: 2 CPU cores. Expected: 3 minutes; held-out loss 4.16 nats per token
+(experiments/results/tiny_cpu.json).
 """
 
 from configs import tiny

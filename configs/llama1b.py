@@ -3,7 +3,7 @@
     python -m sparse_lm.train --config=configs/llama1b.py --config.data.path=data/c4
 
 The batch is what one 80 GB GPU holds, not the paper's global batch.
-Hardware: one H100.
+Hardware: one H100. Time and result: not measured yet.
 """
 
 from sparse_lm import config as config_lib

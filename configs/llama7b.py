@@ -4,6 +4,7 @@
 
 Parameters and moments in float32 take over 80 GB: it needs a larger device than an H100, or
 sharding. `--config.model.layers=4 --config.model.vocab_size=32000` is the one-GPU benchmark shape.
+Time and result: not measured yet.
 """
 
 from configs import llama1b

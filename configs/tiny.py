@@ -2,7 +2,8 @@
 
     python -m sparse_lm.train --config=configs/tiny.py
 
-Hardware: 2 CPU cores.
+Hardware: 2 CPU cores. Expected: 3.5 minutes, with preparing the corpus; held-out loss 4.27 nats per
+token (experiments/results/tiny_cpu.json).
 """
 
 from sparse_lm import config as config_lib

@@ -2,7 +2,8 @@
 
     python -m sparse_lm.train --config=configs/venom.py
 
-Hardware: 2 CPU cores.
+Hardware: 2 CPU cores. Expected: 3.5 minutes; held-out loss 4.24 nats per token
+(experiments/results/tiny_cpu.json).
 """
 
 from configs import tiny
