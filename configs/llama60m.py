@@ -3,7 +3,7 @@
     python -m sparse_lm.train --config=configs/llama60m.py --config.data.path=data/corpus
 
 The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, vocabulary 32,768.
-Hardware: one GPU with 24 GB or more. Result: not measured at this length; a run of 600 steps on an H100
+Hardware: one GPU. Result: not measured at this length; a run of 600 steps on an H100
 is in experiments/results/llama60m_h100.json.
 """
 
