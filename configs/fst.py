@@ -2,7 +2,8 @@
 
     python -m sparse_lm.train --config=configs/fst.py
 
-Hardware: 2 CPU cores. Time and result: not measured yet.
+Hardware: 2 CPU cores. Expected: 4.0 minutes; held-out loss 4.18 nats per token
+(experiments/results/tiny_cpu.json).
 """
 
 from configs import tiny
