@@ -2,13 +2,22 @@
 
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense
-from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.matmul import matmul_24, matmul_venom, sampled_matmul_24
-from sparse_lm.ops.sparsify import soft_threshold_scale, sparsify_24, sparsify_24_tiles, sparsify_venom
+from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.hidden import squared_relu_24, squared_relu_gradients, squared_relu_venom
+from sparse_lm.ops.matmul import matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
+from sparse_lm.ops.sparsify import (
+    soft_threshold_24,
+    soft_threshold_scale,
+    sparsify_24,
+    sparsify_24_tiles,
+    sparsify_venom,
+)
 from sparse_lm.ops.transposable import TRANSPOSABLE_PATTERNS, transposable_mask
 
 __all__ = [
     "TRANSPOSABLE_PATTERNS",
+    "HiddenGradients",
+    "HiddenStats",
     "Sparse24",
     "SparseVenom",
     "compress_24",
@@ -17,10 +26,15 @@ __all__ = [
     "matmul_24",
     "matmul_venom",
     "sampled_matmul_24",
+    "scattered_matmul_24",
+    "soft_threshold_24",
     "soft_threshold_scale",
     "sparsify_24",
     "sparsify_24_tiles",
     "sparsify_venom",
+    "squared_relu_24",
+    "squared_relu_gradients",
+    "squared_relu_venom",
     "transposable_mask",
     "venom_columns",
 ]

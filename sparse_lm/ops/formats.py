@@ -17,6 +17,7 @@ zeros. `shape` is the logical shape.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,8 @@ class SparseVenom:
       shape: logical (M, K).
       v: rows of a block.
       m: columns of a group.
+      run: columns come in runs of this many consecutive ones, each starting at a multiple of it. What
+        is gathered is then boxes, not single rows. A run above 1 divides Kc, and no column is padded.
     """
 
     values: Array
@@ -79,6 +82,7 @@ class SparseVenom:
     shape: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
     v: int = dataclasses.field(metadata=dict(static=True))
     m: int = dataclasses.field(metadata=dict(static=True))
+    run: int = dataclasses.field(default=1, metadata=dict(static=True))
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -102,6 +106,22 @@ class SparseVenom:
         dense = jnp.zeros((rows // self.v, self.v, self.shape[1]), condensed.dtype)
         spread = jax.vmap(lambda d, c, x: d.at[:, c].set(x, mode="drop"))(dense, self.columns, blocks)
         return spread.reshape(rows, -1)[: self.shape[0]]
+
+
+class HiddenStats(NamedTuple):
+    """What selection saw of Y = relu(H)^2, f32 scalars."""
+
+    nonzeros: Array  # entries of Y that are not zero
+    energy: Array  # sum of Y^2
+    kept_energy: Array  # sum of Y^2 over the stored entries
+
+
+class HiddenGradients(NamedTuple):
+    """What the backward pass reads of the hidden layer."""
+
+    dh: Sparse24 | SparseVenom  # dH, stored where Y is
+    dh_t: Sparse24  # its transpose, 2:4 along tokens
+    y_t: Sparse24  # the transpose of Y, 2:4 along tokens
 
 
 def pack_metadata(first: Array, second: Array) -> Array:

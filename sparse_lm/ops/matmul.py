@@ -9,24 +9,45 @@ from sparse_lm.ops import backends
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 
-def matmul_24(w: Sparse24, b: Array, *, out_dtype: DTypeLike | None = None, implementation: str | None = None) -> Array:
+def matmul_24(
+    w: Sparse24,
+    b: Array,
+    *,
+    b_transposed: bool = False,
+    out_transposed: bool = False,
+    out_dtype: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> Array:
     """w @ b.
 
     Args:
       w: 2:4 matrix [M, K].
-      b: [K, N].
+      b: [K, N], or [N, K] if `b_transposed`.
+      b_transposed: b's contracted dimension is its last.
+      out_transposed: give the result as [N, M]. Neither transposition costs a pass over memory.
       out_dtype: of the result; that of b by default.
       implementation: backend that must run this; the best one by default.
 
     Returns:
-      [M, N].
+      [M, N] or [N, M].
 
     Raises:
       ValueError: shapes do not match.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_contraction("w", w.shape, "b", b.shape)
-    return backends.dispatch("matmul_24", implementation, w, b, out_dtype=out_dtype or b.dtype)
+    if b_transposed:
+        _check_contraction("w", w.shape, "b^T", b.shape[::-1])
+    else:
+        _check_contraction("w", w.shape, "b", b.shape)
+    return backends.dispatch(
+        "matmul_24",
+        implementation,
+        w,
+        b,
+        b_transposed=b_transposed,
+        out_transposed=out_transposed,
+        out_dtype=out_dtype or b.dtype,
+    )
 
 
 def matmul_venom(
@@ -57,6 +78,7 @@ def sampled_matmul_24(
     columns: Array,
     v: int,
     *,
+    run: int = 1,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Array:
@@ -65,22 +87,70 @@ def sampled_matmul_24(
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
       x: [T, D].
-      columns: int32 [ceil(T / v), Fc], neurons; F stands for a neuron of zeros.
+      columns: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, if run is 1.
       v: rows of a block.
+      run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
       out_dtype: of the result; that of x by default.
       implementation: backend that must run this; the best one by default.
 
     Returns:
-      [T, Fc]; row t, column j is the pre-activation of neuron `columns[t // v, j]` for token t.
+      [T, Kc]; row t, column j is the pre-activation of neuron `columns[t // v, j]` for token t.
 
     Raises:
       ValueError: shapes do not match.
       NotImplementedError: the named backend cannot run this.
     """
     _check_contraction("w", w.shape, "x^T", x.shape[::-1])
-    if columns.shape[0] != -(-x.shape[0] // v):
-        raise ValueError(f"columns {list(columns.shape)} must have a row for each {v} of the {x.shape[0]} rows of x")
-    return backends.dispatch("sampled_matmul_24", implementation, w, x, columns, v, out_dtype=out_dtype or x.dtype)
+    _check_columns(columns, v, run, "rows of x", x.shape[0])
+    return backends.dispatch(
+        "sampled_matmul_24", implementation, w, x, columns, v, run=run, out_dtype=out_dtype or x.dtype
+    )
+
+
+def scattered_matmul_24(
+    a: Sparse24,
+    b: Array,
+    columns: Array,
+    v: int,
+    rows: int,
+    *,
+    run: int = 1,
+    out_dtype: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> Array:
+    """The weight gradient of a sampled product: block by block, rows of a @ b added where the block's neurons lie.
+
+        out[columns[t // v, j]] += a[j, t] b[t]
+
+    Args:
+      a: [Kc, T], 2:4 along T.
+      b: [T, D].
+      columns: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, if run is 1.
+      v: columns of a that share a list.
+      rows: F, of the result.
+      run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
+      out_dtype: of the result; that of b by default.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      [F, D]; neurons that no block lists have zeros.
+
+    Raises:
+      ValueError: shapes do not match.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check_contraction("a", a.shape, "b", b.shape)
+    _check_columns(columns, v, run, "columns of a", a.shape[1])
+    return backends.dispatch(
+        "scattered_matmul_24", implementation, a, b, columns, v, rows, run=run, out_dtype=out_dtype or b.dtype
+    )
+
+
+def _check_columns(columns: Array, v: int, run: int, what: str, size: int) -> None:
+    if columns.shape[0] != -(-size // v):
+        raise ValueError(f"columns {list(columns.shape)} must have a row for each {v} of the {size} {what}")
+    if columns.shape[1] % run:
+        raise ValueError(f"run = {run} must divide the {columns.shape[1]} neurons of a block")
 
 
 def _check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_shape: tuple[int, ...]) -> None:

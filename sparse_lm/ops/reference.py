@@ -6,6 +6,7 @@ rows of the other operand are read, so that the work shrinks with the density on
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -14,8 +15,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops.columns import venom_columns
-from sparse_lm.ops.compress import compress_venom, condense, pack_24, pad_to_tiles
-from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
+from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.mvue import sample_two
 from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
 
@@ -34,15 +35,61 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
     return pack_24(members, first, second, axis=axis, shape=x.shape, scale=scale, dtype=dtype)
 
 
+def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
+    """See `sparse_lm.ops.soft_threshold_24`."""
+    padded = pad_to_tiles(w.astype(jnp.float32))
+    members = split_groups(padded)
+    first, second = top_two([magnitude_rank(member) for member in members])
+    scales = jnp.repeat(scale, w.shape[0] // scale.shape[0])
+    scales = jnp.pad(scales, (0, padded.shape[0] - w.shape[0]))[:, None]
+    sparse = pack_24(
+        soft_threshold(members), first, second, axis=-1, shape=w.shape, scale=scales, dtype=dtype
+    )  # fmt: skip
+    return sparse, sparse.to_dense()
+
+
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
     """See `sparse_lm.ops.sparsify_venom`."""
     kept = venom_columns(x, v, m, columns)
     return compress_venom(condense(x, kept, v), kept, x.shape, v, m, dtype=dtype)
 
 
-def matmul_24(w: Sparse24, b: Array, *, out_dtype: DTypeLike) -> Array:
+def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
+    """See `sparse_lm.ops.squared_relu_24`."""
+    y = _squared_relu(h)
+    sparse = sparsify_24(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
+    return sparse, _stats(y, sparse.values)
+
+
+def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
+    """See `sparse_lm.ops.squared_relu_venom`."""
+    y = _squared_relu(h)
+    sparse = sparsify_venom(y, v, m, columns=columns, dtype=h.dtype)
+    return sparse, _stats(y, sparse.values)
+
+
+def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
+    """See `sparse_lm.ops.squared_relu_gradients`."""
+    if isinstance(y, Sparse24):
+        stored = compress_24(dy, y.mask())
+    else:
+        columns = y.columns[: -(-y.shape[0] // y.v), : dy.shape[1]]
+        stored = compress_venom(dy, columns, y.shape, y.v, y.m, like=y)
+    slope = 2 * jnp.sqrt(y.values.astype(jnp.float32))
+    dh = dataclasses.replace(y, values=(stored.values.astype(jnp.float32) * slope).astype(dy.dtype))
+
+    def transpose(x: Sparse24 | SparseVenom) -> Sparse24:
+        return sparsify_24(x.to_dense(), "magnitude", 0, scale=1.0, dtype=x.dtype, key=None)
+
+    return HiddenGradients(dh, transpose(dh), transpose(y))
+
+
+def matmul_24(
+    w: Sparse24, b: Array, *, b_transposed: bool = False, out_transposed: bool = False, out_dtype: DTypeLike
+) -> Array:
     """See `sparse_lm.ops.matmul_24`."""
-    return _dot(w.to_dense(), b).astype(out_dtype)
+    out = _dot(w.to_dense(), b.T if b_transposed else b).astype(out_dtype)
+    return out.T if out_transposed else out
 
 
 def matmul_venom(a: SparseVenom, b: Array, *, out_dtype: DTypeLike) -> Array:
@@ -56,14 +103,41 @@ def matmul_venom(a: SparseVenom, b: Array, *, out_dtype: DTypeLike) -> Array:
     return _map_blocks(product, condensed, columns, a.v, width=b.shape[1])
 
 
-def sampled_matmul_24(w: Sparse24, x: Array, columns: Array, v: int, *, out_dtype: DTypeLike) -> Array:
+def sampled_matmul_24(
+    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, out_dtype: DTypeLike
+) -> Array:  # fmt: skip
     """See `sparse_lm.ops.sampled_matmul_24`."""
+    del run  # single rows will do
     weights = w.to_dense()
 
     def product(block: Array, neurons: Array) -> Array:
         return _dot(block, _rows(weights, neurons).T).astype(out_dtype)
 
-    return _map_blocks(product, x, columns, v, width=x.shape[1])
+    return _map_blocks(product, x, columns, min(v, x.shape[0]), width=x.shape[1])
+
+
+def scattered_matmul_24(
+    a: Sparse24, b: Array, columns: Array, v: int, rows: int, *, run: int = 1, out_dtype: DTypeLike
+) -> Array:
+    """See `sparse_lm.ops.scattered_matmul_24`."""
+    del run
+    condensed, tokens = a.to_dense(), a.shape[1]
+    blocks = jnp.pad(condensed, ((0, 0), (0, -tokens % v))).reshape(condensed.shape[0], -1, v).swapaxes(0, 1)
+    spread = jax.vmap(lambda block, listed: jnp.zeros((rows, v), a.dtype).at[listed].set(block, mode="drop"))
+    dense = spread(blocks, columns).swapaxes(0, 1).reshape(rows, -1)[:, :tokens]
+    return _dot(dense, b).astype(out_dtype)
+
+
+def _squared_relu(h: Array) -> Array:
+    """relu(h)^2, computed in float32 and rounded once."""
+    return jnp.square(jax.nn.relu(h.astype(jnp.float32))).astype(h.dtype)
+
+
+def _stats(y: Array, kept: Array) -> HiddenStats:
+    def energy(x: Array) -> Array:
+        return jnp.sum(jnp.square(x.astype(jnp.float32)))
+
+    return HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy(y), energy(kept))
 
 
 def _dot(a: Array, b: Array) -> Array:

@@ -57,6 +57,30 @@ def sparsify_24(
     )
 
 
+def soft_threshold_24(
+    w: Array, scale: Array, *, dtype: DTypeLike | None = None, implementation: str | None = None
+) -> tuple[Sparse24, Array]:
+    """A weight as the products of a step read it: beta S(w), compressed and dense, from one read of w (2409.09099).
+
+    Args:
+      w: [M, K] float, of one or more layers, one under the other; groups of four run along K.
+      scale: f32[n], the beta of each M / n rows.
+      dtype: of the results; that of w by default. Computed in float32 and rounded once.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      Sparse24 [M, K], and the same matrix dense.
+
+    Raises:
+      ValueError: not a matrix, or n does not divide M.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check_matrix(w)
+    if scale.ndim != 1 or w.shape[0] % scale.shape[0]:
+        raise ValueError(f"scale {list(scale.shape)} must be a list whose length divides the {w.shape[0]} rows")
+    return backends.dispatch("soft_threshold_24", implementation, w, scale, dtype=dtype or w.dtype)
+
+
 def sparsify_24_tiles(x: Array, dtype: DTypeLike | None = None) -> tuple[Sparse24, Sparse24]:
     """2:4 forms of x and of its transpose from one selection of 4 x 4 tiles.
 

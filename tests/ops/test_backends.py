@@ -22,10 +22,10 @@ def forget_what_was_logged():
 def hopper(monkeypatch):
     """A backend that this machine can run, with one op, which refuses wide operands."""
 
-    def matmul_24(w, b, *, out_dtype):
+    def matmul_24(w, b, *, out_dtype, **orientation):
         if b.shape[1] > 4:
             raise NotImplementedError("N = 5 is too wide")
-        return reference.matmul_24(w, b, out_dtype=out_dtype)
+        return reference.matmul_24(w, b, out_dtype=out_dtype, **orientation)
 
     module = types.ModuleType("sparse_lm.ops.hopper")
     module.matmul_24 = matmul_24

@@ -37,6 +37,16 @@ def test_matmul_24(m, k, n, dtype):
     _check(ops.matmul_24, w, b, exact=_float64(jitted.dense(w)) @ _float64(b), dtype=dtype)
 
 
+@pytest.mark.parametrize("b_transposed", [False, True])
+@pytest.mark.parametrize("out_transposed", [False, True])
+def test_matmul_24_in_other_orientations(b_transposed, out_transposed):
+    w = jitted.sparsify_24(_random((33, 52), jnp.float32, 0))
+    b = _random((52, 7), jnp.float32, 1)
+    result = ops.matmul_24(w, b.T if b_transposed else b, b_transposed=b_transposed, out_transposed=out_transposed)
+    exact = _float64(jitted.dense(w)) @ _float64(b)
+    np.testing.assert_allclose(result, exact.T if out_transposed else exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape, n, v, m", [((128, 64), 24, 64, 16), ((37, 60), 10, 16, 12), ((70, 32), 5, 32, 4)])
 def test_matmul_venom(shape, n, v, m, dtype):
@@ -54,6 +64,29 @@ def test_sampled_matmul_24(tokens, dim, neurons, kept, v, dtype):
     every = np.pad(_float64(x) @ _float64(jitted.dense(w)).T, ((0, 0), (0, 1)))  # neuron F gives zeros
     exact = np.take_along_axis(every, columns[np.arange(tokens) // v], axis=1)
     _check(functools.partial(ops.sampled_matmul_24, v=v), w, x, columns, exact=exact, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, dim, neurons, run, kept, v", [(64, 32, 48, 8, 16, 32), (37, 20, 30, 1, 7, 16)])
+def test_scattered_matmul_24_is_the_sum_over_blocks(tokens, dim, neurons, run, kept, v, dtype):
+    rng = np.random.default_rng(8)
+    a, b = jitted.sparsify_24(_random((kept, tokens), dtype, 9)), _random((tokens, dim), dtype, 10)
+    runs = np.stack([rng.permutation(neurons // run)[: kept // run] for _ in range(-(-tokens // v))])
+    columns = (run * runs[..., None] + np.arange(run)).reshape(len(runs), kept).astype(np.int32)
+    exact = np.zeros((neurons, dim))
+    for block, listed in enumerate(columns):
+        slots = slice(block * v, min((block + 1) * v, tokens))
+        exact[listed] += _float64(jitted.dense(a))[:, slots] @ _float64(b)[slots]
+    scattered = functools.partial(ops.scattered_matmul_24, columns=columns, v=v, rows=neurons, run=run)
+    _check(scattered, a, b, exact=exact, dtype=dtype)
+
+
+def test_what_listed_columns_must_be():
+    w, x = jitted.sparsify_24(_random((16, 8), jnp.float32, 0)), _random((10, 8), jnp.float32, 1)
+    with pytest.raises(ValueError, match="a row for each 4 of the 10 rows of x"):
+        ops.sampled_matmul_24(w, x, jnp.zeros((2, 4), jnp.int32), 4)
+    with pytest.raises(ValueError, match="run = 3 must divide the 4 neurons"):
+        ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, run=3)
 
 
 def test_blocks_may_be_taken_a_few_at_a_time(monkeypatch):

@@ -1,0 +1,90 @@
+"""The passes over the hidden layer between the products: activation, selection, compression, and their gradient.
+
+    Y = relu(H)^2, of which the sparse form is kept        forward
+    dH = 2 relu(H) dY = 2 sqrt(Y) dY where Y is stored     backward
+
+One pass over memory each: an elementwise pass over [T, F] takes a fifth of the time of a sparse product.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from sparse_lm.ops import backends
+from sparse_lm.ops.columns import CHOICES
+from sparse_lm.ops.compress import check_block
+from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+
+
+def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Sparse24, HiddenStats]:
+    """The two largest of each four of Y = relu(h)^2 (2109.08668, 2503.16672).
+
+    Args:
+      h: [T, F] float.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      Y [T, F], 2:4 along F, in the dtype of h: squared in float32, rounded once; and what selection saw.
+
+    Raises:
+      ValueError: not a matrix.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check_matrix("h", h)
+    return backends.dispatch("squared_relu_24", implementation, h)
+
+
+def squared_relu_venom(
+    h: Array, v: int = 128, m: int = 16, *, columns: str = "norm", implementation: str | None = None
+) -> tuple[SparseVenom, HiddenStats]:
+    """The V:2:M form of Y = relu(h)^2: as `sparsify_venom` of `squared_relu_24`'s Y.
+
+    Args:
+      h: [T, F] float.
+      v: rows of a block: divides 64 or is a multiple of it.
+      m: columns of a group: a multiple of 4 that divides F.
+      columns: how four of them are chosen, "norm" or "exhaustive"; see `venom_columns`.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      Y [T, F] in the dtype of h, and what selection saw.
+
+    Raises:
+      ValueError: not a matrix, or v, m or columns is not allowed.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check_matrix("h", h)
+    check_block(v)
+    if columns not in CHOICES:
+        raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
+    return backends.dispatch("squared_relu_venom", implementation, h, v, m, columns=columns)
+
+
+def squared_relu_gradients(
+    dy: Array, y: Sparse24 | SparseVenom, *, implementation: str | None = None
+) -> HiddenGradients:
+    """dH = 2 sqrt(Y) dY where Y is stored, and the transposes of dH and Y that the weight gradients read.
+
+    Args:
+      dy: gradient of Y: [T, F] for a 2:4 Y, condensed [T, Kc] for a Venom one.
+      y: [T, F], not negative.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      dH [T, F] like y, in the dtype of dy, rounded once; the transposes of dH and of Y as stored, [F, T],
+      of each four tokens the two of largest magnitude.
+
+    Raises:
+      ValueError: shapes do not match.
+      NotImplementedError: the named backend cannot run this.
+    """
+    kept = y.shape[1] if isinstance(y, Sparse24) else 4 * y.shape[1] // y.m
+    if dy.shape != (y.shape[0], kept):
+        raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")
+    return backends.dispatch("squared_relu_gradients", implementation, dy, y)
+
+
+def _check_matrix(name: str, x: Array) -> None:
+    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{name} must be a matrix of floats, not {x.dtype}{list(x.shape)}")

@@ -1,0 +1,82 @@
+"""The passes over the hidden layer, against masks written out in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm import ops
+from tests.ops.masked_dense_ffn import top_two_of_four, venom_mask
+
+
+def _random(shape, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _relu_squared(h):
+    return np.square(np.maximum(h, 0))
+
+
+def _select(selection, h):
+    """(sparse Y and its stats, Y in NumPy, the mask that the sparse form must have)."""
+    y = _relu_squared(h)
+    if selection == "2:4":
+        return jax.jit(ops.squared_relu_24)(h), y, top_two_of_four(y)
+    return jax.jit(lambda h: ops.squared_relu_venom(h, v=16, m=8))(h), y, venom_mask(y, 16, 8)
+
+
+@pytest.mark.parametrize(
+    "selection, shape", [("2:4", (64, 64)), ("2:4", (37, 52)), ("venom", (48, 64)), ("venom", (37, 40))]
+)
+def test_squared_relu_keeps_what_its_selection_keeps(selection, shape):
+    (sparse, stats), y, mask = _select(selection, _random(shape, 0))
+    np.testing.assert_allclose(sparse.to_dense(), y * mask, rtol=1e-6)
+    np.testing.assert_allclose(stats.nonzeros, np.count_nonzero(y))
+    np.testing.assert_allclose(stats.energy, np.square(y).sum(), rtol=1e-5)
+    np.testing.assert_allclose(stats.kept_energy, np.square(y * mask).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "selection, shape", [("2:4", (64, 64)), ("2:4", (37, 52)), ("venom", (48, 64)), ("venom", (37, 40))]
+)
+def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(selection, shape):
+    (y, _), dense, mask = _select(selection, _random(shape, 1))
+    dy = _random(shape, 2)
+    given = dy if selection == "2:4" else ops.condense(dy, y.columns[: -(-shape[0] // 16), : shape[1] // 2], 16)
+    dh, dh_t, y_t = jax.jit(ops.squared_relu_gradients)(given, y)
+    expected = 2 * np.sqrt(dense) * dy * mask
+    np.testing.assert_allclose(dh.to_dense(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(dh.metadata, y.metadata)
+    np.testing.assert_allclose(dh_t.to_dense(), (expected * top_two_of_four(expected, axis=0)).T, rtol=1e-5, atol=1e-6)
+    stored = dense * mask
+    np.testing.assert_allclose(y_t.to_dense(), (stored * top_two_of_four(stored, axis=0)).T, rtol=1e-5)
+
+
+def test_gradients_round_once():
+    h, dy = jnp.asarray(_random((64, 64), 3), jnp.bfloat16), jnp.asarray(_random((64, 64), 4), jnp.bfloat16)
+    y, _ = ops.squared_relu_24(h)
+    exact = 2 * np.sqrt(np.asarray(y.to_dense(), np.float64)) * np.asarray(dy, np.float64)
+    result = np.asarray(ops.squared_relu_gradients(dy, y).dh.to_dense(), np.float64)
+    np.testing.assert_allclose(result, exact, rtol=float(jnp.finfo(jnp.bfloat16).eps) / 2)
+
+
+def test_the_gradient_must_have_the_shape_of_what_is_stored():
+    y, _ = ops.squared_relu_24(jnp.ones((8, 16)))
+    with pytest.raises(ValueError, match=r"dy \[8, 8\] must be \[8, 16\]"):
+        ops.squared_relu_gradients(jnp.ones((8, 8)), y)
+
+
+def test_weights_of_several_layers_have_their_own_scales():
+    w = jnp.asarray(_random((3 * 20, 24), 5))
+    scale = jnp.array([1.0, 1.5, 2.0])
+    sparse, dense = jax.jit(ops.soft_threshold_24)(w, scale)
+    np.testing.assert_array_equal(sparse.to_dense(), dense)
+    for layer in range(3):
+        rows = slice(20 * layer, 20 * layer + 20)
+        alone = ops.sparsify_24(w[rows], "soft_threshold", scale=scale[layer]).to_dense()
+        np.testing.assert_array_equal(dense[rows], alone)
+
+
+def test_scales_must_share_out_the_rows():
+    with pytest.raises(ValueError, match="divides the 10 rows"):
+        ops.soft_threshold_24(jnp.ones((10, 8)), jnp.ones(3))
