@@ -103,6 +103,7 @@ class SparsityConfig:
     m: int = 16
     columns: str = "norm"  # how V:2:M picks 4 of M columns
     clusters: int = 16  # token clusters
+    neuron_run: int = 1  # cluster_sets choose this many neighbouring neurons at a time; kernels like 128
     distance: str = "cosine"
     # act24
     dense_features: float = 0.05  # busiest share of neurons whose weight gradients stay dense
@@ -281,6 +282,16 @@ def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
     yield (
         "sparsity.clusters", s.clusters, s.selection != "slices" or s.clusters == s.m // 4,
         f"must be m / 4 = {s.m // 4} with selection 'slices': each cluster owns F * 4 / m neurons",
+    )  # fmt: skip
+    set_size = 4 * m.ffn_dim // s.m
+    yield "sparsity.neuron_run", s.neuron_run, s.neuron_run >= 1, "must be 1 or more"
+    yield (
+        "sparsity.neuron_run", s.neuron_run, set_size % s.neuron_run == 0,
+        f"must divide the {set_size} neurons of a set (4 * model.ffn_dim / sparsity.m)",
+    )  # fmt: skip
+    yield (
+        "sparsity.neuron_run", s.neuron_run, s.neuron_run == 1 or s.selection == "cluster_sets",
+        f"must be 1 with selection {s.selection!r}: only cluster_sets are chosen in runs",
     )  # fmt: skip
 
 

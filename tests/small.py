@@ -11,6 +11,7 @@ RECIPES = {
     "act24": {"recipe": "act24"},
     "venom": {"recipe": "venom", "selection": "magnitude"},
     "cluster_sets": {"recipe": "venom", "selection": "cluster_sets"},
+    "run_sets": {"recipe": "venom", "selection": "cluster_sets", "neuron_run": 8},
     "slices": {"recipe": "venom", "selection": "slices", "clusters": 2},
 }
 """Every recipe, and every selection of venom's, by a name for test ids."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.model import llama
-from sparse_lm.ops import ffn
+from sparse_lm.ops import ffn, ffn_weights
 from sparse_lm.ops.plan import DENSE, RECIPES
 from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import make_trainer
@@ -70,12 +70,13 @@ def magnitude(tokens, v, key):
     w1, w2, centroids = (
         jax.random.normal(k, (n, dim)) for k, n in zip(jax.random.split(key, 3), (neurons, neurons, 2), strict=True)
     )
-    variables = dataclasses.replace(ffn.init_variables(plan, dim, neurons), centroids=centroids)
+    variables = dataclasses.replace(ffn_weights.init_variables(plan, dim, neurons), centroids=centroids)
 
     @jax.jit
     def apply(x):
-        rows, _ = ffn.arrange_rows(x, variables, jax.random.fold_in(key, 0), plan)
-        o, _ = ffn.feed_forward(x, w1, w2, variables, key, plan=plan)
+        order = jax.random.permutation(key, tokens)
+        rows, _ = ffn.arrange_rows(x, variables, order, plan)
+        o, _ = ffn.feed_forward(x, w1, w2, variables, order=order, plan=plan)
         return o, rows.position // v
 
     return jax.random.normal(jax.random.fold_in(key, 9), (tokens, dim)), apply

@@ -5,14 +5,27 @@ Every matrix is neuron-major, [F, D]: what belongs to a neuron is one contiguous
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 from flax import nnx
 from jax import Array
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
-from sparse_lm.ops.ffn import FfnVariables, feed_forward
+from sparse_lm.ops.ffn import feed_forward
+from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights
 from sparse_lm.ops.plan import DENSE, GemmPlan
+
+
+class FfnInputs(NamedTuple):
+    """What a layer's FFN reads besides its input and its own weights; see `ops.ffn.feed_forward`."""
+
+    variables: FfnVariables = NO_VARIABLES
+    key: Array | None = None
+    order: Array | None = None
+    weights: FfnWeights | None = None
+    layer: Array | int = 0
 
 
 class SquaredReluFfn(nnx.Module):
@@ -23,11 +36,10 @@ class SquaredReluFfn(nnx.Module):
         self.down = nnx.Param(_down(config, rngs))
 
     def __call__(
-        self, x: Array, variables: FfnVariables, key: Array | None, *, plan: GemmPlan, implementation: str | None
+        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None
     ) -> tuple[Array, dict[str, Array]]:
         """[T, D] -> [T, D] and statistics: `ops.ffn.feed_forward`."""
-        weights = self.up[...], self.down[...]
-        return feed_forward(x, *weights, variables, key, plan=plan, implementation=implementation)
+        return feed_forward(x, self.up[...], self.down[...], *inputs, plan=plan, implementation=implementation)
 
 
 class SwiGluFfn(nnx.Module):
@@ -39,7 +51,7 @@ class SwiGluFfn(nnx.Module):
         self.down = nnx.Param(_down(config, rngs))
 
     def __call__(
-        self, x: Array, variables: FfnVariables, key: Array | None, *, plan: GemmPlan, implementation: str | None
+        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None
     ) -> tuple[Array, dict[str, Array]]:
         """[T, D] -> [T, D] and no statistics.
 

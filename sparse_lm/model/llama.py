@@ -21,9 +21,9 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.attention import Attention, KVCache
 from sparse_lm.model.embedding import Embedding, unembed
-from sparse_lm.model.ffn import FFNS
+from sparse_lm.model.ffn import FFNS, FfnInputs
 from sparse_lm.model.remat import remat
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, prepare_weights
 from sparse_lm.ops.plan import DENSE, GemmPlan
 
 Params = dict[str, Any]
@@ -46,21 +46,21 @@ class Layer(nnx.Module):
         self.ffn = FFNS[config.activation](config, rngs)
 
     def __call__(
-        self, x: Array, variables: FfnVariables, key: Array | None, *, plan: GemmPlan, implementation: str | None
+        self, x: Array, ffn_inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None
     ) -> tuple[Array, dict[str, Array]]:
         """[B, S, D] -> [B, S, D] and the FFN's statistics."""
         x = x + self.attention(self._norm(x, self.attention_norm))
-        return self._add_ffn(x, variables, key, plan=plan, implementation=implementation)
+        return self._add_ffn(x, ffn_inputs, plan=plan, implementation=implementation)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """The next positions of cached sequences, with a dense FFN; see `Attention.extend`."""
         attended, cache = self.attention.extend(self._norm(x, self.attention_norm), cache, start)
-        x, _ = self._add_ffn(x + attended, FfnVariables(), None, plan=DENSE, implementation=None)
+        x, _ = self._add_ffn(x + attended, FfnInputs(), plan=DENSE, implementation=None)
         return x, cache
 
-    def _add_ffn(self, x, variables, key, *, plan, implementation):
+    def _add_ffn(self, x, ffn_inputs, *, plan, implementation):
         tokens = self._norm(x, self.ffn_norm).reshape(-1, x.shape[-1])  # [T, D]
-        out, stats = self.ffn(tokens, variables, key, plan=plan, implementation=implementation)
+        out, stats = self.ffn(tokens, ffn_inputs, plan=plan, implementation=implementation)
         return x + out.reshape(x.shape), stats
 
     def _norm(self, x: Array, scale: nnx.Param) -> Array:
@@ -101,15 +101,32 @@ class Llama(nnx.Module):
           stats: the FFNs' statistics, each with a leading axis L.
         """
         graphdef, layers = nnx.split(self.layers)
+        variables = variables or NO_VARIABLES
         keys = None if key is None else jax.random.split(key, self.config.layers)
+        # One order for all layers: to draw one takes longer than a layer's routing.
+        order = jax.random.permutation(key, tokens.size) if key is not None and plan.ordered else None
+        weights = self._prepare_weights(variables, plan, implementation)
 
         def layer(x, inputs):
-            params, variables, key = inputs
-            return nnx.merge(graphdef, params)(x, variables, key, plan=plan, implementation=implementation)
+            params, variables, key, number = inputs
+            ffn_inputs = FfnInputs(variables, key, order, weights, number)
+            return nnx.merge(graphdef, params)(x, ffn_inputs, plan=plan, implementation=implementation)
 
-        x = self.embed(tokens)
-        x, stats = lax.scan(remat(layer, self.config.remat), x, (layers, variables or FfnVariables(), keys))
+        inputs = layers, variables, keys, jnp.arange(self.config.layers)
+        x, stats = lax.scan(remat(layer, self.config.remat), self.embed(tokens), inputs)
         return self._final_norm(x), stats
+
+    def _prepare_weights(
+        self, variables: FfnVariables, plan: GemmPlan, implementation: str | None
+    ) -> FfnWeights | None:
+        """The FFN weights of all layers, in the forms that a sparse plan reads; None if it reads them as they are."""
+        if plan.weights == "full" or self.config.activation == "swiglu":  # which refuses sparse plans itself
+            return None
+        # Gradients pass straight through every selection, to the weights that each layer is given.
+        up, down = lax.stop_gradient((self.layers.ffn.up[...], self.layers.ffn.down[...]))
+        return prepare_weights(
+            up, down, variables, plan=plan, dtype=self.config.dtype, implementation=implementation
+        )  # fmt: skip
 
     def extend(self, tokens: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """Hidden states of the next positions of cached sequences.

@@ -6,8 +6,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
+from sparse_lm.ops.formats import EMPTY_GROUP, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
 from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
+
+_EMPTY_WORD = EMPTY_GROUP * 0x11111111  # metadata of eight groups
 
 
 def compress_24(
@@ -106,9 +108,34 @@ def compress_venom(
         first, second = unpack_metadata(like.metadata)
         metadata = like.metadata
     values = _interleave(*take_two(split_groups(padded), first, second)).astype(dtype or condensed.dtype)
-    extra = padded.shape[0] // v - columns.shape[0], padded.shape[1] - columns.shape[1]
-    columns = jnp.pad(columns, ((0, extra[0]), (0, extra[1])), constant_values=shape[1])
-    return SparseVenom(values, metadata, columns, shape, v, m)
+    return list_columns(Sparse24(values, metadata, condensed.shape), columns, shape[1], v, m)
+
+
+def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int, run: int = 1) -> SparseVenom:
+    """V:2:M form of a matrix whose condensed columns are 2:4 already.
+
+    Args:
+      condensed: [M, Kc].
+      columns: int32 [ceil(M / v), Kc], the column that each condensed column of a block is.
+      width: K, of the matrix.
+      v: rows of a block: divides 64 or is a multiple of it.
+      m: columns of a group.
+      run: of `columns`, see `SparseVenom`.
+    """
+    check_block(v)
+    rows = condensed.values.shape[0]
+    missing_rows = -rows % max(v, TILE)
+    blocks = (rows + missing_rows) // v
+    extra = blocks - columns.shape[0], 2 * condensed.values.shape[1] - columns.shape[1]
+    return SparseVenom(
+        jnp.pad(condensed.values, ((0, missing_rows), (0, 0))),
+        jnp.pad(condensed.metadata, ((0, missing_rows // TILE), (0, 0), (0, 0)), constant_values=_EMPTY_WORD),
+        jnp.pad(columns, ((0, extra[0]), (0, extra[1])), constant_values=width),
+        (condensed.shape[0], width),
+        v,
+        m,
+        run,
+    )
 
 
 def check_block(v: int) -> None:

@@ -11,6 +11,13 @@ them together with a hand-written VJP. Only Y is saved of the hidden layer, in i
 
 With the `venom` recipe a row's hidden vector is *condensed*, [T, 4F/m]: the kept columns of its
 block only. Rows of X are then permuted by cluster on the way in and back on the way out.
+
+Passes over memory around the products of one sparse FFN with the pattern known first, T tokens,
+S = 4F/m kept neurons, bf16; experiments/README.md has the measured times:
+
+    permute X and dO, unpermute O and dX    4 T D each (the latter two merge into what follows)
+    relu^2, select, compress                2 T S read, 1.1 T S written
+    dH and both transposes                  3.1 T S read, 3.4 T S written
 """
 
 from __future__ import annotations
@@ -21,61 +28,34 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.ops import routing
-from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, prepare_weights
+from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.plan import DENSE, DH_MVUE, DO_MVUE, W1_24, W2_24, Y_24, GemmPlan
 
 DENSE_FEATURES_MULTIPLE = 128  # dense features are counted in whole tensor-core tiles (2503.16672)
+RESIDUALS = "ffn_residuals"  # what rematerialisation policies call what the backward pass needs of the hidden layer
+
+_BLOCK = 768  # tokens: a multiple of every kernel's tile, for products that all tokens share
 
 Hidden = Array | Sparse24 | SparseVenom
 """A hidden-layer tensor (Y or dH): [T, F] dense, 2:4 along F, or Venom along F."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FfnVariables:
-    """What a sparse FFN reads but does not train. `None` where the recipe has no use for it.
-
-    Attributes:
-      scale_up: f32[], the soft threshold's beta of W1.
-      scale_down: f32[], of W2.
-      mask_up: bool[F, D], transposable 2:4 mask of W1.
-      mask_down: bool[F, D], of W2.
-      centroids: f32[clusters, D], the token clusters' centres.
-      columns: int32[clusters, 4F/m], the neurons of each cluster, ascending.
-    """
-
-    scale_up: Array | None = None
-    scale_down: Array | None = None
-    mask_up: Array | None = None
-    mask_down: Array | None = None
-    centroids: Array | None = None
-    columns: Array | None = None
-
-
-def init_variables(plan: GemmPlan, dim: int, neurons: int) -> FfnVariables:
-    """Variables of one FFN for `plan`, of the right shapes, before the sparse phase gives them values."""
-    scales = jnp.ones((), jnp.float32) if plan.weights == "soft_threshold" else None
-    masks = jnp.ones((neurons, dim), bool) if plan.weights == "transposable" else None
-    return FfnVariables(
-        scale_up=scales,
-        scale_down=scales,
-        mask_up=masks,
-        mask_down=masks,
-        centroids=jnp.zeros((plan.clusters, dim), jnp.float32) if plan.venom else None,
-        columns=jnp.zeros((plan.clusters, 4 * neurons // plan.m), jnp.int32) if plan.pattern_known_first else None,
-    )
 
 
 def feed_forward(
     x: Array,
     w1: Array,
     w2: Array,
-    variables: FfnVariables = FfnVariables(),
+    variables: FfnVariables = NO_VARIABLES,
     key: Array | None = None,
+    order: Array | None = None,
+    weights: FfnWeights | None = None,
+    layer: Array | int = 0,
     *,
     plan: GemmPlan = DENSE,
     implementation: str | None = None,
@@ -87,8 +67,11 @@ def feed_forward(
       w1: [F, D] up projection, a neuron a row; any float dtype.
       w2: [F, D] down projection, a neuron a row.
       variables: what the plan's recipe reads besides the weights.
-      key: random key. Without one the forward keeps rows of a cluster in order; `shuffle_tokens` and
-        the backward of "mvue" need it.
+      key: random key; the backward of "mvue" needs one.
+      order: int32[T], a permutation: the order in which the tokens of a cluster are taken, or all tokens
+        with `shuffle_tokens`. Random in training; their own order by default.
+      weights: `prepare_weights` of the weights of all layers, in the dtype of x; made here of w1 and w2 by default.
+      layer: number of this FFN among them.
       plan: the six products.
       implementation: "reference", "hopper" or "triton": that one or an error; None: the best.
 
@@ -103,12 +86,13 @@ def feed_forward(
     Raises:
       NotImplementedError: `implementation` cannot compute one of the products.
     """
-    return _feed_forward(plan, implementation, x, w1, w2, variables, key)
+    layer = jnp.asarray(layer, jnp.int32)
+    return _feed_forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _feed_forward(plan, implementation, x, w1, w2, variables, key):
-    return _forward(plan, implementation, x, w1, w2, variables, key)[0]
+def _feed_forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer):
+    return _forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer)[0]
 
 
 class _Saved(NamedTuple):
@@ -121,144 +105,180 @@ class _Saved(NamedTuple):
     w2: Array
     variables: FfnVariables
     key: Array | None
+    weights: FfnWeights | None
+    layer: Array
 
 
-def _forward(plan, implementation, x, w1, w2, variables, key):
-    run = dict(plan=plan, implementation=implementation)
-    rows, load = arrange_rows(x, variables, _subkey(key, 0), plan)
+def _forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer):
+    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation))
+    rows, load = arrange_rows(x, variables, order, plan)
     columns = variables.columns[rows.block_clusters] if plan.pattern_known_first else None
-    h = up(_permute(x, rows), w1, variables, columns, **run)
-    y_all = jnp.square(jax.nn.relu(h))
-    y = select(y_all, columns, neurons=w1.shape[0], **run)
-    o = _unpermute(down(y, w2, variables, **run), rows)
+    h = up(_permute(x, rows), columns, run)
+    y, seen, y_all = activate(h, columns, run)
+    o = _unpermute(down(y, run), rows)
     stats = {
-        "activation_sparsity": _real_zeros(y_all, tokens=x.shape[0]),
-        "kept_energy": _energy(y) / jnp.maximum(_energy(y_all), jnp.finfo(jnp.float32).tiny),
+        "activation_sparsity": 1 - seen.nonzeros / (x.shape[0] * h.shape[1]),  # padded rows are all zero
+        "kept_energy": seen.kept_energy / jnp.maximum(seen.energy, jnp.finfo(jnp.float32).tiny),
     }
     if load is not None:
         stats["expert_load"] = load
     if plan.measure_energy:
         stats["cluster_energy"] = cluster_energy(x, y_all, variables, plan)
-    return (o, stats), _Saved(x, y, rows, w1, w2, variables, key)
+    y, rows = jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), (y, rows))
+    return (o, stats), _Saved(x, y, rows, w1, w2, variables, key, weights, layer)
 
 
 def _backward(plan, implementation, saved, cotangents):
     do, _ = cotangents
-    x, y, rows, w1, w2, variables, key = saved
-    run = dict(plan=plan, implementation=implementation)
+    x, y, rows, w1, w2, variables, key, weights, layer = saved
+    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation))
     x, do = _permute(x, rows), _permute(do, rows)
-    dh = hidden_gradient(grad_hidden(do, w2, variables, y, **run), y)
-    dx = _unpermute(grad_input(dh, w1, variables, **run), rows)
+    gradients = hidden_gradients(grad_hidden(do, y, run), y, run)
+    dx = _unpermute(grad_input(gradients.dh, run), rows)
     busy = busiest_features(y, plan.dense_features)
-    dw1 = grad_up(dh, x, busy, _subkey(key, 1), dtype=w1.dtype, **run)
-    dw2 = grad_down(y, do, busy, _subkey(key, 2), dtype=w2.dtype, **run)
-    return dx, dw1, dw2, None, None
+    dw1 = grad_up(gradients, x, busy, _subkey(key, 1), run, w1.dtype)
+    dw2 = grad_down(gradients, y, do, busy, _subkey(key, 2), run, w2.dtype)
+    return dx, dw1, dw2, None, None, None, None, None
 
 
 _feed_forward.defvjp(_forward, _backward)
 
 
+class _Run(NamedTuple):
+    """What all six products of one FFN share."""
+
+    plan: GemmPlan
+    implementation: str | None
+    weights: FfnWeights
+    layer: Array
+
+    @property
+    def neurons(self) -> int:
+        return self.weights.neurons
+
+
+def _resolve(weights, layer, w1, w2, variables, plan, dtype, implementation) -> tuple[FfnWeights, Array]:
+    """The prepared weights and where to find the layer in them. What is made here is made again in the
+    backward pass rather than saved."""
+    if weights is not None:
+        return weights, layer
+    one_layer = jax.tree.map(lambda a: a[None], (w1, w2, variables))
+    return prepare_weights(*one_layer, plan=plan, dtype=dtype, implementation=implementation), jnp.int32(0)
+
+
 # The six products.
 
 
-def up(x, w1, variables, columns, *, plan, implementation) -> Array:
+def up(x: Array, columns: Array | None, run: _Run) -> Array:
     """H = X W1^T: [T, F]; or [T, 4F/m], the listed columns of each block, if `columns` is given."""
-    if plan.up != W1_24:
-        return x @ _dense_weight("W1", w1, variables, plan, x.dtype).T
-    w = _weight_24("W1", w1, -1, variables, plan, x.dtype, implementation)
-    if columns is not None:
-        return ops.sampled_matmul_24(w, x, columns, plan.v, implementation=implementation)
-    return ops.matmul_24(w, x.T, implementation=implementation).T
+    forms = run.weights.up
+    if run.plan.up != W1_24:
+        return x @ _of_layer(forms.dense, run).T
+    if columns is None:
+        return _all_rows(forms.along_model, x, run.neurons, run)
+    return _listed_rows(forms.along_model, x, columns, run.plan.v, run.plan.run(run.neurons), run)
 
 
-def down(y: Hidden, w2, variables, *, plan, implementation) -> Array:
+def down(y: Hidden, run: _Run) -> Array:
     """O = Y W2: [T, D]."""
-    dtype = y.dtype
-    if plan.down == W2_24:
-        w = _weight_24("W2", w2, 0, variables, plan, dtype, implementation)
-        return ops.matmul_24(w, y.T, implementation=implementation).T
-    return _hidden_matmul(y, _dense_weight("W2", w2, variables, plan, dtype), implementation)
+    forms = run.weights.down
+    if run.plan.down == W2_24:
+        return _all_rows(forms.along_neurons, y, run.weights.dim, run)
+    return _hidden_matmul(y, forms.dense, run)
 
 
-def grad_hidden(do, w2, variables, y: Hidden, *, plan, implementation) -> Array:
+def grad_hidden(do: Array, y: Hidden, run: _Run) -> Array:
     """dY = dO W2^T: [T, F], or condensed like Y, whose dropped neurons need none."""
-    if plan.grad_hidden != W2_24:
-        return do @ _dense_weight("W2", w2, variables, plan, do.dtype).T
-    w = _weight_24("W2", w2, -1, variables, plan, do.dtype, implementation)
+    forms = run.weights.down
+    if run.plan.grad_hidden != W2_24:
+        return do @ _of_layer(forms.dense, run).T
     if isinstance(y, SparseVenom):
-        condensed = 4 * y.shape[1] // y.m
-        blocks = -(-y.shape[0] // y.v)
-        columns = y.columns[:blocks, :condensed]
-        return ops.sampled_matmul_24(w, do, columns, y.v, implementation=implementation)
-    return ops.matmul_24(w, do.T, implementation=implementation).T
+        return _listed_rows(forms.along_model, do, y.listed(), y.v, y.run, run)
+    return _all_rows(forms.along_model, do, run.neurons, run)
 
 
-def grad_input(dh: Hidden, w1, variables, *, plan, implementation) -> Array:
+def grad_input(dh: Hidden, run: _Run) -> Array:
     """dX = dH W1: [T, D]."""
-    dtype = dh.dtype
-    if plan.grad_input == W1_24:
-        w = _weight_24("W1", w1, 0, variables, plan, dtype, implementation)
-        return ops.matmul_24(w, dh.T, implementation=implementation).T
-    return _hidden_matmul(dh, _dense_weight("W1", w1, variables, plan, dtype), implementation)
+    forms = run.weights.up
+    if run.plan.grad_input == W1_24:
+        return _all_rows(forms.along_neurons, dh, run.weights.dim, run)
+    return _hidden_matmul(dh, forms.dense, run)
 
 
-def grad_up(dh: Hidden, x, busy, key, *, dtype, plan, implementation) -> Array:
+def grad_up(gradients: HiddenGradients, x: Array, busy, key, run: _Run, dtype: DTypeLike) -> Array:
     """dW1 = dH^T X: [F, D]; the neurons `busy` are computed densely."""
-    dh = _dense(dh)
-    if plan.grad_up is None:
-        return jnp.matmul(dh.T, x, preferred_element_type=dtype)
-    method = "mvue" if plan.grad_up == DH_MVUE else "magnitude"
-    return _gradient_24(dh, x, method, busy, key, dtype, implementation)
+    dh, dh_t = gradients.dh, gradients.dh_t
+    if run.plan.grad_up is None:
+        return jnp.matmul(_dense(dh).T, x, preferred_element_type=dtype)
+    if run.plan.grad_up == DH_MVUE:
+        dh_t = ops.sparsify_24(_dense(dh), "mvue", 0, key=key, implementation=run.implementation)
+    return _weight_gradient(dh_t, dh, x, busy, run, dtype)
 
 
-def grad_down(y: Hidden, do, busy, key, *, dtype, plan, implementation) -> Array:
+def grad_down(gradients: HiddenGradients, y: Hidden, do: Array, busy, key, run: _Run, dtype: DTypeLike) -> Array:
     """dW2 = Y^T dO: [F, D]; the neurons `busy` are computed densely."""
-    y = _dense(y)
-    if plan.grad_down is None:
-        return jnp.matmul(y.T, do, preferred_element_type=dtype)
-    if plan.grad_down == DO_MVUE:  # the sparse operand comes first: dW2^T = dO^T Y
-        return _gradient_24(do, y, "mvue", None, key, dtype, implementation).T
-    return _gradient_24(y, do, "magnitude", busy, key, dtype, implementation)
+    if run.plan.grad_down is None:
+        return jnp.matmul(_dense(y).T, do, preferred_element_type=dtype)
+    if run.plan.grad_down == DO_MVUE:  # the sparse operand comes first: dW2^T = dO^T Y
+        do_t = ops.sparsify_24(do, "mvue", 0, key=key, implementation=run.implementation)
+        return ops.matmul_24(
+            do_t, _dense(y), out_transposed=True, out_dtype=dtype, implementation=run.implementation
+        )  # fmt: skip
+    return _weight_gradient(gradients.y_t, y, do, busy, run, dtype)
 
 
 # Between the products.
 
 
-def arrange_rows(x, variables, key, plan) -> tuple[routing.Rows | None, Array | None]:
+def arrange_rows(
+    x: Array, variables: FfnVariables, order: Array | None, plan: GemmPlan
+) -> tuple[routing.Rows | None, Array | None]:
     """The order in which the FFN takes its tokens, and the load of each cluster; None where nothing moves."""
-    if plan.shuffle_tokens:
-        return routing.shuffle_rows(x.shape[0], key), None
+    if plan.shuffle_tokens and order is not None:
+        return routing.shuffle_rows(order), None
     if not plan.routed:
         return None, None
     clusters = routing.assign_tokens(x, variables.centroids, plan.distance)
     load = routing.expert_load(clusters, plan.clusters)
     if plan.pattern_known_first:
-        return routing.group_rows(clusters, plan.clusters, plan.v, key), load
+        return routing.group_rows(clusters, plan.clusters, plan.v, order), load
     # Shuffled within a cluster: a block that held consecutive tokens would leak the future.
-    return routing.sort_rows(clusters, key), load
+    return routing.sort_rows(clusters, plan.clusters, order), load
 
 
-def select(y: Array, columns: Array | None, *, neurons: int, plan, implementation) -> Hidden:
-    """The part of Y that the down product reads. `columns` if the pattern was known first."""
+def activate(h: Array, columns: Array | None, run: _Run) -> tuple[Hidden, HiddenStats, Array]:
+    """The part of Y = relu(H)^2 that the down product reads, what its selection saw, and all of Y.
+
+    `columns` if the pattern was known first.
+    """
+    plan, implementation = run.plan, run.implementation
+    y_all = jnp.square(jax.nn.relu(h))
     if plan.venom and columns is not None:
-        return ops.compress_venom(y, columns, (y.shape[0], neurons), plan.v, plan.m)
-    if plan.venom:
-        return ops.sparsify_venom(y, plan.v, plan.m, columns=plan.columns, implementation=implementation)
-    if plan.down == Y_24:
-        return ops.sparsify_24(y, "magnitude", implementation=implementation)
-    return y
-
-
-def hidden_gradient(dy: Array, y: Hidden) -> Hidden:
-    """dH = 2 relu(H) dY at the positions that Y stores."""
-    if isinstance(y, Sparse24):
-        dh = ops.compress_24(dy, y.mask())
-    elif isinstance(y, SparseVenom):
-        columns = y.columns[: -(-y.shape[0] // y.v), : dy.shape[1]]
-        dh = ops.compress_venom(dy, columns, y.shape, y.v, y.m, like=y)
+        y_24, seen = ops.squared_relu_24(h, implementation=implementation)
+        y = ops.list_columns(y_24, columns, run.neurons, plan.v, plan.m, plan.run(run.neurons))
+    elif plan.venom:
+        y, seen = ops.squared_relu_venom(h, plan.v, plan.m, columns=plan.columns, implementation=implementation)
+    elif plan.down == Y_24:
+        y, seen = ops.squared_relu_24(h, implementation=implementation)
     else:
-        return dy * 2 * jnp.sqrt(y)
-    return dataclasses.replace(dh, values=dh.values * 2 * jnp.sqrt(y.values))
+        energy = jnp.sum(jnp.square(y_all.astype(jnp.float32)))
+        y, seen = y_all, HiddenStats(jnp.sum(y_all != 0, dtype=jnp.float32), energy, energy)
+    return y, seen, y_all
+
+
+def hidden_gradients(dy: Array, y: Hidden, run: _Run) -> HiddenGradients:
+    """dH where Y is stored, and the transposes that the weight gradients read.
+
+    Those of neurons that come in runs stay condensed, for a product that knows where they belong. Of a
+    dense Y they are None: few plans read them.
+    """
+    if isinstance(y, SparseVenom) and y.run > 1:
+        condensed = Sparse24(y.values, y.metadata, dy.shape)
+        dh, dh_t, y_t = ops.squared_relu_gradients(dy, condensed, implementation=run.implementation)
+        return HiddenGradients(dataclasses.replace(y, values=dh.values), dh_t, y_t)
+    if isinstance(y, Sparse24 | SparseVenom):
+        return ops.squared_relu_gradients(dy, y, implementation=run.implementation)
+    return HiddenGradients(dy * 2 * jnp.sqrt(y), None, None)
 
 
 def busiest_features(y: Hidden, share: float) -> Array | None:
@@ -268,7 +288,7 @@ def busiest_features(y: Hidden, share: float) -> Array | None:
     count = min(neurons, -(-round(neurons * share) // multiple) * multiple)
     if count == 0:
         return None
-    return jax.lax.top_k(jnp.sum(_dense(y) != 0, axis=0), count)[1]
+    return lax.top_k(jnp.sum(_dense(y) != 0, axis=0), count)[1]
 
 
 def cluster_energy(x: Array, y: Array, variables: FfnVariables, plan: GemmPlan) -> Array:
@@ -278,87 +298,59 @@ def cluster_energy(x: Array, y: Array, variables: FfnVariables, plan: GemmPlan) 
     return jnp.matmul(members.T, jnp.square(y), preferred_element_type=jnp.float32)
 
 
-# Weights as the products read them.
+# Forms of the products, by what is sparse.
 
 
-def effective_weights(w1: Array, w2: Array, variables: FfnVariables, plan: GemmPlan) -> tuple[Array, Array]:
-    """W1 and W2 as the plan's forward reads them, dense, in their own dtypes."""
-
-    def effective(name, w, product):
-        if product is not None and product.name == name:
-            return _masked(name, w, variables, plan, w.dtype)
-        return _dense_weight(name, w, variables, plan, w.dtype)
-
-    return effective("W1", w1, plan.up), effective("W2", w2, plan.down)
+def _all_rows(w: Sparse24, x: Array, count: int, run: _Run) -> Array:
+    """x times the transpose of this layer's `count` rows of w: [T, count]."""
+    columns = jnp.arange(count, dtype=jnp.int32)[None]
+    block = -(-x.shape[0] // _BLOCK) * _BLOCK
+    contiguous = run.weights.layers * count == w.shape[0]  # no padding between layers
+    return _listed_rows(w, x, columns, block, count if contiguous else 1, run)
 
 
-def weight_mask(name: str, w: Array, variables: FfnVariables, plan: GemmPlan) -> Array:
-    """bool[F, D]: entries of W1 or W2 that its sparse form keeps."""
-    if plan.weights == "transposable":
-        return variables.mask_up if name == "W1" else variables.mask_down
-    axis = plan.weight_axis(name)
-    mask = ops.sparsify_24(w, "soft_threshold", axis, implementation="reference").mask()
-    return mask.T if axis == 0 else mask
+def _listed_rows(w: Sparse24, x: Array, columns: Array, v: int, columns_run: int, run: _Run) -> Array:
+    """x times the transpose of those of this layer's rows of w that each block of v tokens lists."""
+    columns = columns + run.layer * (w.shape[0] // run.weights.layers)
+    return ops.sampled_matmul_24(w, x, columns, v, run=columns_run, implementation=run.implementation)
 
 
-def _weight_24(name, w, axis, variables, plan, dtype, implementation) -> Sparse24:
-    """The sparse form of W1 or W2, 2:4 along `axis`; of the transpose if axis is 0."""
-    if plan.weights == "transposable":
-        return ops.compress_24(w, variables.mask_up if name == "W1" else variables.mask_down, axis, dtype=dtype)
-    scale = variables.scale_up if name == "W1" else variables.scale_down
-    return ops.sparsify_24(w, "soft_threshold", axis, scale=scale, dtype=dtype, implementation=implementation)
+def _hidden_matmul(hidden: Hidden, w: Array, run: _Run) -> Array:
+    """hidden times this layer's [F, D] of w."""
+    match hidden:
+        case SparseVenom():
+            columns = jnp.where(hidden.columns == run.neurons, w.shape[0], hidden.columns + run.layer * run.neurons)
+            of_all_layers = dataclasses.replace(hidden, columns=columns, shape=(hidden.shape[0], w.shape[0]))
+            return ops.matmul_venom(of_all_layers, w, implementation=run.implementation)
+        case Sparse24():
+            return ops.matmul_24(hidden, _of_layer(w, run), implementation=run.implementation)
+        case _:
+            return hidden @ _of_layer(w, run)
 
 
-def _masked(name, w, variables, plan, dtype) -> Array:
-    """The sparse form of a weight [F, D], as a dense array."""
-    if plan.weights == "transposable":
-        return jnp.where(variables.mask_up if name == "W1" else variables.mask_down, w, 0).astype(dtype)
-    axis = plan.weight_axis(name)
-    dense = _weight_24(name, w, axis, variables, plan, dtype, "reference").to_dense()
-    return dense.T if axis == 0 else dense
-
-
-def _dense_weight(name, w, variables, plan, dtype) -> Array:
-    """A weight [F, D] for a product that does not take it as its sparse operand."""
-    if plan.dense_weights == "masked" and plan.sparse_weight(name):
-        return _masked(name, w, variables, plan, dtype)
-    return w.astype(dtype)
+def _weight_gradient(a_t: Sparse24 | None, a: Hidden, b: Array, busy, run: _Run, dtype: DTypeLike) -> Array:
+    """a^T b: [F, D], from the 2:4 form of a^T, but for its rows `busy`."""
+    options = dict(out_dtype=dtype, implementation=run.implementation)
+    if isinstance(a, SparseVenom) and a.run > 1:
+        return ops.scattered_matmul_24(a_t, b, a.listed(), a.v, run.neurons, run=a.run, **options)
+    if a_t is None:
+        a_t = ops.sparsify_24(a, "magnitude", 0, implementation=run.implementation)
+    product = ops.matmul_24(a_t, b, **options)
+    if busy is None:
+        return product
+    return product.at[busy].set(jnp.matmul(_dense(a)[:, busy].T, b, preferred_element_type=dtype))
 
 
 # Small pieces.
 
 
-def _hidden_matmul(hidden: Hidden, w: Array, implementation) -> Array:
-    match hidden:
-        case SparseVenom():
-            return ops.matmul_venom(hidden, w, implementation=implementation)
-        case Sparse24():
-            return ops.matmul_24(hidden, w, implementation=implementation)
-        case _:
-            return hidden @ w
-
-
-def _gradient_24(a: Array, b: Array, method, busy, key, dtype, implementation) -> Array:
-    """a^T b, both [T, ...], with `a` made 2:4 along T except for its columns `busy`."""
-    a_24 = ops.sparsify_24(a, method, 0, key=key, implementation=implementation)
-    product = ops.matmul_24(a_24, b, out_dtype=dtype, implementation=implementation)
-    if busy is None:
-        return product
-    return product.at[busy].set(jnp.matmul(a[:, busy].T, b, preferred_element_type=dtype))
+def _of_layer(w: Array, run: _Run) -> Array:
+    """[F, D] of [L F, D]."""
+    return w if run.weights.layers == 1 else lax.dynamic_slice_in_dim(w, run.layer * run.neurons, run.neurons)
 
 
 def _dense(hidden: Hidden) -> Array:
     return hidden if isinstance(hidden, Array) else hidden.to_dense()
-
-
-def _energy(hidden: Hidden) -> Array:
-    values = hidden if isinstance(hidden, Array) else hidden.values
-    return jnp.sum(jnp.square(values.astype(jnp.float32)))
-
-
-def _real_zeros(y: Array, tokens: int) -> Array:
-    """Share of zeros among the rows of `tokens`; the other rows, padding, are all zero."""
-    return 1 - jnp.sum(y != 0) / (tokens * y.shape[1])
 
 
 def _permute(x: Array, rows: routing.Rows | None) -> Array:

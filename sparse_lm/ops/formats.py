@@ -92,6 +92,10 @@ class SparseVenom:
         """[M, Kc]: the kept columns of each row's block, with zeros where 2:4 dropped a value."""
         return _scatter_groups(self.values, self.metadata)[: self.shape[0], : 4 * self.shape[1] // self.m]
 
+    def listed(self) -> Array:
+        """int32 [ceil(M / v), Kc]: `columns` without the padding."""
+        return self.columns[: -(-self.shape[0] // self.v), : 4 * self.shape[1] // self.m]
+
     def mask(self) -> Array:
         """[M, K] bool: the positions that are stored, whatever their value."""
         return self._spread(_scatter_groups(jnp.ones_like(self.values, bool), self.metadata))
@@ -119,9 +123,9 @@ class HiddenStats(NamedTuple):
 class HiddenGradients(NamedTuple):
     """What the backward pass reads of the hidden layer."""
 
-    dh: Sparse24 | SparseVenom  # dH, stored where Y is
-    dh_t: Sparse24  # its transpose, 2:4 along tokens
-    y_t: Sparse24  # the transpose of Y, 2:4 along tokens
+    dh: Array | Sparse24 | SparseVenom  # dH, stored where Y is
+    dh_t: Sparse24 | None  # its transpose, 2:4 along tokens
+    y_t: Sparse24 | None  # the transpose of Y, 2:4 along tokens
 
 
 def pack_metadata(first: Array, second: Array) -> Array:

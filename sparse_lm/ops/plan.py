@@ -74,6 +74,8 @@ class GemmPlan:
     columns: str = "norm"
     """How "magnitude" picks 4 of m columns: "norm" or "exhaustive"."""
     clusters: int = 16
+    neuron_run: int = 1
+    """"cluster_sets" choose neurons in runs of this many neighbours; 1: any four of each m."""
     distance: str = "cosine"
     measure_energy: bool = False
     """Return the energy of every neuron by token cluster, which "cluster_sets" are chosen from."""
@@ -113,10 +115,19 @@ class GemmPlan:
         """The kept neurons follow from a token's cluster, before the up product."""
         return self.venom and self.selection != "magnitude"
 
+    def run(self, neurons: int) -> int:
+        """How many neighbours at a time a block's kept neurons are, of F: see `formats.SparseVenom`."""
+        return 4 * neurons // self.m if self.selection == "slices" else self.neuron_run
+
+    @property
+    def ordered(self) -> bool:
+        """The order in which tokens are taken matters, and should be random in training."""
+        return self.routed or self.shuffle_tokens
+
     @property
     def random(self) -> bool:
         """Some product, or the order of the rows, draws random numbers, so that training needs a key."""
-        return self.routed or self.shuffle_tokens or any(p.format == "mvue" for p in self.operands.values())
+        return self.ordered or any(p.format == "mvue" for p in self.operands.values())
 
     def weight_axis(self, name: str) -> int:
         """Axis of W1 or W2 [F, D] that its groups of four run along: -1 (D) or 0 (F)."""

@@ -73,8 +73,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
     if isinstance(y, Sparse24):
         stored = compress_24(dy, y.mask())
     else:
-        columns = y.columns[: -(-y.shape[0] // y.v), : dy.shape[1]]
-        stored = compress_venom(dy, columns, y.shape, y.v, y.m, like=y)
+        stored = compress_venom(dy, y.listed(), y.shape, y.v, y.m, like=y)
     slope = 2 * jnp.sqrt(y.values.astype(jnp.float32))
     dh = dataclasses.replace(y, values=(stored.values.astype(jnp.float32) * slope).astype(dy.dtype))
 

@@ -84,7 +84,10 @@ def assign_tokens(x: Array, centroids: Array, distance: str = "l2") -> Array:
     Returns:
       int32 [T]; of equally near centres the lowest, and 0 for a row that holds a NaN.
     """
-    return _assign(_distances(_oriented(x, distance), _oriented(centroids, distance)))
+    # A token's own length does not change which centre is nearest in direction: x is read once, as it is.
+    centroids = _oriented(centroids, distance)
+    dots = jnp.dot(x, centroids.astype(x.dtype).T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    return _assign(jnp.sum(jnp.square(centroids), axis=-1) - 2 * dots if distance == "l2" else -dots)
 
 
 def _oriented(x: Array, distance: str) -> Array:
@@ -145,26 +148,26 @@ def _assign_balanced(distances: Array) -> Array:
     return ask(turned_down)
 
 
-def shuffle_rows(tokens: int, key: Array) -> Rows:
-    """All tokens in random order."""
-    slots = jax.random.permutation(key, tokens).astype(jnp.int32)
-    return Rows(slots, _inverse(slots))
+def shuffle_rows(order: Array) -> Rows:
+    """Tokens in the order given, int32 [T]."""
+    return Rows(order, jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32)))
 
 
-def sort_rows(assignment: Array, key: Array | None) -> Rows:
-    """Tokens by cluster, int32 [T], in random order within each; in their own order without a key."""
-    slots = _by_cluster(assignment, key)
-    return Rows(slots, _inverse(slots))
+def sort_rows(assignment: Array, clusters: int, order: Array | None) -> Rows:
+    """Tokens by cluster; arguments as in `group_rows`."""
+    rows = group_rows(assignment, clusters, 1, order)
+    return Rows(rows.slots, rows.position)
 
 
-def group_rows(assignment: Array, clusters: int, v: int, key: Array | None) -> Rows:
-    """Tokens by cluster, in random order within each, every cluster from a multiple of v on.
+def group_rows(assignment: Array, clusters: int, v: int, order: Array | None) -> Rows:
+    """Tokens by cluster, every cluster from a multiple of v on. A counting sort: no comparisons between tokens.
 
     Args:
       assignment: int32 [T], in 0 .. clusters - 1.
       clusters: E.
       v: rows of a block: no block holds tokens of two clusters.
-      key: PRNG key; without one the tokens of a cluster stay in their own order.
+      order: int32 [T], a permutation: the order in which the tokens of a cluster are taken. Their own
+        by default.
 
     Returns:
       Rows with Tp = the largest multiple of v up to T + E (v - 1), whatever the assignment. Blocks
@@ -172,19 +175,20 @@ def group_rows(assignment: Array, clusters: int, v: int, key: Array | None) -> R
     """
     tokens = assignment.shape[0]
     slot_count = (tokens + clusters * (v - 1)) // v * v
-    order = _by_cluster(assignment, key)
-    edges = jnp.searchsorted(assignment[order], jnp.arange(clusters + 1)).astype(jnp.int32)
-    counts = jnp.diff(edges)
+    order = jnp.arange(tokens, dtype=jnp.int32) if order is None else order
+    assignment = assignment[order]
+    member = (assignment[:, None] == jnp.arange(clusters)).astype(jnp.int32)
+    so_far = jnp.cumsum(member, axis=0)
+    counts = so_far[-1]
     ends = jnp.cumsum(-(-counts // v) * v)
     starts = ends - -(-counts // v) * v
 
-    slot = jnp.arange(slot_count, dtype=jnp.int32)
-    slot_cluster = jnp.minimum(jnp.searchsorted(ends, slot, side="right"), clusters - 1).astype(jnp.int32)
-    offset = slot - starts[slot_cluster]
-    taken = offset < counts[slot_cluster]
-    slots = jnp.where(taken, order[jnp.where(taken, edges[slot_cluster] + offset, 0)], tokens)
-    position = starts[assignment] + _inverse(order) - edges[assignment]
-    return Rows(slots, position, slot_cluster[::v])
+    slot = jnp.sum(member * (starts + so_far - 1), axis=1)
+    slots = jnp.full(slot_count, tokens, jnp.int32).at[slot].set(order, unique_indices=True)
+    position = jnp.zeros(tokens, jnp.int32).at[order].set(slot, unique_indices=True)
+    first_slots = jnp.arange(0, slot_count, v, dtype=jnp.int32)
+    block_clusters = jnp.sum(first_slots[:, None] >= ends, axis=1, dtype=jnp.int32)
+    return Rows(slots, position, jnp.minimum(block_clusters, clusters - 1))
 
 
 def permute(x: Array, rows: Rows) -> Array:
@@ -211,6 +215,23 @@ def neuron_sets(energy: Array, m: int) -> Array:
     return absolute_columns(largest(energy.reshape(clusters, neurons // m, m), 4), m)
 
 
+def run_sets(energy: Array, m: int, run: int) -> Array:
+    """The runs of neighbouring neurons that a cluster uses most: 4 / m of all neurons.
+
+    Args:
+      energy: [E, F], not negative.
+      m: a share of 4 / m of the neurons is kept.
+      run: neurons of a run; divides F and 4 F / m.
+
+    Returns:
+      int32 [E, 4 F / m], ascending.
+    """
+    clusters, neurons = energy.shape
+    energy_of_run = jnp.sum(energy.reshape(clusters, neurons // run, run), axis=-1)
+    starts = run * jnp.sort(lax.top_k(energy_of_run, 4 * neurons // m // run)[1], axis=-1)
+    return (starts[..., None] + jnp.arange(run)).reshape(clusters, -1).astype(jnp.int32)
+
+
 def slice_sets(neurons: int, clusters: int) -> Array:
     """int32 [E, F / E]: each cluster's own slice of neurons sorted by cluster."""
     return jnp.arange(neurons, dtype=jnp.int32).reshape(clusters, neurons // clusters)
@@ -219,15 +240,3 @@ def slice_sets(neurons: int, clusters: int) -> Array:
 def expert_load(assignment: Array, clusters: int) -> Array:
     """float32 [E]: the share of tokens that each cluster has."""
     return jnp.mean(assignment[:, None] == jnp.arange(clusters), axis=0, dtype=jnp.float32)
-
-
-def _by_cluster(assignment: Array, key: Array | None) -> Array:
-    """int32 [T]: tokens ordered by cluster."""
-    if key is None:
-        return jnp.argsort(assignment, stable=True).astype(jnp.int32)
-    shuffled = jax.random.permutation(key, assignment.shape[0]).astype(jnp.int32)
-    return shuffled[jnp.argsort(assignment[shuffled], stable=True)]
-
-
-def _inverse(permutation: Array) -> Array:
-    return jnp.argsort(permutation).astype(jnp.int32)

@@ -24,7 +24,7 @@ from jax import Array
 from sparse_lm import ops
 from sparse_lm.config import Config
 from sparse_lm.ops import routing
-from sparse_lm.ops.ffn import FfnVariables, effective_weights
+from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.ops.plan import GemmPlan
 from sparse_lm.training.step import Metrics, Params, TrainState, forward_loss
 
@@ -86,13 +86,21 @@ def _enter_sparse(state: TrainState, windows: Array, *, config: Config, plan: Ge
         variables = _transposable_masks(variables, ffn)
     if plan.venom:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        centroids, assignment = _cluster(ffn["up"], key, plan)
+        slices = plan.selection == "slices"
+        centroids, assignment = _cluster(ffn["up"], key, plan.clusters, balanced=slices, distance=plan.distance)
         variables = dataclasses.replace(variables, centroids=centroids)
-        if plan.selection == "slices":
-            state = _sort_neurons(state, assignment)
-            slices = routing.slice_sets(config.model.ffn_dim, plan.clusters)
-            columns = jnp.broadcast_to(slices, (config.model.layers, *slices.shape))
+        if slices:
+            sets = routing.slice_sets(config.model.ffn_dim, plan.clusters)
+            columns = jnp.broadcast_to(sets, (config.model.layers, *sets.shape))
             variables = dataclasses.replace(variables, columns=columns)
+        elif plan.neuron_run > 1:
+            # Neighbours are chosen together, so those that are alike become neighbours.
+            runs = config.model.ffn_dim // plan.neuron_run
+            _, assignment = _cluster(
+                ffn["up"], jax.random.fold_in(key, 1), runs, balanced=True, distance=plan.distance
+            )  # fmt: skip
+        if slices or plan.neuron_run > 1:
+            state = _sort_neurons(state, assignment)
     state = dataclasses.replace(state, variables=variables)
     if plan.venom and plan.selection == "cluster_sets":
         state, _ = _choose_sets(state, windows, config, plan, graphdef)
@@ -124,14 +132,9 @@ def _transposable_masks(variables: FfnVariables, ffn: dict[str, Array]) -> FfnVa
     return dataclasses.replace(variables, mask_up=mask(ffn["up"]), mask_down=mask(ffn["down"]))
 
 
-def _cluster(up: Array, key: Array, plan: GemmPlan) -> tuple[Array, Array]:
+def _cluster(up: Array, key: Array, clusters: int, *, balanced: bool, distance: str) -> tuple[Array, Array]:
     """Centroids [L, clusters, D] and each neuron's cluster [L, F]."""
-    cluster = functools.partial(
-        routing.cluster_neurons,
-        clusters=plan.clusters,
-        balanced=plan.selection == "slices",
-        distance=plan.distance,
-    )
+    cluster = functools.partial(routing.cluster_neurons, clusters=clusters, balanced=balanced, distance=distance)
     return jax.lax.map(lambda layer: cluster(layer[0], key=layer[1]), (up, jax.random.split(key, up.shape[0])))
 
 
@@ -144,7 +147,10 @@ def _choose_sets(
         state.params, state.variables, windows, None, config=config, graphdef=graphdef, plan=measuring
     )
     energy = stats["cluster_energy"]  # [L, clusters, F]
-    columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
+    if plan.neuron_run > 1:
+        columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run))(energy)
+    else:
+        columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
     kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
     state = dataclasses.replace(state, variables=dataclasses.replace(state.variables, columns=columns))
     return state, {"kept_set_energy": kept}

@@ -24,6 +24,7 @@ def sparse_plan(sparsity: SparsityConfig) -> GemmPlan:
                 m=sparsity.m,
                 columns=sparsity.columns,
                 clusters=sparsity.clusters,
+                neuron_run=sparsity.neuron_run,
                 distance=sparsity.distance,
             )
         case _:

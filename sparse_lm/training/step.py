@@ -19,7 +19,7 @@ from jax import Array
 from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops.ffn import FfnVariables, init_variables, weight_mask
+from sparse_lm.ops.ffn_weights import FfnVariables, init_variables, weight_mask
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training.mask_decay import masked_decay
 from sparse_lm.training.optimizer import make_optimizer

@@ -12,7 +12,7 @@ from sparse_lm import config as config_lib
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import ffn, llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import RECIPES
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
@@ -172,17 +172,19 @@ def test_a_fresh_model_predicts_about_uniformly():
 
 
 def test_each_layer_gets_its_own_variables_and_key(monkeypatch):
-    def spy(x, w1, w2, variables, key, *, plan, implementation):
+    def spy(x, w1, w2, variables, key, order, weights, layer, *, plan, implementation):
         assert (plan, implementation) == (RECIPES["venom"], "reference")
-        return x, {"scale": variables.scale_up, "key": jax.random.key_data(key)}
+        return x, {"scale": variables.scale_up, "key": jax.random.key_data(key), "layer": layer}
 
     monkeypatch.setattr(ffn, "feed_forward", spy)
     graphdef, params = model(SMALL)
-    variables = FfnVariables(scale_up=jnp.array([1.0, 2.0, 3.0]))
+    scales = jnp.array([1.0, 2.0, 3.0])
+    variables = FfnVariables(scale_up=scales, scale_down=scales)
     _, stats = llama.merge(graphdef, params)(
         windows(SMALL), plan=RECIPES["venom"], variables=variables, key=jax.random.key(0), implementation="reference"
     )
-    np.testing.assert_array_equal(stats["scale"], variables.scale_up)
+    np.testing.assert_array_equal(stats["scale"], scales)
+    np.testing.assert_array_equal(stats["layer"], [0, 1, 2])
     assert len({tuple(key.tolist()) for key in stats["key"]}) == SMALL.layers
 
 

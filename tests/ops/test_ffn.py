@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.ops import ffn, routing
+from sparse_lm.ops import ffn, ffn_weights, routing
 from sparse_lm.ops.plan import DENSE, PRODUCTS, RECIPES, W1_24, Y_24, GemmPlan
 from tests.ops import masked_dense_ffn as dense64
 
@@ -25,13 +25,13 @@ def inputs():
     )  # fmt: skip
 
 
-def run(plan, variables, key, x, w1, w2, do, dtype=jnp.float32):
+def run(plan, variables, key, x, w1, w2, do, order=None, dtype=jnp.float32):
     """Output and gradients of the FFN as float64 arrays."""
 
     @jax.jit
     def outputs_and_gradients(x, w1, w2, do):
         f = functools.partial(
-            ffn.feed_forward, variables=variables, key=key, plan=plan, implementation="reference"
+            ffn.feed_forward, variables=variables, key=key, order=order, plan=plan, implementation="reference"
         )  # fmt: skip
         o, vjp, _ = jax.vjp(f, x, w1, w2, has_aux=True)
         return o, *vjp(do)
@@ -61,7 +61,7 @@ def reorder(expected, rows):
 def test_dense(inputs):
     a = in_float64(inputs)
     expected = dense64.ffn(a["x"], a["w1"], a["w2"], a["w2"], a["w1"], a["do"])
-    assert_close(run(DENSE, ffn.FfnVariables(), None, **inputs), expected)
+    assert_close(run(DENSE, ffn_weights.FfnVariables(), None, **inputs), expected)
 
 
 def test_dense_matches_automatic_differentiation(inputs):
@@ -69,7 +69,7 @@ def test_dense_matches_automatic_differentiation(inputs):
         return jnp.square(jax.nn.relu(x @ w1.T)) @ w2
 
     _, vjp = jax.vjp(plain, inputs["x"], inputs["w1"], inputs["w2"])
-    result = run(DENSE, ffn.FfnVariables(), None, **inputs)
+    result = run(DENSE, ffn_weights.FfnVariables(), None, **inputs)
     for mine, theirs in zip((result.dx, result.dw1, result.dw2), vjp(inputs["do"]), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-4)
 
@@ -84,7 +84,7 @@ def test_fst(inputs):
     a, key = in_float64(inputs), jax.random.key(1)
     masks = {name: ops.transposable_mask(inputs[name]) for name in ("w1", "w2")}
     w1, w2 = (a[name] * np.asarray(masks[name]) for name in ("w1", "w2"))
-    variables = ffn.FfnVariables(mask_up=masks["w1"], mask_down=masks["w2"])
+    variables = ffn_weights.FfnVariables(mask_up=masks["w1"], mask_down=masks["w2"])
     expected = dense64.ffn(
         a["x"], w1, w2, w2, w1, a["do"],
         dh_for_dw1=lambda dh: unbiased(dh, key, 1), dw2_from=lambda do: unbiased(do, key, 2),
@@ -99,7 +99,7 @@ def test_sste(inputs, dense_weights):
     w1 = scales[0] * dense64.soft_threshold(a["w1"], axis=1)
     w2 = scales[1] * dense64.soft_threshold(a["w2"], axis=0)  # contracted over neurons in the forward
     w1_back, w2_back = (w1, w2) if dense_weights == "masked" else (a["w1"], a["w2"])
-    variables = ffn.FfnVariables(scale_up=jnp.float32(scales[0]), scale_down=jnp.float32(scales[1]))
+    variables = ffn_weights.FfnVariables(scale_up=jnp.float32(scales[0]), scale_down=jnp.float32(scales[1]))
     expected = dense64.ffn(
         a["x"], w1, w2, w2_back, w1_back, a["do"],
         dh_for_dw1=lambda dh: unbiased(dh, key, 1), dw2_from=lambda do: unbiased(do, key, 2),
@@ -114,7 +114,8 @@ def test_act24(inputs, shuffle_tokens, dense_features):
     key = jax.random.key(3)
     plan = dataclasses.replace(RECIPES["act24"], shuffle_tokens=shuffle_tokens, dense_features=dense_features)
     a = in_float64(inputs)
-    rows, _ = ffn.arrange_rows(inputs["x"], ffn.FfnVariables(), jax.random.fold_in(key, 0), plan)
+    order = jax.random.permutation(key, TOKENS)
+    rows, _ = ffn.arrange_rows(inputs["x"], ffn_weights.FfnVariables(), order, plan)
     if rows is None:
         rows = routing.Rows(jnp.arange(TOKENS), jnp.arange(TOKENS))
     slots = np.asarray(rows.slots)
@@ -125,38 +126,47 @@ def test_act24(inputs, shuffle_tokens, dense_features):
         x, a["w1"], a["w2"], a["w2"], a["w1"], do,
         mask_y=dense64.top_two_of_four, dh_for_dw1=along_tokens, y_for_dw2=along_tokens,
     )  # fmt: skip
-    assert_close(run(plan, ffn.FfnVariables(), key, **inputs), reorder(expected, rows))
+    assert_close(run(plan, ffn_weights.FfnVariables(), key, order=order, **inputs), reorder(expected, rows))
 
 
 @pytest.mark.parametrize(
-    "selection, v, m, distance",
+    "selection, v, m, neuron_run, distance",
     [
-        ("magnitude", 32, 8, "cosine"),
-        ("magnitude", 64, 32, "l2"),  # 64 does not divide the tokens: the last block is ragged
-        ("cluster_sets", 32, 8, "l2"),
-        ("cluster_sets", 16, 16, "cosine"),
-        ("slices", 16, 16, "l2"),
-        ("slices", 64, 32, "cosine"),
+        ("magnitude", 32, 8, 1, "cosine"),
+        ("magnitude", 64, 32, 1, "l2"),  # 64 does not divide the tokens: the last block is ragged
+        ("cluster_sets", 32, 8, 1, "l2"),
+        ("cluster_sets", 16, 16, 1, "cosine"),
+        ("cluster_sets", 16, 16, 8, "cosine"),
+        ("slices", 16, 16, 1, "l2"),
+        ("slices", 64, 32, 1, "cosine"),
     ],
 )
-def test_venom(inputs, selection, v, m, distance):
+def test_venom(inputs, selection, v, m, neuron_run, distance):
     clusters = m // 4 if selection == "slices" else 5
     plan = dataclasses.replace(
-        RECIPES["venom"], selection=selection, v=v, m=m, clusters=clusters, distance=distance
-    )  # fmt: skip
+        RECIPES["venom"],
+        selection=selection,
+        v=v,
+        m=m,
+        clusters=clusters,
+        neuron_run=neuron_run,
+        distance=distance,
+    )
     key, rng, a = jax.random.key(4), np.random.default_rng(v + m), in_float64(inputs)
     columns = None
     if selection == "cluster_sets":
-        columns = routing.neuron_sets(jnp.asarray(rng.random((clusters, NEURONS)), jnp.float32), m)
+        energy = jnp.asarray(rng.random((clusters, NEURONS)), jnp.float32)
+        columns = routing.run_sets(energy, m, neuron_run) if neuron_run > 1 else routing.neuron_sets(energy, m)
     elif selection == "slices":
         columns = routing.slice_sets(NEURONS, clusters)
-    variables = ffn.FfnVariables(
+    variables = ffn_weights.FfnVariables(
         scale_up=jnp.float32(1.4),
         scale_down=jnp.float32(1.5),
         centroids=jnp.asarray(rng.standard_normal((clusters, DIM)), jnp.float32),
         columns=columns,
     )
-    rows, load = ffn.arrange_rows(inputs["x"], variables, jax.random.fold_in(key, 0), plan)
+    order = jax.random.permutation(key, TOKENS)
+    rows, load = ffn.arrange_rows(inputs["x"], variables, order, plan)
     assert float(load.sum()) == pytest.approx(1)
     slots = np.asarray(rows.slots)
     with_padding = lambda z: np.concatenate([z, np.zeros_like(z[:1])])[slots]  # noqa: E731
@@ -172,17 +182,18 @@ def test_venom(inputs, selection, v, m, distance):
     expected = dense64.ffn(
         x, w1, w2, w2, w1, do, mask_y=mask_y, dh_for_dw1=along_tokens, y_for_dw2=along_tokens
     )  # fmt: skip
-    assert_close(run(plan, variables, key, **inputs), reorder(expected, rows))
+    assert_close(run(plan, variables, key, order=order, **inputs), reorder(expected, rows))
 
 
 def test_venom_with_full_dense_weights(inputs):
     """The down product and dX read the master weights; up and dY still read them 2:4."""
     plan = dataclasses.replace(RECIPES["venom"], v=16, m=8, clusters=3, dense_weights="full")
     key, a = jax.random.key(5), in_float64(inputs)
-    variables = ffn.FfnVariables(
+    variables = ffn_weights.FfnVariables(
         scale_up=jnp.float32(1.4), scale_down=jnp.float32(1.5), centroids=jax.random.normal(key, (3, DIM))
     )  # fmt: skip
-    rows, _ = ffn.arrange_rows(inputs["x"], variables, jax.random.fold_in(key, 0), plan)
+    order = jax.random.permutation(key, TOKENS)
+    rows, _ = ffn.arrange_rows(inputs["x"], variables, order, plan)
     slots = np.asarray(rows.slots)
     along_tokens = dense64.top_two_along_tokens()
     expected = dense64.ffn(
@@ -191,14 +202,47 @@ def test_venom_with_full_dense_weights(inputs):
         a["do"][slots],
         mask_y=lambda y: dense64.venom_mask(y, 16, 8), dh_for_dw1=along_tokens, y_for_dw2=along_tokens,
     )  # fmt: skip
-    assert_close(run(plan, variables, key, **inputs), reorder(expected, rows))
+    assert_close(run(plan, variables, key, order=order, **inputs), reorder(expected, rows))
+
+
+@pytest.mark.parametrize("recipe", ["fst", "sste", "venom", "cluster_sets", "slices"])
+def test_a_layer_finds_its_weights_among_those_of_all(inputs, recipe):
+    """Weights prepared for all layers at once give what a layer's own give, bit for bit."""
+    plan = RECIPES.get(recipe, RECIPES["venom"])
+    if plan.venom:
+        selection = "magnitude" if recipe == "venom" else recipe
+        plan = dataclasses.replace(plan, selection=selection, v=16, m=16, clusters=4, neuron_run=8)
+    up, down = (jnp.stack([inputs[name] * factor for factor in (-2, 1, 3)]) for name in ("w1", "w2"))
+    key, order = jax.random.key(9), jax.random.permutation(jax.random.key(10), TOKENS)
+    variables = ffn_weights.FfnVariables(
+        scale_up=jnp.array([1.0, 1.4, 2.0]),
+        scale_down=jnp.array([1.0, 1.3, 2.0]),
+        mask_up=jax.vmap(ops.transposable_mask)(up),
+        mask_down=jax.vmap(ops.transposable_mask)(down),
+        centroids=jax.random.normal(key, (3, 4, DIM)),
+        columns=jnp.broadcast_to(routing.slice_sets(NEURONS, 4), (3, 4, NEURONS // 4)),
+    )
+    own = jax.tree.map(lambda a: a[1], variables)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def outputs_and_gradients(of_all, x, do):
+        weights = None
+        if of_all:
+            weights = ffn_weights.prepare_weights(up, down, variables, plan=plan, dtype=x.dtype)
+        f = lambda x, w1, w2: ffn.feed_forward(x, w1, w2, own, key, order, weights, int(of_all), plan=plan)  # noqa: E731
+        o, vjp, _ = jax.vjp(f, x, inputs["w1"], inputs["w2"], has_aux=True)
+        return o, *vjp(do)
+
+    results = [outputs_and_gradients(of_all, inputs["x"], inputs["do"]) for of_all in (False, True)]
+    for alone, among_all in zip(*results, strict=True):
+        np.testing.assert_array_equal(alone, among_all)
 
 
 @pytest.mark.parametrize("recipe", ["fst", "sste"])
 def test_mvue_gradients_are_unbiased(inputs, recipe):
     """The mean weight gradient over many draws is the gradient of dense dH and dO, within its own spread."""
     plan = RECIPES[recipe]
-    variables = ffn.FfnVariables(
+    variables = ffn_weights.FfnVariables(
         scale_up=jnp.float32(1.4),
         scale_down=jnp.float32(1.3),
         mask_up=ops.transposable_mask(inputs["w1"]),
@@ -224,7 +268,7 @@ def test_bfloat16_error_is_rounding(inputs, recipe):
     among more, two of nearly equal norm can change places, which is no rounding error.)"""
     plan = dataclasses.replace(RECIPES[recipe], v=32, m=4, clusters=4) if recipe == "venom" else RECIPES[recipe]
     rounded = {name: a.astype(jnp.bfloat16).astype(jnp.float32) for name, a in inputs.items()}
-    variables = ffn.FfnVariables(
+    variables = ffn_weights.FfnVariables(
         scale_up=jnp.float32(1.5),
         scale_down=jnp.float32(1.5),
         mask_up=ops.transposable_mask(rounded["w1"]),
@@ -240,7 +284,7 @@ def test_bfloat16_error_is_rounding(inputs, recipe):
 
 def test_statistics(inputs):
     plan = dataclasses.replace(RECIPES["venom"], v=32, m=8, clusters=4)
-    variables = ffn.init_variables(plan, DIM, NEURONS)
+    variables = ffn_weights.init_variables(plan, DIM, NEURONS)
     variables = dataclasses.replace(variables, centroids=jax.random.normal(jax.random.key(0), (4, DIM)))
     _, stats = ffn.feed_forward(
         inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(8), plan=plan
@@ -255,7 +299,7 @@ def test_statistics(inputs):
 def test_measured_energy_is_each_clusters_own(inputs):
     plan = dataclasses.replace(RECIPES["venom"], selection="cluster_sets", v=32, m=8, clusters=3)
     variables = dataclasses.replace(
-        ffn.init_variables(plan, DIM, NEURONS), centroids=jax.random.normal(jax.random.key(1), (3, DIM))
+        ffn_weights.init_variables(plan, DIM, NEURONS), centroids=jax.random.normal(jax.random.key(1), (3, DIM))
     )
     x, w1, w2 = inputs["x"], inputs["w1"], inputs["w2"]
     _, stats = ffn.feed_forward(x, w1, w2, variables, plan=plan.for_measuring())
@@ -272,13 +316,13 @@ def test_effective_weights_reproduce_the_weight_sparse_forward(inputs, recipe):
     plan = RECIPES[recipe]
     if plan.venom or recipe == "act24":
         plan = dataclasses.replace(plan, down=None, grad_input=None, shuffle_tokens=False)
-    variables = ffn.FfnVariables(
+    variables = ffn_weights.FfnVariables(
         scale_up=jnp.float32(1.4),
         scale_down=jnp.float32(1.3),
         mask_up=ops.transposable_mask(inputs["w1"]),
         mask_down=ops.transposable_mask(inputs["w2"]),
     )
-    w1, w2 = ffn.effective_weights(inputs["w1"], inputs["w2"], variables, plan)
+    w1, w2 = ffn_weights.effective_weights(inputs["w1"], inputs["w2"], variables, plan)
     sparse, _ = ffn.feed_forward(inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(0), plan=plan)
     dense, _ = ffn.feed_forward(inputs["x"], w1, w2)
     np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-5)
@@ -326,7 +370,7 @@ def test_best_implementation_is_as_accurate_as_the_reference(recipe, selection):
         columns = {"magnitude": None, "slices": routing.slice_sets(neurons, 4)}.get(
             selection, routing.neuron_sets(jnp.asarray(rng.random((4, neurons)), jnp.float32), 16)
         )
-    variables = ffn.FfnVariables(
+    variables = ffn_weights.FfnVariables(
         scale_up=jnp.float32(1.4),
         scale_down=jnp.float32(1.5),
         centroids=jnp.asarray(rng.standard_normal((4, dim)), jnp.float32),

@@ -150,32 +150,36 @@ def _check_order(rows, tokens):
 
 
 def test_shuffled_rows_are_in_random_order():
-    rows = routing.shuffle_rows(100, KEY)
+    rows = routing.shuffle_rows(_order(100))
     _check_order(rows, 100)
     assert rows.slots.shape == (100,) and rows.block_clusters is None
-    assert (np.asarray(rows.slots) != np.asarray(routing.shuffle_rows(100, jax.random.key(1)).slots)).any()
+    np.testing.assert_array_equal(rows.slots, _order(100))
 
 
 def test_sorted_rows_are_by_cluster_and_random_within():
     assignment = np.random.default_rng(2).integers(5, size=200)
-    rows = routing.sort_rows(jnp.array(assignment), KEY)
+    rows = routing.sort_rows(jnp.array(assignment), 5, _order(200))
     _check_order(rows, 200)
     by_cluster = assignment[np.asarray(rows.slots)]
     assert (np.diff(by_cluster) >= 0).all()
     within = np.diff(np.asarray(rows.slots))[np.diff(by_cluster) == 0]
     assert 0.3 < (within > 0).mean() < 0.7
-    in_order = np.asarray(routing.sort_rows(jnp.array(assignment), None).slots)
+    in_order = np.asarray(routing.sort_rows(jnp.array(assignment), 5, None).slots)
     np.testing.assert_array_equal(in_order, np.argsort(assignment, kind="stable"))
 
 
-_group_rows = jax.jit(lambda assignment, key: routing.group_rows(assignment, 5, 8, key))
+_group_rows = jax.jit(lambda assignment, order: routing.group_rows(assignment, 5, 8, order))
+
+
+def _order(tokens, seed=0):
+    return jax.random.permutation(jax.random.key(seed), tokens)
 
 
 @hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(st.integers(0, 10**6), st.integers(1, 5))
 def test_grouped_rows_give_every_block_one_cluster(seed, used):
     assignment = np.random.default_rng(seed).integers(used, size=61)
-    rows = _group_rows(assignment, jax.random.key(seed))
+    rows = _group_rows(assignment, _order(61, seed))
     _check_order(rows, 61)
     assert rows.slots.shape == (96,)  # (61 + 5 * 7) // 8 * 8
     blocks = np.append(assignment, -1)[np.asarray(rows.slots)].reshape(12, 8)
@@ -187,7 +191,9 @@ def test_grouped_rows_give_every_block_one_cluster(seed, used):
 
 def test_grouped_rows_are_random_within_a_cluster_or_in_order_without_a_key():
     assignment = jnp.array(np.random.default_rng(3).integers(3, size=90))
-    shuffled, in_order = (jax.jit(lambda key: routing.group_rows(assignment, 3, 4, key))(key) for key in (KEY, None))
+    shuffled, in_order = (
+        jax.jit(lambda order: routing.group_rows(assignment, 3, 4, order))(order) for order in (_order(90), None)
+    )
     _check_order(shuffled, 90)
     _check_order(in_order, 90)
     for cluster in range(3):
@@ -202,7 +208,11 @@ def test_unpermute_inverts_permute_and_padding_is_zero(dtype):
     x = jnp.array(_random((61, 6)), dtype)
     assignment = jnp.array(np.random.default_rng(4).integers(5, size=61))
     there_and_back = jax.jit(lambda x, rows: (y := routing.permute(x, rows), routing.unpermute(y, rows)))
-    for rows in routing.shuffle_rows(61, KEY), routing.sort_rows(assignment, KEY), _group_rows(assignment, KEY):
+    for rows in (
+        routing.shuffle_rows(_order(61)),
+        routing.sort_rows(assignment, 5, _order(61)),
+        _group_rows(assignment, _order(61)),
+    ):
         y, back = there_and_back(x, rows)
         np.testing.assert_array_equal(back, x)
         np.testing.assert_array_equal(y, np.pad(x, ((0, 1), (0, 0)))[np.asarray(rows.slots)])
@@ -210,10 +220,10 @@ def test_unpermute_inverts_permute_and_padding_is_zero(dtype):
 
 def test_rows_pass_through_vmap():
     assignment = jnp.array(np.random.default_rng(5).integers(5, size=(2, 61)))
-    keys = jax.random.split(KEY, 2)
-    both = jax.vmap(_group_rows)(assignment, keys)
+    orders = jnp.stack([_order(61, seed) for seed in range(2)])
+    both = jax.vmap(_group_rows)(assignment, orders)
     for layer in range(2):
-        np.testing.assert_array_equal(both.slots[layer], _group_rows(assignment[layer], keys[layer]).slots)
+        np.testing.assert_array_equal(both.slots[layer], _group_rows(assignment[layer], orders[layer]).slots)
 
 
 # Neurons of a cluster
@@ -226,6 +236,14 @@ def test_neuron_sets_are_the_four_busiest_of_each_m():
         for group in range(4):
             busiest = np.argsort(-energy[cluster, 8 * group : 8 * group + 8])[:4]
             np.testing.assert_array_equal(sets[cluster, group], 8 * group + np.sort(busiest))
+
+
+def test_run_sets_are_the_busiest_runs_of_neighbours():
+    energy = np.random.default_rng(7).random((3, 32)).astype(np.float32)
+    sets = np.asarray(jax.jit(lambda e: routing.run_sets(e, 8, 4))(energy))
+    for cluster in range(3):
+        busiest = np.sort(np.argsort(-energy[cluster].reshape(8, 4).sum(1))[:4])
+        np.testing.assert_array_equal(sets[cluster], (4 * busiest[:, None] + np.arange(4)).ravel())
 
 
 def test_slices_share_out_the_neurons():

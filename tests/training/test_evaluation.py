@@ -7,7 +7,7 @@ import pytest
 
 from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.model import llama
-from sparse_lm.ops.ffn import FfnVariables, init_variables
+from sparse_lm.ops.ffn_weights import FfnVariables, init_variables
 from sparse_lm.training import evaluation
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.recipe import sparse_plan

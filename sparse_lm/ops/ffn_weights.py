@@ -1,0 +1,186 @@
+"""FFN weights as the products of a step read them: 2:4 along one dimension or the other, or dense.
+
+The weights of all L layers are brought to these forms at once, outside of the loop over layers, so
+that the forward and the backward of a step share them. A form is one matrix with the layers one
+under the other: a product finds its layer by row numbers, and nothing is sliced out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm import ops
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.plan import GemmPlan, Operand
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FfnVariables:
+    """What a sparse FFN reads but does not train. `None` where the recipe has no use for it.
+
+    Attributes:
+      scale_up: f32[], the soft threshold's beta of W1.
+      scale_down: f32[], of W2.
+      mask_up: bool[F, D], transposable 2:4 mask of W1.
+      mask_down: bool[F, D], of W2.
+      centroids: f32[clusters, D], the token clusters' centres.
+      columns: int32[clusters, 4F/m], the neurons of each cluster, ascending.
+    """
+
+    scale_up: Array | None = None
+    scale_down: Array | None = None
+    mask_up: Array | None = None
+    mask_down: Array | None = None
+    centroids: Array | None = None
+    columns: Array | None = None
+
+
+NO_VARIABLES = FfnVariables()
+
+
+def init_variables(plan: GemmPlan, dim: int, neurons: int) -> FfnVariables:
+    """Variables of one FFN for `plan`, of the right shapes, before the sparse phase gives them values."""
+    scales = jnp.ones((), jnp.float32) if plan.weights == "soft_threshold" else None
+    masks = jnp.ones((neurons, dim), bool) if plan.weights == "transposable" else None
+    return FfnVariables(
+        scale_up=scales,
+        scale_down=scales,
+        mask_up=masks,
+        mask_down=masks,
+        centroids=jnp.zeros((plan.clusters, dim), jnp.float32) if plan.venom else None,
+        columns=jnp.zeros((plan.clusters, 4 * neurons // plan.m), jnp.int32) if plan.pattern_known_first else None,
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WeightForms:
+    """W1 or W2 of all layers; `None` for a form that no product of the plan reads.
+
+    Attributes:
+      along_model: [L F, D], 2:4 along D.
+      along_neurons: its layers' transposes, [L Dp, F], 2:4 along F; Dp is D rounded up to 64.
+      dense: [L F, D].
+    """
+
+    along_model: Sparse24 | None
+    along_neurons: Sparse24 | None
+    dense: Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FfnWeights:
+    """W1 (`up`) and W2 (`down`) of all `layers` layers, [`neurons`, `dim`] each."""
+
+    up: WeightForms
+    down: WeightForms
+    layers: int = dataclasses.field(metadata=dict(static=True))
+    neurons: int = dataclasses.field(metadata=dict(static=True))
+    dim: int = dataclasses.field(metadata=dict(static=True))
+
+
+_ALONG_MODEL = {"W1": "up", "W2": "grad_hidden"}
+_ALONG_NEURONS = {"W1": "grad_input", "W2": "down"}
+"""The two products that read a weight, by the dimension that they contract."""
+
+
+def prepare_weights(
+    up: Array,
+    down: Array,
+    variables: FfnVariables,
+    *,
+    plan: GemmPlan,
+    dtype: DTypeLike,
+    implementation: str | None = None,
+) -> FfnWeights:
+    """The forms that the plan's products read.
+
+    Args:
+      up: W1 of all layers, [L, F, D] float.
+      down: W2, likewise.
+      variables: with a leading axis L.
+      plan: the six products.
+      dtype: of the forms.
+      implementation: of the sparse operations.
+    """
+    scales = variables.scale_up, variables.scale_down
+    masks = variables.mask_up, variables.mask_down
+    forms = [
+        _forms(name, w, scale, mask, plan, dtype, implementation)
+        for name, w, scale, mask in zip(("W1", "W2"), (up, down), scales, masks, strict=True)
+    ]
+    return FfnWeights(*forms, *up.shape)
+
+
+def _forms(name, w, scale, mask, plan: GemmPlan, dtype, implementation) -> WeightForms:
+    sparse = Operand(name, "2:4")
+    model_sparse = getattr(plan, _ALONG_MODEL[name]) == sparse
+    neurons_sparse = getattr(plan, _ALONG_NEURONS[name]) == sparse
+    masked = plan.dense_weights == "masked" and plan.sparse_weight(name)
+    needs_dense = not (model_sparse and neurons_sparse)
+    rows = w.reshape(-1, w.shape[-1])
+
+    along_model = along_neurons = dense = None
+    if plan.weights == "transposable" and plan.sparse_weight(name):
+        compress = lambda axis: _stack(jax.vmap(lambda w, m: ops.compress_24(w, m, axis, dtype=dtype))(w, mask))  # noqa: E731
+        along_model = compress(-1) if model_sparse else None
+        along_neurons = compress(0) if neurons_sparse else None
+        dense = jnp.where(mask, w, 0).astype(dtype).reshape(rows.shape) if masked else None
+    elif model_sparse:
+        along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)
+    elif neurons_sparse:
+
+        def transpose(layer):
+            w, scale = layer
+            return ops.sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, implementation=implementation)
+
+        by_layer = jax.lax.map(transpose, (w, scale))
+        along_neurons = _stack(by_layer)
+        dense = jax.vmap(lambda form: form.to_dense().T)(by_layer).reshape(rows.shape)
+    if not masked:
+        dense = rows.astype(dtype)
+    return WeightForms(along_model, along_neurons, dense if needs_dense else None)
+
+
+def _stack(by_layer: Sparse24) -> Sparse24:
+    """Sparse24 with a leading axis L, to one matrix of the layers one under the other, each in whole tiles."""
+    values = by_layer.values.reshape(-1, by_layer.values.shape[-1])
+    metadata = by_layer.metadata.reshape(-1, *by_layer.metadata.shape[2:])
+    return Sparse24(values, metadata, (values.shape[0], by_layer.shape[1]))
+
+
+def effective_weights(w1: Array, w2: Array, variables: FfnVariables, plan: GemmPlan) -> tuple[Array, Array]:
+    """W1 and W2 [F, D] of one layer as the plan's forward reads them, dense, in their own dtypes."""
+
+    def effective(name, w, product):
+        is_operand = product is not None and product.name == name
+        masked = is_operand or (plan.dense_weights == "masked" and plan.sparse_weight(name))
+        return _masked(name, w, variables, plan) if masked else w
+
+    return effective("W1", w1, plan.up), effective("W2", w2, plan.down)
+
+
+def weight_mask(name: str, w: Array, variables: FfnVariables, plan: GemmPlan) -> Array:
+    """bool[F, D]: entries of W1 or W2 of one layer that its sparse form keeps."""
+    if plan.weights == "transposable":
+        return variables.mask_up if name == "W1" else variables.mask_down
+    axis = plan.weight_axis(name)
+    mask = ops.sparsify_24(w, "soft_threshold", axis, implementation="reference").mask()
+    return mask.T if axis == 0 else mask
+
+
+def _masked(name: str, w: Array, variables: FfnVariables, plan: GemmPlan) -> Array:
+    """The sparse form of a weight [F, D], as a dense array."""
+    if plan.weights == "transposable":
+        return jnp.where(variables.mask_up if name == "W1" else variables.mask_down, w, 0)
+    axis = plan.weight_axis(name)
+    scale = variables.scale_up if name == "W1" else variables.scale_down
+    dense = ops.sparsify_24(w, "soft_threshold", axis, scale=scale, implementation="reference").to_dense()
+    return dense.T if axis == 0 else dense
