@@ -6,7 +6,8 @@
     checkpoints/<step>/metrics     JSON; eval_loss, if the step was evaluated
 
 Arrays are named by their path in the state, so that a checkpoint is read without the classes that
-wrote it, and one that does not fit is refused by name. A step is written to a temporary directory
+wrote it, and one that does not fit is refused by name. The matrices of all layers are one array, of
+which each layer is a chunk on disk and can be read alone. A step is written to a temporary directory
 and renamed when it is whole, and renamed again before it is deleted: a kill leaves only whole ones.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+import tensorstore
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from sparse_lm.training.workdir import WorkdirError
@@ -72,7 +74,7 @@ class Checkpoints:
         items = unflatten_dict(_arrays(state))
         self._manager.save(
             step,
-            args=ocp.args.Composite(**{item: ocp.args.StandardSave(tree) for item, tree in items.items()}),
+            args=ocp.args.Composite(**{item: _save_args(item, tree) for item, tree in items.items()}),
             metrics={name: float(value) for name, value in (metrics or {}).items()},
             force=True,  # whether to save is the caller's decision
         )
@@ -143,6 +145,34 @@ def restore_params(
     return restored["params"], restored.get("variables", {}), found
 
 
+def open_params(
+    workdir: str | os.PathLike, step: int | str | None = None
+) -> tuple[dict[tuple[str, ...], tensorstore.TensorStore], dict[str, tensorstore.TensorStore], int]:
+    """Like `restore_params`, but nothing is read yet: `array[layer].read().result()` reads one layer.
+
+    Args:
+      workdir: of a run, which may still be training.
+      step: a step, "best" (least eval_loss), or None or "latest".
+
+    Returns:
+      params: {path: array}, where a path is (name, name, ...).
+      variables: {name: array}; those that the recipe does not have are absent.
+      step: of the checkpoint.
+
+    Raises:
+      WorkdirError: there is no such checkpoint.
+    """
+    manager = _manager(workdir, create=False)
+    try:
+        found = _find(manager, workdir, step)
+        opened = {path: _open(manager.directory / str(found), path) for path in _saved_arrays(manager, found)
+                  if path[0] in ("params", "variables")}  # fmt: skip
+    finally:
+        manager.close()
+    params = {path[1:]: array for path, array in opened.items() if path[0] == "params"}
+    return params, {path[1]: array for path, array in opened.items() if path[0] == "variables"}, found
+
+
 # Arrays of a checkpoint: {path: array}, where a path is (item, name, name, ...).
 
 
@@ -152,6 +182,20 @@ def _arrays(state: Any) -> dict[tuple[str, ...], Any]:
         names = tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
         arrays[names if names[0] in ITEMS else ("state", *names)] = leaf
     return arrays
+
+
+def _save_args(item: str, tree: Any) -> ocp.args.StandardSave:
+    def chunks(path: tuple, array: Any) -> ocp.SaveArgs:
+        stacked_matrix = item == "params" and path[0].key == "layers" and array.ndim == 3
+        return ocp.SaveArgs(shard_axes=(0,)) if stacked_matrix else ocp.SaveArgs()
+
+    return ocp.args.StandardSave(tree, save_args=jax.tree.map_with_path(chunks, tree))
+
+
+def _open(directory: Path, path: tuple[str, ...]) -> tensorstore.TensorStore:
+    """An array as Orbax lays it out: Zarr in one OCDBT store an item, named by its path."""
+    store = {"driver": "ocdbt", "base": f"file://{directory / path[0]}/", "path": f"{'.'.join(path[1:])}/"}
+    return tensorstore.open({"driver": "zarr", "kvstore": store}, open=True, read=True).result()
 
 
 def _saved_arrays(manager: ocp.CheckpointManager, step: int) -> dict[tuple[str, ...], jax.ShapeDtypeStruct]:

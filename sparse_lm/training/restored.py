@@ -25,7 +25,7 @@ def restore_for_dense(
       WorkdirError: there is no such checkpoint.
     """
     params, variables, step = restore_params(workdir, checkpoint)
-    if _is_sparse(config, step):
+    if is_sparse(config, step):
         bake = jax.jit(dense_params, static_argnums=2)
         params = bake(params, FfnVariables(**variables), sparse_plan(config.sparsity))
     return params, step
@@ -48,11 +48,11 @@ def restore_for_sparse(
         reason = f"--sparse needs a checkpoint after step {windows[0][0]}, where the sparse phase starts; got {step}"
         raise WorkdirError(workdir, reason)
     plan, variables = sparse_plan(config.sparsity), FfnVariables(**variables)
-    if plan.weights == "soft_threshold" and not _is_sparse(config, step):
+    if plan.weights == "soft_threshold" and not is_sparse(config, step):
         variables = fix_scales(variables, params["layers"]["ffn"], plan)
     return params, variables, step
 
 
-def _is_sparse(config: Config, step: int) -> bool:
+def is_sparse(config: Config, step: int) -> bool:
     """Whether the state after `step` steps is one of the sparse phase. A finished run has left it."""
     return 0 < step < config.steps and config.phase(step - 1) == "sparse"

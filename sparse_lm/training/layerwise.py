@@ -1,0 +1,52 @@
+"""A trained model, read from its checkpoint a matrix at a time: models that memory holds once, or not at all."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import jax
+import numpy as np
+
+from sparse_lm.config import Config
+from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
+from sparse_lm.training.checkpoint import open_params
+from sparse_lm.training.flip import MATRICES
+from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.restored import is_sparse
+
+
+class LayerwiseParams:
+    """The parameters that `restore_for_dense` returns, one matrix of one layer at a time.
+
+    Args:
+      workdir: of a run, which may still be training.
+      config: its configuration.
+      checkpoint: a step, "best" (least eval_loss), or None or "latest".
+
+    Attributes:
+      step: of the checkpoint.
+
+    Raises:
+      WorkdirError: there is no such checkpoint.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, config: Config, checkpoint: int | str | None = None):
+        self._params, self._variables, self.step = open_params(workdir, checkpoint)
+        self._baked = is_sparse(config, self.step)
+        plan = sparse_plan(config.sparsity)
+        self._effective = jax.jit(functools.partial(effective_weights, plan=plan))
+        self._ffn = functools.lru_cache(maxsize=1)(self._baked_ffn)  # `up` and `down` are asked for one after the other
+
+    def read(self, path: tuple[str, ...], layer: int | None = None) -> np.ndarray:
+        """f32: a parameter by its path, or one layer of a stacked one."""
+        if self._baked and path in [("layers", "ffn", name) for name in MATRICES]:
+            return self._ffn(layer)[path[-1]]
+        array = self._params[path]
+        return np.asarray((array if layer is None else array[layer]).read().result())
+
+    def _baked_ffn(self, layer: int) -> dict[str, np.ndarray]:
+        matrices = [self._params["layers", "ffn", name][layer].read().result() for name in MATRICES]
+        variables = {name: array[layer].read().result() for name, array in self._variables.items()}
+        effective = jax.device_get(self._effective(*matrices, FfnVariables(**variables)))
+        return dict(zip(MATRICES, effective, strict=True))

@@ -1,0 +1,51 @@
+"""Checkpoints read a matrix at a time hold what they hold when read whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from sparse_lm.model import llama
+from sparse_lm.training.checkpoint import Checkpoints, open_params
+from sparse_lm.training.layerwise import LayerwiseParams
+from sparse_lm.training.restored import restore_for_dense
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.workdir import WorkdirError, save_config
+from tests import small
+
+
+@pytest.mark.parametrize("recipe, step", [("sste", 6), ("fst", 6), ("venom", 6), ("sste", 3)])
+def test_same_parameters_as_when_read_whole(recipe, step, tmp_path):
+    """In the sparse phase (step 6), those that its forward uses."""
+    config = small.config(recipe)
+    state = make_trainer(config).init()
+    masks = jax.random.bernoulli(jax.random.key(1), 0.5, state.params["layers"]["ffn"]["up"].shape)
+    variables = jax.tree.map(lambda x: masks if x.dtype == bool else 1.5 * jnp.ones_like(x), state.variables)
+    save_config(tmp_path, config)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(step, {"params": state.params, "variables": variables})
+    whole, _ = restore_for_dense(tmp_path, config)
+    layerwise = LayerwiseParams(tmp_path, config)
+    assert layerwise.step == step
+    for path, expected in flatten_dict(whole).items():
+        if path[0] == "layers":
+            read = np.stack([layerwise.read(path, layer) for layer in range(config.model.layers)])
+        else:
+            read = layerwise.read(path)
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(read, expected, err_msg="/".join(path))
+
+
+def test_a_layer_is_read_alone(tmp_path):
+    config = small.config()
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, {"params": llama.init(config.model, jax.random.key(0))[1]})
+    params, _, _ = open_params(tmp_path)
+    model = config.model
+    assert params["layers", "ffn", "up"].chunk_layout.read_chunk.shape == (1, model.ffn_dim, model.dim)
+
+
+def test_missing_checkpoint_is_refused(tmp_path):
+    with pytest.raises(WorkdirError, match="holds no checkpoint"):
+        LayerwiseParams(tmp_path, small.config())
