@@ -85,7 +85,7 @@ def _enter_sparse(state: TrainState, windows: Array, *, config: Config, plan: Ge
     if plan.weights == "transposable":
         variables = _transposable_masks(variables, ffn)
     if plan.venom:
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        key = jax.random.fold_in(jax.random.key(state.seed), state.step)
         slices = plan.selection == "slices"
         centroids, assignment = _cluster(ffn["up"], key, plan.clusters, balanced=slices, distance=plan.distance)
         variables = dataclasses.replace(variables, centroids=centroids)

@@ -36,6 +36,7 @@ class TrainState:
 
     Attributes:
       step: int32[], steps taken; also the position in the data.
+      seed: uint32[], of all that is random. In the state, so that runs that differ in it share compiled steps.
       params: float32 master weights; layers are stacked on a leading axis.
       opt_state: Optax state.
       variables: what the sparse FFN reads and does not train, [L, ...].
@@ -45,6 +46,7 @@ class TrainState:
     """
 
     step: Array
+    seed: Array
     params: Params
     opt_state: optax.OptState
     variables: FfnVariables
@@ -78,19 +80,23 @@ def make_trainer(config: Config) -> Trainer:
     return Trainer(
         config=config,
         plan=plan,
-        init=jax.jit(functools.partial(_init, config=config, optimizer=optimizer, plan=plan)),
+        init=functools.partial(
+            jax.jit(functools.partial(_init, config=config, optimizer=optimizer, plan=plan)),
+            jnp.uint32(config.seed % 2**32),
+        ),
         dense_step=jax.jit(functools.partial(train_step, plan=DENSE), donate_argnums=0),
         sparse_step=jax.jit(functools.partial(train_step, plan=plan), donate_argnums=0),
         graphdef=graphdef,
     )
 
 
-def _init(*, config: Config, optimizer: optax.GradientTransformation, plan: GemmPlan) -> TrainState:
-    _, params = llama.init(config.model, jax.random.key(config.seed))
+def _init(seed: Array, *, config: Config, optimizer: optax.GradientTransformation, plan: GemmPlan) -> TrainState:
+    _, params = llama.init(config.model, jax.random.key(seed))
     one_layer = init_variables(plan, config.model.dim, config.model.ffn_dim)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=zero,
+        seed=seed,
         params=params,
         opt_state=optimizer.init(params),
         variables=jax.tree.map(lambda x: jnp.broadcast_to(x, (config.model.layers, *x.shape)), one_layer),
@@ -110,7 +116,7 @@ def _train_step(
     sparse_plan: GemmPlan,
     plan: GemmPlan,
 ) -> tuple[TrainState, Metrics]:
-    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    key = jax.random.fold_in(jax.random.key(state.seed), state.step)
     loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan)
     (loss, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, state.variables, windows, key)
     grad_norm = optax.tree.norm(grads)
