@@ -27,15 +27,19 @@ def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
     return statistics.median(times)
 
 
-def write_results(path: str, tables: dict[str, Any]) -> None:
-    """JSON of the tables and of the machine."""
-    machine = dict(
+def machine() -> dict[str, str]:
+    """What results were taken on, and when."""
+    return dict(
         device=jax.devices()[0].device_kind,
         date=datetime.date.today().isoformat(),
         jax=jax.__version__,
         platform_version=jax.devices()[0].client.platform_version.split("\n")[0],
     )
-    pathlib.Path(path).write_text(json.dumps({**machine, **tables}, indent=1) + "\n")
+
+
+def write_results(path: str, tables: dict[str, Any]) -> None:
+    """JSON of the tables and of the machine."""
+    pathlib.Path(path).write_text(json.dumps({**machine(), **tables}, indent=1) + "\n")
 
 
 def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:
