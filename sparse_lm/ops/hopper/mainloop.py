@@ -15,9 +15,10 @@ from sparse_lm.ops.hopper.ring import Ring
 def accumulate(
     ring: Ring,
     first_step: Array,
-    steps: int,
+    steps: int | Array,
     operands: Callable[[Array], tuple[Any, Any, Any]],
     *,
+    odd: bool | None = None,
     blocks: int,
     n: int,
     b_transposed: bool,
@@ -27,8 +28,9 @@ def accumulate(
     Args:
       ring: of the operands' stages.
       first_step: number of the first.
-      steps: how many.
+      steps: how many; at least one.
       operands: from a slot of the ring, this warpgroup's (values, metadata, b) in shared memory.
+      odd: whether `steps` is odd, which a kernel must know when it is traced; by default that of a constant.
       blocks: of 64 rows.
       n: columns.
       b_transposed: whether b is stored with the contracted dimension last.
@@ -51,7 +53,7 @@ def accumulate(
         return step(2 * j + 1, step(2 * j, carry))
 
     carry = lax.fori_loop(0, steps // 2, two_steps, wgmma_sp.start(blocks, n))
-    if steps % 2:
+    if steps % 2 if odd is None else odd:
         carry = step(steps - 1, carry)
     accumulators = wgmma_sp.finish(carry)
     ring.release(first_step + steps - 1)

@@ -94,7 +94,7 @@ def step(carry: Carry, values, metadata, b, *, b_transposed: bool) -> Carry:
         nvvm.wgmma_commit_group_sync_aligned()
         nvvm.wgmma_wait_group_sync_aligned(1)
         _use_together([word.registers.item() for word in previous_words] + words)
-        return tuple(map(_with_registers, accumulators, results)), tuple(map(_splat, words))
+        return tuple(map(_with_registers, accumulators, results)), tuple(map(splat, words))
 
     return emit(carry, values, metadata, b)
 
@@ -117,6 +117,12 @@ def finish(carry: Carry) -> tuple[Array, ...]:
         return tuple(a.to_layout(mgpu.WGMMA_LAYOUT) for a in settled)
 
     return emit(accumulators)
+
+
+def splat(scalar: ir.Value) -> mgpu.FragmentedArray:
+    """An int32 that all threads hold, as an array in layout `SCALAR`."""
+    registers = np.array(scalar, dtype=object)
+    return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)
 
 
 def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, word: ir.Value, n: int) -> np.ndarray:
@@ -180,8 +186,3 @@ def _use_together(words: list[ir.Value]) -> None:
 
 def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.FragmentedArray:
     return mgpu.FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=array.is_signed)
-
-
-def _splat(scalar: ir.Value) -> mgpu.FragmentedArray:
-    registers = np.array(scalar, dtype=object)
-    return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)
