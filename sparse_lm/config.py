@@ -140,6 +140,7 @@ class Config:
     eval_every: int = 100
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
+    init_from: str = ""  # a directory of a transformers model to start from; empty for random weights
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

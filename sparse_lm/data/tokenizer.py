@@ -87,8 +87,12 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of everything that decides how it tokenises."""
-    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+    """SHA-256 of everything that decides how it tokenises; what adds special tokens does not, as none is added."""
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    plain.post_processor = None
+    plain.no_truncation()
+    plain.no_padding()
+    return hashlib.sha256(plain.to_str().encode()).hexdigest()
 
 
 def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:

@@ -17,6 +17,7 @@ from jax import Array
 from sparse_lm.config import Config, ConfigError
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches, train_batches
+from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.ops import backends
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import flops
@@ -50,6 +51,9 @@ def train(config: Config, workdir: str) -> bool:
       TooManyBadSteps: the last good state is saved.
     """
     check_implementation(config)
+    pretrained = Pretrained(config) if config.init_from else None
+    if pretrained:
+        config = pretrained.with_tokenizer()
     make_workdir(workdir)
     check_same_config(workdir, config)
     data = open_data(config)
@@ -62,6 +66,8 @@ def train(config: Config, workdir: str) -> bool:
         state = checkpoints.restore_latest(jax.eval_shape(trainer.init))
         if state is None:
             state = trainer.init()
+            if pretrained:
+                state = dataclasses.replace(state, params=jax.tree.map(jnp.array, pretrained.params()))
         return _Run(config, workdir, trainer, data, checkpoints, interrupt).go(state)
 
 

@@ -5,7 +5,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.errors import DataError
@@ -51,6 +51,18 @@ def test_training_is_deterministic_and_reaches_its_size():
     assert tokenizer_lib.vocabulary_size(tokenizer_lib.train_tokenizer(["ab " * 9], 257)) == 257
     with pytest.raises(DataError, match="vocab_size = 256: must be at least 257"):
         tokenizer_lib.train_tokenizer(["text"], 256)
+
+
+def test_fingerprint_is_of_the_tokens_alone():
+    same = Tokenizer.from_str(TOKENIZER.to_str())
+    same.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer_lib.end_of_text(TOKENIZER))]
+    )
+    same.enable_truncation(7)
+    assert tokenizer_lib.fingerprint(same) == tokenizer_lib.fingerprint(TOKENIZER)
+    other = Tokenizer.from_str(TOKENIZER.to_str())
+    other.add_tokens(["def main"])
+    assert tokenizer_lib.fingerprint(other) != tokenizer_lib.fingerprint(TOKENIZER)
 
 
 def test_batches_do_not_change_tokens(monkeypatch):

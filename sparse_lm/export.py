@@ -1,0 +1,154 @@
+"""Writes a trained model as a directory that transformers loads.
+
+    python -m sparse_lm.export --workdir=runs/tiny --output=runs/tiny-hf [--checkpoint=best] [--format=sparse24]
+
+It is an `ArceeForCausalLM` (squared ReLU) or a `LlamaForCausalLM` (SwiGLU), in float32. A model in its
+sparse phase leaves with the weights that its forward uses. `--format=sparse24` adds a directory
+`sparse24` in it: the same model with its 2:4 matrices compressed; see `interop.bitmask_24`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+
+from sparse_lm import logs
+from sparse_lm.config import Config, ConfigError
+from sparse_lm.data import DataError
+from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.interop import bitmask_24
+from sparse_lm.interop.hf_directory import HfModel
+from sparse_lm.interop.hf_weights import weights
+from sparse_lm.interop.model_card import model_card
+from sparse_lm.training.layerwise import LayerwiseParams
+from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.workdir import WorkdirError, load_config
+
+_logger = logging.getLogger(__name__)
+
+SHARD_BYTES = 5_000_000_000
+FORMATS = ("dense", "sparse24")
+
+
+class OutputError(ValueError):
+    """A directory that cannot be written."""
+
+    def __init__(self, output: str | os.PathLike, reason: str):
+        super().__init__(f"--output={os.fspath(output)}: {reason}")
+
+
+def export(
+    workdir: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    checkpoint: int | str = "latest",
+    weight_format: str = "dense",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a checkpoint of a run as safetensors, config.json, tokenizer files and a model card.
+
+    Args:
+      workdir: of the run.
+      output: a directory that is empty or does not exist.
+      checkpoint: "latest", "best" (least held-out loss in training) or a step.
+      weight_format: "dense", or "sparse24" to add the directory `sparse24`.
+      shard_bytes: the most bytes of weights in a file, unless one tensor is larger. Memory holds less than two.
+
+    Raises:
+      WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
+      ConfigError, DataError: config or tokenizer cannot be used.
+      OutputError: `output` is not empty, or cannot be written.
+    """
+    config = load_config(workdir)
+    tokenizer = Path(workdir, "tokenizer.json")
+    load_tokenizer(tokenizer)
+    params = LayerwiseParams(workdir, config, checkpoint)
+    layers_24 = _layers_24(workdir, config, params.step) if weight_format == "sparse24" else []
+
+    directory = _make_output(output)
+    card = model_card(config, params.step, [w.shape for w in weights(config.model)], _eval_loss(workdir, params.step))
+    model = HfModel(config.model, config.seq_len, params.read, tokenizer, card)
+    model.write(directory, shard_bytes)
+    _logger.info("step %d of %s is now in %s", params.step, workdir, directory)
+    if layers_24:
+        (directory / "sparse24").mkdir()
+        HfModel(config.model, config.seq_len, params.read, tokenizer, card, layers_24).write(
+            directory / "sparse24", shard_bytes
+        )
+        _logger.info("with %s compressed as 2:4 in %s", " and ".join(layers_24), directory / "sparse24")
+        if "down_proj" not in layers_24:
+            _logger.warning("down_proj stays dense there: it is 2:4 along its outputs, the layout wants inputs")
+
+
+def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[str]:
+    """The linear layers to compress, if the weights of this step are 2:4 at all."""
+    sparsity = config.sparsity
+    layers = bitmask_24.fitting_layers(sparse_plan(sparsity))
+    if not layers:
+        reason = f"--format=sparse24 needs a recipe with 2:4 weights (fst, sste or venom), not {sparsity.recipe!r}"
+        raise WorkdirError(workdir, reason)
+    if step == 0 or config.phase(step - 1) == "dense":
+        phases = " or ".join(f"{start + 1}..{end}" for start, end in sparsity.windows) or "none"
+        reason = f"--format=sparse24 needs a checkpoint of the sparse phase (steps {phases}); {step} is a dense one"
+        raise WorkdirError(workdir, reason)
+    return layers
+
+
+def _make_output(output: str | os.PathLike) -> Path:
+    directory = Path(output)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise OutputError(output, "must be a new or an empty directory")
+    except OSError as error:
+        raise OutputError(output, f"cannot be written: {error.strerror}") from error
+    return directory
+
+
+def _eval_loss(workdir: str | os.PathLike, step: int) -> float | None:
+    """Nats per token after `step` steps as the run logged it, if it evaluated then, densely."""
+    path = Path(workdir, "metrics.jsonl")
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+    losses = {line["step"] + 1: line["eval_loss"] for line in lines if "eval_loss" in line and line["phase"] == "dense"}
+    return losses.get(step)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown argument {argv[1]!r}")
+    logs.configure()
+    options = flags.FLAGS
+    checkpoint = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
+    try:
+        export(
+            options.workdir,
+            options.output,
+            checkpoint=checkpoint,
+            weight_format=options.format,
+            shard_bytes=int(options.shard_gb * 1e9),
+        )
+    except (ConfigError, DataError, OutputError, WorkdirError) as error:
+        sys.exit(str(error))
+
+
+def _define_flags() -> None:
+    """Not on import: entry points have flags of the same names, and may be imported side by side."""
+    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+    flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
+    flags.DEFINE_string("checkpoint", "latest", "latest, best (least held-out loss in training) or a step.")
+    flags.register_validator(
+        "checkpoint", lambda name: name in ("latest", "best") or name.isdecimal(), "must be latest, best or a step"
+    )
+    flags.DEFINE_enum("format", "dense", FORMATS, "Of the weights; sparse24 adds a directory of 2:4 ones.")
+    flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

@@ -1,0 +1,80 @@
+"""2:4 matrices in the "sparse-24-bitmask" layout of compressed-tensors (its versions up to 0.12 read it).
+
+A matrix `NAME.weight` [R, C], two of each four neighbours of a row kept, becomes
+
+    NAME.compressed [R, C / 2]          the kept values, in order
+    NAME.bitmask    uint8 [R, C / 8]    which they are: bit j of byte i is column 8 i + j; rounded up
+    NAME.shape      int64 [2, 1]        R, C
+
+Rows are those of torch.nn.Linear, so that groups run along its inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparse_lm.interop.shards import TensorSize
+from sparse_lm.ops.plan import W1_24, W2_24, GemmPlan
+
+
+def fitting_layers(plan: GemmPlan) -> list[str]:
+    """Linear layers of an FFN that the plan's sparse phase leaves 2:4 along their inputs, as the layout wants it.
+
+    Those are the ones whose weight is the sparse operand of the forward product. `venom` uses W2 in the
+    backward product dY = dO W2^T, which contracts the outputs of down_proj: its groups run down the
+    columns of that layer's matrix, and no row of it is 2:4.
+    """
+    layers = (("up_proj", plan.up, W1_24), ("down_proj", plan.down, W2_24))
+    return [layer for layer, operand, weight in layers if operand == weight]
+
+
+def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
+    """The three tensors that stand for `name`.weight.
+
+    Args:
+      name: of the linear layer.
+      weight: [R, C] with at most two non-zeros in each four neighbours of a row; C is a multiple of 4.
+
+    Raises:
+      ValueError: the matrix is not 2:4.
+    """
+    rows, columns = weight.shape
+    groups = weight.reshape(rows, -1, 4)
+    if (np.count_nonzero(groups, axis=-1) > 2).any():
+        raise ValueError(f"{name} has more than two non-zeros in a group of four")
+    # Two a group exactly: zeros fill up a group with fewer non-zeros.
+    kept = np.argsort(groups == 0, axis=-1, kind="stable")[..., :2]
+    mask = np.zeros(groups.shape, bool)
+    np.put_along_axis(mask, kept, True, axis=-1)
+    return {
+        f"{name}.compressed": groups[mask].reshape(rows, columns // 2),
+        f"{name}.bitmask": np.packbits(mask.reshape(rows, columns), axis=-1, bitorder="little"),
+        f"{name}.shape": np.array([[rows], [columns]], np.int64),
+    }
+
+
+def compressed_sizes(name: str, shape: tuple[int, int], itemsize: int) -> list[TensorSize]:
+    """Of what `compress` makes, in its order."""
+    rows, columns = shape
+    return [
+        TensorSize(f"{name}.compressed", rows * columns // 2 * itemsize),
+        TensorSize(f"{name}.bitmask", rows * -(-columns // 8)),
+        TensorSize(f"{name}.shape", 2 * 8),
+    ]
+
+
+def quantization_config(linear_layers: list[str]) -> dict[str, Any]:
+    """What config.json says of a model whose `linear_layers` are compressed."""
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "dense",
+        "config_groups": {},
+        "sparsity_config": {
+            "format": "sparse-24-bitmask",
+            "sparsity_structure": "2:4",
+            "targets": linear_layers,
+            "ignore": [],
+        },
+    }

@@ -1,0 +1,148 @@
+"""A model's configuration as transformers' config.json states it, and back.
+
+Squared ReLU without a gate is transformers' Arcee, SwiGLU its Llama; all else is the same in both:
+RMSNorm before each block, rotary halves, grouped key-value heads, no biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparse_lm.config import ModelConfig
+
+ARCHITECTURES = {
+    "squared_relu": {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"},
+    "swiglu": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
+}
+"""By `ModelConfig.activation`."""
+
+_NORM_EPSILON = {"arcee": 1e-5, "llama": 1e-6}
+_HIDDEN_ACT = {"arcee": "relu2", "llama": "silu"}
+"""What transformers takes for an absent key, by model_type."""
+
+
+class UnsupportedModelError(ValueError):
+    """A config.json of a model that this family does not have. The message names key, value and what is allowed."""
+
+    def __init__(self, key: str, value: Any, allowed: str):
+        super().__init__(f"config.json has {key} = {value!r}: {allowed}")
+
+
+def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[str, Any]:
+    """config.json of a model with float32 weights.
+
+    Args:
+      model: the architecture.
+      seq_len: tokens of a training sequence.
+      end_of_text: the token that ends every document, and starts one where nothing else does.
+    """
+    return {
+        **ARCHITECTURES[model.activation],
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.dim,
+        "intermediate_size": model.ffn_dim,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": seq_len,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope_theta,  # read up to transformers 4, and by most other programs
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},  # by transformers 5
+        "tie_word_embeddings": model.tie_embeddings,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "use_cache": True,
+        "torch_dtype": "float32",
+        "dtype": "float32",
+    }
+
+
+def tokenizer_config(*, seq_len: int, end_of_text: str) -> dict[str, Any]:
+    """tokenizer_config.json. No token is added to a text, as none was in training."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": end_of_text,
+        "eos_token": end_of_text,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": seq_len,
+    }
+
+
+def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
+    """The keys of `ModelConfig` that a config.json decides.
+
+    Args:
+      hf: config.json.
+      gated: whether the weights have gate projections. transformers' Llama always has; without, one
+        with hidden_act "relu2" is an Arcee by another name.
+
+    Raises:
+      UnsupportedModelError: the model family has no such model.
+    """
+    kind = hf.get("model_type")
+    _allow("model_type", kind, tuple(_HIDDEN_ACT))
+    _refuse_variants(hf)
+    heads, theta = _get(hf, "num_attention_heads"), _rope_theta(hf)
+    return {
+        "dim": _get(hf, "hidden_size"),
+        "layers": _get(hf, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": hf.get("num_key_value_heads") or heads,
+        "ffn_dim": _get(hf, "intermediate_size"),
+        "vocab_size": _get(hf, "vocab_size"),
+        "activation": _activation(hf, kind, gated),
+        "rope_theta": float(theta),
+        "norm_epsilon": float(hf.get("rms_norm_eps", _NORM_EPSILON[kind])),
+        "tie_embeddings": hf.get("tie_word_embeddings", False),
+    }
+
+
+def _activation(hf: Mapping[str, Any], kind: str, gated: bool) -> str:
+    activation = hf.get("hidden_act", _HIDDEN_ACT[kind])
+    match activation, gated:
+        case (("relu2" | "squared_relu"), False):
+            return "squared_relu"
+        case (("silu" | "swish"), True):
+            return "swiglu"
+    gate = "with" if gated else "without"
+    allowed = "'relu2' without gate projections or 'silu' with them"
+    raise UnsupportedModelError("hidden_act", activation, f"and weights {gate} gate projections; must be {allowed}")
+
+
+def _refuse_variants(hf: Mapping[str, Any]) -> None:
+    """Keys that change what a Llama computes."""
+    _allow("attention_bias", hf.get("attention_bias", False), (False,))
+    _allow("mlp_bias", hf.get("mlp_bias", False), (False,))
+    _allow("quantization_config", hf.get("quantization_config"), (None,))
+    width = _get(hf, "hidden_size") // _get(hf, "num_attention_heads")
+    _allow("head_dim", hf.get("head_dim") or width, (width,), " (hidden_size / num_attention_heads)")
+    rope = _rope(hf)
+    _allow("rope_type", rope.get("rope_type", rope.get("type", "default")), ("default",), " (positions are not scaled)")
+    partial = rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0))
+    _allow("partial_rotary_factor", partial, (1.0,))
+
+
+def _rope(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    return hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+
+
+def _rope_theta(hf: Mapping[str, Any]) -> float:
+    return _rope(hf).get("rope_theta", hf.get("rope_theta", 10_000.0))
+
+
+def _get(hf: Mapping[str, Any], key: str) -> Any:
+    if key not in hf:
+        raise UnsupportedModelError(key, None, "must be there")
+    return hf[key]
+
+
+def _allow(key: str, value: Any, allowed: tuple, why: str = "") -> None:
+    if value not in allowed:
+        raise UnsupportedModelError(key, value, f"must be {' or '.join(map(repr, allowed))}{why}")

@@ -1,0 +1,60 @@
+"""README.md of an exported model: what it is, how it was trained, how to load it."""
+
+from __future__ import annotations
+
+import math
+
+from sparse_lm.config import Config
+from sparse_lm.interop.hf_config import ARCHITECTURES
+
+_TEMPLATE = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [sparse_lm]
+---
+
+# {architecture}, {parameters} parameters
+
+Pre-trained with sparse_lm; float32 weights.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/directory")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")
+```
+
+| | |
+|---|---|
+{rows}
+"""
+
+
+def model_card(config: Config, step: int, shapes: list[tuple[int, ...]], eval_loss: float | None) -> str:
+    """Markdown with the front matter that model hubs read.
+
+    Args:
+      config: of the run.
+      step: of the checkpoint.
+      shapes: of all weights.
+      eval_loss: nats per token of the held-out data, if the step was evaluated.
+    """
+    model, sparsity = config.model, config.sparsity
+    windows = ", ".join(f"{start} to {end}" for start, end in sparsity.windows)
+    rows = {
+        "layers, width, neurons": f"{model.layers}, {model.dim}, {model.ffn_dim} ({model.activation})",
+        "heads, key-value heads": f"{model.heads}, {model.kv_heads}",
+        "vocabulary": model.vocab_size,
+        "training sequence": f"{config.seq_len} tokens",
+        "steps": f"{step} of {config.steps}",
+        "tokens seen": step * config.tokens_per_step,
+        "recipe": f"{sparsity.recipe}, sparse in steps {windows}" if windows else "dense",
+        "started from": config.init_from or "random weights",
+        "held-out loss": None if eval_loss is None else f"{eval_loss:.4f} nats per token",
+    }
+    return _TEMPLATE.format(
+        architecture=ARCHITECTURES[model.activation]["architectures"][0],
+        parameters=f"{sum(map(math.prod, shapes)):,}",
+        rows="\n".join(f"| {name} | {value} |" for name, value in rows.items() if value is not None),
+    )

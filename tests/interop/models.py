@@ -1,0 +1,47 @@
+"""Small models in all the ways that exported ones differ, with no weight at a special value."""
+
+import jax
+import numpy as np
+
+from sparse_lm.config import ModelConfig
+from sparse_lm.data.tokenizer import train_tokenizer
+from sparse_lm.model import llama
+
+SMALL = dict(dim=16, layers=3, heads=4, ffn_dim=24, dtype="float32")
+MODELS = {
+    "grouped": ModelConfig(**SMALL, kv_heads=2, vocab_size=283),
+    "tied": ModelConfig(**SMALL, kv_heads=4, vocab_size=281, tie_embeddings=True, rope_theta=500_000.0),
+    "one_kv_head": ModelConfig(**SMALL, kv_heads=1, vocab_size=293, rope_theta=100.0, norm_epsilon=1e-3),
+    "swiglu": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="swiglu", rope_theta=1e6),
+    "swiglu_tied": ModelConfig(**SMALL, kv_heads=1, vocab_size=311, activation="swiglu", tie_embeddings=True),
+}
+MODEL_IDS = list(MODELS)
+
+
+def random_params(model, seed=0):
+    """The shapes of `llama.init`, every entry random and none of the norms one."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda key: llama.init(model, key)[1], jax.random.key(0))
+    params = jax.tree.map(lambda p: rng.normal(size=p.shape, scale=0.3).astype(np.float32), shapes)
+    norms = {"norm": params["norm"], "a": params["layers"]["attention_norm"], "f": params["layers"]["ffn_norm"]}
+    for norm in norms.values():
+        norm += 1
+    return params
+
+
+def reader(params):
+    """As `LayerwiseParams.read`, of parameters in memory."""
+
+    def read(path, layer=None):
+        array = params
+        for name in path:
+            array = array[name]
+        return array if layer is None else array[layer]
+
+    return read
+
+
+def save_tokenizer(path):
+    tokenizer = train_tokenizer(["def main():\n    return 0\n"] * 8, vocab_size=280)
+    tokenizer.save(str(path))
+    return tokenizer
