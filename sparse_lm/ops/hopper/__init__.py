@@ -6,6 +6,8 @@ they cannot do with `NotImplementedError(reason)`.
 
 from sparse_lm.ops.hopper.matmul_24 import matmul_24
 from sparse_lm.ops.hopper.matmul_venom import matmul_venom
+from sparse_lm.ops.hopper.sampled_matmul_24 import sampled_matmul_24
+from sparse_lm.ops.hopper.scattered_matmul_24 import scattered_matmul_24
 from sparse_lm.ops.hopper.sparsify_24 import sparsify_24
 
-__all__ = ["matmul_24", "matmul_venom", "sparsify_24"]
+__all__ = ["matmul_24", "matmul_venom", "sampled_matmul_24", "scattered_matmul_24", "sparsify_24"]

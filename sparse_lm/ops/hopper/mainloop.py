@@ -22,6 +22,7 @@ def accumulate(
     blocks: int,
     n: int,
     b_transposed: bool,
+    load_words: Callable[[Any], tuple[Array, ...]] = wgmma_sp.load_words,
 ) -> tuple[Array, ...]:
     """One tile's product over stages `first_step` to `first_step + steps - 1` of the ring, and their release.
 
@@ -34,6 +35,7 @@ def accumulate(
       blocks: of 64 rows.
       n: columns.
       b_transposed: whether b is stored with the contracted dimension last.
+      load_words: from the metadata in shared memory, this lane's words of a step.
 
     Returns:
       `blocks` arrays [64, n] float32, in the layout WGMMA.
@@ -41,7 +43,8 @@ def accumulate(
 
     def step(k, carry):
         slot = ring.wait_full(first_step + k)
-        carry = wgmma_sp.step(carry, *operands(slot), b_transposed=b_transposed)
+        values, metadata, b = operands(slot)
+        carry = wgmma_sp.step(carry, values, load_words(metadata), b, b_transposed=b_transposed)
 
         @pl.when(k > 0)
         def _release_the_step_before():

@@ -1,11 +1,7 @@
 """2:4 matrix times dense matrix.
 
-A persistent grid; per block one producer warpgroup, which keeps a ring of shared-memory stages full,
-and two consumer warpgroups, each with the accumulators of half the tile's rows. The two blocks of a
-cluster compute tiles under one another, so that they share the tile of the dense operand (multicast).
-
-What limits it is shared memory: an instruction m64nNk32 reads 2 + N / 16 KB in N / 2 cycles, at most
-128 bytes each, and the copies write on top of that. So the tile is as large as registers allow.
+The frame is persistent.py. The two blocks of a cluster compute tiles under one another, so that they
+share the tile of the dense operand.
 
 Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave;
 one rounding to the result's dtype.
@@ -20,34 +16,21 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import compat, split_k, tuning, wgmma_sp
-from sparse_lm.ops.hopper.mainloop import accumulate
-from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
-from sparse_lm.ops.hopper.store import staging, store_tile, stores
+from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
 
-CONSUMERS = 2
-STEP = wgmma_sp.STEP
-
-_PRODUCER = CONSUMERS  # index of its warpgroup
-_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
 _ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Tiling):
     """How the product is cut up.
 
     Attributes:
-      tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer.
-      tile_n: columns of a block's tile, a multiple of 64, at most 256. A consumer thread holds
-        tile_m * tile_n / 256 accumulators, of its 240 registers.
-      stages: of the ring, each of 64 logical columns of the sparse operand.
-      cluster: blocks that share the dense operand's tile.
-      store_slots: output tiles of 64 rows in shared memory, per consumer.
       raster_along_m: whether the blocks that run together cover a band of `raster_width` tiles along
         M (else along N), so that the L2 cache serves them all.
       raster_width: clusters' tiles in the band.
@@ -55,11 +38,6 @@ class Config:
         summation, and so the rounding, then depends on the tiling; without, it does not.
     """
 
-    tile_m: int
-    tile_n: int
-    stages: int = 4
-    cluster: int = 2
-    store_slots: int = 2
     raster_along_m: bool = True
     raster_width: int = 8
     split_tail: bool = True
@@ -74,8 +52,7 @@ def heuristic_config(m: int, n: int, k: int) -> Config:
 
     def time(candidate):
         config, tile_time = candidate
-        plan = _plan(config, m, n, pl.cdiv(k, STEP))
-        return (plan.waves + (1 / plan.parts if plan.tail_tiles else 0)) * tile_time
+        return _plan(config, m, n, pl.cdiv(k, STEP)).length * tile_time
 
     return min(CANDIDATES, key=time)[0]
 
@@ -119,148 +96,42 @@ def matmul_24(
 
 
 def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed):
-    steps = w.values.shape[1] // wgmma_sp.KEPT
-    tile_m, tile_n = config.tile_m, config.tile_n
-    consumer_rows = tile_m // CONSUMERS
-    blocks = consumer_rows // wgmma_sp.ROWS
     n = b.shape[0 if b_transposed else 1]
-    grid_m, grid_n = _grid(config, w.shape[0], n)
-    plan = _plan(config, w.shape[0], n, steps)
-    # What every part of a tile but the first leaves: [part, tile, block, consumer, rows / 64, accumulators].
-    workspace = (plan.parts - 1, plan.tail_tiles, config.cluster, CONSUMERS, blocks, wgmma_sp.ROWS * tile_n)
+    plan = _plan(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT)
+    whole = dict(rows=config.tile_m, multicast=False)
 
-    def kernel(values_gmem, metadata_gmem, b_gmem, out_gmem, *workspace_gmem):
-        semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace[1:4])) if plan.parts > 1 else None
+    def jobs(_, cluster, peer):
+        def origin(tile):
+            minor = 0 if config.raster_along_m else 1
+            tile = plgpu.planar_snake(tile, _grid(config, w.shape[0], n), minor, config.raster_width)
+            return (tile[0] * config.cluster + peer) * config.tile_m, tile[1] * config.tile_n
 
-        def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
-            ring = Ring(full, empty, config.stages)
-            ring.initialize()
-            warpgroup = lax.axis_index("warpgroup")
-            cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
-            in_tail = cluster < plan.tail_tiles * plan.parts
-            tail_step = plan.waves * steps
+        return plan.jobs(cluster, origin)
 
-            def origin(tile):
-                minor = 0 if config.raster_along_m else 1
-                tile = plgpu.planar_snake(tile, (grid_m, grid_n), minor, config.raster_width)
-                return (tile[0] * config.cluster + peer) * tile_m, tile[1] * tile_n
+    def loads(operands, job):
+        values, metadata, b = operands
 
-            def for_each_tile(whole, part):
-                """`whole(i, row, column)` of this cluster's i-th tile, then `part(tile, index, row, column)`."""
+        def copies(k, _, stage):
+            b_origin = (job.column, k * STEP) if b_transposed else (k * STEP, job.column)
+            return [
+                stage.copy_values(values, job.row, k, **whole),
+                stage.copy_metadata(metadata, job.row, k, **whole),
+                stage.copy_b(b, *b_origin, multicast=config.cluster > 1),
+            ]
 
-                @pl.loop(0, plan.waves)
-                def _whole(i):
-                    whole(i, *origin(cluster + i * plan.clusters))
+        return Loads(copies)
 
-                @pl.when(in_tail)
-                def _part():
-                    tile = lax.rem(cluster, max(plan.tail_tiles, 1))
-                    index = plan.parts - 1 - lax.div(cluster, max(plan.tail_tiles, 1))
-                    part(tile, index, *origin(plan.waves * plan.clusters + tile))
-
-            def produce():
-                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-
-                def fill(row, column, first_k, count, first_step):
-                    @pl.loop(0, count)
-                    def _step(i):
-                        slot, k = ring.slot(first_step + i), first_k + i
-                        values_origin = row, k * wgmma_sp.KEPT
-                        b_origin = (column, k * STEP) if b_transposed else (k * STEP, column)
-                        copies = [
-                            Copy(values_gmem, values_smem.at[slot], values_origin, wgmma_sp.VALUES_TRANSFORMS),
-                            Copy(metadata_gmem, metadata_smem.at[slot], (row // wgmma_sp.ROWS, k, jnp.int32(0))),
-                            Copy(b_gmem, b_smem.at[slot], b_origin, wgmma_sp.DENSE_TRANSFORMS, config.cluster > 1),
-                        ]
-                        ring.fill(first_step + i, copies)
-
-                def fill_whole(i, row, column):
-                    fill(row, column, 0, steps, i * steps)
-
-                def fill_part(_, index, row, column):
-                    fill(row, column, index * plan.part_steps, plan.part_steps, tail_step)
-
-                for_each_tile(fill_whole, fill_part)
-                ring.close(tail_step + jnp.where(in_tail, plan.part_steps, 0))
-
-            def consume():
-                plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-                rows = pl.ds(warpgroup * consumer_rows, consumer_rows)
-
-                def operands(slot):
-                    metadata = metadata_smem.at[slot, pl.ds(warpgroup * blocks, blocks)]
-                    return values_smem.at[slot, rows], metadata, b_smem.at[slot]
-
-                def compute(first_step, count):
-                    return accumulate(
-                        ring, first_step, count, operands, blocks=blocks, n=tile_n, b_transposed=b_transposed
-                    )
-
-                def store(accumulators, i, row, column):
-                    stores_of_a_block = stores(tile_n, out.dtype)
-                    for block, accumulator in enumerate(accumulators):
-                        store_tile(
-                            accumulator.astype(out_gmem.dtype),
-                            out_smem.at[warpgroup],
-                            out_gmem,
-                            (row + warpgroup * consumer_rows + block * wgmma_sp.ROWS, column),
-                            first_store=(i * blocks + block) * stores_of_a_block,
-                            transposed=out_transposed,
-                        )
-
-                def compute_whole(i, row, column):
-                    store(compute(i * steps, steps), i, row, column)
-
-                def compute_part(tile, index, row, column):
-                    accumulators = compute(tail_step, plan.part_steps)
-                    if plan.parts == 1:
-                        return store(accumulators, plan.waves, row, column)
-                    semaphore = semaphores.at[tile, peer, warpgroup]
-
-                    def contribution(part):
-                        return workspace_gmem[0].at[part - 1, tile, peer, warpgroup]
-
-                    @pl.when(index > 0)
-                    def _contribute():
-                        split_k.contribute(accumulators, contribution(index), semaphore)
-
-                    @pl.when(index == 0)
-                    def _collect():
-                        total = split_k.collect(accumulators, contribution, plan.parts, semaphore)
-                        store(total, plan.waves, row, column)
-
-                for_each_tile(compute_whole, compute_part)
-                plgpu.wait_smem_to_gmem(0)
-
-            lax.cond(warpgroup == _PRODUCER, produce, consume)
-
-        b_tile = (tile_n, STEP) if b_transposed else (STEP, tile_n)
-        pl.run_scoped(
-            scope,
-            plgpu.SMEM((config.stages, tile_m, wgmma_sp.KEPT), b.dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
-            plgpu.SMEM((config.stages, tile_m // wgmma_sp.ROWS, 1, 128), jnp.int32),
-            plgpu.SMEM((config.stages, *b_tile), b.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
-            staging(CONSUMERS, config.store_slots, out.dtype, transposed=out_transposed),
-            full_barriers(config.stages),
-            empty_barriers(config.stages, CONSUMERS),
-            collective_axes="warpgroup",
-        )
-
-    workspaces = [jax.ShapeDtypeStruct(workspace, jnp.float32)] if plan.parts > 1 else []
-    result, *_ = plgpu.kernel(
-        kernel,
-        out_type=[out, *workspaces],
-        grid=(plan.clusters,),
-        grid_names=("cluster",),
-        cluster=(config.cluster,),
-        cluster_names=(CLUSTER_AXIS,),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
-    )(w.values, w.metadata, b)
-    return result
+    return multiply(
+        config,
+        plan.grid,
+        jobs,
+        loads,
+        (w.values, w.metadata, b),
+        out,
+        dtype=b.dtype,
+        b_transposed=b_transposed,
+        out_transposed=out_transposed,
+    )
 
 
 def _grid(config: Config, m: int, n: int) -> tuple[int, int]:

@@ -22,7 +22,9 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import compat, gather, tuning, wgmma_sp
 from sparse_lm.ops.hopper.mainloop import accumulate
-from sparse_lm.ops.hopper.matmul_24 import CONSUMERS, check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
+from sparse_lm.ops.hopper.persistent import CONSUMERS
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.store import staging, store_tile, stores
 
@@ -67,6 +69,8 @@ def matmul_venom(
     Raises:
       NotImplementedError: the dtypes, or v.
     """
+    if a.run >= wgmma_sp.ROWS:
+        return matmul_venom_runs(a, b, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
     if a.v % TILE_M:

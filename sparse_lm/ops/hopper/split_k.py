@@ -1,31 +1,22 @@
 """Splitting the last tiles of a persistent grid along k.
 
 When the tiles do not fill the last wave, its few tiles are computed by several clusters each, a part
-of the steps apiece. All parts but number 0 leave their accumulators in a workspace in global memory
-and signal; part 0 waits, adds them up in the order of the parts, and stores the tile. The sum is the
-same in every run. Part 0 belongs to the clusters that start last, so that whoever waits, waits for
-clusters that run or have run.
+of the steps apiece. Part 0 belongs to the clusters that start last, so that whoever waits, waits for
+clusters that run or have run (exchange.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
-import jax.experimental.mosaic.gpu as mgpu
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.experimental.mosaic.gpu import utils as mgpu_utils
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+
+from sparse_lm.ops.hopper.schedule import Grid, Job
 
 _MAX_PARTS = 8
 _MIN_STEPS = 8  # of a part: fewer are not worth the exchange
-_THREADS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +28,46 @@ class Plan:
       waves: whole tiles that every cluster computes.
       tail_tiles: tiles that are left over.
       parts: along k, of each of those.
-      part_steps: steps of a part.
+      steps: of a whole tile.
+      part_steps: of a part; odd if `steps` is.
     """
 
     clusters: int
     waves: int
     tail_tiles: int
     parts: int
+    steps: int
     part_steps: int
+
+    @property
+    def grid(self) -> Grid:
+        contributors = self.tail_tiles * (self.parts - 1)
+        return Grid(self.clusters, self.steps % 2 == 1, contributors, contributor_stride=self.tail_tiles)
+
+    @property
+    def length(self) -> float:
+        """Of the schedule, in units of a tile's time."""
+        return self.waves + (1 / self.parts if self.tail_tiles else 0)
+
+    def jobs(self, cluster: Array, origin: Callable[[Array], tuple[Array, Array]]):
+        """The number of jobs of a cluster, and the i-th; `origin(tile)` is the tile's first row and column."""
+        tail_tile = lax.rem(cluster, max(self.tail_tiles, 1))
+        part = self.parts - 1 - lax.div(cluster, max(self.tail_tiles, 1))
+
+        def job(i: Array) -> Job:
+            in_tail = i == self.waves
+            row, column = origin(self.clusters * i + jnp.where(in_tail, tail_tile, cluster))
+            contributes = in_tail & (part > 0)
+            return Job(
+                row=row,
+                column=column,
+                first_k=jnp.where(in_tail, part * self.part_steps, 0),
+                steps=jnp.where(in_tail, self.part_steps, self.steps),
+                contributes=contributes,
+                parts=jnp.where(in_tail & ~contributes, self.parts - 1, 0),
+            )
+
+        return self.waves + jnp.where(cluster < self.tail_tiles * self.parts, 1, 0), job
 
 
 def plan(tiles: int, clusters: int, steps: int, *, split: bool) -> Plan:
@@ -56,74 +79,8 @@ def plan(tiles: int, clusters: int, steps: int, *, split: bool) -> Plan:
     parts = 1
     if split and tail_tiles:
         parts = max(1, min(clusters // tail_tiles, steps // _MIN_STEPS, _MAX_PARTS))
+    part_steps = -(-steps // parts)
+    part_steps += (part_steps - steps) % 2
+    parts = -(-steps // part_steps)
     launched = clusters if waves else tail_tiles * parts
-    return Plan(launched, waves, tail_tiles, parts, -(-steps // parts))
-
-
-def contribute(accumulators: tuple[Array, ...], workspace: Any, semaphore: Any) -> None:
-    """Leaves a warpgroup's accumulators [64, n] in `workspace` [blocks, 64 * n] float32, and signals."""
-    for block, accumulator in enumerate(accumulators):
-        _write(accumulator, workspace.at[block])
-    pl.semaphore_signal(semaphore, 1)
-
-
-def collect(accumulators: tuple[Array, ...], contribution: Callable[[Array], Any], parts: int, semaphore: Any):
-    """The accumulators plus those that the same warpgroup of the other parts left, in the order of the parts."""
-    pl.semaphore_wait(semaphore, parts - 1)
-
-    def add(part, accumulators):
-        return tuple(_add(a, contribution(part).at[block]) for block, a in enumerate(accumulators))
-
-    return lax.fori_loop(1, parts, add, accumulators)
-
-
-def _write(accumulator: Array, workspace: Any) -> None:
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()))
-    def emit(_, accumulator, workspace):
-        for register, pointer in zip(accumulator.registers.flat, _pointers(accumulator, workspace), strict=True):
-            llvm.store(register, pointer, alignment=8)
-        mgpu_utils.warpgroup_barrier()  # one thread signals for all
-
-    emit(accumulator, workspace)
-
-
-def _add(accumulator: Array, workspace: Any) -> Array:
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()),
-        return_type=plgpu.ShapeDtypeStruct(accumulator.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
-    )
-    def emit(_, accumulator, workspace):
-        registers = accumulator.registers
-        out = np.empty(registers.shape, dtype=object)
-        out.flat = [
-            arith.addf(register, _load_in_order(pointer))
-            for register, pointer in zip(registers.flat, _pointers(accumulator, workspace), strict=True)
-        ]
-        return mgpu.FragmentedArray(_registers=out, _layout=accumulator.layout, _is_signed=None)
-
-    return emit(accumulator, workspace)
-
-
-def _load_in_order(pointer: ir.Value) -> ir.Value:
-    """A pair of floats; volatile, so that the loads are not all held in registers at once."""
-    f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-    struct = llvm.StructType.get_literal([f32, f32])
-    loaded = llvm.inline_asm(
-        struct, [pointer], "ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", has_side_effects=True
-    )
-    pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
-    for i in range(2):
-        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), mgpu_utils.c(i, i32))
-    return pair
-
-
-def _pointers(accumulator: mgpu.FragmentedArray, workspace: ir.Value) -> list[ir.Value]:
-    """Where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
-    i32 = ir.IntegerType.get_signless(32)
-    thread = arith.remui(mgpu_utils.thread_idx(), mgpu_utils.c(_THREADS, i32))
-    base = llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(workspace))
-    pair = ir.VectorType.get((2,), ir.F32Type.get())
-    return [
-        mgpu_utils.getelementptr(base, [arith.addi(thread, mgpu_utils.c(_THREADS * i, i32))], pair)
-        for i in range(accumulator.registers.size)
-    ]
+    return Plan(launched, waves, tail_tiles, parts, steps, part_steps)

@@ -53,13 +53,27 @@ def start(blocks: int, n: int) -> Carry:
     return (zeros,) * blocks, (jnp.int32(0),) * blocks
 
 
-def step(carry: Carry, values, metadata, b, *, b_transposed: bool) -> Carry:
+def load_words(metadata) -> tuple[Array, ...]:
+    """This lane's metadata words of a step, from shared memory [blocks, 1, 128] int32: one of each 64 rows."""
+    blocks = metadata.shape[0]
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(),),
+        return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * blocks,
+    )
+    def emit(_, metadata):
+        return tuple(splat(_load_word(metadata, block)) for block in range(blocks))
+
+    return emit(metadata)
+
+
+def step(carry: Carry, values, words: tuple[Array, ...], b, *, b_transposed: bool) -> Carry:
     """Issues one step and waits for the one before: its shared memory may be overwritten afterwards.
 
     Args:
       carry: of `start` or of the step before.
       values: shared memory [64 * blocks, 32] with `VALUES_TRANSFORMS`.
-      metadata: shared memory [blocks, 1, 128] int32.
+      words: of `load_words`, or others that are loaded as late: after the step before was issued.
       b: shared memory [64, n], or [n, 64] if `b_transposed`, with `DENSE_TRANSFORMS`.
       b_transposed: whether b is stored with the contracted dimension last.
 
@@ -67,6 +81,7 @@ def step(carry: Carry, values, metadata, b, *, b_transposed: bool) -> Carry:
       The carry; its accumulators are still being written.
     """
     blocks, n = len(carry[0]), carry[0][0].shape[1]
+    words_layout = (SCALAR,) * blocks
     carry_type = (
         (plgpu.ShapeDtypeStruct((ROWS, n), jnp.float32, layout=ACCUMULATOR),) * blocks,
         (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * blocks,
@@ -74,18 +89,18 @@ def step(carry: Carry, values, metadata, b, *, b_transposed: bool) -> Carry:
 
     @plgpu.inline_mgpu(
         arg_types=(
-            ((ACCUMULATOR,) * blocks, (SCALAR,) * blocks),
+            ((ACCUMULATOR,) * blocks, words_layout),
             plgpu.RefType(VALUES_TRANSFORMS),
-            plgpu.RefType(),
+            words_layout,
             plgpu.RefType(DENSE_TRANSFORMS),
         ),
         return_type=carry_type,
     )
-    def emit(_, carry, values, metadata, b):
+    def emit(_, carry, values, words, b):
         accumulators, previous_words = carry
         if b_transposed:
             b = mgpu_utils.memref_transpose(b, (1, 0, 3, 2))
-        words = [_load_word(metadata, block) for block in range(blocks)]
+        words = [word.registers.item() for word in words]
         nvvm.wgmma_fence_aligned()
         results = [
             _issue(accumulator.registers, values, block, b, word, n)
@@ -96,7 +111,7 @@ def step(carry: Carry, values, metadata, b, *, b_transposed: bool) -> Carry:
         _use_together([word.registers.item() for word in previous_words] + words)
         return tuple(map(_with_registers, accumulators, results)), tuple(map(splat, words))
 
-    return emit(carry, values, metadata, b)
+    return emit(carry, values, words, b)
 
 
 def finish(carry: Carry) -> tuple[Array, ...]:
@@ -117,12 +132,6 @@ def finish(carry: Carry) -> tuple[Array, ...]:
         return tuple(a.to_layout(mgpu.WGMMA_LAYOUT) for a in settled)
 
     return emit(accumulators)
-
-
-def splat(scalar: ir.Value) -> mgpu.FragmentedArray:
-    """An int32 that all threads hold, as an array in layout `SCALAR`."""
-    registers = np.array(scalar, dtype=object)
-    return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)
 
 
 def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, word: ir.Value, n: int) -> np.ndarray:
@@ -186,3 +195,9 @@ def _use_together(words: list[ir.Value]) -> None:
 
 def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.FragmentedArray:
     return mgpu.FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=array.is_signed)
+
+
+def splat(scalar: ir.Value) -> mgpu.FragmentedArray:
+    """A lane's own 32-bit integer as an array of `SCALAR`, whose lanes need not agree."""
+    registers = np.array(scalar, dtype=object)
+    return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)

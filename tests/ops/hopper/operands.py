@@ -46,6 +46,22 @@ def random_venom(m_rows, k, v, m, dtype, seed) -> SparseVenom:
     )
 
 
+def random_runs(blocks, kept, run, rows, seed, lists=3):
+    """int32 [blocks, kept]: runs of `run` rows, one of a few lists for each block, as blocks of a cluster have."""
+    rng = np.random.default_rng(seed)
+    lists = np.stack([rng.permutation(rows // run)[: kept // run] for _ in range(lists)])
+    starts = run * lists[np.sort(rng.integers(len(lists), size=blocks))]
+    return jnp.asarray((starts[:, :, None] + np.arange(run)).reshape(blocks, kept), jnp.int32)
+
+
+def random_venom_in_runs(m_rows, k, kept, v, run, dtype, seed) -> SparseVenom:
+    """[m_rows, K] that keeps `kept` columns, in runs, at random positions."""
+    rows = -(-m_rows // v) * v
+    condensed = random_24(rows, kept, dtype, seed)
+    columns = random_runs(rows // v, kept, run, k, seed + 1)
+    return SparseVenom(condensed.values, condensed.metadata, columns, (m_rows, k), v, 4 * k // kept, run)
+
+
 def assert_as_good_as_reference(result, reference, exact):
     """The error against `exact` is at most 1.5 times the reference's, plus float32's own rounding."""
     exact = np.asarray(exact, np.float32)

@@ -1,0 +1,99 @@
+"""Sums of a tile that several clusters of a persistent grid compute, each some of the steps along k.
+
+All but the cluster with the tile's first steps leave their accumulators in a workspace in global
+memory and signal; that one waits for each in turn, adds it up, and stores the tile. The sum is the
+same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.experimental.mosaic.gpu as mgpu
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+_THREADS = 128
+
+
+def contribute(accumulators: tuple[Array, ...], workspace: Any, semaphore: Any) -> None:
+    """Leaves a warpgroup's accumulators [64, n] in `workspace` [blocks, 64 * n] float32, and signals."""
+    for block, accumulator in enumerate(accumulators):
+        _write(accumulator, workspace.at[block])
+    pl.semaphore_signal(semaphore, 1)
+
+
+def collect(accumulators: tuple[Array, ...], parts: Array, contribution: Callable[[Array], tuple[Any, Any]]):
+    """The accumulators plus contributions 1 to `parts`, in this order.
+
+    Args:
+      accumulators: of this warpgroup.
+      parts: how many contributions there are.
+      contribution: from a part, the workspace and the semaphore of the same warpgroup of the cluster that has it.
+    """
+
+    def add(part, accumulators):
+        workspace, semaphore = contribution(part)
+        pl.semaphore_wait(semaphore, 1)
+        return tuple(_add(a, workspace.at[block]) for block, a in enumerate(accumulators))
+
+    return lax.fori_loop(1, parts + 1, add, accumulators)
+
+
+def _write(accumulator: Array, workspace: Any) -> None:
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()))
+    def emit(_, accumulator, workspace):
+        for register, pointer in zip(accumulator.registers.flat, _pointers(accumulator, workspace), strict=True):
+            llvm.store(register, pointer, alignment=8)
+        mgpu_utils.warpgroup_barrier()  # one thread signals for all
+
+    emit(accumulator, workspace)
+
+
+def _add(accumulator: Array, workspace: Any) -> Array:
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()),
+        return_type=plgpu.ShapeDtypeStruct(accumulator.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
+    )
+    def emit(_, accumulator, workspace):
+        registers = accumulator.registers
+        out = np.empty(registers.shape, dtype=object)
+        out.flat = [
+            arith.addf(register, _load_in_order(pointer))
+            for register, pointer in zip(registers.flat, _pointers(accumulator, workspace), strict=True)
+        ]
+        return mgpu.FragmentedArray(_registers=out, _layout=accumulator.layout, _is_signed=None)
+
+    return emit(accumulator, workspace)
+
+
+def _load_in_order(pointer: ir.Value) -> ir.Value:
+    """A pair of floats; volatile, so that the loads are not all held in registers at once."""
+    f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+    struct = llvm.StructType.get_literal([f32, f32])
+    loaded = llvm.inline_asm(
+        struct, [pointer], "ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", has_side_effects=True
+    )
+    pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
+    for i in range(2):
+        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), mgpu_utils.c(i, i32))
+    return pair
+
+
+def _pointers(accumulator: mgpu.FragmentedArray, workspace: ir.Value) -> list[ir.Value]:
+    """Where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
+    i32 = ir.IntegerType.get_signless(32)
+    thread = arith.remui(mgpu_utils.thread_idx(), mgpu_utils.c(_THREADS, i32))
+    base = llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(workspace))
+    pair = ir.VectorType.get((2,), ir.F32Type.get())
+    return [
+        mgpu_utils.getelementptr(base, [arith.addi(thread, mgpu_utils.c(_THREADS * i, i32))], pair)
+        for i in range(accumulator.registers.size)
+    ]

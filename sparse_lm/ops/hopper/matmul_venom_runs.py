@@ -1,0 +1,132 @@
+"""V:2:M matrix times dense matrix, where the columns of a block come in runs: boxes of B, no gather.
+
+The blocks of a cluster compute tiles side by side, so that they share the tile of the sparse operand;
+those that run together cover a band along N, so that the rows of b that their tokens list stay in the L2
+cache.
+
+Numerics: as `matmul_24`, in the order of the condensed columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from sparse_lm.ops.formats import SparseVenom
+from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
+from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper.sampled_matmul_24 import check_run
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Tiling):
+    """How the product is cut up.
+
+    Attributes:
+      raster_width: clusters' tiles along N that run together.
+    """
+
+    raster_width: int = 8
+
+
+# With the time of a tile in units of the smaller one's.
+CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0))
+
+
+def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
+    """The candidate with the shortest waves of those whose tiles' rows lie in one block.
+
+    Raises:
+      NotImplementedError: there is none.
+    """
+    fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_m == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs v to be a multiple of 128, not {v}")
+    return min(fitting, key=lambda candidate: candidate[1] * _plan(candidate[0], rows, n, kept // STEP).length)[0]
+
+
+def matmul_venom_runs(
+    a: SparseVenom, b: Array, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+) -> Array:
+    """a @ b.
+
+    Args:
+      a: V:2:M matrix [M, K], bfloat16 or float16, v and run multiples of 128 and of 64; its columns are all inside
+        of b.
+      b: [K, N] in the dtype of a.
+      out_dtype: bfloat16, float16 or float32; that of b by default.
+      config: tiling; tile_m divides v.
+
+    Returns:
+      [M, N]. Rows of b that no block lists are not read.
+
+    Raises:
+      NotImplementedError: the dtypes, v, or run.
+    """
+    out_dtype = jnp.dtype(out_dtype or b.dtype)
+    check_dtypes(a.dtype, b.dtype, out_dtype)
+    check_run(a.run)
+    rows, n = a.shape[0], b.shape[1]
+    config = config or heuristic_config(rows, n, a.columns.shape[1], a.v)
+    b = pad(b)
+    out = jax.ShapeDtypeStruct((round_up(rows), max(2 * wgmma_sp.ROWS, b.shape[1])), out_dtype)
+    return _call(config, a, b, out)[:rows, :n]
+
+
+def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -> Array:
+    steps = a.values.shape[1] // wgmma_sp.KEPT
+    plan = _plan(config, a.shape[0], b.shape[1], steps)
+    shared = dict(rows=config.tile_m, multicast=config.cluster > 1)
+
+    def jobs(_, cluster, peer):
+        def origin(tile):
+            tile = plgpu.planar_snake(tile, _grid(config, a.shape[0], b.shape[1]), 1, config.raster_width)
+            return tile[0] * config.tile_m, (tile[1] * config.cluster + peer) * config.tile_n
+
+        return plan.jobs(cluster, origin)
+
+    def loads(operands, job):
+        values, metadata, columns, b_gmem = operands
+        block = lax.div(job.row, a.v)
+
+        def look_up(k):
+            """The first row of b; one past the end for steps past the end, which must add nothing."""
+            return jnp.where(k < steps, columns[block, lax.min(k, steps - 1) * STEP], b.shape[0])
+
+        def copies(k, row, stage):
+            return [
+                stage.copy_values(values, job.row, k, **shared),
+                stage.copy_metadata(metadata, job.row, k, **shared),
+                stage.copy_b(b_gmem, row, job.column, multicast=False),
+            ]
+
+        return Loads(copies, look_up)
+
+    return multiply(
+        config,
+        plan.grid,
+        jobs,
+        loads,
+        (a.values, a.metadata, a.columns, b),
+        out,
+        dtype=b.dtype,
+        b_transposed=False,
+        out_transposed=False,
+    )
+
+
+def _grid(config: Config, rows: int, n: int) -> tuple[int, int]:
+    return pl.cdiv(rows, config.tile_m), pl.cdiv(n, config.tile_n * config.cluster)
+
+
+def _plan(config: Config, rows: int, n: int, steps: int) -> split_k.Plan:
+    tiles = math.prod(_grid(config, rows, n))
+    return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

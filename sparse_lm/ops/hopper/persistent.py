@@ -1,0 +1,252 @@
+"""The frame of the products with a 2:4 operand: a persistent grid of warp-specialized thread blocks.
+
+In each block one producer warpgroup keeps a ring of shared-memory stages full with TMA copies, and two
+consumer warpgroups each hold the accumulators of half the tile's rows. The blocks of a cluster share
+one operand's tile (multicast), and so do the same steps at the same time. What is computed where is a
+kernel's `Jobs` (schedule.py), what is copied its `Loads`.
+
+What limits the products is shared memory: an instruction m64nNk32 reads 2 + N / 16 KB in N / 2 cycles, at
+most 128 bytes each, and the copies write on top of that. So a tile is as large as registers allow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
+
+from sparse_lm.ops.hopper import exchange, wgmma_sp
+from sparse_lm.ops.hopper.mainloop import accumulate
+from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.schedule import Grid, Job, Jobs
+from sparse_lm.ops.hopper.store import staging, store_tile, stores
+
+CONSUMERS = 2
+STEP = wgmma_sp.STEP
+
+_PRODUCER = CONSUMERS  # index of its warpgroup
+_FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """Of a product with a 2:4 operand of its rows.
+
+    Attributes:
+      tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer.
+      tile_n: columns of a block's tile, a multiple of 64, at most 256. A consumer thread holds
+        tile_m * tile_n / 256 accumulators, of its 240 registers.
+      stages: of the ring, each of 64 logical columns of the sparse operand.
+      cluster: blocks that share an operand's tile.
+      store_slots: output tiles of 64 rows in shared memory, per consumer.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int = 4
+    cluster: int = 2
+    store_slots: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Of the ring, in shared memory: values [tile_m, 32], metadata [tile_m / 64, 1, 128], b [64, tile_n] or turned."""
+
+    values: Any
+    metadata: Any
+    b: Any
+
+    def copy_values(self, source: Any, row: Array, k: Array, *, first: int = 0, rows: int, multicast: bool) -> Copy:
+        """Rows `first` to `first + rows - 1` of the stage, from `row` of the source on; k counts steps."""
+        target = self.values.at[pl.ds(first, rows)]
+        return Copy(source, target, (row, k * wgmma_sp.KEPT), wgmma_sp.VALUES_TRANSFORMS, multicast)
+
+    def copy_metadata(self, source: Any, row: Array, k: Array, *, first: int = 0, rows: int, multicast: bool) -> Copy:
+        """That of the same rows; all multiples of 64."""
+        target = self.metadata.at[pl.ds(first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS)]
+        return Copy(source, target, (lax.div(row, wgmma_sp.ROWS), k, jnp.int32(0)), (), multicast)
+
+    def copy_b(self, source: Any, *origin: Array, multicast: bool) -> Copy:
+        return Copy(source, self.b, origin, wgmma_sp.DENSE_TRANSFORMS, multicast)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+    """What one job copies.
+
+    Attributes:
+      copies: from a step along k, what `look_up` gave for it, and the stage, what to copy.
+      look_up: from a step along k, what its copies need to read first: scalars, which are read one step
+        ahead. It may be asked for the step after the job's last.
+    """
+
+    copies: Callable[[Array, Any, Stage], Sequence[Copy]]
+    look_up: Callable[[Array], Any] = lambda k: ()
+
+
+def multiply(
+    tiling: Tiling,
+    grid: Grid,
+    jobs: Jobs,
+    loads: Callable[[Any, Job], Loads],
+    operands: Sequence[Array],
+    out: jax.ShapeDtypeStruct,
+    *,
+    dtype: jnp.dtype,
+    b_transposed: bool,
+    out_transposed: bool,
+) -> Array:
+    """Runs the jobs.
+
+    Args:
+      tiling: of the product.
+      grid: how many clusters there are, and who exchanges sums with whom.
+      jobs: from the operands, the cluster and the block in it, what to compute.
+      loads: from the operands and a job, what to copy.
+      operands: arrays that jobs and loads read, in global memory.
+      out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
+      dtype: of the operands that are multiplied.
+      b_transposed: whether the dense operand's tiles are [tile_n, 64].
+      out_transposed: whether `out` is.
+    """
+    tile_m, tile_n = tiling.tile_m, tiling.tile_n
+    consumer_rows = tile_m // CONSUMERS
+    blocks = consumer_rows // wgmma_sp.ROWS
+    many_accumulators = tile_m * tile_n > _FEW_ACCUMULATORS * 256
+    producer_registers, consumer_registers = (24, 240) if many_accumulators else (56, 224)
+    workspace = (grid.contributors, tiling.cluster, CONSUMERS)
+
+    def kernel(*refs):
+        operands_gmem, (out_gmem, *workspace_gmem) = refs[: len(operands)], refs[len(operands) :]
+        semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
+
+        def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
+            ring = Ring(full, empty, tiling.stages)
+            ring.initialize()
+            warpgroup = lax.axis_index("warpgroup")
+            cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
+            count, job_at = jobs(operands_gmem, cluster, peer)
+
+            def produce():
+                plgpu.set_max_registers(producer_registers, action="decrease")
+
+                def fill(i, first_step):
+                    job = job_at(i)
+                    job_loads = loads(operands_gmem, job)
+
+                    def fill_step(j, looked_up):
+                        slot, k = ring.slot(first_step + j), job.first_k + j
+                        stage = Stage(values_smem.at[slot], metadata_smem.at[slot], b_smem.at[slot])
+                        ring.fill(first_step + j, job_loads.copies(k, looked_up, stage))
+                        return job_loads.look_up(k + 1)
+
+                    lax.fori_loop(0, job.steps, fill_step, job_loads.look_up(job.first_k))
+                    return first_step + job.steps
+
+                ring.close(lax.fori_loop(0, count, fill, jnp.int32(0)))
+
+            def consume():
+                plgpu.set_max_registers(consumer_registers, action="increase")
+                rows = pl.ds(warpgroup * consumer_rows, consumer_rows)
+
+                def operands_in(slot):
+                    metadata = metadata_smem.at[slot, pl.ds(warpgroup * blocks, blocks)]
+                    return values_smem.at[slot, rows], metadata, b_smem.at[slot]
+
+                def store(accumulators, job):
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
+                    for block, accumulator in enumerate(accumulators):
+                        store_tile(
+                            accumulator.astype(out_gmem.dtype),
+                            out_smem.at[warpgroup],
+                            out_gmem,
+                            (job.row + warpgroup * consumer_rows + block * wgmma_sp.ROWS, job.column),
+                            first_store=block * stores(tile_n, out.dtype),
+                            transposed=out_transposed,
+                        )
+
+                def finish(accumulators, job):
+                    if not grid.contributors:
+                        return store(accumulators, job)
+
+                    def contribution(part):
+                        contributor = cluster - part * grid.contributor_stride
+                        return (ref.at[contributor, peer, warpgroup] for ref in (*workspace_gmem, semaphores))
+
+                    @pl.when(job.contributes)
+                    def _contribute():
+                        exchange.contribute(accumulators, *contribution(0))
+
+                    @pl.when(~job.contributes)
+                    def _collect():
+                        store(exchange.collect(accumulators, job.parts, contribution), job)
+
+                def compute(i, first_step):
+                    steps = job_at(i).steps
+                    accumulators = accumulate(
+                        ring,
+                        first_step,
+                        steps,
+                        operands_in,
+                        odd=grid.odd,
+                        blocks=blocks,
+                        n=tile_n,
+                        b_transposed=b_transposed,
+                    )
+                    finish(accumulators, job_at(_computed_anew(i)))
+                    return first_step + steps
+
+                lax.fori_loop(0, count, compute, jnp.int32(0))
+                plgpu.wait_smem_to_gmem(0)
+
+            lax.cond(warpgroup == _PRODUCER, produce, consume)
+
+        b_tile = (tile_n, STEP) if b_transposed else (STEP, tile_n)
+        pl.run_scoped(
+            scope,
+            plgpu.SMEM((tiling.stages, tile_m, wgmma_sp.KEPT), dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
+            plgpu.SMEM((tiling.stages, tile_m // wgmma_sp.ROWS, 1, 128), jnp.int32),
+            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+            staging(CONSUMERS, tiling.store_slots, out.dtype, transposed=out_transposed),
+            full_barriers(tiling.stages),
+            empty_barriers(tiling.stages, CONSUMERS),
+            collective_axes="warpgroup",
+        )
+
+    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * tile_n), jnp.float32)
+    result, *_ = plgpu.kernel(
+        kernel,
+        out_type=[out, sums] if grid.contributors else [out],
+        grid=(grid.clusters,),
+        grid_names=("cluster",),
+        cluster=(tiling.cluster,),
+        cluster_names=(CLUSTER_AXIS,),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+        ),
+    )(*operands)
+    return result
+
+
+def _computed_anew(number: Array) -> Array:
+    """The same, unknown to the compiler: what depends on it is not kept in registers that accumulators need."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(wgmma_sp.SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=wgmma_sp.SCALAR)
+    )
+    def emit(_, number):
+        i32 = ir.IntegerType.get_signless(32)
+        copy = llvm.inline_asm(i32, [number.registers.item()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
+        return wgmma_sp.splat(copy)
+
+    return emit(number)

@@ -1,0 +1,144 @@
+"""Listed rows of a 2:4 matrix times the rows of a dense one, block by block, where the listed rows come in runs.
+
+A tile's rows of the sparse operand are boxes that start where the block's list says; the rest is
+`matmul_24` with b and the result transposed. The blocks of a cluster compute tiles under one another,
+so that they share the tile of tokens, and blocks that run together cover all listed rows of a few
+tiles of tokens.
+
+Numerics: as `matmul_24`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
+from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Tiling):
+    """How the product is cut up; M counts listed rows, N tokens.
+
+    Attributes:
+      raster_width: clusters' tiles along M that run together.
+    """
+
+    raster_width: int = 8
+
+
+# With the time of a tile in units of the smaller ones'.
+CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 128), 1.0))
+
+
+def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
+    """The candidate with the shortest waves of those whose tiles of tokens lie in one block.
+
+    Raises:
+      NotImplementedError: there is none.
+    """
+    steps = pl.cdiv(dim, STEP)
+    fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_n == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs v to be a multiple of 128 or 192, not {v}")
+    return min(fitting, key=lambda candidate: candidate[1] * _plan(candidate[0], tokens, kept, steps).length)[0]
+
+
+def sampled_matmul_24(
+    w: Sparse24,
+    x: Array,
+    columns: Array,
+    v: int,
+    *,
+    run: int = 1,
+    out_dtype: DTypeLike | None = None,
+    config: Config | None = None,
+) -> Array:
+    """x @ w[columns of the block].T, for each block of v rows of x.
+
+    Args:
+      w: 2:4 matrix [F, D], bfloat16 or float16.
+      x: [T, D] in the dtype of w.
+      columns: int32 [ceil(T / v), Kc], rows of w, all of them inside of w, in runs.
+      v: rows of a block.
+      run: that many columns are consecutive, and start at a multiple of it.
+      out_dtype: bfloat16, float16 or float32; that of x by default.
+      config: tiling; tile_n divides v.
+
+    Returns:
+      [T, Kc].
+
+    Raises:
+      NotImplementedError: the dtypes, v, or run.
+    """
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    check_dtypes(w.dtype, x.dtype, out_dtype)
+    check_run(run)
+    tokens, kept = x.shape[0], columns.shape[1]
+    config = config or heuristic_config(tokens, kept, x.shape[1], v)
+    out = jax.ShapeDtypeStruct((round_up(tokens), max(2 * wgmma_sp.ROWS, kept)), out_dtype)
+    return _call(config, w, pad(x), columns, v, run, out)[:tokens, :kept]
+
+
+def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: int, out: jax.ShapeDtypeStruct) -> Array:
+    tokens, kept = x.shape[0], columns.shape[1]
+    plan = _plan(config, tokens, kept, w.values.shape[1] // wgmma_sp.KEPT)
+    box = math.gcd(run, config.tile_m)
+
+    def jobs(_, cluster, peer):
+        def origin(tile):
+            tile = plgpu.planar_snake(tile, _grid(config, tokens, kept), 0, config.raster_width)
+            return (tile[0] * config.cluster + peer) * config.tile_m, tile[1] * config.tile_n
+
+        return plan.jobs(cluster, origin)
+
+    def loads(operands, job):
+        values, metadata, x, columns = operands
+        block = lax.div(job.column, v)
+        rows = {first: columns[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)}
+
+        def copies(k, _, stage):
+            copy_b = stage.copy_b(x, job.column, k * STEP, multicast=config.cluster > 1)
+            return [copy_b] + [
+                copy(source, row, k, first=first, rows=box, multicast=False)
+                for copy, source in ((stage.copy_values, values), (stage.copy_metadata, metadata))
+                for first, row in rows.items()
+            ]
+
+        return Loads(copies)
+
+    return multiply(
+        config,
+        plan.grid,
+        jobs,
+        loads,
+        (w.values, w.metadata, x, columns),
+        out,
+        dtype=x.dtype,
+        b_transposed=True,
+        out_transposed=True,
+    )
+
+
+def check_run(run: int) -> None:
+    if run % wgmma_sp.ROWS:
+        raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {run}")
+
+
+def _grid(config: Config, tokens: int, kept: int) -> tuple[int, int]:
+    return pl.cdiv(kept, config.tile_m * config.cluster), pl.cdiv(tokens, config.tile_n)
+
+
+def _plan(config: Config, tokens: int, kept: int, steps: int) -> split_k.Plan:
+    tiles = math.prod(_grid(config, tokens, kept))
+    return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

@@ -1,0 +1,51 @@
+"""What the clusters of a persistent grid have to do: jobs, each of some steps of one tile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Steps of one tile, by one cluster. The fields are scalars that a kernel computes.
+
+    Attributes:
+      row, column: where this block's tile starts in the product.
+      first_k: the first step along k.
+      steps: how many, from there on; at least one.
+      contributes: whether these are not the tile's first steps: the sum goes to the cluster that has those.
+      parts: what other clusters contribute, if this one has the first steps.
+    """
+
+    row: Array
+    column: Array
+    first_k: Array
+    steps: Array
+    contributes: Array
+    parts: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Of a kernel, whatever it computes.
+
+    Attributes:
+      clusters: that are launched.
+      odd: whether every job has an odd number of steps; else every job has an even number.
+      contributors: clusters 0 to `contributors` - 1 may contribute, once each.
+      contributor_stride: the p-th contribution to a tile of cluster c, p > 0, is that of cluster
+        c - p * contributor_stride: of one that was launched earlier, and does not wait for anyone.
+    """
+
+    clusters: int
+    odd: bool
+    contributors: int
+    contributor_stride: int
+
+
+Jobs = Callable[[Any, Array, Array], tuple[Array, Callable[[Array], Job]]]
+"""(operands in global memory, cluster, block in the cluster) -> (number of jobs, the i-th job)."""

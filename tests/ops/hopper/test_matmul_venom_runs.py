@@ -1,0 +1,72 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops import hopper, reference
+from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES, matmul_venom_runs
+from tests.ops.hopper.operands import (
+    assert_as_good_as_reference,
+    assert_repeats,
+    random,
+    random_venom_in_runs,
+)
+
+CONFIGS = [config for config, _ in CANDIDATES]
+
+
+def _exact(a, b):
+    return np.asarray(a.to_dense(), np.float64) @ np.asarray(b, np.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "rows, k, kept, n, v, run",
+    [
+        (1024, 1024, 512, 768, 256, 512),
+        (1000, 2048, 640, 200, 256, 128),
+        (300, 384, 192, 1001, 512, 64),
+        (1, 256, 64, 1, 256, 64),
+        (700, 8192, 2048, 1024, 256, 2048),
+    ],
+)
+def test_matches_reference(rows, k, kept, n, v, run, config):
+    a = random_venom_in_runs(rows, k, kept, v, run, jnp.bfloat16, seed=0)
+    b = random((k, n), jnp.bfloat16, seed=2)
+    out = assert_repeats(lambda a, b: matmul_venom_runs(a, b, config=config), a, b)
+    assert_as_good_as_reference(out, reference.matmul_venom(a, b, out_dtype=jnp.bfloat16), _exact(a, b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
+@pytest.mark.parametrize("v", [128, 256])
+def test_dtypes(dtype, out_dtype, v):
+    a = random_venom_in_runs(700, 1024, 256, v, 128, dtype, seed=3)
+    b = random((1024, 512), dtype, seed=5)
+    out = assert_repeats(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype), a, b)
+    assert_as_good_as_reference(out, reference.matmul_venom(a, b, out_dtype=out_dtype), _exact(a, b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_bad_numbers_in_rows_that_no_block_lists_do_no_harm(bad, config):
+    a = random_venom_in_runs(512, 1024, 192, 256, 64, jnp.bfloat16, seed=6)
+    a = dataclasses.replace(a, columns=a.columns.at[1].set(a.columns[0]))
+    b = random((1024, 512), jnp.bfloat16, seed=8)
+    unlisted = np.setdiff1d(np.arange(1024), np.asarray(a.columns))
+    out = matmul_venom_runs(a, b.at[unlisted].set(bad), config=config)
+    np.testing.assert_array_equal(out, matmul_venom_runs(a, b, config=config))
+    listed = int(a.columns[0, 3])
+    out = matmul_venom_runs(a, b.at[listed].set(bad), config=config)
+    np.testing.assert_array_equal(~np.isfinite(out).all(axis=1), np.asarray(a.mask())[:, listed])
+
+
+def test_refuses_small_blocks_and_ragged_runs():
+    b = random((128, 64), jnp.bfloat16, seed=1)
+    with pytest.raises(NotImplementedError, match="multiple of 128"):
+        hopper.matmul_venom(random_venom_in_runs(64, 128, 64, 64, 64, jnp.bfloat16, seed=0), b)
+    with pytest.raises(NotImplementedError, match="multiple of 64, not 96"):
+        hopper.matmul_venom(random_venom_in_runs(64, 192, 96, 128, 96, jnp.bfloat16, seed=0), b)

@@ -1,0 +1,118 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops import hopper, reference
+from sparse_lm.ops.hopper.scattered_matmul_24 import LARGE, SMALL, heuristic_tiling
+from tests.ops.hopper.operands import (
+    assert_as_good_as_reference,
+    assert_repeats,
+    random,
+    random_24,
+    random_runs,
+)
+
+
+def _exact(a, b, columns, v, rows):
+    dense, b = np.asarray(a.to_dense(), np.float64), np.asarray(b, np.float64)
+    exact = np.zeros((rows, b.shape[1]))
+    for block, listed in enumerate(np.asarray(columns)):
+        tokens = slice(block * v, min((block + 1) * v, len(b)))
+        exact[listed] += dense[:, tokens] @ b[tokens]
+    return exact
+
+
+def _check(a, b, columns, v, rows, run, **options):
+    def product(a, b, columns):
+        return hopper.scattered_matmul_24(a, b, columns, v, rows, run=run, **options)
+
+    out = assert_repeats(product, a, b, columns)
+    options.pop("tiling", None)
+    expected = reference.scattered_matmul_24(a, b, columns, v, rows, run=run, **(dict(out_dtype=b.dtype) | options))
+    exact = _exact(a, b, columns, v, rows)
+    assert_as_good_as_reference(out, expected, exact)
+    unlisted = np.setdiff1d(np.arange(rows), np.asarray(columns))
+    assert not np.asarray(out)[unlisted].any()
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "tokens, n, kept, rows, v, run",
+    [
+        (2048, 512, 512, 2048, 256, 512),
+        (1000, 200, 256, 1024, 192, 256),
+        (900, 1001, 768, 1536, 64, 256),
+        (100, 64, 256, 256, 128, 256),
+        (16384, 768, 1024, 4096, 256, 256),
+    ],
+)
+@pytest.mark.parametrize("tiling", [LARGE, SMALL])
+def test_matches_reference(tokens, n, kept, rows, v, run, tiling):
+    a, b = random_24(kept, tokens, jnp.bfloat16, seed=0), random((tokens, n), jnp.bfloat16, seed=1)
+    columns = random_runs(-(-tokens // v), kept, run, rows, seed=2)
+    _check(a, b, columns, v, rows, run, tiling=tiling)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("clusters", [1, 16])
+def test_uneven_work(clusters):
+    """Runs of 128 that one block lists, or all of them, or none."""
+    a, b = random_24(512, 4096, jnp.bfloat16, seed=3), random((4096, 512), jnp.bfloat16, seed=4)
+    columns = random_runs(32, 512, 128, 8192, seed=5, lists=clusters).at[:, :128].set(jnp.arange(128))
+    _check(a, b, columns, 128, 8192, 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
+@pytest.mark.parametrize("tiling", [LARGE, SMALL])
+def test_dtypes(dtype, out_dtype, tiling):
+    a, b = random_24(512, 3000, dtype, seed=6, scale=0.1), random((3000, 520), dtype, seed=7)
+    columns = random_runs(12, 512, 256, 1024, seed=8)
+    _check(a, b, columns, 256, 1024, 256, out_dtype=out_dtype, tiling=tiling)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_numbers_reach_the_rows_that_their_block_lists_and_no_other(bad):
+    a, b = random_24(256, 512, jnp.bfloat16, seed=9), random((512, 512), jnp.bfloat16, seed=10)
+    columns = jnp.stack([jnp.arange(256), jnp.arange(512, 768)])
+    token, column = 300, 7
+    out = hopper.scattered_matmul_24(a, b.at[token, column].set(bad), columns, 256, 1024, run=256)
+    expected = np.zeros((1024, 512), bool)
+    expected[512:768, column] = np.asarray(a.mask())[:, token]
+    np.testing.assert_array_equal(~np.isfinite(out), expected)
+
+
+@pytest.mark.gpu
+def test_no_sum_is_lost_when_repeated():
+    """A race between the parts of a tile would show as a difference now and then."""
+    a, b = random_24(512, 8192, jnp.bfloat16, seed=11), random((8192, 1024), jnp.bfloat16, seed=12)
+    columns = random_runs(64, 512, 128, 2048, seed=13)
+    product = jax.jit(lambda: hopper.scattered_matmul_24(a, b, columns, 128, 2048, run=128, out_dtype=jnp.float32))
+    first = product()
+    for _ in range(20):
+        np.testing.assert_array_equal(product(), first)
+
+
+@pytest.mark.parametrize(
+    "tokens, v, rows, run, message",
+    [
+        (128, 64, 256, 64, "multiple of 128"),
+        (128, 96, 256, 128, "v to be a multiple of 64"),
+        (128, 64, 200, 128, "divide the 200 rows"),
+        (64, 64, 256, 128, "more than 64 columns"),
+    ],
+)
+def test_refuses(tokens, v, rows, run, message):
+    a, b = random_24(128, tokens, jnp.bfloat16, seed=0), random((tokens, 64), jnp.bfloat16, seed=1)
+    columns = jnp.arange(128)[None].repeat(-(-tokens // v), axis=0)
+    with pytest.raises(NotImplementedError, match=message):
+        hopper.scattered_matmul_24(a, b, columns, v, rows, run=run)
+
+
+def test_heuristic_counts_what_lies_past_the_last_column():
+    assert heuristic_tiling(2048, 256) == SMALL
+    assert heuristic_tiling(4096, 256) == LARGE
+    assert heuristic_tiling(4096, 128) == SMALL

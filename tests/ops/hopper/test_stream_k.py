@@ -1,0 +1,73 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops.hopper.scattered_matmul_24 import listed_at
+from sparse_lm.ops.hopper.stream_k import StreamK
+
+
+def _work(stream, pairs):
+    """Each cluster's jobs, (tile, first pair, pairs, contributes, parts), read from the shares as a kernel does."""
+    shares = np.asarray(jax.jit(stream.shares)(pairs))
+    work = []
+    for cluster in range(stream.clusters):
+        count, job_at = stream.jobs(shares, pairs, jnp.int32(cluster), lambda tile: (tile, tile))
+        jobs = [job_at(jnp.int32(i)) for i in range(int(count))]
+        fields = [(job.row, job.first_k // 2, job.steps // 2, job.contributes, job.parts) for job in jobs]
+        work.append([tuple(map(int, job)) for job in fields])
+    return work
+
+
+@pytest.mark.parametrize(
+    "clusters, width, pairs",
+    [
+        (6, 1, [32] * 6),
+        (6, 3, [32, 32, 32]),
+        (6, 2, [1, 90, 3, 17, 60, 1, 1, 8]),
+        (6, 2, [1] * 5),
+        (8, 1, [200, 1, 1]),
+        (5, 3, [7, 8, 9, 10, 11, 12, 13, 4, 120]),
+        (1, 2, [5, 1]),
+    ],
+)
+def test_every_pair_of_steps_is_done_once_and_summed(clusters, width, pairs):
+    stream, pairs = StreamK(clusters, width), np.asarray(pairs, np.int32)
+    work = _work(stream, pairs)
+    done = [np.zeros(count, int) for count in np.repeat(pairs, width)]
+    finished = np.zeros(len(done), int)
+    for cluster, jobs in enumerate(work):
+        for tile, first, count, contributes, parts in jobs:
+            assert count > 0
+            done[tile][first : first + count] += 1
+            finished[tile] += not contributes
+            assert contributes == (first > 0)
+            reached = first + count
+            for part in range(1, parts + 1):
+                contributions = [job for job in work[cluster - part * stream.grid.contributor_stride] if job[3]]
+                ((other, other_first, other_count, *_),) = contributions
+                assert (other, other_first) == (tile, reached)
+                reached += other_count
+            assert contributes or reached == len(done[tile])
+    assert all((pairs_done == 1).all() for pairs_done in done) and (finished == 1).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_are_even(seed):
+    stream = StreamK(66, 4)
+    pairs = np.random.default_rng(seed).integers(1, 100, size=64).astype(np.int32)
+    loads = [sum(job[2] + 1 for job in jobs) for jobs in _work(stream, pairs)]
+    assert max(loads) < 1.15 * np.mean(loads)
+
+
+def test_tiles_of_one_size_are_not_cut_for_little():
+    assert not any(job[3] for jobs in _work(StreamK(66, 4), np.full(64, 32, np.int32)) for job in jobs)
+
+
+def test_listed_at():
+    lists = jnp.array([[4, 0], [1, 4], [0, 1]])
+    places, counts = listed_at(lists, 6)
+    none = 3 * 2
+    expected = [[1, 4], [2, 5], [], [], [0, 3], []]
+    np.testing.assert_array_equal(places, [row + [none] * (5 - len(row)) for row in expected])
+    np.testing.assert_array_equal(counts, list(map(len, expected)))
