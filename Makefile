@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 CONFIG ?= configs/tiny.py
 
-.PHONY: train test lint clean
+.PHONY: train test test-all lint clean
 
 train: .venv/installed
 	$(BIN)/python -m sparse_lm.train --config=$(CONFIG)
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
+
+# Also the tests that compare with PyTorch and transformers, which `test` skips where they are not installed.
+test-all: .venv/test-installed test
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -20,6 +23,10 @@ lint: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -r requirements.txt
+	touch $@
+
+.venv/test-installed: requirements-test.txt .venv/installed
+	$(BIN)/python -m pip install --quiet -r requirements-test.txt
 	touch $@
 
 clean:
