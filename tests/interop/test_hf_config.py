@@ -1,0 +1,55 @@
+"""config.json, both ways."""
+
+import pytest
+
+from sparse_lm.config import ModelConfig
+from sparse_lm.interop.hf_config import UnsupportedModelError, from_hf_config, to_hf_config
+from tests.interop.models import MODEL_IDS, MODELS
+
+ARCEE = to_hf_config(MODELS["grouped"], seq_len=64, end_of_text=0)
+LLAMA = to_hf_config(MODELS["swiglu"], seq_len=64, end_of_text=0)
+
+
+@pytest.mark.parametrize("name", MODEL_IDS)
+def test_round_trip(name):
+    model = MODELS[name]
+    fixed = from_hf_config(to_hf_config(model, seq_len=64, end_of_text=0), gated=model.activation == "swiglu")
+    assert ModelConfig(**fixed, dtype=model.dtype) == model
+
+
+def test_absent_keys_have_the_values_that_transformers_gives_them():
+    needed = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}
+    small = {key: value for key, value in LLAMA.items() if key in needed | {"model_type"}}
+    fixed = from_hf_config(small, gated=True)
+    assert (fixed["kv_heads"], fixed["rope_theta"], fixed["norm_epsilon"]) == (fixed["heads"], 10_000.0, 1e-6)
+    assert fixed["activation"] == "swiglu" and not fixed["tie_embeddings"]
+    assert from_hf_config(small | {"model_type": "arcee"}, gated=False)["norm_epsilon"] == 1e-5
+
+
+def test_rope_as_transformers_4_writes_it():
+    old = {key: value for key, value in ARCEE.items() if key != "rope_parameters"}
+    fixed = from_hf_config(old | {"rope_theta": 123.0, "rope_scaling": None}, gated=False)
+    assert fixed["rope_theta"] == 123.0
+
+
+def test_a_llama_without_gates_and_with_squared_relu_is_ours():
+    assert from_hf_config(ARCEE | {"model_type": "llama"}, gated=False)["activation"] == "squared_relu"
+
+
+@pytest.mark.parametrize(
+    "hf, gated, message",
+    [
+        (ARCEE | {"model_type": "qwen3"}, False, "model_type = 'qwen3': must be 'arcee' or 'llama'"),
+        (LLAMA | {"hidden_act": "gelu"}, True, "hidden_act = 'gelu': and weights with gate projections; must be"),
+        (LLAMA | {"hidden_act": "relu2"}, True, "hidden_act = 'relu2': and weights with gate projections; must be"),
+        (ARCEE | {"mlp_bias": True}, False, "mlp_bias = True: must be False"),
+        (ARCEE | {"attention_bias": True}, False, "attention_bias = True: must be False"),
+        (ARCEE | {"head_dim": 8}, False, "head_dim = 8: must be 4 "),
+        (ARCEE | {"rope_parameters": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
+        (ARCEE | {"quantization_config": {}}, False, "quantization_config = {}: must be None"),
+        ({k: v for k, v in ARCEE.items() if k != "vocab_size"}, False, "vocab_size = None: must be there"),
+    ],
+)  # fmt: skip
+def test_other_models_are_refused_by_key(hf, gated, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        from_hf_config(hf, gated=gated)

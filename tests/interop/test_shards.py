@@ -1,0 +1,92 @@
+"""Safetensors in one file and in several, written as they come."""
+
+import json
+import weakref
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from sparse_lm.interop.shards import ShardedTensors, TensorSize, write_shards
+
+SHAPES = {"a": (4, 8), "b": (100,), "c": (2, 4, 16), "d": (1,), "e": (60,), "f": (3, 3)}
+
+
+def make_tensors(seed=0):
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def sizes(tensors):
+    return [TensorSize(name, array.nbytes) for name, array in tensors.items()]
+
+
+def test_one_file(tmp_path):
+    tensors = make_tensors()
+    write_shards(tmp_path, sizes(tensors), tensors.items(), 10**6)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    np.testing.assert_equal(load_file(tmp_path / "model.safetensors"), tensors)
+
+
+def test_several_files_and_their_index(tmp_path):
+    """A file holds at most 400 bytes, or one tensor: b alone is 400, c 512."""
+    tensors = make_tensors()
+    write_shards(tmp_path, sizes(tensors), tensors.items(), 400)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert [file.name for file in files] == [f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4)]
+    assert [list(load_file(file)) for file in files] == [["a"], ["b"], ["c"], ["d", "e", "f"]]
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors.values())
+    assert {name: load_file(tmp_path / file)[name].shape for name, file in index["weight_map"].items()} == SHAPES
+
+
+@pytest.mark.parametrize("shard_bytes", [10**6, 400])
+def test_read_back(tmp_path, shard_bytes):
+    tensors = make_tensors()
+    write_shards(tmp_path, sizes(tensors), tensors.items(), shard_bytes)
+    stored = ShardedTensors(tmp_path)
+    assert stored.names == set(SHAPES)
+    for name, array in tensors.items():
+        assert (stored.shape(name), stored.dtype(name)) == (array.shape, "F32")
+        np.testing.assert_array_equal(stored.read(name), array)
+
+
+def test_transposed_arrays_are_written_as_they_read(tmp_path):
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T
+    write_shards(tmp_path, [TensorSize("t", 48)], [("t", array)], 10**6)
+    np.testing.assert_array_equal(ShardedTensors(tmp_path).read("t"), array)
+
+
+def test_memory_holds_one_shard_and_the_next_tensor(tmp_path):
+    alive, most = [], 0
+    nbytes, shard_bytes = 1000, 4000
+
+    def tensors():
+        nonlocal most
+        for index in range(50):
+            array = np.zeros(nbytes // 4, np.float32)
+            alive.append(weakref.ref(array))
+            most = max(most, sum(ref() is not None for ref in alive) * nbytes)
+            yield f"t{index}", array
+            del array
+
+    write_shards(tmp_path, [TensorSize(f"t{i}", nbytes) for i in range(50)], tensors(), shard_bytes)
+    assert most <= shard_bytes + nbytes
+
+
+def test_tensors_that_differ_from_the_plan_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="expected a of 8 bytes, got a of 4"):
+        write_shards(tmp_path, [TensorSize("a", 8)], [("a", np.zeros(1, np.float32))], 100)
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+    tensors = make_tensors()
+    with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
+        ShardedTensors(tmp_path)
+    write_shards(tmp_path, sizes(tensors), tensors.items(), 400)
+    (tmp_path / "model-00002-of-00004.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks model-00002-of-00004\.safetensors"):
+        ShardedTensors(tmp_path)
+    (tmp_path / "model-00002-of-00004.safetensors").write_bytes(b"no such thing")
+    with pytest.raises(ValueError, match=r"model-00002-of-00004\.safetensors is damaged"):
+        ShardedTensors(tmp_path)

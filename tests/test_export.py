@@ -1,0 +1,164 @@
+"""The entry point, and runs that start from what it wrote."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.config import Config, ConfigError, ModelConfig, OptimizerConfig, SparsityConfig
+from sparse_lm.data import open_data, train_batches
+from sparse_lm.export import OutputError, export
+from sparse_lm.interop.hf_directory import HfModel
+from sparse_lm.interop.pretrained import Pretrained
+from sparse_lm.interop.shards import ShardedTensors
+from sparse_lm.model import llama
+from sparse_lm.ops.ffn_weights import FfnVariables
+from sparse_lm.ops.plan import DENSE
+from sparse_lm.prepare_data import prepare_files
+from sparse_lm.training import loop
+from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.flip import dense_params, fix_scales
+from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.restored import restore_for_dense
+from sparse_lm.training.step import forward_loss
+from sparse_lm.training.workdir import WorkdirError, load_config, save_config
+from tests import small
+from tests.interop.models import random_params, reader, save_tokenizer
+from tests.interop.test_bitmask_24 import decode
+
+MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
+
+
+def make_run(path, recipe):
+    """Checkpoints of steps 20 (in the sparse phase) and 40 (after it), of random weights."""
+    save_tokenizer(path / "tokenizer.json")
+    sparsity = SparsityConfig(recipe=recipe, start_step=10, end_step=30)
+    config = Config(steps=50, seq_len=32, model=MODEL, sparsity=sparsity, optimizer=OptimizerConfig(warmup_steps=1))
+    save_config(path, config)
+    scale = jnp.full(MODEL.layers, 1.5)
+    with Checkpoints(path, keep=2) as checkpoints:
+        for step in (20, 40):
+            params = llama.init(MODEL, jax.random.key(step))[1]
+            variables = FfnVariables(scale_up=scale, scale_down=scale)
+            checkpoints.save(step, {"params": params, "variables": variables})
+    return path
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run"), "sste")
+
+
+@pytest.mark.parametrize("step", [20, 40])
+def test_exports_what_the_forward_uses(workdir, tmp_path, step):
+    """In the sparse phase those are not the master weights."""
+    export(workdir, tmp_path / "out", checkpoint=step, shard_bytes=5000)
+    config = load_config(workdir)
+    written = Pretrained(Config(init_from=str(tmp_path / "out"), model=config.model)).params()
+    expected, _ = restore_for_dense(workdir, config, step)
+    jax.tree.map(np.testing.assert_array_equal, written, expected)
+    zeros = np.mean(written["layers"]["ffn"]["down"] == 0)
+    assert zeros >= 0.5 if step == 20 else zeros == 0
+
+
+def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, tmp_path):
+    """Neither it nor training needs PyTorch or transformers."""
+    (workdir / "metrics.jsonl").write_text(json.dumps({"step": 39, "phase": "dense", "eval_loss": 2.5}) + "\n")
+    code = (
+        "import runpy, sys; sys.modules |= {'torch': None, 'transformers': None}; import sparse_lm.train;"
+        "runpy.run_module('sparse_lm.export', run_name='__main__', alter_sys=True)"
+    )
+    flags = [f"--workdir={workdir}", f"--output={tmp_path / 'out'}"]
+    subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, check=True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    }  # fmt: skip
+    card = (tmp_path / "out" / "README.md").read_text()
+    for part in ("ArceeForCausalLM", "40 of 50", "sste, sparse in steps 10 to 30", "2.5000 nats"):
+        assert part in card
+
+
+@pytest.mark.parametrize("recipe, layers", [("sste", {"up_proj", "down_proj"}), ("venom", {"up_proj"})])
+def test_sparse24_adds_compressed_weights(recipe, layers, tmp_path):
+    make_run(tmp_path, recipe)
+    export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24", shard_bytes=9000)
+    dense, compressed = ShardedTensors(tmp_path / "out"), ShardedTensors(tmp_path / "out" / "sparse24")
+    modules = {name.removesuffix(".compressed") for name in compressed.names if name.endswith(".compressed")}
+    assert modules == {f"model.layers.{layer}.mlp.{name}" for layer in range(MODEL.layers) for name in layers}
+    for name in dense.names:
+        module, expected = name.removesuffix(".weight"), dense.read(name)
+        if module in modules:
+            parts = {part: compressed.read(part) for part in compressed.names if part.startswith(f"{module}.")}
+            np.testing.assert_array_equal(decode(module, parts), expected)
+        else:
+            np.testing.assert_array_equal(compressed.read(name), expected)
+    configs = [json.loads((tmp_path / "out" / part / "config.json").read_text()) for part in (".", "sparse24")]
+    assert set(configs[1].pop("quantization_config")["sparsity_config"]["targets"]) == modules
+    assert configs[0] == configs[1]
+
+
+def test_sparse24_of_dense_weights_is_refused(workdir, tmp_path):
+    with pytest.raises(WorkdirError, match=r"needs a checkpoint of the sparse phase \(steps 11\.\.30\); 40 is a dense"):
+        export(workdir, tmp_path / "out", weight_format="sparse24")
+    make_run(tmp_path, "act24")
+    with pytest.raises(WorkdirError, match=r"needs a recipe with 2:4 weights .* not 'act24'"):
+        export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
+    (tmp_path / "file").touch()
+    for output, message in (
+        (tmp_path, "must be a new or an empty directory"),
+        (tmp_path / "file", "cannot be written"),
+    ):
+        with pytest.raises(OutputError, match=message):
+            export(workdir, output)
+
+
+def test_mistakes_get_a_clear_line(tmp_path):
+    command = [sys.executable, "-m", "sparse_lm.export", f"--output={tmp_path / 'out'}", "--workdir=/nowhere"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (1, "--workdir=/nowhere: holds no run (no config.json)\n")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    for i in range(60):
+        (directory / f"{i}.txt").write_text(" ".join(rng.choice(["def", "self", "for", "in", "print"], size=60)))
+    prepare_files([str(directory / "*.txt")], directory / "prepared", seq_len=32, vocab_size=300)
+    return directory / "prepared"
+
+
+def test_a_model_is_trained_on_sparsely(corpus, tmp_path):
+    """The first loss is that of its weights as the sparse phase computes with them."""
+    config = small.config(
+        "sste",
+        **{"data.path": str(corpus), "steps": 2, "optimizer.warmup_steps": 1, "data.eval_windows": 4},
+        **{"init_from": str(tmp_path / "hf"), "sparsity.start_step": 0, "sparsity.end_step": 2},
+    )
+    params, plan = random_params(config.model), sparse_plan(config.sparsity)
+    (tmp_path / "hf").mkdir()
+    HfModel(config.model, 32, reader(params), corpus / "tokenizer.json", "").write(tmp_path / "hf", 30_000)
+    assert loop.train(config, str(tmp_path / "run"))
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+
+    params = jax.tree.map(jnp.array, params)
+    used = dense_params(params, fix_scales(FfnVariables(), params["layers"]["ffn"], plan), plan)
+    windows = next(iter(train_batches(open_data(config), batch_size=config.batch_size, seed=0, start_step=0)))
+    graphdef = llama.graphdef(config.model)
+    loss, _ = forward_loss(used, FfnVariables(), windows, None, config=config, graphdef=graphdef, plan=DENSE)
+    assert (line["phase"], line["loss"]) == ("sparse", pytest.approx(float(loss), rel=1e-5))
+
+    assert load_config(tmp_path / "run").data.tokenizer == str(tmp_path / "hf" / "tokenizer.json")
+    assert loop.train(config, str(tmp_path / "run"))  # the same configuration finds the run finished
+    with pytest.raises(ConfigError, match=r"config\.init_from = '': the run in .* has"):
+        loop.train(dataclasses.replace(config, init_from=""), str(tmp_path / "run"))
