@@ -3,7 +3,8 @@
     python -m sparse_lm.train --config=configs/tiny.py [--workdir=runs/tiny] [--config.steps=200 ...]
 
 A run that finds its workdir half done goes on from its newest checkpoint, bit for bit as if it had
-not stopped. At the end it prints the held-out loss and a sample.
+not stopped. At the end it prints the held-out loss and a sample. `--config.init_from=DIRECTORY` starts
+from the weights of a transformers model, such as one that `sparse_lm.export` wrote.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""2:4 matrices in the "sparse-24-bitmask" layout of compressed-tensors (its versions up to 0.12 read it).
+"""2:4 matrices in the "sparse-24-bitmask" layout of compressed-tensors, which its versions up to 0.14 read.
 
 A matrix `NAME.weight` [R, C], two of each four neighbours of a row kept, becomes
 
@@ -24,7 +24,7 @@ def fitting_layers(plan: GemmPlan) -> list[str]:
 
     Those are the ones whose weight is the sparse operand of the forward product. `venom` uses W2 in the
     backward product dY = dO W2^T, which contracts the outputs of down_proj: its groups run down the
-    columns of that layer's matrix, and no row of it is 2:4.
+    columns of that layer's matrix, not along its rows.
     """
     layers = (("up_proj", plan.up, W1_24), ("down_proj", plan.down, W2_24))
     return [layer for layer, operand, weight in layers if operand == weight]

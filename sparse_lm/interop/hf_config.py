@@ -120,7 +120,8 @@ def _refuse_variants(hf: Mapping[str, Any]) -> None:
     """Keys that change what a Llama computes."""
     _allow("attention_bias", hf.get("attention_bias", False), (False,))
     _allow("mlp_bias", hf.get("mlp_bias", False), (False,))
-    _allow("quantization_config", hf.get("quantization_config"), (None,))
+    quantization = (hf.get("quantization_config") or {}).get("quant_method")
+    _allow("quant_method", quantization, (None,), " (weights are read as they are)")
     width = _get(hf, "hidden_size") // _get(hf, "num_attention_heads")
     _allow("head_dim", hf.get("head_dim") or width, (width,), " (hidden_size / num_attention_heads)")
     rope = _rope(hf)
