@@ -1,5 +1,7 @@
 """Shapes of the products that are benchmarked and tuned."""
 
+import dataclasses
+
 SHAPES_24 = [  # M, N, K
     (8192, 8192, 8192),
     (8192, 16384, 2048),
@@ -10,3 +12,26 @@ SHAPES_24 = [  # M, N, K
 SHAPES_VENOM = [(16384, 8192, 2048), (16384, 16384, 4096)]  # T, F, D
 VENOM_GROUPS = (8, 16, 32)
 V = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """T tokens in blocks of v, each of one of some clusters, which list `kept` of F neurons in runs."""
+
+    tokens: int
+    dim: int
+    neurons: int
+    kept: int
+    clusters: int
+    run: int
+    v: int
+
+
+GROUPED = [
+    Grouped(16384, 2048, 8192, 2048, clusters=4, run=2048, v=256),
+    Grouped(16384, 2048, 8192, 2048, clusters=16, run=256, v=256),
+    Grouped(16384, 2048, 8192, 2048, clusters=16, run=128, v=128),
+    Grouped(16384, 4096, 16384, 4096, clusters=4, run=4096, v=256),
+    Grouped(16384, 4096, 16384, 4096, clusters=16, run=256, v=256),
+    Grouped(16384, 4096, 16384, 4096, clusters=16, run=128, v=128),
+]

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.experimental.mosaic.gpu import profiler
 
+from experiments.kernel_shapes import Grouped
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 _VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
@@ -70,3 +72,20 @@ def random_venom(rows: int, k: int, v: int, m: int, seed: int) -> SparseVenom:
 
     condensed = random_24(rows, 4 * k // m, seed)
     return SparseVenom(condensed.values, condensed.metadata, jax.jit(draw)(), (rows, k), v, m)
+
+
+def listed_runs(shape: Grouped, seed: int) -> Array:
+    """int32 [tokens / v, kept]: the columns of each block, blocks sorted by cluster, clusters of unequal size.
+
+    Clusters have a slice of their own if the runs are that long, else runs at random.
+    """
+    rng = np.random.default_rng(seed)
+    runs, listed = shape.neurons // shape.run, shape.kept // shape.run
+    if listed == 1:
+        lists = np.arange(shape.clusters)[:, None]
+    else:
+        lists = np.stack([np.sort(rng.permutation(runs)[:listed]) for _ in range(shape.clusters)])
+    share = np.linspace(1.5, 0.5, shape.clusters) / shape.clusters
+    blocks = shape.tokens // shape.v
+    starts = shape.run * lists[np.sort(rng.choice(shape.clusters, blocks, p=share))]
+    return jnp.asarray((starts[:, :, None] + np.arange(shape.run)).reshape(blocks, shape.kept), jnp.int32)

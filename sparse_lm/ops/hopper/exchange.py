@@ -30,21 +30,23 @@ def contribute(accumulators: tuple[Array, ...], workspace: Any, semaphore: Any) 
     pl.semaphore_signal(semaphore, 1)
 
 
-def collect(accumulators: tuple[Array, ...], parts: Array, contribution: Callable[[Array], tuple[Any, Any]]):
-    """The accumulators plus contributions 1 to `parts`, in this order.
+def wait(parts: Array, semaphore: Callable[[Array], Any]) -> None:
+    """Until contributions 1 to `parts` are there; `semaphore(part)` is the contributing warpgroup's."""
+
+    @pl.loop(1, parts + 1)
+    def _part(part):
+        pl.semaphore_wait(semaphore(part), 1)
+
+
+def collect(tile: Array, parts: Array, contribution: Callable[[Array], Any]) -> Array:
+    """Some columns of the accumulators, plus those of contributions 1 to `parts`, in this order.
 
     Args:
-      accumulators: of this warpgroup.
+      tile: [64, columns] float32 in layout WGMMA. Few columns at a time leave registers to load more of them at once.
       parts: how many contributions there are.
-      contribution: from a part, the workspace and the semaphore of the same warpgroup of the cluster that has it.
+      contribution: from a part, where those columns of it are, [64 * columns].
     """
-
-    def add(part, accumulators):
-        workspace, semaphore = contribution(part)
-        pl.semaphore_wait(semaphore, 1)
-        return tuple(_add(a, workspace.at[block]) for block, a in enumerate(accumulators))
-
-    return lax.fori_loop(1, parts + 1, add, accumulators)
+    return lax.fori_loop(1, parts + 1, lambda part, tile: _add(tile, contribution(part)), tile)
 
 
 def _write(accumulator: Array, workspace: Any) -> None:
@@ -64,18 +66,16 @@ def _add(accumulator: Array, workspace: Any) -> Array:
     )
     def emit(_, accumulator, workspace):
         registers = accumulator.registers
+        loaded = [_load_in_order(pointer) for pointer in _pointers(accumulator, workspace)]
         out = np.empty(registers.shape, dtype=object)
-        out.flat = [
-            arith.addf(register, _load_in_order(pointer))
-            for register, pointer in zip(registers.flat, _pointers(accumulator, workspace), strict=True)
-        ]
+        out.flat = [arith.addf(*pair) for pair in zip(registers.flat, loaded, strict=True)]
         return mgpu.FragmentedArray(_registers=out, _layout=accumulator.layout, _is_signed=None)
 
     return emit(accumulator, workspace)
 
 
 def _load_in_order(pointer: ir.Value) -> ir.Value:
-    """A pair of floats; volatile, so that the loads are not all held in registers at once."""
+    """A pair of floats; volatile, since another cluster wrote them."""
     f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
     struct = llvm.StructType.get_literal([f32, f32])
     loaded = llvm.inline_asm(

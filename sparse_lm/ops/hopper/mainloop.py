@@ -41,23 +41,26 @@ def accumulate(
       `blocks` arrays [64, n] float32, in the layout WGMMA.
     """
 
-    def step(k, carry):
-        slot = ring.wait_full(first_step + k)
+    last = first_step + steps - 1
+
+    def step(number, carry):
+        slot = ring.wait_full(number)
         values, metadata, b = operands(slot)
         carry = wgmma_sp.step(carry, values, load_words(metadata), b, b_transposed=b_transposed)
 
-        @pl.when(k > 0)
+        @pl.when(number > first_step)
         def _release_the_step_before():
-            ring.release(first_step + k - 1)
+            ring.release(number - 1)
 
         return carry
 
-    def two_steps(j, carry):
-        return step(2 * j + 1, step(2 * j, carry))
+    def two_steps(state):
+        number, carry = state
+        return number + 2, step(number + 1, step(number, carry))
 
-    carry = lax.fori_loop(0, steps // 2, two_steps, wgmma_sp.start(blocks, n))
+    _, carry = lax.while_loop(lambda state: state[0] < last, two_steps, (first_step, wgmma_sp.start(blocks, n)))
     if steps % 2 if odd is None else odd:
-        carry = step(steps - 1, carry)
+        carry = step(last, carry)
     accumulators = wgmma_sp.finish(carry)
-    ring.release(first_step + steps - 1)
+    ring.release(last)
     return accumulators

@@ -98,13 +98,12 @@ def matmul_24(
 def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed):
     n = b.shape[0 if b_transposed else 1]
     plan = _plan(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT)
-    whole = dict(rows=config.tile_m, multicast=False)
 
     def jobs(_, cluster, peer):
         def origin(tile):
             minor = 0 if config.raster_along_m else 1
-            tile = plgpu.planar_snake(tile, _grid(config, w.shape[0], n), minor, config.raster_width)
-            return (tile[0] * config.cluster + peer) * config.tile_m, tile[1] * config.tile_n
+            tile = plgpu.planar_snake(tile, config.grid(w.shape[0], n), minor, config.raster_width)
+            return config.origin(*tile, peer)
 
         return plan.jobs(cluster, origin)
 
@@ -113,11 +112,7 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
 
         def copies(k, _, stage):
             b_origin = (job.column, k * STEP) if b_transposed else (k * STEP, job.column)
-            return [
-                stage.copy_values(values, job.row, k, **whole),
-                stage.copy_metadata(metadata, job.row, k, **whole),
-                stage.copy_b(b, *b_origin, multicast=config.cluster > 1),
-            ]
+            return [*stage.copy_sparse(values, metadata, job.row, k), stage.copy_b(b, *b_origin)]
 
         return Loads(copies)
 
@@ -134,14 +129,9 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
     )
 
 
-def _grid(config: Config, m: int, n: int) -> tuple[int, int]:
-    """Tiles of a cluster along M, and along N."""
-    return pl.cdiv(m, config.tile_m * config.cluster), pl.cdiv(n, config.tile_n)
-
-
 def _plan(config: Config, m: int, n: int, steps: int) -> split_k.Plan:
     clusters = compat.core_count() // config.cluster
-    return split_k.plan(math.prod(_grid(config, m, n)), clusters, steps, split=config.split_tail)
+    return split_k.plan(math.prod(config.grid(m, n)), clusters, steps, split=config.split_tail)
 
 
 def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:

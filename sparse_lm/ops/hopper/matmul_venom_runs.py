@@ -13,7 +13,6 @@ import dataclasses
 import math
 
 import jax
-import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
@@ -34,11 +33,15 @@ class Config(Tiling):
       raster_width: clusters' tiles along N that run together.
     """
 
-    raster_width: int = 8
+    raster_width: int = 16
 
 
-# With the time of a tile in units of the smaller one's.
-CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0))
+# With the time of a tile (measured on an H200): what a cluster shares decides how much it reads of the L2 cache.
+CANDIDATES = (
+    (Config(256, 192, share_b=False), 1.36),
+    (Config(128, 256), 1.07),
+    (Config(128, 256, share_b=False), 1.2),
+)
 
 
 def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
@@ -47,7 +50,7 @@ def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
     Raises:
       NotImplementedError: there is none.
     """
-    fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_m == 0]
+    fitting = [candidate for candidate in CANDIDATES if v % candidate[0].cluster_m == 0]
     if not fitting:
         raise NotImplementedError(f"needs v to be a multiple of 128, not {v}")
     return min(fitting, key=lambda candidate: candidate[1] * _plan(candidate[0], rows, n, kept // STEP).length)[0]
@@ -84,12 +87,11 @@ def matmul_venom_runs(
 def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
     plan = _plan(config, a.shape[0], b.shape[1], steps)
-    shared = dict(rows=config.tile_m, multicast=config.cluster > 1)
 
     def jobs(_, cluster, peer):
         def origin(tile):
-            tile = plgpu.planar_snake(tile, _grid(config, a.shape[0], b.shape[1]), 1, config.raster_width)
-            return tile[0] * config.tile_m, (tile[1] * config.cluster + peer) * config.tile_n
+            tile = plgpu.planar_snake(tile, config.grid(a.shape[0], b.shape[1]), 1, config.raster_width)
+            return config.origin(*tile, peer)
 
         return plan.jobs(cluster, origin)
 
@@ -102,11 +104,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
             return jnp.where(k < steps, columns[block, lax.min(k, steps - 1) * STEP], b.shape[0])
 
         def copies(k, row, stage):
-            return [
-                stage.copy_values(values, job.row, k, **shared),
-                stage.copy_metadata(metadata, job.row, k, **shared),
-                stage.copy_b(b_gmem, row, job.column, multicast=False),
-            ]
+            return [*stage.copy_sparse(values, metadata, job.row, k), stage.copy_b(b_gmem, row, job.column)]
 
         return Loads(copies, look_up)
 
@@ -123,10 +121,6 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
     )
 
 
-def _grid(config: Config, rows: int, n: int) -> tuple[int, int]:
-    return pl.cdiv(rows, config.tile_m), pl.cdiv(n, config.tile_n * config.cluster)
-
-
 def _plan(config: Config, rows: int, n: int, steps: int) -> split_k.Plan:
-    tiles = math.prod(_grid(config, rows, n))
+    tiles = math.prod(config.grid(rows, n))
     return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

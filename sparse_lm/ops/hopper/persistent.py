@@ -46,6 +46,8 @@ class Tiling:
         tile_m * tile_n / 256 accumulators, of its 240 registers.
       stages: of the ring, each of 64 logical columns of the sparse operand.
       cluster: blocks that share an operand's tile.
+      share_b: whether the blocks of a cluster compute tiles under one another, and so share that of the dense
+        operand; else tiles side by side, and share that of the sparse one.
       store_slots: output tiles of 64 rows in shared memory, per consumer.
     """
 
@@ -53,7 +55,30 @@ class Tiling:
     tile_n: int
     stages: int = 4
     cluster: int = 2
+    share_b: bool = True
     store_slots: int = 2
+
+    @property
+    def cluster_m(self) -> int:
+        """Rows of a cluster's tiles."""
+        return self.tile_m * (self.cluster if self.share_b else 1)
+
+    @property
+    def cluster_n(self) -> int:
+        """Columns of a cluster's tiles."""
+        return self.tile_n * (1 if self.share_b else self.cluster)
+
+    def grid(self, m: int, n: int) -> tuple[int, int]:
+        """How many clusters' tiles cover m rows, and n columns."""
+        return pl.cdiv(m, self.cluster_m), pl.cdiv(n, self.cluster_n)
+
+    def origin(self, row: Array, column: Array, peer: Array) -> tuple[Array, Array]:
+        """First row and column of a block's tile, where the cluster's is number (row, column) of the grid."""
+        row_in_cluster, column_in_cluster = (peer, 0) if self.share_b else (0, peer)
+        return (
+            row * self.cluster_m + row_in_cluster * self.tile_m,
+            column * self.cluster_n + column_in_cluster * self.tile_n,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +88,27 @@ class Stage:
     values: Any
     metadata: Any
     b: Any
+    tiling: Tiling
 
-    def copy_values(self, source: Any, row: Array, k: Array, *, first: int = 0, rows: int, multicast: bool) -> Copy:
-        """Rows `first` to `first + rows - 1` of the stage, from `row` of the source on; k counts steps."""
-        target = self.values.at[pl.ds(first, rows)]
-        return Copy(source, target, (row, k * wgmma_sp.KEPT), wgmma_sp.VALUES_TRANSFORMS, multicast)
+    def copy_sparse(
+        self, values: Any, metadata: Any, row: Array, k: Array, *, first: int = 0, rows: int | None = None
+    ) -> list[Copy]:
+        """`rows` rows (all by default) from `row` of the sparse operand on, to the stage's from `first` on; k in steps.
 
-    def copy_metadata(self, source: Any, row: Array, k: Array, *, first: int = 0, rows: int, multicast: bool) -> Copy:
-        """That of the same rows; all multiples of 64."""
-        target = self.metadata.at[pl.ds(first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS)]
-        return Copy(source, target, (lax.div(row, wgmma_sp.ROWS), k, jnp.int32(0)), (), multicast)
+        Rows are counted in multiples of 64.
+        """
+        rows = rows or self.tiling.tile_m
+        first_tile, tiles = first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS
+        multicast = self.tiling.cluster > 1 and not self.tiling.share_b
+        values_origin = row, k * wgmma_sp.KEPT
+        metadata_origin = lax.div(row, wgmma_sp.ROWS), k, jnp.int32(0)
+        return [
+            Copy(values, self.values.at[pl.ds(first, rows)], values_origin, wgmma_sp.VALUES_TRANSFORMS, multicast),
+            Copy(metadata, self.metadata.at[pl.ds(first_tile, tiles)], metadata_origin, (), multicast),
+        ]
 
-    def copy_b(self, source: Any, *origin: Array, multicast: bool) -> Copy:
+    def copy_b(self, source: Any, *origin: Array) -> Copy:
+        multicast = self.tiling.cluster > 1 and self.tiling.share_b
         return Copy(source, self.b, origin, wgmma_sp.DENSE_TRANSFORMS, multicast)
 
 
@@ -125,7 +159,7 @@ def multiply(
     workspace = (grid.contributors, tiling.cluster, CONSUMERS)
 
     def kernel(*refs):
-        operands_gmem, (out_gmem, *workspace_gmem) = refs[: len(operands)], refs[len(operands) :]
+        operands_gmem, (out_gmem, *sums_gmem) = refs[: len(operands)], refs[len(operands) :]
         semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
 
         def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
@@ -144,7 +178,7 @@ def multiply(
 
                     def fill_step(j, looked_up):
                         slot, k = ring.slot(first_step + j), job.first_k + j
-                        stage = Stage(values_smem.at[slot], metadata_smem.at[slot], b_smem.at[slot])
+                        stage = Stage(values_smem.at[slot], metadata_smem.at[slot], b_smem.at[slot], tiling)
                         ring.fill(first_step + j, job_loads.copies(k, looked_up, stage))
                         return job_loads.look_up(k + 1)
 
@@ -161,15 +195,31 @@ def multiply(
                     metadata = metadata_smem.at[slot, pl.ds(warpgroup * blocks, blocks)]
                     return values_smem.at[slot, rows], metadata, b_smem.at[slot]
 
+                def of_contributor(ref, part):
+                    """What is this warpgroup's in the cluster that has a part of the tile; part 0 is this cluster's."""
+                    contributor = _computed_anew(cluster) - part * grid.contributor_stride
+                    return ref.at[contributor, peer, warpgroup]
+
                 def store(accumulators, job):
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
-                    for block, accumulator in enumerate(accumulators):
+                    if grid.contributors:
+                        exchange.wait(job.parts, lambda part: of_contributor(semaphores, part))
+                    stores_of_a_block = stores(tile_n, out.dtype)
+                    columns = tile_n // stores_of_a_block
+                    for i in range(blocks * stores_of_a_block):
+                        block, first = i // stores_of_a_block, i % stores_of_a_block * columns
+                        tile = accumulators[block][:, first : first + columns]
+                        if grid.contributors:
+                            where = block, pl.ds(first * wgmma_sp.ROWS, columns * wgmma_sp.ROWS)
+                            tile = exchange.collect(
+                                tile, job.parts, lambda part, where=where: of_contributor(sums_gmem[0], part).at[where]
+                            )
                         store_tile(
-                            accumulator.astype(out_gmem.dtype),
+                            tile.astype(out_gmem.dtype),
                             out_smem.at[warpgroup],
                             out_gmem,
-                            (job.row + warpgroup * consumer_rows + block * wgmma_sp.ROWS, job.column),
-                            first_store=block * stores(tile_n, out.dtype),
+                            (job.row + warpgroup * consumer_rows + block * wgmma_sp.ROWS, job.column + first),
+                            first_store=i,
                             transposed=out_transposed,
                         )
 
@@ -177,17 +227,15 @@ def multiply(
                     if not grid.contributors:
                         return store(accumulators, job)
 
-                    def contribution(part):
-                        contributor = cluster - part * grid.contributor_stride
-                        return (ref.at[contributor, peer, warpgroup] for ref in (*workspace_gmem, semaphores))
-
                     @pl.when(job.contributes)
                     def _contribute():
-                        exchange.contribute(accumulators, *contribution(0))
+                        exchange.contribute(
+                            accumulators, of_contributor(sums_gmem[0], 0), of_contributor(semaphores, 0)
+                        )
 
                     @pl.when(~job.contributes)
-                    def _collect():
-                        store(exchange.collect(accumulators, job.parts, contribution), job)
+                    def _store():
+                        store(accumulators, job)
 
                 def compute(i, first_step):
                     steps = job_at(i).steps

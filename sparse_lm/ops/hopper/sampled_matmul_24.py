@@ -11,6 +11,7 @@ Numerics: as `matmul_24`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -37,8 +38,8 @@ class Config(Tiling):
     raster_width: int = 8
 
 
-# With the time of a tile in units of the smaller ones'.
-CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 128), 1.0))
+# With the time of a tile (measured on an H200).
+CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 128), 1.04))
 
 
 def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
@@ -97,8 +98,8 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: in
 
     def jobs(_, cluster, peer):
         def origin(tile):
-            tile = plgpu.planar_snake(tile, _grid(config, tokens, kept), 0, config.raster_width)
-            return (tile[0] * config.cluster + peer) * config.tile_m, tile[1] * config.tile_n
+            tile = plgpu.planar_snake(tile, config.grid(kept, tokens), 0, config.raster_width)
+            return config.origin(*tile, peer)
 
         return plan.jobs(cluster, origin)
 
@@ -108,12 +109,8 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: in
         rows = {first: columns[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)}
 
         def copies(k, _, stage):
-            copy_b = stage.copy_b(x, job.column, k * STEP, multicast=config.cluster > 1)
-            return [copy_b] + [
-                copy(source, row, k, first=first, rows=box, multicast=False)
-                for copy, source in ((stage.copy_values, values), (stage.copy_metadata, metadata))
-                for first, row in rows.items()
-            ]
+            boxes = [stage.copy_sparse(values, metadata, row, k, first=first, rows=box) for first, row in rows.items()]
+            return [*itertools.chain(*boxes), stage.copy_b(x, job.column, k * STEP)]
 
         return Loads(copies)
 
@@ -135,10 +132,6 @@ def check_run(run: int) -> None:
         raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {run}")
 
 
-def _grid(config: Config, tokens: int, kept: int) -> tuple[int, int]:
-    return pl.cdiv(kept, config.tile_m * config.cluster), pl.cdiv(tokens, config.tile_n)
-
-
 def _plan(config: Config, tokens: int, kept: int, steps: int) -> split_k.Plan:
-    tiles = math.prod(_grid(config, tokens, kept))
+    tiles = math.prod(config.grid(kept, tokens))
     return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

@@ -11,8 +11,9 @@ lists alone; one rounding to the result's dtype.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
-import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -21,21 +22,38 @@ from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import compat, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
-from sparse_lm.ops.hopper.stream_k import StreamK
-
-LARGE, SMALL = Tiling(256, 192), Tiling(128, 256)
+from sparse_lm.ops.hopper.stream_k import StreamK, descending
 
 
-def heuristic_tiling(n: int, run: int) -> Tiling:
-    """The larger one is faster by a tenth, if it divides the run and does not lose as much past the last column.
+@dataclasses.dataclass(frozen=True)
+class Config(Tiling):
+    """How the product is cut up.
+
+    Attributes:
+      raster_along_m: whether neighbouring tiles lie under one another, and read a few columns of b; else side by
+        side, and read all of b, but the same blocks of it.
+    """
+
+    raster_along_m: bool = False
+
+
+def heuristic_config(run: int, listings: int) -> Config:
+    """The tiling that reads least: a run that holds both tiles of a cluster lets them share b.
+
+    Args:
+      run: consecutive rows that are listed together.
+      listings: of a block.
 
     Raises:
-      NotImplementedError: none divides the run.
+      NotImplementedError: no tile divides the run.
     """
-    if run % SMALL.tile_m:
-        raise NotImplementedError(f"needs runs of a multiple of {SMALL.tile_m}, not {run}")
-    waste_large, waste_small = (_width(tiling, n) * tiling.cluster * tiling.tile_n for tiling in (LARGE, SMALL))
-    return LARGE if run % LARGE.tile_m == 0 and waste_large < 1.1 * waste_small else SMALL
+    if run % 512 == 0:
+        return Config(256, 192)
+    if run % 256 == 0:
+        return Config(128, 256)
+    if run % 128 == 0:
+        return Config(128, 256, share_b=False, raster_along_m=listings > 1)
+    raise NotImplementedError(f"needs runs of a multiple of 128, not {run}")
 
 
 def scattered_matmul_24(
@@ -47,7 +65,7 @@ def scattered_matmul_24(
     *,
     run: int = 1,
     out_dtype: DTypeLike | None = None,
-    tiling: Tiling | None = None,
+    config: Config | None = None,
 ) -> Array:
     """out[columns[t // v, j]] += a[j, t] b[t], from zeros.
 
@@ -59,7 +77,7 @@ def scattered_matmul_24(
       rows: of the result, a multiple of run.
       run: that many columns are consecutive, and start at a multiple of it; a multiple of 128.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      tiling: tile_m divides run.
+      config: tiling; what a cluster has of rows divides run.
 
     Returns:
       [rows, D].
@@ -70,7 +88,7 @@ def scattered_matmul_24(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
     n = b.shape[1]
-    tiling = tiling or heuristic_tiling(n, run)
+    config = config or heuristic_config(run, columns.shape[1] // run)
     if v % STEP:
         raise NotImplementedError(f"needs v to be a multiple of {STEP}, not {v}")
     if rows % run:
@@ -78,26 +96,31 @@ def scattered_matmul_24(
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")
     out = jax.ShapeDtypeStruct((rows, max(2 * wgmma_sp.ROWS, round_up(n))), out_dtype)
-    return _call(tiling, a, pad(b), columns, v, run, out)[:, :n]
+    return _call(config, a, pad(b), columns, v, run, out)[:, :n]
 
 
-def _call(tiling: Tiling, a: Sparse24, b: Array, columns: Array, v: int, run: int, out: jax.ShapeDtypeStruct) -> Array:
-    rows = out.shape[0]
+def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: int, out: jax.ShapeDtypeStruct) -> Array:
     steps = v // STEP  # of a block
     listings = columns.shape[1] // run  # runs that a block lists
-    stream = StreamK(compat.core_count() // tiling.cluster, _width(tiling, b.shape[1]))
-    places, counts = listed_at(columns[:, ::run] // run, rows // run)
-    pairs = jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), run // tiling.tile_m)
-    shared = dict(rows=tiling.tile_m, multicast=tiling.cluster > 1)
+    height, width = config.grid(out.shape[0], b.shape[1])
+    stream = StreamK(compat.core_count() // config.cluster)
+    places, counts = listed_at(columns[:, ::run] // run, out.shape[0] // run)
+    pairs = jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), run // config.cluster_m)
+    rows = descending(pairs)
+    pairs = pairs[rows]
+    shares = stream.shares(jnp.tile(pairs, width) if config.raster_along_m else jnp.repeat(pairs, width))
 
     def jobs(operands, cluster, peer):
-        *_, shares, pairs = operands
+        *_, shares, rows, pairs = operands
+
+        def place(tile):
+            return lax.rem(tile, height) if config.raster_along_m else lax.div(tile, width)
 
         def origin(tile):
-            row, column = lax.div(tile, stream.width), lax.rem(tile, stream.width)
-            return row * tiling.tile_m, (column * tiling.cluster + peer) * tiling.tile_n
+            column = lax.div(tile, height) if config.raster_along_m else lax.rem(tile, width)
+            return config.origin(rows[place(tile)], column, peer)
 
-        return stream.jobs(shares, pairs, cluster, origin)
+        return stream.jobs(shares, cluster, lambda tile: pairs[place(tile)], origin)
 
     def loads(operands, job):
         values, metadata, b, places, *_ = operands
@@ -111,20 +134,16 @@ def _call(tiling: Tiling, a: Sparse24, b: Array, columns: Array, v: int, run: in
 
         def copies(_, looked_up, stage):
             row, step = looked_up
-            return [
-                stage.copy_values(values, row, step, **shared),
-                stage.copy_metadata(metadata, row, step, **shared),
-                stage.copy_b(b, step * STEP, job.column, multicast=False),
-            ]
+            return [*stage.copy_sparse(values, metadata, row, step), stage.copy_b(b, step * STEP, job.column)]
 
         return Loads(copies, look_up)
 
     return multiply(
-        tiling,
+        config,
         stream.grid,
         jobs,
         loads,
-        (a.values, a.metadata, b, places, stream.shares(pairs), pairs),
+        (a.values, a.metadata, b, places, shares, rows, pairs),
         out,
         dtype=b.dtype,
         b_transposed=False,
@@ -152,8 +171,3 @@ def listed_at(lists: Array, runs: int) -> tuple[Array, Array]:
     slot = jnp.where(listed, rank, -1)[:, None, :] == jnp.arange(blocks + 2)[:, None]
     places = jnp.min(jnp.where(slot, (block * listings + position)[:, None, :], blocks * listings), axis=2)
     return places.astype(jnp.int32), jnp.sum(listed, axis=1, dtype=jnp.int32)
-
-
-def _width(tiling: Tiling, n: int) -> int:
-    """Tiles of a cluster along N."""
-    return pl.cdiv(n, tiling.tile_n * tiling.cluster)

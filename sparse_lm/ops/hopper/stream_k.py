@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from sparse_lm.ops.hopper.schedule import Grid, Job
 
@@ -24,15 +24,9 @@ _TOLERANCE = 16  # whole tiles may exceed a cluster's share by one part in that 
 
 @dataclasses.dataclass(frozen=True)
 class StreamK:
-    """Of tiles in rows: those of a row have the same steps, an even number.
-
-    Attributes:
-      clusters: in the persistent grid.
-      width: tiles of a row.
-    """
+    """For a persistent grid of `clusters` clusters, and tiles with an even number of steps each."""
 
     clusters: int
-    width: int
 
     @property
     def grid(self) -> Grid:
@@ -43,34 +37,36 @@ class StreamK:
         """What each cluster computes.
 
         Args:
-          pairs: int32 [rows], of steps, of the tiles of each row; at least 1.
+          pairs: int32 [tiles], of steps, of each tile; at least 1. With the most first, whole tiles go farthest.
 
         Returns:
           int32 [clusters, 6], each with: number of whole tiles; first tile and first pair of its stretch;
           tile and pair after its last; number of other clusters' parts of its last tile.
         """
-        costs = jnp.repeat(pairs + _TILE_COST, self.width)
-        tiles = costs.shape[0]
-        waves = -(-tiles // self.clusters)
-        cluster = jnp.arange(self.clusters)
-        fair = -(-jnp.sum(costs) // self.clusters)
-
-        by_wave = jnp.pad(costs, (0, waves * self.clusters - tiles)).reshape(waves, self.clusters)
-        load = _sums_up_to(by_wave)
-        whole_waves = jnp.sum(jnp.all(load <= fair + fair // _TOLERANCE, axis=1))
-        taken = jnp.arange(waves)[:, None] < whole_waves
-        whole_tiles = jnp.minimum(whole_waves * self.clusters, tiles)
-        room = fair - jnp.sum(jnp.where(taken, by_wave, 0), axis=0)
-
+        costs = pairs + _TILE_COST
+        tiles, clusters = costs.shape[0], self.clusters
         ends = _sums_up_to(costs)
-        first = jnp.sum(jnp.where(taken, by_wave, 0))
-        cuts = jnp.minimum(first + _sums_up_to(jnp.maximum(room[::-1], 1)), ends[-1])
+        fair = -(-ends[-1] // clusters)
+
+        wave, cluster = jnp.arange(-(-tiles // clusters))[:, None], jnp.arange(clusters)
+        tile = self._tile_of_wave(wave, cluster)
+        cost = jnp.where(tile < tiles, costs[jnp.minimum(tile, tiles - 1)], 0)
+        fits = jnp.all(_sums_up_to(cost) <= fair + fair // _TOLERANCE, axis=1, keepdims=True)
+        load = jnp.sum(jnp.where(fits, cost, 0), axis=0)
+        whole = jnp.sum(fits & (tile < tiles), axis=0)
+
+        first = jnp.sum(load)
+        room = jnp.maximum(fair - load[::-1], 1)
+        cuts = jnp.minimum(first + _sums_up_to(room), ends[-1])
         tile, pair = self._places(jnp.append(first, cuts), ends, costs)
-        part_of = jnp.where(pair > 0, tile, -1)[None, 1:-1]
+        part_of = jnp.where(pair > 0, tile, -1)[1:-1]
         parts = jnp.sum((part_of == tile[1:, None]) & (cluster[1:] > cluster[:, None]), axis=1)
         stretches = jnp.stack([tile[:-1], pair[:-1], tile[1:], pair[1:], parts], axis=1)[::-1]
-        whole = (whole_tiles - 1 - cluster) // self.clusters + 1
         return jnp.append(whole[:, None], stretches, axis=1).astype(jnp.int32)
+
+    def _tile_of_wave(self, wave: Array, cluster: Array) -> Array:
+        """To and fro, so that where tiles get ever smaller, no cluster has the larger one each time."""
+        return wave * self.clusters + jnp.where(wave % 2 == 1, self.clusters - 1 - cluster, cluster)
 
     def _places(self, costs_before: Array, ends: Array, costs: Array) -> tuple[Array, Array]:
         """The tile and pair at which so much has been done, or the tile's start or end, if that is near."""
@@ -83,23 +79,29 @@ class StreamK:
         beyond = tile > last
         return tile + (near_end & ~near_start & ~beyond), jnp.where(near_start | near_end | beyond, 0, pair)
 
-    def jobs(self, shares: Any, pairs: Any, cluster: Array, origin: Callable[[Array], tuple[Array, Array]]):
-        """The number of jobs of a cluster, and the i-th; `origin(tile)` is the tile's first row and column.
+    def jobs(
+        self,
+        shares: Any,
+        cluster: Array,
+        pairs: Callable[[Array], Array],
+        origin: Callable[[Array], tuple[Array, Array]],
+    ):
+        """The number of jobs of a cluster, and the i-th.
 
         Args:
           shares: of `shares`, in global memory.
-          pairs: that it was made from, likewise.
           cluster: which.
-          origin: where tiles lie.
+          pairs: of a tile.
+          origin: of a tile, its first row and column.
         """
 
         def job(i: Array) -> Job:
             whole, first_tile, first_pair, last_tile, last_pair, parts = (shares[cluster, field] for field in range(6))
             in_stretch = i >= whole
-            tile = jnp.where(in_stretch, first_tile + i - whole, cluster + i * self.clusters)
+            tile = jnp.where(in_stretch, first_tile + i - whole, self._tile_of_wave(i, cluster))
             begin = jnp.where(i == whole, first_pair, 0)
             cut = in_stretch & (tile == last_tile)
-            end = jnp.where(cut, last_pair, pairs[lax.div(tile, self.width)])
+            end = jnp.where(cut, last_pair, pairs(tile))
             row, column = origin(tile)
             return Job(
                 row=row,
@@ -112,6 +114,14 @@ class StreamK:
 
         whole, first_tile, _, last_tile, last_pair, _ = (shares[cluster, field] for field in range(6))
         return whole + last_tile - first_tile + jnp.where(last_pair > 0, 1, 0), job
+
+
+def descending(x: Array) -> Array:
+    """The indices of a short array [n] from its largest entry to its smallest, which XLA fuses, unlike a sort."""
+    index = jnp.arange(x.shape[0])
+    before = (x > x[:, None]) | ((x == x[:, None]) & (index < index[:, None]))
+    rank = jnp.sum(before, axis=1)
+    return jnp.sum(jnp.where(rank == index[:, None], index, 0), axis=1).astype(jnp.int32)
 
 
 def _sums_up_to(x: Array) -> Array:

@@ -12,6 +12,9 @@ from sparse_lm.ops.hopper import tuning
 from sparse_lm.ops.hopper.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.matmul_24 import Config as Config24
 from sparse_lm.ops.hopper.matmul_venom import Config as ConfigVenom
+from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES as VENOM_RUNS
+from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
+from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES as SAMPLED
 
 TUNED = json.loads(tuning.PATH.read_text())
 
@@ -55,6 +58,51 @@ def test_matmul_venom(config, out_dtype):
     b = jax.ShapeDtypeStruct((512, 500), jnp.bfloat16)
     lowered = _lower(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype, config=config), a, b)
     assert lowered.out_info.shape == (300, 500)
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+def _columns(blocks, kept):
+    return jax.ShapeDtypeStruct((blocks, kept), jnp.int32)
+
+
+@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
+@pytest.mark.parametrize("run", [64, 512])
+def test_sampled_matmul_24(config, run):
+    v = config.tile_n
+    x, columns = jax.ShapeDtypeStruct((500, 392), jnp.bfloat16), _columns(-(-500 // v), 512)
+    lowered = _lower(
+        lambda w, x, columns: hopper.sampled_matmul_24(w, x, columns, v, run=run, config=config),
+        _sparse_24(2048, 392),
+        x,
+        columns,
+    )
+    assert lowered.out_info.shape == (500, 512)
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+@pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_matmul_venom_runs(config, out_dtype):
+    condensed = _sparse_24(512, 256)
+    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 256), (300, 1024), v=256, m=16, run=64)
+    b = jax.ShapeDtypeStruct((1024, 500), jnp.bfloat16)
+    lowered = _lower(lambda a, b: matmul_venom_runs(a, b, out_dtype=out_dtype, config=config), a, b)
+    assert lowered.out_info.shape == (300, 500)
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+@pytest.mark.parametrize("run", [128, 256, 512])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_scattered_matmul_24(run, out_dtype):
+    b = jax.ShapeDtypeStruct((700, 4096), jnp.bfloat16)
+    options = dict(v=256, rows=2048, run=run, out_dtype=out_dtype)
+    lowered = _lower(
+        lambda a, b, columns: hopper.scattered_matmul_24(a, b, columns, **options),
+        _sparse_24(512, 700),
+        b,
+        _columns(3, 512),
+    )
+    assert lowered.out_info.shape == (2048, 4096)
     assert "mosaic_gpu" in lowered.as_text()
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference
-from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES, matmul_venom_runs
+from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES, heuristic_config, matmul_venom_runs
 from tests.ops.hopper.operands import (
     assert_as_good_as_reference,
     assert_repeats,
@@ -70,3 +70,8 @@ def test_refuses_small_blocks_and_ragged_runs():
         hopper.matmul_venom(random_venom_in_runs(64, 128, 64, 64, 64, jnp.bfloat16, seed=0), b)
     with pytest.raises(NotImplementedError, match="multiple of 64, not 96"):
         hopper.matmul_venom(random_venom_in_runs(64, 192, 96, 128, 96, jnp.bfloat16, seed=0), b)
+
+
+def test_heuristic_keeps_clusters_inside_of_blocks():
+    assert heuristic_config(16384, 4096, 4096, v=256).cluster_m == 256
+    assert heuristic_config(16384, 4096, 4096, v=128).cluster_m == 128

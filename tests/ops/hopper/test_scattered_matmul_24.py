@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference
-from sparse_lm.ops.hopper.scattered_matmul_24 import LARGE, SMALL, heuristic_tiling
+from sparse_lm.ops.hopper.scattered_matmul_24 import Config, heuristic_config
 from tests.ops.hopper.operands import (
     assert_as_good_as_reference,
     assert_repeats,
@@ -12,6 +12,9 @@ from tests.ops.hopper.operands import (
     random_24,
     random_runs,
 )
+
+UNDER, BESIDE = Config(128, 256), Config(128, 256, share_b=False, raster_along_m=True)
+CONFIGS = [UNDER, BESIDE, Config(256, 192, share_b=False), Config(128, 128, cluster=1, stages=6, store_slots=3)]
 
 
 def _exact(a, b, columns, v, rows):
@@ -28,7 +31,7 @@ def _check(a, b, columns, v, rows, run, **options):
         return hopper.scattered_matmul_24(a, b, columns, v, rows, run=run, **options)
 
     out = assert_repeats(product, a, b, columns)
-    options.pop("tiling", None)
+    options.pop("config", None)
     expected = reference.scattered_matmul_24(a, b, columns, v, rows, run=run, **(dict(out_dtype=b.dtype) | options))
     exact = _exact(a, b, columns, v, rows)
     assert_as_good_as_reference(out, expected, exact)
@@ -48,11 +51,11 @@ def _check(a, b, columns, v, rows, run, **options):
         (16384, 768, 1024, 4096, 256, 256),
     ],
 )
-@pytest.mark.parametrize("tiling", [LARGE, SMALL])
-def test_matches_reference(tokens, n, kept, rows, v, run, tiling):
+@pytest.mark.parametrize("config", CONFIGS)
+def test_matches_reference(tokens, n, kept, rows, v, run, config):
     a, b = random_24(kept, tokens, jnp.bfloat16, seed=0), random((tokens, n), jnp.bfloat16, seed=1)
     columns = random_runs(-(-tokens // v), kept, run, rows, seed=2)
-    _check(a, b, columns, v, rows, run, tiling=tiling)
+    _check(a, b, columns, v, rows, run, config=config)
 
 
 @pytest.mark.gpu
@@ -66,11 +69,11 @@ def test_uneven_work(clusters):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
-@pytest.mark.parametrize("tiling", [LARGE, SMALL])
-def test_dtypes(dtype, out_dtype, tiling):
+@pytest.mark.parametrize("config", CONFIGS)
+def test_dtypes(dtype, out_dtype, config):
     a, b = random_24(512, 3000, dtype, seed=6, scale=0.1), random((3000, 520), dtype, seed=7)
     columns = random_runs(12, 512, 256, 1024, seed=8)
-    _check(a, b, columns, 256, 1024, 256, out_dtype=out_dtype, tiling=tiling)
+    _check(a, b, columns, 256, 1024, 256, out_dtype=out_dtype, config=config)
 
 
 @pytest.mark.gpu
@@ -112,7 +115,7 @@ def test_refuses(tokens, v, rows, run, message):
         hopper.scattered_matmul_24(a, b, columns, v, rows, run=run)
 
 
-def test_heuristic_counts_what_lies_past_the_last_column():
-    assert heuristic_tiling(2048, 256) == SMALL
-    assert heuristic_tiling(4096, 256) == LARGE
-    assert heuristic_tiling(4096, 128) == SMALL
+def test_heuristic_lets_clusters_share_what_the_run_allows():
+    assert heuristic_config(run=2048, listings=1) == Config(256, 192)
+    assert heuristic_config(run=256, listings=8) == UNDER
+    assert heuristic_config(run=128, listings=16) == BESIDE

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops.hopper.scattered_matmul_24 import listed_at
-from sparse_lm.ops.hopper.stream_k import StreamK
+from sparse_lm.ops.hopper.stream_k import StreamK, descending
 
 
 def _work(stream, pairs):
@@ -12,7 +12,7 @@ def _work(stream, pairs):
     shares = np.asarray(jax.jit(stream.shares)(pairs))
     work = []
     for cluster in range(stream.clusters):
-        count, job_at = stream.jobs(shares, pairs, jnp.int32(cluster), lambda tile: (tile, tile))
+        count, job_at = stream.jobs(shares, jnp.int32(cluster), lambda tile: pairs[tile], lambda tile: (tile, tile))
         jobs = [job_at(jnp.int32(i)) for i in range(int(count))]
         fields = [(job.row, job.first_k // 2, job.steps // 2, job.contributes, job.parts) for job in jobs]
         work.append([tuple(map(int, job)) for job in fields])
@@ -20,21 +20,21 @@ def _work(stream, pairs):
 
 
 @pytest.mark.parametrize(
-    "clusters, width, pairs",
+    "clusters, pairs",
     [
-        (6, 1, [32] * 6),
-        (6, 3, [32, 32, 32]),
-        (6, 2, [1, 90, 3, 17, 60, 1, 1, 8]),
-        (6, 2, [1] * 5),
-        (8, 1, [200, 1, 1]),
-        (5, 3, [7, 8, 9, 10, 11, 12, 13, 4, 120]),
-        (1, 2, [5, 1]),
+        (6, [32] * 6),
+        (6, [32] * 9),
+        (6, [90, 60, 60, 17, 17, 8, 8, 3, 3, 1, 1, 1, 1, 1]),
+        (6, [1] * 10),
+        (8, [200, 1, 1]),
+        (5, [7, 8, 9, 10, 11, 12, 13, 4, 120] * 3),
+        (1, [5, 5, 1, 1]),
     ],
 )
-def test_every_pair_of_steps_is_done_once_and_summed(clusters, width, pairs):
-    stream, pairs = StreamK(clusters, width), np.asarray(pairs, np.int32)
+def test_every_pair_of_steps_is_done_once_and_summed(clusters, pairs):
+    stream, pairs = StreamK(clusters), np.asarray(pairs, np.int32)
     work = _work(stream, pairs)
-    done = [np.zeros(count, int) for count in np.repeat(pairs, width)]
+    done = [np.zeros(count, int) for count in pairs]
     finished = np.zeros(len(done), int)
     for cluster, jobs in enumerate(work):
         for tile, first, count, contributes, parts in jobs:
@@ -52,16 +52,20 @@ def test_every_pair_of_steps_is_done_once_and_summed(clusters, width, pairs):
     assert all((pairs_done == 1).all() for pairs_done in done) and (finished == 1).all()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_shares_are_even(seed):
-    stream = StreamK(66, 4)
-    pairs = np.random.default_rng(seed).integers(1, 100, size=64).astype(np.int32)
-    loads = [sum(job[2] + 1 for job in jobs) for jobs in _work(stream, pairs)]
+@pytest.mark.parametrize("order", [np.sort, np.flip, np.random.default_rng(0).permutation])
+@pytest.mark.parametrize("tiles", [60, 256, 1024])
+def test_shares_are_even(order, tiles):
+    pairs = order(np.random.default_rng(1).integers(20, 200, size=tiles)).astype(np.int32)
+    loads = [sum(job[2] + 1 for job in jobs) for jobs in _work(StreamK(66), pairs)]
     assert max(loads) < 1.15 * np.mean(loads)
 
 
 def test_tiles_of_one_size_are_not_cut_for_little():
-    assert not any(job[3] for jobs in _work(StreamK(66, 4), np.full(64, 32, np.int32)) for job in jobs)
+    assert not any(job[3] for jobs in _work(StreamK(66), np.full(256, 32, np.int32)) for job in jobs)
+
+
+def test_descending():
+    np.testing.assert_array_equal(descending(jnp.array([3, 7, 0, 7, 9])), [4, 1, 3, 0, 2])
 
 
 def test_listed_at():
