@@ -72,7 +72,8 @@ def scattered_matmul_24(
     Args:
       a: [Kc, T], 2:4 along T, bfloat16 or float16.
       b: [T, D] in the dtype of a.
-      columns: int32 [ceil(T / v), Kc], rows of the result, distinct within a block, in runs.
+      columns: int32 [ceil(T / v), Kc], rows of the result, distinct within a block, in runs. Runs past the last row
+        are left out: a block of slots that hold no token, if it lists only such, costs nothing.
       v: columns of a that share a list, a multiple of 64.
       rows: of the result, a multiple of run.
       run: that many columns are consecutive, and start at a multiple of it; a multiple of 128.
