@@ -22,7 +22,7 @@ from jax.experimental.mosaic.gpu import profiler
 from experiments.kernel_timing import median_ms, random_matrix, write_results
 from sparse_lm.ops import backends, routing
 from sparse_lm.ops.ffn import feed_forward
-from sparse_lm.ops.ffn_weights import FfnVariables
+from sparse_lm.ops.ffn_weights import FfnVariables, prepare_weights
 from sparse_lm.ops.plan import DENSE, RECIPES, GemmPlan
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
@@ -70,11 +70,19 @@ def bench(plan: GemmPlan, tokens: int, dim: int, neurons: int) -> dict:
     order = jax.random.permutation(jax.random.key(6), tokens)
     operands = x, w1 / dim**0.5, w2 / neurons**0.5, variables, jax.random.key(7), order
 
+    def ffn(w1, w2, variables, key, order):
+        """As a function of what has gradients; the sparse forms of the weights are made once, as in a step."""
+        weights = None
+        if plan.weights != "full":
+            of_one_layer = jax.tree.map(lambda a: a[None], (w1, w2, variables))
+            weights = prepare_weights(*of_one_layer, plan=plan, dtype=x.dtype)
+        return lambda x, w1, w2: feed_forward(x, w1, w2, variables, key, order, weights, plan=plan)[0]
+
     def forward(x, w1, w2, variables, key, order):
-        return feed_forward(x, w1, w2, variables, key, order, plan=plan)[0]
+        return ffn(w1, w2, variables, key, order)(x, w1, w2)
 
     def both(x, w1, w2, variables, key, order, do):
-        o, vjp = jax.vjp(lambda x, w1, w2: forward(x, w1, w2, variables, key, order), x, w1, w2)
+        o, vjp = jax.vjp(ffn(w1, w2, variables, key, order), x, w1, w2)
         return o, *vjp(do)
 
     with backends.record() as used:

@@ -8,6 +8,17 @@ from sparse_lm.ops.hopper.matmul_24 import matmul_24
 from sparse_lm.ops.hopper.matmul_venom import matmul_venom
 from sparse_lm.ops.hopper.sampled_matmul_24 import sampled_matmul_24
 from sparse_lm.ops.hopper.scattered_matmul_24 import scattered_matmul_24
-from sparse_lm.ops.hopper.sparsify_24 import sparsify_24
+from sparse_lm.ops.hopper.sparsify_24 import soft_threshold_24, sparsify_24
+from sparse_lm.ops.hopper.squared_relu_24 import squared_relu_24
+from sparse_lm.ops.hopper.squared_relu_gradients import squared_relu_gradients
 
-__all__ = ["matmul_24", "matmul_venom", "sampled_matmul_24", "scattered_matmul_24", "sparsify_24"]
+__all__ = [
+    "matmul_24",
+    "matmul_venom",
+    "sampled_matmul_24",
+    "scattered_matmul_24",
+    "soft_threshold_24",
+    "sparsify_24",
+    "squared_relu_24",
+    "squared_relu_gradients",
+]

@@ -1,0 +1,107 @@
+"""Small pieces of MLIR that the elementwise kernels are written in: constants, indices, 16-byte accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from sparse_lm.ops.hopper.gather import global_pointer
+
+SCALAR = plgpu.Layout.WG_SPLAT(())
+COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)
+
+_BYTES = 16  # of an access to global memory
+
+
+def load_vectors(x: ir.Value, start: ir.Value, count: int) -> list[ir.Value]:
+    """`count` neighbours of global memory, in loads of 16 bytes; `start` is 64 bits wide."""
+    element = ir.MemRefType(x.type).element_type
+    lanes = vector_lanes(element)
+    run = []
+    for first in range(0, count, lanes):
+        pointer = mgpu_utils.getelementptr(global_pointer(x), [arith.addi(start, i64(first))], element)
+        run += elements(llvm.load(ir.VectorType.get((lanes,), element), pointer, alignment=_BYTES))
+    return run
+
+
+def store_vectors(x: ir.Value, start: ir.Value, values: Sequence[ir.Value]) -> None:
+    """Neighbours of global memory, in stores of 16 bytes."""
+    element = ir.MemRefType(x.type).element_type
+    lanes = vector_lanes(element)
+    for first in range(0, len(values), lanes):
+        pointer = mgpu_utils.getelementptr(global_pointer(x), [arith.addi(start, i64(first))], element)
+        llvm.store(vector(values[first : first + lanes]), pointer, alignment=_BYTES)
+
+
+def vector_lanes(element: ir.Type) -> int:
+    """Elements of 16 bytes."""
+    return _BYTES // mgpu_utils.bytewidth(element)
+
+
+def vector(values: Sequence[ir.Value]) -> ir.Value:
+    result = llvm.mlir_undef(ir.VectorType.get((len(values),), values[0].type))
+    for i, value in enumerate(values):
+        result = llvm.insertelement(result, value, i32(i))
+    return result
+
+
+def elements(value: ir.Value) -> list[ir.Value]:
+    return [llvm.extractelement(value, i32(i)) for i in range(ir.VectorType(value.type).shape[0])]
+
+
+def widen(values: Sequence[ir.Value]) -> list[ir.Value]:
+    """In float32."""
+    f32 = ir.F32Type.get()
+    return [value if value.type == f32 else arith.extf(f32, value) for value in values]
+
+
+def narrow(values: Sequence[ir.Value], element: ir.Type) -> list[ir.Value]:
+    """float32 rounded to `element`."""
+    return [value if value.type == element else arith.truncf(element, value) for value in values]
+
+
+def sum_of(values: Sequence[ir.Value]) -> ir.Value:
+    total = values[0]
+    for value in values[1:]:
+        total = arith.addf(total, value)
+    return total
+
+
+def warp_sum(x: ir.Value) -> ir.Value:
+    """The sum over the lanes of a warp, in every lane."""
+    for distance in (16, 8, 4, 2, 1):
+        x = arith.addf(x, mgpu_utils.shfl_bfly(x, distance))
+    return x
+
+
+def mul64(a: ir.Value, factor: int) -> ir.Value:
+    """A 32-bit index times a constant, in 64 bits."""
+    return arith.muli(arith.extui(i64_type(), a), i64(factor))
+
+
+def bit_not(a: ir.Value) -> ir.Value:
+    return arith.xori(a, arith.constant(ir.IntegerType.get_signless(1), 1))
+
+
+def f32(value: float) -> ir.Value:
+    return arith.constant(ir.F32Type.get(), value)
+
+
+def i32_type() -> ir.Type:
+    return ir.IntegerType.get_signless(32)
+
+
+def i64_type() -> ir.Type:
+    return ir.IntegerType.get_signless(64)
+
+
+def i32(value: int) -> ir.Value:
+    return arith.constant(i32_type(), value)
+
+
+def i64(value: int) -> ir.Value:
+    return arith.constant(i64_type(), value)

@@ -1,0 +1,212 @@
+"""dH = 2 sqrt(Y) dY where Y is stored, and the 2:4 forms of the transposes of dH and Y, in one pass.
+
+A block is one warpgroup and takes 64 tokens of 64 (condensed) columns. It writes dH as it reads dY,
+leaves dH and Y side by side in shared memory, one 32-bit word an element, and reads them back by
+columns to select along tokens. Of a Venom Y the transposes have a row for every neuron: a block then
+goes over all 16 m neurons of its 16 groups, and those that it does not keep get rows of zeros.
+
+Numerics: float32, rounded once; bit for bit the reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, math
+
+from sparse_lm.ops.compress import pad_to_tiles
+from sparse_lm.ops.formats import TILE, HiddenGradients, Sparse24, SparseVenom
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, mul64, narrow, widen
+from sparse_lm.ops.hopper.gather import global_pointer
+from sparse_lm.ops.hopper.squared_relu_24 import check_dtype
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups, nibbles
+from sparse_lm.ops.hopper.two_of_four import Pair, take_two, two_of_four
+
+# A word of row r and column c lies at r * _STRIDE + 8 (r // 32) + c + 8 (c // 32): neither the rows nor the
+# columns that the lanes of a warp hold share a bank.
+_SKEW = 8
+_STRIDE = 97
+_WORDS = TILE * _STRIDE + _SKEW
+_NOT_KEPT = -1
+
+
+def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
+    """See `sparse_lm.ops.squared_relu_gradients`.
+
+    Raises:
+      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no
+        multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width.
+    """
+    check_dtype(dy.dtype)
+    if y.dtype != dy.dtype:
+        raise NotImplementedError(f"needs dY and Y in one dtype, not {dy.dtype} and {y.dtype}")
+    padded = pad_to_tiles(dy)
+    if isinstance(y, Sparse24):
+        dh, *transposes = _call(padded, y.values, y.metadata, None, tile_neurons=TILE)
+        neurons = y.shape[1]
+    else:
+        tile_neurons = TILE // 4 * y.m
+        if y.v % TILE or tile_neurons % TILE or y.shape[1] % tile_neurons:
+            raise NotImplementedError(
+                f"needs v to be a multiple of 64, m of 4, and F of 16 m, not v = {y.v}, m = {y.m}, F = {y.shape[1]}"
+            )
+        missing = y.values.shape[0] - padded.shape[0]
+        padded = jnp.pad(padded, ((0, missing), (0, 0))) if missing else padded
+        dh, *transposes = _call(padded, y.values, y.metadata, y.columns, tile_neurons=tile_neurons)
+        neurons = y.shape[1]
+    shape = neurons, y.shape[0]
+    # Rows of a ragged last block may be padded by more than a tile.
+    width = -(-y.shape[0] // TILE) * TILE
+    dh_t, y_t = (
+        Sparse24(values[:, : width // 2], metadata[:, : width // TILE], shape)
+        for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
+    )
+    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
+
+
+def _call(dy: Array, values: Array, metadata: Array, columns: Array | None, *, tile_neurons: int) -> tuple[Array, ...]:
+    """dH's values; values and metadata of dH^T; of Y^T."""
+    tokens, kept = dy.shape
+    token_tiles, column_tiles = tokens // TILE, kept // TILE
+    neurons = column_tiles * tile_neurons
+    transpose_type = (
+        jax.ShapeDtypeStruct((neurons, tokens // 2), dy.dtype),
+        jax.ShapeDtypeStruct((neurons // TILE, token_tiles, THREADS), jnp.int32),
+    )
+    operands = [dy, values, metadata] + ([] if columns is None else [columns])
+    block_tiles = None if columns is None else token_tiles // columns.shape[0]  # tiles of 64 tokens in a Venom block
+    refs = len(operands) + 5 + 2
+
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * refs, SCALAR, SCALAR))
+    def differentiate_tile(_, *args):
+        *operands_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places, row, column = args
+        dy_gmem, values_gmem, metadata_gmem, *columns_gmem = operands_gmem
+        row, column = row.registers.item(), column.registers.item()
+        thread = Thread.current()
+        tile = Tile(thread, row, column)
+        for ref in columns_gmem:
+            _invert(ref, arith.divui(row, i32(block_tiles)), column, places, thread, tile_neurons)
+        _store_stored(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
+        mgpu_utils.warpgroup_barrier()
+        for neuron_tile in range(tile_neurons // TILE):
+            number = arith.addi(arith.muli(column, i32(tile_neurons // TILE)), i32(neuron_tile))
+            transpose = Tile(thread, number, row)
+            dh_pairs, y_pairs = zip(
+                *(_select_along_tokens(words, places if columns_gmem else None, neuron_tile, thread, half, dy.dtype)
+                  for half in HALVES), strict=True,
+            )  # fmt: skip
+            for pairs, out, out_words in ((dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)):
+                transpose.store_pairs(out, pairs)
+                transpose.store_word(out_words, pairs)
+
+    def kernel(*refs):
+        differentiate_tile(*refs, lax.axis_index("row"), lax.axis_index("column"))
+
+    return plgpu.kernel(
+        kernel,
+        out_type=(jax.ShapeDtypeStruct(values.shape, dy.dtype), *transpose_type, *transpose_type),
+        grid=(column_tiles, token_tiles),
+        grid_names=("column", "row"),
+        scratch_types=[plgpu.SMEM((_WORDS,), jnp.int32), plgpu.SMEM((max(tile_neurons, THREADS),), jnp.int32)],
+        compiler_params=COMPILER_PARAMS,
+        kernel_name="squared_relu_gradients",
+    )(*operands)
+
+
+def _store_stored(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
+    """dH of a thread's two rows to global memory; dH and Y, zeros where nothing is stored, to shared memory."""
+    element = ir.MemRefType(dy.type).element_type
+    zero = arith.constant(element, 0.0)
+    dh_rows = []
+    loaded = zip(tile.load(dy), tile.load_pairs(values), nibbles(tile.load_word(metadata)), strict=True)
+    for half, (dy_run, y_kept, row_nibbles) in enumerate(loaded):
+        pairs = []
+        for group, (members, nibble) in enumerate(zip(groups(dy_run), row_nibbles, strict=True)):
+            picked = take_two(members, nibble)
+            y_low, y_high = y_kept[2 * group : 2 * group + 2]
+            slopes = [arith.mulf(f32(2.0), math.sqrt(y)) for y in widen([y_low, y_high])]
+            products = [arith.mulf(d, s) for d, s in zip(widen([picked.low, picked.high]), slopes, strict=True)]
+            pair = Pair(*narrow(products, element), nibble)
+            pairs.append(pair)
+            dense = zip(pair.spread(zero), Pair(y_low, y_high, nibble).spread(zero), strict=True)
+            for member, (d, y) in enumerate(dense):
+                column = arith.addi(tile.thread.column, i32(4 * group + member))
+                row = arith.addi(tile.thread.row, i32(8 * half))
+                llvm.store(_pack(d, y), _word(words, row, column))
+        dh_rows.append(pairs)
+    tile.store_pairs(dh, dh_rows)
+
+
+def _select_along_tokens(
+    words: ir.Value, places: ir.Value | None, neuron_tile: int, thread: Thread, half: int, dtype: jnp.dtype
+) -> tuple[list[Pair], list[Pair]]:
+    """The pairs of dH and of Y that one of the thread's two neurons keeps of its 16 tokens."""
+    neuron = arith.addi(thread.row, i32(8 * half))
+    column, is_kept = neuron, None
+    if places is not None:
+        address = mgpu_utils.getelementptr(
+            mgpu_utils.memref_ptr(places), [arith.addi(neuron, i32(TILE * neuron_tile))], i32_type()
+        )
+        place = llvm.load(i32_type(), address)
+        is_kept = arith.cmpi(arith.CmpIPredicate.ne, place, i32(_NOT_KEPT))
+        column = arith.select(is_kept, place, i32(0))
+    dh_run, y_run = [], []
+    for i in range(RUN):
+        word = llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column))
+        if is_kept is not None:
+            word = arith.select(is_kept, word, i32(0))
+        d, y = _unpack(word, dtype)
+        dh_run.append(d)
+        y_run.append(y)
+    return tuple([two_of_four(four) for four in groups(widen(run))] for run in (dh_run, y_run))
+
+
+def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value, thread: Thread, tile_neurons: int):
+    """`places[neuron - first neuron of the tile]`: its condensed column in the tile, or `_NOT_KEPT`."""
+    shared = mgpu_utils.memref_ptr(places)
+
+    def at(index):
+        return mgpu_utils.getelementptr(shared, [index], i32_type())
+
+    for first in range(0, tile_neurons, THREADS):
+        index = arith.addi(thread.index, i32(first))
+        llvm.store(i32(_NOT_KEPT), at(index))
+    mgpu_utils.warpgroup_barrier()
+    width = ir.MemRefType(columns.type).shape[1]
+    own = arith.remui(thread.index, i32(TILE))  # two threads write the same
+    start = mul64(block, width)
+    offset = arith.addi(arith.muli(tile, i32(TILE)), own)
+    pointer = mgpu_utils.getelementptr(
+        global_pointer(columns), [arith.addi(start, arith.extui(start.type, offset))], i32_type()
+    )
+    neuron = llvm.load(i32_type(), pointer)
+    llvm.store(own, at(arith.subi(neuron, arith.muli(tile, i32(tile_neurons)))))
+
+
+def _word(words: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+    def skewed(index):
+        return arith.addi(index, arith.muli(arith.shrui(index, i32(5)), i32(_SKEW)))
+
+    row_offset = arith.addi(arith.muli(row, i32(_STRIDE)), arith.muli(arith.shrui(row, i32(5)), i32(_SKEW)))
+    index = arith.addi(row_offset, skewed(column))
+    return mgpu_utils.getelementptr(mgpu_utils.memref_ptr(words), [index], i32_type())
+
+
+def _pack(low: ir.Value, high: ir.Value) -> ir.Value:
+    """Two 16-bit floats in one word."""
+    i16 = ir.IntegerType.get_signless(16)
+    low, high = (arith.extui(i32_type(), arith.bitcast(i16, value)) for value in (low, high))
+    return arith.ori(low, arith.shli(high, i32(16)))
+
+
+def _unpack(word: ir.Value, dtype: jnp.dtype) -> tuple[ir.Value, ir.Value]:
+    element = ir.BF16Type.get() if dtype == jnp.bfloat16 else ir.F16Type.get()
+    i16 = ir.IntegerType.get_signless(16)
+    halves = word, arith.shrui(word, i32(16))
+    return tuple(arith.bitcast(element, arith.trunci(i16, half)) for half in halves)

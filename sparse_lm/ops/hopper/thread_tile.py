@@ -1,0 +1,112 @@
+"""How the threads of a warpgroup share a tile of 64 x 64.
+
+Thread 32 w + 4 g + t holds rows 16 w + g and 16 w + g + 8, columns 16 t to 16 t + 15: eight groups of
+four, whose values are 16 bytes a row and whose metadata is one word, so that every access to global
+memory is a whole sector and no thread needs another's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from sparse_lm.ops.formats import TILE
+from sparse_lm.ops.hopper.emit import i32, i64, i64_type, load_vectors, mul64, narrow, store_vectors
+from sparse_lm.ops.hopper.gather import global_pointer
+from sparse_lm.ops.hopper.two_of_four import Pair
+
+THREADS = 128
+RUN = 16  # columns of a row that a thread holds: four groups
+HALVES = range(2)  # of a thread's rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Thread:
+    """Where a thread stands in a tile."""
+
+    index: ir.Value  # in its warpgroup
+    row: ir.Value  # the upper one
+    column: ir.Value  # the first
+
+    @classmethod
+    def current(cls) -> Thread:
+        index = arith.remui(mgpu_utils.thread_idx(), i32(THREADS))
+        lane = arith.remui(index, i32(32))
+        warp_row = arith.muli(arith.divui(index, i32(32)), i32(16))
+        row = arith.addi(warp_row, arith.divui(lane, i32(4)))
+        return cls(index, row, arith.muli(arith.remui(lane, i32(4)), i32(RUN)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A thread's part of the tile at (row, column), in tiles, of a matrix."""
+
+    thread: Thread
+    row: ir.Value
+    column: ir.Value
+
+    def start(self, half: int, width: int) -> ir.Value:
+        """64-bit offset of the thread's columns in its upper (0) or lower (1) row, of `width` columns."""
+        row = arith.addi(arith.addi(arith.muli(self.row, i32(TILE)), self.thread.row), i32(8 * half))
+        column = arith.addi(arith.muli(self.column, i32(TILE)), self.thread.column)
+        return arith.addi(mul64(row, width), arith.extui(i64_type(), column))
+
+    def load(self, x: ir.Value) -> list[list[ir.Value]]:
+        """Both rows' columns of a matrix in global memory."""
+        width = ir.MemRefType(x.type).shape[1]
+        return [load_vectors(x, self.start(half, width), RUN) for half in HALVES]
+
+    def store(self, x: ir.Value, rows: Sequence[Sequence[ir.Value]]) -> None:
+        """Both rows' columns, rounded to the matrix's dtype."""
+        ref = ir.MemRefType(x.type)
+        for half, row in zip(HALVES, rows, strict=True):
+            store_vectors(x, self.start(half, ref.shape[1]), narrow(row, ref.element_type))
+
+    def load_pairs(self, values: ir.Value) -> list[list[ir.Value]]:
+        """Both rows' survivors, eight each, of a compressed matrix."""
+        width = ir.MemRefType(values.type).shape[1]
+        return [load_vectors(values, self._start_of_pairs(half, width), RUN // 2) for half in HALVES]
+
+    def store_pairs(self, values: ir.Value, rows: Sequence[Sequence[Pair]]) -> None:
+        """Both rows' survivors, rounded to the dtype of the values."""
+        ref = ir.MemRefType(values.type)
+        for half, pairs in zip(HALVES, rows, strict=True):
+            kept = [value for pair in pairs for value in (pair.low, pair.high)]
+            store_vectors(values, self._start_of_pairs(half, ref.shape[1]), narrow(kept, ref.element_type))
+
+    def load_word(self, metadata: ir.Value) -> ir.Value:
+        return llvm.load(ir.MemRefType(metadata.type).element_type, self._word(metadata))
+
+    def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair]]) -> None:
+        word = i32(0)
+        for half, pairs in zip(HALVES, rows, strict=True):
+            for group, pair in enumerate(pairs):
+                word = arith.ori(word, arith.shli(pair.nibble, i32(RUN * half + 4 * group)))
+        llvm.store(word, self._word(metadata))
+
+    def _start_of_pairs(self, half: int, width: int) -> ir.Value:
+        return arith.shrui(self.start(half, 2 * width), i64(1))
+
+    def _word(self, metadata: ir.Value) -> ir.Value:
+        """Where the thread's word of metadata [rows / 64, columns / 64, 128] is."""
+        ref = ir.MemRefType(metadata.type)
+        tile = arith.addi(arith.muli(self.row, i32(ref.shape[1])), self.column)
+        index = arith.addi(mul64(tile, THREADS), arith.extui(i64_type(), self.thread.index))
+        return mgpu_utils.getelementptr(global_pointer(metadata), [index], ref.element_type)
+
+
+def nibbles(word: ir.Value) -> list[list[ir.Value]]:
+    """Of both rows of a thread, four groups each."""
+    return [
+        [arith.andi(arith.shrui(word, i32(RUN * half + 4 * group)), i32(15)) for group in range(RUN // 4)]
+        for half in HALVES
+    ]
+
+
+def groups(run: Sequence[ir.Value]) -> list[list[ir.Value]]:
+    """A row's columns by fours."""
+    return [list(run[first : first + 4]) for first in range(0, len(run), 4)]

@@ -1,0 +1,107 @@
+"""The passes over the hidden layer and over the weights: bit for bit the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops import hopper, reference
+
+SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
+
+
+def _random(shape, dtype, seed, special=False):
+    """Normal numbers, or a mixture of special ones, with many ties, that fills every kind of group."""
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.choice(SPECIAL, size=shape) if special else 3 * rng.normal(size=shape), dtype)
+
+
+def _bits(x):
+    if x.dtype == jnp.int32:
+        return np.asarray(x)
+    return np.asarray(jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x), jnp.int16))
+
+
+def _assert_equal(ours, expected):
+    """Same structure, same bits."""
+    assert jax.tree.structure(ours) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(_bits(a), _bits(b))
+
+
+def _lower(function, *shapes):
+    return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
+
+
+def _like(function, *shapes):
+    return jax.eval_shape(function, *shapes)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lowers_without_a_gpu(shape):
+    h = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    expected = _like(reference.squared_relu_24, h)
+    assert _lower(hopper.squared_relu_24, h).out_info == expected
+    assert _lower(hopper.squared_relu_gradients, h, expected[0]).out_info == _like(
+        reference.squared_relu_gradients, h, expected[0]
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_squared_relu_24(shape, dtype, special):
+    h = _random(shape, dtype, 0, special)
+    expected, expected_stats = jax.jit(reference.squared_relu_24)(h)
+    for _ in range(2):
+        ours, stats = jax.jit(hopper.squared_relu_24)(h)
+        _assert_equal(ours, expected)
+    np.testing.assert_allclose(stats, expected_stats, rtol=1e-3)  # XLA may leave out the rounding of Y in sums
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_squared_relu_gradients(shape, dtype, special):
+    y, _ = jax.jit(reference.squared_relu_24)(_random(shape, dtype, 1))
+    dy = _random(shape, dtype, 2, special)
+    expected = jax.jit(reference.squared_relu_gradients)(dy, y)
+    for _ in range(2):
+        _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m, v", [(8, 64), (16, 128), (16, 256)])
+@pytest.mark.parametrize("tokens", [256, 300])
+def test_squared_relu_gradients_of_a_venom_matrix(m, v, tokens):
+    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(
+        _random((tokens, 512), jnp.bfloat16, 3)
+    )
+    dy = _random((tokens, 4 * 512 // m), jnp.bfloat16, 4)
+    expected = jax.jit(reference.squared_relu_gradients)(dy, y)
+    for _ in range(2):
+        _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape, layers", [((256, 128), 2), ((128, 200), 1), ((3 * 64, 64), 3)])
+def test_soft_threshold_24(shape, layers):
+    w, scale = _random(shape, jnp.float32, 5), jnp.linspace(1, 2, layers)
+    compute = {
+        name: jax.jit(lambda w, s, f=f: f.soft_threshold_24(w, s, dtype=jnp.bfloat16))
+        for name, f in (("ours", hopper), ("expected", reference))
+    }
+    _assert_equal(compute["ours"](w, scale), compute["expected"](w, scale))
+
+
+def test_what_is_refused():
+    y = _like(reference.squared_relu_24, jax.ShapeDtypeStruct((64, 64), jnp.float32))[0]
+    with pytest.raises(NotImplementedError, match="bfloat16 or float16"):
+        hopper.squared_relu_24(jnp.zeros((64, 64)))
+    with pytest.raises(NotImplementedError, match="one dtype"):
+        hopper.squared_relu_gradients(jnp.zeros((64, 64), jnp.bfloat16), y)
+    with pytest.raises(NotImplementedError, match="a multiple of 64 rows, not for 96"):
+        hopper.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=jnp.bfloat16)
