@@ -9,6 +9,7 @@ from sparse_lm.ops.hopper.matmul_venom import matmul_venom
 from sparse_lm.ops.hopper.sampled_matmul_24 import sampled_matmul_24
 from sparse_lm.ops.hopper.scattered_matmul_24 import scattered_matmul_24
 from sparse_lm.ops.hopper.sparsify_24 import soft_threshold_24, sparsify_24
+from sparse_lm.ops.hopper.sparsify_venom import sparsify_venom, squared_relu_venom
 from sparse_lm.ops.hopper.squared_relu_24 import squared_relu_24
 from sparse_lm.ops.hopper.squared_relu_gradients import squared_relu_gradients
 
@@ -19,6 +20,8 @@ __all__ = [
     "scattered_matmul_24",
     "soft_threshold_24",
     "sparsify_24",
+    "sparsify_venom",
     "squared_relu_24",
     "squared_relu_gradients",
+    "squared_relu_venom",
 ]

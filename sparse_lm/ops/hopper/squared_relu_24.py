@@ -21,6 +21,7 @@ from sparse_lm.ops.hopper.emit import (
     SCALAR,
     f32,
     i32,
+    i64,
     mul64,
     narrow,
     sum_of,
@@ -60,7 +61,8 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
         tile.store_word(metadata_gmem, pairs)
         kept = [value for row in pairs for pair in row for value in (pair.low, pair.high)]
         tile_number = arith.addi(arith.muli(tile.row, i32(column_tiles)), tile.column)
-        store_stats(stats_gmem, tile_number, [y for row in rows for y in row], kept)
+        y = [value for row in rows for value in row]
+        store_stats(stats_gmem, tile_number, HiddenStats(count_nonzeros(y), energy(y), energy(kept)))
 
     def kernel(h_gmem, values_gmem, metadata_gmem, stats_gmem):
         tile = lax.axis_index("row"), lax.axis_index("column")
@@ -88,19 +90,23 @@ def squared_relu(run: list[ir.Value]) -> list[ir.Value]:
     return widen(narrow([arith.mulf(h, h) for h in relus], run[0].type))
 
 
-def store_stats(stats: ir.Value, block: ir.Value, y: list[ir.Value], kept: list[ir.Value]) -> None:
-    """A block's sums, by warp, to stats [blocks, warps, 3] in the order of `HiddenStats`; y is not negative."""
+def count_nonzeros(values: list[ir.Value]) -> ir.Value:
+    return sum_of(
+        [arith.select(arith.cmpf(arith.CmpFPredicate.UNE, x, f32(0.0)), f32(1.0), f32(0.0)) for x in values]
+    )  # fmt: skip
+
+
+def energy(values: list[ir.Value]) -> ir.Value:
+    return sum_of([arith.mulf(x, x) for x in values])
+
+
+def store_stats(stats: ir.Value, block: ir.Value, sums: HiddenStats) -> None:
+    """A block's sums, by warp, to stats [blocks, warps, 3], of the sums of its threads."""
     warps = ir.MemRefType(stats.type).shape[1]
-    nonzeros = [arith.select(arith.cmpf(arith.CmpFPredicate.UNE, x, f32(0.0)), f32(1.0), f32(0.0)) for x in y]
-    energies = [[arith.mulf(x, x) for x in values] for values in (y, kept)]
-    sums = [warp_sum(sum_of(values)) for values in (nonzeros, *energies)]
-    thread = mgpu_utils.thread_idx()
-    warp = arith.divui(thread, i32(32))
+    warp = arith.divui(mgpu_utils.thread_idx(), i32(32))
     first = mul64(arith.addi(arith.muli(block, i32(warps)), warp), STATS)
-    f32_type = ir.F32Type.get()
     for number, total in enumerate(sums):
         # Every lane holds the sum: all write the same.
-        pointer = mgpu_utils.getelementptr(
-            global_pointer(stats), [arith.addi(first, arith.constant(first.type, number))], f32_type
-        )
-        llvm.store(total, pointer)
+        index = arith.addi(first, i64(number))
+        pointer = mgpu_utils.getelementptr(global_pointer(stats), [index], ir.F32Type.get())
+        llvm.store(warp_sum(total), pointer)

@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 def two_of_four(members: list[ir.Value], method: str = "magnitude") -> Pair:
     """The survivors of a group of float32, "magnitude" or "soft_threshold"."""
-    ranks = [_magnitude_rank(member) for member in members]
+    ranks = [magnitude_rank(member) for member in members]
     wins = {(i, j): arith.cmpi(arith.CmpIPredicate.sge, ranks[i], ranks[j]) for i in range(4) for j in range(i + 1, 4)}
 
     def kept(i):
@@ -72,7 +72,7 @@ def take_two(members: list[ir.Value], nibble: ir.Value) -> Pair:
     return Pair(at(first, numbered[:3]), at(second, numbered[1:]), nibble)
 
 
-def _magnitude_rank(x: ir.Value) -> ir.Value:
+def magnitude_rank(x: ir.Value) -> ir.Value:
     """`select.magnitude_rank` of one float32."""
     magnitude = arith.andi(arith.bitcast(i32_type(), x), i32(0x7FFFFFFF))
     return arith.select(arith.cmpi(arith.CmpIPredicate.sgt, magnitude, i32(_INF)), i32(_NAN_RANK), magnitude)

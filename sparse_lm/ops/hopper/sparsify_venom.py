@@ -1,0 +1,256 @@
+"""Dense matrix, or Y = relu(H)^2 of one, to V:2:M form in one pass over memory.
+
+A block takes a tile of v rows and 16 groups of m columns: 64 condensed columns, what one word of
+metadata for each thread describes. Its warps read a row each at a time, sum up the squares of every
+column as they go, and keep the tile in shared memory. The four columns of each group that the rows
+share are those of largest norm; then each warpgroup selects in 64 rows (thread_tile.py), gathering
+the kept columns from shared memory.
+
+Numerics: norms in float32, summed by warp, then over warps; so two columns of nearly equal norm may
+rank otherwise than in the reference. All else is the reference bit for bit.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jax.typing import DTypeLike
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, gpu, llvm
+
+from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
+from sparse_lm.ops.hopper.emit import (
+    COMPILER_PARAMS,
+    SCALAR,
+    f32,
+    i32,
+    i32_type,
+    i64_type,
+    load_vectors,
+    mul64,
+    narrow,
+    sum_of,
+    vector,
+    vector_lanes,
+    widen,
+)
+from sparse_lm.ops.hopper.gather import global_pointer
+from sparse_lm.ops.hopper.squared_relu_24 import STATS, check_dtype, count_nonzeros, energy, squared_relu, store_stats
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups
+from sparse_lm.ops.hopper.two_of_four import magnitude_rank, two_of_four
+
+_GROUPS = TILE // 4  # of a tile
+_KEPT = 4  # of a group
+_ROWS_AT_ONCE = 8  # that a warp has under way
+_PAD = 8  # elements at the end of a row in shared memory: rows start on different banks, 16 bytes stay aligned
+_LARGEST_TILE = 200 * 2**10  # bytes
+
+
+def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
+    """See `sparse_lm.ops.sparsify_venom`.
+
+    Raises:
+      NotImplementedError: dtypes, v, m, or the choice of columns.
+    """
+    if x.dtype != dtype:
+        raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
+    return _call(x, v, m, columns, activate=False)[0]
+
+
+def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
+    """See `sparse_lm.ops.squared_relu_venom`.
+
+    Raises:
+      NotImplementedError: dtype, v, m, or the choice of columns.
+    """
+    return _call(h, v, m, columns, activate=True)
+
+
+def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
+    check_dtype(x.dtype)
+    shape = rows, width = x.shape
+    tile_columns = _GROUPS * m
+    if choice != "norm":
+        raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
+    if v % TILE or m not in (8, 16, 32) or v * tile_columns * x.dtype.itemsize > _LARGEST_TILE:
+        raise NotImplementedError(f"needs v to be a multiple of 64, m 8, 16 or 32, and v m at most 6400, not {v}, {m}")
+    if width % tile_columns:
+        raise NotImplementedError(f"needs the {width} columns to be a multiple of 16 m = {tile_columns}")
+    x = jnp.pad(x, ((0, -rows % v), (0, 0))) if rows % v else x
+    warpgroups = v // TILE
+    blocks, tiles = x.shape[0] // v, width // tile_columns
+    stride = tile_columns + _PAD
+    warps = warpgroups * THREADS // 32
+
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
+    def sparsify_tile(_, x_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
+        block, tile_number = (number.registers.item() for number in at)
+        seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
+        gpu.barrier()
+        _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
+        gpu.barrier()
+        thread = Thread.current()
+        row_tile = arith.divui(mgpu_utils.thread_idx(), i32(THREADS))
+        tile = Tile(thread, arith.addi(arith.muli(block, i32(warpgroups)), row_tile), tile_number)
+        runs = _gather(tile_smem, kept, row_tile, thread, stride)
+        pairs = [[two_of_four(four) for four in groups(widen(run))] for run in runs]
+        tile.store_pairs(values_gmem, pairs)
+        tile.store_word(metadata_gmem, pairs)
+        survivors = [value for row in pairs for pair in row for value in (pair.low, pair.high)]
+        block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
+        store_stats(stats_gmem, block_number, HiddenStats(*seen, energy(widen(survivors))))
+
+    def kernel(*refs):
+        sparsify_tile(*refs, lax.axis_index("block"), lax.axis_index("tile"))
+
+    values, metadata, columns, stats = plgpu.kernel(
+        kernel,
+        out_type=(
+            jax.ShapeDtypeStruct((x.shape[0], tiles * TILE // 2), x.dtype),
+            jax.ShapeDtypeStruct((x.shape[0] // TILE, tiles, THREADS), jnp.int32),
+            jax.ShapeDtypeStruct((blocks, tiles * TILE), jnp.int32),
+            jax.ShapeDtypeStruct((blocks * tiles, warps, STATS), jnp.float32),
+        ),
+        grid=(tiles, blocks),
+        grid_names=("tile", "block"),
+        num_threads=warpgroups,
+        thread_name="warpgroup",
+        scratch_types=[
+            plgpu.SMEM((v * stride,), x.dtype),
+            plgpu.SMEM((warps * tile_columns,), jnp.float32),
+            plgpu.SMEM((TILE,), jnp.int32),
+        ],
+        compiler_params=COMPILER_PARAMS,
+        kernel_name="squared_relu_venom" if activate else "sparsify_venom",
+    )(x)
+    return SparseVenom(values, metadata, columns, shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+
+
+def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> tuple[ir.Value, ir.Value]:
+    """The tile to shared memory, squared relu taken if `activate`, and each warp's sums of squares by column.
+
+    Returns how many non-zeros the thread saw, and the sum of their squares.
+
+    A lane keeps to its 8 columns; where a row has fewer than 32 lanes' worth of them, a warp takes
+    several rows at a time, and of more, the row in parts.
+    """
+    ref = ir.MemRefType(x.type)
+    lanes = vector_lanes(ref.element_type)
+    thread = mgpu_utils.thread_idx()
+    warp, lane = arith.divui(thread, i32(32)), arith.remui(thread, i32(32))
+    chunks = tile_columns // lanes  # of a row
+    across = min(chunks, 32)
+    rows_of_warp = 32 // across
+    parts = chunks // across
+    own_row = arith.addi(arith.muli(warp, i32(rows_of_warp)), arith.divui(lane, i32(across)))
+    shared = mgpu_utils.memref_ptr(tile_smem)
+    rows_per_pass = warps * rows_of_warp
+    nonzeros, total = f32(0.0), f32(0.0)
+    for part in range(parts):
+        column = arith.addi(arith.muli(arith.remui(lane, i32(across)), i32(lanes)), i32(part * across * lanes))
+        first = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
+        squares = [f32(0.0)] * lanes
+        passes = list(range(0, v, rows_per_pass))
+        for start in range(0, len(passes), _ROWS_AT_ONCE):
+            rows = [arith.addi(own_row, i32(first_row)) for first_row in passes[start : start + _ROWS_AT_ONCE]]
+            loaded = []
+            for row in rows:
+                matrix_row = arith.addi(arith.muli(block, i32(v)), row)
+                offset = arith.addi(mul64(matrix_row, ref.shape[1]), arith.extui(i64_type(), first))
+                loaded.append(load_vectors(x, offset, lanes))
+            for row, values in zip(rows, loaded, strict=True):
+                numbers = squared_relu(values) if activate else widen(values)
+                nonzeros = arith.addf(nonzeros, count_nonzeros(numbers))
+                squares = [arith.addf(s, arith.mulf(n, n)) for s, n in zip(squares, numbers, strict=True)]
+                index = arith.addi(arith.muli(row, i32(tile_columns + _PAD)), column)
+                pointer = mgpu_utils.getelementptr(shared, [index], ref.element_type)
+                llvm.store(vector(narrow(numbers, ref.element_type)), pointer, alignment=16)
+        total = arith.addf(total, sum_of(squares))
+        # Lanes that share columns add up; all of them write the sum.
+        distance = across
+        while distance < 32:
+            squares = [arith.addf(s, mgpu_utils.shfl_bfly(s, distance)) for s in squares]
+            distance *= 2
+        norm_index = arith.addi(arith.muli(warp, i32(tile_columns)), column)
+        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(norms), [norm_index], ir.F32Type.get())
+        llvm.store(vector(squares), pointer, alignment=16)
+    return nonzeros, total
+
+
+def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
+    """The four columns of largest norm of each group: their places in the tile to `kept`, in the matrix to `columns`.
+
+    Lane l of a warp looks after columns l, l + 32, .. of the warp's share; a group's columns are neighbouring lanes
+    of one warp, so that votes tell how many kept ones come before.
+    """
+    tile_columns = _GROUPS * m
+    thread = mgpu_utils.thread_idx()
+    base = mgpu_utils.memref_ptr(norms)
+    width = ir.MemRefType(columns.type).shape[1]
+    for first in range(0, tile_columns, warps * 32):
+        column = arith.addi(thread, i32(first))
+        # With more threads than columns the last warps repeat the work of others and write the same.
+        column = arith.remui(column, i32(tile_columns))
+        norm = f32(0.0)
+        for warp in range(warps):
+            index = arith.addi(column, i32(warp * tile_columns))
+            norm = arith.addf(
+                norm, llvm.load(ir.F32Type.get(), mgpu_utils.getelementptr(base, [index], ir.F32Type.get()))
+            )
+        rank = magnitude_rank(norm)
+        place = arith.remui(column, i32(m))
+        beaten = i32(0)
+        for distance in range(1, m):
+            other = arith.xori(place, i32(distance))
+            other_rank = mgpu_utils.shfl_bfly(rank, distance)
+            before = arith.cmpi(arith.CmpIPredicate.ult, other, place)
+            larger = arith.cmpi(arith.CmpIPredicate.sgt, other_rank, rank)
+            ties = arith.andi(arith.cmpi(arith.CmpIPredicate.eq, other_rank, rank), before)
+            beaten = arith.addi(beaten, arith.extui(i32_type(), arith.ori(larger, ties)))
+        keep = arith.cmpi(arith.CmpIPredicate.ult, beaten, i32(_KEPT))
+        slot = i32(0)
+        for distance in range(1, m):
+            other = arith.xori(place, i32(distance))
+            other_keeps = mgpu_utils.shfl_bfly(arith.extui(i32_type(), keep), distance)
+            before = arith.extui(i32_type(), arith.cmpi(arith.CmpIPredicate.ult, other, place))
+            slot = arith.addi(slot, arith.andi(other_keeps, before))
+        condensed = arith.addi(arith.muli(arith.divui(column, i32(m)), i32(_KEPT)), slot)
+        start = mul64(block, width)
+        offset = arith.addi(arith.muli(tile_number, i32(TILE)), condensed)
+        target = mgpu_utils.getelementptr(
+            global_pointer(columns), [arith.addi(start, arith.extui(i64_type(), offset))], i32_type()
+        )
+        shared = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [condensed], i32_type())
+        absolute = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
+        _store_if(keep, column, "shared", shared)
+        _store_if(keep, absolute, "global", target)
+
+
+def _store_if(condition: ir.Value, value: ir.Value, space: str, pointer: ir.Value) -> None:
+    """Stores without a branch."""
+    ptx = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.{space}.u32 [$1], $2; }}"
+    operands = [arith.extui(i32_type(), condition), pointer, value]
+    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, ptx, "r,l,r", has_side_effects=True)
+
+
+def _gather(tile_smem, kept, row_tile, thread: Thread, stride: int) -> list[list[ir.Value]]:
+    """The thread's 16 condensed columns of its two rows."""
+    element = ir.MemRefType(tile_smem.type).element_type
+    places = []
+    for i in range(RUN):
+        index = arith.addi(thread.column, i32(i))
+        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [index], i32_type())
+        places.append(llvm.load(i32_type(), pointer))
+    runs = []
+    for half in HALVES:
+        row = arith.addi(arith.addi(arith.muli(row_tile, i32(TILE)), thread.row), i32(8 * half))
+        start = arith.muli(row, i32(stride))
+        pointers = (
+            mgpu_utils.getelementptr(mgpu_utils.memref_ptr(tile_smem), [arith.addi(start, place)], element)
+            for place in places
+        )
+        runs.append([llvm.load(element, pointer) for pointer in pointers])
+    return runs
