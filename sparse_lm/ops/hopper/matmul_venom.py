@@ -1,55 +1,53 @@
 """V:2:M matrix times dense matrix: the 2:4 product over condensed columns, with gathered rows of B.
 
-The producer warpgroup brings in the condensed 2:4 operand by TMA, as for `matmul_24`, and gathers the
-64 rows of b of each step (gather.py). A tile has 128 rows, all of one Venom block, so that a gathered
-row serves 128 rows of the result. Every 128 rows read their own rows of b: 2 Kc N bytes per 128 rows
-come from the L2 cache, which is what limits this product.
+The 2:4 operand comes by TMA, as in `matmul_24`, shared by the blocks of a cluster, which compute tiles
+side by side; the 64 rows of b of each step are gathered (gather.py). All rows of a tile lie in one Venom
+block, so that a gathered row serves them all: every v rows, at most 256, read their own rows of b, 2 Kc N
+bytes, from the L2 cache. For v = 128 and less that limits this product.
 
-Numerics: float32 accumulation in the order of the condensed columns, one rounding.
+Numerics: as `matmul_24`, in the order of the condensed columns.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
-import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import SparseVenom
-from sparse_lm.ops.hopper import compat, gather, tuning, wgmma_sp
-from sparse_lm.ops.hopper.mainloop import accumulate
+from sparse_lm.ops.hopper import compat, gather, split_k, tuning, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
-from sparse_lm.ops.hopper.persistent import CONSUMERS
-from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
-from sparse_lm.ops.hopper.store import staging, store_tile, stores
-
-TILE_M = CONSUMERS * wgmma_sp.ROWS
-TILE_N = gather.COLUMNS
-
-_PRODUCER = CONSUMERS
-_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 56, 224
+from sparse_lm.ops.hopper.persistent import Loads, Tiling, multiply
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """How the product is cut up.
+class Config(Tiling):
+    """How the product is cut up; tile_m divides v.
 
     Attributes:
-      stages: of the ring, each of 64 condensed columns.
-      cluster: blocks side by side along N that share the sparse operand's tiles.
-      store_slots: output tiles of 64 rows in shared memory, per consumer.
       raster_width: clusters' tiles along N that run together; the L2 cache should hold the part of b under them.
     """
 
-    stages: int = 4
-    cluster: int = 2
-    store_slots: int = 3
+    share_b: bool = False
     raster_width: int = 2
+
+
+CANDIDATES = (
+    Config(tile_m=256, tile_n=128, raster_width=4),
+    Config(tile_m=128, tile_n=256),
+    Config(tile_m=64, tile_n=256),
+)
+
+
+def heuristic_config(v: int) -> Config:
+    """The candidate with the most rows that share a gathered row of b."""
+    return next(config for config in CANDIDATES if v % config.tile_m == 0)
 
 
 def matmul_venom(
@@ -58,7 +56,7 @@ def matmul_venom(
     """a @ b.
 
     Args:
-      a: V:2:M matrix [M, K], bfloat16 or float16, v a multiple of 128.
+      a: V:2:M matrix [M, K], bfloat16 or float16, v a multiple of 64.
       b: [K, N] in the dtype of a.
       out_dtype: bfloat16, float16 or float32; that of b by default.
       config: tiling; the tuned one for the shape and device by default.
@@ -69,15 +67,15 @@ def matmul_venom(
     Raises:
       NotImplementedError: the dtypes, or v.
     """
-    if a.run >= wgmma_sp.ROWS:
+    if a.run % wgmma_sp.ROWS == 0 and a.v % (2 * wgmma_sp.ROWS) == 0:
         return matmul_venom_runs(a, b, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
-    if a.v % TILE_M:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE_M}, not {a.v}")
+    if a.v % wgmma_sp.ROWS:
+        raise NotImplementedError(f"needs v to be a multiple of {wgmma_sp.ROWS}, not {a.v}")
     (m, k), n = a.shape, b.shape[1]
     if config is None:
-        config = tuning.lookup("matmul_venom", (m, n, k, a.m), Config) or Config()
+        config = tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Config) or heuristic_config(a.v)
     # Rows stay as they are: a padded column of a is row k, past the end of b.
     b = pad(b, rows=False)
     out = jax.ShapeDtypeStruct((round_up(m), max(2 * wgmma_sp.ROWS, b.shape[1])), out_dtype)
@@ -86,98 +84,39 @@ def matmul_venom(
 
 def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
-    grid_m = pl.cdiv(a.shape[0], TILE_M)
-    grid_n = pl.cdiv(b.shape[1], TILE_N * config.cluster)
-    clusters = min(grid_m * grid_n, compat.core_count() // config.cluster)
-    shared = config.cluster > 1
+    grid = config.grid(a.shape[0], b.shape[1])
+    plan = split_k.plan(math.prod(grid), compat.core_count() // config.cluster, steps, split=True)
 
-    def kernel(values_gmem, metadata_gmem, columns_gmem, b_gmem, out_gmem):
-        def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
-            ring = Ring(full, empty, config.stages, gathers=True)
-            ring.initialize()
-            warpgroup = lax.axis_index("warpgroup")
-            first_tile = lax.axis_index("cluster")
-            tiles = lax.div(grid_m * grid_n - first_tile + clusters - 1, clusters)
+    def jobs(_, cluster, peer):
+        def origin(tile):
+            return config.origin(*plgpu.planar_snake(tile, grid, 1, config.raster_width), peer)
 
-            def for_each_tile(body):
-                @pl.loop(0, tiles)
-                def _tile(i):
-                    tile = plgpu.planar_snake(first_tile + i * clusters, (grid_m, grid_n), 1, config.raster_width)
-                    column = (tile[1] * config.cluster + lax.axis_index(CLUSTER_AXIS)) * TILE_N
-                    body(i, tile[0] * TILE_M, column)
+        return plan.jobs(cluster, origin)
 
-            def produce():
-                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+    def loads(operands, job):
+        values, metadata, columns, b_gmem = operands
+        block = lax.div(job.row, a.v)
 
-                def fill(i, row, column):
-                    block = lax.div(row, a.v)
+        def look_up(k):
+            return gather.load_row_numbers(columns, block, k)
 
-                    def fill_step(k, row_numbers):
-                        step = i * steps + k
-                        slot = ring.slot(step)
-                        values_origin = row, k * wgmma_sp.KEPT
-                        metadata_origin = row // wgmma_sp.ROWS, k, jnp.int32(0)
-                        copies = [
-                            Copy(values_gmem, values_smem.at[slot], values_origin, wgmma_sp.VALUES_TRANSFORMS, shared),
-                            Copy(metadata_gmem, metadata_smem.at[slot], metadata_origin, (), shared),
-                        ]
-                        ring.fill(step, copies)
-                        following = gather.load_row_numbers(columns_gmem, block, lax.min(k + 1, steps - 1))
-                        gather.start_gather(b_gmem, b_smem.at[slot], row_numbers, column)
-                        ring.arrive_gathered(step)
-                        return following
+        def copies(k, _, stage):
+            return stage.copy_sparse(values, metadata, job.row, k)
 
-                    lax.fori_loop(0, steps, fill_step, gather.load_row_numbers(columns_gmem, block, jnp.int32(0)))
+        def gather_b(row_numbers, stage):
+            gather.start_gather(b_gmem, stage.b, row_numbers, job.column)
 
-                for_each_tile(fill)
-                ring.close(tiles * steps)
+        return Loads(copies, look_up, gather_b)
 
-            def consume():
-                plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-                rows = pl.ds(warpgroup * wgmma_sp.ROWS, wgmma_sp.ROWS)
-
-                def operands(slot):
-                    return values_smem.at[slot, rows], metadata_smem.at[slot, pl.ds(warpgroup, 1)], b_smem.at[slot]
-
-                def compute(i, row, column):
-                    (accumulator,) = accumulate(
-                        ring, i * steps, steps, operands, blocks=1, n=TILE_N, b_transposed=False
-                    )
-                    store_tile(
-                        accumulator.astype(out_gmem.dtype),
-                        out_smem.at[warpgroup],
-                        out_gmem,
-                        (row + warpgroup * wgmma_sp.ROWS, column),
-                        first_store=i * stores(TILE_N, out.dtype),
-                        transposed=False,
-                    )
-
-                for_each_tile(compute)
-                plgpu.wait_smem_to_gmem(0)
-
-            lax.cond(warpgroup == _PRODUCER, produce, consume)
-
-        pl.run_scoped(
-            scope,
-            plgpu.SMEM((config.stages, TILE_M, wgmma_sp.KEPT), b.dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
-            plgpu.SMEM((config.stages, CONSUMERS, 1, 128), jnp.int32),
-            plgpu.SMEM((config.stages, wgmma_sp.STEP, TILE_N), b.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
-            staging(CONSUMERS, config.store_slots, out.dtype, transposed=False),
-            full_barriers(config.stages),
-            empty_barriers(config.stages, CONSUMERS),
-            collective_axes="warpgroup",
-        )
-
-    return plgpu.kernel(
-        kernel,
-        out_type=out,
-        grid=(clusters,),
-        grid_names=("cluster",),
-        cluster=(config.cluster,),
-        cluster_names=(CLUSTER_AXIS,),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
-    )(a.values, a.metadata, a.columns, b)
+    return multiply(
+        config,
+        plan.grid,
+        jobs,
+        loads,
+        (a.values, a.metadata, a.columns, b),
+        out,
+        dtype=b.dtype,
+        b_transposed=False,
+        out_transposed=False,
+        gathers=True,
+    )

@@ -22,7 +22,6 @@ from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
-from sparse_lm.ops.hopper.sampled_matmul_24 import check_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,8 @@ def matmul_venom_runs(
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
-    check_run(a.run)
+    if a.run % wgmma_sp.ROWS:
+        raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {a.run}")
     rows, n = a.shape[0], b.shape[1]
     config = config or heuristic_config(rows, n, a.columns.shape[1], a.v)
     b = pad(b)

@@ -1,9 +1,9 @@
 """The frame of the products with a 2:4 operand: a persistent grid of warp-specialized thread blocks.
 
-In each block one producer warpgroup keeps a ring of shared-memory stages full with TMA copies, and two
-consumer warpgroups each hold the accumulators of half the tile's rows. The blocks of a cluster share
-one operand's tile (multicast), and so do the same steps at the same time. What is computed where is a
-kernel's `Jobs` (schedule.py), what is copied its `Loads`.
+In each block one producer warpgroup keeps a ring of shared-memory stages full, with TMA copies and
+gathers, and two consumer warpgroups each hold the accumulators of half the tile. The blocks of a cluster
+share one operand's tile (multicast), and so do the same steps at the same time. What is computed where
+is a kernel's `Jobs` (schedule.py), what is copied its `Loads`.
 
 What limits the products is shared memory: an instruction m64nNk32 reads 2 + N / 16 KB in N / 2 cycles, at
 most 128 bytes each, and the copies write on top of that. So a tile is as large as registers allow.
@@ -34,6 +34,7 @@ STEP = wgmma_sp.STEP
 
 _PRODUCER = CONSUMERS  # index of its warpgroup
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
+_LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Tiling:
     """Of a product with a 2:4 operand of its rows.
 
     Attributes:
-      tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer.
+      tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer; or 64, of
+        which each consumer computes half of the columns.
       tile_n: columns of a block's tile, a multiple of 64, at most 256. A consumer thread holds
         tile_m * tile_n / 256 accumulators, of its 240 registers.
       stages: of the ring, each of 64 logical columns of the sparse operand.
@@ -57,6 +59,13 @@ class Tiling:
     cluster: int = 2
     share_b: bool = True
     store_slots: int = 2
+
+    @property
+    def consumer_tile(self) -> tuple[int, int]:
+        """Rows and columns of the part of a tile that a consumer computes."""
+        if self.tile_m == wgmma_sp.ROWS:
+            return self.tile_m, self.tile_n // CONSUMERS
+        return self.tile_m // CONSUMERS, self.tile_n
 
     @property
     def cluster_m(self) -> int:
@@ -118,12 +127,14 @@ class Loads:
 
     Attributes:
       copies: from a step along k, what `look_up` gave for it, and the stage, what to copy.
-      look_up: from a step along k, what its copies need to read first: scalars, which are read one step
-        ahead. It may be asked for the step after the job's last.
+      look_up: from a step along k, what its copies need to read first, which is read some steps ahead. It
+        may be asked for the step after the job's last.
+      gather: from what `look_up` gave and the stage, starts further copies, with `cp.async`.
     """
 
     copies: Callable[[Array, Any, Stage], Sequence[Copy]]
     look_up: Callable[[Array], Any] = lambda k: ()
+    gather: Callable[[Any, Stage], None] | None = None
 
 
 def multiply(
@@ -137,6 +148,7 @@ def multiply(
     dtype: jnp.dtype,
     b_transposed: bool,
     out_transposed: bool,
+    gathers: bool = False,
 ) -> Array:
     """Runs the jobs.
 
@@ -150,12 +162,13 @@ def multiply(
       dtype: of the operands that are multiplied.
       b_transposed: whether the dense operand's tiles are [tile_n, 64].
       out_transposed: whether `out` is.
+      gathers: whether the loads have `gather`.
     """
     tile_m, tile_n = tiling.tile_m, tiling.tile_n
-    consumer_rows = tile_m // CONSUMERS
-    blocks = consumer_rows // wgmma_sp.ROWS
+    consumer_m, consumer_n = tiling.consumer_tile
+    blocks = consumer_m // wgmma_sp.ROWS
     many_accumulators = tile_m * tile_n > _FEW_ACCUMULATORS * 256
-    producer_registers, consumer_registers = (24, 240) if many_accumulators else (56, 224)
+    producer_registers, consumer_registers = (24, 240) if many_accumulators and not gathers else (56, 224)
     workspace = (grid.contributors, tiling.cluster, CONSUMERS)
 
     def kernel(*refs):
@@ -163,7 +176,7 @@ def multiply(
         semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
 
         def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
-            ring = Ring(full, empty, tiling.stages)
+            ring = Ring(full, empty, tiling.stages, gathers)
             ring.initialize()
             warpgroup = lax.axis_index("warpgroup")
             cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
@@ -176,24 +189,34 @@ def multiply(
                     job = job_at(i)
                     job_loads = loads(operands_gmem, job)
 
+                    def look_up(j):
+                        return job_loads.look_up(job.first_k + lax.min(j, job.steps))
+
                     def fill_step(j, looked_up):
                         slot, k = ring.slot(first_step + j), job.first_k + j
                         stage = Stage(values_smem.at[slot], metadata_smem.at[slot], b_smem.at[slot], tiling)
-                        ring.fill(first_step + j, job_loads.copies(k, looked_up, stage))
-                        return job_loads.look_up(k + 1)
+                        ring.fill(first_step + j, job_loads.copies(k, looked_up[0], stage))
+                        following = look_up(j + _LOOK_AHEAD)
+                        if gathers:
+                            job_loads.gather(looked_up[0], stage)
+                            ring.arrive_gathered(first_step + j)
+                        return *looked_up[1:], following
 
-                    lax.fori_loop(0, job.steps, fill_step, job_loads.look_up(job.first_k))
+                    lax.fori_loop(0, job.steps, fill_step, tuple(look_up(j) for j in range(_LOOK_AHEAD)))
                     return first_step + job.steps
 
                 ring.close(lax.fori_loop(0, count, fill, jnp.int32(0)))
 
             def consume():
                 plgpu.set_max_registers(consumer_registers, action="increase")
-                rows = pl.ds(warpgroup * consumer_rows, consumer_rows)
+                first_row = warpgroup * consumer_m if consumer_m < tile_m else 0
+                first_column = warpgroup * consumer_n if consumer_n < tile_n else 0
+                rows, columns = pl.ds(first_row, consumer_m), pl.ds(first_column, consumer_n)
+                row_tiles = pl.ds(first_row // wgmma_sp.ROWS, blocks)
 
                 def operands_in(slot):
-                    metadata = metadata_smem.at[slot, pl.ds(warpgroup * blocks, blocks)]
-                    return values_smem.at[slot, rows], metadata, b_smem.at[slot]
+                    b = b_smem.at[slot, columns] if b_transposed else b_smem.at[slot, :, columns]
+                    return values_smem.at[slot, rows], metadata_smem.at[slot, row_tiles], b
 
                 def of_contributor(ref, part):
                     """What is this warpgroup's in the cluster that has a part of the tile; part 0 is this cluster's."""
@@ -204,13 +227,13 @@ def multiply(
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
                     if grid.contributors:
                         exchange.wait(job.parts, lambda part: of_contributor(semaphores, part))
-                    stores_of_a_block = stores(tile_n, out.dtype)
-                    columns = tile_n // stores_of_a_block
+                    stores_of_a_block = stores(consumer_n, out.dtype)
+                    width = consumer_n // stores_of_a_block
                     for i in range(blocks * stores_of_a_block):
-                        block, first = i // stores_of_a_block, i % stores_of_a_block * columns
-                        tile = accumulators[block][:, first : first + columns]
+                        block, first = i // stores_of_a_block, i % stores_of_a_block * width
+                        tile = accumulators[block][:, first : first + width]
                         if grid.contributors:
-                            where = block, pl.ds(first * wgmma_sp.ROWS, columns * wgmma_sp.ROWS)
+                            where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
                             tile = exchange.collect(
                                 tile, job.parts, lambda part, where=where: of_contributor(sums_gmem[0], part).at[where]
                             )
@@ -218,7 +241,7 @@ def multiply(
                             tile.astype(out_gmem.dtype),
                             out_smem.at[warpgroup],
                             out_gmem,
-                            (job.row + warpgroup * consumer_rows + block * wgmma_sp.ROWS, job.column + first),
+                            (job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first),
                             first_store=i,
                             transposed=out_transposed,
                         )
@@ -246,7 +269,7 @@ def multiply(
                         operands_in,
                         odd=grid.odd,
                         blocks=blocks,
-                        n=tile_n,
+                        n=consumer_n,
                         b_transposed=b_transposed,
                     )
                     finish(accumulators, job_at(_computed_anew(i)))
@@ -269,7 +292,7 @@ def multiply(
             collective_axes="warpgroup",
         )
 
-    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * tile_n), jnp.float32)
+    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * consumer_n), jnp.float32)
     result, *_ = plgpu.kernel(
         kernel,
         out_type=[out, sums] if grid.contributors else [out],

@@ -25,6 +25,7 @@ from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,24 +68,27 @@ def sampled_matmul_24(
 ) -> Array:
     """x @ w[columns of the block].T, for each block of v rows of x.
 
+    Runs that no tile here fits are taken row by row (sampled_rows_24.py).
+
     Args:
       w: 2:4 matrix [F, D], bfloat16 or float16.
       x: [T, D] in the dtype of w.
-      columns: int32 [ceil(T / v), Kc], rows of w, all of them inside of w, in runs.
+      columns: int32 [ceil(T / v), Kc], rows of w; if `run` is 1, F stands for a row of zeros.
       v: rows of a block.
       run: that many columns are consecutive, and start at a multiple of it.
       out_dtype: bfloat16, float16 or float32; that of x by default.
-      config: tiling; tile_n divides v.
+      config: tiling of runs; tile_n divides v.
 
     Returns:
       [T, Kc].
 
     Raises:
-      NotImplementedError: the dtypes, v, or run.
+      NotImplementedError: the dtypes, or v.
     """
+    if run % wgmma_sp.ROWS or all(v % candidate.tile_n for candidate, _ in CANDIDATES):
+        return sampled_rows_24(w, x, columns, v, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_dtypes(w.dtype, x.dtype, out_dtype)
-    check_run(run)
     tokens, kept = x.shape[0], columns.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     out = jax.ShapeDtypeStruct((round_up(tokens), max(2 * wgmma_sp.ROWS, kept)), out_dtype)
@@ -125,11 +129,6 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: in
         b_transposed=True,
         out_transposed=True,
     )
-
-
-def check_run(run: int) -> None:
-    if run % wgmma_sp.ROWS:
-        raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {run}")
 
 
 def _plan(config: Config, tokens: int, kept: int, steps: int) -> split_k.Plan:

@@ -1,7 +1,8 @@
 """Tuned configurations of the kernels, by device and shape; other shapes have their kernel's heuristic.
 
-`tuned.json` maps device kind -> kernel -> "MxNxK" (for Venom "MxNxKxm") -> fields of the kernel's
-Config, as experiments/tune_kernels.py writes them.
+`tuned.json` maps device kind -> kernel -> shape -> fields of the kernel's Config, as
+experiments/tune_kernels.py writes them. Shapes are "MxNxK"; for Venom "MxNxKxvxm"; for a product of
+listed rows "TxKcxDxv".
 """
 
 from __future__ import annotations

@@ -11,10 +11,14 @@ from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper import tuning
 from sparse_lm.ops.hopper.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.matmul_24 import Config as Config24
+from sparse_lm.ops.hopper.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.hopper.matmul_venom import Config as ConfigVenom
 from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES as VENOM_RUNS
 from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
 from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES as SAMPLED
+from sparse_lm.ops.hopper.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
+from sparse_lm.ops.hopper.sampled_rows_24 import Config as ConfigSampledRows
+from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 
 TUNED = json.loads(tuning.PATH.read_text())
 
@@ -49,12 +53,12 @@ def test_matmul_24(config, b_transposed, out_transposed, out_dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-@pytest.mark.parametrize("config", [ConfigVenom(), *_tuned("matmul_venom", ConfigVenom)])
+@pytest.mark.parametrize("config", [*VENOM, *_tuned("matmul_venom", ConfigVenom)])
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
 def test_matmul_venom(config, out_dtype):
-    condensed = _sparse_24(384, 512 // 4)
-    columns = jax.ShapeDtypeStruct((3, condensed.shape[1]), jnp.int32)
-    a = SparseVenom(condensed.values, condensed.metadata, columns, shape=(300, 512), v=128, m=16)
+    condensed = _sparse_24(512, 512 // 4)
+    columns = jax.ShapeDtypeStruct((512 // config.tile_m, condensed.shape[1]), jnp.int32)
+    a = SparseVenom(condensed.values, condensed.metadata, columns, shape=(300, 512), v=config.tile_m, m=16)
     b = jax.ShapeDtypeStruct((512, 500), jnp.bfloat16)
     lowered = _lower(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype, config=config), a, b)
     assert lowered.out_info.shape == (300, 500)
@@ -103,6 +107,19 @@ def test_scattered_matmul_24(run, out_dtype):
         _columns(3, 512),
     )
     assert lowered.out_info.shape == (2048, 4096)
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+@pytest.mark.parametrize("config", [*SAMPLED_ROWS, *_tuned("sampled_rows_24", ConfigSampledRows)])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dim", [384, 200])
+def test_sampled_rows_24(config, out_dtype, dim):
+    v = config.tokens
+    x = jax.ShapeDtypeStruct((3 * v - 10, dim), jnp.bfloat16)
+    columns = jax.ShapeDtypeStruct((3, 300), jnp.int32)
+    product = lambda *args: sampled_rows_24(*args, v, out_dtype=out_dtype, config=config)  # noqa: E731
+    lowered = _lower(product, _sparse_24(1000, dim), x, columns)
+    assert lowered.out_info.shape == (3 * v - 10, 300)
     assert "mosaic_gpu" in lowered.as_text()
 
 

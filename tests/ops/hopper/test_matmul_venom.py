@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper
-from sparse_lm.ops.hopper.matmul_venom import Config
-from tests.ops.hopper.operands import assert_as_good_as_reference, assert_repeats, random, random_venom
+from sparse_lm.ops.hopper.matmul_venom import CANDIDATES, Config, heuristic_config
+from tests.ops.hopper.operands import (
+    assert_as_good_as_reference,
+    assert_repeats,
+    random,
+    random_venom,
+    random_venom_in_runs,
+)
 
-CONFIGS = [Config(), Config(cluster=1, raster_width=4), Config(stages=3, store_slots=4)]
+CONFIGS = [*CANDIDATES, Config(256, 192), Config(128, 256, stages=3, cluster=1, store_slots=4)]
 
 
 def _exact(a, b):
@@ -19,14 +25,14 @@ def _exact(a, b):
 @pytest.mark.parametrize(
     "rows, k, n, v, m",
     [
-        (512, 1024, 512, 128, 16),
-        (300, 1008, 200, 128, 16),
-        (1000, 960, 261, 256, 8),
-        (256, 2048, 64, 128, 32),
-        (1, 4, 1, 128, 4),
+        (512, 1024, 512, 256, 16),
+        (300, 1008, 200, 256, 16),
+        (1000, 960, 261, 512, 8),
+        (1, 4, 1, 256, 4),
     ],
 )
 def test_matches_reference(rows, k, n, v, m, config):
+    v = v * config.tile_m // 256
     a, b = random_venom(rows, k, v, m, jnp.bfloat16, seed=0), random((k, n), jnp.bfloat16, seed=2)
     out = assert_repeats(lambda a, b: hopper.matmul_venom(a, b, config=config), a, b)
     assert_as_good_as_reference(out, a.to_dense() @ b, _exact(a, b))
@@ -34,8 +40,9 @@ def test_matches_reference(rows, k, n, v, m, config):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
-def test_dtypes(dtype, out_dtype):
-    a, b = random_venom(256, 512, 128, 16, dtype, seed=3), random((512, 256), dtype, seed=5)
+@pytest.mark.parametrize("v", [64, 128, 256])
+def test_dtypes(dtype, out_dtype, v):
+    a, b = random_venom(256, 512, v, 16, dtype, seed=3), random((512, 256), dtype, seed=5)
     out = assert_repeats(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype), a, b)
     reference = jnp.matmul(a.to_dense(), b, preferred_element_type=out_dtype)
     assert_as_good_as_reference(out, reference, _exact(a, b))
@@ -55,13 +62,27 @@ def test_bad_numbers_in_rows_that_no_block_keeps_do_no_harm(bad):
 
 @pytest.mark.gpu
 def test_schedules_agree_bit_for_bit():
-    a, b = random_venom(2048, 4096, 128, 8, jnp.bfloat16, seed=9), random((4096, 1024), jnp.bfloat16, seed=11)
+    """Too short to be split along k, a tile is summed in the order of k: a race would show as a difference."""
+    a, b = random_venom(4096, 1024, 256, 8, jnp.bfloat16, seed=9), random((1024, 4096), jnp.bfloat16, seed=11)
     results = [jax.jit(lambda a, b, c=c: hopper.matmul_venom(a, b, config=c))(a, b) for c in CONFIGS for _ in range(5)]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("v, run", [(64, 64), (128, 96)])
+def test_gathers_runs_that_no_box_fits(v, run):
+    a = random_venom_in_runs(300, 768, 192, v, run, jnp.bfloat16, seed=12)
+    b = random((768, 256), jnp.bfloat16, seed=14)
+    assert_as_good_as_reference(hopper.matmul_venom(a, b), a.to_dense() @ b, _exact(a, b))
+
+
+def test_heuristic_keeps_tiles_inside_of_blocks():
+    for v in (64, 128, 192, 256, 384, 512):
+        assert v % heuristic_config(v).tile_m == 0
+
+
 def test_refuses_small_blocks():
-    a = random_venom(64, 64, 64, 16, jnp.bfloat16, seed=0)
-    with pytest.raises(NotImplementedError, match="multiple of 128"):
+    a = random_venom(64, 64, 32, 16, jnp.bfloat16, seed=0)
+    with pytest.raises(NotImplementedError, match="multiple of 64"):
         hopper.matmul_venom(a, random((64, 64), jnp.bfloat16, seed=1))

@@ -67,9 +67,9 @@ def test_bad_numbers_in_rows_that_no_block_lists_do_no_harm(bad, config):
 def test_refuses_small_blocks_and_ragged_runs():
     b = random((128, 64), jnp.bfloat16, seed=1)
     with pytest.raises(NotImplementedError, match="multiple of 128"):
-        hopper.matmul_venom(random_venom_in_runs(64, 128, 64, 64, 64, jnp.bfloat16, seed=0), b)
+        matmul_venom_runs(random_venom_in_runs(64, 128, 64, 64, 64, jnp.bfloat16, seed=0), b)
     with pytest.raises(NotImplementedError, match="multiple of 64, not 96"):
-        hopper.matmul_venom(random_venom_in_runs(64, 192, 96, 128, 96, jnp.bfloat16, seed=0), b)
+        matmul_venom_runs(random_venom_in_runs(64, 192, 96, 128, 96, jnp.bfloat16, seed=0), b)
 
 
 def test_heuristic_keeps_clusters_inside_of_blocks():

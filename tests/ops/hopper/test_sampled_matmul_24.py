@@ -69,13 +69,9 @@ def test_bad_numbers_reach_the_blocks_that_list_them_and_no_other(bad, config):
     assert np.isfinite(out[:v]).all() and not np.isfinite(out[v:, 16]).any()
 
 
-def test_refuses_what_no_tile_fits():
-    w, x = random_24(128, 64, jnp.bfloat16, seed=0), random((64, 64), jnp.bfloat16, seed=1)
-    columns = jnp.arange(64)[None]
+def test_no_tile_fits_small_blocks():
     with pytest.raises(NotImplementedError, match="multiple of 128 or 192"):
-        hopper.sampled_matmul_24(w, x, columns, 64, run=64)
-    with pytest.raises(NotImplementedError, match="multiple of 64, not 32"):
-        hopper.sampled_matmul_24(w, x, columns, 128, run=32)
+        heuristic_config(64, 64, 64, 64)
 
 
 def test_heuristic_keeps_tiles_inside_of_blocks():

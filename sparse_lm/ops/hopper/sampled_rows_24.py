@@ -1,0 +1,206 @@
+"""Dense matrix times the transpose of rows of a 2:4 matrix, of rows that each block of tokens chooses.
+
+The rows, which are the sparse operand of the instruction, are gathered (gather_24.py); the tokens come
+by TMA, and the blocks of a cluster, which compute different rows for the same tokens, share them. The
+result is transposed on its way out, so that it is [tokens, rows].
+
+Shared memory limits it: for 64 columns of a tile of 256 x 128 the instructions read 80 KB and copies write
+36 KB, and it delivers 128 bytes a cycle.
+
+Numerics: float32 accumulation in the order of the columns, one rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.hopper import compat, gather_24, tuning, wgmma_sp
+from sparse_lm.ops.hopper.mainloop import accumulate
+from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.persistent import CONSUMERS
+from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.store import staging, store_tile, stores
+
+_PRODUCER = CONSUMERS
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How the product is cut up.
+
+    Attributes:
+      rows: of the 2:4 matrix in a block's tile, 128 or 256: one or two blocks of 64 for each consumer.
+      tokens: of a block's tile; divides v. A consumer thread holds rows * tokens / 256 accumulators.
+      stages: of the ring, each of 64 logical columns; at least two.
+      cluster: blocks that share the tokens' tile.
+      store_slots: output tiles of 64 rows in shared memory, per consumer.
+      raster_width: clusters' tiles of rows that run together, before the next tokens.
+    """
+
+    rows: int
+    tokens: int
+    stages: int
+    cluster: int = 2
+    store_slots: int = 2
+    raster_width: int = 4
+
+
+CANDIDATES = (Config(rows=256, tokens=128, stages=5), Config(rows=256, tokens=64, stages=6))
+
+
+def heuristic_config(v: int) -> Config:
+    """The candidate with the most tokens, all in one block, that share a gathered row."""
+    return next(config for config in CANDIDATES if v % config.tokens == 0)
+
+
+def sampled_rows_24(
+    w: Sparse24, x: Array, columns: Array, v: int, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+) -> Array:
+    """x @ w[columns of the block].T, for each block of v rows of x.
+
+    Args:
+      w: 2:4 matrix [F, D], bfloat16 or float16.
+      x: [T, D] in the dtype of w.
+      columns: int32 [ceil(T / v), Kc], rows of w in any order; F stands for a row of zeros.
+      v: rows of a block, a multiple of 64.
+      out_dtype: bfloat16, float16 or float32; that of x by default.
+      config: tiling; the tuned one for the shape and device by default.
+
+    Returns:
+      [T, Kc].
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+    """
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    check_dtypes(w.dtype, x.dtype, out_dtype)
+    if v % CANDIDATES[-1].tokens:
+        raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1].tokens}, not {v}")
+    (tokens, dim), kept = x.shape, columns.shape[1]
+    if config is None:
+        config = tuning.lookup("sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
+    padded = jax.ShapeDtypeStruct((round_up(tokens), max(2 * wgmma_sp.ROWS, round_up(kept))), out_dtype)
+    return _call(config, w, pad(x), columns, v, padded)[:tokens, :kept]
+
+
+def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
+    tile_rows, tile_tokens = config.rows, config.tokens
+    consumer_rows = tile_rows // CONSUMERS
+    blocks = consumer_rows // wgmma_sp.ROWS
+    gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
+    steps = gathers * gather_24.STAGES
+    grid = (pl.cdiv(columns.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens))
+    clusters = min(grid[0] * grid[1], compat.core_count() // config.cluster)
+
+    def kernel(values_gmem, metadata_gmem, columns_gmem, x_gmem, out_gmem):
+        def scope(values_smem, metadata_smem, x_smem, out_smem, full, empty):
+            ring = Ring(full, empty, config.stages, gathers=True)
+            ring.initialize()
+            warpgroup = lax.axis_index("warpgroup")
+            first_tile = lax.axis_index("cluster")
+            tiles = lax.div(grid[0] * grid[1] - first_tile + clusters - 1, clusters)
+
+            def for_each_tile(body):
+                """`body(i, block, row, token)` for this cluster's i-th tile: which row of columns, where in it."""
+
+                @pl.loop(0, tiles)
+                def _tile(i):
+                    tile = plgpu.planar_snake(first_tile + i * clusters, grid, 0, config.raster_width)
+                    row = (tile[0] * config.cluster + lax.axis_index(CLUSTER_AXIS)) * tile_rows
+                    token = tile[1] * tile_tokens
+                    body(i, lax.div(token, v), row, token)
+
+            def produce():
+                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+
+                def fill(i, block, row, token):
+                    offsets = gather_24.load_offsets(columns_gmem, metadata_gmem, block, row, tile_rows)
+
+                    @pl.loop(0, gathers)
+                    def _gather(k):
+                        first_step = i * steps + k * gather_24.STAGES
+                        targets = []
+                        for stage in range(gather_24.STAGES):
+                            slot = ring.slot(first_step + stage)
+                            origin = (token, (k * gather_24.STAGES + stage) * wgmma_sp.STEP)
+                            tokens = Copy(
+                                x_gmem, x_smem.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, config.cluster > 1
+                            )  # fmt: skip
+                            ring.fill(first_step + stage, [tokens])
+                            targets.append((values_smem.at[slot], metadata_smem.at[slot]))
+                        gather_24.start_gather(values_gmem, metadata_gmem, tuple(targets), offsets, k)
+                        for stage in range(gather_24.STAGES):
+                            ring.arrive_gathered(first_step + stage)
+
+                for_each_tile(fill)
+                ring.close(tiles * steps)
+
+            def consume():
+                plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+                own_rows = pl.ds(warpgroup * consumer_rows, consumer_rows)
+
+                def operands(slot):
+                    return (values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot])
+
+                def compute(i, block, row, token):
+                    row = row + warpgroup * consumer_rows
+                    selectors = gather_24.load_selectors(columns_gmem, block, row, blocks)
+                    accumulators = accumulate(
+                        ring,
+                        i * steps,
+                        steps,
+                        operands,
+                        blocks=blocks,
+                        n=tile_tokens,
+                        b_transposed=True,
+                        load_words=lambda metadata: gather_24.load_words(metadata, selectors),
+                    )
+                    stores_of_a_block = stores(tile_tokens, out.dtype)
+                    for j, accumulator in enumerate(accumulators):
+                        store_tile(
+                            accumulator.astype(out.dtype),
+                            out_smem.at[warpgroup],
+                            out_gmem,
+                            (row + j * wgmma_sp.ROWS, token),
+                            first_store=(i * blocks + j) * stores_of_a_block,
+                            transposed=True,
+                        )
+
+                for_each_tile(compute)
+                plgpu.wait_smem_to_gmem(0)
+
+            lax.cond(warpgroup == _PRODUCER, produce, consume)
+
+        pl.run_scoped(
+            scope,
+            plgpu.SMEM((config.stages, tile_rows, wgmma_sp.KEPT), x.dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
+            plgpu.SMEM((config.stages, tile_rows, gather_24.WORDS), jnp.int32),
+            plgpu.SMEM((config.stages, tile_tokens, wgmma_sp.STEP), x.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+            staging(CONSUMERS, config.store_slots, out.dtype, transposed=True),
+            full_barriers(config.stages),
+            empty_barriers(config.stages, CONSUMERS),
+            collective_axes="warpgroup",
+        )
+
+    return plgpu.kernel(
+        kernel,
+        out_type=out,
+        grid=(clusters,),
+        grid_names=("cluster",),
+        cluster=(config.cluster,),
+        cluster_names=(CLUSTER_AXIS,),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+        ),
+    )(w.values, w.metadata, columns, x)
