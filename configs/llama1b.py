@@ -25,6 +25,7 @@ def get_config():
     config.model.vocab_size = 128_256
     config.model.rope_theta = 500_000.0
     config.model.remat = "save_dots"
+    config.model.unroll_layers = True
     config.model.loss_chunk = 2048
 
     config.optimizer.learning_rate = 3e-3

@@ -51,6 +51,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     dtype: str = "bfloat16"  # of the computation; parameters are float32
     remat: str = "none"
+    unroll_layers: bool = False  # compile every layer for itself: steps are faster, compilation slower
     loss_chunk: int = 1024  # tokens whose logits exist at one time
 
     @property

@@ -113,7 +113,8 @@ class Llama(nnx.Module):
             return nnx.merge(graphdef, params)(x, ffn_inputs, plan=plan, implementation=implementation)
 
         inputs = layers, variables, keys, jnp.arange(self.config.layers)
-        x, stats = lax.scan(remat(layer, self.config.remat), self.embed(tokens), inputs)
+        layer = remat(layer, self.config.remat)
+        x, stats = lax.scan(layer, self.embed(tokens), inputs, unroll=self.config.unroll_layers)
         return self._final_norm(x), stats
 
     def _prepare_weights(
