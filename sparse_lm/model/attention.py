@@ -6,6 +6,7 @@ heads, H head width.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
+ROTATED = "rotated"  # what they call the queries and keys that it takes
 
 
 class KVCache(NamedTuple):
@@ -42,6 +44,7 @@ class Attention(nnx.Module):
         self.v = nnx.Param(initializers.matrix(rngs.params(), kv_width, config.dim))
         self.o = nnx.Param(initializers.residual_matrix(rngs.params(), config.dim, width, config.layers))
 
+    @functools.partial(jax.named_call, name="attention")
     def __call__(self, x: Array) -> Array:
         """Whole sequences: [B, S, D] -> [B, S, D]."""
         q, k, v = self._project(x, positions=jnp.arange(x.shape[1]))
@@ -75,13 +78,15 @@ class Attention(nnx.Module):
             return (x @ weight[...].astype(x.dtype).T).reshape(*x.shape[:2], -1, self.config.head_dim)
 
         theta = self.config.rope_theta
-        return rotate(heads(self.q), positions, theta), rotate(heads(self.k), positions, theta), heads(self.v)
+        q, k = (checkpoint_name(rotate(heads(w), positions, theta), ROTATED) for w in (self.q, self.k))
+        return q, k, heads(self.v)
 
     def _output(self, heads: Array) -> Array:
         """[B, S, N, H] -> [B, S, D]."""
         return heads.reshape(*heads.shape[:2], -1) @ self.o[...].astype(heads.dtype).T
 
 
+@jax.named_call
 def causal_attention(q: Array, k: Array, v: Array) -> Array:
     """softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H]."""
     if attention_implementation(q.dtype) == "cudnn":
@@ -96,6 +101,8 @@ def attention_implementation(dtype: jnp.dtype) -> str:
     return "cudnn" if half and jax.default_backend() == "gpu" else "xla"
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@jax.named_call
 def rotate(x: Array, positions: Array, theta: float) -> Array:
     """Rotary position embedding, the two halves of a head as real and imaginary parts.
 
@@ -107,10 +114,28 @@ def rotate(x: Array, positions: Array, theta: float) -> Array:
     Returns:
       [B, S, heads, H] in the dtype of x; computed in float32.
     """
+    return _turn(x, positions, theta)
+
+
+def _turn(x: Array, positions: Array, theta: float) -> Array:
     half = x.shape[-1] // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions[:, None, None].astype(jnp.float32) * frequencies  # [S, 1, H / 2]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    real, imaginary = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([real * cos - imaginary * sin, imaginary * cos + real * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
+    # Halves that are computed apart and then joined make two passes; one expression for both makes one.
+    parts = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, half)  # real, imaginary
+    rotated = parts * cos + parts[..., ::-1, :] * jnp.concatenate([-sin, sin], axis=-2)
+    return rotated.reshape(x.shape).astype(x.dtype)
+
+
+def _rotate_forward(x, positions, theta):
+    return rotate(x, positions, theta), positions
+
+
+@functools.partial(jax.named_call, name="rotate")
+def _rotate_backward(theta, positions, cotangent):
+    # A turn the other way. Derived from the rotation, it would take more passes over memory.
+    return _turn(cotangent, -positions, theta), None
+
+
+rotate.defvjp(_rotate_forward, _rotate_backward)

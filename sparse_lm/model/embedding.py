@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -22,6 +23,7 @@ class Embedding(nnx.Module):
         return embed(self.embedding[...], tokens, self.config.dtype)
 
 
+@jax.named_call
 def embed(table: Array, tokens: Array, dtype: str) -> Array:
     """Rows of a table f32[V, D] for tokens int32[...]: [..., D] in `dtype`."""
     # Cast after the lookup, not before: the gradient is then scattered in float32, which a GPU adds

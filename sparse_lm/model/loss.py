@@ -50,6 +50,7 @@ def chunked_cross_entropy(hidden: Array, unembedding: Array, targets: Array, chu
     return jnp.mean(token_losses(hidden, unembedding, targets, chunk))
 
 
+@functools.partial(jax.named_call, name="loss")
 def _forward(hidden, unembedding, targets, chunk):
     tokens, dtype = hidden.shape[0], hidden.dtype
     matrix = unembedding.astype(dtype)
@@ -71,6 +72,7 @@ def _forward(hidden, unembedding, targets, chunk):
     return loss, (grad_hidden.reshape(-1, hidden.shape[1])[:tokens], grad_matrix.astype(unembedding.dtype))
 
 
+@functools.partial(jax.named_call, name="loss")
 def _backward(chunk, gradients, cotangent):
     grad_hidden, grad_matrix = (g * cotangent.astype(g.dtype) for g in gradients)
     return grad_hidden, grad_matrix, None

@@ -3,8 +3,8 @@
 none            everything is saved.
 full            only the layer's input is saved.
 save_attention  also attention's result, so that everything but attention is recomputed.
-save_dots       also the results of the matrix products, and of sparse FFNs the compressed hidden layer;
-                elementwise work is recomputed.
+save_dots       also what the backward pass needs of the matrix products' results, queries and keys as
+                rotated, and the hidden layer of FFNs, compressed where sparse; norms are recomputed.
 
 Saving less can be faster, since what is saved is written and read once more: a step of a dense 1B
 model (dim 2048, 25 layers, 8192 tokens, H200) took 188 ms and 14 GiB of temporaries with save_dots,
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import jax
 
-from sparse_lm.model.attention import ATTENTION_OUTPUT
+from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
 from sparse_lm.ops.ffn import RESIDUALS
 
 _policies = jax.checkpoint_policies
@@ -36,14 +36,14 @@ POLICIES = {
     "save_attention": _save_attention,
     "save_dots": _policies.save_from_both_policies(
         _policies.dots_with_no_batch_dims_saveable,
-        _policies.save_from_both_policies(_policies.save_only_these_names(RESIDUALS), _save_attention),
+        _policies.save_from_both_policies(_policies.save_only_these_names(RESIDUALS, ROTATED), _save_attention),
     ),
 }
 
 
-def remat(layer: Callable, name: str) -> Callable:
-    """`layer`, the body of a scan, rematerialised under the policy called `name`."""
+def remat(layer: Callable, name: str, *, unrolled: bool = False) -> Callable:
+    """`layer`, the body of a scan (`unrolled` or not), rematerialised under the policy called `name`."""
     if name == "none":
         return layer
-    # Inside a scan the compiler cannot merge the recomputation with the forward: no need to forbid it.
-    return jax.checkpoint(layer, policy=POLICIES[name], prevent_cse=False)
+    # Inside a loop the compiler cannot merge the recomputation with the forward: no need to forbid it.
+    return jax.checkpoint(layer, policy=POLICIES[name], prevent_cse=unrolled)

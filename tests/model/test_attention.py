@@ -31,6 +31,15 @@ def test_rotation_multiplies_complex_numbers(theta):
     np.testing.assert_allclose(rotated[:, :3], np.concatenate([turned.real, turned.imag], -1)[:, :3], atol=1e-5)
 
 
+def test_derivative_of_the_rotation_turns_back():
+    positions, theta = np.array([0, 3, 50]), 10_000.0
+    cotangent = normal(1, 2, 3, 4, 8)
+    pairs = np.asarray(cotangent, np.float64)[..., :4] + 1j * np.asarray(cotangent, np.float64)[..., 4:]
+    turned = pairs * np.exp(-1j * np.outer(positions, theta ** (-np.arange(4) / 4)))[:, None]
+    _, vjp = jax.vjp(lambda x: rotate(x, jnp.asarray(positions), theta), normal(2, 2, 3, 4, 8))
+    np.testing.assert_allclose(vjp(cotangent)[0], np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
+
+
 def test_rotated_products_depend_on_distance_alone():
     q, k = normal(1, 1, 1, 1, 16), normal(2, 1, 1, 1, 16)
 
