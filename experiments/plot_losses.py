@@ -1,0 +1,114 @@
+"""Figures of losses: runs over tokens, what recipes cost at equal tokens, and kernels against the reference."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.plot_results import Results, new_figure, shade_sparse
+
+Run = dict[str, Any]
+
+
+def one_run(results: Results) -> Figure:
+    """Training loss of one run by step, its sparse phase shaded."""
+    lines = results.data["steps"]
+    figure, axes = new_figure(7, 3, results.caption)
+    axes.plot([line["step"] for line in lines], [line["loss"] for line in lines])
+    sparse = [line["step"] for line in lines if line["phase"] == "sparse"]
+    shade_sparse(axes, sparse[0], sparse[-1])
+    axes.set_yscale("log")
+    axes.set_yticks([3, 4, 5, 6, 8, 10], ["3", "4", "5", "6", "8", "10"], minor=False)
+    axes.set_yticks([], minor=True)
+    axes.set(xlabel="step", ylabel="training loss (nats per token)")
+    return figure
+
+
+def small_runs(results: Results) -> Figure:
+    """Held-out losses of the tiny configurations."""
+    runs = sorted(results.data["runs"], key=lambda run: run["heldout_loss"])
+    names = [run["config"].removeprefix("configs/").removesuffix(".py") for run in runs]
+    figure, axes = new_figure(6.5, 0.9 + 0.3 * len(runs), results.caption)
+    axes.plot([run["heldout_loss"] for run in runs], names, "o")
+    axes.invert_yaxis()
+    axes.set(xlabel="held-out loss (nats per token), one seed", title="Tiny runs: a smoke test")
+    return figure
+
+
+def loss_curves(results: Results) -> Figure:
+    """Held-out loss by tokens, means over seeds, and below it the distance from the dense runs if there are any."""
+    runs = results.data["runs"]
+    names = list(dict.fromkeys(run["name"] for run in runs))
+    panels = ["loss", "gap"] if results.has_dense_run else ["loss"]
+    figure, axes = new_figure(
+        8.5, 0.5 + 2.8 * len(panels), results.caption, nrows=len(panels), sharex=True, squeeze=False
+    )
+    curves = {name: _mean_curve(_named(runs, name)) for name in names}
+    for panel, (ax,) in zip(panels, axes, strict=True):
+        for name, (tokens, loss) in curves.items():
+            ax.plot(tokens / 1e6, loss if panel == "loss" else loss - np.interp(tokens, *curves["dense"]), label=name)
+        if results.data["base"].get("sparsity.recipe") != "dense":
+            shade_sparse(ax, *_sparse_tokens(results))
+        ax.set_ylabel("held-out loss (nats per token)" if panel == "loss" else "above dense (nats per token)")
+    axes[0, 0].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    axes[-1, 0].set_xlabel("tokens (millions)")
+    return figure
+
+
+def final_losses(results: Results) -> Figure:
+    """Final held-out loss of every run: one dot a seed, a bar at their mean."""
+    runs = results.data["runs"]
+    names = list(dict.fromkeys(run["name"] for run in runs))
+    figure, axes = new_figure(7, 1.1 + 0.3 * len(names), results.caption)
+    for i, name in enumerate(names):
+        losses = [run["heldout_loss"] for run in _named(runs, name)]
+        axes.plot(losses, [name] * len(losses), "o", color="C0", alpha=0.5)
+        axes.plot(statistics.fmean(losses), i, "|", color="C1", markersize=14)
+    axes.invert_yaxis()
+    axes.set(xlabel="held-out loss (nats per token)", title="Dot: a seed; bar: mean")
+    return figure
+
+
+def kernel_agreement(results: Results) -> Figure:
+    """How far the losses of runs on kernels, and on the reference summed in another order, drift apart."""
+    curves = {name: np.array(curve) for name, curve in results.data["losses"].items()}
+    sparsity = results.data["sparsity"]
+    start, end = sparsity["start_step"], sparsity["end_step"]
+    figure, axes = new_figure(7, 3.6, results.caption)
+    for name in ("kernels", "reference_in_halves", "reference_again"):
+        apart = np.abs(curves[name] - curves["reference"])
+        axes.plot(start + np.arange(len(apart)), np.where(apart > 0, apart, np.nan), label=name.replace("_", " "))
+    shade_sparse(axes, start, end)
+    axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel="loss, apart from the reference (nats)")
+    axes.legend()
+    return figure
+
+
+def final_gaps(results: Results) -> dict[str, list[float]]:
+    """Final held-out losses less the mean of the dense runs', by name, one a seed."""
+    runs = results.data["runs"]
+    dense = statistics.fmean(run["heldout_loss"] for run in _named(runs, "dense"))
+    names = dict.fromkeys(run["name"] for run in runs)
+    return {name: [run["heldout_loss"] - dense for run in _named(runs, name)] for name in names}
+
+
+def _named(runs: Iterable[Run], name: str) -> list[Run]:
+    return [run for run in runs if run["name"] == name]
+
+
+def _mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and held-out loss, the mean over runs that are evaluated at the same steps."""
+    tokens, losses = np.transpose([run["heldout_curve"] for run in runs], (2, 0, 1))
+    return tokens[0], losses.mean(axis=0)
+
+
+def _sparse_tokens(results: Results) -> tuple[float, float]:
+    """Where the suite's sparse phase starts and ends, in millions of tokens."""
+    base = results.data["base"]
+    tokens_per_step = base["batch_size"] * base["seq_len"]
+    return tuple(base[f"sparsity.{edge}_step"] * tokens_per_step / 1e6 for edge in ("start", "end"))

@@ -1,0 +1,90 @@
+"""Draws the results that there are.
+
+    python -m experiments.plots --output=experiments/plots
+
+One SVG file a figure, named after the JSON file in experiments/results that it is drawn from. The same
+results give the same files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import matplotlib
+import matplotlib.pyplot as plt
+from absl import app, flags
+from matplotlib.figure import Figure
+
+from experiments.plot_kernels import feed_forwards, products_24, products_venom, sparsifiers
+from experiments.plot_losses import final_losses, kernel_agreement, loss_curves, one_run, small_runs
+from experiments.plot_results import RESULTS, STYLE, Results, find_results
+from experiments.plot_steps import frontier, whole_steps
+
+
+class Plot(NamedTuple):
+    """A figure of every result file of one kind."""
+
+    files: str  # their names are this and where the results are from
+    table: str  # that such a file has
+    draw: Callable[[Results], Figure]
+    written_by: str
+
+
+PLOTS = [
+    Plot("matmul", "matmul_24", products_24, "experiments.bench_matmul"),
+    Plot("matmul", "matmul_venom", products_venom, "experiments.bench_matmul"),
+    Plot("sparsify", "sparsify_24", sparsifiers, "experiments.bench_sparsify"),
+    Plot("ffn", "ffn", feed_forwards, "experiments.bench_ffn"),
+    Plot("step", "recipes", whole_steps, "experiments.bench_step"),
+    Plot("quality", "runs", loss_curves, "experiments.quality"),
+    Plot("quality", "runs", final_losses, "experiments.quality"),
+    Plot("kernel_agreement", "losses", kernel_agreement, "experiments.kernel_agreement"),
+    Plot("llama60m", "steps", one_run, "sparse_lm.train"),
+    Plot("tiny", "runs", small_runs, "sparse_lm.train"),
+]
+
+
+def figures(*files: str, directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
+    """Name and figure of all that can be drawn of these kinds of results, or of all kinds."""
+    for plot in PLOTS:
+        if not files or plot.files in files:
+            for results in find_results(plot.files, plot.table, directory):
+                yield f"{results.name}_{plot.draw.__name__}", plot.draw(results)
+
+
+def frontiers(directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
+    """The frontier of every suite of runs that has dense ones, with every benchmark of steps."""
+    suites = [suite for suite in find_results("quality", "runs", directory) if suite.has_dense_run]
+    for suite, steps in itertools.product(suites, find_results("step", "recipes", directory)):
+        yield f"{suite.name}_{steps.name}_frontier", frontier(suite, steps)
+
+
+def absent(directory: pathlib.Path = RESULTS) -> list[str]:
+    """The kinds of results that are not there, and what would write them."""
+    kinds = dict.fromkeys((plot.files, plot.table, plot.written_by) for plot in PLOTS)
+    return [
+        f"no {files}_*.json: python -m {script} would write it"
+        for files, table, script in kinds
+        if not find_results(files, table, directory)
+    ]  # fmt: skip
+
+
+def main(_) -> None:
+    matplotlib.use("svg")
+    plt.style.use(STYLE)
+    output = pathlib.Path(flags.FLAGS.output)
+    output.mkdir(parents=True, exist_ok=True)
+    for name, figure in itertools.chain(figures(), frontiers()):
+        path = output / f"{name}.svg"
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+        print(f"{path}: {path.stat().st_size / 1e3:.0f} KB")
+    print("\n".join(absent()))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("output", "experiments/plots", "Directory of the figures.")
+    app.run(main)
