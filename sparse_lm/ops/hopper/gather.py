@@ -75,48 +75,59 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
       row_numbers: of `load_row_numbers`.
       column: the first.
     """
-    height, width = source.shape
-    columns = target.shape[1]
+    shape, target_columns = source.shape, target.shape[1]
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), _ROW_NUMBERS, SCALAR))
     def emit(_, source, target, row_numbers, column):
-        i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
-        element = ir.MemRefType(source.type).element_type
-        c = mgpu_utils.c
-        warp, lane = warp_and_lane()
-        own_number = llvm.extractelement(row_numbers.registers.item(), c(0, i32))
-        first_part_column = 0
-        for part in _parts(columns):
-            chunks = part // _CHUNK  # of a row
-            rows = _LANES // chunks  # of a copy by a warp; divides 8
-            row, chunk = (arith.divui(lane, c(chunks, i32)), arith.remui(lane, c(chunks, i32)))
-            first_column = arith.addi(column.registers.item(), c(first_part_column, i32))
-            first_column = arith.addi(first_column, times(chunk, _CHUNK))
-            in_width = arith.cmpi(arith.CmpIPredicate.ult, first_column, c(width, i32))
-            first_column = arith.extui(i64, first_column)
-            lane_height = arith.select(in_width, c(height, i32), c(0, i32))  # past the last column, no row exists
-            # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
-            tile_column, tile_chunk = (arith.divui(chunk, c(8, i32)), arith.remui(chunk, c(8, i32)))
-            lane_offset = arith.addi(times(tile_column, 8 * 64), times(row, 64))
-            lane_offset = arith.addi(
-                lane_offset, arith.addi(times(warp, _ROWS * columns), c(first_part_column * 8, i32))
-            )
-            lane_swizzle = arith.xori(tile_chunk, row)
-            for first_row in range(0, _ROWS, rows):
-                number = _shuffle(own_number, arith.addi(row, c(first_row, i32)))
-                offset = arith.addi(arith.muli(arith.extui(i64, number), c(width, i64)), first_column)
-                # The row within 8 is the sum of two numbers without common bits.
-                swizzled = times(arith.xori(lane_swizzle, c(first_row % 8, i32)), _CHUNK)
-                row_offset = c(first_row // 8 * 8 * columns + first_row % 8 * 64, i32)
-                target_offset = arith.addi(arith.addi(lane_offset, row_offset), swizzled)
-                start_copy(
-                    mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
-                    mgpu_utils.getelementptr(global_pointer(source), [offset], element),
-                    arith.cmpi(arith.CmpIPredicate.ult, number, lane_height),
-                )
-            first_part_column += part
+        number = llvm.extractelement(row_numbers.registers.item(), mgpu_utils.c(0, ir.IntegerType.get_signless(32)))
+        first = 0
+        for part in _parts(target_columns):
+            _start_part(source, shape, target, target_columns, number, column.registers.item(), first, part)
+            first += part
 
     emit(source, target, row_numbers, column)
+
+
+def _start_part(
+    source: ir.Value,
+    source_shape: tuple[int, int],
+    target: ir.Value,
+    target_columns: int,
+    own_number: ir.Value,
+    column: ir.Value,
+    first: int,
+    part: int,
+) -> None:
+    """Columns `first` to `first + part - 1` of the target, from `column + first` of the source on."""
+    height, width = source_shape
+    i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
+    element = ir.MemRefType(source.type).element_type
+    c = mgpu_utils.c
+    warp, lane = warp_and_lane()
+    chunks = part // _CHUNK  # of a row
+    rows = _LANES // chunks  # of a copy by a warp; divides 8
+    row, chunk = arith.divui(lane, c(chunks, i32)), arith.remui(lane, c(chunks, i32))
+    lane_column = arith.addi(arith.addi(column, c(first, i32)), times(chunk, _CHUNK))
+    in_width = arith.cmpi(arith.CmpIPredicate.ult, lane_column, c(width, i32))
+    lane_height = arith.select(in_width, c(height, i32), c(0, i32))  # past the last column, no row exists
+    lane_column = arith.extui(i64, lane_column)
+    # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
+    tile_column, tile_chunk = arith.divui(chunk, c(8, i32)), arith.remui(chunk, c(8, i32))
+    lane_offset = arith.addi(times(tile_column, 8 * 64), times(row, 64))
+    lane_offset = arith.addi(lane_offset, arith.addi(times(warp, _ROWS * target_columns), c(first * 8, i32)))
+    lane_swizzle = arith.xori(tile_chunk, row)
+    for first_row in range(0, _ROWS, rows):
+        number = _shuffle(own_number, arith.addi(row, c(first_row, i32)))
+        offset = arith.addi(arith.muli(arith.extui(i64, number), c(width, i64)), lane_column)
+        # The row within 8 is the sum of two numbers without common bits.
+        swizzled = times(arith.xori(lane_swizzle, c(first_row % 8, i32)), _CHUNK)
+        row_offset = c(first_row // 8 * 8 * target_columns + first_row % 8 * 64, i32)
+        target_offset = arith.addi(arith.addi(lane_offset, row_offset), swizzled)
+        start_copy(
+            mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
+            mgpu_utils.getelementptr(global_pointer(source), [offset], element),
+            arith.cmpi(arith.CmpIPredicate.ult, number, lane_height),
+        )
 
 
 def _parts(columns: int) -> list[int]:

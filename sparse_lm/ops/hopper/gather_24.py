@@ -9,8 +9,10 @@ What a thread copies from and to changes by a constant from step to step, so it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array
@@ -53,24 +55,22 @@ def load_offsets(columns: Any, metadata: Any, block: Array, first: Array, rows: 
         arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=(_offsets_type(per_value), _offsets_type(per_metadata))
     )
     def emit(_, columns, block, first):
-        i32 = ir.IntegerType.get_signless(32)
-        c = mgpu_utils.c
         block, first = block.registers.item(), first.registers.item()
         row, stage, chunk = _value_position()
         chunk = arith.addi(times(stage, _CHUNKS), chunk)
         values = []
         for i in range(per_value):
-            number = load_number(columns, block, arith.addi(first, arith.addi(row, c(16 * i, i32))), width)
-            exists = arith.cmpi(arith.CmpIPredicate.ult, number, c(row_tiles * ROWS, i32))
+            number = load_number(columns, block, arith.addi(first, arith.addi(row, _i32(16 * i))), width)
+            exists = arith.cmpi(arith.CmpIPredicate.ult, number, _i32(row_tiles * ROWS))
             offset = arith.addi(times(number, k_tiles * _CHUNKS), chunk)
-            values.append(arith.select(exists, offset, c(-1, i32)))
+            values.append(arith.select(exists, offset, _i32(-1)))
         row, stage = _metadata_position()
         words = []
         for i in range(per_metadata):
-            number = load_number(columns, block, arith.addi(first, arith.addi(row, c(64 * i, i32))), width)
-            number = arith.minui(number, c(row_tiles * ROWS - 1, i32))
-            tile, in_tile = (arith.divui(number, c(ROWS, i32)), arith.remui(number, c(ROWS, i32)))
-            warp, g = arith.divui(in_tile, c(16, i32)), arith.remui(in_tile, c(8, i32))
+            number = load_number(columns, block, arith.addi(first, arith.addi(row, _i32(64 * i))), width)
+            number = arith.minui(number, _i32(row_tiles * ROWS - 1))
+            tile, in_tile = arith.divui(number, _i32(ROWS)), arith.remui(number, _i32(ROWS))
+            warp, g = arith.divui(in_tile, _i32(16)), arith.remui(in_tile, _i32(8))
             k_tile = arith.addi(times(tile, k_tiles), stage)
             words.append(arith.addi(times(k_tile, _TILE_CHUNKS), arith.addi(times(warp, 8), g)))
         return per_thread(values), per_thread(words)
@@ -79,21 +79,20 @@ def load_offsets(columns: Any, metadata: Any, block: Array, first: Array, rows: 
 
 
 def start_gather(
-    values: Any, metadata: Any, stages: tuple[tuple[Any, Any], ...], offsets: tuple[Array, Array], step: Array
+    values: Any, metadata: Any, stages: tuple[tuple[Any, Any], ...], offsets: tuple[Array, Array], first_k: Array
 ) -> None:
-    """Starts copying columns `128 * step :` of the rows that `offsets` stand for.
+    """Starts copying 128 columns, two steps along k, of the rows that `offsets` stand for.
 
     Args:
       values: global memory [F, D / 2] of 16-bit elements.
       metadata: global memory [F / 64, D / 64, 128] int32.
       stages: of the ring, (values, metadata) each: shared memory [rows, 32] with `VALUES_TRANSFORMS` and
-        [rows, 4] int32. Past the last column values become zeros.
+        [rows, 4] int32.
       offsets: of `load_offsets`.
-      step: which 128 columns.
+      first_k: the first step, an even number. Values of one past the last become zeros.
     """
     rows = stages[0][0].shape[0]
     k_tiles = metadata.shape[1]
-    ragged = bool(k_tiles % STAGES)
 
     @plgpu.inline_mgpu(
         arg_types=(
@@ -104,44 +103,36 @@ def start_gather(
             SCALAR,
         )
     )
-    def emit(_, values, metadata, stages, offsets, step):
-        i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
-        i1 = ir.IntegerType.get_signless(1)
-        c = mgpu_utils.c
-        step = step.registers.item()
-        value_offsets, metadata_offsets = ([_scalar(r) for r in o.registers.flat] for o in offsets)
+    def emit(_, values, metadata, stages, offsets, first_k):
+        value_offsets, metadata_offsets = offsets
+        values_stages, metadata_stages = zip(*stages, strict=True)
+        _start_values(values, values_stages, value_offsets, first_k.registers.item(), k_tiles)
+        _start_metadata(metadata, metadata_stages, metadata_offsets, first_k.registers.item(), k_tiles)
 
-        def advance(pointer, offset):
-            """`offset` counts 16 bytes."""
-            return mgpu_utils.getelementptr(pointer, [arith.muli(arith.extsi(i64, offset), c(16, i64))], _byte())
+    emit(values, metadata, stages, offsets, first_k)
 
-        def pick(stage, of_stage):
-            return arith.select(arith.cmpi(arith.CmpIPredicate.eq, stage, c(0, i32)), *of_stage)
 
-        row, stage, chunk = _value_position()
-        in_width = c(1, i1)
-        if ragged:
-            in_width = arith.cmpi(arith.CmpIPredicate.ult, arith.addi(times(step, STAGES), stage), c(k_tiles, i32))
-        source = advance(global_pointer(values), times(step, STAGES * _CHUNKS))
-        target = pick(stage, [mgpu_utils.memref_ptr(v) for v, _ in stages])
-        # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
-        swizzled = arith.xori(chunk, arith.remui(arith.divui(row, c(2, i32)), c(4, i32)))
-        target = advance(target, arith.addi(times(row, _CHUNKS), swizzled))
-        for i, offset in enumerate(value_offsets):
-            exists = arith.andi(in_width, arith.cmpi(arith.CmpIPredicate.sge, offset, c(0, i32)))
-            start_copy(advance(target, c(16 * _CHUNKS * i, i32)), advance(source, offset), exists)
+def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
+    row, stage, chunk = _value_position()
+    exists = _exists(first_k, stage, k_tiles)
+    source = _advance(global_pointer(values), times(first_k, _CHUNKS))
+    # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
+    swizzled = arith.xori(chunk, arith.remui(arith.divui(row, _i32(2)), _i32(4)))
+    target = _advance(_of_stage(stages, stage), arith.addi(times(row, _CHUNKS), swizzled))
+    for i, offset in enumerate(_scalars(offsets)):
+        row_exists = arith.cmpi(arith.CmpIPredicate.sge, offset, _i32(0))
+        start_copy(_advance(target, _i32(16 * _CHUNKS * i)), _advance(source, offset), arith.andi(exists, row_exists))
 
-        row, stage = _metadata_position()
-        step_offset = times(step, STAGES * _TILE_CHUNKS)
-        if ragged:  # past the last column, that of column 0: the instruction wants valid positions
-            past = arith.cmpi(arith.CmpIPredicate.uge, arith.addi(times(step, STAGES), stage), c(k_tiles, i32))
-            step_offset = arith.select(past, times(stage, -_TILE_CHUNKS), step_offset)
-        source = advance(global_pointer(metadata), step_offset)
-        target = advance(pick(stage, [mgpu_utils.memref_ptr(m) for _, m in stages]), row)
-        for i, offset in enumerate(metadata_offsets):
-            start_copy(advance(target, c(64 * i, i32)), advance(source, offset), c(1, i1))
 
-    emit(values, metadata, stages, offsets, step)
+def _start_metadata(metadata, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
+    row, stage = _metadata_position()
+    # Past the last column, the metadata of column 0: the instruction wants valid positions.
+    exists = _exists(first_k, stage, k_tiles)
+    step_offset = arith.select(exists, times(first_k, _TILE_CHUNKS), times(stage, -_TILE_CHUNKS))
+    source = _advance(global_pointer(metadata), step_offset)
+    target = _advance(_of_stage(stages, stage), row)
+    for i, offset in enumerate(_scalars(offsets)):
+        start_copy(_advance(target, _i32(64 * i)), _advance(source, offset), _true())
 
 
 def load_selectors(columns: Any, block: Array, first: Array, blocks: int) -> tuple[Array, ...]:
@@ -150,18 +141,16 @@ def load_selectors(columns: Any, block: Array, first: Array, blocks: int) -> tup
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=_words_type(blocks))
     def emit(_, columns, block, first):
-        i32 = ir.IntegerType.get_signless(32)
-        c = mgpu_utils.c
         block, first = block.registers.item(), first.registers.item()
         warp, lane = warp_and_lane()
-        row = arith.addi(first, arith.addi(times(warp, 16), arith.divui(lane, c(4, i32))))
+        row = arith.addi(first, arith.addi(times(warp, 16), arith.divui(lane, _i32(4))))
         selectors = []
         for i in range(blocks):
             # Of the bytes of two words, 0 to 3 and 4 to 7: the lower or upper two of each, by which of 16 rows it was.
-            selector = c(0x5410, i32)
+            selector = _i32(0x5410)
             for half, step in (0, 0x0022), (8, 0x2200):
-                number = load_number(columns, block, arith.addi(row, c(64 * i + half, i32)), width)
-                upper = arith.remui(arith.divui(number, c(8, i32)), c(2, i32))
+                number = load_number(columns, block, arith.addi(row, _i32(64 * i + half)), width)
+                upper = arith.remui(arith.divui(number, _i32(8)), _i32(2))
                 selector = arith.addi(selector, times(upper, step))
             selectors.append(splat(selector))
         return tuple(selectors)
@@ -181,14 +170,13 @@ def load_words(metadata: Any, selectors: tuple[Array, ...]) -> tuple[Array, ...]
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), (SCALAR,) * blocks), return_type=_words_type(blocks))
     def emit(_, metadata, selectors):
         i32 = ir.IntegerType.get_signless(32)
-        c = mgpu_utils.c
         warp, lane = warp_and_lane()
         first = arith.addi(times(warp, 16 * WORDS), lane)  # row 16 * warp + lane // 4, word lane % 4
         words = []
         for i, selector in enumerate(selectors):
             addresses = [
                 mgpu_utils.getelementptr(
-                    mgpu_utils.memref_ptr(metadata), [arith.addi(first, c((64 * i + half) * WORDS, i32))], i32
+                    mgpu_utils.memref_ptr(metadata), [arith.addi(first, _i32((64 * i + half) * WORDS))], i32
                 )
                 for half in (0, 8)
             ]
@@ -205,12 +193,11 @@ def load_words(metadata: Any, selectors: tuple[Array, ...]) -> tuple[Array, ...]
 
 def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
     """(row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank twice."""
-    i32 = ir.IntegerType.get_signless(32)
     warp, lane = warp_and_lane()
 
     def bits(first, count):
-        shifted = arith.divui(lane, mgpu_utils.c(1 << first, i32))
-        return arith.remui(shifted, mgpu_utils.c(1 << count, i32))
+        shifted = arith.divui(lane, _i32(1 << first))
+        return arith.remui(shifted, _i32(1 << count))
 
     row = arith.addi(times(warp, 4), arith.addi(bits(2, 1), times(bits(4, 1), 2)))
     return row, bits(3, 1), bits(0, 2)
@@ -218,14 +205,40 @@ def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
 
 def _metadata_position() -> tuple[ir.Value, ir.Value]:
     """(row of 64, stage) whose metadata this thread copies."""
-    i32 = ir.IntegerType.get_signless(32)
     warp, lane = warp_and_lane()
-    row = arith.addi(times(warp, 16), arith.remui(lane, mgpu_utils.c(16, i32)))
-    return row, arith.divui(lane, mgpu_utils.c(16, i32))
+    row = arith.addi(times(warp, 16), arith.remui(lane, _i32(16)))
+    return row, arith.divui(lane, _i32(16))
 
 
-def _scalar(register: ir.Value) -> ir.Value:
-    return llvm.extractelement(register, mgpu_utils.c(0, ir.IntegerType.get_signless(32)))
+def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
+    """Whether the stage's step is not past the last."""
+    if k_tiles % STAGES == 0:
+        return _true()
+    return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), _i32(k_tiles))
+
+
+def _scalars(offsets: mgpu.FragmentedArray) -> list[ir.Value]:
+    return [llvm.extractelement(register, _i32(0)) for register in offsets.registers.flat]
+
+
+def _of_stage(stages: Sequence[ir.Value], stage: ir.Value) -> ir.Value:
+    """Address of the first or second stage's memory."""
+    first = arith.cmpi(arith.CmpIPredicate.eq, stage, _i32(0))
+    return arith.select(first, *map(mgpu_utils.memref_ptr, stages))
+
+
+def _advance(pointer: ir.Value, offset: ir.Value) -> ir.Value:
+    """`offset` counts 16 bytes."""
+    i8, i64 = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(64)
+    return mgpu_utils.getelementptr(pointer, [arith.muli(arith.extsi(i64, offset), mgpu_utils.c(16, i64))], i8)
+
+
+def _true() -> ir.Value:
+    return arith.constant(ir.IntegerType.get_signless(1), 1)
+
+
+def _i32(value: int) -> ir.Value:
+    return mgpu_utils.c(value, ir.IntegerType.get_signless(32))
 
 
 def _offsets_layout(count: int) -> Any:
@@ -238,7 +251,3 @@ def _offsets_type(count: int) -> plgpu.ShapeDtypeStruct:
 
 def _words_type(blocks: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
     return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * blocks
-
-
-def _byte() -> ir.Type:
-    return ir.IntegerType.get_signless(8)

@@ -23,7 +23,7 @@ from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import compat, gather, split_k, tuning, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
-from sparse_lm.ops.hopper.persistent import Loads, Tiling, multiply
+from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +38,25 @@ class Config(Tiling):
     raster_width: int = 2
 
 
+# With the time of a tile (measured on an H200).
 CANDIDATES = (
-    Config(tile_m=256, tile_n=128, raster_width=4),
-    Config(tile_m=128, tile_n=256),
-    Config(tile_m=64, tile_n=256),
+    (Config(256, 192), 1.35),
+    (Config(256, 128, raster_width=4), 1.0),
+    (Config(128, 256), 1.06),
+    (Config(64, 256), 0.92),
 )
 
 
-def heuristic_config(v: int) -> Config:
-    """The candidate with the most rows that share a gathered row of b."""
-    return next(config for config in CANDIDATES if v % config.tile_m == 0)
+def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
+    """The candidate with the shortest waves of those whose tiles' rows lie in one block.
+
+    Raises:
+      NotImplementedError: there is none.
+    """
+    fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_m == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs v to be a multiple of {wgmma_sp.ROWS}, not {v}")
+    return min(fitting, key=lambda candidate: candidate[1] * _plan(candidate[0], rows, n, kept // STEP).length)[0]
 
 
 def matmul_venom(
@@ -71,11 +80,10 @@ def matmul_venom(
         return matmul_venom_runs(a, b, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
-    if a.v % wgmma_sp.ROWS:
-        raise NotImplementedError(f"needs v to be a multiple of {wgmma_sp.ROWS}, not {a.v}")
     (m, k), n = a.shape, b.shape[1]
     if config is None:
-        config = tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Config) or heuristic_config(a.v)
+        config = tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Config)
+        config = config or heuristic_config(m, n, a.columns.shape[1], a.v)
     # Rows stay as they are: a padded column of a is row k, past the end of b.
     b = pad(b, rows=False)
     out = jax.ShapeDtypeStruct((round_up(m), max(2 * wgmma_sp.ROWS, b.shape[1])), out_dtype)
@@ -84,8 +92,7 @@ def matmul_venom(
 
 def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
-    grid = config.grid(a.shape[0], b.shape[1])
-    plan = split_k.plan(math.prod(grid), compat.core_count() // config.cluster, steps, split=True)
+    grid, plan = config.grid(a.shape[0], b.shape[1]), _plan(config, a.shape[0], b.shape[1], steps)
 
     def jobs(_, cluster, peer):
         def origin(tile):
@@ -120,3 +127,8 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
         out_transposed=False,
         gathers=True,
     )
+
+
+def _plan(config: Config, rows: int, n: int, steps: int) -> split_k.Plan:
+    tiles = math.prod(config.grid(rows, n))
+    return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

@@ -98,8 +98,9 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
     blocks = consumer_rows // wgmma_sp.ROWS
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
     steps = gathers * gather_24.STAGES
-    grid = (pl.cdiv(columns.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens))
+    grid = pl.cdiv(columns.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens)
     clusters = min(grid[0] * grid[1], compat.core_count() // config.cluster)
+    shared = config.cluster > 1
 
     def kernel(values_gmem, metadata_gmem, columns_gmem, x_gmem, out_gmem):
         def scope(values_smem, metadata_smem, x_smem, out_smem, full, empty):
@@ -126,20 +127,18 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
                     offsets = gather_24.load_offsets(columns_gmem, metadata_gmem, block, row, tile_rows)
 
                     @pl.loop(0, gathers)
-                    def _gather(k):
-                        first_step = i * steps + k * gather_24.STAGES
-                        targets = []
-                        for stage in range(gather_24.STAGES):
-                            slot = ring.slot(first_step + stage)
-                            origin = (token, (k * gather_24.STAGES + stage) * wgmma_sp.STEP)
-                            tokens = Copy(
-                                x_gmem, x_smem.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, config.cluster > 1
-                            )  # fmt: skip
-                            ring.fill(first_step + stage, [tokens])
-                            targets.append((values_smem.at[slot], metadata_smem.at[slot]))
-                        gather_24.start_gather(values_gmem, metadata_gmem, tuple(targets), offsets, k)
-                        for stage in range(gather_24.STAGES):
-                            ring.arrive_gathered(first_step + stage)
+                    def _gather(gather):
+                        first_k = gather * gather_24.STAGES
+                        ks = [first_k + stage for stage in range(gather_24.STAGES)]
+                        slots = [ring.slot(i * steps + k) for k in ks]
+                        for k, slot in zip(ks, slots, strict=True):
+                            origin = token, k * wgmma_sp.STEP
+                            tokens = Copy(x_gmem, x_smem.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, shared)
+                            ring.fill(i * steps + k, [tokens])
+                        stages = tuple((values_smem.at[slot], metadata_smem.at[slot]) for slot in slots)
+                        gather_24.start_gather(values_gmem, metadata_gmem, stages, offsets, first_k)
+                        for k in ks:
+                            ring.arrive_gathered(i * steps + k)
 
                 for_each_tile(fill)
                 ring.close(tiles * steps)
@@ -149,7 +148,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
                 own_rows = pl.ds(warpgroup * consumer_rows, consumer_rows)
 
                 def operands(slot):
-                    return (values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot])
+                    return values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot]
 
                 def compute(i, block, row, token):
                     row = row + warpgroup * consumer_rows

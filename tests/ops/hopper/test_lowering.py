@@ -23,9 +23,10 @@ from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 TUNED = json.loads(tuning.PATH.read_text())
 
 
-def _tuned(kernel, config_type):
-    """The distinct configurations in tuned.json of a kernel."""
-    return list({config_type(**fields) for kinds in TUNED.values() for fields in kinds.get(kernel, {}).values()})
+def _with_tuned(candidates, kernel, config_type):
+    """The candidates and a kernel's configurations in tuned.json, each once."""
+    tuned = [config_type(**fields) for kinds in TUNED.values() for fields in kinds.get(kernel, {}).values()]
+    return list(dict.fromkeys([*candidates, *tuned]))
 
 
 def _lower(function, *shapes):
@@ -38,7 +39,7 @@ def _sparse_24(m, k, dtype=jnp.bfloat16):
     return Sparse24(values, jax.ShapeDtypeStruct((rows // 64, columns // 64, 128), jnp.int32), (m, k))
 
 
-CONFIGS_24 = [config for config, _ in CANDIDATES] + _tuned("matmul_24", Config24)
+CONFIGS_24 = _with_tuned((config for config, _ in CANDIDATES), "matmul_24", Config24)
 
 
 @pytest.mark.parametrize("config", CONFIGS_24)
@@ -53,7 +54,7 @@ def test_matmul_24(config, b_transposed, out_transposed, out_dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-@pytest.mark.parametrize("config", [*VENOM, *_tuned("matmul_venom", ConfigVenom)])
+@pytest.mark.parametrize("config", _with_tuned((config for config, _ in VENOM), "matmul_venom", ConfigVenom))
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
 def test_matmul_venom(config, out_dtype):
     condensed = _sparse_24(512, 512 // 4)
@@ -110,11 +111,10 @@ def test_scattered_matmul_24(run, out_dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-@pytest.mark.parametrize("config", [*SAMPLED_ROWS, *_tuned("sampled_rows_24", ConfigSampledRows)])
+@pytest.mark.parametrize("config", _with_tuned(SAMPLED_ROWS, "sampled_rows_24", ConfigSampledRows))
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("dim", [384, 200])
-def test_sampled_rows_24(config, out_dtype, dim):
-    v = config.tokens
+def test_sampled_rows_24(config, out_dtype):
+    v, dim = config.tokens, 300
     x = jax.ShapeDtypeStruct((3 * v - 10, dim), jnp.bfloat16)
     columns = jax.ShapeDtypeStruct((3, 300), jnp.int32)
     product = lambda *args: sampled_rows_24(*args, v, out_dtype=out_dtype, config=config)  # noqa: E731

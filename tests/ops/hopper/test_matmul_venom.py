@@ -13,7 +13,7 @@ from tests.ops.hopper.operands import (
     random_venom_in_runs,
 )
 
-CONFIGS = [*CANDIDATES, Config(256, 192), Config(128, 256, stages=3, cluster=1, store_slots=4)]
+CONFIGS = [config for config, _ in CANDIDATES] + [Config(128, 256, stages=3, cluster=1, store_slots=4)]
 
 
 def _exact(a, b):
@@ -77,9 +77,11 @@ def test_gathers_runs_that_no_box_fits(v, run):
     assert_as_good_as_reference(hopper.matmul_venom(a, b), a.to_dense() @ b, _exact(a, b))
 
 
-def test_heuristic_keeps_tiles_inside_of_blocks():
-    for v in (64, 128, 192, 256, 384, 512):
-        assert v % heuristic_config(v).tile_m == 0
+def test_heuristic_counts_waves_of_tiles_inside_of_blocks():
+    assert heuristic_config(16384, 2048, 2048, 256) == Config(256, 128, raster_width=4)
+    assert heuristic_config(16384, 4096, 4096, 512) == Config(256, 192)  # 2048 columns are no multiple of it
+    assert heuristic_config(16384, 4096, 4096, 384) == Config(128, 256)
+    assert heuristic_config(16384, 4096, 4096, 192) == Config(64, 256)
 
 
 def test_refuses_small_blocks():

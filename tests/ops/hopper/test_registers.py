@@ -1,0 +1,99 @@
+"""No kernel spills registers to memory. Needs the CUDA plugin and ptxas, but no GPU."""
+
+import importlib.util
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+
+from sparse_lm.ops import hopper
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.hopper.matmul_24 import CANDIDATES as DENSE
+from sparse_lm.ops.hopper.matmul_venom import CANDIDATES as VENOM
+from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES as VENOM_RUNS
+from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
+from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES as SAMPLED
+from sparse_lm.ops.hopper.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
+from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
+
+T, F, D, KEPT = 8192, 8192, 2048, 2048
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
+)
+
+
+@pytest.fixture
+def spilled_bytes(monkeypatch, capfd):
+    """Compiles a function for an H100 as if for the first time: the bytes that each of its kernels spills."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    target = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
+    topology = topologies.get_topology_desc("", "cuda", topology="1x1x1", target_config=target)
+    sharding = jax.sharding.SingleDeviceSharding(topology.devices[0])
+
+    def compile(function, *shapes):
+        placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
+        jax.jit(function).lower(*placed).compile()
+        report = "".join(capfd.readouterr())
+        return [int(bytes_) for bytes_ in re.findall(r"stack frame, (\d+) bytes spill stores", report)]
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield compile
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+def _dense(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def _sparse(m, k):
+    return Sparse24(_dense(m, k // 2), jax.ShapeDtypeStruct((m // 64, k // 64, 128), jnp.int32), (m, k))
+
+
+def _columns(v):
+    return jax.ShapeDtypeStruct((T // v, KEPT), jnp.int32)
+
+
+def _venom(v, run):
+    condensed = _sparse(T, KEPT)
+    return SparseVenom(condensed.values, condensed.metadata, _columns(v), (T, F), v, 4 * F // KEPT, run)
+
+
+@pytest.mark.parametrize("config", [config for config, _ in DENSE])
+@pytest.mark.parametrize("turned", [False, True])
+def test_matmul_24(spilled_bytes, config, turned):
+    options = dict(b_transposed=turned, out_transposed=turned, config=config)
+    b = _dense(T, D) if turned else _dense(D, T)
+    assert spilled_bytes(lambda w, b: hopper.matmul_24(w, b, **options), _sparse(F, D), b) == [0]
+
+
+@pytest.mark.parametrize("config", [config for config, _ in VENOM])
+def test_matmul_venom(spilled_bytes, config):
+    a = _venom(config.tile_m, run=1)
+    (spilled,) = spilled_bytes(lambda a, b: hopper.matmul_venom(a, b, config=config), a, _dense(F, D))
+    # What the largest tile spills lies outside of the loop over k: the gather leaves too few registers to consumers.
+    assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
+
+
+@pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
+def test_matmul_venom_runs(spilled_bytes, config):
+    a = _venom(v=256, run=256)
+    assert spilled_bytes(lambda a, b: matmul_venom_runs(a, b, config=config), a, _dense(F, D)) == [0]
+
+
+@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
+def test_sampled_matmul_24(spilled_bytes, config):
+    v = 2 * config.tile_n
+    product = lambda *args: hopper.sampled_matmul_24(*args, v, run=256, config=config)  # noqa: E731
+    assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
+
+
+@pytest.mark.parametrize("config", SAMPLED_ROWS)
+def test_sampled_rows_24(spilled_bytes, config):
+    v = config.tokens
+    product = lambda *args: sampled_rows_24(*args, v, config=config)  # noqa: E731
+    assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
