@@ -11,7 +11,10 @@ SHAPES_24 = [  # M, N, K
 ]
 SHAPES_VENOM = [(16384, 8192, 2048), (16384, 16384, 4096)]  # T, F, D
 VENOM_GROUPS = (8, 16, 32)
-V = 128
+VENOM_BLOCKS = (64, 128, 256)  # v
+
+FFN_SHAPES = [(t, f, d) for t in (8192, 16384) for f, d in ((8192, 2048), (16384, 4096))]
+UNTUNED_FFN_SHAPES = [(12288, 6144, 1536), (8192, 12288, 3072)]
 
 
 @dataclasses.dataclass(frozen=True)
