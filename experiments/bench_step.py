@@ -1,0 +1,203 @@
+"""The whole training step: dense and each recipe in one process, on the run's real code.
+
+    python -m experiments.bench_step --config=configs/llama1b.py --output=experiments/results/step_1b_h100.json
+    python -m experiments.bench_step --config=configs/llama7b.py --config.model.layers=4 \
+        --config.model.vocab_size=32000 --config.batch_size=8 --output=experiments/results/step_7b_width_h100.json
+
+Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew.
+Tokens are random and already on the device. A step's time is that between the arrivals of its
+results and of those of the step before, with the next step already dispatched, as in training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from absl import app, flags
+from jax import Array
+from ml_collections import config_flags
+
+from experiments import step_parts
+from experiments.kernel_timing import write_results
+from sparse_lm.config import Config, parse
+from sparse_lm.ops.plan import DENSE
+from sparse_lm.training import flops
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import Trainer, TrainState, make_trainer
+
+RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
+    "dense": dict(recipe="dense"),
+    "venom_slices": dict(recipe="venom", selection="slices", v=256, m=16, clusters=4),
+    "venom_sets": dict(recipe="venom", selection="cluster_sets", m=16, clusters=16, neuron_run=128),
+    "venom_magnitude": dict(recipe="venom", selection="magnitude", m=16, clusters=16),
+    "act24": dict(recipe="act24"),
+    "sste": dict(recipe="sste"),
+    "fst": dict(recipe="fst"),
+}
+
+config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
+NAMES = flags.DEFINE_list("recipes", ["dense", "venom_slices", "venom_sets", "venom_magnitude", "act24", "sste"], "Names.")
+ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
+STEPS = flags.DEFINE_integer("steps", 8, "Timed steps of each turn.")
+WARMUP = flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")
+TRACED = flags.DEFINE_integer("traced", 2, "Steps of each recipe under the profiler, after the timed ones.")
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+
+
+class Variant:
+    """A recipe, compiled. Its sparse phase starts with `enter`."""
+
+    def __init__(self, name: str, base: ml_collections.ConfigDict, state: TrainState, windows: Array):
+        self.name = name
+        self.config = _with_recipe(base, name)
+        self.trainer: Trainer = make_trainer(self.config)
+        self.transitions = make_transitions(self.config, self.trainer.plan, self.trainer.graphdef)
+        self.phase = "dense" if self.trainer.plan == DENSE else "sparse"
+        self._variables = jax.jit(lambda: self.trainer.init().variables)
+        self._lowered = self.trainer.step(self.phase).lower(self._own(state), windows)
+        begin = time.perf_counter()
+        self.step = self._lowered.compile()
+        self.compile_seconds = time.perf_counter() - begin
+        print(f"{name}: compiled in {self.compile_seconds:.0f} s", flush=True)
+
+    def enter(self, state: TrainState, windows: Array) -> TrainState:
+        """Any recipe's state, at the first step of this one's phase."""
+        state = self._own(state)
+        return state if self.phase == "dense" else self.transitions.enter_sparse(state, windows)
+
+    def without_graphs(self) -> jax.stages.Compiled:
+        """The step with each kernel launched for itself: the profiler does not see what CUDA graphs are made of."""
+        return self._lowered.compile(compiler_options={"xla_gpu_enable_command_buffer": ""})
+
+    def _own(self, state: TrainState) -> TrainState:
+        return dataclasses.replace(state, variables=self._variables())
+
+    def memory_gib(self) -> float:
+        """What the compiled step holds at its peak, state and batch included."""
+        use = self.step.memory_analysis()
+        held = use.argument_size_in_bytes + use.output_size_in_bytes + use.temp_size_in_bytes - use.alias_size_in_bytes
+        return held / 2**30
+
+
+def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
+    changed = ml_collections.ConfigDict(base.to_dict())
+    changed.sparsity.update(RECIPES[name])
+    return parse(changed)
+
+
+def time_steps(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, list[float]]:
+    """Seconds of each timed step."""
+    arrivals, pending = [], None
+    for number in range(1 + WARMUP.value + STEPS.value):
+        state, metrics = variant.step(state, batches[number % len(batches)])
+        if pending is not None:
+            jax.block_until_ready(pending)
+            arrivals.append(time.perf_counter())
+        pending = metrics
+    loss = float(pending["loss"])
+    arrivals.append(time.perf_counter())
+    if not np.isfinite(loss):
+        raise RuntimeError(f"{variant.name}: loss {loss}")
+    return state, np.diff(arrivals)[WARMUP.value :].tolist()
+
+
+def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
+    """Milliseconds a step by part of the model, summed over kernels that may overlap."""
+
+    step = variant.without_graphs()
+
+    def run() -> None:
+        nonlocal state
+        for number in range(TRACED.value):
+            state, metrics = step(state, batches[number])
+        jax.block_until_ready(metrics)
+
+    state, _ = step(state, batches[0])
+    jax.block_until_ready(state)
+    kernels = [kernel._replace(ms=kernel.ms / TRACED.value) for kernel in step_parts.trace(run)]
+    return state, dict(ms_by_part=step_parts.by_part(kernels, step.as_text()))
+
+
+def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
+    config, kind = variant.config, jax.devices()[0].device_kind
+    median = statistics.median(seconds)
+    low, _, high = statistics.quantiles(seconds, n=4)
+    speed = config.tokens_per_step / median
+    work = variant.trainer.plan.relative_work()
+    return dict(
+        step_ms=1e3 * median,
+        step_ms_quartiles=(1e3 * low, 1e3 * high),
+        timed_steps=len(seconds),
+        tokens_per_second=speed,
+        mfu=flops.mfu(config, speed, kind),
+        executed_utilisation=flops.executed_utilisation(config, work, speed, kind),
+        memory_gib=variant.memory_gib(),
+        compile_seconds=variant.compile_seconds,
+        sparsity=RECIPES[variant.name],
+    )
+
+
+def main(_: Sequence[str]) -> None:
+    base = flags.FLAGS.config
+    names = list(NAMES.value)
+    dense = _with_recipe(base, "dense")
+    state = make_trainer(dense).init()
+    shape = (dense.batch_size, dense.seq_len + 1)
+    batches = [
+        jax.random.randint(jax.random.key(n), shape, 0, dense.model.vocab_size, jnp.int32) for n in range(4)
+    ]  # fmt: skip
+    variants = [Variant(name, base, state, batches[0]) for name in names]
+
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(ROUNDS.value):
+        for variant in variants:
+            state = variant.enter(state, batches[0])
+            state, times = time_steps(variant, state, batches)
+            seconds[variant.name] += times
+    table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
+    for variant in variants if TRACED.value else ():
+        state = variant.enter(state, batches[0])
+        state, parts = profile(variant, state, batches)
+        table[variant.name] |= parts
+
+    model = dense.model
+    write_results(
+        OUTPUT.value,
+        dict(
+            batch_size=dense.batch_size,
+            seq_len=dense.seq_len,
+            model=dataclasses.asdict(model),
+            peak_gib_of_process=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30,
+            recipes=table,
+        ),
+    )
+    _print(table)
+
+
+def _print(table: dict[str, dict[str, Any]]) -> None:
+    baseline = table.get("dense")
+    print(f"{'recipe':<16} {'ms':>8} {'tokens/s':>9} {'MFU':>6} {'executed':>8} {'GiB':>6} {'speed-up':>8}")
+    for name, row in table.items():
+        speedup = f"{baseline['step_ms'] / row['step_ms']:8.3f}" if baseline else ""
+        print(
+            f"{name:<16} {row['step_ms']:8.2f} {row['tokens_per_second']:9,.0f} {_percent(row['mfu']):>6} "
+            f"{_percent(row['executed_utilisation']):>8} {row['memory_gib']:6.1f} {speedup}"
+        )
+        for part, kernels in row.get("ms_by_part", {}).items():
+            print(f"    {part:<24} {kernels['total']:8.2f}")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+if __name__ == "__main__":
+    app.run(main)

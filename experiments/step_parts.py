@@ -1,0 +1,97 @@
+"""Where the time of a compiled function goes on the device, by part of the model.
+
+Kernels are timed by JAX's profiler. Each belongs to an HLO instruction, whose metadata names the scopes
+(`jax.named_scope`, `jax.named_call`) that it was traced in; the innermost one listed here is its part.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+
+PARTS = {  # scope: part
+    "up": "FFN products",
+    "down": "FFN products",
+    "grad_hidden": "FFN products",
+    "grad_input": "FFN products",
+    "grad_up": "FFN products",
+    "grad_down": "FFN products",
+    "activate": "FFN hidden layer",
+    "hidden_gradients": "FFN hidden layer",
+    "busiest_features": "FFN hidden layer",
+    "arrange_rows": "FFN routing",
+    "_permute": "FFN permutation",
+    "_unpermute": "FFN permutation",
+    "feed_forward": "FFN, other",
+    "prepare_weights": "FFN weights",
+    "in_compute_dtype": "weights to bfloat16",
+    "causal_attention": "attention scores",
+    "rotate": "rotary positions",
+    "attention": "attention projections",
+    "rms_norm": "norms",
+    "loss": "loss",
+    "embed": "embedding",
+    "weight_metrics": "weight metrics",
+    "optimizer": "optimizer",
+}
+
+
+class Kernel(NamedTuple):
+    """One launch. `instruction` is the name of its HLO instruction, empty if the profiler does not know."""
+
+    name: str
+    instruction: str
+    ms: float
+
+
+def trace(run: Callable[[], None]) -> list[Kernel]:
+    """The kernels that `run` launches; it must wait for them."""
+    with tempfile.TemporaryDirectory() as directory:
+        with jax.profiler.trace(directory):
+            run()
+        (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
+        profile = jax.profiler.ProfileData.from_file(str(path))
+    return [
+        Kernel(event.name, str(dict(event.stats).get("hlo_op", "")), event.duration_ns / 1e6)
+        for plane in profile.planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+        if line.name.startswith("Stream")
+        for event in line.events
+    ]
+
+
+def by_part(kernels: Iterable[Kernel], hlo: str, least: float = 0.02) -> dict[str, dict[str, float]]:
+    """Milliseconds by part, largest first, and in each by kernel (its name less its number), those
+    under `least` left out; `hlo` is the compiled function's text."""
+    part_of = _parts(hlo)
+    total: collections.Counter[str] = collections.Counter()
+    by_kernel: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for kernel in kernels:
+        part = part_of.get(_as_kernel(kernel.instruction or kernel.name), "other")
+        total[part] += kernel.ms
+        by_kernel[part][re.sub(r"_\d+$", "", kernel.name)] += kernel.ms
+    return {
+        part: {"total": ms} | {name: ms for name, ms in by_kernel[part].most_common() if ms >= least}
+        for part, ms in total.most_common()
+    }
+
+
+def _parts(hlo: str) -> dict[str, str]:
+    """Part by instruction, under the name of its kernel."""
+    result = {}
+    for name, scopes in re.findall(r'^ +(?:ROOT )?%?([\w.\-]+) = .*op_name="([^"]*)"', hlo, re.M):
+        known = [PARTS[scope] for scope in re.findall(r"\w+", scopes) if scope in PARTS]
+        result[_as_kernel(name)] = known[-1] if known else "other"
+    return result
+
+
+def _as_kernel(name: str) -> str:
+    """An instruction's name as XLA gives it to its kernel."""
+    return name.replace(".", "_").replace("-", "_")
