@@ -68,7 +68,8 @@ def squared_relu_gradients(
 
     Args:
       dy: gradient of Y: [T, F] for a 2:4 Y, condensed [T, Kc] for a Venom one.
-      y: [T, F], not negative.
+      y: [T, F], not negative. Of a Venom one each four condensed columns must be of one group of m, in
+        order, as the selections of this package make them.
       implementation: backend that must run this; the best one by default.
 
     Returns:

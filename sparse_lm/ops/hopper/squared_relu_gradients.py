@@ -3,7 +3,7 @@
 A block is one warpgroup and takes 64 tokens of 64 (condensed) columns. It writes dH as it reads dY,
 leaves dH and Y side by side in shared memory, one 32-bit word an element, and reads them back by
 columns to select along tokens. Of a Venom Y the transposes have a row for every neuron: a block then
-goes over all 16 m neurons of its 16 groups, and those that it does not keep get rows of zeros.
+writes the rows of its kept neurons, and rows of zeros for the others of its 16 groups.
 
 Numerics: float32, rounded once; bit for bit the reference.
 """
@@ -21,8 +21,21 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, mul64, narrow, widen
+from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
+from sparse_lm.ops.hopper.emit import (
+    COMPILER_PARAMS,
+    SCALAR,
+    elements,
+    f32,
+    i32,
+    i32_type,
+    i64,
+    i64_type,
+    mul64,
+    narrow,
+    vector,
+    widen,
+)
 from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.squared_relu_24 import check_dtype
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups, nibbles
@@ -94,14 +107,15 @@ def _call(dy: Array, values: Array, metadata: Array, columns: Array | None, *, t
             _invert(ref, arith.divui(row, i32(block_tiles)), column, places, thread, tile_neurons)
         _store_stored(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
-        for neuron_tile in range(tile_neurons // TILE):
-            number = arith.addi(arith.muli(column, i32(tile_neurons // TILE)), i32(neuron_tile))
-            transpose = Tile(thread, number, row)
-            dh_pairs, y_pairs = zip(
-                *(_select_along_tokens(words, places if columns_gmem else None, neuron_tile, thread, half, dy.dtype)
-                  for half in HALVES), strict=True,
-            )  # fmt: skip
-            for pairs, out, out_words in ((dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)):
+        dh_pairs, y_pairs = zip(
+            *(_select_along_tokens(words, thread, half, dy.dtype) for half in HALVES), strict=True
+        )  # fmt: skip
+        outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
+        for ref in columns_gmem:
+            _scatter_rows(outs, ref, arith.divui(row, i32(block_tiles)), places, tile, tile_neurons)
+        if not columns_gmem:
+            transpose = Tile(thread, column, row)
+            for pairs, out, out_words in outs:
                 transpose.store_pairs(out, pairs)
                 transpose.store_word(out_words, pairs)
 
@@ -144,27 +158,77 @@ def _store_stored(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value
 
 
 def _select_along_tokens(
-    words: ir.Value, places: ir.Value | None, neuron_tile: int, thread: Thread, half: int, dtype: jnp.dtype
-) -> tuple[list[Pair], list[Pair]]:
-    """The pairs of dH and of Y that one of the thread's two neurons keeps of its 16 tokens."""
-    neuron = arith.addi(thread.row, i32(8 * half))
-    column, is_kept = neuron, None
-    if places is not None:
-        address = mgpu_utils.getelementptr(
-            mgpu_utils.memref_ptr(places), [arith.addi(neuron, i32(TILE * neuron_tile))], i32_type()
-        )
-        place = llvm.load(i32_type(), address)
-        is_kept = arith.cmpi(arith.CmpIPredicate.ne, place, i32(_NOT_KEPT))
-        column = arith.select(is_kept, place, i32(0))
-    dh_run, y_run = [], []
-    for i in range(RUN):
-        word = llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column))
-        if is_kept is not None:
-            word = arith.select(is_kept, word, i32(0))
-        d, y = _unpack(word, dtype)
-        dh_run.append(d)
-        y_run.append(y)
-    return tuple([two_of_four(four) for four in groups(widen(run))] for run in (dh_run, y_run))
+    words: ir.Value, thread: Thread, half: int, dtype: jnp.dtype
+) -> tuple[list[Pair], list[Pair]]:  # fmt: skip
+    """The pairs of dH and of Y that one of the thread's two columns keeps of its 16 tokens."""
+    column = arith.addi(thread.row, i32(8 * half))
+    loaded = (llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN))
+    runs = zip(*(_unpack(word, dtype) for word in loaded), strict=True)
+    return tuple([two_of_four(four) for four in groups(widen(run))] for run in runs)
+
+
+def _scatter_rows(outs, columns: ir.Value, block: ir.Value, places: ir.Value, tile: Tile, tile_neurons: int) -> None:
+    """Both columns' pairs to the rows of their neurons, and empty rows for the neurons that are not kept."""
+    element = ir.MemRefType(outs[0][1].type).element_type
+    zero = arith.constant(element, 0.0)
+    nothing = [Pair(zero, zero, i32(EMPTY_GROUP))] * (RUN // 4)
+    true = arith.constant(ir.IntegerType.get_signless(1), 1)
+    for half in HALVES:
+        row = arith.addi(tile.thread.row, i32(8 * half))
+        neuron = _listed(columns, block, tile.column, row)
+        for pairs, values, metadata in outs:
+            _store_row_if(true, values, metadata, neuron, tile, pairs[half])
+        for first in range(0, tile_neurons, TILE):
+            index = arith.addi(row, i32(first))
+            pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(places), [index], i32_type())
+            is_empty = arith.cmpi(arith.CmpIPredicate.eq, llvm.load(i32_type(), pointer), i32(_NOT_KEPT))
+            neuron = arith.addi(arith.muli(tile.column, i32(tile_neurons)), index)
+            for _, values, metadata in outs:
+                _store_row_if(is_empty, values, metadata, neuron, tile, nothing)
+
+
+def _store_row_if(
+    condition: ir.Value, values: ir.Value, metadata: ir.Value, neuron: ir.Value, tile: Tile, pairs: list[Pair]
+) -> None:
+    """A thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
+    ref = ir.MemRefType(values.type)
+    thread = tile.thread
+    tokens = arith.addi(arith.muli(tile.row, i32(TILE)), thread.column)
+    start = arith.addi(mul64(neuron, ref.shape[1]), arith.extui(i64_type(), arith.shrui(tokens, i32(1))))
+    kept = narrow([value for pair in pairs for value in (pair.low, pair.high)], ref.element_type)
+    quads = llvm.bitcast(ir.VectorType.get((4,), i32_type()), vector(kept))
+    flag = arith.extui(i32_type(), condition)
+    pointer = mgpu_utils.getelementptr(global_pointer(values), [start], ref.element_type)
+    _emit_store("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r", flag, pointer, *elements(quads))
+
+    token_tiles = ir.MemRefType(metadata.type).shape[1]
+    word_tile = arith.addi(arith.muli(arith.shrui(neuron, i32(6)), i32(token_tiles)), tile.row)
+    warp = arith.andi(arith.shrui(neuron, i32(4)), i32(3))
+    lane = arith.addi(
+        arith.muli(arith.andi(neuron, i32(7)), i32(4)), arith.andi(thread.index, i32(3))
+    )  # fmt: skip
+    half = arith.andi(arith.shrui(neuron, i32(3)), i32(1))
+    word = arith.addi(mul64(word_tile, THREADS), arith.extui(i64_type(), arith.addi(arith.muli(warp, i32(32)), lane)))
+    index = arith.addi(arith.muli(word, i64(2)), arith.extui(i64_type(), half))
+    nibbles = i32(0)
+    for group, pair in enumerate(pairs):
+        nibbles = arith.ori(nibbles, arith.shli(pair.nibble, i32(4 * group)))
+    i16 = ir.IntegerType.get_signless(16)
+    pointer = mgpu_utils.getelementptr(global_pointer(metadata), [index], i16)
+    _emit_store("u16 [$1], $2", "r,l,h", flag, pointer, arith.trunci(i16, nibbles))
+
+
+def _emit_store(store: str, constraints: str, *operands: ir.Value) -> None:
+    """A store to global memory, if the first operand is not zero, without a branch."""
+    ptx = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.{store}; }}"
+    llvm.inline_asm(ir.Type.parse("!llvm.void"), list(operands), ptx, constraints, has_side_effects=True)
+
+
+def _listed(columns: ir.Value, block: ir.Value, tile: ir.Value, place: ir.Value) -> ir.Value:
+    """The neuron at a condensed column of a tile of columns [blocks, Kc]."""
+    offset = arith.addi(arith.muli(tile, i32(TILE)), place)
+    start = arith.addi(mul64(block, ir.MemRefType(columns.type).shape[1]), arith.extui(i64_type(), offset))
+    return llvm.load(i32_type(), mgpu_utils.getelementptr(global_pointer(columns), [start], i32_type()))
 
 
 def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value, thread: Thread, tile_neurons: int):
@@ -178,14 +242,8 @@ def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value
         index = arith.addi(thread.index, i32(first))
         llvm.store(i32(_NOT_KEPT), at(index))
     mgpu_utils.warpgroup_barrier()
-    width = ir.MemRefType(columns.type).shape[1]
     own = arith.remui(thread.index, i32(TILE))  # two threads write the same
-    start = mul64(block, width)
-    offset = arith.addi(arith.muli(tile, i32(TILE)), own)
-    pointer = mgpu_utils.getelementptr(
-        global_pointer(columns), [arith.addi(start, arith.extui(start.type, offset))], i32_type()
-    )
-    neuron = llvm.load(i32_type(), pointer)
+    neuron = _listed(columns, block, tile, own)
     llvm.store(own, at(arith.subi(neuron, arith.muli(tile, i32(tile_neurons)))))
 
 
