@@ -1,6 +1,7 @@
 """Trains a language model: dense, sparse, dense.
 
     python -m sparse_lm.train --config=configs/tiny.py [--workdir=runs/tiny] [--config.steps=200 ...]
+                              [--profile_steps=100,105]
 
 A run that finds its workdir half done goes on from its newest checkpoint, bit for bit as if it had
 not stopped. At the end it prints the held-out loss and a sample. `--config.init_from=DIRECTORY` starts
@@ -35,11 +36,20 @@ def main(argv: Sequence[str]) -> None:
     workdir = flags.FLAGS.workdir or str(Path("runs", name))
     try:
         config = parse(flags.FLAGS.config)
-        if train(config, workdir):
+        if train(config, workdir, _profile_steps()):
             print("sample:")
             print(continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=SAMPLE_TOKENS, temperature=0.7))
     except (ConfigError, DataError, WorkdirError, TooManyBadSteps) as error:
         sys.exit(str(error))
+
+
+def _profile_steps() -> tuple[int, int]:
+    text = flags.FLAGS.profile_steps
+    try:
+        first, end = map(int, text.split(","))
+    except ValueError:
+        sys.exit(f"--profile_steps={text}: must be two steps, such as 100,105")
+    return first, end
 
 
 def _define_flags() -> None:
@@ -47,6 +57,7 @@ def _define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Configuration file, such as configs/tiny.py.")
     flags.mark_flag_as_required("config")
     flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
+    flags.DEFINE_string("profile_steps", "0,0", "first,end: steps first <= step < end are traced into the workdir.")
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

@@ -59,12 +59,14 @@ def trace(workdir):
 def whole(corpus, tmp_path_factory):
     """An uninterrupted run, sparse on 4..8 of 12 steps."""
     workdir = tmp_path_factory.mktemp("whole")
-    assert loop.train(small_config(corpus), str(workdir))
+    assert loop.train(small_config(corpus), str(workdir), profile_steps=(5, 7))
     return workdir
 
 
 def test_run_leaves_what_it_should(whole, corpus):
-    assert {"config.json", "metrics.jsonl", "checkpoints", "tensorboard", "tokenizer.json"} <= set(os.listdir(whole))
+    files = {"config.json", "metrics.jsonl", "checkpoints", "tensorboard", "tokenizer.json", "profile"}
+    assert files <= set(os.listdir(whole))
+    assert len(list((whole / "profile").rglob("*.xplane.pb"))) == 1
     logged = lines(whole)
     assert [line["step"] for line in logged] == list(range(12))
     assert [line["phase"] for line in logged] == ["dense"] * 4 + ["sparse"] * 4 + ["dense"] * 4

@@ -27,6 +27,7 @@ from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.flip import Transitions, make_transitions, needs_refresh
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.metrics import MetricsWriter
+from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
@@ -40,8 +41,13 @@ class TooManyBadSteps(RuntimeError):
     """Loss or gradient was not finite for too many steps in a row."""
 
 
-def train(config: Config, workdir: str) -> bool:
+def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0)) -> bool:
     """Trains to the end, going on from the newest checkpoint in `workdir` if there is one.
+
+    Args:
+      config: the run.
+      workdir: its directory.
+      profile_steps: (first, end), steps to trace into `<workdir>/profile`; see `StepProfile`.
 
     Returns:
       Whether the run is finished; False if a signal stopped it early (its state is saved).
@@ -68,7 +74,8 @@ def train(config: Config, workdir: str) -> bool:
             state = trainer.init()
             if pretrained:
                 state = dataclasses.replace(state, params=jax.tree.map(jnp.array, pretrained.params()))
-        return _Run(config, workdir, trainer, data, checkpoints, interrupt).go(state)
+        profile = StepProfile(workdir, *profile_steps)
+        return _Run(config, workdir, trainer, data, checkpoints, interrupt, profile).go(state)
 
 
 def check_implementation(config: Config) -> None:
@@ -82,9 +89,18 @@ def check_implementation(config: Config) -> None:
 class _Run:
     """One process's part of a run."""
 
-    def __init__(self, config, workdir, trainer: Trainer, data, checkpoints: Checkpoints, interrupt: Interrupt):
+    def __init__(
+        self,
+        config,
+        workdir,
+        trainer: Trainer,
+        data,
+        checkpoints: Checkpoints,
+        interrupt: Interrupt,
+        profile: StepProfile,
+    ):
         self.config, self.trainer, self.data = config, trainer, data
-        self.checkpoints, self.interrupt, self.workdir = checkpoints, interrupt, workdir
+        self.checkpoints, self.interrupt, self.profile, self.workdir = checkpoints, interrupt, profile, workdir
         self.transitions: Transitions = make_transitions(config, trainer.plan, trainer.graphdef)
         self.evaluations = {
             phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan)
@@ -107,6 +123,7 @@ class _Run:
             try:
                 return self._steps(state, start)
             finally:
+                self.profile.close()
                 self.progress.close()
 
     def _steps(self, state: TrainState, start: int) -> bool:
@@ -115,12 +132,17 @@ class _Run:
         pending: tuple[int, Metrics] | None = None  # dispatched, not yet looked at
         for step in range(start, config.steps):
             windows = next(batches)
-            if pending and config.phase(step) != config.phase(step - 1):
+            profile_turns = self.profile.turns(step)
+            if pending and (config.phase(step) != config.phase(step - 1) or profile_turns):
                 self._settle(*pending, state)  # or it would seem to take as long as the next phase compiles
                 self._report(*pending)
                 pending = None
+            if profile_turns:
+                self.profile.turn()
+                self.timer.skip()
             state, edge_metrics = self._edge(state, step, windows)
-            state, metrics = self.trainer.step(config.phase(step))(state, windows)
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                state, metrics = self.trainer.step(config.phase(step))(state, windows)
             if pending:  # by now the device has the next step to work on
                 self._settle(*pending, state)
                 self._report(*pending)
