@@ -123,6 +123,7 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
         loads,
         (w.values, w.metadata, b),
         out,
+        name="matmul_24",
         dtype=b.dtype,
         b_transposed=b_transposed,
         out_transposed=out_transposed,

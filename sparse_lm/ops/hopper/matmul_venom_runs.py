@@ -115,6 +115,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
         loads,
         (a.values, a.metadata, a.columns, b),
         out,
+        name="matmul_venom_runs",
         dtype=b.dtype,
         b_transposed=False,
         out_transposed=False,

@@ -24,6 +24,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from sparse_lm.ops.hopper import exchange, wgmma_sp
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.mainloop import accumulate
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.schedule import Grid, Job, Jobs
@@ -145,6 +146,7 @@ def multiply(
     operands: Sequence[Array],
     out: jax.ShapeDtypeStruct,
     *,
+    name: str,
     dtype: jnp.dtype,
     b_transposed: bool,
     out_transposed: bool,
@@ -159,6 +161,7 @@ def multiply(
       loads: from the operands and a job, what to copy.
       operands: arrays that jobs and loads read, in global memory.
       out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
+      name: of the kernel, in profiles.
       dtype: of the operands that are multiplied.
       b_transposed: whether the dense operand's tiles are [tile_n, 64].
       out_transposed: whether `out` is.
@@ -302,9 +305,8 @@ def multiply(
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
+        compiler_params=COMPILER_PARAMS,
+        kernel_name=name,
     )(*operands)
     return result
 

@@ -125,6 +125,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: in
         loads,
         (w.values, w.metadata, x, columns),
         out,
+        name="sampled_matmul_24",
         dtype=x.dtype,
         b_transposed=True,
         out_transposed=True,

@@ -199,6 +199,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
+        kernel_name="sampled_rows_24",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
         ),

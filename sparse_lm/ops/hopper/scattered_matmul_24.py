@@ -146,6 +146,7 @@ def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: in
         loads,
         (a.values, a.metadata, b, places, shares, rows, pairs),
         out,
+        name="scattered_matmul_24",
         dtype=b.dtype,
         b_transposed=False,
         out_transposed=False,
