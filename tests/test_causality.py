@@ -63,40 +63,46 @@ def test_dense_evaluation_is_causal():
     assert_causal(*outputs_of_two("venom", lambda plan: DENSE))
 
 
-def magnitude(tokens, v, key):
-    """A function of x [tokens, D] computed with columns shared by blocks of v rows, and the block of each token."""
-    dim, neurons = 16, 64
+def magnitude(v, dim, neurons):
+    """A plan whose blocks of v rows share columns, and a function to random weights, centres and an order of tokens."""
     plan = dataclasses.replace(RECIPES["venom"], v=v, m=16, clusters=2)
-    w1, w2, centroids = (
-        jax.random.normal(k, (n, dim)) for k, n in zip(jax.random.split(key, 3), (neurons, neurons, 2), strict=True)
-    )
-    variables = dataclasses.replace(ffn_weights.init_variables(plan, dim, neurons), centroids=centroids)
 
-    @jax.jit
-    def apply(x):
-        order = jax.random.permutation(key, tokens)
-        rows, _ = ffn.arrange_rows(x, variables, order, plan)
-        o, _ = ffn.feed_forward(x, w1, w2, variables, order=order, plan=plan)
-        return o, rows.position // v
+    def draw(key, tokens):
+        keys = jax.random.split(key, 5)
+        w1, w2 = (jax.random.normal(k, (neurons, dim)) for k in keys[:2])
+        centroids = jax.random.normal(keys[2], (plan.clusters, dim))
+        variables = dataclasses.replace(ffn_weights.init_variables(plan, dim, neurons), centroids=centroids)
+        return jax.random.normal(keys[3], (tokens, dim)), w1, w2, variables, jax.random.permutation(keys[4], tokens)
 
-    return jax.random.normal(jax.random.fold_in(key, 9), (tokens, dim)), apply
+    return plan, draw
+
+
+def blocks(plan, x, variables, order):
+    """The block of each token."""
+    return ffn.arrange_rows(x, variables, order, plan)[0].position // plan.v
 
 
 def test_magnitude_in_training_stays_within_blocks():
     """A changed token moves the outputs of the tokens that share a block with it, and of no others."""
-    x, apply = magnitude(tokens=256, v=16, key=jax.random.key(0))
-    before, block = apply(x)
-    after, _ = apply(x.at[100].multiply(3.0))  # its direction, so its cluster and its block, stays
-    moved = jnp.abs(after - before).max(axis=1) > 1e-5
+    plan, draw = magnitude(v=16, dim=16, neurons=64)
+    x, w1, w2, variables, order = draw(jax.random.key(0), tokens=256)
+    apply = jax.jit(lambda x: ffn.feed_forward(x, w1, w2, variables, order=order, plan=plan)[0])
+    block = blocks(plan, x, variables, order)
+    after = apply(x.at[100].multiply(3.0))  # its direction, so its cluster and its block, stays
+    moved = jnp.abs(after - apply(x)).max(axis=1) > 1e-5
     np.testing.assert_array_equal(moved & (block != block[100]), False)
     assert moved[100]
 
 
 def test_magnitude_in_training_mixes_neighbours():
     """A token's block holds its neighbours no more often than chance would have it: about v / T."""
-    shared = []
-    for seed in range(20):
-        x, apply = magnitude(tokens=512, v=16, key=jax.random.key(seed))
-        block = np.asarray(apply(x)[1])
-        shared.append(np.mean(block[1:] == block[:-1]))
+    plan, draw = magnitude(v=16, dim=16, neurons=64)
+
+    @jax.jit
+    def share_of_neighbours(key):
+        x, _, _, variables, order = draw(key, tokens=512)
+        block = blocks(plan, x, variables, order)
+        return jnp.mean(block[1:] == block[:-1])
+
+    shared = [float(share_of_neighbours(jax.random.key(seed))) for seed in range(20)]
     assert np.mean(shared) < 2.5 * 16 / 512  # two clusters: chance is about 2 v / T
