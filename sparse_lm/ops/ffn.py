@@ -338,7 +338,8 @@ def _weight_gradient(a_t: Sparse24 | None, a: Hidden, b: Array, busy, run: _Run,
     product = ops.matmul_24(a_t, b, **options)
     if busy is None:
         return product
-    return product.at[busy].set(jnp.matmul(_dense(a)[:, busy].T, b, preferred_element_type=dtype))
+    columns = a.take(busy) if isinstance(a, Sparse24) else _dense(a)[:, busy]
+    return product.at[busy].set(jnp.matmul(columns.T, b, preferred_element_type=dtype))
 
 
 # Small pieces.

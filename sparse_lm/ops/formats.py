@@ -54,6 +54,13 @@ class Sparse24:
         """[M, K] in the dtype of the values."""
         return _scatter_groups(self.values, self.metadata)[: self.shape[0], : self.shape[1]]
 
+    def take(self, columns: Array) -> Array:
+        """Some columns of the dense matrix, [M, n] for int32 [n]; the others are not unpacked."""
+        first, second = (position[:, columns // 4] for position in unpack_metadata(self.metadata))
+        low, high = (self.values[:, columns // 4 * 2 + member] for member in range(2))
+        zero, lane = jnp.zeros((), self.dtype), (columns % 4).astype(jnp.uint32)
+        return jnp.where(first == lane, low, jnp.where(second == lane, high, zero))[: self.shape[0]]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
