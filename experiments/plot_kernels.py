@@ -10,12 +10,16 @@ from experiments.plot_results import GREY, Results, limit, new_figure
 
 
 def products_24(results: Results) -> Figure:
-    """2:4 products against cuBLAS, by shape."""
-    rows = results.data["matmul_24"]
-    figure, axes = new_figure(6.5, 0.8 + 0.4 * len(rows), results.caption)
-    names = [f"{row['m']} x {row['n']} x {row['k']}" for row in rows]
+    """2:4 products against cuBLAS, by shape, and cuSPARSELt's against the cuBLAS of its own process."""
+    rows, rival = results.data["matmul_24"], results.beside("cusparselt")
+    caption = f"{results.caption}; {rival.name}.json" if rival else results.caption
+    figure, axes = new_figure(6.5, 0.8 + 0.4 * len(rows), caption)
+    names = [_shape(row) for row in rows]
     axes.plot([row["speedup"] for row in rows], names, "o", label="B as stored")
     axes.plot([row["speedup_transposed"] for row in rows], names, "x", label="B and result transposed")
+    if rival:
+        theirs = {_shape(row): row["cublas_ms"] / row["best_ms"] for row in rival.data["matmul_24"]}
+        axes.plot([theirs[name] for name in names], names, "|", markersize=12, label="cuSPARSELt")
     limit(axes, 1, "cuBLAS, dense")
     limit(axes, 2, "limit")
     axes.invert_yaxis()
@@ -94,9 +98,13 @@ def feed_forwards(results: Results) -> Figure:
                 )  # fmt: skip
             axes.axvline(1, color=GREY, linestyle="--", linewidth=1)
             axes.set_yticks(range(len(plans)), plans)
+            axes.set_ylim(len(plans) - 0.5, -0.5)
             axes.set_title(f"D {shape[0]}, F {shape[1]}: {title}")
-    panels[0, 0].invert_yaxis()
     panels[0, 1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     for axes in panels[-1]:
         axes.set_xlabel("speed-up over dense (times)")
     return figure
+
+
+def _shape(row: dict[str, int]) -> str:
+    return f"{row['m']} x {row['n']} x {row['k']}"

@@ -18,8 +18,18 @@ GREY = "#808080"
 class Results(NamedTuple):
     """What one run of a benchmark or of a suite wrote."""
 
-    name: str  # of the file, without its ending
-    data: dict[str, Any]
+    path: pathlib.Path
+    data: Any
+
+    @property
+    def name(self) -> str:
+        """Of the file, without its ending: what was run, and on what machine."""
+        return self.path.stem
+
+    def beside(self, files: str) -> Results | None:
+        """Results of something else on the same machine."""
+        path = self.path.with_name(f"{files}_{self.name.rpartition('_')[2]}.json")
+        return read_results(path) if path.exists() else None
 
     @property
     def caption(self) -> str:
@@ -33,9 +43,14 @@ class Results(NamedTuple):
         return any(run["name"] == "dense" for run in self.data["runs"])
 
 
+def read_results(path: pathlib.Path) -> Results:
+    """The results in a JSON file."""
+    return Results(path, json.loads(path.read_text()))
+
+
 def find_results(files: str, table: str, directory: pathlib.Path = RESULTS) -> list[Results]:
     """The results in `directory` whose file name is `files` and more, and which have `table`."""
-    found = [Results(path.stem, json.loads(path.read_text())) for path in sorted(directory.glob(f"{files}_*.json"))]
+    found = [read_results(path) for path in sorted(directory.glob(f"{files}_*.json"))]
     return [results for results in found if table in results.data]
 
 

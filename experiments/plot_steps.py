@@ -9,62 +9,81 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.plot_losses import final_gaps
-from experiments.plot_results import GREY, Results, new_figure
+from experiments.plot_results import GREY, Results, limit, new_figure
 from sparse_lm.config import SparsityConfig
 
 
 def whole_steps(results: Results) -> Figure:
     """Time of a step by recipe, from the results of one step to those of the next; coloured by part of the
     model where kernels were timed."""
-    recipes = results.data["recipes"]
-    names, dense = list(recipes), recipes["dense"]["step_ms"]
-    figure, axes = new_figure(9, 2.2 + 0.3 * len(names), results.caption)
-    times = [row["step_ms"] for row in recipes.values()]
-    axes.barh(names, times, color=GREY, alpha=0.3, label="everything")
+    recipes, pytorch = results.data["recipes"], results.beside("step_torch")
+    rival = _same_model(pytorch.data, results) if pytorch else None
+    names, times = list(recipes), [row["step_ms"] for row in recipes.values()]
+    caption = f"{results.caption}; {pytorch.name}.json" if rival else results.caption
+    figure, axes = new_figure(9, 1.5 + 0.35 * len(names), caption)
+    axes.barh(names, times, color=GREY, alpha=0.3)
     by_part = {name: row.get("ms_by_part", {}) for name, row in recipes.items()}
+    parts = list(dict.fromkeys(part for milliseconds in by_part.values() for part in milliseconds))
     starts = dict.fromkeys(names, 0.0)
-    for i, part in enumerate(dict.fromkeys(part for parts in by_part.values() for part in parts)):
+    for i, part in enumerate(parts):
         widths = [by_part[name].get(part, 0.0) for name in names]
         axes.barh(names, widths, 0.5, list(starts.values()), color=f"C{i % 8}", alpha=1 - 0.3 * (i // 8), label=part)
         starts = {name: starts[name] + width for name, width in zip(names, widths, strict=True)}
     for i, ms in enumerate(times):
-        axes.annotate(
-            f"{ms:.0f} ms, {dense / ms:.2f} times", (ms, i), xytext=(4, 0), textcoords="offset points", va="center"
-        )
+        text = f"{ms:.0f} ms, {recipes['dense']['step_ms'] / ms:.2f} times"
+        axes.annotate(text, (ms, i), xytext=(4, 0), textcoords="offset points", va="center")
+    if rival:
+        limit(axes, rival["step_ms"], "PyTorch, dense")
+    if parts:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlim(right=1.35 * max(times))
-    axes.set(xlabel="time of a step (ms); speed-up over dense", title=_what(results))
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    axes.set_xlabel("time of a step (ms); speed-up over dense")
+    axes.set_title(_what(results), pad=16)
     return figure
 
 
 def frontier(quality: Results, steps: Results) -> Figure:
-    """What recipes cost in final held-out loss against how much faster their steps were measured to be.
-
-    A run of the suite and a recipe of the benchmark belong together if they choose what is sparse alike,
-    whatever the shapes of their models.
-    """
-    recipes = steps.data["recipes"]
-    milliseconds = {_choice(row["sparsity"]): row["step_ms"] for row in recipes.values()}
+    """What recipes cost in final held-out loss against how much faster their steps were measured to be."""
     gaps = final_gaps(quality)
     figure, axes = new_figure(7.5, 4, f"{quality.caption}; {steps.caption}")
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
-    for run in {run["name"]: run for run in quality.data["runs"]}.values():
-        choice = _choice({key.removeprefix("sparsity."): value for key, value in run["overrides"].items()})
-        if choice in milliseconds:
-            gap = gaps[run["name"]]
-            at = recipes["dense"]["step_ms"] / milliseconds[choice], statistics.fmean(gap)
-            axes.errorbar(*at, statistics.stdev(gap) if len(gap) > 1 else 0, fmt="o", capsize=3)
-            axes.annotate(run["name"], at, xytext=(6, 4), textcoords="offset points", fontsize="small")
+    for name, speedup in speedups_of_runs(quality, steps).items():
+        at = speedup, statistics.fmean(gaps[name])
+        axes.errorbar(*at, statistics.stdev(gaps[name]) if len(gaps[name]) > 1 else 0, fmt="o", capsize=3)
+        axes.annotate(name, at, xytext=(6, 4), textcoords="offset points", fontsize="small")
     axes.margins(x=0.2, y=0.15)
     axes.set(xlabel=f"speed-up of a sparse step (times), {_what(steps)}", ylabel="loss above dense (nats per token)")
     return figure
 
 
+def speedups_of_runs(quality: Results, steps: Results) -> dict[str, float]:
+    """The measured speed-up of a step, by the names of those runs of a suite whose recipe was timed.
+
+    A run and a timed recipe belong together if they choose what is sparse alike, whatever the shapes of
+    their models.
+    """
+    recipes = steps.data["recipes"]
+    speedups = {_choice(row["sparsity"]): recipes["dense"]["step_ms"] / row["step_ms"] for row in recipes.values()}
+    overrides = {run["name"]: run["overrides"] for run in quality.data["runs"]}
+    choices = {
+        name: _choice({key.removeprefix("sparsity."): value for key, value in changed.items()})
+        for name, changed in overrides.items()
+    }
+    return {name: speedups[choice] for name, choice in choices.items() if choice in speedups}
+
+
 def _what(results: Results) -> str:
     model, tokens = results.data["model"], results.data["batch_size"] * results.data["seq_len"]
     return f"D {model['dim']}, F {model['ffn_dim']}, {model['layers']} layers, {tokens} tokens"
+
+
+def _same_model(rows: list[dict[str, Any]], results: Results) -> dict[str, Any] | None:
+    """The row of the same model and batch, if there is one."""
+    wanted = results.data["model"] | {"batch_size": results.data["batch_size"]}
+    keys = ("dim", "layers", "vocab_size", "batch_size")
+    return next((row for row in rows if all(row[key] == wanted[key] for key in keys)), None)
 
 
 def _choice(sparsity: dict[str, Any]) -> tuple:

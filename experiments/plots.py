@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from experiments.plot_kernels import feed_forwards, products_24, products_venom, sparsifiers
 from experiments.plot_losses import final_losses, kernel_agreement, loss_curves, one_run, small_runs
 from experiments.plot_results import RESULTS, STYLE, Results, find_results
-from experiments.plot_steps import frontier, whole_steps
+from experiments.plot_steps import frontier, speedups_of_runs, whole_steps
 
 
 class Plot(NamedTuple):
@@ -56,10 +56,11 @@ def figures(*files: str, directory: pathlib.Path = RESULTS) -> Iterator[tuple[st
 
 
 def frontiers(directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
-    """The frontier of every suite of runs that has dense ones, with every benchmark of steps."""
+    """The frontier of every suite with dense runs, by every benchmark of steps that has recipes of the suite."""
     suites = [suite for suite in find_results("quality", "runs", directory) if suite.has_dense_run]
     for suite, steps in itertools.product(suites, find_results("step", "recipes", directory)):
-        yield f"{suite.name}_{steps.name}_frontier", frontier(suite, steps)
+        if len(speedups_of_runs(suite, steps)) > 1:
+            yield f"{suite.name}_{steps.name}_frontier", frontier(suite, steps)
 
 
 def absent(directory: pathlib.Path = RESULTS) -> list[str]:
