@@ -1,0 +1,96 @@
+"""Figures of results that may not be committed yet, drawn from made-up ones: each point is where its numbers say."""
+
+import json
+
+import matplotlib.pyplot as plt
+import pytest
+
+from experiments import plots
+from experiments.quality_suites import SUITES
+
+LOSSES = {"dense": (3.0, 3.2), "slices 2:16": (3.3, 3.5), "act24": (3.1, 3.1)}
+STEPS = {"dense": 600.0, "venom_slices": 400.0, "venom_sets": 500.0}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A directory with a suite of runs of two seeds, a benchmark of steps and one of kernels in training."""
+    base, overrides = SUITES["recipes"]
+    runs = [
+        dict(name=name, seed=seed, overrides=overrides[name], heldout_loss=loss, heldout_curve=[[0, 9.0], [1e6, loss]])
+        for name, losses in LOSSES.items()
+        for seed, loss in enumerate(losses)
+    ]
+    choices = {
+        "dense": dict(recipe="dense"),
+        "venom_slices": dict(recipe="venom", selection="slices", m=16, clusters=4),
+        "venom_sets": dict(recipe="venom", selection="cluster_sets", m=16, clusters=64, neuron_run=128),
+    }
+    recipes = {
+        name: dict(step_ms=ms, sparsity=choices[name], ms_by_part={"FFN products": ms / 2, "norms": ms / 4})
+        for name, ms in STEPS.items()
+    }
+    model = dict(dim=2048, ffn_dim=8192, layers=25, vocab_size=128256)
+    torch = dict(dim=2048, layers=25, vocab_size=128256, batch_size=8, step_ms=610.0)
+    losses = {"kernels": [2.0, 1.5], "reference": [2.0, 1.4]}
+    tables = {
+        "quality_recipes": dict(base=base, runs=runs),
+        "step_some_h200": dict(batch_size=8, seq_len=4096, model=model, recipes=recipes),
+        "step_torch_h200": [torch],
+        "kernel_agreement_h200": dict(
+            sparsity=dict(start_step=4, end_step=5),
+            losses=losses | dict(reference_again=losses["reference"], reference_in_halves=losses["kernels"]),
+        ),
+    }
+    for name, table in tables.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(table))
+    plt.switch_backend("agg")
+    yield tmp_path
+    plt.close("all")
+
+
+def drawn(figures):
+    figures = dict(figures)
+    for figure in figures.values():
+        figure.canvas.draw()
+    return figures
+
+
+def test_every_result_has_its_figures(results):
+    assert set(drawn(plots.figures(directory=results))) == {
+        "quality_recipes_loss_curves",
+        "quality_recipes_final_losses",
+        "step_some_h200_whole_steps",
+        "kernel_agreement_h200_kernel_agreement",
+    }
+
+
+def test_what_is_absent_is_said(results):
+    absent = " ".join(plots.absent(results))
+    assert "matmul_*.json" in absent and "experiments.bench_matmul" in absent
+    assert "quality" not in absent and "step" not in absent
+
+
+def test_frontier_joins_runs_and_steps_by_what_they_choose(results):
+    ((name, figure),) = drawn(plots.frontiers(results)).items()
+    assert name == "quality_recipes_step_some_h200_frontier"
+    (axes,) = figure.axes
+    points = {text.get_text(): text.xy for text in axes.texts}
+    assert points == {"dense": (1.0, pytest.approx(0.0)), "slices 2:16": (1.5, pytest.approx(0.3))}  # act24: not timed
+
+
+def test_loss_curves_are_means_over_seeds_and_distances_from_dense(results):
+    figure = drawn(plots.figures("quality", directory=results))["quality_recipes_loss_curves"]
+    last = [[line.get_ydata()[-1] for line in axes.lines] for axes in figure.axes]
+    assert last == [pytest.approx([3.1, 3.4, 3.1]), pytest.approx([0.0, 0.3, 0.0])]
+
+
+def test_steps_show_time_speedup_parts_and_pytorch(results):
+    (axes,) = drawn(plots.figures("step", directory=results))["step_some_h200_whole_steps"].axes
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["600 ms, 1.00 times", "400 ms, 1.50 times", "500 ms, 1.20 times", "PyTorch, dense"]
+    totals, products, norms = ([bar.get_width() for bar in bars] for bars in axes.containers)
+    assert totals == list(STEPS.values())
+    assert products == [ms / 2 for ms in totals] and norms == [ms / 4 for ms in totals]
+    (pytorch,) = axes.lines
+    assert list(pytorch.get_xdata()) == [610.0, 610.0]
