@@ -85,6 +85,7 @@ class Llama(nnx.Module):
         plan: GemmPlan = DENSE,
         variables: FfnVariables | None = None,
         key: Array | None = None,
+        weights: FfnWeights | None = None,
         implementation: str | None = None,
     ) -> tuple[Array, dict[str, Array]]:
         """Hidden states after the final norm.
@@ -94,6 +95,7 @@ class Llama(nnx.Module):
           plan: how the products of every FFN are computed.
           variables: of all layers, stacked on a leading axis L; None for a dense plan.
           key: random key; needed if `plan.random`.
+          weights: `prepare_weights` of this model in full precision; made here by default.
           implementation: of the sparse operations.
 
         Returns:
@@ -105,7 +107,7 @@ class Llama(nnx.Module):
         keys = None if key is None else jax.random.split(key, self.config.layers)
         # One order for all layers: to draw one takes longer than a layer's routing.
         order = jax.random.permutation(key, tokens.size) if key is not None and plan.ordered else None
-        weights = self._prepare_weights(variables, plan, implementation)
+        weights = weights or self.prepare_weights(variables, plan, implementation)
 
         def layer(x, inputs):
             params, variables, key, number = inputs
@@ -113,13 +115,12 @@ class Llama(nnx.Module):
             return nnx.merge(graphdef, params)(x, ffn_inputs, plan=plan, implementation=implementation)
 
         inputs = layers, variables, keys, jnp.arange(self.config.layers)
-        layer = remat(layer, self.config.remat)
-        x, stats = lax.scan(layer, self.embed(tokens), inputs, unroll=self.config.unroll_layers)
+        unrolled = self.config.unroll_layers
+        layer = remat(layer, self.config.remat, unrolled=unrolled)
+        x, stats = lax.scan(layer, self.embed(tokens), inputs, unroll=unrolled)
         return self._final_norm(x), stats
 
-    def _prepare_weights(
-        self, variables: FfnVariables, plan: GemmPlan, implementation: str | None
-    ) -> FfnWeights | None:
+    def prepare_weights(self, variables: FfnVariables, plan: GemmPlan, implementation: str | None) -> FfnWeights | None:
         """The FFN weights of all layers, in the forms that a sparse plan reads; None if it reads them as they are."""
         if plan.weights == "full" or self.config.activation == "swiglu":  # which refuses sparse plans itself
             return None
@@ -177,6 +178,7 @@ def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
     return nnx.merge(graphdef, params)
 
 
+@jax.named_call
 def rms_norm(x: Array, scale: Array, epsilon: float) -> Array:
     """x / rms(x) * scale along the last axis (1910.07467), computed in float32, in the dtype of x."""
     x32 = x.astype(jnp.float32)

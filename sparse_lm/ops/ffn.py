@@ -47,6 +47,7 @@ Hidden = Array | Sparse24 | SparseVenom
 """A hidden-layer tensor (Y or dH): [T, F] dense, 2:4 along F, or Venom along F."""
 
 
+@jax.named_call
 def feed_forward(
     x: Array,
     w1: Array,
@@ -169,6 +170,7 @@ def _resolve(weights, layer, w1, w2, variables, plan, dtype, implementation) -> 
 # The six products.
 
 
+@jax.named_call
 def up(x: Array, columns: Array | None, run: _Run) -> Array:
     """H = X W1^T: [T, F]; or [T, 4F/m], the listed columns of each block, if `columns` is given."""
     forms = run.weights.up
@@ -179,6 +181,7 @@ def up(x: Array, columns: Array | None, run: _Run) -> Array:
     return _listed_rows(forms.along_model, x, columns, run.plan.v, run.plan.run(run.neurons), run)
 
 
+@jax.named_call
 def down(y: Hidden, run: _Run) -> Array:
     """O = Y W2: [T, D]."""
     forms = run.weights.down
@@ -187,6 +190,7 @@ def down(y: Hidden, run: _Run) -> Array:
     return _hidden_matmul(y, forms.dense, run)
 
 
+@jax.named_call
 def grad_hidden(do: Array, y: Hidden, run: _Run) -> Array:
     """dY = dO W2^T: [T, F], or condensed like Y, whose dropped neurons need none."""
     forms = run.weights.down
@@ -197,6 +201,7 @@ def grad_hidden(do: Array, y: Hidden, run: _Run) -> Array:
     return _all_rows(forms.along_model, do, run.neurons, run)
 
 
+@jax.named_call
 def grad_input(dh: Hidden, run: _Run) -> Array:
     """dX = dH W1: [T, D]."""
     forms = run.weights.up
@@ -205,6 +210,7 @@ def grad_input(dh: Hidden, run: _Run) -> Array:
     return _hidden_matmul(dh, forms.dense, run)
 
 
+@jax.named_call
 def grad_up(gradients: HiddenGradients, x: Array, busy, key, run: _Run, dtype: DTypeLike) -> Array:
     """dW1 = dH^T X: [F, D]; the neurons `busy` are computed densely."""
     dh, dh_t = gradients.dh, gradients.dh_t
@@ -215,6 +221,7 @@ def grad_up(gradients: HiddenGradients, x: Array, busy, key, run: _Run, dtype: D
     return _weight_gradient(dh_t, dh, x, busy, run, dtype)
 
 
+@jax.named_call
 def grad_down(gradients: HiddenGradients, y: Hidden, do: Array, busy, key, run: _Run, dtype: DTypeLike) -> Array:
     """dW2 = Y^T dO: [F, D]; the neurons `busy` are computed densely."""
     if run.plan.grad_down is None:
@@ -230,6 +237,7 @@ def grad_down(gradients: HiddenGradients, y: Hidden, do: Array, busy, key, run: 
 # Between the products.
 
 
+@jax.named_call
 def arrange_rows(
     x: Array, variables: FfnVariables, order: Array | None, plan: GemmPlan
 ) -> tuple[routing.Rows | None, Array | None]:
@@ -246,6 +254,7 @@ def arrange_rows(
     return routing.sort_rows(clusters, plan.clusters, order), load
 
 
+@jax.named_call
 def activate(h: Array, columns: Array | None, run: _Run) -> tuple[Hidden, HiddenStats, Array]:
     """The part of Y = relu(H)^2 that the down product reads, what its selection saw, and all of Y.
 
@@ -266,6 +275,7 @@ def activate(h: Array, columns: Array | None, run: _Run) -> tuple[Hidden, Hidden
     return y, seen, y_all
 
 
+@jax.named_call
 def hidden_gradients(dy: Array, y: Hidden, run: _Run) -> HiddenGradients:
     """dH where Y is stored, and the transposes that the weight gradients read.
 
@@ -281,6 +291,7 @@ def hidden_gradients(dy: Array, y: Hidden, run: _Run) -> HiddenGradients:
     return HiddenGradients(dy * 2 * jnp.sqrt(y), None, None)
 
 
+@jax.named_call
 def busiest_features(y: Hidden, share: float) -> Array | None:
     """int32[n]: the `share` of neurons with the most non-zeros, n rounded up to 128; None for no neurons."""
     neurons = y.shape[1]
@@ -354,10 +365,12 @@ def _dense(hidden: Hidden) -> Array:
     return hidden if isinstance(hidden, Array) else hidden.to_dense()
 
 
+@jax.named_call
 def _permute(x: Array, rows: routing.Rows | None) -> Array:
     return x if rows is None else routing.permute(x, rows)
 
 
+@jax.named_call
 def _unpermute(x: Array, rows: routing.Rows | None) -> Array:
     return x if rows is None else routing.unpermute(x, rows)
 

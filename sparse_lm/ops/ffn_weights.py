@@ -91,6 +91,7 @@ _ALONG_NEURONS = {"W1": "grad_input", "W2": "down"}
 """The two products that read a weight, by the dimension that they contract."""
 
 
+@jax.named_call
 def prepare_weights(
     up: Array,
     down: Array,

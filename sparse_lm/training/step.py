@@ -19,7 +19,7 @@ from jax import Array
 from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops.ffn_weights import FfnVariables, init_variables, weight_mask
+from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables, weight_mask
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training.mask_decay import masked_decay
 from sparse_lm.training.optimizer import make_optimizer
@@ -117,25 +117,27 @@ def _train_step(
     plan: GemmPlan,
 ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan)
-    (loss, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, state.variables, windows, key)
-    grad_norm = optax.tree.norm(grads)
-    updates, opt_state = optimizer.update(
-        grads, state.opt_state, state.params, variables=state.variables, mask_decay=state.mask_decay
-    )
-    params = optax.apply_updates(state.params, updates)
-
-    # A bad step leaves no trace but a count: the weights and moments of before are kept.
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-
-    def unless_bad(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    logged = state.step % config.log_every == 0
+    if sparse_plan.weights == "soft_threshold":
+        masks = _when(logged, lambda: _packed_masks(state, sparse_plan))
+        # Before the update, which then overwrites the weights in place: read later, they would be copied.
+        params, masks = jax.lax.optimization_barrier((state.params, masks))
+        state = dataclasses.replace(state, params=params)
+    # Sparse forms are chosen from the master weights. The layers read a copy in the computation's dtype, made
+    # once a step, and so the gradients of their matrices come in that dtype.
+    weights = llama.merge(graphdef, state.params).prepare_weights(
+        state.variables, plan, config.sparsity.implementation or None
+    )  # fmt: skip
+    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights)
+    compute_params = in_compute_dtype(state.params, config.model.dtype)
+    (loss, stats), grads = jax.value_and_grad(loss, has_aux=True)(compute_params, state.variables, windows, key)
+    finite, params, opt_state, grad_norm = _update(state, loss, grads, optimizer)
 
     new_state = dataclasses.replace(
         state,
         step=state.step + 1,
-        params=unless_bad(params, state.params),
-        opt_state=unless_bad(opt_state, state.opt_state),
+        params=params,
+        opt_state=opt_state,
         skipped=state.skipped + ~finite,
         skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
     )
@@ -147,8 +149,41 @@ def _train_step(
         skipped_in_a_row=new_state.skipped_in_a_row,
     )
     if sparse_plan.weights == "soft_threshold":
-        metrics |= _weight_metrics(state, new_state, sparse_plan, config.log_every)
+        metrics |= _when(logged, lambda: _weight_metrics(masks, new_state, sparse_plan), otherwise=jnp.nan)
     return new_state, metrics
+
+
+@functools.partial(jax.named_call, name="optimizer")
+def _update(
+    state: TrainState, loss: Array, grads: Params, optimizer: optax.GradientTransformation
+) -> tuple[Array, Params, optax.OptState, Array]:
+    """Whether the step is good, parameters and optimizer state after it, and the gradients' norm.
+
+    A bad step leaves no trace but a count: the weights and moments of before are kept.
+    """
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # as they are read, with no pass of their own
+    grad_norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    updates, opt_state = optimizer.update(
+        grads, state.opt_state, state.params, variables=state.variables, mask_decay=state.mask_decay
+    )
+    params = optax.apply_updates(state.params, updates)
+
+    def unless_bad(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+    return finite, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
+
+
+@jax.named_call
+def in_compute_dtype(params: Params, dtype: str) -> Params:
+    """The layers' matrices in `dtype`. Norm scales and the two tables stay as they are: the embedding's
+    gradient is scattered in float32, the unembedding's is summed over chunks in float32."""
+
+    def cast(path: Any, leaf: Array) -> Array:
+        return leaf if path[-1].key.endswith("norm") else leaf.astype(dtype)
+
+    return dict(params, layers=jax.tree_util.tree_map_with_path(cast, params["layers"]))
 
 
 def forward_loss(
@@ -160,34 +195,50 @@ def forward_loss(
     config: Config,
     graphdef: Any,
     plan: GemmPlan,
+    weights: FfnWeights | None = None,
 ) -> tuple[Array, Metrics]:
     """Mean next-token cross entropy of windows int32[B, S + 1], in nats, and statistics by layer."""
     model = llama.merge(graphdef, params)
     implementation = config.sparsity.implementation or None
     inputs, targets = windows[:, :-1], windows[:, 1:]
-    hidden, stats = model(inputs, plan=plan, variables=variables, key=key, implementation=implementation)
+    hidden, stats = model(
+        inputs, plan=plan, variables=variables, key=key, weights=weights, implementation=implementation
+    )  # fmt: skip
     hidden = hidden.reshape(-1, hidden.shape[-1])
     loss = chunked_cross_entropy(hidden, model.unembedding(), targets.reshape(-1), config.model.loss_chunk)
     return loss, stats
 
 
-def _weight_metrics(old: TrainState, new: TrainState, plan: GemmPlan, log_every: int) -> Metrics:
-    """By layer, on logged steps only (a pass over the weights): how many 2:4 decisions the step
-    flipped, as a share of all weights, and the share of their energy that 2:4 keeps."""
-    names = [(name, matrix) for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)]
+@functools.partial(jax.named_call, name="weight_metrics")
+def _weight_metrics(masks: dict[str, Array], new: TrainState, plan: GemmPlan) -> Metrics:
+    """By layer: how many 2:4 decisions the step flipped, as a share of all weights, and the share of
+    their energy that 2:4 keeps. `masks`: those of before the step."""
+    flips, kept = [], []
+    for name, packed in _packed_masks(new, plan).items():
+        weights = new.params["layers"]["ffn"][name]
+        mask = jnp.unpackbits(packed, axis=-1, count=weights.shape[-1])
+        energy = jnp.square(weights)
+        flips.append(
+            jnp.sum(jax.lax.population_count(packed ^ masks[name]), axis=(1, 2), dtype=jnp.int32) / energy[0].size
+        )
+        kept.append(jnp.sum(energy * mask, axis=(1, 2)) / jnp.sum(energy, axis=(1, 2)))
+    return {"flip_rate": sum(flips) / len(flips), "kept_weight_energy": sum(kept) / len(kept)}
 
-    def masks(state: TrainState, name: str, matrix: str) -> Array:
-        weights = state.params["layers"]["ffn"][matrix]
-        return jax.vmap(lambda w, v: weight_mask(name, w, v, plan))(weights, state.variables)
 
-    def measure() -> Metrics:
-        flips, kept = [], []
-        for name, matrix in names:
-            mask = masks(new, name, matrix)
-            energy = jnp.square(new.params["layers"]["ffn"][matrix])
-            flips.append(jnp.mean(mask ^ masks(old, name, matrix), axis=(1, 2)))
-            kept.append(jnp.sum(energy * mask, axis=(1, 2)) / jnp.sum(energy, axis=(1, 2)))
-        return {"flip_rate": sum(flips) / len(names), "kept_weight_energy": sum(kept) / len(names)}
+@functools.partial(jax.named_call, name="weight_metrics")
+def _packed_masks(state: TrainState, plan: GemmPlan) -> dict[str, Array]:
+    """Of the matrices that some product reads 2:4: which entries are kept, a bit each, uint8[L, F, D / 8]."""
+    ffn = state.params["layers"]["ffn"]
 
-    skipped = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(measure))
-    return jax.lax.cond(old.step % log_every == 0, measure, lambda: skipped)
+    def pack(name: str, w: Array) -> Array:
+        return jax.vmap(lambda w, v: jnp.packbits(weight_mask(name, w, v, plan), axis=-1))(w, state.variables)
+
+    return {
+        matrix: pack(name, ffn[matrix]) for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)
+    }
+
+
+def _when(condition: Array, compute: Callable[[], dict[str, Array]], otherwise: float = 0) -> dict[str, Array]:
+    """What `compute` returns, where the condition holds; else arrays of its shapes."""
+    skipped = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), jax.eval_shape(compute))
+    return jax.lax.cond(condition, compute, lambda: skipped)
