@@ -26,7 +26,7 @@ def whole_steps(results: Results) -> Figure:
     parts = list(dict.fromkeys(part for milliseconds in by_part.values() for part in milliseconds))
     starts = dict.fromkeys(names, 0.0)
     for i, part in enumerate(parts):
-        widths = [by_part[name].get(part, 0.0) for name in names]
+        widths = [by_part[name].get(part, {"total": 0.0})["total"] for name in names]
         axes.barh(names, widths, 0.5, list(starts.values()), color=f"C{i % 8}", alpha=1 - 0.3 * (i // 8), label=part)
         starts = {name: starts[name] + width for name, width in zip(names, widths, strict=True)}
     for i, ms in enumerate(times):

@@ -27,7 +27,11 @@ def results(tmp_path):
         "venom_sets": dict(recipe="venom", selection="cluster_sets", m=16, clusters=64, neuron_run=128),
     }
     recipes = {
-        name: dict(step_ms=ms, sparsity=choices[name], ms_by_part={"FFN products": ms / 2, "norms": ms / 4})
+        name: dict(
+            step_ms=ms,
+            sparsity=choices[name],
+            ms_by_part={"FFN products": {"total": ms / 2, "a_kernel": ms / 3}, "norms": {"total": ms / 4}},
+        )
         for name, ms in STEPS.items()
     }
     model = dict(dim=2048, ffn_dim=8192, layers=25, vocab_size=128256)
