@@ -89,7 +89,7 @@ def test_files_come_sorted_whatever_the_patterns(tmp_path):
         ("a.jsonl", b'{"text": 7}', "no text in field 'text'"),
         ("a.jsonl", b"[1]", "no text in field 'text'"),
         ("a.txt.gz", b"plain", "cannot read .*a.txt.gz"),
-        ("a.txt.gz", gzip.compress(b"cut off" * 100)[:-9], "cannot read .*a.txt.gz"),
+        ("a.txt.gz", gzip.compress(b"cut off" * 100, mtime=0)[:-9], "cannot read .*a.txt.gz"),
         ("a.txt.zst", b"plain", "cannot read .*a.txt.zst"),
     ],
 )
