@@ -35,9 +35,9 @@ from sparse_lm.training.step import Trainer, TrainState, make_trainer
 
 RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     "dense": dict(recipe="dense"),
-    "venom_slices": dict(recipe="venom", selection="slices", v=256, m=16, clusters=4),
+    "venom_slices": dict(recipe="venom", selection="slices", v=256, m=16, clusters=4, neuron_run=1),
     "venom_sets": dict(recipe="venom", selection="cluster_sets", v=256, m=16, clusters=16, neuron_run=256),
-    "venom_magnitude": dict(recipe="venom", selection="magnitude", m=16, clusters=16),
+    "venom_magnitude": dict(recipe="venom", selection="magnitude", m=16, clusters=16, neuron_run=1),
     "act24": dict(recipe="act24"),
     "sste": dict(recipe="sste"),
     "fst": dict(recipe="fst"),

@@ -37,6 +37,26 @@ def store_vectors(x: ir.Value, start: ir.Value, values: Sequence[ir.Value]) -> N
         llvm.store(vector(values[first : first + lanes]), pointer, alignment=_BYTES)
 
 
+def load_words(x: ir.Value, start: ir.Value, count: int) -> list[ir.Value]:
+    """As many neighbouring words of a matrix of 16-bit elements, from element `start`, in loads of 16 bytes."""
+    words = []
+    for pointer in _vector_pointers(x, start, count):
+        words += elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=_BYTES))
+    return words
+
+
+def store_words(x: ir.Value, start: ir.Value, words: Sequence[ir.Value]) -> None:
+    """Neighbouring words of a matrix of 16-bit elements, in stores of 16 bytes."""
+    for number, pointer in enumerate(_vector_pointers(x, start, len(words))):
+        llvm.store(vector(words[4 * number : 4 * number + 4]), pointer, alignment=_BYTES)
+
+
+def _vector_pointers(x: ir.Value, start: ir.Value, words: int) -> list[ir.Value]:
+    element = ir.MemRefType(x.type).element_type
+    firsts = (arith.addi(start, i64(2 * word)) for word in range(0, words, 4))
+    return [mgpu_utils.getelementptr(global_pointer(x), [first], element) for first in firsts]
+
+
 def vector_lanes(element: ir.Type) -> int:
     """Elements of 16 bytes."""
     return _BYTES // mgpu_utils.bytewidth(element)

@@ -19,9 +19,10 @@ from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.typing import DTypeLike
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, llvm
+from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
+from sparse_lm.ops.hopper import packed_24
 from sparse_lm.ops.hopper.emit import (
     COMPILER_PARAMS,
     SCALAR,
@@ -29,22 +30,20 @@ from sparse_lm.ops.hopper.emit import (
     i32,
     i32_type,
     i64_type,
-    load_vectors,
+    load_words,
     mul64,
-    narrow,
     sum_of,
     vector,
     vector_lanes,
-    widen,
 )
 from sparse_lm.ops.hopper.gather import global_pointer
-from sparse_lm.ops.hopper.squared_relu_24 import STATS, check_dtype, count_nonzeros, energy, squared_relu, store_stats
+from sparse_lm.ops.hopper.squared_relu_24 import STATS, Seen, check_dtype, count_nonzeros, squared_relu, store_stats
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups
-from sparse_lm.ops.hopper.two_of_four import magnitude_rank, two_of_four
+from sparse_lm.ops.hopper.two_of_four import magnitude_rank
 
 _GROUPS = TILE // 4  # of a tile
 _KEPT = 4  # of a group
-_ROWS_AT_ONCE = 8  # that a warp has under way
+_ROWS_AT_ONCE = 4  # that a warp has under way
 _PAD = 8  # elements at the end of a row in shared memory: rows start on different banks, 16 bytes stay aligned
 _LARGEST_TILE = 200 * 2**10  # bytes
 
@@ -88,6 +87,7 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
     def sparsify_tile(_, x_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
         block, tile_number = (number.registers.item() for number in at)
+        element = ir.MemRefType(x_gmem.type).element_type
         seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
         gpu.barrier()
         _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
@@ -95,13 +95,15 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         thread = Thread.current()
         row_tile = arith.divui(mgpu_utils.thread_idx(), i32(THREADS))
         tile = Tile(thread, arith.addi(arith.muli(block, i32(warpgroups)), row_tile), tile_number)
-        runs = _gather(tile_smem, kept, row_tile, thread, stride)
-        pairs = [[two_of_four(four) for four in groups(widen(run))] for run in runs]
-        tile.store_pairs(values_gmem, pairs)
+        pairs = [
+            [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in groups(run)]
+            for run in _gather(tile_smem, kept, row_tile, thread, stride)
+        ]
+        tile.store_packed(values_gmem, [[pair.values for pair in row] for row in pairs])
         tile.store_word(metadata_gmem, pairs)
-        survivors = [value for row in pairs for pair in row for value in (pair.low, pair.high)]
+        seen = seen.add([], [pair.values for row in pairs for pair in row], element)
         block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
-        store_stats(stats_gmem, block_number, HiddenStats(*seen, energy(widen(survivors))))
+        store_stats(stats_gmem, block_number, seen.stats())
 
     def kernel(*refs):
         sparsify_tile(*refs, lax.axis_index("block"), lax.axis_index("tile"))
@@ -129,10 +131,8 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
     return SparseVenom(values, metadata, columns, shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 
-def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> tuple[ir.Value, ir.Value]:
+def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> Seen:
     """The tile to shared memory, squared relu taken if `activate`, and each warp's sums of squares by column.
-
-    Returns how many non-zeros the thread saw, and the sum of their squares.
 
     A lane keeps to its 8 columns; where a row has fewer than 32 lanes' worth of them, a warp takes
     several rows at a time, and of more, the row in parts.
@@ -144,31 +144,39 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
     chunks = tile_columns // lanes  # of a row
     across = min(chunks, 32)
     rows_of_warp = 32 // across
-    parts = chunks // across
     own_row = arith.addi(arith.muli(warp, i32(rows_of_warp)), arith.divui(lane, i32(across)))
     shared = mgpu_utils.memref_ptr(tile_smem)
     rows_per_pass = warps * rows_of_warp
-    nonzeros, total = f32(0.0), f32(0.0)
-    for part in range(parts):
+    at_once = min(_ROWS_AT_ONCE, v // rows_per_pass)
+    seen = Seen.nothing()
+    for part in range(chunks // across):
         column = arith.addi(arith.muli(arith.remui(lane, i32(across)), i32(lanes)), i32(part * across * lanes))
         first = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
-        squares = [f32(0.0)] * lanes
-        passes = list(range(0, v, rows_per_pass))
-        for start in range(0, len(passes), _ROWS_AT_ONCE):
-            rows = [arith.addi(own_row, i32(first_row)) for first_row in passes[start : start + _ROWS_AT_ONCE]]
+
+        # A loop, not its steps in a row: the registers that those fill would leave room for one block at a time.
+        @mgpu_utils.fori(i32(v // (rows_per_pass * at_once)), (*seen, *[f32(0.0)] * lanes))
+        def loop(step, carried, column=column, first=first):
+            nonzeros, energy, kept_energy, *squares = carried
+            step_row = arith.addi(own_row, arith.muli(step, i32(rows_per_pass * at_once)))
+            rows = [arith.addi(step_row, i32(rows_per_pass * number)) for number in range(at_once)]
             loaded = []
             for row in rows:
                 matrix_row = arith.addi(arith.muli(block, i32(v)), row)
                 offset = arith.addi(mul64(matrix_row, ref.shape[1]), arith.extui(i64_type(), first))
-                loaded.append(load_vectors(x, offset, lanes))
-            for row, values in zip(rows, loaded, strict=True):
-                numbers = squared_relu(values) if activate else widen(values)
-                nonzeros = arith.addf(nonzeros, count_nonzeros(numbers))
-                squares = [arith.addf(s, arith.mulf(n, n)) for s, n in zip(squares, numbers, strict=True)]
+                loaded.append(load_words(x, offset, lanes // 2))
+            for row, words in zip(rows, loaded, strict=True):
+                if activate:
+                    words = [squared_relu(word, ref.element_type) for word in words]
+                    nonzeros = arith.addi(nonzeros, count_nonzeros(words))
+                numbers = [number for word in words for number in packed_24.unpack(word, ref.element_type)]
+                squares = [math.fma(number, number, sum_) for number, sum_ in zip(numbers, squares, strict=True)]
                 index = arith.addi(arith.muli(row, i32(tile_columns + _PAD)), column)
                 pointer = mgpu_utils.getelementptr(shared, [index], ref.element_type)
-                llvm.store(vector(narrow(numbers, ref.element_type)), pointer, alignment=16)
-        total = arith.addf(total, sum_of(squares))
+                llvm.store(vector(words), pointer, alignment=16)
+            return (nonzeros, energy, kept_energy, *squares)
+
+        nonzeros, energy, kept_energy, *squares = loop.results
+        seen = Seen(nonzeros, arith.addf(energy, sum_of(squares)), kept_energy)
         # Lanes that share columns add up; all of them write the sum.
         distance = across
         while distance < 32:
@@ -177,7 +185,7 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
         norm_index = arith.addi(arith.muli(warp, i32(tile_columns)), column)
         pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(norms), [norm_index], ir.F32Type.get())
         llvm.store(vector(squares), pointer, alignment=16)
-    return nonzeros, total
+    return seen
 
 
 def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
@@ -237,7 +245,7 @@ def _store_if(condition: ir.Value, value: ir.Value, space: str, pointer: ir.Valu
 
 
 def _gather(tile_smem, kept, row_tile, thread: Thread, stride: int) -> list[list[ir.Value]]:
-    """The thread's 16 condensed columns of its two rows."""
+    """The thread's 16 condensed columns of its two rows, each in the low half of a word."""
     element = ir.MemRefType(tile_smem.type).element_type
     places = []
     for i in range(RUN):
@@ -252,5 +260,6 @@ def _gather(tile_smem, kept, row_tile, thread: Thread, stride: int) -> list[list
             mgpu_utils.getelementptr(mgpu_utils.memref_ptr(tile_smem), [arith.addi(start, place)], element)
             for place in places
         )
-        runs.append([llvm.load(element, pointer) for pointer in pointers])
+        i16 = ir.IntegerType.get_signless(16)
+        runs.append([arith.extui(i32_type(), llvm.load(i16, pointer)) for pointer in pointers])
     return runs

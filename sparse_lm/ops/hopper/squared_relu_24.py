@@ -6,31 +6,23 @@ What selection saw is summed in float32, by warp, then by XLA: in the same order
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
-from sparse_lm.ops.hopper.emit import (
-    COMPILER_PARAMS,
-    SCALAR,
-    f32,
-    i32,
-    i64,
-    mul64,
-    narrow,
-    sum_of,
-    warp_sum,
-    widen,
-)
+from sparse_lm.ops.hopper import packed_24
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i64, mul64, warp_sum
 from sparse_lm.ops.hopper.gather import global_pointer
-from sparse_lm.ops.hopper.thread_tile import THREADS, Thread, Tile, groups
-from sparse_lm.ops.hopper.two_of_four import two_of_four
+from sparse_lm.ops.hopper.thread_tile import THREADS, Thread, Tile
 
 WARPS = THREADS // 32
 STATS = len(HiddenStats._fields)
@@ -55,14 +47,17 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, SCALAR, SCALAR))
     def sparsify_tile(_, h_gmem, values_gmem, metadata_gmem, stats_gmem, row, column):
         tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
-        rows = [squared_relu(run) for run in tile.load(h_gmem)]
-        pairs = [[two_of_four(four) for four in groups(row)] for row in rows]
-        tile.store_pairs(values_gmem, pairs)
+        element = ir.MemRefType(h_gmem.type).element_type
+        seen = Seen.nothing()
+        pairs = []
+        for words in tile.load_words(h_gmem):
+            y = [squared_relu(word, element) for word in words]
+            pairs.append([packed_24.two_of_four(four, signed=False) for four in packed_24.groups(y)])
+            seen = seen.add(y, [pair.values for pair in pairs[-1]], element)
+        tile.store_packed(values_gmem, [[pair.values for pair in row] for row in pairs])
         tile.store_word(metadata_gmem, pairs)
-        kept = [value for row in pairs for pair in row for value in (pair.low, pair.high)]
         tile_number = arith.addi(arith.muli(tile.row, i32(column_tiles)), tile.column)
-        y = [value for row in rows for value in row]
-        store_stats(stats_gmem, tile_number, HiddenStats(count_nonzeros(y), energy(y), energy(kept)))
+        store_stats(stats_gmem, tile_number, seen.stats())
 
     def kernel(h_gmem, values_gmem, metadata_gmem, stats_gmem):
         tile = lax.axis_index("row"), lax.axis_index("column")
@@ -84,20 +79,55 @@ def check_dtype(dtype: jnp.dtype) -> None:
         raise NotImplementedError(f"takes bfloat16 or float16, not {dtype}")
 
 
-def squared_relu(run: list[ir.Value]) -> list[ir.Value]:
-    """relu(h)^2 of 16-bit floats, rounded to their dtype, as float32. NaN stays NaN."""
-    relus = [arith.maximumf(h, f32(0.0)) for h in widen(run)]
-    return widen(narrow([arith.mulf(h, h) for h in relus], run[0].type))
+def squared_relu(word: ir.Value, element: ir.Type) -> ir.Value:
+    """relu(h)^2 of two 16-bit floats, rounded to their dtype. NaN stays NaN.
+
+    float32 holds the product of two 16-bit floats exactly, so that the one taken here, rounded once, is the same.
+    """
+    h = packed_24.as_pair(word, element)
+    zero = arith.constant(h.type, ir.DenseElementsAttr.get_splat(h.type, ir.FloatAttr.get(element, 0.0)))
+    relu = arith.maximumf(h, zero)
+    return packed_24.as_word(arith.mulf(relu, relu))
 
 
-def count_nonzeros(values: list[ir.Value]) -> ir.Value:
-    return sum_of(
-        [arith.select(arith.cmpf(arith.CmpFPredicate.UNE, x, f32(0.0)), f32(1.0), f32(0.0)) for x in values]
-    )  # fmt: skip
+class Seen(NamedTuple):
+    """A thread's part of `HiddenStats`."""
+
+    nonzeros: ir.Value  # an integer
+    energy: ir.Value
+    kept_energy: ir.Value
+
+    @classmethod
+    def nothing(cls) -> Seen:
+        return cls(i32(0), f32(0.0), f32(0.0))
+
+    def add(self, y: Sequence[ir.Value], kept: Sequence[ir.Value], element: ir.Type) -> Seen:
+        """Words of Y, and of what is kept of it."""
+        nonzeros, energy, kept_energy = self
+        nonzeros = arith.addi(nonzeros, count_nonzeros(y))
+        for word in y:
+            energy = _add_squares(energy, packed_24.unpack(word, element))
+        for word in kept:
+            kept_energy = _add_squares(kept_energy, packed_24.unpack(word, element))
+        return Seen(nonzeros, energy, kept_energy)
+
+    def stats(self) -> HiddenStats:
+        return HiddenStats(arith.uitofp(ir.F32Type.get(), self.nonzeros), self.energy, self.kept_energy)
 
 
-def energy(values: list[ir.Value]) -> ir.Value:
-    return sum_of([arith.mulf(x, x) for x in values])
+def count_nonzeros(words: Sequence[ir.Value]) -> ir.Value:
+    """How many halves of up to 16 words, none of them negative, are not +0."""
+    bits = i32(0)
+    for number, word in enumerate(words):
+        carries = arith.andi(arith.addi(word, i32(0x7FFF7FFF)), i32(-0x7FFF8000))  # 0x80008000
+        bits = arith.ori(bits, arith.shrui(carries, i32(number)))
+    return math.ctpop(bits)
+
+
+def _add_squares(total: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
+    for value in values:
+        total = math.fma(value, value, total)
+    return total
 
 
 def store_stats(stats: ir.Value, block: ir.Value, sums: HiddenStats) -> None:

@@ -22,24 +22,12 @@ from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.hopper.emit import (
-    COMPILER_PARAMS,
-    SCALAR,
-    elements,
-    f32,
-    i32,
-    i32_type,
-    i64,
-    i64_type,
-    mul64,
-    narrow,
-    vector,
-    widen,
-)
+from sparse_lm.ops.hopper import packed_24
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, i64, i64_type, mul64
 from sparse_lm.ops.hopper.gather import global_pointer
+from sparse_lm.ops.hopper.packed_24 import PackedPair
 from sparse_lm.ops.hopper.squared_relu_24 import check_dtype
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups, nibbles
-from sparse_lm.ops.hopper.two_of_four import Pair, take_two, two_of_four
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, nibbles
 
 # A word of row r and column c lies at r * _STRIDE + 8 (r // 32) + c + 8 (c // 32): neither the rows nor the
 # columns that the lanes of a warp hold share a bank.
@@ -47,6 +35,7 @@ _SKEW = 8
 _STRIDE = 97
 _WORDS = TILE * _STRIDE + _SKEW
 _NOT_KEPT = -1
+_DH, _Y = 0, 1  # halves of a word
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
@@ -107,16 +96,14 @@ def _call(dy: Array, values: Array, metadata: Array, columns: Array | None, *, t
             _invert(ref, arith.divui(row, i32(block_tiles)), column, places, thread, tile_neurons)
         _store_stored(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
-        dh_pairs, y_pairs = zip(
-            *(_select_along_tokens(words, thread, half, dy.dtype) for half in HALVES), strict=True
-        )  # fmt: skip
+        dh_pairs, y_pairs = zip(*(_select_along_tokens(words, thread, half) for half in HALVES), strict=True)
         outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
         for ref in columns_gmem:
             _scatter_rows(outs, ref, arith.divui(row, i32(block_tiles)), places, tile, tile_neurons)
         if not columns_gmem:
             transpose = Tile(thread, column, row)
             for pairs, out, out_words in outs:
-                transpose.store_pairs(out, pairs)
+                transpose.store_packed(out, [[pair.values for pair in half] for half in pairs])
                 transpose.store_word(out_words, pairs)
 
     def kernel(*refs):
@@ -136,42 +123,51 @@ def _call(dy: Array, values: Array, metadata: Array, columns: Array | None, *, t
 def _store_stored(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
     """dH of a thread's two rows to global memory; dH and Y, zeros where nothing is stored, to shared memory."""
     element = ir.MemRefType(dy.type).element_type
-    zero = arith.constant(element, 0.0)
     dh_rows = []
-    loaded = zip(tile.load(dy), tile.load_pairs(values), nibbles(tile.load_word(metadata)), strict=True)
-    for half, (dy_run, y_kept, row_nibbles) in enumerate(loaded):
-        pairs = []
-        for group, (members, nibble) in enumerate(zip(groups(dy_run), row_nibbles, strict=True)):
-            picked = take_two(members, nibble)
-            y_low, y_high = y_kept[2 * group : 2 * group + 2]
-            slopes = [arith.mulf(f32(2.0), math.sqrt(y)) for y in widen([y_low, y_high])]
-            products = [arith.mulf(d, s) for d, s in zip(widen([picked.low, picked.high]), slopes, strict=True)]
-            pair = Pair(*narrow(products, element), nibble)
-            pairs.append(pair)
-            dense = zip(pair.spread(zero), Pair(y_low, y_high, nibble).spread(zero), strict=True)
-            for member, (d, y) in enumerate(dense):
-                column = arith.addi(tile.thread.column, i32(4 * group + member))
-                row = arith.addi(tile.thread.row, i32(8 * half))
-                llvm.store(_pack(d, y), _word(words, row, column))
-        dh_rows.append(pairs)
-    tile.store_pairs(dh, dh_rows)
+    loaded = zip(tile.load_words(dy), tile.load_packed(values), nibbles(tile.load_word(metadata)), strict=True)
+    for half, (dy_words, y_words, row_nibbles) in enumerate(loaded):
+        dh_rows.append([])
+        for group, (y_word, nibble) in enumerate(zip(y_words, row_nibbles, strict=True)):
+            dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
+            dh_word = _gradient(dy_word, y_word, element)
+            dh_rows[-1].append(dh_word)
+            members = [_word(words, *_place(tile.thread, half, 4 * group + member)) for member in range(4)]
+            for pointer in members:
+                llvm.store(i32(0), pointer)
+            # A group's words are neighbours.
+            positions = arith.andi(nibble, i32(3)), arith.shrui(nibble, i32(2))
+            for position, word in zip(positions, packed_24.zip_halves(dh_word, y_word), strict=True):
+                llvm.store(word, mgpu_utils.getelementptr(members[0], [position], i32_type()))
+    tile.store_packed(dh, dh_rows)
 
 
-def _select_along_tokens(
-    words: ir.Value, thread: Thread, half: int, dtype: jnp.dtype
-) -> tuple[list[Pair], list[Pair]]:  # fmt: skip
+def _gradient(dy: ir.Value, y: ir.Value, element: ir.Type) -> ir.Value:
+    """2 sqrt(y) dy of two 16-bit floats."""
+    slopes = (arith.mulf(f32(2.0), math.sqrt(value)) for value in packed_24.unpack(y, element))
+    products = (arith.mulf(d, slope) for d, slope in zip(packed_24.unpack(dy, element), slopes, strict=True))
+    return packed_24.pack(*products, element)
+
+
+def _place(thread: Thread, half: int, column: int) -> tuple[ir.Value, ir.Value]:
+    """Row and column in the tile of one of the 16 columns that a thread holds of a row."""
+    return arith.addi(thread.row, i32(8 * half)), arith.addi(thread.column, i32(column))
+
+
+def _select_along_tokens(words: ir.Value, thread: Thread, half: int) -> tuple[list[PackedPair], list[PackedPair]]:
     """The pairs of dH and of Y that one of the thread's two columns keeps of its 16 tokens."""
     column = arith.addi(thread.row, i32(8 * half))
-    loaded = (llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN))
-    runs = zip(*(_unpack(word, dtype) for word in loaded), strict=True)
-    return tuple([two_of_four(four) for four in groups(widen(run))] for run in runs)
+    loaded = [llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN)]
+    dh_pairs, y_pairs = [], []
+    for first in range(0, RUN, 4):
+        four = loaded[first : first + 4]
+        dh_pairs.append(packed_24.two_of_four([(word, _DH) for word in four], signed=True))
+        y_pairs.append(packed_24.two_of_four([(word, _Y) for word in four], signed=False))
+    return dh_pairs, y_pairs
 
 
 def _scatter_rows(outs, columns: ir.Value, block: ir.Value, places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Both columns' pairs to the rows of their neurons, and empty rows for the neurons that are not kept."""
-    element = ir.MemRefType(outs[0][1].type).element_type
-    zero = arith.constant(element, 0.0)
-    nothing = [Pair(zero, zero, i32(EMPTY_GROUP))] * (RUN // 4)
+    nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (RUN // 4)
     true = arith.constant(ir.IntegerType.get_signless(1), 1)
     for half in HALVES:
         row = arith.addi(tile.thread.row, i32(8 * half))
@@ -188,18 +184,16 @@ def _scatter_rows(outs, columns: ir.Value, block: ir.Value, places: ir.Value, ti
 
 
 def _store_row_if(
-    condition: ir.Value, values: ir.Value, metadata: ir.Value, neuron: ir.Value, tile: Tile, pairs: list[Pair]
+    condition: ir.Value, values: ir.Value, metadata: ir.Value, neuron: ir.Value, tile: Tile, pairs: list[PackedPair]
 ) -> None:
     """A thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
     ref = ir.MemRefType(values.type)
     thread = tile.thread
     tokens = arith.addi(arith.muli(tile.row, i32(TILE)), thread.column)
     start = arith.addi(mul64(neuron, ref.shape[1]), arith.extui(i64_type(), arith.shrui(tokens, i32(1))))
-    kept = narrow([value for pair in pairs for value in (pair.low, pair.high)], ref.element_type)
-    quads = llvm.bitcast(ir.VectorType.get((4,), i32_type()), vector(kept))
     flag = arith.extui(i32_type(), condition)
     pointer = mgpu_utils.getelementptr(global_pointer(values), [start], ref.element_type)
-    _emit_store("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r", flag, pointer, *elements(quads))
+    _emit_store("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r", flag, pointer, *(pair.values for pair in pairs))
 
     token_tiles = ir.MemRefType(metadata.type).shape[1]
     word_tile = arith.addi(arith.muli(arith.shrui(neuron, i32(6)), i32(token_tiles)), tile.row)
@@ -254,17 +248,3 @@ def _word(words: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
     row_offset = arith.addi(arith.muli(row, i32(_STRIDE)), arith.muli(arith.shrui(row, i32(5)), i32(_SKEW)))
     index = arith.addi(row_offset, skewed(column))
     return mgpu_utils.getelementptr(mgpu_utils.memref_ptr(words), [index], i32_type())
-
-
-def _pack(low: ir.Value, high: ir.Value) -> ir.Value:
-    """Two 16-bit floats in one word."""
-    i16 = ir.IntegerType.get_signless(16)
-    low, high = (arith.extui(i32_type(), arith.bitcast(i16, value)) for value in (low, high))
-    return arith.ori(low, arith.shli(high, i32(16)))
-
-
-def _unpack(word: ir.Value, dtype: jnp.dtype) -> tuple[ir.Value, ir.Value]:
-    element = ir.BF16Type.get() if dtype == jnp.bfloat16 else ir.F16Type.get()
-    i16 = ir.IntegerType.get_signless(16)
-    halves = word, arith.shrui(word, i32(16))
-    return tuple(arith.bitcast(element, arith.trunci(i16, half)) for half in halves)

@@ -15,8 +15,19 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.hopper.emit import i32, i64, i64_type, load_vectors, mul64, narrow, store_vectors
+from sparse_lm.ops.hopper.emit import (
+    i32,
+    i64,
+    i64_type,
+    load_vectors,
+    load_words,
+    mul64,
+    narrow,
+    store_vectors,
+    store_words,
+)
 from sparse_lm.ops.hopper.gather import global_pointer
+from sparse_lm.ops.hopper.packed_24 import PackedPair
 from sparse_lm.ops.hopper.two_of_four import Pair
 
 THREADS = 128
@@ -66,10 +77,21 @@ class Tile:
         for half, row in zip(HALVES, rows, strict=True):
             store_vectors(x, self.start(half, ref.shape[1]), narrow(row, ref.element_type))
 
-    def load_pairs(self, values: ir.Value) -> list[list[ir.Value]]:
-        """Both rows' survivors, eight each, of a compressed matrix."""
+    def load_words(self, x: ir.Value) -> list[list[ir.Value]]:
+        """Both rows' columns of a matrix of 16-bit elements, eight words each."""
+        width = ir.MemRefType(x.type).shape[1]
+        return [load_words(x, self.start(half, width), RUN // 2) for half in HALVES]
+
+    def load_packed(self, values: ir.Value) -> list[list[ir.Value]]:
+        """Both rows' survivors, four words each, of a compressed matrix of 16-bit elements."""
         width = ir.MemRefType(values.type).shape[1]
-        return [load_vectors(values, self._start_of_pairs(half, width), RUN // 2) for half in HALVES]
+        return [load_words(values, self._start_of_pairs(half, width), RUN // 4) for half in HALVES]
+
+    def store_packed(self, values: ir.Value, rows: Sequence[Sequence[ir.Value]]) -> None:
+        """Both rows' survivors, a word a group."""
+        width = ir.MemRefType(values.type).shape[1]
+        for half, words in zip(HALVES, rows, strict=True):
+            store_words(values, self._start_of_pairs(half, width), words)
 
     def store_pairs(self, values: ir.Value, rows: Sequence[Sequence[Pair]]) -> None:
         """Both rows' survivors, rounded to the dtype of the values."""
@@ -81,7 +103,7 @@ class Tile:
     def load_word(self, metadata: ir.Value) -> ir.Value:
         return llvm.load(ir.MemRefType(metadata.type).element_type, self._word(metadata))
 
-    def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair]]) -> None:
+    def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
         word = i32(0)
         for half, pairs in zip(HALVES, rows, strict=True):
             for group, pair in enumerate(pairs):

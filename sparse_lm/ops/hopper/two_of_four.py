@@ -57,21 +57,6 @@ def two_of_four(members: list[ir.Value], method: str = "magnitude") -> Pair:
     return Pair(*(_shrink(pick(members), pick(ranks), threshold) for pick in (low, high)), nibble)
 
 
-def take_two(members: list[ir.Value], nibble: ir.Value) -> Pair:
-    """The members of a group that its metadata names."""
-    first, second = arith.andi(nibble, i32(3)), arith.shrui(nibble, i32(2))
-
-    def at(position, options):
-        (last, value), *others = reversed(list(options))
-        del last
-        for number, member in others:
-            value = arith.select(arith.cmpi(arith.CmpIPredicate.eq, position, i32(number)), member, value)
-        return value
-
-    numbered = list(enumerate(members))
-    return Pair(at(first, numbered[:3]), at(second, numbered[1:]), nibble)
-
-
 def magnitude_rank(x: ir.Value) -> ir.Value:
     """`select.magnitude_rank` of one float32."""
     magnitude = arith.andi(arith.bitcast(i32_type(), x), i32(0x7FFFFFFF))

@@ -11,10 +11,10 @@ SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
 
 
-def _random(shape, dtype, seed, special=False):
+def _random(shape, dtype, seed, special=False, scale=3.0):
     """Normal numbers, or a mixture of special ones, with many ties, that fills every kind of group."""
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.choice(SPECIAL, size=shape) if special else 3 * rng.normal(size=shape), dtype)
+    return jnp.asarray(rng.choice(SPECIAL, size=shape) if special else scale * rng.normal(size=shape), dtype)
 
 
 def _bits(x):
@@ -80,13 +80,23 @@ def test_squared_relu_gradients(shape, dtype, special):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("m, v", [(8, 64), (16, 128), (16, 256)])
+@pytest.mark.parametrize("scale", [1e-12, 1e10, 1e19])
+def test_numbers_of_any_scale(scale):
+    """Of the largest, some squares are inf."""
+    h, dy = (_random((64, 128), jnp.bfloat16, seed, scale=scale) for seed in range(2))
+    y, _ = jax.jit(reference.squared_relu_24)(h)
+    _assert_equal(jax.jit(hopper.squared_relu_24)(h)[0], y)
+    _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), jax.jit(reference.squared_relu_gradients)(dy, y))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m, v", [(8, 64), (16, 128), (16, 256), (32, 128)])
 @pytest.mark.parametrize("tokens", [256, 300])
 def test_squared_relu_gradients_of_a_venom_matrix(m, v, tokens):
     y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(
-        _random((tokens, 512), jnp.bfloat16, 3)
+        _random((tokens, 1024), jnp.bfloat16, 3)
     )
-    dy = _random((tokens, 4 * 512 // m), jnp.bfloat16, 4)
+    dy = _random((tokens, 4 * 1024 // m), jnp.bfloat16, 4)
     expected = jax.jit(reference.squared_relu_gradients)(dy, y)
     for _ in range(2):
         _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), expected)
@@ -114,6 +124,21 @@ def test_venom(tokens, v, m, dtype):
         _assert_equal(y, y_expected)
         _assert_equal(jax.jit(lambda x: hopper.sparsify_venom(x, v, m, columns="norm", dtype=dtype))(x), expected)
     np.testing.assert_allclose(stats, stats_expected, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [0.0, -0.0, np.inf, np.nan])
+def test_venom_of_special_numbers(special):
+    """One in 50 of the numbers; all of them in the first block."""
+    rng = np.random.default_rng(9)
+    x = np.where(rng.random((256, 512)) < 0.02, special, rng.integers(-8, 9, (256, 512)))
+    x = jnp.asarray(np.where(np.arange(256)[:, None] < 128, special, x), jnp.bfloat16)
+    for f in ("squared_relu_venom", "sparsify_venom"):
+        options = dict(columns="norm") if f == "squared_relu_venom" else dict(columns="norm", dtype=x.dtype)
+        ours, expected = (
+            jax.jit(lambda x, b=b, f=f, o=options: vars(b)[f](x, 128, 16, **o))(x) for b in (hopper, reference)
+        )
+        _assert_equal(*(y[0] if f == "squared_relu_venom" else y for y in (ours, expected)))
 
 
 @pytest.mark.gpu

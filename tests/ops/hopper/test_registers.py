@@ -97,3 +97,22 @@ def test_sampled_rows_24(spilled_bytes, config):
     v = config.tokens
     product = lambda *args: sampled_rows_24(*args, v, config=config)  # noqa: E731
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
+
+
+def test_passes_over_24(spilled_bytes):
+    h, weights = _dense(T, KEPT), jax.ShapeDtypeStruct((2 * F, D), jnp.float32)
+    assert spilled_bytes(hopper.squared_relu_24, h) == [0]
+    assert spilled_bytes(hopper.squared_relu_gradients, h, _sparse(T, KEPT)) == [0]
+    scale = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert spilled_bytes(lambda *args: hopper.soft_threshold_24(*args, dtype=jnp.bfloat16), weights, scale) == [0]
+
+
+@pytest.mark.parametrize("v, m", [(64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16)])
+def test_passes_over_venom(spilled_bytes, v, m):
+    options = dict(v=v, m=m, columns="norm")
+    assert spilled_bytes(lambda h: hopper.squared_relu_venom(h, **options), _dense(T, F)) == [0]
+    assert spilled_bytes(lambda h: hopper.sparsify_venom(h, **options, dtype=jnp.bfloat16), _dense(T, F)) == [0]
+    condensed = _sparse(T, 4 * F // m)
+    columns = jax.ShapeDtypeStruct((T // v, 4 * F // m), jnp.int32)
+    y = SparseVenom(condensed.values, condensed.metadata, columns, (T, F), v, m)
+    assert spilled_bytes(hopper.squared_relu_gradients, _dense(T, 4 * F // m), y) == [0]
