@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from sparse_lm import logs
+from sparse_lm.checkpoint_flag import define_checkpoint_flag
 from sparse_lm.config import ConfigError
 from sparse_lm.data import DataError, heldout_batches, open_data
 from sparse_lm.model import llama
@@ -51,9 +52,8 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown argument {argv[1]!r}")
     logs.configure()
     options = flags.FLAGS
-    checkpoint = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
     try:
-        result = evaluate(options.workdir, checkpoint, sparse=options.sparse)
+        result = evaluate(options.workdir, options.checkpoint, sparse=options.sparse)
     except (ConfigError, DataError, WorkdirError) as error:
         sys.exit(str(error))
     print(to_json(result))
@@ -62,10 +62,7 @@ def main(argv: Sequence[str]) -> None:
 def _define_flags() -> None:
     """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
-    flags.DEFINE_string("checkpoint", "latest", "latest, best (least held-out loss in training) or a step.")
-    flags.register_validator(
-        "checkpoint", lambda name: name in ("latest", "best") or name.isdecimal(), "must be latest, best or a step"
-    )
+    define_checkpoint_flag()
     flags.DEFINE_bool("sparse", False, "Compute the FFNs as the run's sparse phase does, instead of densely.")
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from absl import app, flags
 
 from sparse_lm import logs
+from sparse_lm.checkpoint_flag import define_checkpoint_flag
 from sparse_lm.config import Config, ConfigError
 from sparse_lm.data import DataError
 from sparse_lm.data.tokenizer import load_tokenizer
@@ -124,12 +125,11 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown argument {argv[1]!r}")
     logs.configure()
     options = flags.FLAGS
-    checkpoint = int(options.checkpoint) if options.checkpoint.isdecimal() else options.checkpoint
     try:
         export(
             options.workdir,
             options.output,
-            checkpoint=checkpoint,
+            checkpoint=options.checkpoint,
             weight_format=options.format,
             shard_bytes=int(options.shard_gb * 1e9),
         )
@@ -141,10 +141,7 @@ def _define_flags() -> None:
     """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
-    flags.DEFINE_string("checkpoint", "latest", "latest, best (least held-out loss in training) or a step.")
-    flags.register_validator(
-        "checkpoint", lambda name: name in ("latest", "best") or name.isdecimal(), "must be latest, best or a step"
-    )
+    define_checkpoint_flag()
     flags.DEFINE_enum("format", "dense", FORMATS, "Of the weights; sparse24 adds a directory of 2:4 ones.")
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
 
