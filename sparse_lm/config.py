@@ -18,6 +18,7 @@ import ml_collections
 RECIPES = ("dense", "fst", "sste", "act24", "venom")
 SELECTIONS = ("magnitude", "cluster_sets", "slices")
 DISTANCES = ("l2", "cosine")
+CENTRES = ("neurons", "tokens")
 IMPLEMENTATIONS = ("reference", "hopper", "triton")
 COLUMN_CHOICES = ("norm", "exhaustive")
 MOMENTS = ("keep", "reset", "reset_first")
@@ -106,6 +107,8 @@ class SparsityConfig:
     clusters: int = 16  # token clusters
     neuron_run: int = 1  # cluster_sets choose this many neighbouring neurons at a time; kernels like 128
     distance: str = "cosine"
+    centres: str = "neurons"  # what k-means makes the clusters' centres of: rows of the up projection, or "tokens"
+    recluster: bool = False  # centres follow their tokens at every refresh; needs centres = "tokens"
     # act24
     dense_features: float = 0.05  # busiest share of neurons whose weight gradients stay dense
     shuffle_tokens: bool = True
@@ -269,6 +272,16 @@ def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
     m, s, tokens = c.model, c.sparsity, c.tokens_per_step
     yield one_of("sparsity.selection", s.selection, SELECTIONS)
     yield one_of("sparsity.distance", s.distance, DISTANCES)
+    yield one_of("sparsity.centres", s.centres, CENTRES)
+    follows = s.centres == "tokens" and s.selection == "cluster_sets"
+    yield (
+        "sparsity.recluster", s.recluster, follows or not s.recluster,
+        "needs sparsity.centres = 'tokens' and sparsity.selection = 'cluster_sets', whose sets are refreshed",
+    )  # fmt: skip
+    yield (
+        "sparsity.clusters", s.clusters, s.centres == "neurons" or s.clusters <= tokens,
+        f"must be at most the {tokens} tokens of a step with sparsity.centres = 'tokens'",
+    )  # fmt: skip
     yield one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
     yield "sparsity.m", s.m, s.m >= 4 and s.m % 4 == 0, "must be a multiple of 4"
     yield "sparsity.m", s.m, m.ffn_dim % s.m == 0, f"must divide model.ffn_dim = {m.ffn_dim}"

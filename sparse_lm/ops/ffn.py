@@ -80,8 +80,8 @@ def feed_forward(
       o: [T, D] in the dtype of x. Gradients of w1 and w2 come in their own dtypes.
       stats: "activation_sparsity" f32[], share of zeros in Y before selection; "kept_energy" f32[],
         share of the sum of Y^2 that selection keeps; "expert_load" f32[clusters], share of the
-        tokens in each cluster, if the plan routes; "cluster_energy" f32[clusters, F], sum of Y^2, if
-        the plan measures it. They pass no gradient. With a pattern known first, the first two speak
+        tokens in each cluster, if the plan routes; "clusters", `routing.ClusterSums`, if the plan
+        measures them. They pass no gradient. With a pattern known first, the first two speak
         of the computed neurons.
 
     Raises:
@@ -123,8 +123,8 @@ def _forward(plan, implementation, x, w1, w2, variables, key, order, weights, la
     }
     if load is not None:
         stats["expert_load"] = load
-    if plan.measure_energy:
-        stats["cluster_energy"] = cluster_energy(x, y_all, variables, plan)
+    if plan.measure_clusters:
+        stats["clusters"] = routing.cluster_sums(x, y_all, variables.centroids, plan.distance)
     y, rows = jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), (y, rows))
     return (o, stats), _Saved(x, y, rows, w1, w2, variables, key, weights, layer)
 
@@ -300,13 +300,6 @@ def busiest_features(y: Hidden, share: float) -> Array | None:
     if count == 0:
         return None
     return lax.top_k(jnp.sum(_dense(y) != 0, axis=0), count)[1]
-
-
-def cluster_energy(x: Array, y: Array, variables: FfnVariables, plan: GemmPlan) -> Array:
-    """f32[clusters, F]: sum of Y^2 over each cluster's tokens."""
-    clusters = routing.assign_tokens(x, variables.centroids, plan.distance)
-    members = jax.nn.one_hot(clusters, plan.clusters, dtype=y.dtype)
-    return jnp.matmul(members.T, jnp.square(y), preferred_element_type=jnp.float32)
 
 
 # Forms of the products, by what is sparse.

@@ -77,8 +77,8 @@ class GemmPlan:
     neuron_run: int = 1
     """"cluster_sets" choose neurons in runs of this many neighbours; 1: any four of each m."""
     distance: str = "cosine"
-    measure_energy: bool = False
-    """Return the energy of every neuron by token cluster, which "cluster_sets" are chosen from."""
+    measure_clusters: bool = False
+    """Return sums over the tokens of each cluster, from which centres and neuron sets are chosen."""
 
     def __post_init__(self):
         for product, allowed in PRODUCTS.items():
@@ -144,9 +144,9 @@ class GemmPlan:
         return dataclasses.replace(self, v=v, shuffle_tokens=False)
 
     def for_measuring(self) -> GemmPlan:
-        """Sparse weights and dense activations, and each cluster's energy by neuron among the stats."""
+        """Sparse weights and dense activations, and sums over each cluster's tokens among the stats."""
         dense = dict(down=None, grad_hidden=None, grad_input=None, grad_up=None, grad_down=None)
-        return dataclasses.replace(self, **dense, measure_energy=True)
+        return dataclasses.replace(self, **dense, measure_clusters=True)
 
     def relative_work(self) -> dict[str, float]:
         """FLOPs that each product executes on (sparse) tensor cores, as a share of the dense product's."""

@@ -8,6 +8,7 @@ sorted by a cluster that each token is given alone, at random within a cluster.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +91,38 @@ def assign_tokens(x: Array, centroids: Array, distance: str = "l2") -> Array:
     return _assign(jnp.sum(jnp.square(centroids), axis=-1) - 2 * dots if distance == "l2" else -dots)
 
 
+class ClusterSums(NamedTuple):
+    """Sums over the tokens of each of E clusters, from which centres are updated and sets are chosen.
+
+    Attributes:
+      tokens: float32 [E], how many tokens.
+      inputs: float32 [E, D], sum of x; with distance "cosine" of x at length 1.
+      energy: float32 [E, F], sum of Y^2.
+      candidates: float32 [E, D], tokens evenly spaced over the batch: centres for k-means to start from.
+    """
+
+    tokens: Array
+    inputs: Array
+    energy: Array
+    candidates: Array
+
+    def centroids(self, old: Array) -> Array:
+        """float32 [E, D], the mean token of each cluster: one update of k-means. `old` where there is none."""
+        return jnp.where(self.tokens[:, None] > 0, self.inputs / jnp.maximum(self.tokens, 1)[:, None], old)
+
+
+def cluster_sums(x: Array, y: Array, centroids: Array, distance: str) -> ClusterSums:
+    """Of tokens x [T, D] and their activations Y [T, F], by the nearest of E <= T centres."""
+    clusters = centroids.shape[0]
+    member = assign_tokens(x, centroids, distance) == jnp.arange(clusters)[:, None]
+    return ClusterSums(
+        tokens=jnp.sum(member, axis=1, dtype=jnp.float32),
+        inputs=jnp.dot(member.astype(jnp.float32), _oriented(x, distance), precision=lax.Precision.HIGHEST),
+        energy=jnp.matmul(member.astype(y.dtype), jnp.square(y), preferred_element_type=jnp.float32),
+        candidates=_oriented(x[jnp.arange(clusters) * (x.shape[0] // clusters)], distance),
+    )
+
+
 def _oriented(x: Array, distance: str) -> Array:
     """Rows whose Euclidean distances order as `distance` does."""
     x = jnp.asarray(x, jnp.float32)
@@ -146,6 +179,18 @@ def _assign_balanced(distances: Array) -> Array:
     start = jnp.zeros((neurons, clusters), bool), jnp.array(True)
     turned_down, _ = lax.while_loop(lambda state: state[1], round_of_offers, start)
     return ask(turned_down)
+
+
+def assign_neurons(energy: Array) -> Array:
+    """Each neuron to a cluster that uses it much; every cluster gets F / E neurons.
+
+    Args:
+      energy: [E, F], not negative: what each cluster would lose without each neuron. E divides F.
+
+    Returns:
+      int32 [F]: the cluster of each neuron.
+    """
+    return _assign_balanced(-energy.T)
 
 
 def shuffle_rows(order: Array) -> Rows:

@@ -23,12 +23,11 @@ from jax import Array
 
 from sparse_lm import ops
 from sparse_lm.config import Config
-from sparse_lm.ops import routing
 from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.ops.plan import GemmPlan
-from sparse_lm.training.step import Metrics, Params, TrainState, forward_loss
-
-MATRICES = ("up", "down")
+from sparse_lm.training import clustering
+from sparse_lm.training.ffn_state import MATRICES, map_adam, map_ffn, with_ffn
+from sparse_lm.training.step import Metrics, Params, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ def dense_params(params: Params, variables: FfnVariables, plan: GemmPlan) -> Par
     """The parameters with the FFN weights that the sparse forward uses: what a run leaves the sparse phase with."""
     ffn = params["layers"]["ffn"]
     effective = jax.vmap(lambda w1, w2, v: effective_weights(w1, w2, v, plan))
-    return _with_ffn(params, dict(zip(MATRICES, effective(ffn["up"], ffn["down"], variables), strict=True)))
+    return with_ffn(params, dict(zip(MATRICES, effective(ffn["up"], ffn["down"], variables), strict=True)))
 
 
 def fix_scales(variables: FfnVariables, ffn: dict[str, Array], plan: GemmPlan) -> FfnVariables:
@@ -84,27 +83,8 @@ def _enter_sparse(state: TrainState, windows: Array, *, config: Config, plan: Ge
         variables = dataclasses.replace(variables, scale_up=scale("W1")(ffn["up"]), scale_down=scale("W2")(ffn["down"]))
     if plan.weights == "transposable":
         variables = _transposable_masks(variables, ffn)
-    if plan.venom:
-        key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-        slices = plan.selection == "slices"
-        centroids, assignment = _cluster(ffn["up"], key, plan.clusters, balanced=slices, distance=plan.distance)
-        variables = dataclasses.replace(variables, centroids=centroids)
-        if slices:
-            sets = routing.slice_sets(config.model.ffn_dim, plan.clusters)
-            columns = jnp.broadcast_to(sets, (config.model.layers, *sets.shape))
-            variables = dataclasses.replace(variables, columns=columns)
-        elif plan.neuron_run > 1:
-            # Neighbours are chosen together, so those that are alike become neighbours.
-            runs = config.model.ffn_dim // plan.neuron_run
-            _, assignment = _cluster(
-                ffn["up"], jax.random.fold_in(key, 1), runs, balanced=True, distance=plan.distance
-            )  # fmt: skip
-        if slices or plan.neuron_run > 1:
-            state = _sort_neurons(state, assignment)
     state = dataclasses.replace(state, variables=variables)
-    if plan.venom and plan.selection == "cluster_sets":
-        state, _ = _choose_sets(state, windows, config, plan, graphdef)
-    return state
+    return clustering.cluster(state, windows, config, plan, graphdef) if plan.venom else state
 
 
 def _refresh(
@@ -115,7 +95,7 @@ def _refresh(
         new = _transposable_masks(old, state.params["layers"]["ffn"])
         flips = [jnp.mean(a ^ b, axis=(1, 2)) for a, b in ((old.mask_up, new.mask_up), (old.mask_down, new.mask_down))]
         return dataclasses.replace(state, variables=new), {"flip_rate": sum(flips) / len(flips)}
-    return _choose_sets(state, windows, config, plan, graphdef)
+    return clustering.choose_sets(state, windows, config, plan, graphdef)
 
 
 def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan) -> TrainState:
@@ -132,65 +112,13 @@ def _transposable_masks(variables: FfnVariables, ffn: dict[str, Array]) -> FfnVa
     return dataclasses.replace(variables, mask_up=mask(ffn["up"]), mask_down=mask(ffn["down"]))
 
 
-def _cluster(up: Array, key: Array, clusters: int, *, balanced: bool, distance: str) -> tuple[Array, Array]:
-    """Centroids [L, clusters, D] and each neuron's cluster [L, F]."""
-    cluster = functools.partial(routing.cluster_neurons, clusters=clusters, balanced=balanced, distance=distance)
-    return jax.lax.map(lambda layer: cluster(layer[0], key=layer[1]), (up, jax.random.split(key, up.shape[0])))
-
-
-def _choose_sets(
-    state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any
-) -> tuple[TrainState, Metrics]:
-    """Each cluster's neurons, by the energy of their activations over the cluster's tokens in one batch."""
-    measuring = plan.for_measuring()
-    _, stats = forward_loss(
-        state.params, state.variables, windows, None, config=config, graphdef=graphdef, plan=measuring
-    )
-    energy = stats["cluster_energy"]  # [L, clusters, F]
-    if plan.neuron_run > 1:
-        columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run))(energy)
-    else:
-        columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
-    kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
-    state = dataclasses.replace(state, variables=dataclasses.replace(state.variables, columns=columns))
-    return state, {"kept_set_energy": kept}
-
-
-def _sort_neurons(state: TrainState, assignment: Array) -> TrainState:
-    """Neurons in order of cluster, so that a cluster is one contiguous slice. W1, W2 and their moments
-    move together: the function computed stays what it was."""
-    order = jnp.argsort(assignment, axis=-1, stable=True)
-
-    def sort(tree: Params) -> Params:
-        return _map_ffn(tree, lambda w: jnp.take_along_axis(w, order[:, :, None], axis=1))
-
-    opt_state = _map_adam(state.opt_state, lambda adam: adam._replace(mu=sort(adam.mu), nu=sort(adam.nu)))
-    return dataclasses.replace(state, params=sort(state.params), opt_state=opt_state)
-
-
 def _edge_moments(state: TrainState, option: str) -> TrainState:
     """Adam's moments of the FFN weights at either edge: "keep" both, "reset" both, or "reset_first" only."""
     if option == "keep":
         return state
 
     def reset(adam: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
-        second = _map_ffn(adam.nu, jnp.zeros_like) if option == "reset" else adam.nu
-        return adam._replace(mu=_map_ffn(adam.mu, jnp.zeros_like), nu=second)
+        second = map_ffn(adam.nu, jnp.zeros_like) if option == "reset" else adam.nu
+        return adam._replace(mu=map_ffn(adam.mu, jnp.zeros_like), nu=second)
 
-    return dataclasses.replace(state, opt_state=_map_adam(state.opt_state, reset))
-
-
-def _map_adam(opt_state: optax.OptState, function: Callable[[Any], Any]) -> optax.OptState:
-    def is_adam(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByAdamState)
-
-    return jax.tree.map(lambda node: function(node) if is_adam(node) else node, opt_state, is_leaf=is_adam)
-
-
-def _map_ffn(tree: Params, function: Callable[[Array], Array]) -> Params:
-    return _with_ffn(tree, {name: function(tree["layers"]["ffn"][name]) for name in MATRICES})
-
-
-def _with_ffn(tree: Params, matrices: dict[str, Array]) -> Params:
-    layers = tree["layers"]
-    return dict(tree, layers=dict(layers, ffn=dict(layers["ffn"], **matrices)))
+    return dataclasses.replace(state, opt_state=map_adam(state.opt_state, reset))

@@ -11,7 +11,7 @@ import numpy as np
 from sparse_lm.config import Config
 from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.training.checkpoint import open_params
-from sparse_lm.training.flip import MATRICES
+from sparse_lm.training.ffn_state import MATRICES
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.restored import is_sparse
 
@@ -42,11 +42,10 @@ class LayerwiseParams:
         """f32: a parameter by its path, or one layer of a stacked one."""
         if self._baked and path in [("layers", "ffn", name) for name in MATRICES]:
             return self._ffn(layer)[path[-1]]
-        array = self._params[path]
-        return np.asarray((array if layer is None else array[layer]).read().result())
+        return self._params[path].read(layer)
 
     def _baked_ffn(self, layer: int) -> dict[str, np.ndarray]:
-        matrices = [self._params["layers", "ffn", name][layer].read().result() for name in MATRICES]
-        variables = {name: array[layer].read().result() for name, array in self._variables.items()}
+        matrices = [self._params["layers", "ffn", name].read(layer) for name in MATRICES]
+        variables = {name: array.read(layer) for name, array in self._variables.items()}
         effective = jax.device_get(self._effective(*matrices, FfnVariables(**variables)))
         return dict(zip(MATRICES, effective, strict=True))

@@ -31,7 +31,9 @@ from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
+from sparse_lm.training.summary import RunSummary
 from sparse_lm.training.timing import StepTimer
+from sparse_lm.training.wandb_run import WandbRun
 from sparse_lm.training.workdir import check_same_config, make_workdir, save_config
 
 log = logging.getLogger(__name__)
@@ -41,19 +43,20 @@ class TooManyBadSteps(RuntimeError):
     """Loss or gradient was not finite for too many steps in a row."""
 
 
-def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0)) -> bool:
+def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0), wandb: bool = False) -> bool:
     """Trains to the end, going on from the newest checkpoint in `workdir` if there is one.
 
     Args:
       config: the run.
       workdir: its directory.
       profile_steps: (first, end), steps to trace into `<workdir>/profile`; see `StepProfile`.
+      wandb: whether to send the metrics to Weights & Biases, too; see `WandbRun`.
 
     Returns:
       Whether the run is finished; False if a signal stopped it early (its state is saved).
 
     Raises:
-      ConfigError, WorkdirError, DataError: before anything compiles.
+      ConfigError, WorkdirError, DataError, WandbError: before anything compiles.
       TooManyBadSteps: the last good state is saved.
     """
     check_implementation(config)
@@ -62,20 +65,21 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0))
         config = pretrained.with_tokenizer()
     make_workdir(workdir)
     check_same_config(workdir, config)
+    summary = RunSummary(workdir, config)
     data = open_data(config)
     save_config(workdir, config)
     shutil.copyfile(data.tokenizer_path, Path(workdir, "tokenizer.json"))
     log.info(data.describe())
 
     trainer = make_trainer(config)
-    with Checkpoints(workdir, config.keep_checkpoints) as checkpoints, Interrupt() as interrupt:
+    with summary, Checkpoints(workdir, config.keep_checkpoints) as checkpoints, Interrupt() as interrupt:
         state = checkpoints.restore_latest(jax.eval_shape(trainer.init))
         if state is None:
             state = trainer.init()
             if pretrained:
                 state = dataclasses.replace(state, params=jax.tree.map(jnp.array, pretrained.params()))
         profile = StepProfile(workdir, *profile_steps)
-        return _Run(config, workdir, trainer, data, checkpoints, interrupt, profile).go(state)
+        return _Run(config, workdir, trainer, data, checkpoints, interrupt, profile, summary, wandb).go(state)
 
 
 def check_implementation(config: Config) -> None:
@@ -98,9 +102,12 @@ class _Run:
         checkpoints: Checkpoints,
         interrupt: Interrupt,
         profile: StepProfile,
+        summary: RunSummary,
+        wandb: bool,
     ):
         self.config, self.trainer, self.data = config, trainer, data
         self.checkpoints, self.interrupt, self.profile, self.workdir = checkpoints, interrupt, profile, workdir
+        self.summary, self.wandb = summary, wandb
         self.transitions: Transitions = make_transitions(config, trainer.plan, trainer.graphdef)
         self.evaluations = {
             phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan)
@@ -119,7 +126,9 @@ class _Run:
         self._print_implementations(state)
         self.timer = StepTimer(config, start)
         self.progress = Progress(config.steps, start)
-        with MetricsWriter(self.workdir, start) as self.writer:
+        wandb_run = WandbRun(self.workdir, config) if self.wandb else None
+        with MetricsWriter(self.workdir, start, wandb_run) as self.writer:
+            self.summary.begin(start)
             try:
                 return self._steps(state, start)
             finally:
@@ -140,6 +149,7 @@ class _Run:
             if profile_turns:
                 self.profile.turn()
                 self.timer.skip()
+                self.summary.spent_on("profile")
             state, edge_metrics = self._edge(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.step(config.phase(step))(state, windows)
@@ -164,10 +174,12 @@ class _Run:
             if saves:
                 self._save(state, done, results)
             if interrupted:
+                self.summary.state = f"stopped by {self.interrupt.requested}"
                 print(f"stopped by {self.interrupt.requested} after step {done}, saved; the same command goes on")
                 return False
             self.timer.skip()
         self.checkpoints.wait()
+        self.summary.state = "finished"
         print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
         return True
 
@@ -209,15 +221,20 @@ class _Run:
         left = step + 1 == self.config.steps  # a finished run has dense weights, whatever its last phase
         phase = "dense" if left else self.config.phase(step)
         batches = heldout_batches(self.data, batch_size=self.config.batch_size, windows=self.config.data.eval_windows)
-        return self.evaluations[phase](state.params, state.variables, batches)
+        results = self.evaluations[phase](state.params, state.variables, batches)
+        self.summary.spent_on("evaluation")
+        return results
 
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
+        self.summary.write()  # first, so that no checkpoint is ahead of it
         self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
+        self.summary.spent_on("checkpoint")
 
     def _settle(self, step: int, metrics: Metrics, state: TrainState) -> None:
         """Waits for a step, and stops the run if too many have been bad."""
         bad_in_a_row = int(metrics["skipped_in_a_row"])
         self.timer.step_done(self.config.phase(step))
+        self.summary.step_done(self.config.phase(step))
         if bad_in_a_row >= self.config.optimizer.max_skipped_steps:
             self._save(state, int(state.step))
             self.checkpoints.wait()
@@ -242,12 +259,13 @@ class _Run:
             "tokens": (step + 1) * config.tokens_per_step,
             "tokens_per_second": speed,
             "step_time": step_time,
+            "wall_time": self.summary.wall_time(),
             **self._utilisation(phase, speed),
-            **{name: value for name, value in metrics.items() if name != "cluster_energy"},
+            **metrics,
         }
         if results:
             line |= {f"eval_{name}": value for name, value in results.items()}
-        self.writer.write(step, line)
+        self.summary.logged(self.writer.write(step, line))
         self.progress.update(
             step + 1, phase=phase, loss=loss, tokens_per_second=speed, seconds_left=self.timer.seconds_left()
         )

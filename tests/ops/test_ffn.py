@@ -307,7 +307,7 @@ def test_measured_energy_is_each_clusters_own(inputs):
     y = np.square(np.maximum(a["x"] @ dense64.soft_threshold(a["w1"], axis=1).T, 0))
     similarity = a["x"] @ np.asarray(variables.centroids).T / np.linalg.norm(variables.centroids, axis=1)
     expected = np.stack([np.square(y[similarity.argmax(1) == e]).sum(0) for e in range(3)])
-    np.testing.assert_allclose(stats["cluster_energy"], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(stats["clusters"].energy, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

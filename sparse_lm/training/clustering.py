@@ -1,0 +1,131 @@
+"""Token clusters and the neurons that each may use: chosen when the sparse phase starts, chosen again while it lasts.
+
+Two ways to place the clusters' centres (`config.sparsity.centres`):
+
+  neurons  k-means over the up projection's rows, which live where the tokens do (2602.06183);
+  tokens   k-means over the tokens of one batch, from tokens of it on. Tokens that are alike use the
+           same neurons, so their shared set misses less (experiments/README.md has how much).
+
+Sets then follow from the energy of each neuron's activations over each cluster's tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from sparse_lm.config import Config
+from sparse_lm.ops import routing
+from sparse_lm.ops.plan import GemmPlan
+from sparse_lm.training.ffn_state import map_adam, map_ffn
+from sparse_lm.training.step import Metrics, Params, TrainState, forward_loss
+
+ITERATIONS = 10  # of k-means
+
+
+def cluster(state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any) -> TrainState:
+    """The state with centres, with neurons in the order that the plan needs, and with sets of them.
+
+    Args:
+      state: at the start of a sparse phase, scales of the weights included.
+      windows: int32[B, S + 1], a batch to measure on.
+      config, plan, graphdef: of the run.
+    """
+    key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+    measure = functools.partial(_measure, windows=windows, config=config, plan=plan, graphdef=graphdef)
+    slices = plan.selection == "slices"
+
+    if config.sparsity.centres == "tokens":
+        state = _cluster_tokens(state, measure)
+        owner = jax.vmap(routing.assign_neurons)(measure(state).energy) if slices else None
+    else:
+        up = state.params["layers"]["ffn"]["up"]
+        centroids, owner = _cluster_rows(up, key, plan.clusters, balanced=slices, distance=plan.distance)
+        state = _with_variables(state, centroids=centroids)
+
+    if slices:
+        state = _sort_neurons(state, owner)
+        sets = routing.slice_sets(config.model.ffn_dim, plan.clusters)
+        return _with_variables(state, columns=jnp.broadcast_to(sets, (config.model.layers, *sets.shape)))
+    if plan.selection == "cluster_sets":
+        if plan.neuron_run > 1:
+            # Neighbours are chosen together, so those that the same clusters use become neighbours.
+            use = jnp.sqrt(measure(state).energy).swapaxes(1, 2)  # [L, F, clusters]
+            runs = config.model.ffn_dim // plan.neuron_run
+            _, run = _cluster_rows(use, jax.random.fold_in(key, 1), runs, balanced=True, distance="cosine")
+            state = _sort_neurons(state, run)
+        state, _ = choose_sets(state, windows, config, plan, graphdef)
+    return state
+
+
+def choose_sets(
+    state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any
+) -> tuple[TrainState, Metrics]:
+    """Each cluster's neurons, by the energy of their activations over the cluster's tokens in one batch.
+
+    With `config.sparsity.recluster`, the centres move to the means of their tokens too.
+
+    Returns:
+      The state, and "kept_set_energy" f32[L]: the share of the sum of Y^2 that the sets keep.
+    """
+    sums = _measure(state, windows=windows, config=config, plan=plan, graphdef=graphdef)
+    energy = sums.energy
+    if plan.neuron_run > 1:
+        columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run))(energy)
+    else:
+        columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
+    kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
+    state = _with_variables(state, columns=columns)
+    if config.sparsity.recluster:
+        state = _move_centres(state, sums)
+    return state, {"kept_set_energy": kept}
+
+
+def _measure(
+    state: TrainState, *, windows: Array, config: Config, plan: GemmPlan, graphdef: Any
+) -> routing.ClusterSums:
+    """Sums over each cluster's tokens, by layer: a leading axis L."""
+    _, stats = forward_loss(
+        state.params, state.variables, windows, None, config=config, graphdef=graphdef, plan=plan.for_measuring()
+    )
+    return stats["clusters"]
+
+
+def _cluster_tokens(state: TrainState, measure) -> TrainState:
+    """With centres by k-means over the tokens that `measure` sees; every iteration is a forward pass."""
+    state = _with_variables(state, centroids=measure(state).candidates)
+    return lax.fori_loop(0, ITERATIONS, lambda _, state: _move_centres(state, measure(state)), state)
+
+
+def _move_centres(state: TrainState, sums: routing.ClusterSums) -> TrainState:
+    move = jax.vmap(lambda sums, centroids: sums.centroids(centroids))
+    return _with_variables(state, centroids=move(sums, state.variables.centroids))
+
+
+def _cluster_rows(w: Array, key: Array, clusters: int, *, balanced: bool, distance: str) -> tuple[Array, Array]:
+    """k-means of the rows of w [L, F, D]: centroids [L, clusters, D] and each row's cluster [L, F]."""
+    cluster = functools.partial(
+        routing.cluster_neurons, clusters=clusters, balanced=balanced, distance=distance, iterations=ITERATIONS
+    )
+    return lax.map(lambda layer: cluster(layer[0], key=layer[1]), (w, jax.random.split(key, w.shape[0])))
+
+
+def _sort_neurons(state: TrainState, assignment: Array) -> TrainState:
+    """Neurons in order of cluster, so that a cluster is one contiguous slice. W1, W2 and their moments
+    move together: the function computed stays what it was."""
+    order = jnp.argsort(assignment, axis=-1, stable=True)
+
+    def sort(tree: Params) -> Params:
+        return map_ffn(tree, lambda w: jnp.take_along_axis(w, order[:, :, None], axis=1))
+
+    opt_state = map_adam(state.opt_state, lambda adam: adam._replace(mu=sort(adam.mu), nu=sort(adam.nu)))
+    return dataclasses.replace(state, params=sort(state.params), opt_state=opt_state)
+
+
+def _with_variables(state: TrainState, **variables: Array) -> TrainState:
+    return dataclasses.replace(state, variables=dataclasses.replace(state.variables, **variables))
