@@ -1,7 +1,7 @@
 """Trains a language model: dense, sparse, dense.
 
     python -m sparse_lm.train --config=configs/tiny.py [--workdir=runs/tiny] [--config.steps=200 ...]
-                              [--profile_steps=100,105]
+                              [--profile_steps=100,105] [--wandb]
 
 A run that finds its workdir half done goes on from its newest checkpoint, bit for bit as if it had
 not stopped. At the end it prints the held-out loss and a sample. `--config.init_from=DIRECTORY` starts
@@ -22,6 +22,7 @@ from sparse_lm.config import ConfigError, parse
 from sparse_lm.data.errors import DataError
 from sparse_lm.generate import continue_text
 from sparse_lm.training.loop import TooManyBadSteps, train
+from sparse_lm.training.wandb_run import WandbError, check_installed
 from sparse_lm.training.workdir import WorkdirError
 
 SAMPLE_PROMPT = "def "
@@ -36,10 +37,12 @@ def main(argv: Sequence[str]) -> None:
     workdir = flags.FLAGS.workdir or str(Path("runs", name))
     try:
         config = parse(flags.FLAGS.config)
-        if train(config, workdir, _profile_steps()):
+        if flags.FLAGS.wandb:
+            check_installed()
+        if train(config, workdir, _profile_steps(), flags.FLAGS.wandb):
             print("sample:")
             print(continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=SAMPLE_TOKENS, temperature=0.7))
-    except (ConfigError, DataError, WorkdirError, TooManyBadSteps) as error:
+    except (ConfigError, DataError, WorkdirError, WandbError, TooManyBadSteps) as error:
         sys.exit(str(error))
 
 
@@ -58,6 +61,7 @@ def _define_flags() -> None:
     flags.mark_flag_as_required("config")
     flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
     flags.DEFINE_string("profile_steps", "0,0", "first,end: steps first <= step < end are traced into the workdir.")
+    flags.DEFINE_bool("wandb", False, "Log to Weights & Biases, too; WANDB_MODE=offline to the workdir only.")
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from sparse_lm.training import loop
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import make_trainer
+from sparse_lm.training.summary import read_summary
 from tests import small
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -51,7 +52,7 @@ def lines(workdir):
 
 def trace(workdir):
     """What must not depend on when a run was stopped: everything but times."""
-    timed = ("step_time", "tokens_per_second", "mfu", "executed_utilisation")
+    timed = ("step_time", "wall_time", "tokens_per_second", "mfu", "executed_utilisation")
     return [{name: value for name, value in line.items() if name not in timed} for line in lines(workdir)]
 
 
@@ -64,7 +65,7 @@ def whole(corpus, tmp_path_factory):
 
 
 def test_run_leaves_what_it_should(whole, corpus):
-    files = {"config.json", "metrics.jsonl", "checkpoints", "tensorboard", "tokenizer.json", "profile"}
+    files = {"config.json", "metrics.jsonl", "checkpoints", "tensorboard", "tokenizer.json", "profile", "summary.json"}
     assert files <= set(os.listdir(whole))
     assert len(list((whole / "profile").rglob("*.xplane.pb"))) == 1
     logged = lines(whole)
@@ -80,6 +81,16 @@ def test_run_leaves_what_it_should(whole, corpus):
     assert logged[-1]["tokens"] == 12 * 4 * 32
     assert logged[-1]["loss"] < logged[0]["loss"]
     assert logged[9]["step_time"] > 0
+    walls = [line["wall_time"] for line in logged]
+    assert walls == sorted(walls)
+    summary = read_summary(whole)
+    assert (summary["state"], summary["step"], summary["tokens"]) == ("finished", 12, 12 * 4 * 32)
+    assert summary["loss"] == logged[-1]["loss"]
+    assert summary["evaluation"]["loss"] == logged[-1]["eval_loss"]
+    spent = {"setup", "dense", "sparse", "compile", "evaluation", "checkpoint", "profile"}
+    assert spent == {kind for kind, seconds in summary["seconds"].items() if seconds > 0}
+    assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_time"])
+    assert summary["wall_time"] > walls[-1]
 
 
 def test_finished_run_says_so(whole, corpus, capsys):
@@ -175,6 +186,8 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert int(state.skipped) >= 3
     first = make_trainer(config).init()  # nothing was learnt from bad steps
     jax.tree.map(np.testing.assert_array_equal, state.params["layers"], first.params["layers"])
+    summary = read_summary(tmp_path)
+    assert (summary["state"], summary["loss"], summary["skipped"]) == ("failed: TooManyBadSteps", None, 2)
 
 
 def test_other_config_is_refused(whole, corpus):
@@ -233,8 +246,10 @@ SLOW = ("--config.steps=300", "--config.sparsity.start_step=60", "--config.spars
 
 def test_killed_run_goes_on_as_if_it_had_not_been(corpus, tmp_path):
     """SIGKILL in the first dense phase, just behind the flip, deep in the sparse phase, and in the last phase."""
-    result = run(command(corpus, tmp_path / "whole", *SLOW))
+    result = run(command(corpus, tmp_path / "whole", *SLOW), env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
     assert result.returncode == 0, result.stderr
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
     for step in (25, 65, 130, 200):
         process = start_until(command(corpus, tmp_path / "killed", *SLOW), tmp_path / "killed", step)
         process.send_signal(signal.SIGKILL)
@@ -243,6 +258,10 @@ def test_killed_run_goes_on_as_if_it_had_not_been(corpus, tmp_path):
     result = run(command(corpus, tmp_path / "killed", *SLOW))
     assert "going on from step" in result.stdout
     assert trace(tmp_path / "killed") == trace(tmp_path / "whole")
+    summary = read_summary(tmp_path / "killed")
+    assert (summary["state"], summary["step"], len(summary["processes"])) == ("finished", 300, 5)
+    walls = [line["wall_time"] for line in lines(tmp_path / "killed")]
+    assert walls == sorted(walls) and walls[-1] < summary["wall_time"]
 
 
 def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
@@ -255,6 +274,8 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     (saved,) = [int(name) for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdecimal()]
     assert saved > 20
     assert f"after step {saved}" in output
+    summary = read_summary(tmp_path / "run")
+    assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""A run's metrics on disk: metrics.jsonl for programs, TensorBoard event files for eyes."""
+"""A run's metrics: metrics.jsonl for programs, TensorBoard event files for eyes, and Weights & Biases if asked for."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,6 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 import tensorboardX
+
+from sparse_lm.training.wandb_run import WandbRun
+
+FILE = "metrics.jsonl"
 
 
 class MetricsWriter:
@@ -25,17 +29,19 @@ class MetricsWriter:
     Args:
       workdir: an existing directory.
       resume_step: the first step that will be written; lines from this step on are dropped.
+      wandb_run: gets what TensorBoard gets, and is closed with this writer.
     """
 
-    def __init__(self, workdir: str | os.PathLike, resume_step: int = 0):
-        lines = Path(workdir, "metrics.jsonl")
+    def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: WandbRun | None = None):
+        lines = Path(workdir, FILE)
         _drop_from(lines, resume_step)
         self._lines = lines.open("a", encoding="utf-8")
         self._events = tensorboardX.SummaryWriter(
             str(Path(workdir, "tensorboard")), purge_step=resume_step, flush_secs=10
         )
+        self._wandb_run = wandb_run
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def write(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Writes one step. The JSON line is on its way to disk at return, events some seconds later.
 
         Args:
@@ -44,28 +50,47 @@ class MetricsWriter:
             here, all at once). NaN and infinities become null, which JSON has and TensorBoard skips.
             TensorBoard gets scalars, and vectors as one scalar per entry ("name/0", "name/1", ...);
             strings and arrays of higher rank are in the JSON lines only.
+
+        Returns:
+          The line, as `read_metrics` gives it.
         """
         values = dict(zip(metrics, jax.device_get(list(metrics.values())), strict=True))
-        self._lines.write(to_json({"step": step, **values}) + "\n")
+        line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
+        self._lines.write(to_json(line) + "\n")
         self._lines.flush()
-        for name, value in values.items():
-            for tag, scalar in _scalars(name, _plain(value)):
-                self._events.add_scalar(tag, scalar, step)
+        scalars = dict(pair for name in values for pair in _scalars(name, line[name]))
+        for tag, scalar in scalars.items():
+            self._events.add_scalar(tag, scalar, step)
+        if self._wandb_run:
+            self._wandb_run.write(step, scalars)
+        return line
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._lines.close()
         self._events.close()
+        if self._wandb_run:
+            self._wandb_run.close(failed)
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self.close(failed=error is not None)
 
 
 def to_json(values: Mapping[str, Any]) -> str:
     """One JSON object on one line; numbers, strings, None and arrays, NaN and infinities as null."""
     return json.dumps({name: _plain(value) for name, value in values.items()}, allow_nan=False)
+
+
+def read_metrics(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """The lines of a workdir's metrics.jsonl, oldest first; a last one that is cut short is left out.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    with Path(workdir, FILE).open(encoding="utf-8") as lines:
+        yield from (json.loads(line) for line in lines if line.endswith("\n"))
 
 
 def _drop_from(path: Path, step: int) -> None:
