@@ -1,8 +1,8 @@
 """Text generation, a token at a time, with a cache of keys and values.
 
-Generation compiles once for each pair of prompt and cache length, and both are rounded up to powers
-of two: everything else (the prompt's real length, how many tokens to make, temperature, top-p,
-seed) is an input of the compiled function. Evaluation of the FFN is dense.
+Generation compiles once for each number of prompts and pair of prompt and cache length, and both
+lengths are rounded up to powers of two: everything else (the prompts' real lengths, how many tokens to
+make, temperature, top-p, seeds) is an input of the compiled function. Evaluation of the FFN is dense.
 """
 
 from __future__ import annotations
@@ -53,47 +53,97 @@ def generate(
     Raises:
       ValueError: an empty prompt, or an argument out of its range.
     """
-    if not len(prompt):
+    [made] = generate_batch(
+        graphdef,
+        params,
+        [prompt],
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seeds=[seed],
+        stop=stop,
+    )
+    return made
+
+
+def generate_batch(
+    graphdef: nnx.GraphDef,
+    params: llama.Params,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seeds: Sequence[int],
+    stop: int | None,
+) -> list[list[int]]:
+    """What `generate` makes of each prompt with its seed, computed together.
+
+    It goes on until every text has stopped or has `max_new_tokens`. Other arguments are as in `generate`.
+
+    Args:
+      prompts: of any lengths; each takes the memory of the longest.
+      seeds: one for each prompt.
+
+    Raises:
+      ValueError: an empty prompt, or an argument out of its range.
+    """
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    if not lengths.all():
         raise ValueError("the prompt has no tokens; generation needs at least one")
     if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 0:
         raise ValueError(
             f"temperature = {temperature} and max_new_tokens = {max_new_tokens} must not be negative, "
             f"top_p = {top_p} must be in (0, 1]"
         )
-    length = len(prompt)
-    padded = np.zeros(_round_up(length), np.int32)
-    padded[:length] = prompt
-    scalars = np.int32(length), np.int32(max_new_tokens), np.float32(temperature), np.float32(top_p)
-    inputs = jax.device_put((padded, *scalars, np.int32(seed), np.int32(NO_TOKEN if stop is None else stop)))
-    tokens, end = jax.device_get(_generate(graphdef, params, *inputs, capacity=_round_up(length + max_new_tokens)))
-    return tokens[length:end].tolist()
+    longest = int(lengths.max())
+    padded = np.zeros((len(prompts), round_up(longest)), np.int32)
+    for row, prompt in zip(padded, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    scalars = np.int32(max_new_tokens), np.float32(temperature), np.float32(top_p)
+    inputs = jax.device_put(
+        (padded, lengths, *scalars, np.asarray(seeds, np.int32), np.int32(NO_TOKEN if stop is None else stop))
+    )
+    made, counts = jax.device_get(_generate(graphdef, params, *inputs, capacity=round_up(longest + max_new_tokens)))
+    return [row[:count].tolist() for row, count in zip(made, counts, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnames="capacity")
-def _generate(graphdef, params, prompt, length, new_tokens, temperature, top_p, seed, stop, *, capacity):
-    """Token buffer int32[capacity], and where in it the text ends."""
+def _generate(graphdef, params, prompts, lengths, new_tokens, temperature, top_p, seeds, stop, *, capacity):
+    """New tokens int32[B, capacity], and how many of each row count, int32[B]."""
     model = llama.merge(graphdef, params)
-    key = jax.random.key(seed)
+    batch = prompts.shape[0]
+    keys = jax.vmap(jax.random.key)(seeds)
 
-    # What follows the prompt's last token is padding: causality keeps it from the positions that count,
+    # What follows a prompt's last token is padding: causality keeps it from the positions that count,
     # and its cache entries are overwritten before they become visible.
-    hidden, cache = model.extend(prompt[None], empty_cache(model.config, capacity), jnp.int32(0))
-    tokens = jnp.zeros(capacity, jnp.int32).at[: prompt.shape[0]].set(prompt)
+    hidden, cache = model.extend(prompts, empty_cache(model.config, capacity, batch), jnp.int32(0))
+    last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]  # [B, D]
+
+    @functools.partial(jax.vmap, in_axes=(0, 1, 0), out_axes=(0, 1))
+    def extend(token, cache, position):
+        """Rows are at positions of their own."""
+        hidden, cache = model.extend(token[None, None], jax.tree.map(lambda c: c[:, None], cache), position)
+        return hidden[0, 0], jax.tree.map(lambda c: c[:, 0], cache)
 
     def unfinished(state):
-        position, stopped, *_ = state
-        return (position < length + new_tokens) & ~stopped
+        index, stopped, *_ = state
+        return (index < new_tokens) & ~jnp.all(stopped)
 
     def step(state):
-        position, _, tokens, hidden, cache = state
-        token = sample(model.logits(hidden), jax.random.fold_in(key, position), temperature, top_p)
-        hidden, cache = model.extend(token[None, None], cache, position)
-        stopped = token == stop
-        return jnp.where(stopped, position, position + 1), stopped, tokens.at[position].set(token), hidden[0, 0], cache
+        index, stopped, counts, made, hidden, cache = state
+        positions = lengths + index
+        tokens = jax.vmap(sample, in_axes=(0, 0, None, None))(
+            model.logits(hidden), jax.vmap(jax.random.fold_in)(keys, positions), temperature, top_p
+        )
+        stopped |= tokens == stop
+        hidden, cache = extend(tokens, cache, positions)
+        return index + 1, stopped, counts + ~stopped, made.at[:, index].set(tokens), hidden, cache
 
-    state = (length, jnp.array(False), tokens, hidden[0, length - 1], cache)
-    end, _, tokens, *_ = lax.while_loop(unfinished, step, state)
-    return tokens, end
+    rows = jnp.zeros(batch, jnp.int32)
+    state = (jnp.int32(0), rows > 0, rows, jnp.zeros((batch, capacity), jnp.int32), last, cache)
+    _, _, counts, made, *_ = lax.while_loop(unfinished, step, state)
+    return made, counts
 
 
 def empty_cache(config: ModelConfig, capacity: int, batch: int = 1) -> KVCache:
@@ -102,6 +152,6 @@ def empty_cache(config: ModelConfig, capacity: int, batch: int = 1) -> KVCache:
     return KVCache(zeros, zeros)
 
 
-def _round_up(length: int) -> int:
-    """The next power of two, `SHORTEST` at least."""
+def round_up(length: int) -> int:
+    """The next power of two, `SHORTEST` at least: the lengths that generation compiles for."""
     return max(SHORTEST, 1 << (length - 1).bit_length())

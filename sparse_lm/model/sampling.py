@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 def sample(logits: Array, key: Array, temperature: Array, top_p: Array) -> Array:
@@ -16,10 +16,12 @@ def sample(logits: Array, key: Array, temperature: Array, top_p: Array) -> Array
       temperature: f32[], divides the logits; 0 takes the most probable token.
       top_p: f32[] in (0, 1]; see `keep_top_p`.
     """
-    greedy = jnp.argmax(logits)
-    scaled = logits / jnp.where(temperature > 0, temperature, 1)
-    drawn = jax.random.categorical(key, keep_top_p(scaled, top_p))
-    return jnp.where(temperature > 0, drawn, greedy).astype(jnp.int32)
+
+    def draw() -> Array:
+        return jax.random.categorical(key, keep_top_p(logits / temperature, top_p)).astype(jnp.int32)
+
+    # A branch, not a choice between two results: drawing sorts the vocabulary.
+    return lax.cond(temperature > 0, draw, lambda: jnp.argmax(logits).astype(jnp.int32))
 
 
 def keep_top_p(logits: Array, top_p: Array) -> Array:

@@ -46,6 +46,17 @@ def test_temperature_zero_takes_the_most_probable_token(model):
     assert made == jnp.argmax(logits, axis=-1)[len(PROMPT) - 1 : -1].tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_batch_gives_what_its_prompts_give_alone(model, temperature):
+    """Of any lengths, each with its seed; a row that stops early holds up no other."""
+    prompts = [PROMPT, [3], [9] * 33, PROMPT]
+    options = dict(max_new_tokens=15, temperature=temperature, top_p=0.9)
+    options["stop"] = decode.generate(*model, prompts[0], seed=0, **options)[6]
+    alone = [decode.generate(*model, prompt, seed=seed, **options) for seed, prompt in enumerate(prompts)]
+    assert len({len(made) for made in alone}) > 1
+    assert decode.generate_batch(*model, prompts, seeds=range(4), **options) == alone
+
+
 def test_sampling_is_reproducible_by_seed(model):
     first, again, other = (decode.generate(*model, PROMPT, max_new_tokens=20, seed=seed) for seed in (0, 0, 1))
     assert first == again
