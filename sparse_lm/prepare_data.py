@@ -32,7 +32,9 @@ OUTPUT = flags.DEFINE_string("output", None, "Directory to write, for --config.d
 VOCAB_SIZE = flags.DEFINE_integer(
     "vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE})."
 )
-TOKENIZER = flags.DEFINE_string("tokenizer", None, "A tokenizer.json to use instead of training one.")
+TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "A tokenizer.json, or Llama 3's tokenizer.model, to use instead of training one."
+)
 SEQ_LEN = flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
 TEXT_FIELD = flags.DEFINE_string("text_field", "text", "Field of a .jsonl line that holds its text.")
 

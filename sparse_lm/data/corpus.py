@@ -34,6 +34,8 @@ TEXT_SUFFIXES = (".txt", ".py", ".md")
 JSON_SUFFIX = ".jsonl"
 SUFFIXES = (*TEXT_SUFFIXES, JSON_SUFFIX)
 COMPRESSIONS = (".gz", ".zst")
+# A compressed .json file is read as lines, as C4 is published; one that is not is settings more often than text.
+READABLE = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}; .json with one of these"
 PIECE = 64 * 1024  # characters; a longer text file becomes several documents
 
 LIBRARY_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -54,7 +56,8 @@ class TextFiles:
     large file still has documents to hold out. Bytes that are not UTF-8 read as U+FFFD.
 
     Attributes:
-      paths: files named *.txt, *.py, *.md or *.jsonl, or any of these with .gz or .zst added.
+      paths: files named *.txt, *.py, *.md or *.jsonl, or any of these with .gz or .zst added, or
+        *.json.gz or *.json.zst, which hold JSON lines too.
       text_field: the field of a .jsonl line that holds its text.
     """
 
@@ -90,12 +93,11 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
         matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
         files = [path for path in matches if path.is_file()]
         texts = [path for path in files if text_suffix(path)]
-        kinds = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}"
         if not texts:
             what = "only files of other kinds" if files else "no file"
-            raise DataError(f"{pattern!r} matches {what}; readable: {kinds}")
+            raise DataError(f"{pattern!r} matches {what}; readable: {READABLE}")
         if len(texts) < len(files):
-            logger.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), kinds)
+            logger.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), READABLE)
         paths.update(texts)
     return TextFiles(tuple(sorted(paths)), text_field)
 
@@ -122,9 +124,12 @@ def python_library() -> TextFiles:
 def text_suffix(path: Path) -> str:
     """The suffix that says how to read `path` (one of `SUFFIXES`), without compression; "" for other files."""
     name = path.name.lower()
+    stem = name
     for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    suffix = os.path.splitext(name)[1]
+        stem = stem.removesuffix(compression)
+    suffix = os.path.splitext(stem)[1]
+    if suffix == ".json" and stem != name:
+        return JSON_SUFFIX
     return suffix if suffix in SUFFIXES else ""
 
 

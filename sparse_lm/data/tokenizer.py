@@ -1,4 +1,4 @@
-"""Byte-level BPE: training one on a corpus, reading any tokenizer.json, and tokenising documents."""
+"""Byte-level BPE: training one on a corpus, reading published ones, and tokenising documents."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sparse_lm.data.corpus import Document
 from sparse_lm.data.errors import DataError
+from sparse_lm.data.llama3_ranks import load_llama3_ranks
 
 END_OF_TEXT = "<|endoftext|>"
 # What other families of tokenizers call it: Llama 3; Llama 1, 2 and T5; Gemma; DeepSeek; Qwen base models use ours.
@@ -48,7 +49,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a tokenizer.json of the `tokenizers` library; Llama 3's is one.
+    """Reads a tokenizer.json of the `tokenizers` library, such as Llama 3's, or Llama 3's tokenizer.model.
 
     Raises:
       DataError: there is no such file, it is not a tokenizer, or it has no end-of-text token.
@@ -56,6 +57,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"no tokenizer file {path}")
+    if path.suffix == ".model":
+        return load_llama3_ranks(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

@@ -1,8 +1,10 @@
 """Small corpora, tokenizers and datasets that the data tests make for themselves."""
 
+import gzip
 import json
 
 import numpy as np
+import zstandard
 from tokenizers import Tokenizer
 
 from sparse_lm.data.tokenizer import END_OF_TEXT, train_tokenizer
@@ -53,3 +55,43 @@ def targets_of(windows: np.ndarray) -> np.ndarray:
 
 def write_jsonl(path, documents: list[str], field: str = "text") -> None:
     path.write_text("".join(json.dumps({field: text}) + "\n" for text in documents))
+
+
+def write_c4(path, documents: list[str]) -> None:
+    """A shard as C4 is published, such as c4-train.00000-of-01024.json.gz."""
+    lines = [
+        json.dumps({"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": f"https://example.org/{number}"})
+        for number, text in enumerate(documents)
+    ]
+    path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode(), mtime=0))
+
+
+def write_dclm(path, documents: list[str]) -> None:
+    """A shard as DCLM-baseline is published, such as shard_00000000_processed.jsonl.zst: two frames, with metadata."""
+    lines = [
+        json.dumps(
+            {
+                "bff_contained_ngram_count_before_dedupe": 3,
+                "language_id_whole_page_fasttext": {"en": 0.94},
+                "metadata": {
+                    "Content-Length": "472529",
+                    "Content-Type": "application/http; msgtype=response",
+                    "WARC-Date": "2013-12-04T16:41:24Z",
+                    "WARC-IP-Address": "192.0.2.1",
+                    "WARC-Identified-Payload-Type": None,
+                    "WARC-Record-ID": f"<urn:uuid:{number:032x}>",
+                    "WARC-Target-URI": f"http://example.org/{number}?text=other",
+                    "WARC-Type": "response",
+                },
+                "previous_word_count": len(text.split()),
+                "text": text,
+                "url": f"http://example.org/{number}?text=other",
+                "warcinfo": "robots: classic\r\nhostname: ip-10-0-0-1\r\nsoftware: Nutch 1.6 (CC)\r\n",
+                "fasttext_openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train_prob": 0.0218,
+            }
+        )
+        for number, text in enumerate(documents)
+    ]
+    half = len(lines) // 2
+    frames = ("".join(line + "\n" for line in part).encode() for part in (lines[:half], lines[half:]))
+    path.write_bytes(b"".join(map(zstandard.compress, frames)))
