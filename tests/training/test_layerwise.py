@@ -43,7 +43,7 @@ def test_a_layer_is_read_alone(tmp_path):
         checkpoints.save(1, {"params": llama.init(config.model, jax.random.key(0))[1]})
     params, _, _ = open_params(tmp_path)
     model = config.model
-    assert params["layers", "ffn", "up"].chunk_layout.read_chunk.shape == (1, model.ffn_dim, model.dim)
+    assert params["layers", "ffn", "up"].chunk_shape == (1, model.ffn_dim, model.dim)
 
 
 def test_missing_checkpoint_is_refused(tmp_path):
