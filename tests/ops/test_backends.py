@@ -87,7 +87,8 @@ def test_machines_without_a_gpu_run_the_reference_only(name, monkeypatch):
     [
         ("hopper", "8.0", r"needs compute capability 9\.x; NVIDIA X has 8\.0"),
         ("hopper", "10.0", r"needs compute capability 9\.x; NVIDIA X has 10\.0"),
-        ("triton", "7.5", r"needs compute capability 8\.0 or newer; NVIDIA X has 7\.5"),
+        ("triton", "7.5", r"needs compute capability 8\.x or 9\.x; NVIDIA X has 7\.5"),
+        ("triton", "12.0", r"needs compute capability 8\.x or 9\.x; NVIDIA X has 12\.0"),
     ],
 )
 def test_other_gpus_are_named(name, capability, reason, monkeypatch):

@@ -1,0 +1,26 @@
+"""What the kernels must know of the GPU."""
+
+from __future__ import annotations
+
+import jax
+
+_A100 = 80
+_A100_CORES = 108
+_SHARED_BYTES = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # KiB that a thread block can have
+
+
+def compute_capability() -> int:
+    """80 for 8.0; that of an A100 where this process has no GPU, to compile for one."""
+    device = jax.devices()[0]
+    return int(device.compute_capability.replace(".", "")) if device.platform == "gpu" else _A100
+
+
+def core_count() -> int:
+    """Streaming multiprocessors of this process' GPU; those of an A100 where there is none."""
+    device = jax.devices()[0]
+    return device.core_count if device.platform == "gpu" else _A100_CORES
+
+
+def shared_bytes(capability: int) -> int:
+    """Shared memory that a thread block can have."""
+    return _SHARED_BYTES[capability] * 2**10

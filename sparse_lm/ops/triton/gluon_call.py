@@ -1,0 +1,126 @@
+"""Gluon kernels as functions of JAX arrays.
+
+jax-triton 0.3 translates the plain Triton language only. Gluon, in which layouts are explicit, has its own
+entry to the same compiler; what comes out, PTX, goes to the custom call that jax-triton uses.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxlib import gpu_triton
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget, Language
+from triton.compiler.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+
+from sparse_lm.ops.triton import device
+
+_WARP = 32
+_ALIGNMENT = 16  # bytes, of every array that XLA allocates
+_TYPES = {
+    jnp.dtype("bfloat16"): "*bf16",
+    jnp.dtype("float16"): "*fp16",
+    jnp.dtype("float32"): "*fp32",
+    jnp.dtype("int32"): "*i32",
+}
+
+
+class Compiled(NamedTuple):
+    """A kernel for one compute capability.
+
+    Attributes:
+      name: of its entry point.
+      ptx: its code.
+      shared_bytes: shared memory of a thread block.
+    """
+
+    name: str
+    ptx: str
+    shared_bytes: int
+
+
+def gluon_call(
+    kernel: GluonJITFunction,
+    *operands: Array,
+    out: jax.ShapeDtypeStruct,
+    blocks: int,
+    warps: int,
+    constants: dict[str, Any],
+) -> Array:
+    """Runs a kernel whose parameters are the operands, the result, and `constants`, in this order.
+
+    Args:
+      kernel: the kernel.
+      operands: arrays.
+      out: of the result, which the kernel must fill.
+      blocks: thread blocks in the grid.
+      warps: of a thread block.
+      constants: the kernel's compile-time parameters.
+
+    Raises:
+      ValueError: a thread block needs more shared memory than this GPU has.
+    """
+    types = tuple(_TYPES[jnp.dtype(array.dtype)] for array in (*operands, out))
+    capability = device.compute_capability()
+    compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
+    if compiled.shared_bytes > device.shared_bytes(capability):
+        raise ValueError(
+            f"{compiled.name} with {constants} needs {compiled.shared_bytes} bytes of shared memory; "
+            f"compute capability {capability / 10} has {device.shared_bytes(capability)}"
+        )
+    code = gpu_triton.TritonKernel(compiled.name, warps, 1, compiled.shared_bytes, compiled.ptx, "", capability)
+    parameters = [gpu_triton.create_array_parameter(0, _ALIGNMENT) for _ in types]
+    launch = gpu_triton.TritonKernelCall(code, blocks, 1, 1, parameters)
+    call = jax.ffi.ffi_call(
+        "triton_kernel_call",
+        out,
+        custom_call_api_version=2,
+        legacy_backend_config=zlib.compress(launch.to_proto(kernel.__name__, b"")),
+    )
+    return call(*operands)
+
+
+@functools.cache
+def compile_gluon(
+    kernel: GluonJITFunction,
+    types: tuple[str, ...],
+    constants: tuple[tuple[str, Any], ...],
+    warps: int,
+    capability: int,
+) -> Compiled:
+    """Code of a kernel; needs no GPU.
+
+    Args:
+      kernel: the kernel.
+      types: of its pointers, such as "*bf16".
+      constants: names and values of its compile-time parameters.
+      warps: of a thread block.
+      capability: 80 for compute capability 8.0.
+    """
+    target = GPUTarget("cuda", capability, _WARP)
+    backend = make_backend(target)
+    options = backend.parse_options(dict(num_warps=warps))
+    pointers = dict(zip(kernel.arg_names, types, strict=False))
+    source = GluonASTSource(
+        kernel,
+        signature=pointers | {name: "constexpr" for name, _ in constants},
+        constexprs=dict(constants),
+        attrs={(i,): [["tt.divisibility", _ALIGNMENT]] for i in range(len(types))},
+    )
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages, metadata = {}, {}
+    backend.add_stages(stages, options, Language.GLUON)
+    code = source.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
+    for stage in ("ttgir", "llir", "ptx"):
+        code = stages[stage](code, metadata)
+    return Compiled(metadata["name"], code, metadata["shared"])

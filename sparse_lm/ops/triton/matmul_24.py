@@ -1,0 +1,110 @@
+"""2:4 matrix times dense matrix, with the sparse instruction of a warp. The frame is product.py.
+
+Numerics: float32 accumulation in the order of k; one rounding to the result's dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.triton import product, tuning
+from sparse_lm.ops.triton.gluon_call import gluon_call
+from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies
+
+_ALIGNMENT = 8  # elements of a copy of 16 bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Tiling):
+    """How the product is cut up."""
+
+
+# Largest first.
+CANDIDATES = (
+    Config(256, 128, warps_m=4, warps_n=2, stages=4),
+    Config(128, 128, warps_m=2, warps_n=2, stages=3),
+    Config(64, 128, warps_m=2, warps_n=2, stages=3),
+    Config(64, 64, warps_m=2, warps_n=2, stages=4),
+)
+
+
+@gluon.jit
+def _matmul_24_kernel(values, metadata, b, out, shape: gl.constexpr):
+    product.multiply(values, metadata, None, b, out, shape)
+
+
+def matmul_24(
+    w: Sparse24,
+    b: Array,
+    *,
+    out_dtype: DTypeLike | None = None,
+    b_transposed: bool = False,
+    out_transposed: bool = False,
+    config: Config | None = None,
+) -> Array:
+    """w @ b.
+
+    Args:
+      w: 2:4 matrix [M, K], bfloat16 or float16.
+      b: [K, N], or [N, K] if `b_transposed`, in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
+      out_dtype: bfloat16, float16 or float32; that of b by default.
+      b_transposed: b's contracted dimension is its last.
+      out_transposed: give the result as [N, M].
+      config: tiling; the tuned one for the shape and device by default.
+
+    Returns:
+      [M, N] or [N, M]. Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an
+      inf or nan there does not reach the result.
+
+    Raises:
+      NotImplementedError: the dtypes.
+    """
+    out_dtype = jnp.dtype(out_dtype or b.dtype)
+    check_dtypes(w.dtype, b.dtype, out_dtype)
+    (m, k), n = w.shape, b.shape[0 if b_transposed else 1]
+    if config is None:
+        config = tuning.lookup("matmul_24", (m, n, k), Config) or largest_that_occupies(CANDIDATES, m, n)
+    b = align_rows(b)
+    shape = Product(
+        m,
+        n,
+        k,
+        rows=w.values.shape[0],
+        steps=w.metadata.shape[1],
+        b_stride=b.shape[1],
+        tiling=config,
+        b_transposed=b_transposed,
+        out_transposed=out_transposed,
+    )
+    return gluon_call(
+        _matmul_24_kernel,
+        w.values,
+        w.metadata,
+        b,
+        out=jax.ShapeDtypeStruct((n, m) if out_transposed else (m, n), out_dtype),
+        blocks=math.prod(shape.grid),
+        warps=config.warps,
+        constants=dict(shape=shape),
+    )
+
+
+def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
+    if w not in (jnp.bfloat16, jnp.float16) or b != w:
+        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
+    if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
+
+
+def align_rows(b: Array) -> Array:
+    """Zeros at the end of rows up to whole vectors of a copy; a copy, if there is need."""
+    missing = -b.shape[1] % _ALIGNMENT
+    return jnp.pad(b, ((0, 0), (0, missing))) if missing else b

@@ -1,0 +1,96 @@
+"""V:2:M matrix times dense matrix: the 2:4 product over condensed columns, with gathered rows of B.
+
+All rows of a tile lie in one Venom block, so that a gathered row serves them all. `cp.async` takes an address
+from each thread, so that a gathered row costs what any other does. The frame is product.py.
+
+Numerics: as `matmul_24`, in the order of the condensed columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from sparse_lm.ops.formats import TILE, SparseVenom
+from sparse_lm.ops.triton import product, tuning
+from sparse_lm.ops.triton.gluon_call import gluon_call
+from sparse_lm.ops.triton.matmul_24 import align_rows, check_dtypes
+from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Tiling):
+    """How the product is cut up; tile_m divides v."""
+
+
+# Largest first.
+CANDIDATES = (
+    Config(256, 128, warps_m=4, warps_n=2),
+    Config(128, 256, warps_m=2, warps_n=4),
+    Config(128, 128, warps_m=2, warps_n=2, stages=3),
+    Config(64, 256, warps_m=1, warps_n=4),
+    Config(64, 128, warps_m=2, warps_n=2),
+)
+
+
+@gluon.jit
+def _matmul_venom_kernel(values, metadata, columns, b, out, shape: gl.constexpr):
+    product.multiply(values, metadata, columns, b, out, shape)
+
+
+def matmul_venom(
+    a: SparseVenom, b: Array, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+) -> Array:
+    """a @ b.
+
+    Args:
+      a: V:2:M matrix [M, K], bfloat16 or float16, v a multiple of 64.
+      b: [K, N] in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
+      out_dtype: bfloat16, float16 or float32; that of b by default.
+      config: tiling; the tuned one for the shape and device by default.
+
+    Returns:
+      [M, N]. Rows of b that no stored position names are not read.
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+    """
+    out_dtype = jnp.dtype(out_dtype or b.dtype)
+    check_dtypes(a.dtype, b.dtype, out_dtype)
+    (m, k), n = a.shape, b.shape[1]
+    if config is None:
+        config = tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Config) or heuristic_config(m, n, a.v)
+    b = align_rows(b)
+    shape = Product(
+        m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v
+    )
+    return gluon_call(
+        _matmul_venom_kernel,
+        a.values,
+        a.metadata,
+        a.columns,
+        b,
+        out=jax.ShapeDtypeStruct((m, n), out_dtype),
+        blocks=math.prod(shape.grid),
+        warps=config.warps,
+        constants=dict(shape=shape),
+    )
+
+
+def heuristic_config(m: int, n: int, v: int) -> Config:
+    """The largest tile, of those whose rows lie in one block, that occupies this GPU.
+
+    Raises:
+      NotImplementedError: there is none.
+    """
+    fitting = [config for config in CANDIDATES if v % config.tile_m == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
+    return largest_that_occupies(fitting, m, n)

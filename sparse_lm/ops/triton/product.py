@@ -1,0 +1,276 @@
+"""The frame of the products with a 2:4 operand: a ring of shared-memory stages that `cp.async` keeps full.
+
+A thread block computes one tile of the result, 64 logical k a step: what a word of metadata describes. Its
+threads issue the copies of a later step behind the instructions of this one. Tiles that run together lie in a
+band, so that the L2 cache serves them all.
+
+What limits the products is the L2 cache: a tile of 256 x 128 reads 34 KB in the time of 2^20 multiply-adds at
+the sparse rate. So a tile is as large as registers allow, and rather tall than wide: its 2:4 side is half as
+heavy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from sparse_lm.ops.formats import TILE
+from sparse_lm.ops.triton import device, mma_sp
+
+STEP = gl.constexpr(TILE)  # logical k
+_KEPT = gl.constexpr(TILE // 2)
+_WORDS = gl.constexpr(2 * TILE)  # of metadata for 64 rows
+_VECTOR_BYTES = 16  # of a copy
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """Of a product with a 2:4 operand of its rows.
+
+    Attributes:
+      tile_m: rows of a thread block's tile, a power of two from 64 on.
+      tile_n: columns of it, a power of two from 32 on.
+      warps_m: warps along M. A thread holds tile_m tile_n / (32 warps) sums; more than 128 do not fit.
+      warps_n: warps along N, 16 columns each at least.
+      stages: of shared memory.
+      raster_width: tiles along M of a band.
+    """
+
+    tile_m: int
+    tile_n: int
+    warps_m: int
+    warps_n: int
+    stages: int = 4
+    raster_width: int = 8
+
+    @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    def grid(self, m: int, n: int) -> tuple[int, int]:
+        """Tiles along M and N."""
+        return -(-m // self.tile_m), -(-n // self.tile_n)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the stages: values, metadata and the dense operand, two bytes a number."""
+        return self.stages * (self.tile_m * TILE + self.tile_m * 8 + 2 * TILE * self.tile_n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """Everything about a product that is known when its kernel is compiled.
+
+    Attributes:
+      m, n, k: logical sizes; k is that of b.
+      rows: of the 2:4 operand's arrays.
+      steps: of 64 along its columns.
+      b_stride: elements between rows of b as it is stored, a multiple of 8; zeros from n (or k) on.
+      b_transposed: b is stored as [N, K].
+      out_transposed: the result is stored as [N, M].
+      v: rows of the 2:4 operand that share a list of rows of b; 0 if there are no lists.
+      tiling: how it is cut up.
+    """
+
+    m: int
+    n: int
+    k: int
+    rows: int
+    steps: int
+    b_stride: int
+    tiling: Tiling
+    b_transposed: bool = False
+    out_transposed: bool = False
+    v: int = 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles along M and N."""
+        return self.tiling.grid(self.m, self.n)
+
+
+T = TypeVar("T", bound=Tiling)
+
+
+def largest_that_occupies(candidates: Sequence[T], m: int, n: int) -> T:
+    """Of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
+
+    Those that need more shared memory than it has are passed over.
+    """
+    available = device.shared_bytes(device.compute_capability())
+    fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
+    enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]
+    return (enough or fitting[-1:])[0]
+
+
+@gluon.constexpr_function
+def copy_layout(rows, columns, element_bytes, warps):
+    """Of a row-major tile in copies of 16 bytes."""
+    vector = _VECTOR_BYTES // element_bytes
+    across = min(32, columns // vector)
+    return gl.BlockedLayout([1, vector], [32 // across, across], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def shared_layout(columns, element_bytes):
+    """Of a row-major tile; eight of its rows' vectors of one column are in different banks."""
+    row_bytes = columns * element_bytes
+    rows_of_banks = max(1, 128 // row_bytes)
+    return gl.SwizzledSharedLayout(_VECTOR_BYTES // element_bytes, rows_of_banks, min(8, row_bytes // 16), [1, 0])
+
+
+@gluon.constexpr_function
+def _transposed_layout(layout):
+    def turn(sizes):
+        return sizes[::-1]
+
+    return gl.BlockedLayout(
+        turn(layout.size_per_thread), turn(layout.threads_per_warp), turn(layout.warps_per_cta), [0, 1]
+    )
+
+
+@gluon.jit
+def tile_of_block(product: gl.constexpr):
+    """Where this thread block's tile is, in tiles: down a band of `raster_width` tiles first."""
+    number = gl.program_id(0)
+    grid: gl.constexpr = product.grid
+    band_size: gl.constexpr = product.tiling.raster_width * grid[1]
+    first = number // band_size * product.tiling.raster_width
+    width = gl.minimum(grid[0] - first, product.tiling.raster_width)
+    return first + number % band_size % width, number % band_size // width
+
+
+@gluon.jit
+def numbers(first, count: gl.constexpr, layout: gl.constexpr, axis: gl.constexpr):
+    """first, first + 1, .. as a column (axis 0) or a row (axis 1) of indices."""
+    return (first + gl.arange(0, count, gl.SliceLayout(1 - axis, layout))).expand_dims(1 - axis)
+
+
+@gluon.jit
+def _copy_sparse(values, metadata, values_smem, words_smem, tile, step, product: gl.constexpr):
+    """Rows and words of a step. Past the last row, those of the last one are copied."""
+    tiling: gl.constexpr = product.tiling
+    live = step < product.steps
+    layout: gl.constexpr = copy_layout(tiling.tile_m, _KEPT, 2, tiling.warps)
+    row = gl.minimum(numbers(tile * tiling.tile_m, tiling.tile_m, layout, 0), product.rows - 1)
+    source = values + step * _KEPT + row.to(gl.int64) * (product.steps * _KEPT) + numbers(0, _KEPT, layout, 1)
+    async_copy.async_copy_global_to_shared(values_smem, source, mask=live & (row >= 0))
+
+    sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
+    words_layout: gl.constexpr = copy_layout(sixteens, 32, 4, tiling.warps)
+    sixteen = gl.minimum(numbers(tile * sixteens, sixteens, words_layout, 0), product.rows // mma_sp.ROWS - 1)
+    source = metadata + step * _WORDS + sixteen // 4 * (product.steps * _WORDS) + sixteen % 4 * 32
+    source = source + numbers(0, 32, words_layout, 1)
+    async_copy.async_copy_global_to_shared(words_smem, source, mask=live & (sixteen >= 0))
+
+
+@gluon.constexpr_function
+def _b_layout(product):
+    columns = TILE if product.b_transposed else product.tiling.tile_n
+    return copy_layout(None, columns, 2, product.tiling.warps)
+
+
+@gluon.jit
+def look_up(columns, tile, step, product: gl.constexpr):
+    """Rows of b of a step."""
+    layout: gl.constexpr = _b_layout(product)
+    place = numbers(step * STEP, STEP, layout, 1 if product.b_transposed else 0)
+    if product.v == 0:
+        return place
+    else:
+        listed: gl.constexpr = product.steps * STEP
+        block = tile * product.tiling.tile_m // product.v
+        return gl.load(columns + block * listed + gl.minimum(place, listed - 1))
+
+
+@gluon.jit
+def copy_b(b, b_smem, rows, tile, product: gl.constexpr):
+    """The rows of b in a tile's columns; zeros past the last row or column."""
+    layout: gl.constexpr = _b_layout(product)
+    tile_n: gl.constexpr = product.tiling.tile_n
+    column = numbers(tile * tile_n, tile_n, layout, 0 if product.b_transposed else 1)
+    # Masks end at whole vectors: at the ends of rows b has zeros.
+    if product.b_transposed:
+        source = b + column.to(gl.int64) * product.b_stride + rows
+        inside = (rows < product.b_stride) & (column < product.n)
+    else:
+        source = b + rows.to(gl.int64) * product.b_stride + column
+        inside = (rows < product.k) & (column < product.b_stride)
+    async_copy.async_copy_global_to_shared(b_smem, source, mask=inside)
+
+
+@gluon.jit
+def _multiply_step(values_smem, words_smem, b_smem, sums, product: gl.constexpr):
+    warps_m: gl.constexpr = product.tiling.warps_m
+    warps_n: gl.constexpr = product.tiling.warps_n
+    words = mma_sp.load_words(words_smem, warps_m, warps_n)
+    for half in gl.static_range(2):
+        a = mma_sp.load_a(values_smem.slice(half * mma_sp.KEPT, mma_sp.KEPT, dim=1), warps_m, warps_n)
+        if product.b_transposed:
+            b = b_smem.slice(half * mma_sp.STEP, mma_sp.STEP, dim=1).permute([1, 0])
+        else:
+            b = b_smem.slice(half * mma_sp.STEP, mma_sp.STEP, dim=0)
+        left, right = mma_sp.load_b(b, warps_m, warps_n)
+        sums = mma_sp.mma_sp(a, left, right, words, sums, half)
+    return sums
+
+
+@gluon.jit
+def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
+    """Rounds once and stores, by way of shared memory, whole vectors along the result's rows as they are stored."""
+    tiling: gl.constexpr = product.tiling
+    tile = tile.to(out.dtype.element_ty)
+    element_bytes: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
+    if product.out_transposed:
+        layout: gl.constexpr = _transposed_layout(copy_layout(None, tiling.tile_m, element_bytes, tiling.warps))
+    else:
+        layout: gl.constexpr = copy_layout(None, tiling.tile_n, element_bytes, tiling.warps)
+    row = numbers(tile_m * tiling.tile_m, tiling.tile_m, layout, 0)
+    column = numbers(tile_n * tiling.tile_n, tiling.tile_n, layout, 1)
+    if product.out_transposed:
+        target = out + column.to(gl.int64) * product.m + row
+    else:
+        target = out + row.to(gl.int64) * product.n + column
+    inside = (row < product.m) & (column < product.n)
+    gl.store(target, gl.convert_layout(tile, layout), mask=inside)
+
+
+@gluon.jit
+def multiply(values, metadata, columns, b, out, product: gl.constexpr):
+    """One tile of a product. See `Product`; `columns`, the lists of rows of b, is not read if v is 0."""
+    tiling: gl.constexpr = product.tiling
+    stages: gl.constexpr = tiling.stages
+    dtype: gl.constexpr = b.dtype.element_ty
+    b_shape: gl.constexpr = [tiling.tile_n, STEP] if product.b_transposed else [STEP, tiling.tile_n]
+    sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
+    values_smem = gl.allocate_shared_memory(dtype, [stages, tiling.tile_m, _KEPT], shared_layout(_KEPT, 2))
+    words_smem = gl.allocate_shared_memory(gl.int32, [stages, sixteens, 32], shared_layout(32, 4))
+    b_smem = gl.allocate_shared_memory(dtype, [stages, b_shape[0], b_shape[1]], shared_layout(b_shape[1], 2))
+
+    tile_m, tile_n = tile_of_block(product)
+    for step in gl.static_range(stages - 1):
+        rows = look_up(columns, tile_m, step, product)
+        _copy_sparse(values, metadata, values_smem.index(step), words_smem.index(step), tile_m, step, product)
+        copy_b(b, b_smem.index(step), rows, tile_n, product)
+        async_copy.commit_group()
+
+    sums = mma_sp.zeros(tiling.tile_m, tiling.tile_n, tiling.warps_m, tiling.warps_n)
+    slot = 0
+    for step in range(product.steps):
+        following = step + stages - 1
+        rows = look_up(columns, tile_m, following, product)  # early: the numbers come from memory
+        async_copy.wait_group(stages - 2)
+        sums = _multiply_step(values_smem.index(slot), words_smem.index(slot), b_smem.index(slot), sums, product)
+        free = gl.where(slot == 0, stages - 1, slot - 1)  # what the step before has read
+        _copy_sparse(values, metadata, values_smem.index(free), words_smem.index(free), tile_m, following, product)
+        copy_b(b, b_smem.index(free), rows, tile_n, product)
+        async_copy.commit_group()
+        slot = gl.where(slot == stages - 1, 0, slot + 1)
+    async_copy.wait_group(0)
+    store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, product)

@@ -1,0 +1,88 @@
+"""Kernels compile for every compute capability that this backend takes, to the instructions they are about."""
+
+import re
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import pytest
+from triton.backends.nvidia.compiler import get_ptxas
+
+from sparse_lm.ops import triton
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.triton import device
+from sparse_lm.ops.triton.gluon_call import compile_gluon
+from sparse_lm.ops.triton.matmul_24 import CANDIDATES as DENSE
+from sparse_lm.ops.triton.matmul_24 import _matmul_24_kernel
+from sparse_lm.ops.triton.matmul_venom import CANDIDATES as VENOM
+from sparse_lm.ops.triton.matmul_venom import _matmul_venom_kernel
+from sparse_lm.ops.triton.product import Product, largest_that_occupies
+
+T, F, D = 8192, 8192, 2048
+
+
+def _assert_assembles(compiled, tmp_path, capability):
+    """Within the shared memory of a thread block, with sparse instructions, and without spilling registers."""
+    assert compiled.shared_bytes <= device.shared_bytes(capability)
+    assert "mma.sp::ordered_metadata.sync.aligned.m16n8k32" in compiled.ptx
+    assert "cp.async.cg.shared.global" in compiled.ptx and "ldmatrix" in compiled.ptx
+    (tmp_path / "kernel.ptx").write_text(compiled.ptx)
+    suffix = "a" if capability == 90 else ""
+    command = [
+        get_ptxas(capability).path,
+        "-v",
+        f"--gpu-name=sm_{capability}{suffix}",
+        "kernel.ptx",
+        "-o",
+        "kernel.cubin",
+    ]
+    report = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
+    assert re.findall(r"(\d+) bytes spill stores", report) == ["0"]
+
+
+def _cases(candidates):
+    """Every tiling for every GPU on which it fits."""
+    return [
+        (c, config) for c in (80, 86, 89, 90) for config in candidates if config.shared_bytes <= device.shared_bytes(c)
+    ]
+
+
+@pytest.mark.parametrize("capability, config", _cases(DENSE))
+def test_matmul_24(capability, config, tmp_path):
+    turned = capability != 80
+    shape = Product(F, T, D, F, D // 64, D if turned else T, config, b_transposed=turned, out_transposed=turned)
+    types = "*bf16", "*i32", "*bf16", "*fp32" if capability == 90 else "*bf16"
+    compiled = compile_gluon(_matmul_24_kernel, types, (("shape", shape),), config.warps, capability)
+    _assert_assembles(compiled, tmp_path, capability)
+
+
+@pytest.mark.parametrize("capability, config", _cases(VENOM))
+def test_matmul_venom(capability, config, tmp_path):
+    shape = Product(T, D, F, T, F // 4 // 64, D, config, v=256)
+    compiled = compile_gluon(
+        _matmul_venom_kernel, ("*fp16", "*i32", "*i32", "*fp16", "*fp16"), (("shape", shape),), config.warps, capability
+    )
+    _assert_assembles(compiled, tmp_path, capability)
+
+
+def test_lowers_without_a_gpu():
+    w = Sparse24(
+        jax.ShapeDtypeStruct((320, 224), jnp.bfloat16), jax.ShapeDtypeStruct((5, 7, 128), jnp.int32), (300, 392)
+    )
+    b = jax.ShapeDtypeStruct((392, 500), jnp.bfloat16)
+    lowered = jax.jit(triton.matmul_24).trace(w, b).lower(lowering_platforms=("cuda",))
+    assert lowered.out_info.shape == (300, 500)
+    assert "triton_kernel_call" in lowered.as_text()
+    columns = jax.ShapeDtypeStruct((5, 448), jnp.int32)
+    a = SparseVenom(w.values, w.metadata, columns, (300, 1568), 64, 16)
+    lowered = jax.jit(triton.matmul_venom).trace(a, jax.ShapeDtypeStruct((1568, 500), jnp.bfloat16))
+    assert "triton_kernel_call" in lowered.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_the_largest_tile_that_occupies_the_gpu(monkeypatch):
+    large, medium, small = DENSE[0], DENSE[1], DENSE[-1]
+    monkeypatch.setattr(device, "core_count", lambda: 108)
+    for capability, largest in ((80, large), (89, medium)):
+        monkeypatch.setattr(device, "compute_capability", lambda capability=capability: capability)
+        assert largest_that_occupies(DENSE, 8192, 8192) == largest
+        assert largest_that_occupies(DENSE, 64, 64) == small
