@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs from compute capability 8.0 on, in Triton: products in Gluon, selections in plain Triton.
+"""Kernels for NVIDIA GPUs of compute capability 8.x and 9.x, in Triton: products in Gluon, selections in plain Triton.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`.
@@ -6,5 +6,15 @@ they cannot do with `NotImplementedError(reason)`.
 
 from sparse_lm.ops.triton.matmul_24 import matmul_24
 from sparse_lm.ops.triton.matmul_venom import matmul_venom
+from sparse_lm.ops.triton.sparsify_24 import soft_threshold_24, sparsify_24, squared_relu_24
+from sparse_lm.ops.triton.sparsify_venom import sparsify_venom, squared_relu_venom
 
-__all__ = ["matmul_24", "matmul_venom"]
+__all__ = [
+    "matmul_24",
+    "matmul_venom",
+    "soft_threshold_24",
+    "sparsify_24",
+    "sparsify_venom",
+    "squared_relu_24",
+    "squared_relu_venom",
+]

@@ -1,0 +1,88 @@
+"""Two of each four in the registers of a thread: the rules of `sparse_lm.ops.select`, in Triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_NAN_RANK = tl.constexpr(0x7FC00000)
+_INF = tl.constexpr(0x7F800000)
+_SIGN = tl.constexpr(-(2**31))
+
+
+@triton.jit
+def magnitude_rank(x):
+    """`select.magnitude_rank` of float32."""
+    magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.where(magnitude > _INF, _NAN_RANK, magnitude)
+
+
+@triton.jit
+def _members(x):
+    """float32 [R, 4 G] to the four members of its groups, [R, G] each."""
+    even, odd = tl.split(x.reshape([x.shape[0], x.shape[1] // 4, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _second_smallest(a, b, c, d):
+    larger_of_smallest = tl.maximum(tl.minimum(a, b), tl.minimum(c, d))
+    return tl.minimum(larger_of_smallest, tl.minimum(tl.maximum(a, b), tl.maximum(c, d)))
+
+
+@triton.jit
+def _shrink(x, rank, threshold):
+    """sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
+    signed_threshold = (threshold | (x.to(tl.int32, bitcast=True) & _SIGN)).to(tl.float32, bitcast=True)
+    return tl.where(rank <= threshold, tl.where(rank == _NAN_RANK, x, 0.0), x - signed_threshold)
+
+
+@triton.jit
+def two_of_four(x, SOFT: tl.constexpr):
+    """The survivors of float32 [R, 4 G], shrunk if SOFT, and their nibbles of metadata: three times [R, G]."""
+    a, b, c, d = _members(x)
+    rank_a, rank_b, rank_c, rank_d = magnitude_rank(a), magnitude_rank(b), magnitude_rank(c), magnitude_rank(d)
+    ab, ac, ad = rank_a >= rank_b, rank_a >= rank_c, rank_a >= rank_d
+    bc, bd, cd = rank_b >= rank_c, rank_b >= rank_d, rank_c >= rank_d
+    # Those that win two of their three comparisons.
+    keep_a = (ab & ac) | (ab & ad) | (ac & ad)
+    keep_b = (~ab & bc) | (~ab & bd) | (bc & bd)
+    keep_c = (~ac & ~bc) | (~ac & cd) | (~bc & cd)
+    keep_d = (~ad & ~bd) | (~ad & ~cd) | (~bd & ~cd)
+    low = tl.where(keep_a, a, tl.where(keep_b, b, c))
+    high = tl.where(keep_d, d, tl.where(keep_c, c, b))
+    if SOFT:
+        threshold = _second_smallest(rank_a, rank_b, rank_c, rank_d)
+        low, high = _shrink(low, magnitude_rank(low), threshold), _shrink(high, magnitude_rank(high), threshold)
+    first = tl.where(keep_a, 0, tl.where(keep_b, 1, 2))
+    second = tl.where(keep_d, 3, tl.where(keep_c, 2, 1))
+    return low, high, first | second << 2
+
+
+@triton.jit
+def interleave(low, high):
+    """[R, G] each to [R, 2 G], alternately."""
+    return tl.join(low, high).reshape([low.shape[0], 2 * low.shape[1]])
+
+
+@triton.jit
+def spread(low, high, nibble):
+    """The matrix [R, 4 G] that survivors and nibbles stand for."""
+    first, second = nibble & 3, nibble >> 2
+    zero = tl.zeros_like(low)
+    a = tl.where(first == 0, low, zero)
+    b = tl.where(first == 1, low, tl.where(second == 1, high, zero))
+    c = tl.where(first == 2, low, tl.where(second == 2, high, zero))
+    d = tl.where(second == 3, high, zero)
+    return tl.join(tl.join(a, c), tl.join(b, d)).reshape([low.shape[0], 4 * low.shape[1]])
+
+
+@triton.jit
+def pack_words(nibble):
+    """Nibbles [64, 16] to the 128 words of metadata of a tile; `sparse_lm.ops.formats` has the layout."""
+    shifts = (4 * tl.arange(0, 4))[None, None, :]
+    halves = tl.sum(nibble.reshape([64, 4, 4]) << shifts, axis=2)  # of 16 logical k
+    low, high = tl.split(halves.reshape([4, 2, 8, 4]).permute([0, 2, 3, 1]))  # warp, g, t
+    return (low | high << 16).reshape([128])

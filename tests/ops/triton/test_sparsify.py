@@ -1,0 +1,108 @@
+"""The selections: bit for bit the reference."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops import reference, triton
+from tests.ops.hopper.test_hidden import _assert_equal, _exact_stats, _random
+
+SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
+WIDE, NARROW = jnp.float32, jnp.bfloat16
+
+
+def _compiled(backend, op, *args, **options):
+    return jax.jit(lambda *args: vars(backend)[op](*args, **options))(*args)
+
+
+def _assert_as_reference(op, *args, **options):
+    """The result, which equals the reference's, twice."""
+    expected = _compiled(reference, op, *args, **options)
+    for _ in range(2):
+        result = _compiled(triton, op, *args, **options)
+        _assert_equal(result, expected)
+    return result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype, out", [(WIDE, NARROW), (NARROW, NARROW), (jnp.float16, jnp.float16)])
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("method", ["magnitude", "soft_threshold"])
+def test_sparsify_24(method, axis, dtype, out, special):
+    for shape in SHAPES[1:3]:
+        x = _random(shape, dtype, 0, special)
+        _assert_as_reference("sparsify_24", x, method=method, axis=axis, scale=1.4375, dtype=out, key=None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("layers, rows, columns", [(1, 100, 300), (3, 128, 200)])
+def test_soft_threshold_24(layers, rows, columns, special):
+    w = _random((layers * rows, columns), WIDE, 1, special)
+    _assert_as_reference("soft_threshold_24", w, jnp.linspace(0.5, 1.5, layers), dtype=NARROW)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_squared_relu_24(shape, dtype, special):
+    h = _random(shape, dtype, 2, special)
+    expected, _ = _compiled(reference, "squared_relu_24", h)
+    ours, stats = _compiled(triton, "squared_relu_24", h)
+    _assert_equal(ours, expected)
+    np.testing.assert_allclose(stats, _exact_stats(h, expected.values), rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("v, m", [(64, 8), (128, 16), (256, 16), (128, 32), (64, 4)])
+@pytest.mark.parametrize("tokens, neurons", [(512, 1024), (300, 480)])
+def test_venom(tokens, neurons, v, m, dtype):
+    """Integers, whose squares add up exactly in any order: so do the norms that columns are chosen by."""
+    x = jnp.asarray(np.random.default_rng(7).integers(-8, 9, (tokens, neurons)), dtype)
+    _assert_as_reference("sparsify_venom", x, v=v, m=m, columns="norm", dtype=dtype)
+    y_expected, stats_expected = _compiled(reference, "squared_relu_venom", x, v=v, m=m, columns="norm")
+    y, stats = _compiled(triton, "squared_relu_venom", x, v=v, m=m, columns="norm")
+    _assert_equal(y, y_expected)
+    np.testing.assert_allclose(stats, stats_expected, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [0.0, np.inf, np.nan])
+def test_venom_of_special_numbers(special):
+    """One in 50 of the numbers; all of them in the first block."""
+    rng = np.random.default_rng(9)
+    x = np.where(rng.random((256, 512)) < 0.02, special, rng.integers(-8, 9, (256, 512)))
+    x = jnp.asarray(np.where(np.arange(256)[:, None] < 128, special, x), NARROW)
+    _assert_as_reference("sparsify_venom", x, v=128, m=16, columns="norm", dtype=NARROW)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_lowers_without_a_gpu(axis, dtype):
+    x = jax.ShapeDtypeStruct((300, 192), dtype)
+    for op, options in {
+        "sparsify_24": dict(method="soft_threshold", axis=axis, scale=1.5, dtype=NARROW, key=None),
+        "sparsify_venom": dict(v=128, m=16, columns="norm", dtype=NARROW),
+    }.items():
+        ours, expected = (functools.partial(vars(backend)[op], **options) for backend in (triton, reference))
+        lowered = jax.jit(ours).trace(x).lower(lowering_platforms=("cuda",))
+        assert lowered.out_info == jax.eval_shape(expected, x)
+
+
+def test_refuses_what_it_cannot_do():
+    x = jnp.zeros((64, 96), jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="random"):
+        triton.sparsify_24(x, "mvue", -1, dtype=jnp.bfloat16, scale=1.0)
+    with pytest.raises(NotImplementedError, match="16-bit"):
+        triton.sparsify_24(x, "magnitude", -1, dtype=jnp.float32, scale=1.0)
+    with pytest.raises(NotImplementedError, match="by norm"):
+        triton.sparsify_venom(x, 64, 16, columns="exhaustive", dtype=x.dtype)
+    for v, m in ((32, 16), (64, 12)):
+        with pytest.raises(NotImplementedError, match="multiple of 64, m a power of two"):
+            triton.sparsify_venom(x, v, m, columns="norm", dtype=x.dtype)
