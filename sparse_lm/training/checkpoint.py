@@ -21,6 +21,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -181,10 +182,11 @@ class Checkpoints:
             self._manager.reload()
 
     def _remove_rests(self) -> None:
-        """Of saves that failed, and of steps that were being deleted. While nothing is being saved."""
-        directory = self._manager.directory
-        for rest in (*directory.glob("*-tmp"), *(directory / _TRASH).glob("*")):
-            rest.rmtree()
+        """Of steps that were being deleted, and of saves that failed. While nothing is being saved."""
+        directory = Path(self._manager.directory)
+        failed = directory.glob("*-tmp") if self._failure else ()  # Orbax removes those of an earlier process
+        for rest in (*failed, *(directory / _TRASH).glob("*")):
+            shutil.rmtree(rest, ignore_errors=True)
 
     def __enter__(self) -> Checkpoints:
         return self

@@ -14,6 +14,7 @@ from sparse_lm.training.checkpoint import open_params
 from sparse_lm.training.ffn_state import MATRICES
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.restored import is_sparse
+from sparse_lm.training.workdir import meaning
 
 
 class LayerwiseParams:
@@ -32,7 +33,7 @@ class LayerwiseParams:
     """
 
     def __init__(self, workdir: str | os.PathLike, config: Config, checkpoint: int | str | None = None):
-        self._params, self._variables, self.step = open_params(workdir, checkpoint)
+        self._params, self._variables, self.step = open_params(workdir, checkpoint, run=meaning(config))
         self._baked = is_sparse(config, self.step)
         plan = sparse_plan(config.sparsity)
         self._effective = jax.jit(functools.partial(effective_weights, plan=plan))

@@ -33,8 +33,9 @@ from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.summary import RunSummary
 from sparse_lm.training.timing import StepTimer
+from sparse_lm.training.validity import check_variables
 from sparse_lm.training.wandb_run import WandbRun
-from sparse_lm.training.workdir import check_same_config, make_workdir, save_config
+from sparse_lm.training.workdir import check_same_config, make_workdir, meaning, save_config
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,14 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
     log.info(data.describe())
 
     trainer = make_trainer(config)
-    with summary, Checkpoints(workdir, config.keep_checkpoints) as checkpoints, Interrupt() as interrupt:
-        state = checkpoints.restore_latest(jax.eval_shape(trainer.init))
+    with (
+        summary,
+        Checkpoints(workdir, config.keep_checkpoints, meaning(config)) as checkpoints,
+        Interrupt() as interrupt,
+    ):
+        state = checkpoints.restore_latest(
+            jax.eval_shape(trainer.init), lambda state: check_variables(state.variables, config, int(state.step))
+        )
         if state is None:
             state = trainer.init()
             if pretrained:

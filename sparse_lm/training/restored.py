@@ -12,7 +12,8 @@ from sparse_lm.training.checkpoint import restore_params
 from sparse_lm.training.flip import dense_params, fix_scales
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.step import Params
-from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.training.validity import check_variables
+from sparse_lm.training.workdir import WorkdirError, meaning
 
 
 def restore_for_dense(
@@ -24,10 +25,10 @@ def restore_for_dense(
     Raises:
       WorkdirError: there is no such checkpoint.
     """
-    params, variables, step = restore_params(workdir, checkpoint)
+    params, variables, step = _restore(workdir, config, checkpoint)
     if is_sparse(config, step):
         bake = jax.jit(dense_params, static_argnums=2)
-        params = bake(params, FfnVariables(**variables), sparse_plan(config.sparsity))
+        params = bake(params, variables, sparse_plan(config.sparsity))
     return params, step
 
 
@@ -40,16 +41,28 @@ def restore_for_sparse(
     Raises:
       WorkdirError: there is no such checkpoint, or no sparse phase before it.
     """
-    params, variables, step = restore_params(workdir, checkpoint)
+    params, variables, step = _restore(workdir, config, checkpoint)
     windows = config.sparsity.windows
     if not windows:
         raise WorkdirError(workdir, "--sparse needs a run with a sparse phase; this one is dense throughout")
     if step <= windows[0][0]:
         reason = f"--sparse needs a checkpoint after step {windows[0][0]}, where the sparse phase starts; got {step}"
         raise WorkdirError(workdir, reason)
-    plan, variables = sparse_plan(config.sparsity), FfnVariables(**variables)
+    plan = sparse_plan(config.sparsity)
     if plan.weights == "soft_threshold" and not is_sparse(config, step):
         variables = fix_scales(variables, params["layers"]["ffn"], plan)
+    return params, variables, step
+
+
+def _restore(
+    workdir: str | os.PathLike, config: Config, checkpoint: int | str | None
+) -> tuple[Params, FfnVariables, int]:
+    params, by_name, step = restore_params(workdir, checkpoint, run=meaning(config))
+    variables = FfnVariables(**by_name)
+    try:
+        check_variables(variables, config, step)
+    except ValueError as error:
+        raise WorkdirError(workdir, f"checkpoint {step} cannot be used: {error}") from error
     return params, variables, step
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import ml_collections
 from flax.traverse_util import flatten_dict
@@ -73,6 +74,16 @@ def load_config(workdir: str | os.PathLike) -> Config:
     if not path.exists():
         raise WorkdirError(workdir, "holds no run (no config.json)")
     return parse(ml_collections.ConfigDict(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def meaning(config: Config) -> dict[str, Any]:
+    """What the arrays of a run's checkpoints mean, by configuration key: their model, and what made it sparse."""
+    values = flatten_dict(to_dict(config), sep=".")
+    return {
+        key: value
+        for key, value in values.items()
+        if key == "sparsity.recipe" or (key.startswith("model.") and key not in RESUMABLE_CHANGES)
+    }
 
 
 def check_same_config(workdir: str | os.PathLike, config: Config) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from sparse_lm import ops
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoint import Checkpoints, open_params
 from sparse_lm.training.layerwise import LayerwiseParams
@@ -20,7 +21,9 @@ def test_same_parameters_as_when_read_whole(recipe, step, tmp_path):
     """In the sparse phase (step 6), those that its forward uses."""
     config = small.config(recipe)
     state = make_trainer(config).init()
-    masks = jax.random.bernoulli(jax.random.key(1), 0.5, state.params["layers"]["ffn"]["up"].shape)
+    masks = jax.vmap(ops.transposable_mask)(
+        jax.random.normal(jax.random.key(1), state.params["layers"]["ffn"]["up"].shape)
+    )
     variables = jax.tree.map(lambda x: masks if x.dtype == bool else 1.5 * jnp.ones_like(x), state.variables)
     save_config(tmp_path, config)
     with Checkpoints(tmp_path, keep=1) as checkpoints:

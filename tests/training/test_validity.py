@@ -1,0 +1,76 @@
+"""Variables of real sparse phases are valid; broken ones are named."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.validity import check_variables
+from tests import small
+
+
+@pytest.fixture(scope="module", params=["fst", "cluster_sets"])
+def entered(request):
+    """Configuration and variables just after the sparse phase has begun."""
+    config = small.config(request.param)
+    trainer = make_trainer(config)
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    return config, transitions.enter_sparse(trainer.init(), small.windows(config)).variables
+
+
+BEGUN = 5  # `small.config` is sparse from step 4 on
+
+
+def test_those_of_a_sparse_phase_are_valid(entered):
+    config, variables = entered
+    check_variables(variables, config, BEGUN)
+
+
+def test_those_of_a_new_run_are_valid_until_it_begins(entered):
+    config, _ = entered
+    variables = make_trainer(config).init().variables
+    check_variables(variables, config, BEGUN - 1)
+    if variables.columns is not None or variables.mask_up is not None:
+        with pytest.raises(ValueError, match="in layer 0"):
+            check_variables(variables, config, BEGUN)
+
+
+def random_mask(rng, shape):
+    """2:4 along rows, each row for itself: not along columns too."""
+    order = rng.random((*shape[:-1], shape[-1] // 4, 4)).argsort(axis=-1)
+    return jnp.asarray((order < 2).reshape(shape))
+
+
+def test_what_is_broken_is_named(entered):
+    config, variables = entered
+    rng = np.random.default_rng(0)
+    neurons = config.model.ffn_dim
+    broken = {
+        "mask_up": lambda mask: mask.at[1].set(random_mask(rng, mask.shape[1:])),
+        "mask_down": lambda mask: mask.at[1, 7, 9].set(~mask[1, 7, 9]),
+        "scale_up": lambda scale: scale.at[1].set(jnp.nan),
+        "scale_down": lambda scale: scale.at[1].set(0),
+        "centroids": lambda centres: centres.at[1, 0, 0].set(jnp.inf),
+        "columns": lambda columns: columns.at[1, 0, -1].set(neurons),
+    }
+    for name, breaks in broken.items():
+        value = getattr(variables, name)
+        if value is not None:
+            with pytest.raises(ValueError, match=rf"^{name} .* in layer 1$"):
+                check_variables(dataclasses.replace(variables, **{name: breaks(value)}), config, BEGUN)
+    if variables.columns is not None:
+        twice = variables.columns.at[1, 0, 1].set(variables.columns[1, 0, 0])
+        with pytest.raises(ValueError, match="columns are not ascending"):
+            check_variables(dataclasses.replace(variables, columns=twice), config, BEGUN)
+
+
+def test_transposed_masks_are_valid_too(entered):
+    config, variables = entered
+    if variables.mask_up is None:
+        return
+    transposed = jax.tree.map(lambda mask: mask.swapaxes(1, 2), variables)
+    check_variables(transposed, config, BEGUN)
