@@ -6,7 +6,8 @@ import itertools
 
 from matplotlib.figure import Figure
 
-from experiments.plot_results import GREY, Results, limit, new_figure
+from experiments.plot_results import Results, limit, new_figure
+from sparse_lm.reporting.style import GREY
 
 
 def products_24(results: Results) -> Figure:

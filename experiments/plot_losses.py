@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.plot_results import Results, new_figure, shade_sparse
+from experiments.plot_results import Results, new_figure
+from sparse_lm.reporting.style import shade_sparse
 
 Run = dict[str, Any]
 

@@ -10,9 +10,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sparse_lm.reporting.style import GREY
+
 RESULTS = pathlib.Path(__file__).parent / "results"
-STYLE = pathlib.Path(__file__).parent / "plots.mplstyle"
-GREY = "#808080"
 
 
 class Results(NamedTuple):
@@ -66,10 +66,3 @@ def limit(axes: Axes, x: float, label: str) -> None:
     axes.axvline(x, color=GREY, linestyle="--", linewidth=1)
     axes.annotate(label, (x, 1), xycoords=("data", "axes fraction"), xytext=(-3, 2), textcoords="offset points",
                   ha="right", fontsize="small")  # fmt: skip
-
-
-def shade_sparse(axes: Axes, start: float, end: float) -> None:
-    """Marks the sparse phase on an axis of steps or tokens."""
-    axes.axvspan(start, end, color=GREY, alpha=0.15, linewidth=0)
-    axes.annotate("sparse", ((start + end) / 2, 1), xycoords=("data", "axes fraction"), xytext=(0, -3),
-                  textcoords="offset points", ha="center", va="top", fontsize="small")  # fmt: skip

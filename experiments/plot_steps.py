@@ -9,8 +9,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.plot_losses import final_gaps
-from experiments.plot_results import GREY, Results, limit, new_figure
+from experiments.plot_results import Results, limit, new_figure
 from sparse_lm.config import SparsityConfig
+from sparse_lm.reporting.style import GREY
 
 
 def whole_steps(results: Results) -> Figure:

@@ -20,8 +20,9 @@ from matplotlib.figure import Figure
 
 from experiments.plot_kernels import feed_forwards, products_24, products_venom, sparsifiers
 from experiments.plot_losses import final_losses, kernel_agreement, loss_curves, one_run, small_runs
-from experiments.plot_results import RESULTS, STYLE, Results, find_results
+from experiments.plot_results import RESULTS, Results, find_results
 from experiments.plot_steps import frontier, speedups_of_runs, whole_steps
+from sparse_lm.reporting.style import STYLE
 
 
 class Plot(NamedTuple):
