@@ -7,6 +7,7 @@ is saved and its memory when it is restored is noticed: in a transfer, in a libr
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,12 @@ def checksum(x: Array, axes_kept: int = 0) -> Array:
     second = _mix(first + np.uint32(0x9E3779B9))
     summed = tuple(range(axes_kept, words.ndim))
     return jnp.stack([jnp.sum(part, axis=summed, dtype=jnp.uint32) for part in (first, second)], axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames="axes_kept")
+def checksums(arrays: Sequence[Array], axes_kept: tuple[int, ...]) -> list[Array]:
+    """`checksum` of each, compiled as one program."""
+    return [checksum(x, kept) for x, kept in zip(arrays, axes_kept, strict=True)]
 
 
 def _mix(word: Array) -> Array:

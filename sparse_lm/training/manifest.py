@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparse_lm.training.checksums import checksum
+from sparse_lm.training.checksums import checksum, checksums
 
 FORMAT = 1
 
@@ -109,10 +109,10 @@ def by_layer(path: ArrayPath) -> bool:
 
 
 def _entries(arrays: Mapping[ArrayPath, Any]) -> dict[ArrayPath, Entry]:
-    words = {path: checksum(array, axes_kept=int(by_layer(path))) for path, array in arrays.items()}
+    words = jax.device_get(checksums(list(arrays.values()), axes_kept=tuple(int(by_layer(path)) for path in arrays)))
     return {
-        path: Entry(tuple(arrays[path].shape), arrays[path].dtype.name, tuple(_hexadecimal(pairs)))
-        for path, pairs in jax.device_get(words).items()
+        path: Entry(tuple(array.shape), array.dtype.name, tuple(_hexadecimal(pairs)))
+        for (path, array), pairs in zip(arrays.items(), words, strict=True)
     }
 
 

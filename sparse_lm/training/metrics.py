@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import tensorboardX
 
+from sparse_lm.training.telemetry import AppendedFile, ScalarEvents
 from sparse_lm.training.wandb_run import WandbRun
 
 FILE = "metrics.jsonl"
@@ -24,7 +24,7 @@ class MetricsWriter:
 
     A resumed run repeats the steps since its checkpoint. What an earlier process wrote about them is
     dropped first, so that each step has one line, and a run that was killed leaves the same trace as
-    one that was not.
+    one that was not. A disk that is full does not stop a run: see `telemetry`.
 
     Args:
       workdir: an existing directory.
@@ -35,14 +35,12 @@ class MetricsWriter:
     def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: WandbRun | None = None):
         lines = Path(workdir, FILE)
         _drop_from(lines, resume_step)
-        self._lines = lines.open("a", encoding="utf-8")
-        self._events = tensorboardX.SummaryWriter(
-            str(Path(workdir, "tensorboard")), purge_step=resume_step, flush_secs=10
-        )
+        self._lines = AppendedFile(lines)
+        self._events = ScalarEvents(Path(workdir, "tensorboard"), resume_step)
         self._wandb_run = wandb_run
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes one step. The JSON line is on its way to disk at return, events some seconds later.
+        """Writes one step. The JSON line and the events are on their way to disk at return.
 
         Args:
           step: becomes the line's "step".
@@ -56,11 +54,9 @@ class MetricsWriter:
         """
         values = dict(zip(metrics, jax.device_get(list(metrics.values())), strict=True))
         line = {"step": step, **{name: _plain(value) for name, value in values.items()}}
-        self._lines.write(to_json(line) + "\n")
-        self._lines.flush()
+        self._lines.write(f"{to_json(line)}\n".encode())
         scalars = dict(pair for name in values for pair in _scalars(name, line[name]))
-        for tag, scalar in scalars.items():
-            self._events.add_scalar(tag, scalar, step)
+        self._events.write(step, scalars)
         if self._wandb_run:
             self._wandb_run.write(step, scalars)
         return line

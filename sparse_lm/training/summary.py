@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from sparse_lm.config import Config
 from sparse_lm.training.metrics import read_metrics
 from sparse_lm.training.provenance import provenance
 from sparse_lm.training.wall_time import WallTime
+
+_log = logging.getLogger(__name__)
 
 FILE = "summary.json"
 
@@ -95,11 +98,14 @@ class RunSummary:
             self._best = self._evaluation
 
     def write(self) -> None:
-        """Writes the file, in one rename."""
+        """Writes the file, in one rename. A full disk leaves the one before, and does not stop the run."""
         path = Path(self._workdir, FILE)
         written = path.with_suffix(".json.tmp")
-        written.write_text(json.dumps(self._contents(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        written.replace(path)
+        try:
+            written.write_text(json.dumps(self._contents(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            written.replace(path)
+        except OSError as error:
+            _log.error("%s cannot be written: %s", path, error.strerror)
 
     def _contents(self) -> dict[str, Any]:
         seconds, steps = (_sum(self._processes(), table) for table in ("seconds", "steps"))
