@@ -17,6 +17,7 @@ import pytest
 from sparse_lm import config as config_lib
 from sparse_lm.data import errors, pipeline
 from sparse_lm.prepare_data import prepare_files
+from sparse_lm.report import report
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.flip import make_transitions
@@ -91,6 +92,13 @@ def test_run_leaves_what_it_should(whole, corpus):
     assert spent == {kind for kind, seconds in summary["seconds"].items() if seconds > 0}
     assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_time"])
     assert summary["wall_time"] > walls[-1]
+
+
+def test_run_can_be_reported(whole, tmp_path):
+    text = report([str(whole)], str(tmp_path / "report.html")).read_text()
+    last = lines(whole)[-1]
+    for shown in ("12 of 12", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "Zeros among activations", "compile"):
+        assert shown in text
 
 
 def test_finished_run_says_so(whole, corpus, capsys):
