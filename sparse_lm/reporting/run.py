@@ -37,9 +37,8 @@ class Run:
     def by_layer(self, key: str) -> np.ndarray:
         """f64[lines, layers], NaN where absent or not finite; [lines, 0] for a run that never logged it."""
         layers = max(len(line.get(key, ())) for line in self.lines)
-        return np.array([line.get(key, [None] * layers) for line in self.lines], dtype=float).reshape(
-            len(self.lines), layers
-        )
+        rows = [line.get(key, [None] * layers) for line in self.lines]
+        return np.array(rows, dtype=float).reshape(len(rows), layers)
 
     def bad(self, key: str) -> np.ndarray:
         """bool[lines]: where this number was logged and was not finite."""

@@ -102,7 +102,10 @@ class RunSummary:
         path = Path(self._workdir, FILE)
         written = path.with_suffix(".json.tmp")
         try:
-            written.write_text(json.dumps(self._contents(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            with written.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(self._contents(), indent=2, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
             written.replace(path)
         except OSError as error:
             _log.error("%s cannot be written: %s", path, error.strerror)
