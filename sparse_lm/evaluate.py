@@ -1,15 +1,27 @@
-"""Held-out loss of a trained model.
+"""Held-out loss of a trained model, or what it scores in tasks of EleutherAI's evaluation harness.
 
     python -m sparse_lm.evaluate --workdir=runs/tiny [--checkpoint=best] [--sparse]
+    python -m sparse_lm.evaluate --workdir=runs/tiny --tasks=arc_challenge,hellaswag [--include_path=my_tasks]
+                                 [--num_fewshot=5] [--limit=100] [--output=scores.json]
 
 The last line of standard output is one JSON object: step, loss (nats per token), perplexity and
-bits_per_byte, over the whole held-out split.
+bits_per_byte, over the whole held-out split; or step and results, the metrics of each task. `paper` is
+a name for all tasks that 2602.06183 evaluates. The scores also go, with all that the harness reports
+of how they were made, to a file in the workdir's `tasks/`. Tasks need lm-eval, which is in
+requirements-test.txt, and compute FFNs densely.
 """
 
 from __future__ import annotations
 
+import datetime
+import importlib.util
+import json
+import logging
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 
@@ -17,6 +29,9 @@ from sparse_lm import logs
 from sparse_lm.checkpoint_flag import define_checkpoint_flag
 from sparse_lm.config import ConfigError
 from sparse_lm.data import DataError, heldout_batches, open_data
+from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.interop.harness.errors import HarnessError
+from sparse_lm.interop.harness.text_model import TextModel
 from sparse_lm.model import llama
 from sparse_lm.ops.ffn import FfnVariables
 from sparse_lm.ops.plan import DENSE
@@ -25,6 +40,11 @@ from sparse_lm.training.metrics import to_json
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.restored import restore_for_dense, restore_for_sparse
 from sparse_lm.training.workdir import WorkdirError, load_config
+
+_logger = logging.getLogger(__name__)
+
+BATCH_TOKENS = 16_384
+TASK_FLAGS = ("include_path", "num_fewshot", "limit", "batch_tokens", "output")
 
 
 def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = False) -> dict[str, float]:
@@ -47,14 +67,88 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
     return {"step": step, **evaluation(params, variables, batches)}
 
 
+def evaluate_tasks(
+    workdir: str | os.PathLike,
+    tasks: Sequence[str],
+    checkpoint: int | str = "latest",
+    *,
+    include_path: str | os.PathLike | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    output: str | os.PathLike | None = None,
+) -> dict[str, Any]:
+    """What a checkpoint scores in tasks of the harness, which also goes to a file.
+
+    Args:
+      workdir: of the run; its tokenizer and checkpoint are read, its data is not.
+      tasks: names; see `interop.harness.tasks.load_tasks`.
+      checkpoint: "latest", "best" (least held-out loss in training) or a step.
+      include_path: a directory with task files of one's own.
+      num_fewshot: examples before each question; None for what each task says.
+      limit: questions of each task; None for all.
+      batch_tokens: tokens to compute at one time, unless one sequence has more.
+      output: file for the scores; None for one in the workdir.
+
+    Returns:
+      "step", and "results": metrics and their standard errors, by task.
+
+    Raises:
+      HarnessError: lm-eval is not installed, or a task does not exist or cannot be done.
+      WorkdirError: the workdir has no such checkpoint.
+      ConfigError, DataError: the run's configuration or tokenizer cannot be used.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise HarnessError("--tasks needs EleutherAI's harness: pip install 'lm_eval>=0.4.13,<0.5'")
+    from sparse_lm.interop.harness.tasks import load_tasks, score_tasks  # not everywhere installed, and slow to import
+
+    model, step = text_model(workdir, checkpoint, batch_tokens)
+    loaded = load_tasks(tasks, include_path)
+    report = {"step": step, "limit": limit, **score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit)}
+    _write(report, Path(output) if output else _new_file(workdir, step))
+    return {"step": step, "results": report["results"]}
+
+
+def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: int) -> tuple[TextModel, int]:
+    """A checkpoint as the harness takes it, and its step. Arguments and errors are those of `evaluate_tasks`."""
+    config = load_config(workdir)
+    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
+    tokenizer.no_truncation()  # files published with a model may cut texts at its context length
+    tokenizer.no_padding()
+    params, step = restore_for_dense(workdir, config, checkpoint)
+    graphdef, end = llama.graphdef(config.model), end_of_text(tokenizer)
+    return TextModel(graphdef, params, tokenizer, end, config.seq_len, batch_tokens), step
+
+
+def _new_file(workdir: str | os.PathLike, step: int) -> Path:
+    """A run's checkpoints are evaluated many times, in tasks of many names: the time tells the files apart."""
+    now = datetime.datetime.now(datetime.UTC)
+    return Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json")
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    _logger.info("scores are in %s", path)
+
+
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}")
     logs.configure()
     options = flags.FLAGS
     try:
-        result = evaluate(options.workdir, options.checkpoint, sparse=options.sparse)
-    except (ConfigError, DataError, WorkdirError) as error:
+        if options.tasks:
+            if options.sparse:
+                raise HarnessError("--sparse: tasks are evaluated with dense FFNs; leave out --sparse or --tasks")
+            of_tasks = {name: options[name].value for name in TASK_FLAGS}
+            result = evaluate_tasks(options.workdir, options.tasks, options.checkpoint, **of_tasks)
+        else:
+            for name in TASK_FLAGS:
+                if options[name].present:
+                    raise HarnessError(f"--{name}: is for tasks; name some with --tasks")
+            result = evaluate(options.workdir, options.checkpoint, sparse=options.sparse)
+    except (ConfigError, DataError, HarnessError, WorkdirError) as error:
         sys.exit(str(error))
     print(to_json(result))
 
@@ -64,6 +158,12 @@ def _define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     define_checkpoint_flag()
     flags.DEFINE_bool("sparse", False, "Compute the FFNs as the run's sparse phase does, instead of densely.")
+    flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
+    flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")
+    flags.DEFINE_integer("num_fewshot", None, "Examples before each question; what a task says if not given.", 0)
+    flags.DEFINE_integer("limit", None, "Questions of each task; all if not given.", 1)
+    flags.DEFINE_integer("batch_tokens", BATCH_TOKENS, "Tokens to compute at one time in tasks.", 1)
+    flags.DEFINE_string("output", None, "File for the scores of tasks; one in the workdir's tasks/ if not given.")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import pytest
 
 from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
 from sparse_lm.data import heldout_batches, open_data
-from sparse_lm.evaluate import evaluate
+from sparse_lm.evaluate import evaluate, evaluate_tasks
+from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.model import llama
 from sparse_lm.ops.ffn import FfnVariables
 from sparse_lm.prepare_data import prepare_files
@@ -23,6 +24,7 @@ from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.flip import dense_params
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
+from tests.interop.harness.examples import write_choice_task
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
 SPARSITY = SparsityConfig(recipe="sste", start_step=10, end_step=30)
@@ -116,12 +118,45 @@ def test_missing_checkpoint_is_refused(workdir):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--workdir=/nowhere"], "--workdir=/nowhere: holds no run (no config.json)\n"),
-        (["--workdir=/nowhere", "--checkpoint=newest"], "must be latest, best or a step"),
+        (["--checkpoint=newest"], "must be latest, best or a step"),
+        (["--tasks=arc_easy", "--sparse"], "--sparse: tasks are evaluated with dense FFNs"),
+        (["--limit=3"], "--limit: is for tasks; name some with --tasks\n"),
     ],
 )
 def test_mistakes_get_a_clear_line(flags, message):
-    run = subprocess.run([sys.executable, "-m", "sparse_lm.evaluate", *flags], capture_output=True, text=True)
+    command = [sys.executable, "-m", "sparse_lm.evaluate", "--workdir=/nowhere"]
+    run = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert run.returncode != 0
     assert message in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_tasks_from_the_command_line(workdir, tmp_path):
+    """Of a checkpoint by name; the scores are in a file too. All that is random is seeded."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
+    write_choice_task(tmp_path, "quiz", count=9, answer_words=2)
+    shutil.copy(workdir / "data" / "tokenizer.json", workdir)
+    tasks = ["--tasks=quiz", f"--include_path={tmp_path}", "--limit=6", "--num_fewshot=1", "--checkpoint=best"]
+    command = [sys.executable, "-m", "sparse_lm.evaluate", f"--workdir={workdir}", *tasks]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert result["step"] == 20
+    assert set(result["results"]["quiz"]) == {"acc", "acc_stderr", "acc_norm", "acc_norm_stderr"}
+    (written,) = (workdir / "tasks").glob("step_20_*.json")
+    assert str(written) in run.stderr
+    report = json.loads(written.read_text())
+    assert report["results"] == result["results"]
+    assert report["n-samples"]["quiz"] == {"original": 9, "effective": 6}
+    assert report["n-shot"]["quiz"] == 1
+
+    options = dict(include_path=tmp_path, limit=6, num_fewshot=1, batch_tokens=10**3, output=tmp_path / "a" / "b.json")
+    again = evaluate_tasks(workdir, ["quiz"], "best", **options)
+    assert json.loads((tmp_path / "a" / "b.json").read_text())["results"] == again["results"]
+    assert again["results"]["quiz"] == pytest.approx(result["results"]["quiz"])
+
+
+def test_tasks_without_the_harness_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(HarnessError, match=r"--tasks needs .*: pip install 'lm_eval>="):
+        evaluate_tasks("/nowhere", ["arc_easy"])

@@ -1,0 +1,107 @@
+"""Tasks of the harness by name, and what a model scores in them."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks.manager import TaskDict
+
+from sparse_lm.interop.harness.adapter import HarnessModel
+from sparse_lm.interop.harness.errors import HarnessError
+from sparse_lm.interop.harness.text_model import TextModel
+
+GROUPS = {
+    "paper": (
+        "arc_challenge",
+        "arc_easy",
+        "boolq",
+        "hellaswag",
+        "lambada_openai",
+        "openbookqa",
+        "piqa",
+        "race",
+        "record",
+        "sciq",
+    )
+}
+"""Lists of tasks under one name. `paper` is what 2602.06183 evaluates its models on."""
+
+BOOTSTRAP_ITERATIONS = 1000  # for the standard errors of what is no mean; they are then good to 2%
+# As in the harness's own command: of Python's and NumPy's generators, which tasks may draw from, and of examples.
+RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
+
+
+def load_tasks(names: Sequence[str], include_path: str | os.PathLike | None) -> TaskDict:
+    """Tasks by name, with their data, which the harness downloads if need be.
+
+    Args:
+      names: of tasks, tags and groups of the harness, patterns of such names, or of `GROUPS`.
+      include_path: a directory with task files of one's own, which come before the harness's.
+
+    Raises:
+      HarnessError: there is no such task or directory.
+    """
+    random.seed(RANDOM_SEED)
+    np.random.seed(NUMPY_SEED)
+    names = [task for name in names for task in GROUPS.get(name, [name])]
+    if include_path is not None:
+        if not Path(include_path).is_dir():
+            raise HarnessError(f"--include_path={os.fspath(include_path)}: must be a directory of task files")
+        own = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(own.all_subtasks):  # the harness's own are many: to look through them takes ten seconds
+            return own.load(names)
+    manager = TaskManager(include_path=include_path)
+    for name in names:
+        if not manager.match_tasks([name]):
+            raise HarnessError(f"--tasks={name}: lm-eval {version('lm_eval')} has no such task, nor has --include_path")
+    return manager.load(manager.match_tasks(names))
+
+
+def score_tasks(
+    model: TextModel, tasks: TaskDict, *, num_fewshot: int | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """What a model scores, as the harness reports it.
+
+    Args:
+      model: what to evaluate.
+      tasks: as `load_tasks` returns them.
+      num_fewshot: examples before each question; None for what each task says. A task that says 0 keeps it.
+      limit: questions of each task, the first ones; None for all.
+
+    Returns:
+      "results" by task and metric, "n-shot", "n-samples", "versions", "configs" and more.
+
+    Raises:
+      HarnessError: a task asks for what the model cannot do.
+    """
+    for task in tasks["tasks"].values():
+        configured = task.get_config("num_fewshot")
+        if num_fewshot is not None and configured != 0:
+            task.set_config("num_fewshot", num_fewshot)
+        elif configured is None:
+            task.set_config("num_fewshot", 0)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    # Else the harness forks, which can hang a process that runs JAX.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+    adapter = HarnessModel(model)
+    report = evaluate(adapter, tasks, limit=limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
+    report["results"] = {task: _numbers(metrics) for task, metrics in report["results"].items()}
+    return {**report, "lm_eval_version": version("lm_eval")}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """By names as in "acc", or "exact_match,strict-match" if the task filters answers; what is no number is None."""
+    return {
+        name.removesuffix(",none"): float(value) if value != "N/A" and math.isfinite(value) else None
+        for name, value in metrics.items()
+        if "," in name  # others describe the task
+    }

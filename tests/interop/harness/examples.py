@@ -1,0 +1,85 @@
+"""A run to evaluate, and tasks of each of the harness's kinds on files that a test writes."""
+
+import json
+import os
+
+import jax
+import numpy as np
+import yaml
+
+from sparse_lm.config import Config, OptimizerConfig
+from sparse_lm.interop.harness.text_model import TextModel
+from sparse_lm.model import llama
+from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.workdir import save_config
+from tests.interop.models import MODELS, random_params, save_tokenizer
+
+MODEL = MODELS["grouped"]
+SEQ_LEN = 48
+STEP = 7
+WORDS = ["def", "main", "return", "0", "\n", " ", ":", "ü", "xyz", "()"]
+AGGREGATIONS = {"perplexity": "perplexity", "word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
+
+
+def make_run(workdir):
+    """One checkpoint of random weights."""
+    workdir.mkdir()
+    save_tokenizer(workdir / "tokenizer.json")
+    config = Config(steps=STEP, seq_len=SEQ_LEN, model=MODEL, optimizer=OptimizerConfig(warmup_steps=1))
+    save_config(workdir, config)
+    with Checkpoints(workdir, keep=1) as checkpoints:
+        checkpoints.save(STEP, {"params": random_params(MODEL)})
+    return workdir
+
+
+def text(rng, least, most):
+    """`least` to `most` words; a word is one to three tokens."""
+    return "".join(rng.choice(WORDS, rng.integers(least, most + 1)))
+
+
+def choices(rng, count, answer_words):
+    """Questions with three answers each, for `multiple_choice`."""
+    return [
+        {"text": text(rng, 1, 60), "choices": [text(rng, 1, answer_words) for _ in range(3)], "gold": index % 3}
+        for index in range(count)
+    ]
+
+
+def write_task(directory, name, documents, *, metrics, **config):
+    """A task file and its data; each document is one question."""
+    data = directory / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
+    task = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(directory / "cache")},
+        "test_split": "test",
+        "doc_to_text": "{{text}}",
+        "doc_to_target": "{{gold}}",
+        "metric_list": [
+            {"metric": metric, "aggregation": AGGREGATIONS.get(metric, "mean"), "higher_is_better": True}
+            for metric in metrics
+        ],
+        **config,
+    }
+    (directory / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+
+
+def write_choice_task(directory, name="choice", count=12, answer_words=8):
+    write_task(
+        directory,
+        name,
+        choices(np.random.default_rng(0), count, answer_words),
+        output_type="multiple_choice",
+        doc_to_choice="{{choices}}",
+        doc_to_target="gold",
+        metrics=["acc", "acc_norm"],
+    )
+
+
+def text_model(seq_len, batch_tokens):
+    """The run's model, not read from it."""
+    tokenizer = save_tokenizer(os.devnull)
+    params = jax.device_put(random_params(MODEL))
+    end = tokenizer.token_to_id("<|endoftext|>")
+    return TextModel(llama.graphdef(MODEL), params, tokenizer, end, seq_len, batch_tokens)
