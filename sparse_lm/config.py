@@ -84,7 +84,8 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
-    max_skipped_steps: int = 10  # non-finite steps in a row before the run stops
+    spike_deviations: float = 0.0  # skip a step whose loss is so many over the mean of the last 128; 0: none
+    max_skipped_steps: int = 10  # skipped steps in a row before the run stops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +145,7 @@ class Config:
     eval_every: int = 100
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
+    deterministic: bool = False  # on a GPU: the same bits from each run, at some cost in speed
     init_from: str = ""  # a directory of a transformers model to start from; empty for random weights
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -240,6 +242,7 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
     yield positive("optimizer.epsilon", o.epsilon)
     yield not_negative("optimizer.weight_decay", o.weight_decay)
     yield positive("optimizer.clip_norm", o.clip_norm)
+    yield not_negative("optimizer.spike_deviations", o.spike_deviations)
     yield positive("optimizer.max_skipped_steps", o.max_skipped_steps)
 
     yield one_of("sparsity.recipe", s.recipe, RECIPES)

@@ -21,6 +21,7 @@ from sparse_lm import logs
 from sparse_lm.config import ConfigError, parse
 from sparse_lm.data.errors import DataError
 from sparse_lm.generate import continue_text
+from sparse_lm.training.determinism import request_determinism
 from sparse_lm.training.loop import TooManyBadSteps, train
 from sparse_lm.training.wandb_run import WandbError, check_installed
 from sparse_lm.training.workdir import WorkdirError
@@ -37,6 +38,8 @@ def main(argv: Sequence[str]) -> None:
     workdir = flags.FLAGS.workdir or str(Path("runs", name))
     try:
         config = parse(flags.FLAGS.config)
+        if config.deterministic:
+            request_determinism()
         if flags.FLAGS.wandb:
             check_installed()
         if train(config, workdir, _profile_steps(), flags.FLAGS.wandb):

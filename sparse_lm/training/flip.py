@@ -25,7 +25,7 @@ from sparse_lm import ops
 from sparse_lm.config import Config
 from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.ops.plan import GemmPlan
-from sparse_lm.training import clustering
+from sparse_lm.training import clustering, spikes
 from sparse_lm.training.ffn_state import MATRICES, map_adam, map_ffn, with_ffn
 from sparse_lm.training.step import Metrics, Params, TrainState
 
@@ -75,7 +75,7 @@ def fix_scales(variables: FfnVariables, ffn: dict[str, Array], plan: GemmPlan) -
 
 
 def _enter_sparse(state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any) -> TrainState:
-    state = _edge_moments(state, config.sparsity.moments)
+    state = _forget_losses(_edge_moments(state, config.sparsity.moments))
     ffn = state.params["layers"]["ffn"]
     variables = state.variables
     if plan.weights == "soft_threshold":
@@ -104,12 +104,17 @@ def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan) -> Train
         params=dense_params(state.params, state.variables, plan),
         mask_decay=jnp.zeros((), jnp.float32),
     )
-    return _edge_moments(state, config.sparsity.moments)
+    return _forget_losses(_edge_moments(state, config.sparsity.moments))
 
 
 def _transposable_masks(variables: FfnVariables, ffn: dict[str, Array]) -> FfnVariables:
     mask = jax.vmap(ops.transposable_mask)
     return dataclasses.replace(variables, mask_up=mask(ffn["up"]), mask_down=mask(ffn["down"]))
+
+
+def _forget_losses(state: TrainState) -> TrainState:
+    """Where the loss may leap for good, it is no spike."""
+    return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=spikes.no_losses())
 
 
 def _edge_moments(state: TrainState, option: str) -> TrainState:

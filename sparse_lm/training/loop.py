@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import flops
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.decay_search import search_mask_decay
+from sparse_lm.training.determinism import check_determinism
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.flip import Transitions, make_transitions, needs_refresh
 from sparse_lm.training.interrupt import Interrupt
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class TooManyBadSteps(RuntimeError):
-    """Loss or gradient was not finite for too many steps in a row."""
+    """Loss or gradient was not finite, or the loss a spike, for too many steps in a row."""
 
 
 def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0), wandb: bool = False) -> bool:
@@ -60,6 +60,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
       ConfigError, WorkdirError, DataError, WandbError: before anything compiles.
       TooManyBadSteps: the last good state is saved.
     """
+    check_determinism(config)
     check_implementation(config)
     pretrained = Pretrained(config) if config.init_from else None
     if pretrained:
@@ -147,6 +148,12 @@ class _Run:
         batches = self._batches(start)
         pending: tuple[int, Metrics] | None = None  # dispatched, not yet looked at
         for step in range(start, config.steps):
+            if self.interrupt.requested:
+                if pending:
+                    self._settle(*pending, state)
+                    self._report(*pending)
+                self._stop(state, step)
+                return False
             windows = next(batches)
             profile_turns = self.profile.turns(step)
             if pending and (config.phase(step) != config.phase(step - 1) or profile_turns):
@@ -167,9 +174,8 @@ class _Run:
 
             done = step + 1
             last = done == config.steps
-            interrupted = self.interrupt.requested and not last
             evaluates = last or done % config.eval_every == 0
-            saves = last or done % config.checkpoint_every == 0 or interrupted
+            saves = last or done % config.checkpoint_every == 0
             if not (evaluates or saves):
                 continue
             if last and config.phase(step) == "sparse":
@@ -180,15 +186,20 @@ class _Run:
             pending = None
             if saves:
                 self._save(state, done, results)
-            if interrupted:
-                self.summary.state = f"stopped by {self.interrupt.requested}"
-                print(f"stopped by {self.interrupt.requested} after step {done}, saved; the same command goes on")
-                return False
             self.timer.skip()
         self.checkpoints.wait()
         self.summary.state = "finished"
         print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
         return True
+
+    def _stop(self, state: TrainState, step: int) -> None:
+        """Saves the state after `step` steps, before a request to end the run is obeyed."""
+        if step:
+            self._save(state, step)
+            self.checkpoints.wait()
+        self.summary.state = f"stopped by {self.interrupt.requested}"
+        saved = ", saved" if step else ""
+        print(f"stopped by {self.interrupt.requested} after step {step}{saved}; the same command goes on")
 
     def _batches(self, start: int) -> Iterator[Array]:
         """Batches from step `start` on, on the device."""
@@ -246,7 +257,8 @@ class _Run:
             self._save(state, int(state.step))
             self.checkpoints.wait()
             raise TooManyBadSteps(
-                f"loss or gradient was not finite in {bad_in_a_row} steps in a row, up to step {step}; "
+                f"loss or gradient was not finite, or the loss a spike, in {bad_in_a_row} steps in a row, "
+                f"up to step {step}; "
                 f"the state before them is saved in {self.workdir}"
             )
 
@@ -254,7 +266,7 @@ class _Run:
         """Writes and shows the metrics of a settled step, if it is one to log."""
         config, phase = self.config, self.config.phase(step)
         loss, skipped = float(metrics["loss"]), int(metrics["skipped"])
-        if not math.isfinite(loss):
+        if int(metrics["skipped_in_a_row"]):
             log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results:
             return

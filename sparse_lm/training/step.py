@@ -21,6 +21,7 @@ from sparse_lm.model import llama
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables, weight_mask
 from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.training import spikes
 from sparse_lm.training.mask_decay import masked_decay
 from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.recipe import sparse_plan
@@ -41,8 +42,9 @@ class TrainState:
       opt_state: Optax state.
       variables: what the sparse FFN reads and does not train, [L, ...].
       mask_decay: f32[], the factor of FST's masked decay; 0 outside its sparse phase.
-      skipped: int32[], steps skipped because loss or gradient was not finite.
+      skipped: int32[], steps skipped because loss or gradient was not finite, or the loss a spike.
       skipped_in_a_row: int32[].
+      recent_losses: f32[], see `spikes`; None if none is called a spike.
     """
 
     step: Array
@@ -53,6 +55,7 @@ class TrainState:
     mask_decay: Array
     skipped: Array
     skipped_in_a_row: Array
+    recent_losses: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +106,7 @@ def _init(seed: Array, *, config: Config, optimizer: optax.GradientTransformatio
         mask_decay=jnp.zeros((), jnp.float32),
         skipped=zero,
         skipped_in_a_row=zero,
+        recent_losses=spikes.no_losses() if config.optimizer.spike_deviations else None,
     )
 
 
@@ -131,15 +135,16 @@ def _train_step(
     loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights)
     compute_params = in_compute_dtype(state.params, config.model.dtype)
     (loss, stats), grads = jax.value_and_grad(loss, has_aux=True)(compute_params, state.variables, windows, key)
-    finite, params, opt_state, grad_norm = _update(state, loss, grads, optimizer)
+    good, params, opt_state, grad_norm = _update(state, loss, grads, optimizer, config.optimizer.spike_deviations)
 
     new_state = dataclasses.replace(
         state,
         step=state.step + 1,
         params=params,
         opt_state=opt_state,
-        skipped=state.skipped + ~finite,
-        skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
+        skipped=state.skipped + ~good,
+        skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
+        recent_losses=None if state.recent_losses is None else spikes.remember(loss, state.recent_losses),
     )
     metrics = dict(
         stats,
@@ -155,7 +160,11 @@ def _train_step(
 
 @functools.partial(jax.named_call, name="optimizer")
 def _update(
-    state: TrainState, loss: Array, grads: Params, optimizer: optax.GradientTransformation
+    state: TrainState,
+    loss: Array,
+    grads: Params,
+    optimizer: optax.GradientTransformation,
+    spike_deviations: float,
 ) -> tuple[Array, Params, optax.OptState, Array]:
     """Whether the step is good, parameters and optimizer state after it, and the gradients' norm.
 
@@ -163,16 +172,18 @@ def _update(
     """
     grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # as they are read, with no pass of their own
     grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if state.recent_losses is not None:
+        good &= ~spikes.is_spike(loss, state.recent_losses, spike_deviations)
     updates, opt_state = optimizer.update(
         grads, state.opt_state, state.params, variables=state.variables, mask_decay=state.mask_decay
     )
     params = optax.apply_updates(state.params, updates)
 
     def unless_bad(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+        return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
-    return finite, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
+    return good, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
 
 
 @jax.named_call

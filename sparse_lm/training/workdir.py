@@ -23,6 +23,7 @@ RESUMABLE_CHANGES = frozenset(
         "eval_every",
         "checkpoint_every",
         "keep_checkpoints",
+        "deterministic",
         "data.cache_dir",
         "data.eval_windows",
         "model.remat",

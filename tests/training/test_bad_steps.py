@@ -1,0 +1,118 @@
+"""Bad steps, by what makes them bad: each leaves no trace but a count."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+from sparse_lm.training import spikes, step
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
+from tests import small
+
+
+def counts(state):
+    return int(state.skipped), int(state.skipped_in_a_row)
+
+
+def test_token_that_the_model_does_not_know():
+    """As damaged data would bring it."""
+    config = small.config("dense")
+    trainer = make_trainer(config)
+    state, windows = trainer.init(), small.windows(config)
+    before = jax.device_get((state.params, state.opt_state))
+    windows[2, 7] = config.model.vocab_size + 5
+    state, metrics = trainer.dense_step(state, windows)
+    assert not math.isfinite(metrics["loss"])
+    assert counts(state) == (1, 1)
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
+
+
+@pytest.mark.parametrize("recipe", ["dense", "venom"])
+def test_gradient_that_is_not_finite_under_a_loss_that_is(recipe, monkeypatch):
+    """In step 1, by a term of the loss that is zero and has no derivative there."""
+    config = small.config(recipe)
+    original = step.forward_loss
+
+    def poisoned(params, variables, windows, key, **kwargs) -> tuple[Array, dict]:
+        loss, stats = original(params, variables, windows, key, **kwargs)
+        weight = params["layers"]["ffn"]["up"][0, 0, 0].astype(jnp.float32)
+        bad = windows[0, 0] == 1
+        return loss + jnp.sqrt(jnp.where(bad, weight * 0, 1)) - ~bad, stats
+
+    monkeypatch.setattr(step, "forward_loss", poisoned)
+    trainer = make_trainer(config)
+    state = trainer.init()
+    take = trainer.step("dense" if recipe == "dense" else "sparse")
+    if recipe != "dense":
+        transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+        state = transitions.enter_sparse(state, small.windows(config))
+    for number, first_token, expected in ((0, 0, (0, 0)), (1, 1, (1, 1)), (2, 0, (1, 0))):
+        windows = small.windows(config, number)
+        windows[0, 0] = first_token
+        before = jax.device_get((state.params, state.opt_state, state.variables))
+        state, metrics = take(state, windows)
+        assert math.isfinite(metrics["loss"])
+        assert math.isfinite(metrics["grad_norm"]) == (first_token == 0)
+        assert counts(state) == expected
+        after = jax.device_get((state.params, state.opt_state, state.variables))
+        same = jax.tree.map(np.array_equal, before, after)
+        assert all(jax.tree.leaves(same)) == (first_token == 1)
+
+
+def with_losses(state, losses):
+    return dataclasses.replace(state, recent_losses=jnp.asarray(losses, jnp.float32))
+
+
+def test_spike_is_skipped_and_remembered():
+    config = small.config("dense", **{"optimizer.spike_deviations": 6.0})
+    trainer = make_trainer(config)
+    _, metrics = trainer.dense_step(trainer.init(), small.windows(config))
+    loss = float(metrics["loss"])
+
+    usual = np.random.default_rng(0).normal(0, 0.01, spikes.WINDOW)
+    for height, skipped in ((5, 0), (7, 1)):
+        recent = loss - (height * usual.std() + usual.mean()) + usual
+        state = with_losses(trainer.init(), recent)
+        before = jax.device_get((state.params, state.opt_state))
+        state, metrics = trainer.dense_step(state, small.windows(config))
+        assert counts(state) == (skipped, skipped) == (metrics["skipped"], metrics["skipped_in_a_row"])
+        same = jax.tree.map(np.array_equal, before, jax.device_get((state.params, state.opt_state)))
+        assert all(jax.tree.leaves(same)) == bool(skipped)
+        np.testing.assert_array_equal(state.recent_losses, np.float32([loss, *recent[:-1]]))
+
+
+def test_nothing_is_a_spike_before_enough_losses_are_known():
+    """And a loss that is not finite is not remembered."""
+    recent = spikes.no_losses()
+    for number in range(spikes.WINDOW):
+        assert not spikes.is_spike(jnp.float32(1e9), recent, 1.0)
+        recent = spikes.remember(jnp.float32(number % 2), spikes.remember(jnp.float32(math.nan), recent))
+    assert spikes.is_spike(jnp.float32(1e9), recent, 1.0)
+    assert not spikes.is_spike(jnp.float32(0.9), recent, 1.0)  # 0.5 over a mean of 0.5 is one deviation
+    assert spikes.is_spike(jnp.float32(1.1), recent, 1.0)
+
+
+def test_a_loss_that_stays_high_is_soon_no_spike():
+    rng = np.random.default_rng(0)
+    recent = jnp.asarray(rng.normal(3, 0.01, spikes.WINDOW), jnp.float32)
+    skipped = 0
+    while spikes.is_spike(jnp.float32(3.3), recent, 6.0):
+        recent = spikes.remember(jnp.float32(3.3), recent)
+        skipped += 1
+    assert 1 <= skipped < 10
+
+
+def test_losses_are_forgotten_at_both_edges_of_the_sparse_phase():
+    config = small.config("venom", **{"optimizer.spike_deviations": 6.0})
+    trainer = make_trainer(config)
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    known = np.ones(spikes.WINDOW)
+    state = transitions.enter_sparse(with_losses(trainer.init(), known), small.windows(config))
+    assert np.isnan(state.recent_losses).all()
+    state = transitions.leave_sparse(with_losses(state, known))
+    assert np.isnan(state.recent_losses).all()
