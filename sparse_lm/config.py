@@ -26,6 +26,7 @@ SCHEDULES = ("cosine", "wsd")
 ACTIVATIONS = ("squared_relu", "swiglu")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
+WEIGHT_TILE = 64  # rows of a 2:4 weight that are stored, and travel, together
 
 
 class ConfigError(ValueError):
@@ -123,14 +124,19 @@ class SparsityConfig:
             return ()
         return ((self.start_step, self.end_step), *self.extra_windows)
 
+    @property
+    def chosen_in_runs(self) -> bool:
+        """The neurons of a set are runs of neighbours, as many on each device along mesh.tensor."""
+        return self.recipe == "venom" and (self.selection == "slices" or self.neuron_run > 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis. One device for now."""
+    """Devices along each axis of the mesh."""
 
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
+    data: int = 1  # each takes some of a batch's sequences
+    fsdp: int = 1  # likewise, and stores some rows of each matrix
+    tensor: int = 1  # each computes some attention heads and FFN neurons
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +145,8 @@ class Config:
 
     seed: int = 0
     steps: int = 1000
-    batch_size: int = 16  # sequences per step
+    batch_size: int = 16  # sequences per step, over all devices
+    microbatches: int = 1  # a device takes its sequences in this many parts, one after the other
     seq_len: int = 256
     log_every: int = 10
     eval_every: int = 100
@@ -156,6 +163,15 @@ class Config:
     @property
     def tokens_per_step(self) -> int:
         return self.batch_size * self.seq_len
+
+    @property
+    def parts(self) -> int:
+        """Of a step: microbatches over all devices. Tokens are routed within a part."""
+        return self.mesh.data * self.mesh.fsdp * self.microbatches
+
+    @property
+    def tokens_per_part(self) -> int:
+        return self.tokens_per_step // self.parts
 
     def phase(self, step: int) -> str:
         """ "sparse" or "dense": how `step` (0-based) is trained."""
@@ -207,8 +223,17 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
         return key, value, value in names, f"must be one of {', '.join(names)}{hint}"
 
     yield not_negative("seed", c.seed)
-    for key in ("steps", "batch_size", "seq_len", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
+    for key in (
+        "steps", "batch_size", "microbatches", "seq_len", "log_every", "eval_every", "checkpoint_every",
+        "keep_checkpoints",
+    ):  # fmt: skip
         yield positive(key, getattr(c, key))
+    for axis in ("data", "fsdp", "tensor"):
+        yield positive(f"mesh.{axis}", getattr(c.mesh, axis))
+    yield (
+        "batch_size", c.batch_size, c.batch_size % c.parts == 0,
+        f"must be a multiple of mesh.data * mesh.fsdp * microbatches = {c.parts}",
+    )  # fmt: skip
 
     for key in ("dim", "layers", "heads", "kv_heads", "ffn_dim", "rope_theta", "norm_epsilon", "loss_chunk"):
         yield positive(f"model.{key}", getattr(m, key))
@@ -259,20 +284,58 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
         yield "model.dim", m.dim, m.dim % 4 == 0, f"must be a multiple of 4 for recipe {s.recipe!r} (2:4 weights)"
     if s.recipe != "dense":
         yield "model.ffn_dim", m.ffn_dim, m.ffn_dim % 4 == 0, f"must be a multiple of 4 for recipe {s.recipe!r}"
-        tokens = c.tokens_per_step
-        yield "batch_size", c.batch_size, tokens % 4 == 0, f"times seq_len = {tokens} tokens must be a multiple of 4"
+        tokens = c.tokens_per_part
+        yield (
+            "batch_size", c.batch_size, tokens % 4 == 0,
+            f"times seq_len{_of_parts(c)} = {tokens} tokens must be a multiple of 4",
+        )  # fmt: skip
     if s.recipe == "act24":
         yield "sparsity.dense_features", s.dense_features, 0 <= s.dense_features <= 1, "must be in 0..1"
     if s.recipe == "fst" and s.mask_decay is not None:
         yield not_negative("sparsity.mask_decay", s.mask_decay)
     if s.recipe == "venom":
         yield from _venom_rules(c, one_of)
-    for axis in ("data", "fsdp", "tensor"):
-        yield f"mesh.{axis}", getattr(c.mesh, axis), getattr(c.mesh, axis) == 1, "must be 1: runs use one device"
+    yield from _mesh_rules(c)
+
+
+def _mesh_rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
+    """Every shard must be as large as every other, and whole where a format has tiles."""
+    m, s, fsdp, tensor = c.model, c.sparsity, c.mesh.fsdp, c.mesh.tensor
+
+    def divides(axis: str, count: int, key: str, multiple: int = 1):
+        times = f" times {multiple}" if multiple > 1 else ""
+        value = dict(heads=m.heads, kv_heads=m.kv_heads, ffn_dim=m.ffn_dim, dim=m.dim, vocab_size=m.vocab_size)[key]
+        return f"mesh.{axis}", count, value % (count * multiple) == 0, f"{times} must divide model.{key} = {value}"
+
+    yield divides("tensor", tensor, "heads")
+    yield divides("tensor", tensor, "kv_heads")
+    yield divides("tensor", tensor, "ffn_dim")
+    tokens = c.tokens_per_part
+    yield "mesh.tensor", tensor, tokens % tensor == 0, f"must divide the {tokens} tokens of a part of a step"
+    yield divides("fsdp", fsdp, "dim", tensor)
+    yield divides("fsdp", fsdp, "vocab_size")
+    kv_rows = m.kv_heads * m.head_dim
+    yield "mesh.fsdp", fsdp, kv_rows % (fsdp * tensor) == 0, f"times mesh.tensor must divide {kv_rows} rows of k and v"
+    if fsdp > 1:
+        compressed = s.recipe in ("fst", "sste", "venom")
+        yield divides("fsdp", fsdp, "ffn_dim", tensor * (WEIGHT_TILE if compressed else 1))
+    if tensor > 1 and s.recipe != "dense":
+        yield divides("tensor", tensor, "ffn_dim", 4)
+    if tensor > 1 and s.recipe == "venom":
+        yield divides("tensor", tensor, "ffn_dim", s.m)
+        kept = 4 * m.ffn_dim // s.m // tensor
+        yield (
+            "mesh.tensor", tensor, kept % s.neuron_run == 0,
+            f"leaves each device {kept} neurons of a set, which sparsity.neuron_run = {s.neuron_run} must divide",
+        )  # fmt: skip
+
+
+def _of_parts(c: Config) -> str:
+    return "" if c.parts == 1 else f" / {c.parts} parts (mesh.data * mesh.fsdp * microbatches)"
 
 
 def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
-    m, s, tokens = c.model, c.sparsity, c.tokens_per_step
+    m, s, tokens = c.model, c.sparsity, c.tokens_per_part
     yield one_of("sparsity.selection", s.selection, SELECTIONS)
     yield one_of("sparsity.distance", s.distance, DISTANCES)
     yield one_of("sparsity.centres", s.centres, CENTRES)
@@ -295,7 +358,10 @@ def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
         f"must be 'norm' for m = {s.m} (over 32)",
     )
     yield "sparsity.v", s.v, s.v >= 4 and s.v & (s.v - 1) == 0, "must be a power of two, 4 or more"
-    yield "sparsity.v", s.v, tokens % s.v == 0, f"must divide the {tokens} tokens of a step (batch_size * seq_len)"
+    yield (
+        "sparsity.v", s.v, tokens % s.v == 0,
+        f"must divide the {tokens} tokens of a step (batch_size * seq_len{_of_parts(c)})",
+    )  # fmt: skip
     yield "sparsity.clusters", s.clusters, 0 < s.clusters <= m.ffn_dim, f"must be in 1..{m.ffn_dim} (model.ffn_dim)"
     yield (
         "sparsity.clusters", s.clusters, s.selection != "slices" or s.clusters == s.m // 4,

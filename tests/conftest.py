@@ -3,10 +3,12 @@
 import os
 import tempfile
 
-# Most of the suite's time is XLA compiling small functions that run once.
+# Most of the suite's time is XLA compiling small functions that run once. Tests of meshes take eight devices.
 os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)  # fmt: skip
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_force_host_platform_device_count=8",
+)
 
 # Processes that tests start, and tests of the same small model, compile the same functions again.
 _COMPILED = tempfile.TemporaryDirectory()

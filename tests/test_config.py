@@ -70,7 +70,12 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"steps": 0}, "steps", "positive"),
         ({"optimizer.schedule": "wsd"}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
-        ({"mesh.data": 8}, "mesh.data", "one device"),
+        ({"mesh.data": 0}, "mesh.data", "positive"),
+        ({"mesh.data": 3}, "batch_size", "mesh.data * mesh.fsdp * microbatches = 3"),
+        ({"mesh.data": 4, "mesh.fsdp": 4, "sparsity.v": 512}, "sparsity.v", "256 tokens of a step"),
+        ({"mesh.tensor": 3}, "mesh.tensor", "must divide model.heads = 4"),
+        ({"mesh.fsdp": 16, "mesh.tensor": 2}, "mesh.fsdp", "times 128 must divide model.ffn_dim = 1024"),
+        ({"microbatches": 32}, "batch_size", "microbatches = 32"),
     ],
 )
 def test_bad_value_is_refused_by_name(changes, key, words):

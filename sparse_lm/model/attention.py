@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
 ROTATED = "rotated"  # what they call the queries and keys that it takes
@@ -45,10 +46,10 @@ class Attention(nnx.Module):
         self.o = nnx.Param(initializers.residual_matrix(rngs.params(), config.dim, width, config.layers))
 
     @functools.partial(jax.named_call, name="attention")
-    def __call__(self, x: Array) -> Array:
-        """Whole sequences: [B, S, D] -> [B, S, D]."""
-        q, k, v = self._project(x, positions=jnp.arange(x.shape[1]))
-        return self._output(causal_attention(q, k, v))
+    def __call__(self, x: Array, axes: Axes = ONE_DEVICE) -> Array:
+        """Whole sequences: [B, S, D] -> [B, S, D]. On a mesh, each device along `tensor` has some of the heads."""
+        q, k, v = self._project(enter_tensor(x, axes), jnp.arange(x.shape[1]), axes)
+        return leave_tensor(self._output(causal_attention(q, k, v), axes), axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """The positions start .. start + S - 1 of sequences whose earlier positions are cached.
@@ -71,19 +72,19 @@ class Attention(nnx.Module):
         heads = jax.nn.dot_product_attention(q, cache.keys, cache.values, mask=visible[None, None])
         return self._output(heads), cache
 
-    def _project(self, x: Array, positions: Array) -> tuple[Array, Array, Array]:
+    def _project(self, x: Array, positions: Array, axes: Axes = ONE_DEVICE) -> tuple[Array, Array, Array]:
         """Queries [B, S, N, H], keys and values [B, S, K, H], the first two rotated."""
 
         def heads(weight: nnx.Param) -> Array:
-            return (x @ weight[...].astype(x.dtype).T).reshape(*x.shape[:2], -1, self.config.head_dim)
+            return (x @ read(weight[...].astype(x.dtype), axes).T).reshape(*x.shape[:2], -1, self.config.head_dim)
 
         theta = self.config.rope_theta
         q, k = (checkpoint_name(rotate(heads(w), positions, theta), ROTATED) for w in (self.q, self.k))
         return q, k, heads(self.v)
 
-    def _output(self, heads: Array) -> Array:
+    def _output(self, heads: Array, axes: Axes = ONE_DEVICE) -> Array:
         """[B, S, N, H] -> [B, S, D]."""
-        return heads.reshape(*heads.shape[:2], -1) @ self.o[...].astype(heads.dtype).T
+        return heads.reshape(*heads.shape[:2], -1) @ read(self.o[...].astype(heads.dtype), axes).T
 
 
 @jax.named_call

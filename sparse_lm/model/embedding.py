@@ -9,6 +9,7 @@ from jax import Array
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes, read
 
 
 class Embedding(nnx.Module):
@@ -18,9 +19,9 @@ class Embedding(nnx.Module):
         self.config = config
         self.embedding = nnx.Param(initializers.matrix(rngs.params(), config.vocab_size, config.dim))
 
-    def __call__(self, tokens: Array) -> Array:
+    def __call__(self, tokens: Array, axes: Axes = ONE_DEVICE) -> Array:
         """int32[...] -> [..., D] in the computation's dtype."""
-        return embed(self.embedding[...], tokens, self.config.dtype)
+        return embed(read(self.embedding[...], axes, self.config.dtype), tokens, self.config.dtype)
 
 
 @jax.named_call

@@ -13,6 +13,7 @@ from jax import Array
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
 from sparse_lm.ops.ffn import feed_forward
 from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights
 from sparse_lm.ops.plan import DENSE, GemmPlan
@@ -36,10 +37,11 @@ class SquaredReluFfn(nnx.Module):
         self.down = nnx.Param(_down(config, rngs))
 
     def __call__(
-        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None
+        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
         """[T, D] -> [T, D] and statistics: `ops.ffn.feed_forward`."""
-        return feed_forward(x, self.up[...], self.down[...], *inputs, plan=plan, implementation=implementation)
+        matrices = self.up[...], self.down[...]
+        return feed_forward(x, *matrices, *inputs, plan=plan, implementation=implementation, axes=axes)
 
 
 class SwiGluFfn(nnx.Module):
@@ -51,7 +53,7 @@ class SwiGluFfn(nnx.Module):
         self.down = nnx.Param(_down(config, rngs))
 
     def __call__(
-        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None
+        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
         """[T, D] -> [T, D] and no statistics.
 
@@ -60,8 +62,9 @@ class SwiGluFfn(nnx.Module):
         """
         if plan != DENSE:
             raise ValueError("SwiGLU has no sparse products: its plan must be DENSE")
-        gate, up, down = (w[...].astype(x.dtype) for w in (self.gate, self.up, self.down))
-        return jax.nn.silu(x @ gate.T) * (x @ up.T) @ down, {}
+        gate, up, down = (read(w[...].astype(x.dtype), axes) for w in (self.gate, self.up, self.down))
+        x = enter_tensor(x, axes)
+        return leave_tensor(jax.nn.silu(x @ gate.T) * (x @ up.T) @ down, axes), {}
 
 
 FFNS = {"squared_relu": SquaredReluFfn, "swiglu": SwiGluFfn}

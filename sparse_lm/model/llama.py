@@ -23,7 +23,8 @@ from sparse_lm.model.attention import Attention, KVCache
 from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import FFNS, FfnInputs
 from sparse_lm.model.remat import remat
-from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, prepare_weights
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes, read, read_replicated, size
+from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, local_columns, prepare_weights
 from sparse_lm.ops.plan import DENSE, GemmPlan
 
 Params = dict[str, Any]
@@ -46,25 +47,25 @@ class Layer(nnx.Module):
         self.ffn = FFNS[config.activation](config, rngs)
 
     def __call__(
-        self, x: Array, ffn_inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None
+        self, x: Array, ffn_inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes
     ) -> tuple[Array, dict[str, Array]]:
         """[B, S, D] -> [B, S, D] and the FFN's statistics."""
-        x = x + self.attention(self._norm(x, self.attention_norm))
-        return self._add_ffn(x, ffn_inputs, plan=plan, implementation=implementation)
+        x = x + self.attention(self._norm(x, self.attention_norm, axes), axes)
+        return self._add_ffn(x, ffn_inputs, plan=plan, implementation=implementation, axes=axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """The next positions of cached sequences, with a dense FFN; see `Attention.extend`."""
-        attended, cache = self.attention.extend(self._norm(x, self.attention_norm), cache, start)
-        x, _ = self._add_ffn(x + attended, FfnInputs(), plan=DENSE, implementation=None)
+        attended, cache = self.attention.extend(self._norm(x, self.attention_norm, ONE_DEVICE), cache, start)
+        x, _ = self._add_ffn(x + attended, FfnInputs(), plan=DENSE, implementation=None, axes=ONE_DEVICE)
         return x, cache
 
-    def _add_ffn(self, x, ffn_inputs, *, plan, implementation):
-        tokens = self._norm(x, self.ffn_norm).reshape(-1, x.shape[-1])  # [T, D]
-        out, stats = self.ffn(tokens, ffn_inputs, plan=plan, implementation=implementation)
+    def _add_ffn(self, x, ffn_inputs, *, plan, implementation, axes):
+        tokens = self._norm(x, self.ffn_norm, axes).reshape(-1, x.shape[-1])  # [T, D]
+        out, stats = self.ffn(tokens, ffn_inputs, plan=plan, implementation=implementation, axes=axes)
         return x + out.reshape(x.shape), stats
 
-    def _norm(self, x: Array, scale: nnx.Param) -> Array:
-        return rms_norm(x, scale[...], self.config.norm_epsilon)
+    def _norm(self, x: Array, scale: nnx.Param, axes: Axes) -> Array:
+        return rms_norm(x, read_replicated(scale[...], axes), self.config.norm_epsilon)
 
 
 class Llama(nnx.Module):
@@ -87,8 +88,9 @@ class Llama(nnx.Module):
         key: Array | None = None,
         weights: FfnWeights | None = None,
         implementation: str | None = None,
+        axes: Axes = ONE_DEVICE,
     ) -> tuple[Array, dict[str, Array]]:
-        """Hidden states after the final norm.
+        """Hidden states after the final norm. On a mesh, parameters and tokens are this device's shards.
 
         Args:
           tokens: int32[B, S].
@@ -97,13 +99,14 @@ class Llama(nnx.Module):
           key: random key; needed if `plan.random`.
           weights: `prepare_weights` of this model in full precision; made here by default.
           implementation: of the sparse operations.
+          axes: of the mesh.
 
         Returns:
           hidden: [B, S, D] in the computation's dtype.
           stats: the FFNs' statistics, each with a leading axis L.
         """
         graphdef, layers = nnx.split(self.layers)
-        variables = variables or NO_VARIABLES
+        variables = local_columns(variables or NO_VARIABLES, self.config.ffn_dim // size(axes.tensor), axes)
         keys = None if key is None else jax.random.split(key, self.config.layers)
         # One order for all layers: to draw one takes longer than a layer's routing.
         order = jax.random.permutation(key, tokens.size) if key is not None and plan.ordered else None
@@ -112,13 +115,13 @@ class Llama(nnx.Module):
         def layer(x, inputs):
             params, variables, key, number = inputs
             ffn_inputs = FfnInputs(variables, key, order, weights, number)
-            return nnx.merge(graphdef, params)(x, ffn_inputs, plan=plan, implementation=implementation)
+            return nnx.merge(graphdef, params)(x, ffn_inputs, plan=plan, implementation=implementation, axes=axes)
 
         inputs = layers, variables, keys, jnp.arange(self.config.layers)
         unrolled = self.config.unroll_layers
-        layer = remat(layer, self.config.remat, unrolled=unrolled)
-        x, stats = lax.scan(layer, self.embed(tokens), inputs, unroll=unrolled)
-        return self._final_norm(x), stats
+        layer = remat(layer, self.config.remat, unrolled=unrolled, gathers=axes.fsdp is not None)
+        x, stats = lax.scan(layer, self.embed(tokens, axes), inputs, unroll=unrolled)
+        return self._final_norm(x, axes), stats
 
     def prepare_weights(self, variables: FfnVariables, plan: GemmPlan, implementation: str | None) -> FfnWeights | None:
         """The FFN weights of all layers, in the forms that a sparse plan reads; None if it reads them as they are."""
@@ -148,18 +151,19 @@ class Llama(nnx.Module):
             return nnx.merge(graphdef, params).extend(x, cache, start)
 
         x, cache = lax.scan(layer, self.embed(tokens), (layers, cache))
-        return self._final_norm(x), cache
+        return self._final_norm(x, ONE_DEVICE), cache
 
-    def unembedding(self) -> Array:
+    def unembedding(self, axes: Axes = ONE_DEVICE) -> Array:
         """f32[V, D]: the embedding itself if tied."""
-        return self.embed.embedding[...] if self.config.tie_embeddings else self.unembed[...]
+        table = self.embed.embedding if self.config.tie_embeddings else self.unembed
+        return read(table[...], axes, self.config.dtype)
 
     def logits(self, hidden: Array) -> Array:
         """f32[..., V] of hidden [..., D]."""
         return unembed(hidden, self.unembedding())
 
-    def _final_norm(self, x: Array) -> Array:
-        return rms_norm(x, self.norm[...], self.config.norm_epsilon)
+    def _final_norm(self, x: Array, axes: Axes) -> Array:
+        return rms_norm(x, read_replicated(self.norm[...], axes), self.config.norm_epsilon)
 
 
 def init(config: ModelConfig, key: Array) -> tuple[nnx.GraphDef, Params]:

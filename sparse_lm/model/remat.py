@@ -18,6 +18,7 @@ from collections.abc import Callable
 import jax
 
 from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
+from sparse_lm.ops.collectives import GATHERED
 from sparse_lm.ops.ffn import RESIDUALS
 
 _policies = jax.checkpoint_policies
@@ -41,9 +42,13 @@ POLICIES = {
 }
 
 
-def remat(layer: Callable, name: str, *, unrolled: bool = False) -> Callable:
-    """`layer`, the body of a scan (`unrolled` or not), rematerialised under the policy called `name`."""
-    if name == "none":
+def remat(layer: Callable, name: str, *, unrolled: bool = False, gathers: bool = False) -> Callable:
+    """`layer`, the body of a scan (`unrolled` or not), rematerialised under the policy called `name`.
+
+    Matrices that it `gathers` of other devices' shards are gathered again under every policy.
+    """
+    if name == "none" and not gathers:
         return layer
+    policy = _policies.save_anything_except_these_names(GATHERED) if name == "none" else POLICIES[name]
     # Inside a loop the compiler cannot merge the recomputation with the forward: no need to forbid it.
-    return jax.checkpoint(layer, policy=POLICIES[name], prevent_cse=unrolled)
+    return jax.checkpoint(layer, policy=policy, prevent_cse=unrolled)

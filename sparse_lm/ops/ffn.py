@@ -33,8 +33,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
-from sparse_lm.ops import routing
-from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, prepare_weights
+from sparse_lm.ops import collectives, routing
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes
+from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, gather_layer, prepare_weights
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.plan import DENSE, DH_MVUE, DO_MVUE, W1_24, W2_24, Y_24, GemmPlan
 
@@ -60,8 +61,13 @@ def feed_forward(
     *,
     plan: GemmPlan = DENSE,
     implementation: str | None = None,
+    axes: Axes = ONE_DEVICE,
 ) -> tuple[Array, dict[str, Array]]:
     """relu(x W1^T)^2 W2, its products computed as `plan` says (2602.06183, section 3).
+
+    On a mesh, under `shard_map`, x holds this shard's tokens, which all devices along `tensor` have, and
+    the weights and masks are this device's rows. Tokens are routed, and share columns, within their shard;
+    so do neurons along `tensor`. Weights travel in the forms that the products read.
 
     Args:
       x: [T, D] in the computation's dtype.
@@ -75,6 +81,7 @@ def feed_forward(
       layer: number of this FFN among them.
       plan: the six products.
       implementation: "reference", "hopper" or "triton": that one or an error; None: the best.
+      axes: of the mesh.
 
     Returns:
       o: [T, D] in the dtype of x. Gradients of w1 and w2 come in their own dtypes.
@@ -88,12 +95,12 @@ def feed_forward(
       NotImplementedError: `implementation` cannot compute one of the products.
     """
     layer = jnp.asarray(layer, jnp.int32)
-    return _feed_forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer)
+    return _feed_forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _feed_forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer):
-    return _forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _feed_forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer):
+    return _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer)[0]
 
 
 class _Saved(NamedTuple):
@@ -110,13 +117,13 @@ class _Saved(NamedTuple):
     layer: Array
 
 
-def _forward(plan, implementation, x, w1, w2, variables, key, order, weights, layer):
-    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation))
+def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer):
+    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
     rows, load = arrange_rows(x, variables, order, plan)
     columns = variables.columns[rows.block_clusters] if plan.pattern_known_first else None
     h = up(_permute(x, rows), columns, run)
     y, seen, y_all = activate(h, columns, run)
-    o = _unpermute(down(y, run), rows)
+    o = collectives.sum_over_tensor(_unpermute(down(y, run), rows), axes)
     stats = {
         "activation_sparsity": 1 - seen.nonzeros / (x.shape[0] * h.shape[1]),  # padded rows are all zero
         "kept_energy": seen.kept_energy / jnp.maximum(seen.energy, jnp.finfo(jnp.float32).tiny),
@@ -129,16 +136,18 @@ def _forward(plan, implementation, x, w1, w2, variables, key, order, weights, la
     return (o, stats), _Saved(x, y, rows, w1, w2, variables, key, weights, layer)
 
 
-def _backward(plan, implementation, saved, cotangents):
+def _backward(plan, implementation, axes, saved, cotangents):
     do, _ = cotangents
     x, y, rows, w1, w2, variables, key, weights, layer = saved
-    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation))
+    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
+    key = collectives.fold_index(key, axes.tensor)
     x, do = _permute(x, rows), _permute(do, rows)
     gradients = hidden_gradients(grad_hidden(do, y, run), y, run)
-    dx = _unpermute(grad_input(gradients.dh, run), rows)
+    dx = collectives.sum_over_tensor(_unpermute(grad_input(gradients.dh, run), rows), axes)
     busy = busiest_features(y, plan.dense_features)
     dw1 = grad_up(gradients, x, busy, _subkey(key, 1), run, w1.dtype)
     dw2 = grad_down(gradients, y, do, busy, _subkey(key, 2), run, w2.dtype)
+    dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
     return dx, dw1, dw2, None, None, None, None, None
 
 
@@ -158,13 +167,14 @@ class _Run(NamedTuple):
         return self.weights.neurons
 
 
-def _resolve(weights, layer, w1, w2, variables, plan, dtype, implementation) -> tuple[FfnWeights, Array]:
-    """The prepared weights and where to find the layer in them. What is made here is made again in the
-    backward pass rather than saved."""
-    if weights is not None:
-        return weights, layer
-    one_layer = jax.tree.map(lambda a: a[None], (w1, w2, variables))
-    return prepare_weights(*one_layer, plan=plan, dtype=dtype, implementation=implementation), jnp.int32(0)
+def _resolve(weights, layer, w1, w2, variables, plan, dtype, implementation, axes) -> tuple[FfnWeights, Array]:
+    """The prepared weights and where to find the layer in them. What is made or gathered here is made or
+    gathered again in the backward pass rather than saved."""
+    if weights is None:
+        one_layer = jax.tree.map(lambda a: a[None], (w1, w2, variables))
+        weights = prepare_weights(*one_layer, plan=plan, dtype=dtype, implementation=implementation)
+        layer = jnp.int32(0)
+    return (gather_layer(weights, layer, axes.fsdp), jnp.int32(0)) if axes.fsdp else (weights, layer)
 
 
 # The six products.

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from sparse_lm.ops import collectives
 from sparse_lm.ops.columns import absolute_columns
 from sparse_lm.ops.select import largest
 
@@ -109,6 +110,14 @@ class ClusterSums(NamedTuple):
     def centroids(self, old: Array) -> Array:
         """float32 [E, D], the mean token of each cluster: one update of k-means. `old` where there is none."""
         return jnp.where(self.tokens[:, None] > 0, self.inputs / jnp.maximum(self.tokens, 1)[:, None], old)
+
+    def over(self, names: tuple[str, ...]) -> ClusterSums:
+        """Of the tokens of all shards along mesh axes; every one of them has it."""
+        if not names:
+            return self
+        tokens, inputs, energy = collectives.total((self.tokens, self.inputs, self.energy), names)
+        candidates = collectives.gather(self.candidates, names)[:: collectives.size(names)]
+        return ClusterSums(tokens, inputs, energy, candidates)
 
 
 def cluster_sums(x: Array, y: Array, centroids: Array, distance: str) -> ClusterSums:
@@ -260,26 +269,48 @@ def neuron_sets(energy: Array, m: int) -> Array:
     return absolute_columns(largest(energy.reshape(clusters, neurons // m, m), 4), m)
 
 
-def run_sets(energy: Array, m: int, run: int) -> Array:
+def run_sets(energy: Array, m: int, run: int, parts: int = 1) -> Array:
     """The runs of neighbouring neurons that a cluster uses most: 4 / m of all neurons.
 
     Args:
       energy: [E, F], not negative.
       m: a share of 4 / m of the neurons is kept.
-      run: neurons of a run; divides F and 4 F / m.
+      run: neurons of a run; divides F / parts and 4 F / (m parts).
+      parts: each of so many equal parts of the neurons gets as many runs.
 
     Returns:
       int32 [E, 4 F / m], ascending.
     """
     clusters, neurons = energy.shape
-    energy_of_run = jnp.sum(energy.reshape(clusters, neurons // run, run), axis=-1)
-    starts = run * jnp.sort(lax.top_k(energy_of_run, 4 * neurons // m // run)[1], axis=-1)
+    runs = neurons // run // parts
+    energy_of_run = jnp.sum(energy.reshape(clusters, parts, runs, run), axis=-1)
+    kept = jnp.sort(lax.top_k(energy_of_run, 4 * runs // m)[1], axis=-1)
+    starts = run * (kept + runs * jnp.arange(parts)[:, None])
     return (starts[..., None] + jnp.arange(run)).reshape(clusters, -1).astype(jnp.int32)
 
 
-def slice_sets(neurons: int, clusters: int) -> Array:
-    """int32 [E, F / E]: each cluster's own slice of neurons sorted by cluster."""
-    return jnp.arange(neurons, dtype=jnp.int32).reshape(clusters, neurons // clusters)
+def slice_sets(neurons: int, clusters: int, parts: int = 1) -> Array:
+    """int32 [E, F / E], ascending: each cluster's own slice of neurons sorted by cluster, within each of so
+    many equal parts of them."""
+    sets = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, clusters, neurons // clusters // parts)
+    return sets.swapaxes(0, 1).reshape(clusters, -1)
+
+
+def deal_out(assignment: Array, clusters: int, parts: int) -> Array:
+    """An order of neurons in which each of `parts` equal parts has as many of every cluster, sorted by cluster.
+
+    Args:
+      assignment: int32 [F], each cluster's count a multiple of `parts`.
+      clusters: E.
+      parts: how many parts.
+
+    Returns:
+      int32 [F], a permutation.
+    """
+    by_cluster = jnp.argsort(assignment, stable=True)
+    if parts == 1:
+        return by_cluster
+    return by_cluster.reshape(clusters, parts, -1).swapaxes(0, 1).reshape(-1)
 
 
 def expert_load(assignment: Array, clusters: int) -> Array:

@@ -18,26 +18,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 
 from sparse_lm.config import Config
 from sparse_lm.ops import routing
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes
+from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import GemmPlan
 from sparse_lm.training.ffn_state import map_adam, map_ffn
+from sparse_lm.training.sharding import BATCH, Layout
 from sparse_lm.training.step import Metrics, Params, TrainState, forward_loss
 
 ITERATIONS = 10  # of k-means
 
 
-def cluster(state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any) -> TrainState:
+def cluster(
+    state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None = None
+) -> TrainState:
     """The state with centres, with neurons in the order that the plan needs, and with sets of them.
 
     Args:
       state: at the start of a sparse phase, scales of the weights included.
       windows: int32[B, S + 1], a batch to measure on.
-      config, plan, graphdef: of the run.
+      config, plan, graphdef, layout: of the run.
     """
+    parts = config.mesh.tensor  # of the neurons: each device has as many of every cluster's
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-    measure = functools.partial(_measure, windows=windows, config=config, plan=plan, graphdef=graphdef)
+    measure = functools.partial(_measure, windows=windows, config=config, plan=plan, graphdef=graphdef, layout=layout)
+    cluster_rows = functools.partial(_cluster_rows, layout=layout)
     slices = plan.selection == "slices"
 
     if config.sparsity.centres == "tokens":
@@ -45,26 +53,26 @@ def cluster(state: TrainState, windows: Array, config: Config, plan: GemmPlan, g
         owner = jax.vmap(routing.assign_neurons)(measure(state).energy) if slices else None
     else:
         up = state.params["layers"]["ffn"]["up"]
-        centroids, owner = _cluster_rows(up, key, plan.clusters, balanced=slices, distance=plan.distance)
+        centroids, owner = cluster_rows(up, key, plan.clusters, balanced=slices, distance=plan.distance)
         state = _with_variables(state, centroids=centroids)
 
     if slices:
-        state = _sort_neurons(state, owner)
-        sets = routing.slice_sets(config.model.ffn_dim, plan.clusters)
+        state = _sort_neurons(state, jax.vmap(lambda o: routing.deal_out(o, plan.clusters, parts))(owner))
+        sets = routing.slice_sets(config.model.ffn_dim, plan.clusters, parts)
         return _with_variables(state, columns=jnp.broadcast_to(sets, (config.model.layers, *sets.shape)))
     if plan.selection == "cluster_sets":
         if plan.neuron_run > 1:
             # Neighbours are chosen together, so those that the same clusters use become neighbours.
             use = jnp.sqrt(measure(state).energy).swapaxes(1, 2)  # [L, F, clusters]
             runs = config.model.ffn_dim // plan.neuron_run
-            _, run = _cluster_rows(use, jax.random.fold_in(key, 1), runs, balanced=True, distance="cosine")
-            state = _sort_neurons(state, run)
-        state, _ = choose_sets(state, windows, config, plan, graphdef)
+            _, run = cluster_rows(use, jax.random.fold_in(key, 1), runs, balanced=True, distance="cosine")
+            state = _sort_neurons(state, jnp.argsort(run, axis=-1, stable=True))
+        state, _ = choose_sets(state, windows, config, plan, graphdef, layout)
     return state
 
 
 def choose_sets(
-    state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any
+    state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None = None
 ) -> tuple[TrainState, Metrics]:
     """Each cluster's neurons, by the energy of their activations over the cluster's tokens in one batch.
 
@@ -73,10 +81,10 @@ def choose_sets(
     Returns:
       The state, and "kept_set_energy" f32[L]: the share of the sum of Y^2 that the sets keep.
     """
-    sums = _measure(state, windows=windows, config=config, plan=plan, graphdef=graphdef)
+    sums = _measure(state, windows=windows, config=config, plan=plan, graphdef=graphdef, layout=layout)
     energy = sums.energy
     if plan.neuron_run > 1:
-        columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run))(energy)
+        columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run, config.mesh.tensor))(energy)
     else:
         columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
     kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
@@ -87,13 +95,20 @@ def choose_sets(
 
 
 def _measure(
-    state: TrainState, *, windows: Array, config: Config, plan: GemmPlan, graphdef: Any
+    state: TrainState, *, windows: Array, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
 ) -> routing.ClusterSums:
     """Sums over each cluster's tokens, by layer: a leading axis L."""
-    _, stats = forward_loss(
-        state.params, state.variables, windows, None, config=config, graphdef=graphdef, plan=plan.for_measuring()
-    )
-    return stats["clusters"]
+    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan.for_measuring())
+
+    def measure(params: Params, variables: FfnVariables, windows: Array, axes: Axes = ONE_DEVICE):
+        _, stats = loss(params, variables, windows, None, axes=axes)
+        return jax.vmap(lambda sums: sums.over(axes.batch))(stats["clusters"])
+
+    if layout:
+        specs = layout.specs((state.params, state.variables))
+        sums = routing.ClusterSums(P(), P(), P(None, None, "tensor"), P())
+        measure = layout.local(functools.partial(measure, axes=layout.axes), (*specs, BATCH), sums)
+    return measure(state.params, state.variables, windows)
 
 
 def _cluster_tokens(state: TrainState, measure) -> TrainState:
@@ -107,18 +122,26 @@ def _move_centres(state: TrainState, sums: routing.ClusterSums) -> TrainState:
     return _with_variables(state, centroids=move(sums, state.variables.centroids))
 
 
-def _cluster_rows(w: Array, key: Array, clusters: int, *, balanced: bool, distance: str) -> tuple[Array, Array]:
+def _cluster_rows(
+    w: Array, key: Array, clusters: int, *, balanced: bool, distance: str, layout: Layout | None
+) -> tuple[Array, Array]:
     """k-means of the rows of w [L, F, D]: centroids [L, clusters, D] and each row's cluster [L, F]."""
     cluster = functools.partial(
         routing.cluster_neurons, clusters=clusters, balanced=balanced, distance=distance, iterations=ITERATIONS
     )
-    return lax.map(lambda layer: cluster(layer[0], key=layer[1]), (w, jax.random.split(key, w.shape[0])))
+
+    def cluster_layer(layer: tuple[Array, Array]) -> tuple[Array, Array]:
+        w, key = layer
+        if layout:  # every device makes the same clusters, of the same numbers
+            w = lax.with_sharding_constraint(w, layout.replicated)
+        return cluster(w, key=key)
+
+    return lax.map(cluster_layer, (w, jax.random.split(key, w.shape[0])))
 
 
-def _sort_neurons(state: TrainState, assignment: Array) -> TrainState:
-    """Neurons in order of cluster, so that a cluster is one contiguous slice. W1, W2 and their moments
-    move together: the function computed stays what it was."""
-    order = jnp.argsort(assignment, axis=-1, stable=True)
+def _sort_neurons(state: TrainState, order: Array) -> TrainState:
+    """Neurons in an order by cluster, int32[L, F], so that a cluster is one contiguous slice. W1, W2 and their
+    moments move together: the function computed stays what it was."""
 
     def sort(tree: Params) -> Params:
         return map_ffn(tree, lambda w: jnp.take_along_axis(w, order[:, :, None], axis=1))

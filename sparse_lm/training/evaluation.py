@@ -15,14 +15,20 @@ from jax import Array
 from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.loss import token_losses
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.ffn import FfnVariables
 from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.training.sharding import BATCH, Layout
 
 Evaluation = Callable[[llama.Params, FfnVariables, Iterable[np.ndarray]], dict[str, float]]
 
 
 def make_evaluation(
-    config: Config, graphdef: nnx.GraphDef, bytes_per_token: np.ndarray, plan: GemmPlan = DENSE
+    config: Config,
+    graphdef: nnx.GraphDef,
+    bytes_per_token: np.ndarray,
+    plan: GemmPlan = DENSE,
+    layout: Layout | None = None,
 ) -> Evaluation:
     """An evaluation that compiles one step, on its first use.
 
@@ -32,6 +38,7 @@ def make_evaluation(
       bytes_per_token: int32[V], UTF-8 bytes that each token stands for.
       plan: of the FFNs. Each token's loss is then computed from it and its past alone
         (`GemmPlan.for_evaluation`).
+      layout: of the parameters; every process then gives all batches, whole.
 
     Returns:
       A function of (params, variables, batches), where a batch is int32[b, S + 1] windows of tokens
@@ -42,19 +49,30 @@ def make_evaluation(
       - bits_per_byte: the sum of the losses in bits, over the bytes of the predicted tokens, which
         compares models of different vocabularies.
     """
-    window_nats = jax.jit(functools.partial(_window_nats, config=config, graphdef=graphdef, plan=plan.for_evaluation()))
+    window_nats = functools.partial(_window_nats, config=config, graphdef=graphdef, plan=plan.for_evaluation())
+    window_nats = _on_mesh(window_nats, layout) if layout else jax.jit(window_nats)
+    place = layout.place_batch if layout else jax.device_put
 
     def evaluate(params: llama.Params, variables: FfnVariables, batches: Iterable[np.ndarray]) -> dict[str, float]:
         pending, tokens, text_bytes = [], 0, 0
         for windows in batches:
             full = np.resize(windows, (config.batch_size, windows.shape[1]))  # a short batch repeats its windows
-            pending.append((window_nats(params, variables, jax.device_put(full)), len(windows)))
+            pending.append((window_nats(params, variables, place(full)), len(windows)))
             tokens += windows[:, 1:].size
             text_bytes += int(bytes_per_token[windows[:, 1:]].sum())
         nats = sum(sums[:count].sum(dtype=np.float64) for sums, count in jax.device_get(pending))
         return _summary(float(nats), tokens, text_bytes)
 
     return evaluate
+
+
+def _on_mesh(window_nats: Callable, layout: Layout) -> Callable:
+    def on_whole_arrays(params: llama.Params, variables: FfnVariables, windows: Array) -> Array:
+        specs = layout.specs((params, variables))
+        local = functools.partial(window_nats, axes=layout.axes)
+        return layout.local(local, (*specs, BATCH), BATCH)(params, variables, windows)
+
+    return jax.jit(on_whole_arrays, out_shardings=layout.replicated)
 
 
 def _window_nats(
@@ -65,14 +83,17 @@ def _window_nats(
     config: Config,
     graphdef: nnx.GraphDef,
     plan: GemmPlan,
+    axes: Axes = ONE_DEVICE,
 ) -> Array:
     """f32[B]: the sum of each window's token losses."""
     model = llama.merge(graphdef, params)
     key = jax.random.key(0) if plan.random else None  # moves rows about; their results do not depend on it
     implementation = config.sparsity.implementation or None
-    hidden, _ = model(windows[:, :-1], plan=plan, variables=variables, key=key, implementation=implementation)
+    hidden, _ = model(
+        windows[:, :-1], plan=plan, variables=variables, key=key, implementation=implementation, axes=axes
+    )  # fmt: skip
     hidden = hidden.reshape(-1, hidden.shape[-1])
-    losses = token_losses(hidden, model.unembedding(), windows[:, 1:].reshape(-1), config.model.loss_chunk)
+    losses = token_losses(hidden, model.unembedding(axes), windows[:, 1:].reshape(-1), config.model.loss_chunk)
     return jnp.sum(losses.reshape(windows.shape[0], -1), axis=1)
 
 

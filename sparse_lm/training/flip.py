@@ -27,6 +27,7 @@ from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.ops.plan import GemmPlan
 from sparse_lm.training import clustering, spikes
 from sparse_lm.training.ffn_state import MATRICES, map_adam, map_ffn, with_ffn
+from sparse_lm.training.sharding import Layout
 from sparse_lm.training.step import Metrics, Params, TrainState
 
 
@@ -43,12 +44,14 @@ class Transitions:
     leave_sparse: Callable[[TrainState], TrainState]
 
 
-def make_transitions(config: Config, plan: GemmPlan, graphdef: Any) -> Transitions:
-    bind = dict(config=config, plan=plan)
+def make_transitions(config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None = None) -> Transitions:
+    bind = dict(config=config, plan=plan, layout=layout)
+    state, metrics = (layout.state, layout.replicated) if layout else (None, None)
+    compiled = functools.partial(jax.jit, donate_argnums=0)
     return Transitions(
-        enter_sparse=jax.jit(functools.partial(_enter_sparse, graphdef=graphdef, **bind), donate_argnums=0),
-        refresh=jax.jit(functools.partial(_refresh, graphdef=graphdef, **bind), donate_argnums=0),
-        leave_sparse=jax.jit(functools.partial(_leave_sparse, **bind), donate_argnums=0),
+        enter_sparse=compiled(functools.partial(_enter_sparse, graphdef=graphdef, **bind), out_shardings=state),
+        refresh=compiled(functools.partial(_refresh, graphdef=graphdef, **bind), out_shardings=(state, metrics)),
+        leave_sparse=compiled(functools.partial(_leave_sparse, **bind), out_shardings=state),
     )
 
 
@@ -57,11 +60,18 @@ def needs_refresh(plan: GemmPlan) -> bool:
     return plan.weights == "transposable" or (plan.venom and plan.selection == "cluster_sets")
 
 
-def dense_params(params: Params, variables: FfnVariables, plan: GemmPlan) -> Params:
+def dense_params(params: Params, variables: FfnVariables, plan: GemmPlan, layout: Layout | None = None) -> Params:
     """The parameters with the FFN weights that the sparse forward uses: what a run leaves the sparse phase with."""
-    ffn = params["layers"]["ffn"]
-    effective = jax.vmap(lambda w1, w2, v: effective_weights(w1, w2, v, plan))
-    return with_ffn(params, dict(zip(MATRICES, effective(ffn["up"], ffn["down"], variables), strict=True)))
+
+    def effective(ffn: dict[str, Array], variables: FfnVariables) -> dict[str, Array]:
+        matrices = jax.vmap(lambda w1, w2, v: effective_weights(w1, w2, v, plan))(ffn["up"], ffn["down"], variables)
+        return dict(zip(MATRICES, matrices, strict=True))
+
+    arguments = params["layers"]["ffn"], variables
+    if layout:
+        specs = layout.specs(arguments)
+        effective = layout.local(effective, specs, {name: specs[0][name] for name in MATRICES})
+    return with_ffn(params, effective(*arguments))
 
 
 def fix_scales(variables: FfnVariables, ffn: dict[str, Array], plan: GemmPlan) -> FfnVariables:
@@ -74,7 +84,9 @@ def fix_scales(variables: FfnVariables, ffn: dict[str, Array], plan: GemmPlan) -
     return dataclasses.replace(variables, scale_up=scales("W1", "up"), scale_down=scales("W2", "down"))
 
 
-def _enter_sparse(state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any) -> TrainState:
+def _enter_sparse(
+    state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
+) -> TrainState:
     state = _forget_losses(_edge_moments(state, config.sparsity.moments))
     ffn = state.params["layers"]["ffn"]
     variables = state.variables
@@ -82,34 +94,38 @@ def _enter_sparse(state: TrainState, windows: Array, *, config: Config, plan: Ge
         scale = lambda name: jax.vmap(lambda w: ops.soft_threshold_scale(w, plan.weight_axis(name)))  # noqa: E731
         variables = dataclasses.replace(variables, scale_up=scale("W1")(ffn["up"]), scale_down=scale("W2")(ffn["down"]))
     if plan.weights == "transposable":
-        variables = _transposable_masks(variables, ffn)
+        variables = _transposable_masks(variables, ffn, layout)
     state = dataclasses.replace(state, variables=variables)
-    return clustering.cluster(state, windows, config, plan, graphdef) if plan.venom else state
+    return clustering.cluster(state, windows, config, plan, graphdef, layout) if plan.venom else state
 
 
 def _refresh(
-    state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any
+    state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
 ) -> tuple[TrainState, Metrics]:
     if plan.weights == "transposable":
         old = state.variables
-        new = _transposable_masks(old, state.params["layers"]["ffn"])
+        new = _transposable_masks(old, state.params["layers"]["ffn"], layout)
         flips = [jnp.mean(a ^ b, axis=(1, 2)) for a, b in ((old.mask_up, new.mask_up), (old.mask_down, new.mask_down))]
         return dataclasses.replace(state, variables=new), {"flip_rate": sum(flips) / len(flips)}
-    return clustering.choose_sets(state, windows, config, plan, graphdef)
+    return clustering.choose_sets(state, windows, config, plan, graphdef, layout)
 
 
-def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan) -> TrainState:
+def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan, layout: Layout | None) -> TrainState:
     state = dataclasses.replace(
         state,
-        params=dense_params(state.params, state.variables, plan),
+        params=dense_params(state.params, state.variables, plan, layout),
         mask_decay=jnp.zeros((), jnp.float32),
     )
     return _forget_losses(_edge_moments(state, config.sparsity.moments))
 
 
-def _transposable_masks(variables: FfnVariables, ffn: dict[str, Array]) -> FfnVariables:
-    mask = jax.vmap(ops.transposable_mask)
-    return dataclasses.replace(variables, mask_up=mask(ffn["up"]), mask_down=mask(ffn["down"]))
+def _transposable_masks(variables: FfnVariables, ffn: dict[str, Array], layout: Layout | None) -> FfnVariables:
+    masks = functools.partial(jax.tree.map, jax.vmap(ops.transposable_mask))
+    if layout:
+        specs = layout.specs(ffn)
+        masks = layout.local(masks, (specs,), specs)
+    chosen = masks(ffn)
+    return dataclasses.replace(variables, mask_up=chosen["up"], mask_down=chosen["down"])
 
 
 def _forget_losses(state: TrainState) -> TrainState:

@@ -30,7 +30,8 @@ from sparse_lm.training.metrics import MetricsWriter
 from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.schedule import learning_rate
-from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
+from sparse_lm.training.sharding import Layout, mesh_shape, row_share
+from sparse_lm.training.step import Metrics, Params, Trainer, TrainState, make_trainer
 from sparse_lm.training.summary import RunSummary
 from sparse_lm.training.timing import StepTimer
 from sparse_lm.training.validity import check_variables
@@ -80,14 +81,18 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
         Interrupt() as interrupt,
     ):
         state = checkpoints.restore_latest(
-            jax.eval_shape(trainer.init), lambda state: check_variables(state.variables, config, int(state.step))
+            trainer.abstract_state(), lambda state: check_variables(state.variables, config, int(state.step))
         )
         if state is None:
             state = trainer.init()
             if pretrained:
-                state = dataclasses.replace(state, params=jax.tree.map(jnp.array, pretrained.params()))
+                state = dataclasses.replace(state, params=_place(pretrained.params(), trainer.layout))
         profile = StepProfile(workdir, *profile_steps)
         return _Run(config, workdir, trainer, data, checkpoints, interrupt, profile, summary, wandb).go(state)
+
+
+def _place(params: Params, layout: Layout | None) -> Params:
+    return jax.device_put(params, layout.state.params) if layout else jax.tree.map(jnp.array, params)
 
 
 def check_implementation(config: Config) -> None:
@@ -116,9 +121,11 @@ class _Run:
         self.config, self.trainer, self.data = config, trainer, data
         self.checkpoints, self.interrupt, self.profile, self.workdir = checkpoints, interrupt, profile, workdir
         self.summary, self.wandb = summary, wandb
-        self.transitions: Transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+        self.transitions: Transitions = make_transitions(
+            config, trainer.plan, trainer.graphdef, trainer.layout
+        )  # fmt: skip
         self.evaluations = {
-            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan)
+            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan, trainer.layout)
             for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
         }
         self.device_kind = jax.devices()[0].device_kind
@@ -202,11 +209,13 @@ class _Run:
         print(f"stopped by {self.interrupt.requested} after step {step}{saved}; the same command goes on")
 
     def _batches(self, start: int) -> Iterator[Array]:
-        """Batches from step `start` on, on the device."""
-        batches = train_batches(
-            self.data, batch_size=self.config.batch_size, seed=self.config.seed, start_step=start
-        )  # fmt: skip
-        return (jax.device_put(windows) for windows in batches)
+        """Batches from step `start` on, on the devices."""
+        layout, rows = self.trainer.layout, self.config.batch_size
+        index, count = row_share(layout.batch, rows) if layout else (0, 1)
+        share = dict(process_index=index, process_count=count)
+        batches = train_batches(self.data, batch_size=rows, seed=self.config.seed, start_step=start, **share)
+        place = layout.place_rows if layout else jax.device_put
+        return (place(windows) for windows in batches)
 
     def _edge(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
         """What the flip, or the refresh of a pattern, does to the state before `step`."""
@@ -294,6 +303,7 @@ class _Run:
         peak = flops.PEAKS.get(self.device_kind)
         if tokens_per_second is None or peak is None:
             return {"mfu": None, "executed_utilisation": None}
+        tokens_per_second /= math.prod(mesh_shape(self.config.mesh))  # of one device
         work = self._plan(phase).relative_work()
         return {
             "mfu": flops.mfu(self.config, tokens_per_second, self.device_kind),

@@ -13,18 +13,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
 from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.loss import chunked_cross_entropy
+from sparse_lm.ops import collectives
+from sparse_lm.ops.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables, weight_mask
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import spikes
 from sparse_lm.training.mask_decay import masked_decay
 from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.sharding import BATCH, Layout, make_mesh
 
 Params = dict[str, Any]
 Metrics = dict[str, Array]
@@ -68,10 +73,19 @@ class Trainer:
     dense_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
     sparse_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
     graphdef: Any
+    layout: Layout | None = None  # None: one device
 
     def step(self, phase: str) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
         """The compiled step of a phase: (state, windows int32[B, S + 1]) -> (state, metrics)."""
         return self.sparse_step if phase == "sparse" else self.dense_step
+
+    def abstract_state(self) -> TrainState:
+        """Shapes and dtypes of the state, and on a mesh its shardings."""
+        shapes = jax.eval_shape(self.init)
+        if not self.layout:
+            return shapes
+        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        return jax.tree.map(place, shapes, self.layout.state)
 
 
 def make_trainer(config: Config) -> Trainer:
@@ -79,17 +93,26 @@ def make_trainer(config: Config) -> Trainer:
     graphdef = llama.graphdef(config.model)
     after_clip = masked_decay() if plan.weights == "transposable" else optax.identity()
     optimizer = optax.with_extra_args_support(make_optimizer(config, after_clip))
-    train_step = functools.partial(_train_step, config=config, graphdef=graphdef, optimizer=optimizer, sparse_plan=plan)
+    seed = np.uint32(config.seed % 2**32)
+    init = functools.partial(_init, config=config, optimizer=optimizer, plan=plan)
+    mesh = make_mesh(config)
+    layout = Layout(mesh, jax.eval_shape(init, seed)) if mesh else None
+    train_step = functools.partial(
+        _train_step, config=config, graphdef=graphdef, optimizer=optimizer, sparse_plan=plan, layout=layout
+    )
+
+    def compiled(plan: GemmPlan) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
+        placed = dict(out_shardings=(layout.state, layout.replicated)) if layout else {}
+        return jax.jit(functools.partial(train_step, plan=plan), donate_argnums=0, **placed)
+
     return Trainer(
         config=config,
         plan=plan,
-        init=functools.partial(
-            jax.jit(functools.partial(_init, config=config, optimizer=optimizer, plan=plan)),
-            jnp.uint32(config.seed % 2**32),
-        ),
-        dense_step=jax.jit(functools.partial(train_step, plan=DENSE), donate_argnums=0),
-        sparse_step=jax.jit(functools.partial(train_step, plan=plan), donate_argnums=0),
+        init=functools.partial(jax.jit(init, out_shardings=layout.state if layout else None), seed),
+        dense_step=compiled(DENSE),
+        sparse_step=compiled(plan),
         graphdef=graphdef,
+        layout=layout,
     )
 
 
@@ -118,23 +141,23 @@ def _train_step(
     graphdef: Any,
     optimizer: optax.GradientTransformation,
     sparse_plan: GemmPlan,
+    layout: Layout | None,
     plan: GemmPlan,
 ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
     logged = state.step % config.log_every == 0
     if sparse_plan.weights == "soft_threshold":
-        masks = _when(logged, lambda: _packed_masks(state, sparse_plan))
+        masks = _when(logged, lambda: _packed_masks(state, sparse_plan, layout))
         # Before the update, which then overwrites the weights in place: read later, they would be copied.
         params, masks = jax.lax.optimization_barrier((state.params, masks))
         state = dataclasses.replace(state, params=params)
-    # Sparse forms are chosen from the master weights. The layers read a copy in the computation's dtype, made
-    # once a step, and so the gradients of their matrices come in that dtype.
-    weights = llama.merge(graphdef, state.params).prepare_weights(
-        state.variables, plan, config.sparsity.implementation or None
-    )  # fmt: skip
-    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights)
-    compute_params = in_compute_dtype(state.params, config.model.dtype)
-    (loss, stats), grads = jax.value_and_grad(loss, has_aux=True)(compute_params, state.variables, windows, key)
+    gradients = functools.partial(loss_and_gradients, config=config, graphdef=graphdef, plan=plan)
+    if layout:
+        specs = layout.specs((state.params, state.variables))
+        gradients = layout.local(
+            functools.partial(gradients, axes=layout.axes), (*specs, BATCH, P()), ((P(), P()), specs[0])
+        )  # fmt: skip
+    (loss, stats), grads = gradients(state.params, state.variables, windows, key)
     good, params, opt_state, grad_norm = _update(state, loss, grads, optimizer, config.optimizer.spike_deviations)
 
     new_state = dataclasses.replace(
@@ -154,8 +177,77 @@ def _train_step(
         skipped_in_a_row=new_state.skipped_in_a_row,
     )
     if sparse_plan.weights == "soft_threshold":
-        metrics |= _when(logged, lambda: _weight_metrics(masks, new_state, sparse_plan), otherwise=jnp.nan)
+        metrics |= _when(logged, lambda: _weight_metrics(masks, new_state, sparse_plan, layout), otherwise=jnp.nan)
     return new_state, metrics
+
+
+def loss_and_gradients(
+    params: Params,
+    variables: FfnVariables,
+    windows: Array,
+    key: Array,
+    *,
+    config: Config,
+    graphdef: Any,
+    plan: GemmPlan,
+    axes: Axes = ONE_DEVICE,
+) -> tuple[tuple[Array, Metrics], Params]:
+    """Mean next-token cross entropy of the windows of a step, with statistics by layer, and its gradient.
+
+    A step is made of equal parts, `config.microbatches` on each shard of the batch. Tokens are routed, and
+    2:4 patterns along tokens chosen, within a part, and each part draws its own random numbers: a step
+    of n parts is the same however many of them follow one another and how many run side by side.
+
+    Args:
+      params: f32, this device's shards.
+      variables: likewise.
+      windows: int32[B, S + 1] of this shard.
+      key: of the step.
+      config, graphdef, plan: of the run.
+      axes: of the mesh.
+
+    Returns:
+      ((loss f32[], statistics), gradients): the first two are the same on every device; statistics are
+      means over parts.
+    """
+    parts_here = config.microbatches
+    parts = parts_here * collectives.size(axes.batch)
+    # Sparse forms are chosen from the master weights. The layers read a copy in the computation's dtype, made
+    # once a step, and so the gradients of their matrices come in that dtype.
+    weights = llama.merge(graphdef, params).prepare_weights(variables, plan, config.sparsity.implementation or None)
+    compute_params = in_compute_dtype(params, config.model.dtype)
+    loss_of_shard = functools.partial(
+        forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights, axes=axes
+    )  # fmt: skip
+
+    def share_of_loss(params: Params, windows: Array, key: Array) -> tuple[Array, Metrics]:
+        loss, stats = loss_of_shard(params, variables, windows, key)
+        shares = parts * collectives.size(axes.tensor)
+        return (loss / shares if shares > 1 else loss), stats
+
+    def part(number: Array | int, windows: Array) -> tuple[tuple[Array, Metrics], Params]:
+        part_key = jax.random.fold_in(key, number) if parts > 1 else key
+        return jax.value_and_grad(share_of_loss, has_aux=True)(compute_params, windows, part_key)
+
+    first = collectives.index(axes.batch) * parts_here
+    if parts_here == 1:
+        (loss, stats), grads = part(first, windows)
+    else:
+        numbers = first + jnp.arange(parts_here)
+        (loss, stats), grads = _sum_of_parts(part, numbers, windows.reshape(parts_here, -1, windows.shape[1]))
+        stats = jax.tree.map(lambda total: total / parts_here, stats)
+    return (collectives.total(loss, axes.all), collectives.mean(stats, axes.all)), grads
+
+
+def _sum_of_parts(part: Callable[[Array, Array], Any], numbers: Array, windows: Array) -> Any:
+    """The sum, in float32, of what `part` returns for each number and its windows, one after the other."""
+
+    def add(total: Any, inputs: tuple[Array, Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, part(*inputs)), None
+
+    shapes = jax.eval_shape(part, numbers[0], windows[0])
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+    return jax.lax.scan(add, zeros, (numbers, windows))[0]
 
 
 @functools.partial(jax.named_call, name="optimizer")
@@ -207,25 +299,33 @@ def forward_loss(
     graphdef: Any,
     plan: GemmPlan,
     weights: FfnWeights | None = None,
+    axes: Axes = ONE_DEVICE,
 ) -> tuple[Array, Metrics]:
-    """Mean next-token cross entropy of windows int32[B, S + 1], in nats, and statistics by layer."""
+    """Mean next-token cross entropy of windows int32[B, S + 1], in nats, and statistics by layer.
+
+    On a mesh: of this shard's windows, and of them this device's share of the tokens along `tensor`.
+    """
     model = llama.merge(graphdef, params)
     implementation = config.sparsity.implementation or None
     inputs, targets = windows[:, :-1], windows[:, 1:]
     hidden, stats = model(
-        inputs, plan=plan, variables=variables, key=key, weights=weights, implementation=implementation
+        inputs, plan=plan, variables=variables, key=key, weights=weights, implementation=implementation, axes=axes
     )  # fmt: skip
-    hidden = hidden.reshape(-1, hidden.shape[-1])
-    loss = chunked_cross_entropy(hidden, model.unembedding(), targets.reshape(-1), config.model.loss_chunk)
+    hidden = collectives.split_over_tensor(hidden.reshape(-1, hidden.shape[-1]), axes)
+    targets = collectives.split_over_tensor(targets.reshape(-1), axes)
+    unembedding = collectives.enter_tensor(model.unembedding(axes), axes)
+    loss = chunked_cross_entropy(hidden, unembedding, targets, config.model.loss_chunk)
     return loss, stats
 
 
 @functools.partial(jax.named_call, name="weight_metrics")
-def _weight_metrics(masks: dict[str, Array], new: TrainState, plan: GemmPlan) -> Metrics:
+def _weight_metrics(
+    masks: dict[str, Array], new: TrainState, plan: GemmPlan, layout: Layout | None
+) -> Metrics:  # fmt: skip
     """By layer: how many 2:4 decisions the step flipped, as a share of all weights, and the share of
     their energy that 2:4 keeps. `masks`: those of before the step."""
     flips, kept = [], []
-    for name, packed in _packed_masks(new, plan).items():
+    for name, packed in _packed_masks(new, plan, layout).items():
         weights = new.params["layers"]["ffn"][name]
         mask = jnp.unpackbits(packed, axis=-1, count=weights.shape[-1])
         energy = jnp.square(weights)
@@ -237,16 +337,19 @@ def _weight_metrics(masks: dict[str, Array], new: TrainState, plan: GemmPlan) ->
 
 
 @functools.partial(jax.named_call, name="weight_metrics")
-def _packed_masks(state: TrainState, plan: GemmPlan) -> dict[str, Array]:
+def _packed_masks(state: TrainState, plan: GemmPlan, layout: Layout | None) -> dict[str, Array]:
     """Of the matrices that some product reads 2:4: which entries are kept, a bit each, uint8[L, F, D / 8]."""
-    ffn = state.params["layers"]["ffn"]
+    names = {matrix: name for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)}
 
-    def pack(name: str, w: Array) -> Array:
-        return jax.vmap(lambda w, v: jnp.packbits(weight_mask(name, w, v, plan), axis=-1))(w, state.variables)
+    def pack(ffn: dict[str, Array], variables: FfnVariables) -> dict[str, Array]:
+        one = lambda name: lambda w, v: jnp.packbits(weight_mask(name, w, v, plan), axis=-1)  # noqa: E731
+        return {matrix: jax.vmap(one(name))(ffn[matrix], variables) for matrix, name in names.items()}
 
-    return {
-        matrix: pack(name, ffn[matrix]) for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)
-    }
+    arguments = state.params["layers"]["ffn"], state.variables
+    if layout:
+        specs = layout.specs(arguments)
+        pack = layout.local(pack, specs, {matrix: specs[0][matrix] for matrix in names})
+    return pack(*arguments)
 
 
 def _when(condition: Array, compute: Callable[[], dict[str, Array]], otherwise: float = 0) -> dict[str, Array]:

@@ -24,6 +24,10 @@ RESUMABLE_CHANGES = frozenset(
         "checkpoint_every",
         "keep_checkpoints",
         "deterministic",
+        "microbatches",
+        "mesh.data",
+        "mesh.fsdp",
+        "mesh.tensor",
         "data.cache_dir",
         "data.eval_windows",
         "model.remat",
@@ -32,7 +36,8 @@ RESUMABLE_CHANGES = frozenset(
         "sparsity.implementation",
     }
 )
-"""Keys that may differ between a run and its resumption: they do not change what is trained."""
+"""Keys that may differ between a run and its resumption: they do not change what is trained. Of those of the
+mesh, and microbatches, only rounding and, of sparse recipes, which tokens choose a pattern together."""
 
 
 class WorkdirError(ValueError):
@@ -101,7 +106,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     for key, value in now.items():
         if value == before[key]:
             continue
-        if key not in RESUMABLE_CHANGES:
+        if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.chosen_in_runs):
             reason = f"the run in {os.fspath(workdir)} has {before[key]!r}; use that, or another --workdir"
             raise ConfigError(key, value, reason)
         _logger.warning("resuming with config.%s = %r (was %r)", key, value, before[key])

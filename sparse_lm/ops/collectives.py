@@ -1,0 +1,159 @@
+"""Collectives of one shard of a model, each with the backward pass that goes with it.
+
+A model on a mesh runs under `shard_map`: every device calls the same functions on its own shards, and
+what crosses devices is written out here. Sequences are split over the batch axes, the rows of stored
+matrices over `fsdp` (and `tensor`), attention heads and FFN neurons over `tensor`. Without axes every
+function returns its argument, so that a single device compiles what it would without this module.
+
+Gradients are sums over the shards: a shard's loss is its part of the mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+
+GATHERED = "gathered"  # what rematerialisation policies call a matrix that was put together of its shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Names of the mesh axes that hold more than one device.
+
+    Attributes:
+      batch: axes that sequences are split over, major first; `fsdp` is one of them.
+      fsdp: splits the rows of stored matrices, which are gathered where they are read.
+      tensor: splits attention heads and FFN neurons.
+    """
+
+    batch: tuple[str, ...] = ()
+    fsdp: str | None = None
+    tensor: str | None = None
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.batch + ((self.tensor,) if self.tensor else ())
+
+
+ONE_DEVICE = Axes()
+
+
+def size(names: tuple[str, ...] | str | None) -> int:
+    """Devices along mesh axes, inside a `shard_map`; 1 along none."""
+    return lax.axis_size(names) if names else 1
+
+
+def index(names: tuple[str, ...] | str | None) -> Array | int:
+    """This device's place along mesh axes; 0 along none."""
+    return lax.axis_index(names) if names else 0
+
+
+def read(w: Array, axes: Axes, dtype: DTypeLike | None = None) -> Array:
+    """A whole parameter, of its shard: the rows that other devices along `fsdp` store are gathered.
+
+    Args:
+      w: [rows / fsdp, ...].
+      axes: of the mesh.
+      dtype: in which values and gradients travel; that of w by default.
+
+    Returns:
+      [rows, ...] in the dtype of w. Its gradient is summed over all that read it, each shard's part
+      where it is stored.
+    """
+    return _read(w, axes, jnp.dtype(dtype or w.dtype)) if axes.batch else w
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _read(w, axes, dtype):
+    if not axes.fsdp:
+        return w
+    return checkpoint_name(gather(w.astype(dtype), axes.fsdp).astype(w.dtype), GATHERED)
+
+
+def _read_backward(axes, dtype, _, cotangent):
+    return (sum_gradient(cotangent.astype(dtype), axes).astype(cotangent.dtype),)
+
+
+_read.defvjp(lambda w, axes, dtype: (_read(w, axes, dtype), None), _read_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def read_replicated(w: Array, axes: Axes) -> Array:
+    """A parameter that every device stores whole. Its gradient is summed over the batch axes."""
+    return w
+
+
+read_replicated.defvjp(lambda w, axes: (w, None), lambda axes, _, cotangent: (total(cotangent, axes.batch),))
+
+
+def gather(x: Array, names: tuple[str, ...] | str, axis: int = 0) -> Array:
+    """The shards along mesh axes, one after the other along `axis`."""
+    return lax.all_gather(x, names, axis=axis, tiled=True)
+
+
+def sum_gradient(gradient: Array, axes: Axes) -> Array:
+    """[rows, ...], one of each shard of the batch, to the sum's [rows / fsdp, ...] that is stored here."""
+    if axes.fsdp:
+        gradient = lax.psum_scatter(gradient, axes.fsdp, scatter_dimension=0, tiled=True)
+    return total(gradient, tuple(name for name in axes.batch if name != axes.fsdp))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def enter_tensor(x: Array, axes: Axes) -> Array:
+    """What all devices along `tensor` have, read by each for its own heads or neurons: gradients add up."""
+    return x
+
+
+enter_tensor.defvjp(lambda x, axes: (x, None), lambda axes, _, cotangent: (sum_over_tensor(cotangent, axes),))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def leave_tensor(x: Array, axes: Axes) -> Array:
+    """The sum of what each device along `tensor` computed with its own heads or neurons."""
+    return sum_over_tensor(x, axes)
+
+
+leave_tensor.defvjp(lambda x, axes: (leave_tensor(x, axes), None), lambda axes, _, cotangent: (cotangent,))
+
+
+def sum_over_tensor(x: Array, axes: Axes) -> Array:
+    """For rules of differentiation of their own; elsewhere `enter_tensor` and `leave_tensor`."""
+    return total(x, (axes.tensor,) if axes.tensor else ())
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def split_over_tensor(x: Array, axes: Axes) -> Array:
+    """This device's share of rows that all devices along `tensor` have: [T, ...] -> [T / tensor, ...]."""
+    if not axes.tensor:
+        return x
+    rows = x.shape[0] // size(axes.tensor)
+    return lax.dynamic_slice_in_dim(x, index(axes.tensor) * rows, rows)
+
+
+def _split_backward(axes, _, cotangent):
+    return (gather(cotangent, axes.tensor) if axes.tensor else cotangent,)
+
+
+split_over_tensor.defvjp(lambda x, axes: (split_over_tensor(x, axes), None), _split_backward)
+
+
+def total(tree: Any, names: tuple[str, ...]) -> Any:
+    """The sum over mesh axes; every device along them has it."""
+    return lax.psum(tree, names) if names else tree
+
+
+def mean(tree: Any, names: tuple[str, ...]) -> Any:
+    """Over mesh axes; every device along them has it."""
+    return lax.pmean(tree, names) if names else tree
+
+
+def fold_index(key: Array | None, names: tuple[str, ...] | str | None) -> Array | None:
+    """A key of its own for each place along mesh axes."""
+    return jax.random.fold_in(key, jnp.asarray(index(names))) if names and key is not None else key
