@@ -138,6 +138,10 @@ class MeshConfig:
     fsdp: int = 1  # likewise, and stores some rows of each matrix
     tensor: int = 1  # each computes some attention heads and FFN neurons
 
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp * self.tensor
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

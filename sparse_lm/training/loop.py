@@ -30,7 +30,7 @@ from sparse_lm.training.metrics import MetricsWriter
 from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.schedule import learning_rate
-from sparse_lm.training.sharding import Layout, mesh_shape, row_share
+from sparse_lm.training.sharding import Layout, row_share
 from sparse_lm.training.step import Metrics, Params, Trainer, TrainState, make_trainer
 from sparse_lm.training.summary import RunSummary
 from sparse_lm.training.timing import StepTimer
@@ -303,7 +303,7 @@ class _Run:
         peak = flops.PEAKS.get(self.device_kind)
         if tokens_per_second is None or peak is None:
             return {"mfu": None, "executed_utilisation": None}
-        tokens_per_second /= math.prod(mesh_shape(self.config.mesh))  # of one device
+        tokens_per_second /= self.config.mesh.devices  # of one
         work = self._plan(phase).relative_work()
         return {
             "mfu": flops.mfu(self.config, tokens_per_second, self.device_kind),

@@ -12,7 +12,7 @@ the compiler cannot partition, and the order of their collectives is ours (`ops.
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sparse_lm.config import Config, ConfigError, MeshConfig
+from sparse_lm.config import Config, ConfigError
 from sparse_lm.ops.collectives import Axes
 
 _ROWS = P(None, ("tensor", "fsdp"))
@@ -99,21 +99,14 @@ def make_mesh(config: Config) -> Mesh | None:
     Raises:
       ConfigError: this machine, or all processes together, have another number of devices.
     """
-    shape = mesh_shape(config.mesh)
-    wanted, available = math.prod(shape), jax.device_count()
+    axes, wanted, available = dataclasses.asdict(config.mesh), config.mesh.devices, jax.device_count()
     if wanted == 1:
         return None
     if wanted != available:
-        raise ConfigError(
-            "mesh", dict(zip(("data", "fsdp", "tensor"), shape, strict=True)),
-            f"takes {wanted} devices; the processes of this run have {available} ({jax.devices()[0].device_kind})",
-        )  # fmt: skip
-    auto = (jax.sharding.AxisType.Auto,) * 3
-    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=auto)
-
-
-def mesh_shape(mesh: MeshConfig) -> tuple[int, int, int]:
-    return mesh.data, mesh.fsdp, mesh.tensor
+        devices = f"{available} ({jax.devices()[0].device_kind})"
+        raise ConfigError("mesh", axes, f"takes {wanted} devices; the processes of this run have {devices}")
+    auto = (jax.sharding.AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto)
 
 
 def row_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
