@@ -1,7 +1,7 @@
 """The frame of the products with a 2:4 operand: a ring of shared-memory stages that `cp.async` keeps full.
 
 A thread block computes one tile of the result, 64 logical k a step: what a word of metadata describes. Its
-threads issue the copies of a later step behind the instructions of this one. Tiles that run together lie in a
+threads start the copies of a later step before the instructions of this one. Tiles that run together lie in a
 band, so that the L2 cache serves them all.
 
 What limits the products is the L2 cache: a tile of 256 x 128 reads 34 KB in the time of 2^20 multiply-adds at
@@ -110,7 +110,7 @@ def largest_that_occupies(candidates: Sequence[T], m: int, n: int) -> T:
 
 
 @gluon.constexpr_function
-def copy_layout(rows, columns, element_bytes, warps):
+def copy_layout(columns, element_bytes, warps):
     """Of a row-major tile in copies of 16 bytes."""
     vector = _VECTOR_BYTES // element_bytes
     across = min(32, columns // vector)
@@ -147,9 +147,9 @@ def tile_of_block(product: gl.constexpr):
 
 
 @gluon.jit
-def numbers(first, count: gl.constexpr, layout: gl.constexpr, axis: gl.constexpr):
-    """first, first + 1, .. as a column (axis 0) or a row (axis 1) of indices."""
-    return (first + gl.arange(0, count, gl.SliceLayout(1 - axis, layout))).expand_dims(1 - axis)
+def numbers(count: gl.constexpr, layout: gl.constexpr, axis: gl.constexpr):
+    """0, 1, .. as a column (axis 0) or a row (axis 1) of indices."""
+    return gl.arange(0, count, gl.SliceLayout(1 - axis, layout)).expand_dims(1 - axis)
 
 
 @gluon.jit
@@ -157,51 +157,62 @@ def _copy_sparse(values, metadata, values_smem, words_smem, tile, step, product:
     """Rows and words of a step. Past the last row, those of the last one are copied."""
     tiling: gl.constexpr = product.tiling
     live = step < product.steps
-    layout: gl.constexpr = copy_layout(tiling.tile_m, _KEPT, 2, tiling.warps)
-    row = gl.minimum(numbers(tile * tiling.tile_m, tiling.tile_m, layout, 0), product.rows - 1)
-    source = values + step * _KEPT + row.to(gl.int64) * (product.steps * _KEPT) + numbers(0, _KEPT, layout, 1)
-    async_copy.async_copy_global_to_shared(values_smem, source, mask=live & (row >= 0))
+    layout: gl.constexpr = copy_layout(_KEPT, 2, tiling.warps)
+    stride: gl.constexpr = product.steps * _KEPT
+    row, column = numbers(tiling.tile_m, layout, 0), numbers(_KEPT, layout, 1)
+    if product.rows % tiling.tile_m != 0:
+        row = gl.minimum(row, product.rows - 1 - tile * tiling.tile_m)
+    origin = values + (tile * tiling.tile_m).to(gl.int64) * stride + step * _KEPT
+    async_copy.async_copy_global_to_shared(values_smem, origin + (row * stride + column), mask=live & (row >= 0))
 
     sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
-    words_layout: gl.constexpr = copy_layout(sixteens, 32, 4, tiling.warps)
-    sixteen = gl.minimum(numbers(tile * sixteens, sixteens, words_layout, 0), product.rows // mma_sp.ROWS - 1)
-    source = metadata + step * _WORDS + sixteen // 4 * (product.steps * _WORDS) + sixteen % 4 * 32
-    source = source + numbers(0, 32, words_layout, 1)
-    async_copy.async_copy_global_to_shared(words_smem, source, mask=live & (sixteen >= 0))
+    words_layout: gl.constexpr = copy_layout(32, 4, tiling.warps)
+    sixteen, lane = numbers(sixteens, words_layout, 0), numbers(32, words_layout, 1)
+    if product.rows % tiling.tile_m != 0:
+        sixteen = gl.minimum(sixteen, product.rows // mma_sp.ROWS - 1 - tile * sixteens)
+    origin = metadata + (tile * (sixteens // 4)).to(gl.int64) * (product.steps * _WORDS) + step * _WORDS
+    offset = sixteen // 4 * (product.steps * _WORDS) + sixteen % 4 * 32 + lane
+    async_copy.async_copy_global_to_shared(words_smem, origin + offset, mask=live & (sixteen >= 0))
 
 
 @gluon.constexpr_function
 def _b_layout(product):
-    columns = TILE if product.b_transposed else product.tiling.tile_n
-    return copy_layout(None, columns, 2, product.tiling.warps)
+    return copy_layout(TILE if product.b_transposed else product.tiling.tile_n, 2, product.tiling.warps)
 
 
 @gluon.jit
 def look_up(columns, tile, step, product: gl.constexpr):
-    """Rows of b of a step."""
-    layout: gl.constexpr = _b_layout(product)
-    place = numbers(step * STEP, STEP, layout, 1 if product.b_transposed else 0)
+    """The rows of b that a step reads: the first of them, or if there are lists all; no row, `k`, past their ends."""
     if product.v == 0:
-        return place
+        return gl.to_tensor(step) * STEP
     else:
         listed: gl.constexpr = product.steps * STEP
         block = tile * product.tiling.tile_m // product.v
-        return gl.load(columns + block * listed + gl.minimum(place, listed - 1))
+        place = step * STEP + numbers(STEP, _b_layout(product), 0)
+        return gl.load(columns + block * listed + place, mask=place < listed, other=product.k)
 
 
 @gluon.jit
 def copy_b(b, b_smem, rows, tile, product: gl.constexpr):
-    """The rows of b in a tile's columns; zeros past the last row or column."""
+    """The rows of b that `look_up` gave, in a tile's columns; zeros past the last of either.
+
+    Masks end at whole vectors: at the ends of rows b has zeros.
+    """
     layout: gl.constexpr = _b_layout(product)
     tile_n: gl.constexpr = product.tiling.tile_n
-    column = numbers(tile * tile_n, tile_n, layout, 0 if product.b_transposed else 1)
-    # Masks end at whole vectors: at the ends of rows b has zeros.
+    stride: gl.constexpr = product.b_stride
     if product.b_transposed:
-        source = b + column.to(gl.int64) * product.b_stride + rows
-        inside = (rows < product.b_stride) & (column < product.n)
+        k, n = numbers(STEP, layout, 1), numbers(tile_n, layout, 0)
+        source = b + (tile * tile_n).to(gl.int64) * stride + rows + (n * stride + k)
+        inside = (k < stride - rows) & (n < product.n - tile * tile_n)
+    elif product.v == 0:
+        k, n = numbers(STEP, layout, 0), numbers(tile_n, layout, 1)
+        source = b + rows.to(gl.int64) * stride + tile * tile_n + (k * stride + n)
+        inside = (k < product.k - rows) & (n < stride - tile * tile_n)
     else:
-        source = b + rows.to(gl.int64) * product.b_stride + column
-        inside = (rows < product.k) & (column < product.b_stride)
+        n = numbers(tile_n, layout, 1)
+        source = b + tile * tile_n + rows.to(gl.int64) * stride + n
+        inside = (rows < product.k) & (n < stride - tile * tile_n)
     async_copy.async_copy_global_to_shared(b_smem, source, mask=inside)
 
 
@@ -228,11 +239,11 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
     tile = tile.to(out.dtype.element_ty)
     element_bytes: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
     if product.out_transposed:
-        layout: gl.constexpr = _transposed_layout(copy_layout(None, tiling.tile_m, element_bytes, tiling.warps))
+        layout: gl.constexpr = _transposed_layout(copy_layout(tiling.tile_m, element_bytes, tiling.warps))
     else:
-        layout: gl.constexpr = copy_layout(None, tiling.tile_n, element_bytes, tiling.warps)
-    row = numbers(tile_m * tiling.tile_m, tiling.tile_m, layout, 0)
-    column = numbers(tile_n * tiling.tile_n, tiling.tile_n, layout, 1)
+        layout: gl.constexpr = copy_layout(tiling.tile_n, element_bytes, tiling.warps)
+    row = tile_m * tiling.tile_m + numbers(tiling.tile_m, layout, 0)
+    column = tile_n * tiling.tile_n + numbers(tiling.tile_n, layout, 1)
     if product.out_transposed:
         target = out + column.to(gl.int64) * product.m + row
     else:
@@ -242,35 +253,61 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
 
 
 @gluon.jit
+def _allocate(dtype: gl.constexpr, product: gl.constexpr):
+    """Stages of values, metadata words and b: each for itself, so that the compiler can tell them apart."""
+    tiling: gl.constexpr = product.tiling
+    rows: gl.constexpr = tiling.tile_n if product.b_transposed else STEP
+    columns: gl.constexpr = STEP if product.b_transposed else tiling.tile_n
+    sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
+    stages: gl.constexpr = tiling.stages
+    values, words, b = (), (), ()
+    for _ in gl.static_range(stages):
+        values += (gl.allocate_shared_memory(dtype, [tiling.tile_m, _KEPT], shared_layout(_KEPT, 2)),)
+        words += (gl.allocate_shared_memory(gl.int32, [sixteens, 32], shared_layout(32, 4)),)
+        b += (gl.allocate_shared_memory(dtype, [rows, columns], shared_layout(columns, 2)),)
+    return values, words, b
+
+
+@gluon.jit
+def _start_copies(operands, smem, slot: gl.constexpr, tile_m, tile_n, step, rows, product: gl.constexpr):
+    values, metadata, _, b = operands
+    values_smem, words_smem, b_smem = smem
+    _copy_sparse(values, metadata, values_smem[slot], words_smem[slot], tile_m, step, product)
+    copy_b(b, b_smem[slot], rows, tile_n, product)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, step, sums, product: gl.constexpr):
+    """Multiplies a step, behind the copies of a later one."""
+    stages: gl.constexpr = product.tiling.stages
+    following = step + stages - 1
+    rows = look_up(operands[2], tile_m, following, product)
+    async_copy.wait_group(stages - 2)
+    # Into what the step before has read: the barrier that ends the wait is behind that.
+    _start_copies(operands, smem, (slot + stages - 1) % stages, tile_m, tile_n, following, rows, product)
+    return _multiply_step(smem[0][slot], smem[1][slot], smem[2][slot], sums, product)
+
+
+@gluon.jit
 def multiply(values, metadata, columns, b, out, product: gl.constexpr):
     """One tile of a product. See `Product`; `columns`, the lists of rows of b, is not read if v is 0."""
     tiling: gl.constexpr = product.tiling
     stages: gl.constexpr = tiling.stages
-    dtype: gl.constexpr = b.dtype.element_ty
-    b_shape: gl.constexpr = [tiling.tile_n, STEP] if product.b_transposed else [STEP, tiling.tile_n]
-    sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
-    values_smem = gl.allocate_shared_memory(dtype, [stages, tiling.tile_m, _KEPT], shared_layout(_KEPT, 2))
-    words_smem = gl.allocate_shared_memory(gl.int32, [stages, sixteens, 32], shared_layout(32, 4))
-    b_smem = gl.allocate_shared_memory(dtype, [stages, b_shape[0], b_shape[1]], shared_layout(b_shape[1], 2))
-
+    operands = (values, metadata, columns, b)
+    smem = _allocate(b.dtype.element_ty, product)
     tile_m, tile_n = tile_of_block(product)
-    for step in gl.static_range(stages - 1):
-        rows = look_up(columns, tile_m, step, product)
-        _copy_sparse(values, metadata, values_smem.index(step), words_smem.index(step), tile_m, step, product)
-        copy_b(b, b_smem.index(step), rows, tile_n, product)
-        async_copy.commit_group()
+    for slot in gl.static_range(stages - 1):
+        rows = look_up(columns, tile_m, slot, product)
+        _start_copies(operands, smem, slot, tile_m, tile_n, slot, rows, product)
 
     sums = mma_sp.zeros(tiling.tile_m, tiling.tile_n, tiling.warps_m, tiling.warps_n)
-    slot = 0
-    for step in range(product.steps):
-        following = step + stages - 1
-        rows = look_up(columns, tile_m, following, product)  # early: the numbers come from memory
-        async_copy.wait_group(stages - 2)
-        sums = _multiply_step(values_smem.index(slot), words_smem.index(slot), b_smem.index(slot), sums, product)
-        free = gl.where(slot == 0, stages - 1, slot - 1)  # what the step before has read
-        _copy_sparse(values, metadata, values_smem.index(free), words_smem.index(free), tile_m, following, product)
-        copy_b(b, b_smem.index(free), rows, tile_n, product)
-        async_copy.commit_group()
-        slot = gl.where(slot == stages - 1, 0, slot + 1)
+    rounds: gl.constexpr = product.steps // stages  # of the ring
+    left: gl.constexpr = product.steps % stages
+    for first in range(0, rounds * stages, stages):
+        for slot in gl.static_range(stages):
+            sums = _advance(operands, smem, slot, tile_m, tile_n, first + slot, sums, product)
+    for slot in gl.static_range(left):
+        sums = _advance(operands, smem, slot, tile_m, tile_n, rounds * stages + slot, sums, product)
     async_copy.wait_group(0)
     store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, product)

@@ -1,0 +1,139 @@
+"""The Triton backend against cuBLAS and against a dense product of the same style, in one process.
+
+    python -m experiments.bench_triton --output=experiments/results/triton_h200.json
+
+The dense product is that of dense_gluon.py: the frame, the copies and the layouts of the sparse ones, with the
+dense `mma.sync`. On Hopper neither comes near what `wgmma` reaches, so there the first comparison tells what the
+sparse instruction is worth in this style, and the second what a user gets.
+
+With --tune, times the tilings on this GPU and records the best of each shape in sparse_lm/ops/triton/tuned.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton as triton_package
+from absl import app, flags
+
+from experiments.dense_gluon import dense_matmul
+from experiments.kernel_shapes import SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
+from experiments.kernel_timing import median_ms, random_24, random_matrix, random_venom, write_results
+from sparse_lm.ops import triton
+from sparse_lm.ops.triton import device, tuning
+from sparse_lm.ops.triton.matmul_24 import CANDIDATES as CANDIDATES_24
+from sparse_lm.ops.triton.matmul_venom import CANDIDATES as CANDIDATES_VENOM
+from sparse_lm.ops.triton.product import Tiling
+
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.")
+TUNE = flags.DEFINE_bool("tune", False, "Record the best tilings instead.")
+
+DENSE = [Tiling(128, 256, warps_m=2, warps_n=4, stages=3), Tiling(256, 128, warps_m=4, warps_n=2, stages=3)]
+_ITERATIONS = 9
+
+
+def best_ms(product: Callable, options: Sequence[dict[str, Any]], *operands: Any) -> tuple[float, dict[str, Any]]:
+    """The shortest time, and the options that it is of."""
+    times = [median_ms(functools.partial(product, **o), *operands, iterations=_ITERATIONS) for o in options]
+    return min(zip(times, options, strict=True), key=lambda pair: pair[0])
+
+
+def bench_24() -> list[dict]:
+    table = []
+    for m, n, k in SHAPES_24:
+        w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
+        cublas = median_ms(jnp.matmul, dense, b)
+        same_style, _ = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], dense, b)
+        ours = median_ms(triton.matmul_24, w, b)
+        turned = functools.partial(triton.matmul_24, b_transposed=True, out_transposed=True)
+        row = dict(m=m, n=n, k=k, cublas_ms=cublas, dense_ms=same_style, matmul_24_ms=ours)
+        row["matmul_24_transposed_ms"] = median_ms(turned, w, jnp.array(b.T))
+        row["speedup_over_same_style"], row["speedup_over_cublas"] = same_style / ours, cublas / ours
+        print(row, flush=True)
+        table.append(row)
+    return table
+
+
+def bench_venom() -> list[dict]:
+    table = []
+    for t, f, d in SHAPES_VENOM[:1]:
+        y, b = random_matrix(t, f, seed=2), random_matrix(f, d, seed=1)
+        cublas = median_ms(jnp.matmul, y, b)
+        same_style, _ = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], y, b)
+        for v in VENOM_BLOCKS:
+            for m in VENOM_GROUPS:
+                ours = median_ms(triton.matmul_venom, random_venom(t, f, v, m, seed=0), b)
+                row = dict(t=t, f=f, d=d, v=v, m=m, cublas_ms=cublas, dense_ms=same_style, matmul_venom_ms=ours)
+                row["speedup_over_same_style"], row["speedup_over_cublas"] = same_style / ours, cublas / ours
+                print(row, flush=True)
+                table.append(row)
+    return table
+
+
+def bench_selections() -> list[dict]:
+    """Passes over memory: the share that their bytes, each moved once, take of a copy's bandwidth."""
+    h, w = random_matrix(16384, 8192, seed=3), random_matrix(16384, 4096, seed=4, dtype=jnp.float32)
+    copied = median_ms(lambda x: x + 1, h)
+    bandwidth = 2 * h.nbytes / copied
+    weights = dict(method="soft_threshold", scale=1.5, dtype=jnp.bfloat16)
+    cases = {
+        "sparsify_24 of weights": (functools.partial(triton.sparsify_24, axis=-1, **weights), w),
+        "sparsify_24 of weights, transposed": (functools.partial(triton.sparsify_24, axis=0, **weights), w),
+        "squared_relu_24": (triton.squared_relu_24, h),
+        "sparsify_venom 128:2:16": (
+            functools.partial(triton.sparsify_venom, v=128, m=16, columns="norm", dtype=h.dtype),
+            h,
+        ),
+        "squared_relu_venom 128:2:16": (functools.partial(triton.squared_relu_venom, v=128, m=16, columns="norm"), h),
+    }
+    table = []
+    for name, (function, x) in cases.items():
+        ms = median_ms(function, x)
+        moved = x.nbytes + sum(
+            math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(function, x))
+        )
+        row = dict(name=name, shape=x.shape, dtype=str(x.dtype), ms=ms, share_of_copy=moved / ms / bandwidth)
+        print(row, flush=True)
+        table.append(row)
+    return table
+
+
+def tune() -> None:
+    fits = device.shared_bytes(device.compute_capability())
+    entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}}
+    configs = [dict(config=config) for config in CANDIDATES_24 if config.shared_bytes <= fits]
+    for m, n, k in SHAPES_24:
+        ms, best = best_ms(triton.matmul_24, configs, random_24(m, k, seed=0), random_matrix(k, n, seed=1))
+        print(f"matmul_24 {m} x {n} x {k}: {ms:.4f} ms, {best}", flush=True)
+        entries["matmul_24"][f"{m}x{n}x{k}"] = dataclasses.asdict(best["config"])
+    configs = [dict(config=config) for config in CANDIDATES_VENOM if config.shared_bytes <= fits]
+    for t, f, d in SHAPES_VENOM[:1]:
+        b = random_matrix(f, d, seed=1)
+        for v in VENOM_BLOCKS:
+            for m in VENOM_GROUPS:
+                whole = [o for o in configs if v % o["config"].tile_m == 0]
+                ms, best = best_ms(triton.matmul_venom, whole, random_venom(t, f, v, m, seed=0), b)
+                print(f"matmul_venom {v}:2:{m}: {ms:.4f} ms, {best}", flush=True)
+                entries["matmul_venom"][f"{t}x{d}x{f}x{v}x{m}"] = dataclasses.asdict(best["config"])
+    tuned = json.loads(tuning.PATH.read_text())
+    tuned[jax.devices()[0].device_kind] = entries
+    tuning.PATH.write_text(json.dumps(tuned, indent=1) + "\n")
+
+
+def main(_) -> None:
+    if TUNE.value:
+        tune()
+    else:
+        tables = dict(matmul_24=bench_24(), matmul_venom=bench_venom(), selections=bench_selections())
+        write_results(OUTPUT.value, dict(triton=triton_package.__version__, **tables))
+
+
+if __name__ == "__main__":
+    app.run(main)
