@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ def evaluate_tasks(
       "step", and "results": metrics and their standard errors, by task.
 
     Raises:
-      HarnessError: lm-eval is not installed, or a task does not exist or cannot be done.
+      HarnessError: lm-eval is not installed, a task does not exist or cannot be done, or the file cannot be
+        written.
       WorkdirError: the workdir has no such checkpoint.
       ConfigError, DataError: the run's configuration or tokenizer cannot be used.
     """
@@ -103,9 +105,11 @@ def evaluate_tasks(
     from sparse_lm.interop.harness.tasks import load_tasks, score_tasks  # not everywhere installed, and slow to import
 
     model, step = text_model(workdir, checkpoint, batch_tokens)
+    file = _make_room(Path(output) if output else _new_file(workdir, step))
     loaded = load_tasks(tasks, include_path)
     report = {"step": step, "limit": limit, **score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit)}
-    _write(report, Path(output) if output else _new_file(workdir, step))
+    file.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    _logger.info("scores are in %s", file)
     return {"step": step, "results": report["results"]}
 
 
@@ -126,10 +130,16 @@ def _new_file(workdir: str | os.PathLike, step: int) -> Path:
     return Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json")
 
 
-def _write(report: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
-    _logger.info("scores are in %s", path)
+def _make_room(file: Path) -> Path:
+    """The file, in a directory that exists and can be written: evaluation may take hours."""
+    if file.is_dir():
+        raise HarnessError(f"--output={file}: is a directory; must be a file")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        raise HarnessError(f"--output={file}: cannot be written: {error.strerror}") from error
+    return file
 
 
 def main(argv: Sequence[str]) -> None:

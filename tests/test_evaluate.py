@@ -150,10 +150,20 @@ def test_tasks_from_the_command_line(workdir, tmp_path):
     assert report["n-samples"]["quiz"] == {"original": 9, "effective": 6}
     assert report["n-shot"]["quiz"] == 1
 
-    options = dict(include_path=tmp_path, limit=6, num_fewshot=1, batch_tokens=10**3, output=tmp_path / "a" / "b.json")
+    options = dict(include_path=tmp_path, limit=6, num_fewshot=1, output=tmp_path / "a" / "b.json")
     again = evaluate_tasks(workdir, ["quiz"], "best", **options)
     assert json.loads((tmp_path / "a" / "b.json").read_text())["results"] == again["results"]
     assert again["results"]["quiz"] == pytest.approx(result["results"]["quiz"])
+
+
+def test_scores_that_cannot_be_written_are_refused_before_any_are_made(workdir, tmp_path):
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
+    shutil.copy(workdir / "data" / "tokenizer.json", workdir)
+    with pytest.raises(HarnessError, match=r"^--output=.*: is a directory; must be a file$"):
+        evaluate_tasks(workdir, ["arc_easy"], output=tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(HarnessError, match=r"^--output=.*/file/scores\.json: cannot be written: "):
+        evaluate_tasks(workdir, ["arc_easy"], output=tmp_path / "file" / "scores.json")
 
 
 def test_tasks_without_the_harness_say_what_to_install(monkeypatch):

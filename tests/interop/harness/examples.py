@@ -15,7 +15,7 @@ from sparse_lm.training.workdir import save_config
 from tests.interop.models import MODELS, random_params, save_tokenizer
 
 MODEL = MODELS["grouped"]
-SEQ_LEN = 48
+SEQ_LEN = 32
 STEP = 7
 WORDS = ["def", "main", "return", "0", "\n", " ", ":", "ü", "xyz", "()"]
 AGGREGATIONS = {"perplexity": "perplexity", "word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}

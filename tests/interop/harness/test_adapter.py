@@ -10,7 +10,8 @@ from sparse_lm.interop.harness.errors import HarnessError
 from tests.interop.harness.examples import SEQ_LEN, make_run, text, write_choice_task, write_task
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -r requirements-test.txt")
-lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
+pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install -r requirements-test.txt")
 
 from lm_eval.evaluator import evaluate  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
@@ -57,7 +58,7 @@ def write_tasks(directory, theirs):
     write_task(
         directory, "last_word", answers, output_type="loglikelihood", target_delimiter="", metrics=["perplexity", "acc"]
     )
-    documents = [{"text": text(rng, *words)} for words in [(1, 4), (12, 20), (25, 35), (60, 90)] for _ in range(2)]
+    documents = [{"text": text(rng, *words)} for words in [(1, 4), (8, 14), (16, 24), (40, 60)] for _ in range(2)]
     write_task(
         directory,
         "documents",
@@ -67,7 +68,7 @@ def write_tasks(directory, theirs):
         doc_to_target="{{text}}",
         metrics=["word_perplexity", "bits_per_byte"],
     )
-    for name, until, new in [("sentence", ["lC", "<W"], 40), ("line", ["\n", "ll"], 17)]:
+    for name, until, new in [("sentence", ["ll", "W("], 24), ("line", ["\n", "ll"], 17)]:
         write_task(
             directory,
             name,
@@ -128,7 +129,7 @@ def request(*args):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"max_gen_toks": SEQ_LEN}, "quiz: max_gen_toks = 48 must be 1 to 47, the model takes 48 tokens"),
+        ({"max_gen_toks": SEQ_LEN}, "quiz: max_gen_toks = 32 must be 1 to 31, the model takes 32 tokens"),
         ({"max_gen_toks": 4, "top_k": 5}, "quiz: generation_kwargs has top_k; allowed are .*top_p"),
     ],
 )
@@ -139,5 +140,5 @@ def test_generation_that_is_not_possible_is_refused(ours, kwargs, message):
 
 @pytest.mark.parametrize("continuation", ["", "0" * (SEQ_LEN + 1)])
 def test_continuations_that_cannot_be_scored_are_refused(ours, continuation):
-    with pytest.raises(HarnessError, match=rf"has {len(continuation)} tokens, must be 1 to 48"):
+    with pytest.raises(HarnessError, match=rf"has {len(continuation)} tokens, must be 1 to 32"):
         ours.loglikelihood([request("x", continuation)])
