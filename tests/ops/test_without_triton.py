@@ -1,0 +1,23 @@
+"""Triton and jax-triton are needed where their kernels run, and nowhere else."""
+
+import subprocess
+import sys
+
+# The tests of training run such steps; here it matters what they import.
+TRACE_A_SPARSE_STEP = """
+import sys
+sys.modules.update(triton=None, jax_triton=None)  # importing either raises ImportError
+import jax
+from sparse_lm import train
+from sparse_lm.training.step import make_trainer
+from tests import small
+config = small.config("venom")
+trainer = make_trainer(config)
+_, metrics = jax.eval_shape(trainer.sparse_step, jax.eval_shape(trainer.init), small.windows(config))
+print(metrics["loss"].shape)
+"""
+
+
+def test_training_on_a_cpu_imports_neither():
+    run = subprocess.run([sys.executable, "-c", TRACE_A_SPARSE_STEP], capture_output=True, check=True, text=True)
+    assert run.stdout == "()\n"
