@@ -59,9 +59,12 @@ class Variant:
         self.name = name
         self.config = _with_recipe(base, name)
         self.trainer: Trainer = make_trainer(self.config)
-        self.transitions = make_transitions(self.config, self.trainer.plan, self.trainer.graphdef)
+        self.transitions = make_transitions(
+            self.config, self.trainer.plan, self.trainer.graphdef, self.trainer.layout
+        )  # fmt: skip
         self.phase = "dense" if self.trainer.plan == DENSE else "sparse"
-        self._variables = jax.jit(lambda: self.trainer.init().variables)
+        placed = self.trainer.layout.state.variables if self.trainer.layout else None
+        self._variables = jax.jit(lambda: self.trainer.init().variables, out_shardings=placed)
         self._lowered = self.trainer.step(self.phase).lower(self._own(state), windows)
         begin = time.perf_counter()
         self.step = self._lowered.compile()
@@ -131,14 +134,15 @@ def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
     median = statistics.median(seconds)
     low, _, high = statistics.quantiles(seconds, n=4)
     speed = config.tokens_per_step / median
+    speed_of_device = speed / config.mesh.devices
     work = variant.trainer.plan.relative_work()
     return dict(
         step_ms=1e3 * median,
         step_ms_quartiles=(1e3 * low, 1e3 * high),
         timed_steps=len(seconds),
         tokens_per_second=speed,
-        mfu=flops.mfu(config, speed, kind),
-        executed_utilisation=flops.executed_utilisation(config, work, speed, kind),
+        mfu=flops.mfu(config, speed_of_device, kind),
+        executed_utilisation=flops.executed_utilisation(config, work, speed_of_device, kind),
         memory_gib=variant.memory_gib(),
         compile_seconds=variant.compile_seconds,
         sparsity=RECIPES[variant.name],
@@ -149,11 +153,12 @@ def main(_: Sequence[str]) -> None:
     base = flags.FLAGS.config
     names = list(NAMES.value)
     dense = _with_recipe(base, "dense")
-    state = make_trainer(dense).init()
+    trainer = make_trainer(dense)
+    state = trainer.init()
     shape = (dense.batch_size, dense.seq_len + 1)
-    batches = [
-        jax.random.randint(jax.random.key(n), shape, 0, dense.model.vocab_size, jnp.int32) for n in range(4)
-    ]  # fmt: skip
+    tokens = [np.random.default_rng(n).integers(dense.model.vocab_size, size=shape, dtype=np.int32) for n in range(4)]
+    place = trainer.layout.place_batch if trainer.layout else jnp.asarray
+    batches = [place(windows) for windows in tokens]
     variants = [Variant(name, base, state, batches[0]) for name in names]
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -174,6 +179,7 @@ def main(_: Sequence[str]) -> None:
         dict(
             batch_size=dense.batch_size,
             seq_len=dense.seq_len,
+            mesh=dataclasses.asdict(dense.mesh),
             model=dataclasses.asdict(model),
             peak_gib_of_process=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30,
             recipes=table,

@@ -13,7 +13,7 @@ the compiler cannot partition, and the order of their collectives is ours (`ops.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -93,20 +93,21 @@ class Layout:
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def make_mesh(config: Config) -> Mesh | None:
-    """The mesh that `config.mesh` asks for; None for one device.
+def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
+    """The mesh that `config.mesh` asks for, of all devices of this run if none are given; None for one device.
 
     Raises:
       ConfigError: this machine, or all processes together, have another number of devices.
     """
-    axes, wanted, available = dataclasses.asdict(config.mesh), config.mesh.devices, jax.device_count()
+    axes, wanted = dataclasses.asdict(config.mesh), config.mesh.devices
     if wanted == 1:
         return None
-    if wanted != available:
-        devices = f"{available} ({jax.devices()[0].device_kind})"
-        raise ConfigError("mesh", axes, f"takes {wanted} devices; the processes of this run have {devices}")
+    devices = jax.devices() if devices is None else devices
+    if wanted != len(devices):
+        found = f"{len(devices)} ({devices[0].device_kind})"
+        raise ConfigError("mesh", axes, f"takes {wanted} devices; the processes of this run have {found}")
     auto = (jax.sharding.AxisType.Auto,) * len(axes)
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto, devices=devices)
 
 
 def row_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -88,14 +88,15 @@ class Trainer:
         return jax.tree.map(place, shapes, self.layout.state)
 
 
-def make_trainer(config: Config) -> Trainer:
+def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) -> Trainer:
+    """The functions of a run, on all its devices if none are given. Nothing is compiled yet."""
     plan = sparse_plan(config.sparsity)
     graphdef = llama.graphdef(config.model)
     after_clip = masked_decay() if plan.weights == "transposable" else optax.identity()
     optimizer = optax.with_extra_args_support(make_optimizer(config, after_clip))
     seed = np.uint32(config.seed % 2**32)
     init = functools.partial(_init, config=config, optimizer=optimizer, plan=plan)
-    mesh = make_mesh(config)
+    mesh = make_mesh(config, devices)
     layout = Layout(mesh, jax.eval_shape(init, seed)) if mesh else None
     train_step = functools.partial(
         _train_step, config=config, graphdef=graphdef, optimizer=optimizer, sparse_plan=plan, layout=layout
