@@ -94,67 +94,78 @@ def sets(up: Array, energy: Array, m: int) -> Iterator[tuple[str, Array]]:
             yield f"runs of {run} by {name}", order[routing.run_sets(energy[:, order], m, run)]
 
 
-def kept(x: Array, up: Array, centres: Array, columns: Array) -> dict[str, float]:
-    """Shares of the sum of Y^2 that the sets keep, without and with 2:4 along the set, and of padded slots."""
+def kept(x: Array, up: Array, centres: Array, columns: Array) -> dict[str, Array]:
+    """Shares of the sum of Y^2 that the sets keep, without and with 2:4 along the set, and of the largest cluster."""
     clusters = routing.assign_tokens(x, centres, "cosine")
     energy = jnp.square(jnp.square(jax.nn.relu(x @ up.T.astype(x.dtype)))).astype(jnp.float32)
     of_set = jnp.take_along_axis(energy, columns[clusters], axis=1)
-    pairs = jnp.sort(of_set.reshape(*of_set.shape[:-1], -1, 4), axis=-1)[..., 2:]
-    load = routing.expert_load(clusters, centres.shape[0])
+    pairs = jnp.sort(of_set.reshape(len(of_set), -1, 4), axis=-1)[..., 2:]
     return dict(
-        set=float(jnp.sum(of_set) / jnp.sum(energy)),
-        set_24=float(jnp.sum(pairs) / jnp.sum(energy)),
-        largest_load=float(jnp.max(load)),
-        empty_clusters=int(jnp.sum(load == 0)),
+        set=jnp.sum(of_set) / jnp.sum(energy),
+        set_24=jnp.sum(pairs) / jnp.sum(energy),
+        largest_load=jnp.max(routing.expert_load(clusters, len(centres))),
     )
 
 
-def magnitude_kept(x: Array, up: Array, v: int, m: int) -> float:
-    """The same share for V:2:M by magnitude, tokens by the nearest of 16 centres of neurons."""
-    centres, _ = routing.cluster_neurons(up, 16, key=jax.random.key(0), balanced=False)
-    order = jax.random.permutation(jax.random.key(2), x.shape[0])
-    rows = routing.sort_rows(routing.assign_tokens(x, centres, "cosine"), 16, order)
-    h = routing.permute(x, rows) @ up.T.astype(x.dtype)
-    _, stats = ops.squared_relu_venom(h, v, m, implementation="reference")
-    return float(stats.kept_energy / stats.energy)
+@functools.partial(jax.jit, static_argnums=2)
+def magnitude_kept(x: Array, up: Array, m: int) -> Array:
+    """[L]: the same share for 128:2:m by magnitude, tokens by the nearest of 16 centres of neurons."""
+
+    def of_layer(layer):
+        x, up = layer
+        centres, _ = routing.cluster_neurons(up, 16, key=jax.random.key(0), balanced=False)
+        order = jax.random.permutation(jax.random.key(2), len(x))
+        rows = routing.sort_rows(routing.assign_tokens(x, centres, "cosine"), 16, order)
+        h = routing.permute(x, rows) @ up.T.astype(x.dtype)
+        _, stats = ops.squared_relu_venom(h, 128, m, implementation="reference")
+        return stats.kept_energy / stats.energy
+
+    return jax.lax.map(of_layer, (x, up))
 
 
-def look(x: Array, other: Array, up: Array, m: int) -> Iterator[dict]:
-    """Rows of one layer: sets chosen on the tokens x [T, D] and measured on `other`."""
-    yield dict(centres="-", clusters=0, sets=f"magnitude 128:2:{m}", set_24=magnitude_kept(other, up, 128, m))
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def look(x: Array, other: Array, up: Array, centres: str, clusters: int, m: int) -> dict[str, dict[str, Array]]:
+    """By way of choosing sets, shares [L] on the tokens `other` [L, T, D] of sets chosen on x."""
+
+    def of_layer(layer):
+        x, other, up = layer
+        if centres == "tokens":
+            places = centres_of_tokens(x, up, clusters)
+        else:
+            places, _ = routing.cluster_neurons(up, clusters, key=jax.random.key(0), balanced=False)
+        energy = sums(x, up, places).energy
+        return {name: kept(other, up, places, columns) for name, columns in sets(up, energy, m)}
+
+    return jax.lax.map(of_layer, (x, other, up))
+
+
+def rows(x: Array, other: Array, up: Array, m: int) -> Iterator[dict]:
+    """One row a way of choosing; shares by layer."""
+    yield dict(centres="", clusters=16, sets=f"magnitude 128:2:{m}", set_24=magnitude_kept(other, up, m))
     for clusters in CLUSTERS:
-        neurons_key = jax.random.key(0)
-        for name, centres in (
-            ("neurons", routing.cluster_neurons(up, clusters, key=neurons_key, balanced=False)[0]),
-            ("tokens", centres_of_tokens(x, up, clusters)),
-        ):
-            energy = sums(x, up, centres).energy
-            for choice, columns in sets(up, energy, m):
-                yield dict(centres=name, clusters=clusters, sets=choice, **kept(other, up, centres, columns))
+        for centres in ("neurons", "tokens"):
+            for name, shares in look(x, other, up, centres, clusters, m).items():
+                yield dict(centres=centres, clusters=clusters, sets=name, **shares)
 
 
 def main(_) -> None:
     config = load_config(WORKDIR.value)
     heldout = open_data(config).heldout
-    tables = []
+    table = []
     for checkpoint in CHECKPOINTS.value:
         params, step = restore_for_dense(
             WORKDIR.value, config, checkpoint if checkpoint == "latest" else int(checkpoint)
         )
         tokens = heldout.read(np.arange(2 * WINDOWS.value))[:, :-1]
         chosen_on, measured_on = (ffn_inputs(config, params, part) for part in np.split(tokens, 2))
-        layers = [
-            list(look(*layer, M.value))
-            for layer in zip(chosen_on, measured_on, params["layers"]["ffn"]["up"], strict=True)
-        ]
-        for rows in zip(*layers, strict=True):
-            numbers = {key for key, value in rows[0].items() if isinstance(value, float)}
-            row = rows[0] | {key: [round(row[key], 4) for row in rows] for key in numbers}
-            tables.append(dict(step=step, **row))
-            mean = {key: sum(row[key]) / len(rows) for key in numbers}
-            shares = " ".join(f"{key} {mean[key]:.3f}" for key in sorted(numbers))
-            print(f"step {step} {row['centres']:8} {row['clusters']:4} {row['sets']:45} {shares}", flush=True)
-    write_results(OUTPUT.value, dict(m=M.value, rows=tables))
+        for row in rows(chosen_on, measured_on, params["layers"]["ffn"]["up"], M.value):
+            shares = {
+                name: np.round(value, 4).tolist() for name, value in row.items() if not isinstance(value, str | int)
+            }
+            table.append(dict(step=step, **row | shares))
+            means = " ".join(f"{name} {np.mean(value):.3f}" for name, value in shares.items())
+            print(f"step {step} {row['centres']:8} {row['clusters']:4} {row['sets']:45} {means}", flush=True)
+    write_results(OUTPUT.value, dict(m=M.value, rows=table))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@
 
 Runs that the output already has are left out, one that was cut short goes on from its checkpoint, and
 after `--minutes` the one under way is saved and the script ends: the same command goes on. Several
-scripts may share a GPU, each with some of the runs (`--runs`) and an output of its own.
+scripts, each with some of the runs (`--runs`, `--seeds`), may share an output.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -61,26 +62,39 @@ def stop_in(minutes: float) -> None:
         signal.alarm(max(1, int(60 * minutes)))
 
 
+def read_rows(output: pathlib.Path) -> list[dict]:
+    """The runs that are finished."""
+    return json.loads(output.read_text())["runs"] if output.exists() else []
+
+
+def add_row(output: pathlib.Path, row: dict) -> None:
+    """Adds a finished run, one script at a time."""
+    with open(output.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = [*read_rows(output), row]
+        tables = dict(suite=SUITE.value, base=SUITES[SUITE.value][0], runs=rows)
+        complete = output.with_suffix(".part")
+        complete.write_text(json.dumps({**machine(), **tables}) + "\n")
+        complete.replace(output)
+
+
 def main(_) -> None:
     start = time.monotonic()
     stop_in(MINUTES.value)
     output = pathlib.Path(OUTPUT.value)
-    rows = json.loads(output.read_text())["runs"] if output.exists() else []
     names = [name.replace(";", ",") for name in RUNS.value] or list(SUITES[SUITE.value][1])
     for seed in map(int, SEEDS.value):
         for name in names:
-            if any((row["name"], row["seed"]) == (name, seed) for row in rows):
+            if any((row["name"], row["seed"]) == (name, seed) for row in read_rows(output)):
                 continue
             workdir = pathlib.Path(WORKDIR.value, f"{re.sub('[^a-z0-9]+', '_', name.lower())}-{seed}")
             if (time.monotonic() - start) / 60 >= MINUTES.value or not train(
                 config(SUITE.value, name, seed, DATA.value), str(workdir)
             ):
                 return print(f"stopped before the end of {name}, seed {seed}; the same command goes on")
-            rows.append(dict(name=name, seed=seed, overrides=SUITES[SUITE.value][1][name], **read_run(workdir)))
-            output.write_text(
-                json.dumps({**machine(), "suite": SUITE.value, "base": SUITES[SUITE.value][0], "runs": rows}) + "\n"
-            )
-            print(f"{name}, seed {seed}: held-out {rows[-1]['heldout_loss']:.4f}", flush=True)
+            row = dict(name=name, seed=seed, overrides=SUITES[SUITE.value][1][name], **read_run(workdir))
+            add_row(output, row)
+            print(f"{name}, seed {seed}: held-out {row['heldout_loss']:.4f}", flush=True)
     return None
 
 

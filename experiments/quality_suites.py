@@ -12,42 +12,90 @@ from sparse_lm import config as config_lib
 
 Overrides = dict[str, Any]
 
-_VENOM = {"sparsity.recipe": "venom"}
-_SETS = _VENOM | {"sparsity.selection": "cluster_sets"}
 
-_SMALL = {
-    "steps": 1500,
-    "batch_size": 64,
-    "seq_len": 512,
-    "eval_every": 250,
-    "checkpoint_every": 500,
-    "log_every": 10,
-    "model.vocab_size": 8192,
-    "data.eval_windows": 512,
-    "optimizer.warmup_steps": 150,
-    "sparsity.start_step": 150,
-    "sparsity.end_step": 900,
-}
-"""Half of the steps sparse: 10% dense, 50% sparse, 40% dense; 49 M tokens."""
+def _base(steps: int, **overrides: Any) -> Overrides:
+    """32,768 tokens a step; 10% of the steps dense, 50% sparse, 40% dense."""
+    return {
+        "steps": steps,
+        "batch_size": 64,
+        "seq_len": 512,
+        "eval_every": 250,
+        "checkpoint_every": 500,
+        "log_every": 10,
+        "model.vocab_size": 16_384,
+        "data.eval_windows": 512,
+        "optimizer.warmup_steps": steps // 10,
+        "sparsity.start_step": steps // 10,
+        "sparsity.end_step": 6 * steps // 10,
+        **overrides,
+    }
+
+
+_DENSE = {"sparsity.recipe": "dense"}
+_VENOM = {"sparsity.recipe": "venom"}
+_SLICES = _VENOM | {"sparsity.selection": "slices", "sparsity.clusters": 4}
+_SLICES_OF_8 = _SLICES | {"sparsity.m": 8, "sparsity.clusters": 2}
+_SETS = _VENOM | {"sparsity.selection": "cluster_sets", "sparsity.clusters": 64}
+_RUNS = _SETS | {"sparsity.neuron_run": 64}
+_16 = {"sparsity.clusters": 16}
+_TOKENS = {"sparsity.centres": "tokens"}
 
 SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
     "learning_rate": (
-        _SMALL | {"sparsity.recipe": "dense"},
+        _base(1500) | _DENSE,
         {f"dense lr {rate:g}": {"optimizer.learning_rate": rate} for rate in (1e-3, 2e-3, 4e-3)},
     ),
     "recipes": (
-        _SMALL,
+        _base(1000),
         {
-            "dense": {"sparsity.recipe": "dense"},
+            "dense": _DENSE,
+            "runs 2:16, 64 token centres": _RUNS | _TOKENS,
+            "runs 2:16, 16 token centres": _RUNS | _16 | _TOKENS,
+            "runs 2:16, 16 neuron centres": _RUNS | _16,
+            "sets 2:16, 64 neuron centres": _SETS,
+            "sets 2:16, 64 token centres": _SETS | _TOKENS,
+            "slices 2:16, neuron centres": _SLICES,
+            "slices 2:16, token centres": _SLICES | _TOKENS,
+            "magnitude 2:16": _VENOM | _16,
             "act24": {"sparsity.recipe": "act24"},
             "sste": {"sparsity.recipe": "sste"},
-            "magnitude 2:16": _VENOM | {"sparsity.selection": "magnitude"},
-            "sets 2:16, 64 clusters": _SETS | {"sparsity.clusters": 64},
-            "sets of 64-neuron runs 2:16, 16 clusters": _SETS | {"sparsity.clusters": 16, "sparsity.neuron_run": 64},
-            "sets of 64-neuron runs 2:8, 16 clusters": _SETS
-            | {"sparsity.clusters": 16, "sparsity.neuron_run": 64, "sparsity.m": 8},
-            "slices 2:16": _VENOM | {"sparsity.selection": "slices", "sparsity.clusters": 4},
-            "slices 2:8": _VENOM | {"sparsity.selection": "slices", "sparsity.clusters": 2, "sparsity.m": 8},
+            "runs 2:8, 64 token centres": _RUNS | _TOKENS | {"sparsity.m": 8},
+            "sets 2:8, 64 token centres": _SETS | _TOKENS | {"sparsity.m": 8},
+            "slices 2:8, token centres": _SLICES_OF_8 | _TOKENS,
+            "magnitude 2:8": _VENOM | _16 | {"sparsity.m": 8},
+            "fst": {"sparsity.recipe": "fst"},
+        },
+    ),
+    # Of "runs 2:16, 64 token centres", one change each.
+    "ablations": (
+        _base(1000) | _RUNS | _TOKENS,
+        {
+            "sparse 25%": {"sparsity.end_step": 350},
+            "sparse 75%": {"sparsity.end_step": 850},
+            "sparse 90%": {"sparsity.end_step": 1000},
+            "no dense warm-up": {"sparsity.start_step": 0, "sparsity.end_step": 500},
+            "dense warm-up 30%": {"sparsity.start_step": 300, "sparsity.end_step": 800},
+            "256 clusters": {"sparsity.clusters": 256},
+            "centres follow": {"sparsity.recluster": True},
+            "runs of 128": {"sparsity.neuron_run": 128},
+            "2:32": {"sparsity.m": 32},
+            "l2": {"sparsity.distance": "l2"},
+            "refresh every 10": {"sparsity.refresh_every": 10},
+            "no refresh": {"sparsity.refresh_every": 1000},
+            "full dense weights": {"sparsity.dense_weights": "full"},
+            "moments reset": {"sparsity.moments": "reset"},
+            "first moments reset": {"sparsity.moments": "reset_first"},
+        },
+    ),
+    # The numbers that count: 200 M tokens, at the minimum of a parabola through the three learning rates.
+    "long": (
+        _base(6120)
+        | {"eval_every": 765, "optimizer.learning_rate": 1.7e-3, "sparsity.start_step": 306, "sparsity.end_step": 3366},
+        {
+            "dense": _DENSE,
+            "slices 2:16, token centres": _SLICES | _TOKENS,
+            "slices 2:8, token centres": _SLICES_OF_8 | _TOKENS,
+            "sste": {"sparsity.recipe": "sste"},
         },
     ),
 }

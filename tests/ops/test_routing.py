@@ -44,6 +44,39 @@ def test_planted_clusters_are_found(balanced, distance):
 
 
 @pytest.mark.parametrize("distance", ["l2", "cosine"])
+def test_cluster_sums(distance):
+    x, y, centres = _random((50, 8)), np.abs(_random((50, 12), seed=1)), _random((5, 8), seed=2)
+    centres[3] = -100 * x.sum(0)  # nobody's nearest, or at least not everybody's
+    nearest = _distances(x, centres, distance).argmin(1)
+    sums = routing.cluster_sums(x, y, centres, distance)
+    rows = x if distance == "l2" else x / np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_array_equal(sums.tokens, np.bincount(nearest, minlength=5))
+    np.testing.assert_allclose(sums.inputs, [rows[nearest == e].sum(0) for e in range(5)], atol=1e-5)
+    np.testing.assert_allclose(sums.energy, [np.square(y[nearest == e]).sum(0) for e in range(5)], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(sums.candidates, rows[::10], rtol=1e-6)
+    moved = sums.centroids(centres)
+    for e in range(5):
+        expected = rows[nearest == e].mean(0) if (nearest == e).any() else centres[e]
+        np.testing.assert_allclose(moved[e], expected, atol=1e-5)
+
+
+def test_a_cluster_without_tokens_keeps_its_centre():
+    x, centres = np.ones((4, 2), np.float32), np.array([[1, 1], [-1, -1]], np.float32)
+    sums = routing.cluster_sums(x, np.ones((4, 4), np.float32), centres, "cosine")
+    np.testing.assert_array_equal(sums.tokens, [4, 0])
+    np.testing.assert_array_equal(sums.centroids(centres)[1], centres[1])
+
+
+def test_neurons_go_to_the_clusters_that_use_them_most():
+    rng = np.random.default_rng(3)
+    truth = rng.permutation(np.repeat(np.arange(4), 6))
+    energy = rng.random((4, 24)).astype(np.float32) + 10 * (truth == np.arange(4)[:, None])
+    np.testing.assert_array_equal(routing.assign_neurons(energy), truth)
+    wanted_by_one = energy + 100 * (np.arange(4) == 0)[:, None]
+    np.testing.assert_array_equal(np.bincount(routing.assign_neurons(wanted_by_one)), 6)
+
+
+@pytest.mark.parametrize("distance", ["l2", "cosine"])
 def test_balanced_clusters_have_equal_sizes_and_centres_at_their_means(distance):
     w = _random((60, 8))
     cluster = jax.jit(lambda w: routing.cluster_neurons(w, 5, key=KEY, balanced=True, distance=distance))

@@ -148,9 +148,12 @@ def test_scale_stays_what_it_was_at_the_start_of_the_phase():
     np.testing.assert_array_equal(before, run.state.variables.scale_up)
 
 
-def test_slices_sort_weights_and_moments_together():
-    """Neurons change places as wholes; the dense function stays what it was, and each slice is one cluster."""
-    run = Run("slices")
+@pytest.mark.parametrize(
+    "recipe, centres", [("slices", "neurons"), ("slices", "tokens"), ("run_sets", "neurons"), ("run_sets", "tokens")]
+)
+def test_neurons_are_sorted_with_their_weights_and_moments(recipe, centres):
+    """Neurons change places as wholes; the dense function stays what it was."""
+    run = Run(recipe, **{"sparsity.centres": centres})
     before, loss = jax.device_get((run.ffn, *run.moments())), run.loss(DENSE)
     run.enter()
     assert run.loss(DENSE) == pytest.approx(loss, abs=1e-6)

@@ -1,0 +1,46 @@
+"""Centres that k-means places among the tokens of a batch."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import forward_loss, make_trainer
+from tests import small
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["centres stay", "centres follow"])
+def entered(request):
+    """A run at the first step of its sparse phase: configuration, trainer, transitions, state and batch."""
+    config = small.config("cluster_sets", **{"sparsity.centres": "tokens", "sparsity.recluster": request.param})
+    trainer = make_trainer(config)
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    windows = small.windows(config)
+    return config, trainer, transitions, jax.device_get(transitions.enter_sparse(trainer.init(), windows)), windows
+
+
+def nearness(config, trainer, state, windows, centroids):
+    """Mean cosine between a token and its centre, [L], and the sums over each cluster's tokens."""
+    variables = dataclasses.replace(state.variables, centroids=centroids)
+    options = dict(config=config, graphdef=trainer.graphdef, plan=trainer.plan.for_measuring())
+    sums = jax.device_get(forward_loss(state.params, variables, windows, None, **options)[1]["clusters"])
+    directions = centroids / np.linalg.norm(centroids, axis=-1, keepdims=True)
+    return (sums.inputs * directions).sum((1, 2)) / sums.tokens.sum(1), sums
+
+
+def test_centres_of_tokens_are_where_the_tokens_are(entered):
+    config, trainer, _, state, windows = entered
+    near, sums = nearness(config, trainer, state, windows, np.asarray(state.variables.centroids))
+    start, _ = nearness(config, trainer, state, windows, sums.candidates)
+    assert (near > start + 0.02).all()
+    assert (sums.tokens > 0).all()
+
+
+def test_centres_follow_their_tokens_only_when_asked_to(entered):
+    config, _, transitions, state, windows = entered
+    moved_weights = jax.tree.map(lambda w: w + 0.02 * np.sign(w), state.params)
+    before = np.asarray(state.variables.centroids)
+    after, _ = transitions.refresh(jax.device_put(dataclasses.replace(state, params=moved_weights)), windows)
+    assert np.array_equal(before, after.variables.centroids) != config.sparsity.recluster
