@@ -8,6 +8,7 @@ from sparse_lm.ops.triton.matmul_24 import matmul_24
 from sparse_lm.ops.triton.matmul_venom import matmul_venom
 from sparse_lm.ops.triton.sparsify_24 import soft_threshold_24, sparsify_24, squared_relu_24
 from sparse_lm.ops.triton.sparsify_venom import sparsify_venom, squared_relu_venom
+from sparse_lm.ops.triton.squared_relu_gradients import squared_relu_gradients
 
 __all__ = [
     "matmul_24",
@@ -16,5 +17,6 @@ __all__ = [
     "sparsify_24",
     "sparsify_venom",
     "squared_relu_24",
+    "squared_relu_gradients",
     "squared_relu_venom",
 ]

@@ -25,7 +25,7 @@ _STATS = len(HiddenStats._fields)
 
 
 @triton.jit
-def _load_tile(x, row_tile, column_tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def load_tile(x, row_tile, column_tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """float32 [64, 64]; zeros past the last row and column."""
     row = row_tile * _TILE + tl.arange(0, _TILE)[:, None]
     column = column_tile * _TILE + tl.arange(0, _TILE)[None, :]
@@ -76,9 +76,9 @@ def _sparsify_24_kernel(
 ):
     k_tile, row_tile = tl.program_id(0), tl.program_id(1)
     if TRANSPOSED:
-        tile = _load_tile(x, k_tile, row_tile, ROWS, COLUMNS).permute([1, 0])
+        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS).permute([1, 0])
     else:
-        tile = _load_tile(x, row_tile, k_tile, ROWS, COLUMNS)
+        tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS)
     low, high, nibble = two_of_four(tile, SOFT)
     factor = tl.load(scale)
     k_tiles: tl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
@@ -91,7 +91,7 @@ def _soft_threshold_24_kernel(
     w, scale, values, metadata, dense, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCALED_TILES: tl.constexpr
 ):
     k_tile, row_tile = tl.program_id(0), tl.program_id(1)
-    low, high, nibble = two_of_four(_load_tile(w, row_tile, k_tile, ROWS, COLUMNS), True)
+    low, high, nibble = two_of_four(load_tile(w, row_tile, k_tile, ROWS, COLUMNS), True)
     factor = tl.load(scale + row_tile // SCALED_TILES)
     low, high = low * factor, high * factor
     k_tiles: tl.constexpr = (COLUMNS + _TILE - 1) // _TILE
@@ -106,7 +106,7 @@ def _soft_threshold_24_kernel(
 @triton.jit
 def _squared_relu_24_kernel(h, values, metadata, stats, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     k_tile, row_tile = tl.program_id(0), tl.program_id(1)
-    y = squared_relu(_load_tile(h, row_tile, k_tile, ROWS, COLUMNS), values.dtype.element_ty)
+    y = squared_relu(load_tile(h, row_tile, k_tile, ROWS, COLUMNS), values.dtype.element_ty)
     low, high, nibble = two_of_four(y, False)
     k_tiles: tl.constexpr = (COLUMNS + _TILE - 1) // _TILE
     store_pairs(low, high, values, row_tile, k_tile, k_tiles)

@@ -80,9 +80,30 @@ def spread(low, high, nibble):
 
 
 @triton.jit
+def pack_halves(nibble):
+    """Nibbles [64, 16] to halves of words [64, 4], each of 16 logical k."""
+    return tl.sum(nibble.reshape([64, 4, 4]) << (4 * tl.arange(0, 4))[None, None, :], axis=2)
+
+
+@triton.jit
 def pack_words(nibble):
     """Nibbles [64, 16] to the 128 words of metadata of a tile; `sparse_lm.ops.formats` has the layout."""
-    shifts = (4 * tl.arange(0, 4))[None, None, :]
-    halves = tl.sum(nibble.reshape([64, 4, 4]) << shifts, axis=2)  # of 16 logical k
-    low, high = tl.split(halves.reshape([4, 2, 8, 4]).permute([0, 2, 3, 1]))  # warp, g, t
+    low, high = tl.split(pack_halves(nibble).reshape([4, 2, 8, 4]).permute([0, 2, 3, 1]))  # warp, g, t
     return (low | high << 16).reshape([128])
+
+
+@triton.jit
+def unpack_words(words):
+    """Inverse of `pack_words`: 128 words of metadata to nibbles [64, 16]."""
+    words = words.reshape([4, 8, 4])  # warp, g, t
+    halves = tl.join(words & 0xFFFF, words >> 16 & 0xFFFF).permute([0, 3, 1, 2]).reshape([64, 4, 1])
+    return (halves >> (4 * tl.arange(0, 4))[None, None, :] & 0xF).reshape([64, 16])
+
+
+@triton.jit
+def at_positions(x, nibble):
+    """Of float32 [R, 4 G] the members that nibbles [R, G] name: twice [R, G]."""
+    a, b, c, d = _members(x)
+    first, second = nibble & 3, nibble >> 2
+    low = tl.where(first == 0, a, tl.where(first == 1, b, c))
+    return low, tl.where(second == 3, d, tl.where(second == 2, c, b))

@@ -1,4 +1,4 @@
-"""The selections: bit for bit the reference."""
+"""The selections and the passes over the hidden layer: bit for bit the reference."""
 
 import functools
 
@@ -82,6 +82,23 @@ def test_venom_of_special_numbers(special):
     _assert_as_reference("sparsify_venom", x, v=128, m=16, columns="norm", dtype=NARROW)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_squared_relu_gradients(shape, dtype, special):
+    y, _ = _compiled(reference, "squared_relu_24", _random(shape, dtype, 3))
+    _assert_as_reference("squared_relu_gradients", _random(shape, dtype, 4, special), y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("v, m", [(64, 8), (128, 16), (256, 16), (128, 32)])
+@pytest.mark.parametrize("tokens, neurons", [(256, 1024), (300, 480)])
+def test_squared_relu_gradients_of_a_venom_matrix(tokens, neurons, v, m):
+    y, _ = _compiled(reference, "squared_relu_venom", _random((tokens, neurons), NARROW, 5), v=v, m=m, columns="norm")
+    _assert_as_reference("squared_relu_gradients", _random((tokens, 4 * neurons // m), NARROW, 6), y)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_lowers_without_a_gpu(axis, dtype):
@@ -93,6 +110,20 @@ def test_lowers_without_a_gpu(axis, dtype):
         ours, expected = (functools.partial(vars(backend)[op], **options) for backend in (triton, reference))
         lowered = jax.jit(ours).trace(x).lower(lowering_platforms=("cuda",))
         assert lowered.out_info == jax.eval_shape(expected, x)
+
+
+@pytest.mark.parametrize(
+    "op, options", [("squared_relu_24", {}), ("squared_relu_venom", dict(v=128, m=16, columns="norm"))]
+)
+def test_passes_over_the_hidden_layer_lower_without_a_gpu(op, options):
+    h = jax.ShapeDtypeStruct((300, 480), NARROW)
+    activate = functools.partial(vars(triton)[op], **options)
+    expected = jax.eval_shape(functools.partial(vars(reference)[op], **options), h)
+    assert jax.jit(activate).trace(h).lower(lowering_platforms=("cuda",)).out_info == expected
+    y = expected[0]
+    dy = jax.ShapeDtypeStruct((300, 480 if op == "squared_relu_24" else 120), NARROW)
+    lowered = jax.jit(triton.squared_relu_gradients).trace(dy, y).lower(lowering_platforms=("cuda",))
+    assert lowered.out_info == jax.eval_shape(reference.squared_relu_gradients, dy, y)
 
 
 def test_refuses_what_it_cannot_do():
