@@ -13,6 +13,7 @@ requirements-test.txt, and compute FFNs densely.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.util
 import json
@@ -120,8 +121,9 @@ def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: 
     tokenizer.no_truncation()  # files published with a model may cut texts at its context length
     tokenizer.no_padding()
     params, step = restore_for_dense(workdir, config, checkpoint)
-    graphdef, end = llama.graphdef(config.model), end_of_text(tokenizer)
-    return TextModel(graphdef, params, tokenizer, end, config.seq_len, batch_tokens), step
+    # Several shapes are compiled, each for little work: one layer compiles sooner than all.
+    graphdef = llama.graphdef(dataclasses.replace(config.model, unroll_layers=False))
+    return TextModel(graphdef, params, tokenizer, end_of_text(tokenizer), config.seq_len, batch_tokens), step
 
 
 def _new_file(workdir: str | os.PathLike, step: int) -> Path:
