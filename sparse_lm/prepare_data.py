@@ -3,8 +3,15 @@
     python -m sparse_lm.prepare_data --files='corpus/**/*.txt' --output=data/corpus --vocab_size=32768
     python -m sparse_lm.train --config=configs/llama60m.py --config.data.path=data/corpus
 
-Reads .txt, .py, .md and .jsonl files, each also with .gz or .zst, without ever holding the corpus
-in memory. Unless --tokenizer names one, a byte-level BPE is trained on the corpus.
+C4 as published, with its own held-out documents and Llama 3's tokenizer:
+
+    python -m sparse_lm.prepare_data --files='c4/en/c4-train.*.json.gz' \
+        --heldout_files='c4/en/c4-validation.*.json.gz' --tokenizer=llama3/tokenizer.json --output=data/c4
+
+--files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, and .json.gz and .json.zst
+(JSON lines too); --tfds takes a TFDS directory instead. Unless --tokenizer names one, a byte-level BPE
+is trained on the corpus. The corpus is never held in memory. Files are read by several processes, and
+the result does not depend on how many. The same command goes on where it was stopped, or killed.
 """
 
 from __future__ import annotations
@@ -15,18 +22,27 @@ import time
 from pathlib import Path
 
 from absl import app, flags
+from tokenizers import Tokenizer
 
+from sparse_lm.data import tfds_corpus
 from sparse_lm.data.builder import prepare
-from sparse_lm.data.corpus import find_files
+from sparse_lm.data.corpus import Corpus, find_files
 from sparse_lm.data.dataset import Data, is_prepared, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import hold_out
-from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.data.progress import duration
+from sparse_lm.data.tasks import available_cores
+from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_768
 
 FILES = flags.DEFINE_multi_string(
     "files", None, "Text files: a glob pattern, in which ** matches any folders. May be given several times."
+)
+HELDOUT_FILES = flags.DEFINE_multi_string(
+    "heldout_files", None, "Files to evaluate on, like --files. Without it about 2% of the documents are held out."
+)
+TFDS = flags.DEFINE_string(
+    "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
 )
 OUTPUT = flags.DEFINE_string("output", None, "Directory to write, for --config.data.path.")
 VOCAB_SIZE = flags.DEFINE_integer(
@@ -36,19 +52,25 @@ TOKENIZER = flags.DEFINE_string(
     "tokenizer", None, "A tokenizer.json, or Llama 3's tokenizer.model, to use instead of training one."
 )
 SEQ_LEN = flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
-TEXT_FIELD = flags.DEFINE_string("text_field", "text", "Field of a .jsonl line that holds its text.")
+TEXT_FIELD = flags.DEFINE_string("text_field", "text", "Field of a JSON line that holds its text.")
+PROCESSES = flags.DEFINE_integer(
+    "processes", None, "Processes to use at most (default: as many as there are cores).", lower_bound=1
+)
 
 
-def prepare_files(
-    files: list[str],
+def prepare_output(
     output: Path,
     *,
+    files: list[str] | None = None,
+    heldout_files: list[str] | None = None,
+    tfds: str | None = None,
     seq_len: int,
     vocab_size: int | None = None,
     tokenizer: str | None = None,
     text_field: str = "text",
+    processes: int = 1,
 ) -> Data:
-    """Prepares the files that the patterns match, and opens the result.
+    """Does what the flags of the same names say, and opens the result.
 
     Raises:
       DataError: the files, the tokenizer or their combination cannot be used, or `output` holds something else.
@@ -58,14 +80,39 @@ def prepare_files(
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
     if output.exists() and not is_prepared(output) and (not output.is_dir() or any(output.iterdir())):
         raise DataError(f"--output={output} exists and is not prepared data: name another directory or remove it")
+    loaded = load_tokenizer(tokenizer) if tokenizer else None
+    if tfds:
+        if files or heldout_files:
+            raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
+        corpus, heldout = open_tfds(tfds, loaded)
+    elif files:
+        corpus = find_files(files, text_field)
+        heldout = find_files(heldout_files, text_field) if heldout_files else None
+    else:
+        raise DataError("no text: name it with --files or --tfds")
     prepare(
         output,
-        hold_out(find_files(files, text_field)),
+        corpus,
+        heldout=heldout,
         seq_len=seq_len,
-        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
+        tokenizer=loaded,
         vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
+        processes=processes,
     )
     return open_prepared(output)
+
+
+def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | None]:
+    """Training documents of a TFDS directory, and held-out ones if it has a split for them.
+
+    Raises:
+      DataError: there is no such dataset, or it holds tokens and there is no tokenizer.
+    """
+    directory = tfds_corpus.find_dataset(path)
+    corpus, heldout = tfds_corpus.open_splits(directory, end_of_text(tokenizer) if tokenizer else None)
+    if corpus.feature == "tokens" and tokenizer is None:
+        raise DataError(f"--tfds={path} holds tokens: name their tokenizer with --tokenizer")
+    return corpus, heldout
 
 
 def main(argv: list[str]) -> None:
@@ -75,22 +122,25 @@ def main(argv: list[str]) -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)
     start = time.monotonic()
     try:
-        data = prepare_files(
-            FILES.value,
+        data = prepare_output(
             Path(OUTPUT.value),
+            files=FILES.value,
+            heldout_files=HELDOUT_FILES.value,
+            tfds=TFDS.value,
             seq_len=SEQ_LEN.value,
             vocab_size=VOCAB_SIZE.value,
             tokenizer=TOKENIZER.value,
             text_field=TEXT_FIELD.value,
+            processes=PROCESSES.value or available_cores(),
         )
     except (DataError, OSError) as error:
         sys.exit(f"error: {error}")
-    seconds = time.monotonic() - start
-    tokens = sum(split["tokens"] for split in data.info["splits"].values())
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command goes on from here")
     print(data.describe())
-    print(f"{tokens / seconds:,.0f} tokens/s in {seconds:.1f} s, tokenizer included")
+    print(f"prepared in {duration(time.monotonic() - start)}")
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["files", "output"])
+    flags.mark_flag_as_required("output")
     app.run(main)

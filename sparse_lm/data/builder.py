@@ -8,37 +8,35 @@ metadata.json records how it was made. TensorFlow is not needed to write or to r
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-import itertools
-import logging
-import tempfile
-import time
-from collections.abc import Iterator
+import json
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.dataset_builder import FileReaderBuilder
 from tokenizers import Tokenizer
 
-from sparse_lm.data import packing
+from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus, python_library
-from sparse_lm.data.holdout import Split, hold_out
-
-logger = logging.getLogger(__name__)
+from sparse_lm.data.holdout import Split, already_split, hold_out
+from sparse_lm.data.tasks import Workers
+from sparse_lm.data.workspace import Workspace, open_workspace
 
 FORMAT = "sparse_lm windows 1"  # changes whenever the same text would be prepared differently
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
 SHARD_BYTES = 256 * 2**20
-WRITE_ROWS = 4096  # windows handed to the writer at one time
-REPORT_SECONDS = 10
+METADATA_FILE = "metadata.json"
 
 
-class PackedText(tfds.core.GeneratorBasedBuilder):
+class PackedText(FileReaderBuilder):
     """Windows of seq_len + 1 tokens; without arguments, of the Python standard library."""
 
+    name = stages.DATASET
     VERSION = tfds.core.Version("1.0.0")
     # Nothing is downloaded. Were this left to TFDS, it would look for a list of checksums, and import
     # importlib_resources to do so, which it does not declare as a requirement.
@@ -52,6 +50,7 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
         seq_len: int = 256,
         vocab_size: int = 4096,
         source: dict[str, Any] | None = None,
+        workspace: Workspace | None = None,
         **kwargs: Any,
     ):
         """Nothing is written before `download_and_prepare`.
@@ -62,115 +61,150 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
           seq_len: targets of a window.
           vocab_size: of a tokenizer to be trained.
           source: what the data is made from, recorded in the metadata for a cache to recognise.
-          **kwargs: of `tfds.core.GeneratorBasedBuilder`, such as `data_dir`.
+          workspace: where tokens and shards are kept until `prepare` puts all together; None to
+            leave shards in `data_dir` and keep nothing.
+          **kwargs: of `tfds.core.DatasetBuilder`, such as `data_dir`.
         """
         self._split = split or hold_out(python_library())
         self._tokenizer = tokenizer or tokenizer_lib.train_tokenizer(self._split.sample(TOKENIZER_SAMPLE), vocab_size)
         self._seq_len = seq_len
         self._source = source or {}
+        self._workspace = workspace
         self._vocab_size = tokenizer_lib.vocabulary_size(self._tokenizer)
         self._dtype = tokenizer_lib.token_dtype(self._vocab_size)
-        self._end_of_text = tokenizer_lib.end_of_text(self._tokenizer)
         super().__init__(file_format="array_record", **kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
-        tokens = tfds.features.Tensor(shape=(self._seq_len + 1,), dtype=self._dtype, encoding="bytes")
         metadata = {
             "format": FORMAT,
             "source": self._source,
             "corpus_sha256": self._split.sha256,
             "tokenizer_sha256": tokenizer_lib.fingerprint(self._tokenizer),
             "vocab_size": self._vocab_size,
-            "end_of_text": self._end_of_text,
+            "end_of_text": tokenizer_lib.end_of_text(self._tokenizer),
             "seq_len": self._seq_len,
             "splits": {},
         }
         return tfds.core.DatasetInfo(
             builder=self,
             description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
-            features=tfds.features.FeaturesDict({"tokens": tokens}),
+            features=stages.window_features(self._seq_len, self._dtype),
             disable_shuffling=True,
             metadata=tfds.core.MetadataDict(metadata),
         )
 
-    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, np.ndarray]]]]:
-        del dl_manager  # nothing to download
-        return {
-            "train": self._generate_examples("train", self._split.train),
-            "heldout": self._generate_examples("heldout", self._split.heldout),
-        }
-
-    def _generate_examples(self, name: str, corpus: Corpus) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        documents = self._counted(name, tokenizer_lib.tokenize(corpus, self._tokenizer))
-        blocks = packing.pack(documents, seq_len=self._seq_len, end_of_text=self._end_of_text, dtype=self._dtype)
-        yield from enumerate({"tokens": window} for block in blocks for window in block)
-
-    def _counted(self, name: str, documents: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """Passes documents on; counts them into the metadata and reports progress."""
-        lengths = tokenizer_lib.bytes_per_token(self._tokenizer)
-        counts = self.info.metadata["splits"][name] = {"documents": 0, "tokens": 0, "bytes": 0}
-        start = reported = time.monotonic()
-        for tokens in documents:
-            counts["documents"] += 1
-            counts["tokens"] += len(tokens) + 1  # and the end of text
-            counts["bytes"] += int(lengths[tokens].sum(dtype=np.int64))
-            yield tokens
-            if (now := time.monotonic()) - reported > REPORT_SECONDS:
-                reported = now
-                millions = counts["tokens"] / 1e6
-                logger.info("%s: %.1f M tokens, %.2f M tokens/s", name, millions, millions / (now - start))
-
     def _download_and_prepare(self, dl_manager: Any, download_config: Any) -> None:
-        """Streams every split to its shards.
+        """Streams every part to its shards.
 
         TFDS's default writer sorts a split in memory first and, past 1 GB, spills through
         TensorFlow; windows need no sorting, since readers shuffle.
         """
-        del download_config
-        row_bytes = (self._seq_len + 1) * self._dtype.itemsize
-        info = self._info()  # not self.info: that one names the final folder, to which TFDS renames this one
-        writer = tfds.core.SequentialWriter(
-            info, max_examples_per_shard=max(1, SHARD_BYTES // row_bytes), file_format="array_record"
-        )
-        splits = self._split_generators(dl_manager)
-        writer.initialize_splits(list(splits))
-        for name, examples in splits.items():
-            while rows := [example for _, example in itertools.islice(examples, WRITE_ROWS)]:
-                writer.add_examples({name: rows})
-            writer.close_splits([name])
-        self.info.set_splits(info.splits)
+        del dl_manager, download_config  # nothing to download
+        if self._workspace:
+            self._write(self._workspace, self.shard_folder(self._workspace))
+        else:
+            with open_workspace(Path(self.data_path), Workers(1)) as workspace:
+                self._write(workspace, Path(self.data_path))
         self._tokenizer.save(str(self.data_path / TOKENIZER_FILE))
+
+    def shard_folder(self, workspace: Workspace) -> Path:
+        """Where shards are until they are complete."""
+        deciding = (FORMAT, self._split.sha256, tokenizer_lib.fingerprint(self._tokenizer), self._seq_len, SHARD_BYTES)
+        return workspace.path("windows", *deciding).with_suffix("")
+
+    def _write(self, workspace: Workspace, shard_folder: Path) -> None:
+        parts = stages.tokenise(self._split, self._tokenizer, workspace)
+        row_bytes = (self._seq_len + 1) * self._dtype.itemsize
+        shards = stages.write(
+            parts,
+            shard_folder,
+            seq_len=self._seq_len,
+            dtype=self._dtype,
+            shard_windows=max(1, SHARD_BYTES // row_bytes),
+            workspace=workspace,
+        )
+        self.info.metadata["splits"] = {name: part.counts for name, part in parts.items()}
+        self.info.set_splits(tfds.core.splits.SplitDict([self._split_info(*item) for item in shards.items()]))
+
+    def _split_info(self, name: str, shards: list[dict[str, Any]]) -> tfds.core.SplitInfo:
+        template = tfds.core.ShardedFileTemplate(
+            data_dir=self.data_path,
+            dataset_name=stages.DATASET,
+            split=name,
+            filetype_suffix="array_record",
+            template=stages.SHARD_TEMPLATE,
+        )
+        return tfds.core.SplitInfo(
+            name=name,
+            shard_lengths=[shard["windows"] for shard in shards],
+            num_bytes=sum(shard["bytes"] for shard in shards),
+            filename_template=template,
+        )
 
 
 def prepare(
     directory: Path,
-    split: Split,
+    corpus: Corpus,
     *,
     seq_len: int,
+    heldout: Corpus | None = None,
     tokenizer: Tokenizer | None = None,
     vocab_size: int = 4096,
     source: dict[str, Any] | None = None,
+    processes: int = 1,
 ) -> None:
     """Writes prepared data to `directory`, replacing what is there.
 
-    The directory appears complete, by one rename, or not at all: a build that is killed leaves only
-    a hidden folder beside it that nothing reads.
+    The directory appears complete, by one rename, or not at all. Until then everything is in a hidden
+    folder beside it, which nothing reads but the next run of the same preparation: that one goes on
+    from there, after an error or a kill, and ends with the same bytes.
 
     Args:
       directory: the result.
-      split, seq_len, tokenizer, vocab_size, source: as `PackedText` takes them.
+      corpus: documents to train on, and to hold some out of unless `heldout` is given.
+      seq_len: targets of a window.
+      heldout: documents to evaluate on.
+      tokenizer: None to train one with `vocab_size` entries on the training documents.
+      vocab_size: of a tokenizer to be trained.
+      source: what the data is made from, recorded in the metadata for a cache to recognise.
+      processes: to use at most; the result does not depend on it.
 
     Raises:
       DataError: the text cannot be read, or does not go with the tokenizer.
       OSError: the directory cannot be written.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.incomplete-", dir=directory.parent) as staging:
+    # One part is read by this process, and tokenised by as many threads as there are cores.
+    used = min(processes, len(corpus.parts()))
+    with open_workspace(directory, Workers(used, threads=processes // used)) as workspace:
+        if workspace.shared and source and read_metadata(directory).get("source") == source:
+            return  # the other process has just prepared the same
+        survey = functools.partial(stages.survey, workspace=workspace)
+        split = hold_out(corpus, survey) if heldout is None else already_split(corpus, heldout, survey)
         builder = PackedText(
-            split=split, tokenizer=tokenizer, seq_len=seq_len, vocab_size=vocab_size, source=source, data_dir=staging
+            split=split,
+            tokenizer=tokenizer or stages.train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace),
+            seq_len=seq_len,
+            source=source,
+            workspace=workspace,
+            data_dir=workspace.folder / "tfds",
         )
+        shutil.rmtree(builder.data_dir, ignore_errors=True)  # metadata of a run that was killed just here
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download here; there is none
             builder.download_and_prepare()
+        complete = builder.shard_folder(workspace)
+        for file in Path(builder.data_dir).iterdir():
+            file.rename(complete / file.name)
         if directory.exists():
-            directory.rename(Path(staging, "replaced"))
-        Path(builder.data_dir).rename(directory)
+            replaced = workspace.folder / "replaced"
+            shutil.rmtree(replaced, ignore_errors=True)
+            directory.rename(replaced)
+        complete.rename(directory)
+
+
+def read_metadata(directory: Path) -> dict[str, Any]:
+    """What is recorded of how `directory` was prepared; empty if it is not a prepared directory."""
+    try:
+        metadata = json.loads((directory / METADATA_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}

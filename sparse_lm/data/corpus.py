@@ -1,8 +1,9 @@
 """Text corpora: documents streamed from local files, in a fixed order.
 
-A corpus is any object that can be iterated again and again, each time yielding the same documents
-in the same order. A document is a `str`, or a 1-D integer array if its text is already tokenised.
-Documents come one at a time, so that a corpus may be larger than memory.
+A corpus is an object that can be iterated again and again, each time yielding the same documents in
+the same order. A document is a `str`, or a 1-D integer array if its text is already tokenised.
+Documents come one at a time, so that a corpus may be larger than memory, and a corpus comes in parts,
+which several processes can read at the same time.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import contextlib
 import dataclasses
 import glob
 import gzip
+import hashlib
 import io
 import json
 import logging
 import os
 import sysconfig
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -25,6 +27,7 @@ import numpy as np
 import zstandard
 
 from sparse_lm.data.errors import DataError
+from sparse_lm.data.zst import open_zst
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +40,25 @@ COMPRESSIONS = (".gz", ".zst")
 # A compressed .json file is read as lines, as C4 is published; one that is not is settings more often than text.
 READABLE = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}; .json with one of these"
 PIECE = 64 * 1024  # characters; a longer text file becomes several documents
+PART_BYTES = 16 * 2**20  # of files, at least, if there are several in a part
 
 LIBRARY_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 LIBRARY_FILE_LIMIT = 512 * 1024  # bytes; larger files are tables of data
 
 
 class Corpus(Protocol):
-    """Documents in a fixed order; every iteration starts again from the first."""
+    """Documents in a fixed order; every iteration starts again from the first.
+
+    Corpora are picklable.
+    """
 
     def __iter__(self) -> Iterator[Document]: ...
+
+    def parts(self) -> Sequence[Corpus]:
+        """Corpora with the same documents, one after the other."""
+
+    def stamp(self) -> str:
+        """A word that changes when the documents do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +93,31 @@ class TextFiles:
                     yield from filter(None, documents)
             except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
                 raise DataError(f"cannot read {path}: {error}") from error
+
+    def parts(self) -> list[TextFiles]:
+        """A file each, or several small ones."""
+        parts: list[list[Path]] = []
+        size = PART_BYTES
+        for path in self.paths:
+            if size >= PART_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(path)
+            size += path.stat().st_size
+        return [TextFiles(tuple(paths), self.text_field) for paths in parts]
+
+    def stamp(self) -> str:
+        """Of the names, sizes and times of the files."""
+        return file_stamp(self.paths, self.text_field)
+
+
+def file_stamp(paths: Iterable[Path], *context: object) -> str:
+    """SHA-256 that changes when a file is another one or was written again, and with what else decides their text."""
+    digest = hashlib.sha256(repr(context).encode())
+    for path in paths:
+        status = path.stat()
+        digest.update(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
@@ -155,8 +193,7 @@ def _open_text(path: Path) -> Iterator[TextIO]:
         if path.suffix.lower() == ".gz":
             binary = gzip.GzipFile(fileobj=raw)
         elif path.suffix.lower() == ".zst":
-            # Files written in parallel hold several frames; a reader stops after the first unless told.
-            binary = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            binary = open_zst(raw)
         with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="\n") as stream:
             yield stream
 

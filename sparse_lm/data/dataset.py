@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE
+from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, read_metadata
 from sparse_lm.data.errors import DataError
 
 
@@ -73,7 +72,7 @@ class Data:
 
 def is_prepared(directory: Path) -> bool:
     """Whether `directory` holds windows of this library, rather than some other TFDS dataset."""
-    return _metadata(directory).get("format") == FORMAT
+    return read_metadata(directory).get("format") == FORMAT
 
 
 def open_prepared(directory: Path) -> Data:
@@ -82,7 +81,7 @@ def open_prepared(directory: Path) -> Data:
     Raises:
       DataError: the directory is not there, not complete, or damaged.
     """
-    metadata = _metadata(directory)
+    metadata = read_metadata(directory)
     if metadata.get("format") != FORMAT:
         raise DataError(f"{directory} is not prepared data")
     tokenizer = tokenizer_lib.load_tokenizer(directory / TOKENIZER_FILE)
@@ -98,14 +97,6 @@ def open_prepared(directory: Path) -> Data:
         bytes_per_token=tokenizer_lib.bytes_per_token(tokenizer),
         info=metadata,
     )
-
-
-def _metadata(directory: Path) -> dict[str, Any]:
-    try:
-        metadata = json.loads((directory / "metadata.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
 
 
 def _open_windows(directory: Path, split: str) -> Windows:

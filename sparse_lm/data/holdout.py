@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -32,7 +32,31 @@ class RankRange:
     stop: int
 
     def __iter__(self) -> Iterator[Document]:
-        return (document for document in self.corpus if self.start <= _rank(_digest(document)) < self.stop)
+        return (document for document in self.corpus if self.start <= rank(digest(document)) < self.stop)
+
+    def parts(self) -> list[RankRange]:
+        return [RankRange(part, self.start, self.stop) for part in self.corpus.parts()]
+
+    def stamp(self) -> str:
+        return f"{self.corpus.stamp()} {self.start} {self.stop}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What reading a corpus once tells.
+
+    Attributes:
+      documents: how many.
+      size: bytes of text, or of int64 tokens.
+      lowest, highest: ranks.
+      sha256: over the digests of the documents in order.
+    """
+
+    documents: int
+    size: int
+    lowest: int
+    highest: int
+    sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +65,14 @@ class Split:
 
     Attributes:
       train, heldout: disjoint corpora.
+      documents: in both.
       size: bytes of text (or of int64 tokens) of the training part's source.
       sha256: of that source, over the digests of its documents in order.
     """
 
     train: Corpus
     heldout: Corpus
+    documents: int
     size: int
     sha256: str
 
@@ -56,46 +82,70 @@ class Split:
         return RankRange(self.train, int(RANKS * (1 - share)), RANKS)
 
 
-def hold_out(corpus: Corpus) -> Split:
+def survey_corpus(corpus: Corpus) -> Survey:
+    """Reads a corpus once."""
+    total = hashlib.sha256()
+    return Survey(**measure(corpus, total.update), sha256=total.hexdigest())
+
+
+def measure(corpus: Corpus, take: Callable[[bytes], object]) -> dict[str, int]:
+    """The figures of a survey.
+
+    Args:
+      corpus: read once.
+      take: is given the digest of each document in turn.
+    """
+    documents, size, lowest, highest = 0, 0, RANKS, 0
+    for document in corpus:
+        value = digest(document)
+        take(value)
+        documents += 1
+        size += len(content(document))
+        lowest, highest = min(lowest, rank(value)), max(highest, rank(value))
+    return {"documents": documents, "size": size, "lowest": lowest, "highest": highest}
+
+
+def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
     """Holds out about 2% of the documents, at least one and never all.
 
     A corpus of a single document is cut into ten first.
 
+    Args:
+      corpus: what to split.
+      survey: reads a corpus, as `survey_corpus` does.
+
     Raises:
       DataError: no documents, or a single one too short to be cut.
     """
-    survey = _survey(corpus)
-    if survey.lowest == survey.highest:
-        corpus = _Cut(corpus)
-        survey = _survey(corpus)
-    if survey.lowest == survey.highest:
+    found = _not_empty(survey(corpus))
+    if found.lowest == found.highest:
+        corpus = Cut(corpus)
+        found = survey(corpus)
+    if found.lowest == found.highest:
         raise DataError("the corpus is a single short document: there must be another one to hold out")
-    share = min(HELDOUT_SHARE, HELDOUT_BYTES / survey.size)
-    bound = min(max(int(RANKS * share), survey.lowest + 1), survey.highest)
-    return Split(RankRange(corpus, bound, RANKS), RankRange(corpus, 0, bound), survey.size, survey.sha256)
+    share = min(HELDOUT_SHARE, HELDOUT_BYTES / found.size)
+    bound = min(max(int(RANKS * share), found.lowest + 1), found.highest)
+    train, heldout = RankRange(corpus, bound, RANKS), RankRange(corpus, 0, bound)
+    return Split(train, heldout, found.documents, found.size, found.sha256)
 
 
-def already_split(train: Corpus, heldout: Corpus) -> Split:
+def already_split(train: Corpus, heldout: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
     """A corpus that comes with its own held-out documents.
+
+    Args:
+      train, heldout: the two parts.
+      survey: reads a corpus, as `survey_corpus` does.
 
     Raises:
       DataError: either part is empty.
     """
-    _survey(heldout)
-    survey = _survey(train)
-    return Split(train, heldout, survey.size, survey.sha256)
+    rest = _not_empty(survey(heldout))
+    found = _not_empty(survey(train))
+    return Split(train, heldout, found.documents + rest.documents, found.size, found.sha256)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Survey:
-    size: int
-    lowest: int
-    highest: int
-    sha256: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut:
+class Cut:
     """Every text of `corpus` in about `LONE_DOCUMENT_PIECES` pieces; tokens cannot be cut."""
 
     corpus: Corpus
@@ -107,26 +157,29 @@ class _Cut:
             else:
                 yield document
 
+    def parts(self) -> list[Cut]:
+        return [Cut(part) for part in self.corpus.parts()]
 
-def _survey(corpus: Corpus) -> _Survey:
-    total, size, lowest, highest = hashlib.sha256(), 0, RANKS, 0
-    for document in corpus:
-        digest = _digest(document)
-        total.update(digest)
-        size += len(_content(document))
-        lowest, highest = min(lowest, _rank(digest)), max(highest, _rank(digest))
-    if not size:
-        raise DataError("the corpus is empty: it has no document with any text")
-    return _Survey(size, lowest, highest, total.hexdigest())
+    def stamp(self) -> str:
+        return f"{self.corpus.stamp()} cut"
 
 
-def _content(document: Document) -> bytes:
+def content(document: Document) -> bytes:
+    """What a document is told by: UTF-8, or its tokens as int64."""
     return document.encode("utf-8") if isinstance(document, str) else np.asarray(document, "<i8").tobytes()
 
 
-def _digest(document: Document) -> bytes:
-    return hashlib.sha256(_content(document)).digest()
+def digest(document: Document) -> bytes:
+    """SHA-256 of its content."""
+    return hashlib.sha256(content(document)).digest()
 
 
-def _rank(digest: bytes) -> int:
+def rank(digest: bytes) -> int:
+    """0 <= rank < `RANKS`, evenly distributed over documents."""
     return int.from_bytes(digest[:8], "big")
+
+
+def _not_empty(survey: Survey) -> Survey:
+    if not survey.size:
+        raise DataError("the corpus is empty: it has no document with any text")
+    return survey

@@ -14,10 +14,11 @@ from sparse_lm.config import Config, ConfigError
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, prepare
-from sparse_lm.data.corpus import python_library
+from sparse_lm.data.corpus import Corpus, python_library
 from sparse_lm.data.dataset import Data, is_prepared, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import already_split, hold_out
+from sparse_lm.data.holdout import survey_corpus
+from sparse_lm.data.tasks import available_cores
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ def _load_tokenizer(config: Config) -> Tokenizer | None:
 
 
 def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
-    split = hold_out(python_library())
-    return _open_cached(config, "python", split.sha256, tokenizer, lambda: split)
+    corpus = python_library()
+    return _open_cached(config, "python", survey_corpus(corpus).sha256, tokenizer, corpus)
 
 
 def _open_windows(config: Config, directory: Path, tokenizer: Tokenizer | None) -> Data:
@@ -88,16 +89,12 @@ def _open_foreign(config: Config, directory: Path, tokenizer: Tokenizer | None) 
             )
         _check_dtype(config, tokenizer, train.dtype)
     name = directory.resolve().parent.name if directory.name[:1].isdigit() else directory.resolve().name
-    return _open_cached(
-        config,
-        name,
-        tfds_corpus.fingerprint(directory),
-        tokenizer,
-        lambda: already_split(train, heldout) if heldout else hold_out(train),
-    )
+    return _open_cached(config, name, tfds_corpus.fingerprint(directory), tokenizer, train, heldout)
 
 
-def _open_cached(config: Config, name: str, origin: str, tokenizer: Tokenizer | None, split) -> Data:
+def _open_cached(
+    config: Config, name: str, origin: str, tokenizer: Tokenizer | None, corpus: Corpus, heldout: Corpus | None = None
+) -> Data:
     """Opens the windows made of `origin` for this config, or makes them.
 
     Args:
@@ -105,7 +102,7 @@ def _open_cached(config: Config, name: str, origin: str, tokenizer: Tokenizer | 
       name: what the folder is called, for people.
       origin: hash of the text.
       tokenizer: None to train one.
-      split: () -> Split, called only to make the windows.
+      corpus, heldout: documents, as `prepare` takes them; read only to make the windows.
     """
     _check_vocabulary(config, tokenizer_lib.vocabulary_size(tokenizer) if tokenizer else tokenizer_lib.MIN_VOCAB_SIZE)
     entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else config.model.vocab_size
@@ -126,11 +123,13 @@ def _open_cached(config: Config, name: str, origin: str, tokenizer: Tokenizer | 
     try:
         prepare(
             directory,
-            split(),
+            corpus,
+            heldout=heldout,
             seq_len=config.seq_len,
             tokenizer=tokenizer,
             vocab_size=config.model.vocab_size,
             source=source,
+            processes=available_cores(),
         )
     except OSError as error:
         raise ConfigError("data.cache_dir", config.data.cache_dir, f"must be writable: {error}") from error

@@ -1,54 +1,80 @@
-"""Packing: documents of any length into windows of one length, with no token lost or repeated."""
+"""Packing: documents of any length into windows of one length, with no token lost or repeated.
+
+Documents, each with an end of text behind it, form one stream that goes round: after its last token
+comes its first. Window w is the tokens from w * seq_len - 1 to (w + 1) * seq_len - 1, both included.
+As a model reads a window as inputs w[:-1] and targets w[1:], every token is a target exactly once,
+the first one predicted from the end of text that closes the stream; what the last window lacks is
+filled up from the start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-BLOCK = 2**20  # tokens joined at one time
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The tokens of a file from `start` to `stop`."""
+
+    path: Path
+    start: int
+    stop: int
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        return np.fromfile(self.path, dtype, self.stop - self.start, offset=self.start * dtype.itemsize)
 
 
-def pack(
-    documents: Iterable[np.ndarray], *, seq_len: int, end_of_text: int, dtype: np.dtype, block: int = BLOCK
-) -> Iterator[np.ndarray]:
-    """Joins documents into one stream and cuts it into windows.
+class Stream:
+    """Tokens in files, joined into one stream that goes round."""
 
-    The stream is an end-of-text token, then every document with an end-of-text token behind it.
-    Each window starts with the last token of the one before. As a model reads a window w as inputs
-    w[:-1] and targets w[1:], every token is a target exactly once. The last window is filled up
-    from the start of the stream, which thus goes round.
+    def __init__(self, files: Sequence[tuple[Path, int]]):
+        """`files`: each with the number of its tokens, none of them 0."""
+        self._paths = [path for path, _ in files]
+        self._ends = np.cumsum([length for _, length in files], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def spans(self, start: int, stop: int) -> Iterator[Span]:
+        """Where the tokens from `start` to `stop` are; both may be beyond either end."""
+        while start < stop:
+            position = start % len(self)
+            index = int(np.searchsorted(self._ends, position, side="right"))
+            offset = int(self._ends[index - 1]) if index else 0
+            count = min(stop - start, int(self._ends[index]) - position)
+            yield Span(self._paths[index], position - offset, position - offset + count)
+            start += count
+
+    def window_spans(self, first: int, last: int, seq_len: int) -> list[Span]:
+        """Where the windows from `first` to before `last` are."""
+        return list(self.spans(first * seq_len - 1, last * seq_len))
+
+
+def count_windows(tokens: int, seq_len: int) -> int:
+    """Windows that a stream gives."""
+    return -(-tokens // seq_len)
+
+
+def cut(pieces: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
+    """Cuts tokens into windows, each of which starts with the last token of the one before.
 
     Args:
-      documents: 1-D integer arrays whose values fit `dtype`.
+      pieces: consecutive 1-D arrays of one dtype, of any lengths.
       seq_len: targets of a window.
-      end_of_text: the joining token.
-      dtype: of the windows.
-      block: tokens to gather before they are cut; only memory and speed depend on it.
 
     Yields:
-      [n, seq_len + 1] windows, in order; views of one block, to be used before the next.
+      [n, seq_len + 1] windows, in order; views, to be used before the next. Tokens at the end that fill no window
+      are left out.
     """
-    joint = np.array([end_of_text], dtype)
-    pending, size, opening = [joint], 1, None
-    for document in documents:
-        pending += (document, joint)
-        size += len(document) + 1
-        if size > max(block, seq_len):
-            stream = np.concatenate(pending, dtype=dtype, casting="unsafe")
-            opening = stream[1 : seq_len + 1] if opening is None else opening
-            windows, rest = _cut(stream, seq_len)
+    rest = np.empty(0, np.uint16)
+    for piece in pieces:
+        stream = np.concatenate([rest.astype(piece.dtype), piece])
+        if len(stream) > seq_len:
+            windows = np.lib.stride_tricks.sliding_window_view(stream, seq_len + 1)[::seq_len]
             yield windows
-            pending, size = [rest], len(rest)
-    stream = np.concatenate(pending, dtype=dtype, casting="unsafe")
-    if len(stream) == 1:
-        return
-    opening = stream[1:] if opening is None else opening
-    missing = -(len(stream) - 1) % seq_len
-    yield _cut(np.concatenate([stream, np.resize(opening, missing)]), seq_len)[0]
-
-
-def _cut(stream: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """The whole windows of a stream, [n, seq_len + 1], and what the next one starts with."""
-    windows = np.lib.stride_tricks.sliding_window_view(stream, seq_len + 1)[::seq_len]
-    return windows, stream[len(windows) * seq_len :]
+            stream = stream[len(windows) * seq_len :]
+        rest = stream

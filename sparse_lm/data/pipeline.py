@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import grain
 import numpy as np
 
 from sparse_lm.data.dataset import Data
@@ -41,6 +40,8 @@ def train_batches(
     """
     if batch_size % process_count:
         raise ValueError(f"batch_size = {batch_size}: must be a multiple of the {process_count} processes")
+    import grain  # here, since it loads JAX, which a process that prepares data has no use for
+
     # Indices are shuffled and batched before anything is read, so that a batch is one read.
     batches = (
         grain.MapDataset.range(len(data.train))

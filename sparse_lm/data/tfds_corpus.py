@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
-from sparse_lm.data.corpus import Corpus, Document
+from sparse_lm.data.corpus import Document, file_stamp
 from sparse_lm.data.errors import DataError
 
 INFO_FILE = "dataset_info.json"
@@ -47,7 +47,7 @@ def find_dataset(path: str | Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
-    """One split of a TFDS directory, a document (`tokens` or `text`) a record.
+    """One split of a TFDS directory, or one file of a split, a document (`tokens` or `text`) a record.
 
     Tokenised documents may end with `end_of_text` or not. Rows of `tokens` that all have one length
     are windows that were cut from a stream of documents; they are joined again and cut where
@@ -57,6 +57,7 @@ class TfdsCorpus:
     directory: Path
     split: str
     end_of_text: int | None = None  # of token data
+    shard: int | None = None  # one file of the split; None for all
 
     @property
     def feature(self) -> str:
@@ -87,12 +88,30 @@ class TfdsCorpus:
         except (OSError, RuntimeError) as error:  # RuntimeError: damaged ArrayRecord files
             raise DataError(f"cannot read {self.directory}: {error}") from error
 
+    def parts(self) -> list[TfdsCorpus]:
+        """A file each; but windows of tokens are one part, since documents run on from file to file."""
+        if self.shard is not None or (self.feature == "tokens" and self._feature_info().shape != (None,)):
+            return [self]
+        lengths = _builder(self.directory).info.splits[self.split].shard_lengths
+        return [dataclasses.replace(self, shard=shard) for shard, length in enumerate(lengths) if length] or [self]
+
+    def stamp(self) -> str:
+        """Of the names, sizes and times of the files."""
+        return file_stamp([self.directory / INFO_FILE, *self._files()], self.feature, self.end_of_text)
+
+    def _files(self) -> list[Path]:
+        files = [Path(path) for path in _builder(self.directory).info.splits[self.split].filepaths]
+        return files if self.shard is None else [files[self.shard]]
+
+    def _feature_info(self) -> tfds.features.FeatureConnector:
+        return _builder(self.directory).info.features[self.feature]
+
     def _texts(self) -> Iterator[str]:
         for value in self._values("text"):
             yield value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     def _token_documents(self) -> Iterator[np.ndarray]:
-        feature = _builder(self.directory).info.features["tokens"]
+        feature = self._feature_info()
         if len(feature.shape) != 1 or not np.issubdtype(self.dtype, np.integer):
             raise DataError(f"{self.directory}: tokens must be 1-D integers, not {feature.shape} {self.dtype}")
         rows = (np.asarray(value) for value in self._values("tokens"))
@@ -109,17 +128,27 @@ class TfdsCorpus:
         builder = _builder(self.directory)
         file_format = builder.info.file_format.value
         if file_format == "tfrecord":
-            for path in builder.info.splits[self.split].filepaths:
-                yield from _tfrecords(Path(path))
+            for path in self._files():
+                yield from _tfrecords(path)
         elif file_format == "array_record":
-            source = builder.as_data_source(self.split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+            source = builder.as_data_source(
+                self._records_wanted(builder), deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+            )
             for start in range(0, len(source), READ_RECORDS):
                 yield from source.__getitems__(range(start, min(start + READ_RECORDS, len(source))))
         else:
             raise DataError(f"{self.directory} holds {file_format} files; readable: array_record, tfrecord")
 
+    def _records_wanted(self, builder: tfds.core.DatasetBuilder) -> str:
+        """The split, or the range of it that is in one file."""
+        if self.shard is None:
+            return self.split
+        lengths = builder.info.splits[self.split].shard_lengths
+        start = sum(lengths[: self.shard])
+        return f"{self.split}[{start}:{start + lengths[self.shard]}]"
 
-def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[Corpus, Corpus | None]:
+
+def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCorpus, TfdsCorpus | None]:
     """The training documents, and the held-out ones if the dataset has a split for them.
 
     Raises:

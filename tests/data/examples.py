@@ -1,6 +1,7 @@
 """Small corpora, tokenizers and datasets that the data tests make for themselves."""
 
 import gzip
+import hashlib
 import json
 
 import numpy as np
@@ -35,6 +36,16 @@ def make_documents(count: int, seed: int = 0) -> list[str]:
     rng = np.random.default_rng(seed)
     bodies = (" ".join(rng.choice(WORDS, rng.integers(5, 60))) for _ in range(count))
     return [f"# {number}\n{body}\n" for number, body in enumerate(bodies)]
+
+
+class Documents(tuple):
+    """A corpus in memory."""
+
+    def parts(self) -> list["Documents"]:
+        return [self]
+
+    def stamp(self) -> str:
+        return hashlib.sha256(repr([*self]).encode()).hexdigest()
 
 
 def make_tokenizer(vocab_size: int = 400) -> Tokenizer:

@@ -1,6 +1,4 @@
 import inspect
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,21 +6,20 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from sparse_lm.data import builder, tokenizer
+from sparse_lm.data import builder, stages, tokenizer
 from sparse_lm.data.dataset import open_prepared
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import hold_out
-from tests.data.examples import make_documents, make_tokenizer, stream_of, targets_of
+from tests.data.examples import Documents, make_documents, make_tokenizer, stream_of, targets_of
 
 SEQ_LEN = 32
 TOKENIZER = make_tokenizer()
-DOCUMENTS = make_documents(120)
+DOCUMENTS = Documents(make_documents(120))
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("data") / "prepared"
-    builder.prepare(directory, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER, source={"from": "a test"})
+    builder.prepare(directory, DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER, source={"from": "a test"})
     return directory
 
 
@@ -77,7 +74,7 @@ def test_plain_tfds_reads_it_without_tensorflow(prepared):
 
 def test_the_same_text_gives_the_same_files(prepared, tmp_path):
     again = tmp_path / "again"
-    builder.prepare(again, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER, source={"from": "a test"})
+    builder.prepare(again, DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER, source={"from": "a test"})
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         path.name: path.read_bytes() for path in prepared.iterdir()
     }
@@ -85,8 +82,8 @@ def test_the_same_text_gives_the_same_files(prepared, tmp_path):
 
 def test_many_shards_read_as_one(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(builder, "SHARD_BYTES", 1000)
-    monkeypatch.setattr(builder, "WRITE_ROWS", 7)
-    builder.prepare(tmp_path / "sharded", hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+    monkeypatch.setattr(stages, "SEGMENT_TOKENS", 100)
+    builder.prepare(tmp_path / "sharded", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER)
     assert len(list((tmp_path / "sharded").glob("*train*"))) > 5
     np.testing.assert_array_equal(windows_of(tmp_path / "sharded", "train"), windows_of(prepared, "train"))
 
@@ -94,7 +91,7 @@ def test_many_shards_read_as_one(prepared, tmp_path, monkeypatch):
 def test_a_large_vocabulary_is_stored_as_uint32(tmp_path):
     wide = make_tokenizer()
     wide.add_tokens([f"<added {number}>" for number in range(2**16)])
-    builder.prepare(tmp_path / "wide", hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=wide)
+    builder.prepare(tmp_path / "wide", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=wide)
     assert tfds.builder_from_directory(tmp_path / "wide").info.features["tokens"].np_dtype == np.uint32
     stream = stream_of(list(hold_out(DOCUMENTS).train), wide)
     np.testing.assert_array_equal(targets_of(windows_of(tmp_path / "wide", "train"))[: len(stream)], stream)
@@ -103,60 +100,15 @@ def test_a_large_vocabulary_is_stored_as_uint32(tmp_path):
 def test_every_argument_of_the_builder_has_a_default(tmp_path, monkeypatch):
     parameters = inspect.signature(builder.PackedText.__init__).parameters.values()
     assert all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)
-    monkeypatch.setattr(builder, "python_library", lambda: make_documents(30))
+    monkeypatch.setattr(builder, "python_library", lambda: Documents(make_documents(30)))
     made = builder.PackedText(data_dir=tmp_path)
     made.download_and_prepare()
     assert made.info.splits["train"].num_examples == len(made.as_data_source("train"))
 
 
-class Failing(list):
-    """Documents whose reader fails when the tokens of most of them are written."""
-
-    def __iter__(self):
-        self.readings = getattr(self, "readings", 0) + 1
-        yield from super().__iter__()
-        if self.readings > 1:
-            raise DataError("the disk is gone")
-
-
-def test_a_failed_build_leaves_nothing(tmp_path):
-    with pytest.raises(DataError, match="the disk is gone"):
-        builder.prepare(tmp_path / "data", hold_out(Failing(DOCUMENTS)), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
-    assert list(tmp_path.iterdir()) == []
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from sparse_lm.data import builder
-from sparse_lm.data.holdout import hold_out
-from tests.data.examples import make_documents, make_tokenizer
-
-class SequentialWriter(builder.tfds.core.SequentialWriter):
-    def close_splits(self, splits):
-        super().close_splits(splits)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-builder.tfds.core.SequentialWriter = SequentialWriter
-builder.prepare(Path(sys.argv[1]), hold_out(make_documents(120)), seq_len=32, tokenizer=make_tokenizer())
-"""
-
-
-def test_a_killed_build_is_not_read_and_the_next_one_succeeds(tmp_path, prepared):
-    directory = tmp_path / "data"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    result = subprocess.run([sys.executable, "-c", KILLED, str(directory)], env=environment, capture_output=True)
-    assert result.returncode == -9, result.stderr.decode()
-    assert [path.name for path in tmp_path.iterdir()] != []  # it had begun
-    with pytest.raises(DataError):
-        open_prepared(directory)
-    builder.prepare(directory, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
-    np.testing.assert_array_equal(windows_of(directory, "train"), windows_of(prepared, "train"))
-
-
 def test_a_new_build_replaces_the_old_one(tmp_path):
     directory = tmp_path / "data"
     for seq_len in (16, 24):
-        builder.prepare(directory, hold_out(DOCUMENTS), seq_len=seq_len, tokenizer=TOKENIZER)
+        builder.prepare(directory, DOCUMENTS, seq_len=seq_len, tokenizer=TOKENIZER)
         assert open_prepared(directory).seq_len == seq_len
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

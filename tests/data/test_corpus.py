@@ -1,6 +1,7 @@
 import gzip
 import io
 import json
+import random
 import tracemalloc
 
 import hypothesis
@@ -55,6 +56,23 @@ def test_every_frame_of_a_zst_file_is_read(tmp_path):
     path = tmp_path / "a.txt.zst"
     path.write_bytes(b"".join(zstandard.compress(part) for part in (b"first ", b"second ", b"third")))
     assert list(corpus.TextFiles((path,))) == ["first second third"]
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_zst_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path, checksum):
+    compress = zstandard.ZstdCompressor(write_checksum=checksum).compress
+    skippable = bytes.fromhex("532a4d18 02000000 ffff")
+    frames = [compress(b"a" * 300_000), skippable, compress(random.Random(0).randbytes(300)), compress(b"")]
+    whole = b"".join(frames)
+    ends = {len(b"".join(frames[:count])) for count in range(len(frames) + 1)}
+    path = tmp_path / "a.txt.zst"
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        if size in ends:
+            list(corpus.TextFiles((path,)))
+        else:
+            with pytest.raises(DataError, match=r"cannot read .*a\.txt\.zst"):
+                list(corpus.TextFiles((path,)))
 
 
 def test_empty_documents_are_left_out(tmp_path):

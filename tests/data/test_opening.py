@@ -11,11 +11,11 @@ import tensorflow_datasets as tfds
 from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig
 from sparse_lm.data import DataError, builder, open_data, opening, train_batches
 from sparse_lm.data.holdout import hold_out
-from tests.data.examples import make_documents, make_tokenizer, stream_of, targets_of
+from tests.data.examples import Documents, make_documents, make_tokenizer, stream_of, targets_of
 
 SEQ_LEN = 32
 TOKENIZER = make_tokenizer()
-DOCUMENTS = make_documents(120)
+DOCUMENTS = Documents(make_documents(120))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ class TestEmbeddedCorpus:
             with_data(config, tokenizer=tokenizer_path),
         ]
         opened = [open_data(variant) for variant in variants]
-        monkeypatch.setattr(opening, "python_library", lambda: make_documents(60))
+        monkeypatch.setattr(opening, "python_library", lambda: Documents(make_documents(60)))
         opened.append(open_data(config))
         assert len({data.directory for data in opened}) == 5
         assert [data.seq_len for data in opened] == [32, 32, 16, 32, 32]
@@ -98,7 +98,7 @@ class TestEmbeddedCorpus:
 
     def test_a_folder_made_from_something_else_is_rebuilt(self, config):
         directory = open_data(config).directory
-        builder.prepare(directory, hold_out(make_documents(9)), seq_len=8, tokenizer=TOKENIZER)
+        builder.prepare(directory, Documents(make_documents(9)), seq_len=8, tokenizer=TOKENIZER)
         assert open_data(config).info["corpus_sha256"] == hold_out(DOCUMENTS).sha256
 
     def test_the_real_library_is_prepared_in_well_under_a_minute(self, tmp_path):
@@ -128,7 +128,7 @@ class TestPreparedWindows:
     @pytest.fixture
     def path(self, tmp_path) -> str:
         directory = tmp_path / "prepared"
-        builder.prepare(directory, hold_out(DOCUMENTS), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+        builder.prepare(directory, DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER)
         return str(directory)
 
     def test_they_are_read_where_they_are(self, config, path, tokenizer_path):

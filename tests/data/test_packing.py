@@ -1,49 +1,71 @@
 import time
+from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 
-from sparse_lm.data.packing import pack
+from sparse_lm.data.packing import Stream, count_windows, cut
 from tests.data.examples import targets_of
 
-END = 0
-
-
-def packed(documents, seq_len, **kwargs) -> np.ndarray:
-    blocks = pack(documents, seq_len=seq_len, end_of_text=END, dtype=np.dtype(np.uint16), **kwargs)
-    return np.concatenate([np.empty((0, seq_len + 1), np.uint16), *blocks])
+TOKENS = st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=40)
 
 
 @hypothesis.settings(deadline=None)
-@hypothesis.given(
-    st.lists(st.lists(st.integers(1, 2**16 - 1), min_size=1, max_size=20), min_size=1, max_size=12),
-    st.integers(1, 30),
-    st.integers(1, 80),
-)
-def test_windows_spell_the_documents_exactly(documents, seq_len, block):
-    windows = packed(map(np.array, documents), seq_len, block=block)
-    stream = [token for document in documents for token in [*document, END]]
-    assert windows[0, 0] == END
-    assert len(windows) == -(-len(stream) // seq_len)
-    targets = targets_of(windows)
-    expected = [stream[i % len(stream)] for i in range(len(targets))]  # the last window goes round
-    np.testing.assert_array_equal(targets, expected)
+@hypothesis.given(st.lists(TOKENS, min_size=1, max_size=6), st.integers(1, 30), st.data())
+def test_windows_spell_the_files_exactly_and_go_round(tmp_path_factory, files, seq_len, data):
+    folder = tmp_path_factory.mktemp("tokens")
+    paths = [folder / str(number) for number in range(len(files))]
+    for path, tokens in zip(paths, files, strict=True):
+        np.array(tokens, np.uint16).tofile(path)
+    stream = Stream(list(zip(paths, map(len, files), strict=True)))
+    expected = [token for tokens in files for token in tokens]
+    assert len(stream) == len(expected)
+    count = count_windows(len(stream), seq_len)
+    assert count == -(-len(expected) // seq_len)
+    middle = data.draw(st.integers(0, count))  # written to two shards
+    windows = [
+        window
+        for first, last in ((0, middle), (middle, count))
+        for block in cut(
+            [span.read(np.dtype(np.uint16)) for span in stream.window_spans(first, last, seq_len)], seq_len
+        )
+        for window in block
+    ]
+    assert len(windows) == count
+    assert windows[0][0] == expected[-1]
+    targets = targets_of(np.array(windows))
+    np.testing.assert_array_equal(targets, [expected[i % len(expected)] for i in range(count * seq_len)])
 
 
-def test_no_documents_give_no_windows():
-    assert len(packed([], 8)) == 0
+@hypothesis.given(st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=9), st.integers(1, 12))
+def test_where_pieces_end_does_not_matter(pieces, seq_len):
+    tokens = [token for piece in pieces for token in piece]
+    blocks = cut([np.array(piece, np.uint32) for piece in pieces], seq_len)
+    windows = np.concatenate([np.empty((0, seq_len + 1), np.uint32), *blocks])
+    starts = range(0, len(tokens) - seq_len, seq_len)
+    expected = [tokens[start : start + seq_len + 1] for start in starts]
+    np.testing.assert_array_equal(windows, np.array(expected).reshape(-1, seq_len + 1))
 
 
-def test_packing_reaches_ten_million_tokens_a_second():
+def test_spans_name_no_token_of_another_file():
+    spans = Stream([(Path("a"), 5), (Path("b"), 3)]).spans(-1, 9)
+    assert [(span.path.name, span.start, span.stop) for span in spans] == [
+        ("b", 2, 3),
+        ("a", 0, 5),
+        ("b", 0, 3),
+        ("a", 0, 1),
+    ]
+
+
+def test_cutting_reaches_a_hundred_million_tokens_a_second():
     rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 2000, 10_000)
-    documents = [rng.integers(1, 30_000, length, dtype=np.uint16) for length in lengths]
+    pieces = [rng.integers(1, 30_000, 2**20, dtype=np.uint16) for _ in range(10)]
 
     def seconds() -> float:
         start = time.perf_counter()
-        for windows in pack(documents, seq_len=1024, end_of_text=END, dtype=np.dtype(np.uint16)):
+        for windows in cut(pieces, 1024):
             np.ascontiguousarray(windows)
         return time.perf_counter() - start
 
-    assert lengths.sum() / min(seconds() for _ in range(3)) > 10e6
+    assert sum(map(len, pieces)) / min(seconds() for _ in range(3)) > 100e6

@@ -1,0 +1,234 @@
+"""A preparation that is stopped, at whatever point, goes on and ends with the same bytes."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparse_lm.data import builder, corpus, stages
+from sparse_lm.data import tokenizer as tokenizer_lib
+from sparse_lm.data.corpus import find_files
+from sparse_lm.data.dataset import open_prepared
+from sparse_lm.data.errors import DataError
+from sparse_lm.data.tasks import Workers
+from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.data.workspace import open_workspace
+from tests.data.examples import Documents, make_documents, make_tokenizer, write_c4, write_dclm
+
+ROOT = Path(__file__).parents[2]
+SEQ_LEN = 16
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def write_shards(folder: Path) -> str:
+    documents = make_documents(150)
+    folder.mkdir()
+    write_c4(folder / "c4-train.00000-of-01024.json.gz", documents[:60])
+    write_c4(folder / "c4-train.00001-of-01024.json.gz", documents[60:80])
+    write_dclm(folder / "shard_00000000_processed.jsonl.zst", documents[80:])
+    return f"{folder}/*"
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    """Several parts, segments and shards of a corpus that is quickly read."""
+    monkeypatch.setattr(corpus, "PART_BYTES", 1)
+    monkeypatch.setattr(stages, "SEGMENT_TOKENS", 1500)
+    monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
+
+
+@pytest.fixture
+def uninterrupted(tmp_path) -> dict[str, bytes]:
+    builder.prepare(tmp_path / "whole", find_files([write_shards(tmp_path / "text")]), seq_len=SEQ_LEN, vocab_size=300)
+    return contents(tmp_path / "whole")
+
+
+# Each attempt runs in a child that kills itself just before it moves the n-th file to its place: the second (between
+# a file and the result that tells of it) and the third in turns, until no more are finished; then every one of those
+# that complete the whole.
+KILLED_EVERYWHERE = """
+import os, signal, sys
+from pathlib import Path
+from sparse_lm.data import builder, corpus, stages
+from sparse_lm.data.corpus import find_files
+
+corpus.PART_BYTES, stages.SEGMENT_TOKENS, builder.SHARD_BYTES = 1, 1500, 8000
+pattern, directory = sys.argv[1], Path(sys.argv[2])
+rename = Path.rename
+
+def attempt(kill_at):
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    calls = []
+    def rename_or_die(self, target):
+        calls.append(target)
+        if len(calls) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(self, target)
+    Path.rename = rename_or_die
+    builder.prepare(directory, find_files([pattern]), seq_len=16, vocab_size=300)
+    os._exit(0)
+
+def finished():
+    return sorted(str(path) for path in directory.parent.rglob("*") if ".part" not in path.name and path.is_file())
+
+attempts = 0
+before = None
+while finished() != before:
+    before = finished()
+    assert attempt(2) == attempt(3) == -signal.SIGKILL
+    assert not directory.exists()
+    attempts += 2
+kill_at = 1
+while (code := attempt(kill_at)) != 0:
+    assert code == -signal.SIGKILL, code
+    kill_at += 1
+print(attempts, kill_at)
+"""
+
+
+def test_kills_before_every_file_is_finished_change_nothing(tmp_path, uninterrupted):
+    arguments = [f"{tmp_path}/text/*", str(tmp_path / "killed")]
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KILLED_EVERYWHERE, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    one_by_one, at_the_end = map(int, result.stdout.split())
+    assert one_by_one > 30
+    assert at_the_end > 5
+    assert contents(tmp_path / "killed") == uninterrupted
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "whole", "killed"}
+
+
+def test_the_number_of_processes_changes_nothing(tmp_path, uninterrupted):
+    directory = tmp_path / "parallel"
+    builder.prepare(directory, find_files([f"{tmp_path}/text/*"]), seq_len=SEQ_LEN, vocab_size=300, processes=3)
+    assert contents(directory) == uninterrupted
+
+
+def test_parts_segments_and_shards_change_nothing_but_files(tmp_path, uninterrupted, monkeypatch):
+    monkeypatch.setattr(corpus, "PART_BYTES", 2**30)
+    monkeypatch.setattr(stages, "SEGMENT_TOKENS", 2**30)
+    monkeypatch.setattr(builder, "SHARD_BYTES", 2**30)
+    builder.prepare(tmp_path / "large", find_files([f"{tmp_path}/text/*"]), seq_len=SEQ_LEN, vocab_size=300)
+    assert len(uninterrupted) > len(contents(tmp_path / "large"))
+    small, large = open_prepared(tmp_path / "whole"), open_prepared(tmp_path / "large")
+    assert small.info == large.info
+    every = np.arange(len(small.train))
+    np.testing.assert_array_equal(small.train.read(every), large.train.read(every))
+
+
+def test_what_was_tokenised_before_an_error_is_not_tokenised_again(tmp_path, monkeypatch, uninterrupted):
+    pattern = f"{tmp_path}/text/*"
+    last = sorted((tmp_path / "text").iterdir())[-1]
+    intact = last.read_bytes()
+    tokenised = []
+    tokenize = tokenizer_lib.tokenize
+
+    def counting(documents, tokenizer):
+        for tokens in tokenize(documents, tokenizer):
+            tokenised.append(tokens)
+            if len(tokenised) == 100:
+                raise DataError("the disk is gone")
+            yield tokens
+
+    monkeypatch.setattr(tokenizer_lib, "tokenize", counting)
+    directory = tmp_path / "data"
+    arguments = dict(seq_len=SEQ_LEN, vocab_size=300)
+    with pytest.raises(DataError, match="the disk is gone"):
+        builder.prepare(directory, find_files([pattern]), **arguments)
+    with pytest.raises(DataError):
+        open_prepared(directory)
+    last.write_bytes(intact[:-9])  # other text: only its own part is read again
+    with pytest.raises(DataError, match=r"cannot read .*processed"):
+        builder.prepare(directory, find_files([pattern]), **arguments)
+    last.write_bytes(intact)
+    builder.prepare(directory, find_files([pattern]), **arguments)
+    assert contents(directory) == uninterrupted
+    segment = 1500 / np.mean([len(tokens) + 1 for tokens in tokenised])
+    assert 150 < len(tokenised) < 150 + 1.5 * segment
+
+
+def test_another_length_does_not_take_the_windows_of_a_run_that_was_stopped(tmp_path, monkeypatch):
+    documents = Documents(make_documents(60))
+    arguments = dict(tokenizer=make_tokenizer())
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(builder.PackedText, "_split_info", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        builder.prepare(tmp_path / "data", documents, seq_len=8, **arguments)
+    builder.prepare(tmp_path / "data", documents, seq_len=32, **arguments)
+    builder.prepare(tmp_path / "fresh", documents, seq_len=32, **arguments)
+    assert contents(tmp_path / "data") == contents(tmp_path / "fresh")
+
+
+def test_two_preparations_of_the_same_take_turns(tmp_path):
+    source = {"from": "a test"}
+    arguments = dict(seq_len=SEQ_LEN, tokenizer=make_tokenizer(), source=source)
+    second = threading.Thread(
+        target=builder.prepare, args=(tmp_path / "data", Documents(make_documents(60))), kwargs=arguments
+    )
+    with open_workspace(tmp_path / "data", Workers(1)):
+        second.start()
+        time.sleep(0.2)
+        assert second.is_alive()
+        builder.prepare(tmp_path / "elsewhere", Documents(make_documents(60)), **arguments)
+        (tmp_path / "elsewhere").rename(tmp_path / "data")
+        stamp = (tmp_path / "data" / "metadata.json").stat().st_mtime_ns
+    second.join()
+    assert (tmp_path / "data" / "metadata.json").stat().st_mtime_ns == stamp  # what the first one made will do
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+WITH_A_PART_FOR_EVERY_FILE = """
+import runpy
+from sparse_lm.data import corpus
+corpus.PART_BYTES = 1
+runpy.run_module("sparse_lm.prepare_data", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes to watch in /proc")
+def test_killing_the_command_ends_its_processes_and_the_same_command_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "text").mkdir()
+    for number in range(6):
+        write_dclm(tmp_path / "text" / f"shard_{number:08d}_processed.jsonl.zst", make_documents(1000, seed=number))
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-c", WITH_A_PART_FOR_EVERY_FILE, f"--files={tmp_path}/text/*", "--seq_len=16"]
+    command += [f"--output={tmp_path}/data", f"--tokenizer={tmp_path}/tokenizer.json", "--processes=2"]
+    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    while not (saved := list(tmp_path.glob(".data.incomplete/tokens/*.json"))):
+        assert run.poll() is None
+        time.sleep(0.001)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    run.kill()
+    run.wait()
+    assert len(saved) < 12
+    assert not (tmp_path / "data").exists()
+    assert len(children) >= 2
+    deadline = time.monotonic() + 10
+    while any(is_running(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "6,000 documents" in again.stdout
+    assert re.search(r"tokenising: done in \d+ s, [\d.]+ M tokens/s, [\d.]+ bytes a token", again.stderr)
+    monkeypatch.undo()  # shards as large as the command's
+    files = find_files([f"{tmp_path}/text/*"])
+    builder.prepare(tmp_path / "whole", files, seq_len=16, tokenizer=load_tokenizer(tmp_path / "tokenizer.json"))
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+
+
+def is_running(process: str) -> bool:
+    """Whether a process is there, and not merely waiting for a parent to ask how it ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
