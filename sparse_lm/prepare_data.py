@@ -58,13 +58,13 @@ PROCESSES = flags.DEFINE_integer(
 )
 
 
-def prepare_output(
+def prepare_files(
+    files: list[str],
     output: Path,
     *,
-    files: list[str] | None = None,
+    seq_len: int,
     heldout_files: list[str] | None = None,
     tfds: str | None = None,
-    seq_len: int,
     vocab_size: int | None = None,
     tokenizer: str | None = None,
     text_field: str = "text",
@@ -122,9 +122,9 @@ def main(argv: list[str]) -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)
     start = time.monotonic()
     try:
-        data = prepare_output(
+        data = prepare_files(
+            FILES.value or [],
             Path(OUTPUT.value),
-            files=FILES.value,
             heldout_files=HELDOUT_FILES.value,
             tfds=TFDS.value,
             seq_len=SEQ_LEN.value,

@@ -54,10 +54,10 @@ def test_bad_input_is_one_line_without_a_traceback(tmp_path):
 def test_prepared_data_is_replaced_and_nothing_else_is(files, tmp_path):
     output = tmp_path / "out"
     for seq_len in (8, 16):
-        data = prepare_data.prepare_output(output, files=[f"{files}/**/*.txt"], seq_len=seq_len, vocab_size=300)
+        data = prepare_data.prepare_files([f"{files}/**/*.txt"], output, seq_len=seq_len, vocab_size=300)
         assert data.seq_len == seq_len
     with pytest.raises(DataError, match="exists and is not prepared data"):
-        prepare_data.prepare_output(files, files=[f"{files}/**/*.txt"], seq_len=8, vocab_size=300)
+        prepare_data.prepare_files([f"{files}/**/*.txt"], files, seq_len=8, vocab_size=300)
     assert len(list(files.glob("deep/*.txt"))) == 30
 
 
@@ -65,13 +65,13 @@ def test_a_named_tokenizer_is_used(files, tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     arguments = dict(seq_len=8, tokenizer=str(tmp_path / "tokenizer.json"))
-    data = prepare_data.prepare_output(tmp_path / "out", files=[f"{files}/**/*.txt"], **arguments)
+    data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
     assert data.vocab_size == tokenizer.get_vocab_size()
     with pytest.raises(DataError, match=r"--vocab_size=300 .* but --tokenizer names one"):
-        prepare_data.prepare_output(tmp_path / "out", files=[f"{files}/**/*.txt"], vocab_size=300, **arguments)
+        prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", vocab_size=300, **arguments)
 
 
 def test_files_without_text_are_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="the corpus is empty"):
-        prepare_data.prepare_output(tmp_path / "out", files=[f"{tmp_path}/*.txt"], seq_len=8)
+        prepare_data.prepare_files([f"{tmp_path}/*.txt"], tmp_path / "out", seq_len=8)
