@@ -48,7 +48,7 @@ def load_tasks(names: Sequence[str], include_path: str | os.PathLike | None) -> 
       include_path: a directory with task files of one's own, which come before the harness's.
 
     Raises:
-      HarnessError: there is no such task or directory.
+      HarnessError: there is no such task or directory, or data that cannot be downloaded.
     """
     random.seed(RANDOM_SEED)
     np.random.seed(NUMPY_SEED)
@@ -58,12 +58,19 @@ def load_tasks(names: Sequence[str], include_path: str | os.PathLike | None) -> 
             raise HarnessError(f"--include_path={os.fspath(include_path)}: must be a directory of task files")
         own = TaskManager(include_path=include_path, include_defaults=False)
         if set(names) <= set(own.all_subtasks):  # the harness's own are many: to look through them takes ten seconds
-            return own.load(names)
+            return _load(own, names)
     manager = TaskManager(include_path=include_path)
     for name in names:
         if not manager.match_tasks([name]):
             raise HarnessError(f"--tasks={name}: lm-eval {version('lm_eval')} has no such task, nor has --include_path")
-    return manager.load(manager.match_tasks(names))
+    return _load(manager, manager.match_tasks(names))
+
+
+def _load(manager: TaskManager, names: Sequence[str]) -> TaskDict:
+    try:
+        return manager.load(names)
+    except ConnectionError as error:
+        raise HarnessError(f"--tasks={','.join(names)}: {error}") from error
 
 
 def score_tasks(
