@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import jax
 import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
+from jax.experimental import multihost_utils
 
 from sparse_lm.training.manifest import ArrayPath, Manifest, describe
 from sparse_lm.training.saved_checkpoint import (
@@ -172,14 +173,17 @@ class Checkpoints:
         self._failure = f"checkpoint {step} could not be saved, and {there_is}: {first_line(error)}"
         _log.error("%s", self._failure)
 
-    def _set_aside(self, damaged: Iterable[int]) -> None:
-        for step in damaged:
-            aside = self._manager.directory / f"{step}.damaged"
-            shutil.rmtree(aside, ignore_errors=True)
-            (self._manager.directory / str(step)).rename(aside)
-            _log.warning("the damaged checkpoint %d is now %s", step, aside)
-        if damaged:
-            self._manager.reload()
+    def _set_aside(self, damaged: Sequence[int]) -> None:
+        if not damaged:
+            return
+        if jax.process_index() == 0:
+            for step in damaged:
+                aside = self._manager.directory / f"{step}.damaged"
+                shutil.rmtree(aside, ignore_errors=True)
+                (self._manager.directory / str(step)).rename(aside)
+                _log.warning("the damaged checkpoint %d is now %s", step, aside)
+        multihost_utils.sync_global_devices("damaged checkpoints are set aside")
+        self._manager.reload()
 
     def _remove_rests(self) -> None:
         """Of steps that were being deleted, and of saves that failed. While nothing is being saved."""

@@ -1,0 +1,58 @@
+"""`config.deterministic`: XLA is told before it starts, and a run on a GPU then gives the same bits each time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sparse_lm import config as config_lib
+from sparse_lm.training.determinism import FLAG, check_determinism, request_determinism
+from tests import small
+from tests.test_train import ROOT, command, corpus, run, trace  # noqa: F401 (a fixture)
+
+NOT_STARTED = """
+import os
+import sparse_lm.train
+from jax._src import xla_bridge
+
+assert not xla_bridge.backends_are_initialized()
+"""
+
+
+def test_request_keeps_the_flags_that_are_there(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_one=1")
+    request_determinism()
+    assert os.environ["XLA_FLAGS"].split() == ["--xla_one=1", FLAG]
+
+
+def test_a_run_that_nobody_told_xla_of_is_refused(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_one=1")
+    check_determinism(small.config())
+    with pytest.raises(config_lib.ConfigError, match=r"config\.deterministic = True: needs --xla_gpu_determin"):
+        check_determinism(small.config(deterministic=True))
+    request_determinism()
+    check_determinism(small.config(deterministic=True))
+
+
+def test_the_entry_point_is_imported_before_jax_starts():
+    """Its request would come too late otherwise."""
+    subprocess.run([sys.executable, "-c", NOT_STARTED], cwd=ROOT, check=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["dense", "venom"])
+def test_two_runs_on_a_gpu_are_the_same_to_the_bit(recipe, corpus, tmp_path):  # noqa: F811
+    """In bfloat16, with flash attention, at widths that kernels take."""
+    overrides = [
+        f"--config.sparsity.recipe={recipe}", "--config.sparsity.v=64", "--config.model.dtype=bfloat16",
+        "--config.model.dim=256", "--config.model.ffn_dim=1024", "--config.seq_len=32", "--config.batch_size=64",
+        "--config.deterministic",
+    ]  # fmt: skip
+    traces = []
+    for name in ("first", "second"):
+        result = run(command(corpus, tmp_path / name, *overrides))
+        assert result.returncode == 0, result.stderr
+        traces.append(trace(tmp_path / name))
+    assert len(traces[0]) == 12
+    assert traces[0] == traces[1]

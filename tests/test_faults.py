@@ -1,0 +1,176 @@
+"""What happens to a run from outside, in one process: signals and a full disk, at the worst moments."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import resource
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from sparse_lm.training import loop
+from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.workdir import WorkdirError
+from tests.test_train import corpus, small_config, trace  # noqa: F401 (a fixture)
+from tests.training.test_checkpoint import steps_on_disk
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_trainer", functools.cache(make_trainer))
+        patch.setattr(loop, "make_transitions", functools.cache(make_transitions))
+        made, make = {}, loop.make_evaluation
+        patch.setattr(loop, "make_evaluation", lambda *args: made.get(args[3]) or made.setdefault(args[3], make(*args)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(corpus):  # noqa: F811
+    """12 steps, sparse on 4..8, evaluated after 6 and 12, saved after 3, 6, 9 and 12."""
+    return small_config(corpus, "sste")
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """A run that nothing happens to."""
+    workdir = tmp_path_factory.mktemp("whole")
+    assert loop.train(config, str(workdir))
+    return workdir
+
+
+def assert_same_end(workdir, whole, config):
+    assert trace(workdir) == trace(whole)
+    states = []
+    for path in (workdir, whole):
+        with Checkpoints(path, keep=2) as checkpoints:
+            states.append(jax.device_get(checkpoints.restore_latest(loop.make_trainer(config).abstract_state())))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def terminate_once(function, *, before: bool):
+    """`function`, with a SIGTERM just before or just after its first call."""
+    signals = iter([signal.SIGTERM])
+
+    def call(*args, **kwargs):
+        if before:
+            for number in signals:
+                os.kill(os.getpid(), number)
+        result = function(*args, **kwargs)
+        for number in signals:
+            os.kill(os.getpid(), number)
+        return result
+
+    return call
+
+
+def in_compilation(patch, config):
+    trainer = loop.make_trainer(config)
+    interrupted = dataclasses.replace(trainer, dense_step=terminate_once(trainer.dense_step, before=True))
+    patch.setattr(loop, "make_trainer", lambda _: interrupted)
+
+
+def in_evaluation(patch, config):
+    original = loop.make_evaluation
+    patch.setattr(loop, "make_evaluation", lambda *args: terminate_once(original(*args), before=True))
+
+
+def in_a_save(patch, config):
+    patch.setattr(Checkpoints, "save", terminate_once(Checkpoints.save, before=False))
+
+
+def in_restoring(patch, config):
+    patch.setattr(Checkpoints, "restore_latest", terminate_once(Checkpoints.restore_latest, before=False))
+
+
+@pytest.mark.parametrize(
+    "moment, saved", [(in_compilation, [1]), (in_evaluation, [3, 6]), (in_a_save, [3]), (in_restoring, [])]
+)
+def test_sigterm_is_obeyed_after_the_step_at_hand(moment, saved, config, whole, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        moment(patch, config)
+        assert not loop.train(config, str(tmp_path))
+    assert steps_on_disk(tmp_path) == saved
+    stopped = f"stopped by SIGTERM after step {max(saved, default=0)}{', saved' if saved else ''};"
+    assert stopped in capsys.readouterr().out
+    assert loop.train(config, str(tmp_path))
+    assert_same_end(tmp_path, whole, config)
+
+
+# Of the libraries: what was still being written, or read, when something else failed.
+abandoned_writes = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@contextlib.contextmanager
+def disk_full(monkeypatch, first, end):
+    """From the batch of step `first` to that of step `end` on, no file grows over 4 KiB."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    original, save = loop.train_batches, Checkpoints.save
+
+    def batches(*args, start_step, **kwargs):
+        for step, windows in enumerate(original(*args, start_step=start_step, **kwargs), start_step):
+            if step in (first, end):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, unlimited[1]) if step == first else unlimited)
+            yield windows
+
+    def save_before_it_is_full(self, step, *args):
+        save(self, step, *args)
+        if step <= first:
+            self.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_batches", batches)
+        patch.setattr(Checkpoints, "save", save_before_it_is_full)
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
+@abandoned_writes
+def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch, caplog):
+    with disk_full(monkeypatch, first=4, end=10):
+        assert loop.train(config, str(tmp_path))
+    assert "checkpoint 6 could not be saved, and the newest is 3" in caplog.text
+    assert "metrics.jsonl cannot be written" in caplog.text
+    assert steps_on_disk(tmp_path)[-1] == 12
+    assert not list((tmp_path / "checkpoints").glob("*tmp*"))
+    assert_same_end(tmp_path, whole, config)
+
+
+@abandoned_writes
+def test_a_run_whose_end_is_not_saved_says_so_and_goes_on_from_what_is(config, whole, tmp_path, monkeypatch):
+    message = "checkpoint 12 could not be saved, and the newest is 3: .*File too large"
+    with disk_full(monkeypatch, first=4, end=12), pytest.raises(WorkdirError, match=message):
+        loop.train(config, str(tmp_path))
+    assert steps_on_disk(tmp_path) == [3]
+    assert loop.train(config, str(tmp_path))
+    assert_same_end(tmp_path, whole, config)
+
+
+@abandoned_writes
+def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(config, whole, tmp_path, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        in_evaluation(patch, config)
+        assert not loop.train(config, str(tmp_path))
+    for file in (tmp_path / "checkpoints" / "6" / "params" / "ocdbt.process_0" / "d").iterdir():
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    assert loop.train(config, str(tmp_path))
+    assert "checkpoint 6 is damaged" in caplog.text
+    assert "using checkpoint 3 instead of 6" in caplog.text
+    assert_same_end(tmp_path, whole, config)
+
+
+def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whole, tmp_path, corpus):  # noqa: F811
+    """Copied without config.json, which would tell. Its arrays are the same."""
+    (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")
+    message = "is of another run: config.sparsity.recipe is 'sste' in the checkpoint and 'venom' here"
+    with pytest.raises(WorkdirError, match=message):
+        loop.train(small_config(corpus, "venom"), str(tmp_path))
