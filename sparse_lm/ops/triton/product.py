@@ -68,13 +68,14 @@ class Product:
     """Everything about a product that is known when its kernel is compiled.
 
     Attributes:
-      m, n, k: logical sizes; k is that of b.
+      m, n, k: logical sizes of the product; k is that of b.
       rows: of the 2:4 operand's arrays.
       steps: of 64 along its columns.
       b_stride: elements between rows of b as it is stored, a multiple of 8; zeros from n (or k) on.
       b_transposed: b is stored as [N, K].
       out_transposed: the result is stored as [N, M].
-      v: rows of the 2:4 operand that share a list of rows of b; 0 if there are no lists.
+      v: rows of the 2:4 operand that share a list of the rows of b that they read; 0 if there are no lists.
+      sampled: the lists are of rows of the 2:4 operand instead, and v columns of the result share one.
       tiling: how it is cut up.
     """
 
@@ -88,6 +89,7 @@ class Product:
     b_transposed: bool = False
     out_transposed: bool = False
     v: int = 0
+    sampled: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -126,6 +128,12 @@ def shared_layout(columns, element_bytes):
 
 
 @gluon.constexpr_function
+def _words_shared_layout():
+    """Rows as they come: a warp reads one whole row, of all banks."""
+    return gl.SwizzledSharedLayout(vec=4, per_phase=1, max_phase=1, order=[1, 0])
+
+
+@gluon.constexpr_function
 def _transposed_layout(layout):
     def turn(sizes):
         return sizes[::-1]
@@ -153,7 +161,58 @@ def numbers(count: gl.constexpr, layout: gl.constexpr, axis: gl.constexpr):
 
 
 @gluon.jit
-def _copy_sparse(values, metadata, values_smem, words_smem, tile, step, product: gl.constexpr):
+def _place_rows(columns, tile_m, tile_n, product: gl.constexpr):
+    """Where a tile's listed rows of the 2:4 operand are, for all of its steps.
+
+    Returns:
+      rows of the values [tile_m, 1]; offsets of the words that have the halves of rows g, and below them of rows
+      g + 8, of each 16 listed ones [tile_m / 8, 32]; by how much to shift those words, twice, as fragments.
+    """
+    if product.sampled:
+        tiling: gl.constexpr = product.tiling
+        first = tile_m * tiling.tile_m
+        columns = columns + tile_n * tiling.tile_n // product.v * product.m
+        row = gl.minimum(first + numbers(tiling.tile_m, copy_layout(_KEPT, 2, tiling.warps), 0), product.m - 1)
+
+        sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
+        half, lane = (
+            numbers(2 * sixteens, _listed_words_layout(tiling.warps), 0),
+            numbers(32, _listed_words_layout(tiling.warps), 1),
+        )
+        place = first + half % sixteens * 16 + half // sixteens * 8 + lane // 4
+        listed = gl.minimum(gl.load(columns + gl.minimum(place, product.m - 1)), product.rows - 1)
+        word = listed % STEP // 16 * 32 + listed % 8 * 4 + lane % 4
+
+        words: gl.constexpr = gl.SliceLayout(
+            1, gl.SliceLayout(3, mma_sp.fragment_layout(tiling.warps_m, tiling.warps_n))
+        )
+        place = first + numbers(sixteens, words, 0) * 16 + numbers(32, words, 1) // 4
+        low = gl.load(columns + gl.minimum(place, product.m - 1)) % 16 // 8 * 16
+        high = gl.load(columns + gl.minimum(place + 8, product.m - 1)) % 16 // 8 * 16
+        return gl.load(columns + row), listed // STEP * (product.steps * _WORDS) + word, low, high
+    else:
+        return ()
+
+
+@gluon.constexpr_function
+def _listed_words_layout(warps):
+    """Of words copied one by one."""
+    return gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])
+
+
+@gluon.jit
+def _copy_listed(values, metadata, values_smem, words_smem, places, step, product: gl.constexpr):
+    """Listed rows of a step, zeros for those past the last row; and words that have their halves."""
+    live = step < product.steps
+    row, offset, _, _ = places
+    column = numbers(_KEPT, copy_layout(_KEPT, 2, product.tiling.warps), 1)
+    source = values + step * _KEPT + row.to(gl.int64) * (product.steps * _KEPT) + column
+    async_copy.async_copy_global_to_shared(values_smem, source, mask=live & (row < product.rows))
+    async_copy.async_copy_global_to_shared(words_smem, metadata + step * _WORDS + offset, mask=live & (offset >= 0))
+
+
+@gluon.jit
+def _copy_rows(values, metadata, values_smem, words_smem, tile, step, product: gl.constexpr):
     """Rows and words of a step. Past the last row, those of the last one are copied."""
     tiling: gl.constexpr = product.tiling
     live = step < product.steps
@@ -183,7 +242,7 @@ def _b_layout(product):
 @gluon.jit
 def look_up(columns, tile, step, product: gl.constexpr):
     """The rows of b that a step reads: the first of them, or if there are lists all; no row, `k`, past their ends."""
-    if product.v == 0:
+    if product.v == 0 or product.sampled:
         return gl.to_tensor(step) * STEP
     else:
         listed: gl.constexpr = product.steps * STEP
@@ -217,10 +276,17 @@ def copy_b(b, b_smem, rows, tile, product: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_step(values_smem, words_smem, b_smem, sums, product: gl.constexpr):
+def _multiply_step(values_smem, words_smem, b_smem, places, sums, product: gl.constexpr):
     warps_m: gl.constexpr = product.tiling.warps_m
     warps_n: gl.constexpr = product.tiling.warps_n
-    words = mma_sp.load_words(words_smem, warps_m, warps_n)
+    if product.sampled:
+        sixteens: gl.constexpr = product.tiling.tile_m // mma_sp.ROWS
+        low = mma_sp.load_words(words_smem.slice(0, sixteens), warps_m, warps_n)
+        high = mma_sp.load_words(words_smem.slice(sixteens, sixteens), warps_m, warps_n)
+        low, high = low >> places[2].expand_dims(1).expand_dims(3), high >> places[3].expand_dims(1).expand_dims(3)
+        words = low & 0xFFFF | high << 16
+    else:
+        words = mma_sp.load_words(words_smem, warps_m, warps_n)
     for half in gl.static_range(2):
         a = mma_sp.load_a(values_smem.slice(half * mma_sp.KEPT, mma_sp.KEPT, dim=1), warps_m, warps_n)
         if product.b_transposed:
@@ -258,56 +324,60 @@ def _allocate(dtype: gl.constexpr, product: gl.constexpr):
     tiling: gl.constexpr = product.tiling
     rows: gl.constexpr = tiling.tile_n if product.b_transposed else STEP
     columns: gl.constexpr = STEP if product.b_transposed else tiling.tile_n
-    sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
+    sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS * (2 if product.sampled else 1)
     stages: gl.constexpr = tiling.stages
     values, words, b = (), (), ()
     for _ in gl.static_range(stages):
         values += (gl.allocate_shared_memory(dtype, [tiling.tile_m, _KEPT], shared_layout(_KEPT, 2)),)
-        words += (gl.allocate_shared_memory(gl.int32, [sixteens, 32], shared_layout(32, 4)),)
+        words += (gl.allocate_shared_memory(gl.int32, [sixteens, 32], _words_shared_layout()),)
         b += (gl.allocate_shared_memory(dtype, [rows, columns], shared_layout(columns, 2)),)
     return values, words, b
 
 
 @gluon.jit
-def _start_copies(operands, smem, slot: gl.constexpr, tile_m, tile_n, step, rows, product: gl.constexpr):
+def _start_copies(operands, smem, slot: gl.constexpr, tile_m, tile_n, places, step, rows, product: gl.constexpr):
     values, metadata, _, b = operands
     values_smem, words_smem, b_smem = smem
-    _copy_sparse(values, metadata, values_smem[slot], words_smem[slot], tile_m, step, product)
+    if product.sampled:
+        _copy_listed(values, metadata, values_smem[slot], words_smem[slot], places, step, product)
+    else:
+        _copy_rows(values, metadata, values_smem[slot], words_smem[slot], tile_m, step, product)
     copy_b(b, b_smem[slot], rows, tile_n, product)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, step, sums, product: gl.constexpr):
+def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, places, step, sums, product: gl.constexpr):
     """Multiplies a step, behind the copies of a later one."""
     stages: gl.constexpr = product.tiling.stages
     following = step + stages - 1
     rows = look_up(operands[2], tile_m, following, product)
     async_copy.wait_group(stages - 2)
     # Into what the step before has read: the barrier that ends the wait is behind that.
-    _start_copies(operands, smem, (slot + stages - 1) % stages, tile_m, tile_n, following, rows, product)
-    return _multiply_step(smem[0][slot], smem[1][slot], smem[2][slot], sums, product)
+    _start_copies(operands, smem, (slot + stages - 1) % stages, tile_m, tile_n, places, following, rows, product)
+    return _multiply_step(smem[0][slot], smem[1][slot], smem[2][slot], places, sums, product)
 
 
 @gluon.jit
 def multiply(values, metadata, columns, b, out, product: gl.constexpr):
-    """One tile of a product. See `Product`; `columns`, the lists of rows of b, is not read if v is 0."""
+    """One tile of a product. See `Product`; `columns` has the lists, and is not read if v is 0."""
     tiling: gl.constexpr = product.tiling
     stages: gl.constexpr = tiling.stages
     operands = (values, metadata, columns, b)
     smem = _allocate(b.dtype.element_ty, product)
     tile_m, tile_n = tile_of_block(product)
+    places = _place_rows(columns, tile_m, tile_n, product)
     for slot in gl.static_range(stages - 1):
         rows = look_up(columns, tile_m, slot, product)
-        _start_copies(operands, smem, slot, tile_m, tile_n, slot, rows, product)
+        _start_copies(operands, smem, slot, tile_m, tile_n, places, slot, rows, product)
 
     sums = mma_sp.zeros(tiling.tile_m, tiling.tile_n, tiling.warps_m, tiling.warps_n)
     rounds: gl.constexpr = product.steps // stages  # of the ring
     left: gl.constexpr = product.steps % stages
     for first in range(0, rounds * stages, stages):
         for slot in gl.static_range(stages):
-            sums = _advance(operands, smem, slot, tile_m, tile_n, first + slot, sums, product)
+            sums = _advance(operands, smem, slot, tile_m, tile_n, places, first + slot, sums, product)
     for slot in gl.static_range(left):
-        sums = _advance(operands, smem, slot, tile_m, tile_n, rounds * stages + slot, sums, product)
+        sums = _advance(operands, smem, slot, tile_m, tile_n, places, rounds * stages + slot, sums, product)
     async_copy.wait_group(0)
     store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, product)

@@ -1,5 +1,6 @@
 """Kernels compile for every compute capability that this backend takes, to the instructions they are about."""
 
+import functools
 import re
 import subprocess
 
@@ -17,6 +18,8 @@ from sparse_lm.ops.triton.matmul_24 import _matmul_24_kernel
 from sparse_lm.ops.triton.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.triton.matmul_venom import _matmul_venom_kernel
 from sparse_lm.ops.triton.product import Product, largest_that_occupies
+from sparse_lm.ops.triton.sampled_matmul_24 import CANDIDATES as SAMPLED
+from sparse_lm.ops.triton.sampled_matmul_24 import _sampled_matmul_24_kernel
 
 T, F, D = 8192, 8192, 2048
 
@@ -64,6 +67,14 @@ def test_matmul_venom(capability, config, tmp_path):
     _assert_assembles(compiled, tmp_path, capability)
 
 
+@pytest.mark.parametrize("capability, config", _cases(SAMPLED))
+def test_sampled_matmul_24(capability, config, tmp_path):
+    shape = Product(F // 4, T, D, F, D // 64, D, config, b_transposed=True, out_transposed=True, v=128, sampled=True)
+    types = "*bf16", "*i32", "*i32", "*bf16", "*bf16"
+    compiled = compile_gluon(_sampled_matmul_24_kernel, types, (("shape", shape),), config.warps, capability)
+    _assert_assembles(compiled, tmp_path, capability)
+
+
 def test_lowers_without_a_gpu():
     w = Sparse24(
         jax.ShapeDtypeStruct((320, 224), jnp.bfloat16), jax.ShapeDtypeStruct((5, 7, 128), jnp.int32), (300, 392)
@@ -76,6 +87,10 @@ def test_lowers_without_a_gpu():
     a = SparseVenom(w.values, w.metadata, columns, (300, 1568), 64, 16)
     lowered = jax.jit(triton.matmul_venom).trace(a, jax.ShapeDtypeStruct((1568, 500), jnp.bfloat16))
     assert "triton_kernel_call" in lowered.lower(lowering_platforms=("cuda",)).as_text()
+    x = jax.ShapeDtypeStruct((320, 392), jnp.bfloat16)
+    sampled = functools.partial(triton.sampled_matmul_24, v=64)
+    lowered = jax.jit(sampled).trace(w, x, columns).lower(lowering_platforms=("cuda",))
+    assert lowered.out_info.shape == (320, 448)
 
 
 def test_the_largest_tile_that_occupies_the_gpu(monkeypatch):
