@@ -6,6 +6,9 @@
 A run that finds its workdir half done goes on from its newest checkpoint, bit for bit as if it had
 not stopped. At the end it prints the held-out loss and a sample. `--config.init_from=DIRECTORY` starts
 from the weights of a transformers model, such as one that `sparse_lm.export` wrote.
+
+`--config.mesh.data=8` takes the eight GPUs of one host. Over several hosts, the same command runs in
+every process; `sparse_lm.training.processes` says how they find each other.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -21,8 +25,10 @@ from sparse_lm import logs
 from sparse_lm.config import ConfigError, parse
 from sparse_lm.data.errors import DataError
 from sparse_lm.generate import continue_text
+from sparse_lm.training import processes
 from sparse_lm.training.determinism import request_determinism
 from sparse_lm.training.loop import TooManyBadSteps, train
+from sparse_lm.training.processes import LaunchError
 from sparse_lm.training.wandb_run import WandbError, check_installed
 from sparse_lm.training.workdir import WorkdirError
 
@@ -42,10 +48,14 @@ def main(argv: Sequence[str]) -> None:
             request_determinism()
         if flags.FLAGS.wandb:
             check_installed()
-        if train(config, workdir, _profile_steps(), flags.FLAGS.wandb):
+        processes.join()
+        processes.check(config)
+        with processes.silence_all_but_leader():
+            finished = train(config, workdir, _profile_steps(), flags.FLAGS.wandb)
+        if finished and jax.process_count() == 1:
             print("sample:")
             print(continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=SAMPLE_TOKENS, temperature=0.7))
-    except (ConfigError, DataError, WorkdirError, WandbError, TooManyBadSteps) as error:
+    except (ConfigError, DataError, WorkdirError, WandbError, LaunchError, TooManyBadSteps) as error:
         sys.exit(str(error))
 
 

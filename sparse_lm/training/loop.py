@@ -19,7 +19,7 @@ from sparse_lm.data.pipeline import heldout_batches, train_batches
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.ops import backends
 from sparse_lm.ops.plan import DENSE, GemmPlan
-from sparse_lm.training import flops
+from sparse_lm.training import flops, processes
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.decay_search import search_mask_decay
 from sparse_lm.training.determinism import check_determinism
@@ -68,10 +68,27 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
         config = pretrained.with_tokenizer()
     make_workdir(workdir)
     check_same_config(workdir, config)
-    summary = RunSummary(workdir, config)
+    with processes.reports_directory(workdir) as reports:
+        return _train(config, workdir, reports, pretrained, profile_steps, wandb)
+
+
+def _train(
+    config: Config,
+    workdir: str,
+    reports: str,
+    pretrained: Pretrained | None,
+    profile_steps: tuple[int, int],
+    wandb: bool,
+) -> bool:
+    summary = RunSummary(reports, config)
+    processes.wait_for_all("configurations are checked")
+    if not processes.is_leader():
+        processes.wait_for_all("data is prepared")
     data = open_data(config)
-    save_config(workdir, config)
-    shutil.copyfile(data.tokenizer_path, Path(workdir, "tokenizer.json"))
+    if processes.is_leader():
+        save_config(workdir, config)
+        processes.wait_for_all("data is prepared")
+    shutil.copyfile(data.tokenizer_path, Path(reports, "tokenizer.json"))
     log.info(data.describe())
 
     trainer = make_trainer(config)
@@ -87,8 +104,8 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
             state = trainer.init()
             if pretrained:
                 state = dataclasses.replace(state, params=_place(pretrained.params(), trainer.layout))
-        profile = StepProfile(workdir, *profile_steps)
-        return _Run(config, workdir, trainer, data, checkpoints, interrupt, profile, summary, wandb).go(state)
+        profile = StepProfile(reports, *profile_steps)
+        return _Run(config, workdir, reports, trainer, data, checkpoints, interrupt, profile, summary, wandb).go(state)
 
 
 def _place(params: Params, layout: Layout | None) -> Params:
@@ -110,6 +127,7 @@ class _Run:
         self,
         config,
         workdir,
+        reports,
         trainer: Trainer,
         data,
         checkpoints: Checkpoints,
@@ -120,7 +138,7 @@ class _Run:
     ):
         self.config, self.trainer, self.data = config, trainer, data
         self.checkpoints, self.interrupt, self.profile, self.workdir = checkpoints, interrupt, profile, workdir
-        self.summary, self.wandb = summary, wandb
+        self.reports, self.summary, self.wandb = reports, summary, wandb and processes.is_leader()
         self.transitions: Transitions = make_transitions(
             config, trainer.plan, trainer.graphdef, trainer.layout
         )  # fmt: skip
@@ -141,8 +159,8 @@ class _Run:
         self._print_implementations(state)
         self.timer = StepTimer(config, start)
         self.progress = Progress(config.steps, start)
-        wandb_run = WandbRun(self.workdir, config) if self.wandb else None
-        with MetricsWriter(self.workdir, start, wandb_run) as self.writer:
+        wandb_run = WandbRun(self.reports, config) if self.wandb else None
+        with MetricsWriter(self.reports, start, wandb_run) as self.writer:
             self.summary.begin(start)
             try:
                 return self._steps(state, start)
@@ -155,7 +173,7 @@ class _Run:
         batches = self._batches(start)
         pending: tuple[int, Metrics] | None = None  # dispatched, not yet looked at
         for step in range(start, config.steps):
-            if self.interrupt.requested:
+            if self._is_to_stop(step):
                 if pending:
                     self._settle(*pending, state)
                     self._report(*pending)
@@ -199,14 +217,21 @@ class _Run:
         print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
         return True
 
+    def _is_to_stop(self, step: int) -> bool:
+        """Several processes ask each other, which waits for the device, every `log_every` steps only."""
+        if jax.process_count() == 1:
+            return self.interrupt.requested is not None
+        return step % self.config.log_every == 0 and processes.any_of(self.interrupt.requested is not None)
+
     def _stop(self, state: TrainState, step: int) -> None:
         """Saves the state after `step` steps, before a request to end the run is obeyed."""
         if step:
             self._save(state, step)
             self.checkpoints.wait()
-        self.summary.state = f"stopped by {self.interrupt.requested}"
+        signal = self.interrupt.requested or "a signal to another process"
+        self.summary.state = f"stopped by {signal}"
         saved = ", saved" if step else ""
-        print(f"stopped by {self.interrupt.requested} after step {step}{saved}; the same command goes on")
+        print(f"stopped by {signal} after step {step}{saved}; the same command goes on")
 
     def _batches(self, start: int) -> Iterator[Array]:
         """Batches from step `start` on, on the devices."""

@@ -1,0 +1,151 @@
+"""Several processes that train one model: how they find each other, what they check, what they agree on.
+
+A process is one of several if its environment says so, in one of two ways:
+
+  SLURM         a job step of more than one task: all is read from what `srun` sets;
+  elsewhere     JAX_COORDINATOR_ADDRESS=host:port of process 0, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+All of them share the workdir. Process 0, the leader, writes what there is one of: metrics, summary and
+configuration; checkpoints are written by all, each its own shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from sparse_lm.config import Config, to_dict
+
+_EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class LaunchError(RuntimeError):
+    """Processes or devices that cannot train together. The message says what is wrong and what to do."""
+
+
+def join() -> None:
+    """Joins the other processes of a run, if the environment says that there are others. Before any use of JAX.
+
+    Raises:
+      LaunchError: the environment says so in part only, or the others are not found.
+    """
+    arguments = _arguments(os.environ)
+    if arguments is None:
+        return
+    try:
+        jax.distributed.initialize(**arguments)
+    except (RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"the processes of this run did not find each other: {str(error).splitlines()[0]}. All of them must be "
+            "started, and reach the first one's host and port"
+        ) from error
+
+
+def _arguments(environment: Mapping[str, str]) -> dict[str, str | int] | None:
+    """Of `jax.distributed.initialize`; None for a process of its own."""
+    given = [name for name in _EXPLICIT if environment.get(name)]
+    if given:
+        missing = [name for name in _EXPLICIT if name not in given]
+        if missing:
+            raise LaunchError(f"{', '.join(given)} is set and {', '.join(missing)} is not; all three are needed")
+        address, count, index = (environment[name] for name in _EXPLICIT)
+        if not count.isdecimal() or not index.isdecimal() or not int(index) < int(count):
+            raise LaunchError(f"JAX_PROCESS_ID={index} must be in 0..JAX_NUM_PROCESSES - 1, with {count} processes")
+        return dict(coordinator_address=address, num_processes=int(count), process_id=int(index))
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return dict(cluster_detection_method="slurm")
+    return None
+
+
+def check(config: Config) -> None:
+    """Checks that the devices of all processes can train together, with one small sum over all of them.
+
+    Raises:
+      LaunchError: JAX does not see a GPU that is there, processes differ in kind or number of devices, in
+        versions or in configuration, or devices cannot reach each other.
+    """
+    if _NVIDIA_DRIVER.exists() and jax.default_backend() == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
+        raise LaunchError(
+            f"JAX runs on the CPU, but there is an NVIDIA driver ({_NVIDIA_DRIVER}): install requirements-gpu.txt and "
+            "see that `nvidia-smi` lists the GPUs, or set JAX_PLATFORMS=cpu"
+        )
+    check_devices(jax.devices())
+    if jax.process_count() == 1:
+        return
+    try:
+        seen = multihost_utils.process_allgather(_fingerprint(config))
+    except jax.errors.JaxRuntimeError as error:
+        raise LaunchError(
+            f"the devices of {jax.process_count()} processes cannot add numbers up: {str(error).splitlines()[0]}. "
+            "NCCL_DEBUG=INFO shows NCCL's side; NCCL_SOCKET_IFNAME chooses the network interface"
+        ) from error
+    different = [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]
+    if different:
+        raise LaunchError(
+            f"processes {different} have another configuration, or another version of JAX, than process 0: "
+            "start all of them with the same command, from the same installation"
+        )
+
+
+def check_devices(devices: Sequence[jax.Device]) -> None:
+    """Raises LaunchError if processes have devices of different kinds, or different numbers of them."""
+    kinds: dict[str, list[int]] = {}
+    for device in devices:
+        kinds.setdefault(device.device_kind, []).append(device.process_index)
+    if len(kinds) > 1:
+        found = "; ".join(f"{kind} in processes {sorted(set(where))}" for kind, where in kinds.items())
+        raise LaunchError(f"all devices must be of one kind: {found}")
+    counts = Counter(device.process_index for device in devices)
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"process {index} has {count}" for index, count in sorted(counts.items()))
+        raise LaunchError(f"every process must have as many devices: {found}; see CUDA_VISIBLE_DEVICES")
+
+
+def is_leader() -> bool:
+    """Whether this process writes what there is one of."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def reports_directory(workdir: str) -> Iterator[str]:
+    """Where this process writes metrics and the like: the leader into `workdir`, others where it is forgotten."""
+    if is_leader():
+        yield workdir
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        yield directory
+
+
+def silence_all_but_leader() -> contextlib.AbstractContextManager:
+    """What processes other than the leader print is lost; their warnings and errors are not."""
+    return contextlib.nullcontext() if is_leader() else contextlib.redirect_stdout(io.StringIO())
+
+
+def any_of(flag: bool) -> bool:
+    """Whether `flag` holds in some process. All of them must call this, and wait for each other."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def wait_for_all(reason: str) -> None:
+    """Returns when all processes have called this with the same reason."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(reason)
+
+
+def _fingerprint(config: Config) -> np.ndarray:
+    text = json.dumps([jax.__version__, to_dict(config)], sort_keys=True)
+    return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
