@@ -2,10 +2,11 @@
 
     python -m sparse_lm.train --config=configs/llama1b.py --config.data.path=data/c4
 
-The batch is what one 80 GB GPU holds, not the paper's global batch.
-Hardware: one H100 or H200. On an H200 a dense step takes 178 ms and a sparse one 137 ms, at
-`--config.batch_size=8` 630 and 446 ms (experiments/results/step_llama1b_*_h200.json). Result of the run:
-not measured yet.
+The batch is what one 80 GB GPU holds, not the paper's global batch. Slices with centres among the tokens
+lose least of the 2:16 recipes at 60 M parameters (experiments/README.md, "What the recipes cost").
+Hardware: one H100 or H200. On an H200 a dense step takes 171 ms and a sparse one 130 ms, at
+`--config.batch_size=8` 628 and 432 ms (experiments/results/step_llama1b_*_h200.json). Result of the run:
+not measured yet; 300 steps through both flips are in experiments/results/llama1b_300_steps_h200.json.
 """
 
 from sparse_lm import config as config_lib
@@ -35,9 +36,9 @@ def get_config():
     config.optimizer.weight_decay = 0.033
 
     config.sparsity.recipe = "venom"
-    config.sparsity.selection = "cluster_sets"
-    config.sparsity.clusters = 16
-    config.sparsity.neuron_run = 256
+    config.sparsity.selection = "slices"
+    config.sparsity.clusters = 4
+    config.sparsity.centres = "tokens"
     config.sparsity.v = 256
     config.sparsity.start_step = 1000
     config.sparsity.end_step = 31_000

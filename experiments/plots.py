@@ -44,6 +44,7 @@ PLOTS = [
     Plot("quality", "runs", final_losses, "experiments.quality"),
     Plot("kernel_agreement", "losses", kernel_agreement, "experiments.kernel_agreement"),
     Plot("llama60m", "steps", one_run, "sparse_lm.train"),
+    Plot("llama1b", "steps", one_run, "sparse_lm.train"),
     Plot("tiny", "runs", small_runs, "sparse_lm.train"),
 ]
 
