@@ -53,4 +53,4 @@ def test_is_committed_executed_and_small(path):
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert any({"image/png", "image/svg+xml"} & output.get("data", {}).keys() for output in outputs)
     assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
-    assert os.path.getsize(path) < 300e3
+    assert os.path.getsize(path) < 1e6
