@@ -70,6 +70,7 @@ class PackedText(FileReaderBuilder):
         self._seq_len = seq_len
         self._source = source or {}
         self._workspace = workspace
+        self._fingerprint = tokenizer_lib.fingerprint(self._tokenizer)
         self._vocab_size = tokenizer_lib.vocabulary_size(self._tokenizer)
         self._dtype = tokenizer_lib.token_dtype(self._vocab_size)
         super().__init__(file_format="array_record", **kwargs)
@@ -79,7 +80,7 @@ class PackedText(FileReaderBuilder):
             "format": FORMAT,
             "source": self._source,
             "corpus_sha256": self._split.sha256,
-            "tokenizer_sha256": tokenizer_lib.fingerprint(self._tokenizer),
+            "tokenizer_sha256": self._fingerprint,
             "vocab_size": self._vocab_size,
             "end_of_text": tokenizer_lib.end_of_text(self._tokenizer),
             "seq_len": self._seq_len,
@@ -109,11 +110,11 @@ class PackedText(FileReaderBuilder):
 
     def shard_folder(self, workspace: Workspace) -> Path:
         """Where shards are until they are complete."""
-        deciding = (FORMAT, self._split.sha256, tokenizer_lib.fingerprint(self._tokenizer), self._seq_len, SHARD_BYTES)
+        deciding = (FORMAT, self._split.sha256, self._fingerprint, self._seq_len, SHARD_BYTES)
         return workspace.path("windows", *deciding).with_suffix("")
 
     def _write(self, workspace: Workspace, shard_folder: Path) -> None:
-        parts = stages.tokenise(self._split, self._tokenizer, workspace)
+        parts = stages.tokenise(self._split, self._tokenizer, self._fingerprint, workspace)
         row_bytes = (self._seq_len + 1) * self._dtype.itemsize
         shards = stages.write(
             parts,

@@ -162,9 +162,15 @@ class TokeniseTask:
             number += 1
 
 
-def tokenise(split: Split, tokenizer: Tokenizer, workspace: Workspace) -> dict[str, TokenisedPart]:
-    """Tokens of the parts "train" and "heldout"."""
-    fingerprint = tokenizer_lib.fingerprint(tokenizer)
+def tokenise(split: Split, tokenizer: Tokenizer, fingerprint: str, workspace: Workspace) -> dict[str, TokenisedPart]:
+    """Tokens of the parts "train" and "heldout".
+
+    Args:
+      split: what to tokenise.
+      tokenizer: with what.
+      fingerprint: of the tokenizer.
+      workspace: for the results.
+    """
     saved = workspace.path("tokenizer", fingerprint)
     if not saved.exists():
         with replacing(saved) as partial:

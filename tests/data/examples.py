@@ -3,8 +3,12 @@
 import gzip
 import hashlib
 import json
+import struct
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
+import tensorflow_datasets as tfds
 import zstandard
 from tokenizers import Tokenizer
 
@@ -106,3 +110,45 @@ def write_dclm(path, documents: list[str]) -> None:
     half = len(lines) // 2
     frames = ("".join(line + "\n" for line in part).encode() for part in (lines[:half], lines[half:]))
     path.write_bytes(b"".join(map(zstandard.compress, frames)))
+
+
+class Foreign(tfds.core.GeneratorBasedBuilder):
+    """A dataset as some other program may have left it."""
+
+    VERSION = tfds.core.Version("1.2.3")
+    url_infos = {}  # noqa: RUF012
+
+    def __init__(self, *, feature=None, splits=None, **kwargs):
+        self.feature, self.examples = feature or {}, splits or {}
+        super().__init__(file_format="array_record", **kwargs)
+
+    def _info(self):
+        features = tfds.features.FeaturesDict(self.feature)
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples(rows) for name, rows in self.examples.items()}
+
+    def _generate_examples(self, rows):
+        yield from enumerate(rows)
+
+
+def write_tfds(folder, feature: dict, shards: int = 1, **splits: list[dict]) -> str:
+    """A dataset as TFDS writes it, below `folder`; the records of each split by name."""
+    config = tfds.download.DownloadConfig(num_shards=shards)
+    Foreign(feature=feature, splits=splits, data_dir=folder).download_and_prepare(download_config=config)
+    return str(folder)
+
+
+def as_tfrecords(directory: Path) -> None:
+    """Rewrites a dataset's ArrayRecord shards as TFRecord files, TFDS's usual format, without TensorFlow."""
+    builder = tfds.builder_from_directory(directory)
+    for name, split in builder.info.splits.items():
+        source = builder.as_data_source(name, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+        records = iter([source[index] for index in range(len(source))])
+        for path, length in zip(map(Path, split.filepaths), split.shard_lengths, strict=True):
+            framed = (struct.pack("<QI", len(record), 0) + record + bytes(4) for record in islice(records, length))
+            path.with_name(path.name.replace("array_record", "tfrecord")).write_bytes(b"".join(framed))
+            path.unlink()
+    info = directory / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))

@@ -88,15 +88,6 @@ def test_many_shards_read_as_one(prepared, tmp_path, monkeypatch):
     np.testing.assert_array_equal(windows_of(tmp_path / "sharded", "train"), windows_of(prepared, "train"))
 
 
-def test_a_large_vocabulary_is_stored_as_uint32(tmp_path):
-    wide = make_tokenizer()
-    wide.add_tokens([f"<added {number}>" for number in range(2**16)])
-    builder.prepare(tmp_path / "wide", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=wide)
-    assert tfds.builder_from_directory(tmp_path / "wide").info.features["tokens"].np_dtype == np.uint32
-    stream = stream_of(list(hold_out(DOCUMENTS).train), wide)
-    np.testing.assert_array_equal(targets_of(windows_of(tmp_path / "wide", "train"))[: len(stream)], stream)
-
-
 def test_every_argument_of_the_builder_has_a_default(tmp_path, monkeypatch):
     parameters = inspect.signature(builder.PackedText.__init__).parameters.values()
     assert all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)

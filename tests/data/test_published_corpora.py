@@ -1,0 +1,116 @@
+"""C4 and DCLM as they are published, with a tokenizer of Llama 3's shape, from small files in the same formats."""
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from tokenizers import Tokenizer
+
+from sparse_lm.data import tfds_corpus
+from sparse_lm.data.errors import DataError
+from sparse_lm.prepare_data import prepare_files
+from tests.data.examples import (
+    as_tfrecords,
+    make_documents,
+    make_tokenizer,
+    stream_of,
+    targets_of,
+    write_c4,
+    write_dclm,
+    write_tfds,
+)
+
+DOCUMENTS = make_documents(90)
+TRAIN, VALIDATION = DOCUMENTS[:70], DOCUMENTS[70:]
+C4_FEATURES = {name: tfds.features.Text() for name in ("content-length", "content-type", "text", "timestamp", "url")}
+
+
+def targets(windows) -> np.ndarray:
+    return targets_of(windows.read(np.arange(len(windows))))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    make_tokenizer().save(str(path))
+    return str(path)
+
+
+def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path, llama3_json):
+    write_c4(tmp_path / "c4-train.00000-of-01024.json.gz", TRAIN[:30])
+    write_c4(tmp_path / "c4-train.00001-of-01024.json.gz", TRAIN[30:])
+    write_c4(tmp_path / "c4-validation.00000-of-00008.json.gz", VALIDATION)
+    data = prepare_files(
+        [f"{tmp_path}/c4-train.*.json.gz"],
+        tmp_path / "out",
+        heldout_files=[f"{tmp_path}/c4-validation.*.json.gz"],
+        tokenizer=str(llama3_json),
+        seq_len=32,
+    )
+    assert data.vocab_size == len(data.bytes_per_token) == 128_256
+    assert tfds.builder_from_directory(tmp_path / "out").info.features["tokens"].np_dtype == np.uint32
+    llama3 = Tokenizer.from_file(str(llama3_json))
+    for part, documents in ((data.train, TRAIN), (data.heldout, VALIDATION)):
+        ids = [[*llama3.encode(text, add_special_tokens=False).ids, 128_001] for text in documents]
+        stream = np.concatenate(ids)
+        np.testing.assert_array_equal(targets(part)[: len(stream)], stream)
+    sizes = {name: sum(len(text.encode()) for text in texts) for name, texts in (("train", TRAIN),)}
+    assert data.info["splits"]["train"]["bytes"] == sizes["train"]
+
+
+def test_dclm_shards(tmp_path, tokenizer):
+    folder = tmp_path / "global-shard_03_of_10" / "local-shard_1_of_10"
+    folder.mkdir(parents=True)
+    write_dclm(folder / "shard_00000000_processed.jsonl.zst", DOCUMENTS[:50])
+    write_dclm(folder / "shard_00000001_processed.jsonl.zst", DOCUMENTS[50:])
+    pattern = f"{tmp_path}/global-shard_03_of_10/local-shard_*/*.jsonl.zst"
+    data = prepare_files([pattern], tmp_path / "out", tokenizer=tokenizer, seq_len=32)
+    texts = Tokenizer.from_file(tokenizer).decode(targets(data.train).tolist(), skip_special_tokens=False)
+    found = texts.split("<|endoftext|>")[: data.info["splits"]["train"]["documents"]]
+    assert found == [text for text in DOCUMENTS if text in found]
+    assert len(DOCUMENTS) - 5 < len(found) < len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_a_tfds_directory_of_c4(tmp_path, tokenizer, file_format):
+    rows = [dict.fromkeys(C4_FEATURES, "x") | {"text": text} for text in DOCUMENTS]
+    write_tfds(tmp_path / "c4", C4_FEATURES, shards=4, train=rows[:70], validation=rows[70:])
+    directory = tfds_corpus.find_dataset(tmp_path / "c4")
+    if file_format == "tfrecord":
+        as_tfrecords(directory)
+    train, validation = tfds_corpus.open_splits(directory)
+    for corpus, documents in ((train, TRAIN), (validation, VALIDATION)):
+        assert list(corpus) == documents
+        parts = corpus.parts()
+        assert len(parts) == 4
+        assert [text for part in parts for text in part] == documents
+        assert len({corpus.stamp(), *(part.stamp() for part in parts)}) == 5
+    data = prepare_files([], tmp_path / "out", tfds=str(tmp_path / "c4"), tokenizer=tokenizer, seq_len=32)
+    for windows, documents in ((data.train, TRAIN), (data.heldout, VALIDATION)):
+        stream = stream_of(documents, make_tokenizer())
+        np.testing.assert_array_equal(targets(windows)[: len(stream)], stream)
+
+
+def test_token_documents_come_in_parts_and_windows_of_tokens_do_not(tmp_path):
+    rows = [{"tokens": np.arange(length, dtype=np.int64)} for length in (5, 0, 7, 3, 9, 1)]
+    ragged = {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}
+    write_tfds(tmp_path / "ragged", ragged, shards=3, train=rows)
+    train, _ = tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "ragged"), end_of_text=8)
+    assert [len(tokens) for part in train.parts() for tokens in part] == [5, 7, 3, 8, 1]
+    assert len(train.parts()) == 3
+    fixed = {"tokens": tfds.features.Tensor(shape=(4,), dtype=np.int64)}
+    rows = [{"tokens": np.array(row)} for row in ([1, 2, 8, 3], [4, 5, 6, 7], [7, 8, 1, 1])]
+    write_tfds(tmp_path / "windows", fixed, shards=3, train=rows)
+    train, _ = tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "windows"), end_of_text=8)
+    assert [tokens.tolist() for part in train.parts() for tokens in part] == [[1, 2], [3, 4, 5, 6, 7, 7], [1, 1]]
+    assert len(train.parts()) == 1
+
+
+def test_contradictory_sources_are_refused(tmp_path, tokenizer):
+    with pytest.raises(DataError, match="no text: name it with --files or --tfds"):
+        prepare_files([], tmp_path / "out", seq_len=8)
+    with pytest.raises(DataError, match="--tfds=c4 brings its own documents: leave out --files"):
+        prepare_files(["*.txt"], tmp_path / "out", tfds="c4", seq_len=8)
+    rows = [{"tokens": np.arange(5)}]
+    write_tfds(tmp_path / "t", {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}, train=rows)
+    with pytest.raises(DataError, match="holds tokens: name their tokenizer with --tokenizer"):
+        prepare_files([], tmp_path / "out", tfds=str(tmp_path / "t"), seq_len=8)
