@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -226,12 +227,13 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
         hint = f" (did you mean {close[0]!r}?)" if close and value not in names else ""
         return key, value, value in names, f"must be one of {', '.join(names)}{hint}"
 
-    yield not_negative("seed", c.seed)
+    yield "seed", c.seed, 0 <= c.seed < 2**32, "must be in 0..2^32 - 1"
     for key in (
         "steps", "batch_size", "microbatches", "seq_len", "log_every", "eval_every", "checkpoint_every",
         "keep_checkpoints",
     ):  # fmt: skip
         yield positive(key, getattr(c, key))
+    yield "steps", c.steps, c.steps < 2**31, "must be under 2^31 (steps are counted in int32)"
     for axis in ("data", "fsdp", "tensor"):
         yield positive(f"mesh.{axis}", getattr(c.mesh, axis))
     yield (
@@ -427,6 +429,8 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
     if optional and value is None:
         return None
     if wanted in (float, float | None) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not -sys.float_info.max <= value <= sys.float_info.max:
+            raise ConfigError(key, value, "must be a finite number")
         return float(value)
     if typing.get_origin(wanted) is tuple and isinstance(value, (list, tuple)):
         windows = tuple(tuple(pair) if isinstance(pair, (list, tuple)) else pair for pair in value)

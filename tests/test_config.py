@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 
 import ml_collections
@@ -68,6 +69,10 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"model.activation": "swiglu"}, "sparsity.recipe", "squared_relu"),
         ({"model.dtype": "float64"}, "model.dtype", "float32, bfloat16"),
         ({"steps": 0}, "steps", "positive"),
+        ({"steps": 2**31}, "steps", "int32"),
+        ({"seed": 2**32}, "seed", "2^32"),
+        ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm", "finite"),
+        ({"sparsity.mask_decay": math.nan, "sparsity.recipe": "fst"}, "sparsity.mask_decay", "finite"),
         ({"optimizer.schedule": "wsd"}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
         ({"mesh.data": 0}, "mesh.data", "positive"),
