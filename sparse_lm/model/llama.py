@@ -47,7 +47,7 @@ class Layer(nnx.Module):
         self.ffn = FFNS[config.activation](config, rngs)
 
     def __call__(
-        self, x: Array, ffn_inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes
+        self, x: Array, ffn_inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
         """[B, S, D] -> [B, S, D] and the FFN's statistics."""
         x = x + self.attention(self._norm(x, self.attention_norm, axes), axes)
