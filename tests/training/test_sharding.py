@@ -79,6 +79,14 @@ def test_mesh_takes_the_steps_of_one_device(recipe, mesh):
             np.testing.assert_array_equal(same, shard.data)
 
 
+def test_microbatches_add_up_to_the_batch():
+    traces = [train(small.config("dense", steps=3, microbatches=parts))[1] for parts in (1, 4)]
+    for whole, parts in zip(*traces, strict=True):
+        assert whole.keys() == parts.keys()
+        for name, value in whole.items():
+            np.testing.assert_allclose(parts[name], value, rtol=1e-5, err_msg=name)
+
+
 KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 COLLECTIVE = re.compile(rf"= (?P<shapes>.+?) (?P<kind>{KINDS})\(")
 GROUPS = re.compile(r"replica_groups=(\S+?), ")
