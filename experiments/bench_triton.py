@@ -29,13 +29,14 @@ from experiments.kernel_timing import median_ms, random_24, random_matrix, rando
 from sparse_lm.ops import triton
 from sparse_lm.ops.triton import device, tuning
 from sparse_lm.ops.triton.matmul_24 import CANDIDATES as CANDIDATES_24
+from sparse_lm.ops.triton.matmul_24 import choose_config as config_24
 from sparse_lm.ops.triton.matmul_venom import CANDIDATES as CANDIDATES_VENOM
 from sparse_lm.ops.triton.product import Tiling
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.")
 TUNE = flags.DEFINE_bool("tune", False, "Record the best tilings instead.")
 
-DENSE = [Tiling(128, 256, warps_m=2, warps_n=4, stages=3), Tiling(256, 128, warps_m=4, warps_n=2, stages=3)]
+DENSE = [Tiling(128, 128, warps_m=2, warps_n=2, stages=3), Tiling(128, 256, warps_m=2, warps_n=4, stages=3)]
 _ITERATIONS = 9
 
 
@@ -50,11 +51,13 @@ def bench_24() -> list[dict]:
     for m, n, k in SHAPES_24:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
         cublas = median_ms(jnp.matmul, dense, b)
-        same_style, _ = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], dense, b)
-        ours = median_ms(triton.matmul_24, w, b)
+        same_style, dense_options = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], dense, b)
+        config = config_24(m, n, k)
+        ours = median_ms(functools.partial(triton.matmul_24, config=config), w, b)
         turned = functools.partial(triton.matmul_24, b_transposed=True, out_transposed=True)
         row = dict(m=m, n=n, k=k, cublas_ms=cublas, dense_ms=same_style, matmul_24_ms=ours)
         row["matmul_24_transposed_ms"] = median_ms(turned, w, jnp.array(b.T))
+        row["tiling"], row["dense_tiling"] = dataclasses.asdict(config), dataclasses.asdict(dense_options["tiling"])
         row["speedup_over_same_style"], row["speedup_over_cublas"] = same_style / ours, cublas / ours
         print(row, flush=True)
         table.append(row)
@@ -65,13 +68,17 @@ def bench_venom() -> list[dict]:
     table = []
     for t, f, d in SHAPES_VENOM[:1]:
         y, b = random_matrix(t, f, seed=2), random_matrix(f, d, seed=1)
+        w, x = random_24(f, d, seed=4), random_matrix(t, d, seed=3)
         cublas = median_ms(jnp.matmul, y, b)
         same_style, _ = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], y, b)
         for v in VENOM_BLOCKS:
             for m in VENOM_GROUPS:
-                ours = median_ms(triton.matmul_venom, random_venom(t, f, v, m, seed=0), b)
+                a = random_venom(t, f, v, m, seed=0)
+                ours = median_ms(triton.matmul_venom, a, b)
                 row = dict(t=t, f=f, d=d, v=v, m=m, cublas_ms=cublas, dense_ms=same_style, matmul_venom_ms=ours)
                 row["speedup_over_same_style"], row["speedup_over_cublas"] = same_style / ours, cublas / ours
+                sampled = functools.partial(triton.sampled_matmul_24, v=v)
+                row["sampled_matmul_24_ms"] = median_ms(sampled, w, x, a.columns)
                 print(row, flush=True)
                 table.append(row)
     return table
@@ -92,13 +99,14 @@ def bench_selections() -> list[dict]:
             h,
         ),
         "squared_relu_venom 128:2:16": (functools.partial(triton.squared_relu_venom, v=128, m=16, columns="norm"), h),
+        "squared_relu_gradients": (triton.squared_relu_gradients, h, triton.squared_relu_24(h)[0]),
     }
     table = []
-    for name, (function, x) in cases.items():
-        ms = median_ms(function, x)
-        moved = x.nbytes + sum(
-            math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(function, x))
-        )
+    for name, (function, *operands) in cases.items():
+        ms = median_ms(function, *operands)
+        touched = jax.tree.leaves((operands, jax.eval_shape(function, *operands)))
+        moved = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in touched)
+        x = operands[0]
         row = dict(name=name, shape=x.shape, dtype=str(x.dtype), ms=ms, share_of_copy=moved / ms / bandwidth)
         print(row, flush=True)
         table.append(row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,8 @@ _TYPES = {
     jnp.dtype("int32"): "*i32",
 }
 
+Out = jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct]
+
 
 class Compiled(NamedTuple):
     """A kernel for one compute capability.
@@ -48,25 +51,30 @@ class Compiled(NamedTuple):
 def gluon_call(
     kernel: GluonJITFunction,
     *operands: Array,
-    out: jax.ShapeDtypeStruct,
+    out: Out,
     blocks: int,
     warps: int,
     constants: dict[str, Any],
-) -> Array:
-    """Runs a kernel whose parameters are the operands, the result, and `constants`, in this order.
+    aliases: dict[int, int] | None = None,
+) -> Any:
+    """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
 
     Args:
       kernel: the kernel.
       operands: arrays.
-      out: of the result, which the kernel must fill.
+      out: of the result, or of each of several, which the kernel must fill.
       blocks: thread blocks in the grid.
       warps: of a thread block.
       constants: the kernel's compile-time parameters.
+      aliases: operands that results start out as, by number.
+
+    Returns:
+      An array, or a list of them, like `out`.
 
     Raises:
       ValueError: a thread block needs more shared memory than this GPU has.
     """
-    types = tuple(_TYPES[jnp.dtype(array.dtype)] for array in (*operands, out))
+    types = tuple(_TYPES[jnp.dtype(array.dtype)] for array in (*operands, *jax.tree.leaves(out)))
     capability = device.compute_capability()
     compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
     if compiled.shared_bytes > device.shared_bytes(capability):
@@ -80,6 +88,7 @@ def gluon_call(
     call = jax.ffi.ffi_call(
         "triton_kernel_call",
         out,
+        input_output_aliases=aliases,
         custom_call_api_version=2,
         legacy_backend_config=zlib.compress(launch.to_proto(kernel.__name__, b"")),
     )

@@ -71,8 +71,7 @@ def matmul_24(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[0 if b_transposed else 1]
-    if config is None:
-        config = tuning.lookup("matmul_24", (m, n, k), Config) or largest_that_occupies(CANDIDATES, m, n)
+    config = config or choose_config(m, n, k)
     b = align_rows(b)
     shape = Product(
         m,
@@ -95,6 +94,11 @@ def matmul_24(
         warps=config.warps,
         constants=dict(shape=shape),
     )
+
+
+def choose_config(m: int, n: int, k: int) -> Config:
+    """The tuned one for the shape and device, or else the largest that occupies this GPU."""
+    return tuning.lookup("matmul_24", (m, n, k), Config) or largest_that_occupies(CANDIDATES, m, n)
 
 
 def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:

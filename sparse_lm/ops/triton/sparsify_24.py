@@ -8,110 +8,83 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import jax_triton
-import triton
-import triton.language as tl
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
-from sparse_lm.ops.triton import device
-from sparse_lm.ops.triton.two_of_four import interleave, pack_words, spread, two_of_four
+from sparse_lm.ops.triton.gluon_call import gluon_call
+from sparse_lm.ops.triton.tiles import ROWS_LAYOUT, TILE_LAYOUT, WARPS, load_tile, offsets, store_sparse
+from sparse_lm.ops.triton.two_of_four import members, spread, squared_relu, two_of_four
 
-_TILE = tl.constexpr(TILE)
-_KEPT = tl.constexpr(TILE // 2)
-_WORDS = tl.constexpr(2 * TILE)
+_TILE = gl.constexpr(TILE)
 _STATS = len(HiddenStats._fields)
 
 
-@triton.jit
-def load_tile(x, row_tile, column_tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """float32 [64, 64]; zeros past the last row and column."""
-    row = row_tile * _TILE + tl.arange(0, _TILE)[:, None]
-    column = column_tile * _TILE + tl.arange(0, _TILE)[None, :]
-    inside = (row < ROWS) & (column < COLUMNS)
-    return tl.load(x + row.to(tl.int64) * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
+@gluon.jit
+def _add_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
 
-@triton.jit
-def store_pairs(low, high, values, row_tile, k_tile, K_TILES: tl.constexpr):
-    """Survivors [64, 16] of a tile, rounded."""
-    row = row_tile * _TILE + tl.arange(0, _TILE)[:, None]
-    column = k_tile * _KEPT + tl.arange(0, _KEPT)[None, :]
-    pairs = interleave(low, high).to(values.dtype.element_ty)
-    tl.store(values + row.to(tl.int64) * (K_TILES * _KEPT) + column, pairs)
-
-
-@triton.jit
-def store_words(nibble, metadata, row_tile, k_tile, K_TILES: tl.constexpr):
-    """Metadata of a tile, of nibbles [64, 16]."""
-    tl.store(metadata + (row_tile * K_TILES + k_tile) * _WORDS + tl.arange(0, _WORDS), pack_words(nibble))
-
-
-@triton.jit
-def squared_relu(h, dtype: tl.constexpr):
-    """relu(h)^2 of float32, rounded once to `dtype`, as float32."""
-    positive = tl.maximum(h, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return (positive * positive).to(dtype).to(tl.float32)
-
-
-@triton.jit
-def store_stats(y, low, high, stats):
+@gluon.jit
+def _store_stats(y, low, high, stats):
     """`HiddenStats` of a tile, in one row of `stats`."""
-    tl.store(stats, tl.sum(tl.sum((y != 0).to(tl.float32), axis=1), axis=0))
-    tl.store(stats + 1, tl.sum(tl.sum(y * y, axis=1), axis=0))
-    tl.store(stats + 2, tl.sum(tl.sum(low * low + high * high, axis=1), axis=0))
+    a, b, c, d = members(y)
+    nonzeros = (a != 0).to(gl.float32) + (b != 0).to(gl.float32) + (c != 0).to(gl.float32) + (d != 0).to(gl.float32)
+    sums = gl.reduce((nonzeros, a * a + b * b + c * c + d * d, low * low + high * high), 1, _add_three)
+    nonzeros, energy, kept_energy = gl.reduce(sums, 0, _add_three)
+    gl.store(stats, nonzeros)
+    gl.store(stats + 1, energy)
+    gl.store(stats + 2, kept_energy)
 
 
-@triton.jit
+@gluon.jit
 def _sparsify_24_kernel(
     x,
     scale,
     values,
     metadata,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SOFT: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    SOFT: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
 ):
-    k_tile, row_tile = tl.program_id(0), tl.program_id(1)
+    K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
+    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
     if TRANSPOSED:
-        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS).permute([1, 0])
+        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS, ROWS_LAYOUT).permute([1, 0])
+        tile = gl.convert_layout(tile, TILE_LAYOUT)
     else:
-        tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS)
+        tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT)
     low, high, nibble = two_of_four(tile, SOFT)
-    factor = tl.load(scale)
-    k_tiles: tl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
-    store_pairs(low * factor, high * factor, values, row_tile, k_tile, k_tiles)
-    store_words(nibble, metadata, row_tile, k_tile, k_tiles)
+    factor = gl.load(scale)
+    store_sparse(low * factor, high * factor, nibble, values, metadata, row_tile, k_tile, K_TILES)
 
 
-@triton.jit
+@gluon.jit
 def _soft_threshold_24_kernel(
-    w, scale, values, metadata, dense, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SCALED_TILES: tl.constexpr
+    w, scale, values, metadata, dense, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SCALED_TILES: gl.constexpr
 ):
-    k_tile, row_tile = tl.program_id(0), tl.program_id(1)
-    low, high, nibble = two_of_four(load_tile(w, row_tile, k_tile, ROWS, COLUMNS), True)
-    factor = tl.load(scale + row_tile // SCALED_TILES)
+    K_TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
+    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
+    low, high, nibble = two_of_four(load_tile(w, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT), True)
+    factor = gl.load(scale + row_tile // SCALED_TILES)
     low, high = low * factor, high * factor
-    k_tiles: tl.constexpr = (COLUMNS + _TILE - 1) // _TILE
-    store_pairs(low, high, values, row_tile, k_tile, k_tiles)
-    store_words(nibble, metadata, row_tile, k_tile, k_tiles)
-    row = row_tile * _TILE + tl.arange(0, _TILE)[:, None]
-    column = k_tile * _TILE + tl.arange(0, _TILE)[None, :]
-    masked = spread(low, high, nibble).to(dense.dtype.element_ty)
-    tl.store(dense + row.to(tl.int64) * COLUMNS + column, masked, mask=(row < ROWS) & (column < COLUMNS))
+    store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES)
+    row, column, offset = offsets(row_tile, k_tile, COLUMNS, _TILE, TILE_LAYOUT)
+    masked = gl.convert_layout(spread(low, high, nibble), TILE_LAYOUT, assert_trivial=True)
+    gl.store(dense + offset, masked.to(dense.dtype.element_ty), mask=(row < ROWS) & (column < COLUMNS))
 
 
-@triton.jit
-def _squared_relu_24_kernel(h, values, metadata, stats, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    k_tile, row_tile = tl.program_id(0), tl.program_id(1)
-    y = squared_relu(load_tile(h, row_tile, k_tile, ROWS, COLUMNS), values.dtype.element_ty)
+@gluon.jit
+def _squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    K_TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
+    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
+    y = squared_relu(load_tile(h, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT), values.dtype.element_ty)
     low, high, nibble = two_of_four(y, False)
-    k_tiles: tl.constexpr = (COLUMNS + _TILE - 1) // _TILE
-    store_pairs(low, high, values, row_tile, k_tile, k_tiles)
-    store_words(nibble, metadata, row_tile, k_tile, k_tiles)
-    store_stats(y, low, high, stats + (row_tile * k_tiles + k_tile) * 3)
+    store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES)
+    _store_stats(y, low, high, stats + gl.program_id(0) * 3)
 
 
 def sparsify_24(
@@ -127,17 +100,9 @@ def sparsify_24(
         raise NotImplementedError("does not draw at random")
     check_dtypes(x.dtype, jnp.dtype(dtype))
     shape = x.shape[::-1] if axis == 0 else x.shape
-    values, metadata = jax_triton.triton_call(
-        x,
-        jnp.asarray(scale, jnp.float32).reshape(1),
-        kernel=_sparsify_24_kernel,
-        out_shape=_outputs(shape, dtype),
-        ROWS=x.shape[0],
-        COLUMNS=x.shape[1],
-        SOFT=method == "soft_threshold",
-        TRANSPOSED=axis == 0,
-        **_launch(shape),
-    )
+    constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1], SOFT=method == "soft_threshold", TRANSPOSED=axis == 0)
+    scale = jnp.asarray(scale, jnp.float32).reshape(1)
+    values, metadata = _call(_sparsify_24_kernel, x, scale, out=outputs(shape, dtype), constants=constants)
     return Sparse24(values, metadata, shape)
 
 
@@ -151,16 +116,10 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     scaled_rows = w.shape[0] // scale.shape[0]
     if scaled_rows % TILE and scale.shape[0] > 1:
         raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {scaled_rows}")
-    values, metadata, dense = jax_triton.triton_call(
-        w,
-        scale.astype(jnp.float32),
-        kernel=_soft_threshold_24_kernel,
-        out_shape=(*_outputs(w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)),
-        ROWS=w.shape[0],
-        COLUMNS=w.shape[1],
-        SCALED_TILES=-(-scaled_rows // TILE),
-        **_launch(w.shape),
-    )
+    out = *outputs(w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
+    constants = dict(ROWS=w.shape[0], COLUMNS=w.shape[1], SCALED_TILES=-(-scaled_rows // TILE))
+    scale = scale.astype(jnp.float32)
+    values, metadata, dense = _call(_soft_threshold_24_kernel, w, scale, out=out, constants=constants)
     return Sparse24(values, metadata, w.shape), dense
 
 
@@ -171,16 +130,10 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
       NotImplementedError: h is not of 16-bit floats.
     """
     check_dtypes(h.dtype, h.dtype)
-    values, metadata = _outputs(h.shape, h.dtype)
+    values, metadata = outputs(h.shape, h.dtype)
     stats = jax.ShapeDtypeStruct((*metadata.shape[:2], _STATS), jnp.float32)
-    values, metadata, stats = jax_triton.triton_call(
-        h,
-        kernel=_squared_relu_24_kernel,
-        out_shape=(values, metadata, stats),
-        ROWS=h.shape[0],
-        COLUMNS=h.shape[1],
-        **_launch(h.shape),
-    )
+    constants = dict(ROWS=h.shape[0], COLUMNS=h.shape[1])
+    values, metadata, stats = _call(_squared_relu_24_kernel, h, out=(values, metadata, stats), constants=constants)
     return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 
@@ -189,17 +142,14 @@ def check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
 
-def _tiles(shape: tuple[int, int]) -> tuple[int, int]:
-    return -(-shape[0] // TILE), -(-shape[1] // TILE)
-
-
-def _outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """Values and metadata of a 2:4 matrix."""
-    rows, columns = _tiles(shape)
+    rows, columns = -(-shape[0] // TILE), -(-shape[1] // TILE)
     values = jax.ShapeDtypeStruct((rows * TILE, columns * TILE // 2), dtype)
     return values, jax.ShapeDtypeStruct((rows, columns, 2 * TILE), jnp.int32)
 
 
-def _launch(shape: tuple[int, int]) -> dict:
-    rows, columns = _tiles(shape)
-    return dict(grid=(columns, rows), num_warps=4, compute_capability=device.compute_capability())
+def _call(kernel, *operands: Array, out: tuple[jax.ShapeDtypeStruct, ...], constants: dict) -> list[Array]:
+    """One thread block for each tile of metadata."""
+    row_tiles, k_tiles, _ = out[1].shape
+    return gluon_call(kernel, *operands, out=out, blocks=row_tiles * k_tiles, warps=WARPS, constants=constants)

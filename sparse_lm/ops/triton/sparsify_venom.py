@@ -20,10 +20,12 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
 from sparse_lm.ops.triton import device
-from sparse_lm.ops.triton.sparsify_24 import check_dtypes, squared_relu, store_pairs, store_words
-from sparse_lm.ops.triton.two_of_four import magnitude_rank, two_of_four
+from sparse_lm.ops.triton.sparsify_24 import check_dtypes
+from sparse_lm.ops.triton.two_of_four import interleave, magnitude_rank, pack_words, squared_relu, two_of_four
 
 _TILE = tl.constexpr(TILE)
+_KEPT = tl.constexpr(TILE // 2)
+_WORDS = tl.constexpr(2 * TILE)
 _GROUPS = tl.constexpr(TILE // 4)  # of a tile
 _WIDEST_GROUP = 64
 _STATS = len(HiddenStats._fields)
@@ -73,27 +75,32 @@ def _sparsify_venom_kernel(
     first = k_tile * _GROUPS * M
     column = first + tl.arange(0, _GROUPS * M)[None, :]
     lane = tl.arange(0, _TILE)[:, None]
-    squares = tl.zeros([_GROUPS * M], tl.float32)
-    nonzeros = tl.zeros([_GROUPS * M], tl.float32)
+    squares = tl.zeros([_TILE, _GROUPS * M], tl.float32)
+    nonzeros = tl.zeros([_TILE], tl.float32)
     for start in range(0, V, _TILE):
         tile = _load(x, block * V + start + lane, column, ROWS, COLUMNS, ACTIVATE)
-        squares += tl.sum(tile * tile, axis=0)
-        nonzeros += tl.sum((tile != 0).to(tl.float32), axis=0)
-    kept = _choose_columns(squares.reshape([_GROUPS, M]), first, M, COLUMNS)
+        squares += tile * tile
+        if ACTIVATE:
+            nonzeros += tl.sum((tile != 0).to(tl.float32), axis=1)
+    energy = tl.sum(squares, axis=0)
+    kept = _choose_columns(energy.reshape([_GROUPS, M]), first, M, COLUMNS)
     tl.store(columns + (block * K_TILES + k_tile) * _TILE + tl.arange(0, _TILE), kept)
 
-    kept_squares = tl.zeros([_GROUPS], tl.float32)
+    kept_squares = tl.zeros([_TILE, _GROUPS], tl.float32)
     for start in range(0, V, _TILE):
-        tile = _load(x, block * V + start + lane, kept[None, :], ROWS, COLUMNS, ACTIVATE)
-        low, high, nibble = two_of_four(tile, False)
-        row_tile = (block * V + start) // _TILE
-        store_pairs(low, high, values, row_tile, k_tile, K_TILES)
-        store_words(nibble, metadata, row_tile, k_tile, K_TILES)
-        kept_squares += tl.sum(low * low + high * high, axis=0)
-    stats += (block * K_TILES + k_tile) * 3
-    tl.store(stats, tl.sum(nonzeros, axis=0))
-    tl.store(stats + 1, tl.sum(squares, axis=0))
-    tl.store(stats + 2, tl.sum(kept_squares, axis=0))
+        row = block * V + start + lane
+        low, high, nibble = two_of_four(_load(x, row, kept[None, :], ROWS, COLUMNS, ACTIVATE), False)
+        pairs = interleave(low, high).to(values.dtype.element_ty)
+        tl.store(values + row.to(tl.int64) * (K_TILES * _KEPT) + k_tile * _KEPT + tl.arange(0, _KEPT)[None, :], pairs)
+        words = metadata + ((block * V + start) // _TILE * K_TILES + k_tile) * _WORDS
+        tl.store(words + tl.arange(0, _WORDS), pack_words(nibble))
+        if ACTIVATE:
+            kept_squares += low * low + high * high
+    if ACTIVATE:
+        stats += (block * K_TILES + k_tile) * 3
+        tl.store(stats, tl.sum(nonzeros, axis=0))
+        tl.store(stats + 1, tl.sum(energy, axis=0))
+        tl.store(stats + 2, tl.sum(kept_squares.reshape([_TILE * _GROUPS]), axis=0))
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
@@ -136,7 +143,7 @@ def _call(
             jax.ShapeDtypeStruct((blocks, k_tiles, _STATS), jnp.float32),
         ),
         grid=(k_tiles, blocks),
-        num_warps=8 if m > 8 else 4,
+        num_warps=max(4, min(16, m // 2)),
         compute_capability=device.compute_capability(),
         ROWS=rows,
         COLUMNS=width,

@@ -12,48 +12,67 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import jax_triton
-import triton
-import triton.language as tl
 from jax import Array
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.triton import device
-from sparse_lm.ops.triton.sparsify_24 import load_tile, store_pairs, store_words
+from sparse_lm.ops.triton.gluon_call import gluon_call
+from sparse_lm.ops.triton.sparsify_24 import outputs
+from sparse_lm.ops.triton.tiles import (
+    KEPT,
+    PAIRS_LAYOUT,
+    TILE_LAYOUT,
+    WARPS,
+    WORDS,
+    WORDS_LAYOUT,
+    load_tile,
+    offsets,
+    store_pairs,
+    store_sparse,
+)
 from sparse_lm.ops.triton.two_of_four import (
     at_positions,
     interleave,
+    members,
     pack_halves,
     spread,
     two_of_four,
     unpack_words,
 )
 
-_TILE = tl.constexpr(TILE)
-_KEPT = tl.constexpr(TILE // 2)
-_WORDS = tl.constexpr(2 * TILE)
+_TILE = gl.constexpr(TILE)
 _EMPTY_WORD = EMPTY_GROUP * 0x11111111
 
 
-@triton.jit
+@gluon.jit
 def _differentiate_tile(
-    dy, values, metadata, dh, row_tile, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr
+    dy, values, metadata, dh, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr, TILES: gl.constexpr
 ):
-    """Stores dH's values; dH and Y of the tile, dense."""
-    nibble = unpack_words(tl.load(metadata + (row_tile * TILES + tile) * _WORDS + tl.arange(0, _WORDS)))
-    row = row_tile * _TILE + tl.arange(0, _TILE)[:, None]
-    column = tile * _KEPT + tl.arange(0, _KEPT)[None, :]
-    pairs = tl.load(values + row.to(tl.int64) * (TILES * _KEPT) + column).to(tl.float32)
-    y_low, y_high = tl.split(pairs.reshape([_TILE, _KEPT // 2, 2]))
-    low, high = at_positions(load_tile(dy, row_tile, tile, ROWS, COLUMNS), nibble)
-    low, high = low * (2.0 * tl.sqrt_rn(y_low)), high * (2.0 * tl.sqrt_rn(y_high))
-    dtype: tl.constexpr = dh.dtype.element_ty
-    low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+    """Stores dH's values; the transposes of dH and of Y in the tile, dense."""
+    a, b, c, d = members(load_tile(dy, row_tile, tile, ROWS, COLUMNS, TILE_LAYOUT))
+    groups: gl.constexpr = a.type.layout
+    words = gl.load(metadata + (row_tile * TILES + tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT))
+    nibble = gl.convert_layout(unpack_words(words), groups, assert_trivial=True)
+    _, _, offset = offsets(row_tile, tile, TILES * KEPT, KEPT, PAIRS_LAYOUT)
+    y_low, y_high = gl.split(gl.load(values + offset).to(gl.float32).reshape([_TILE, KEPT // 2, 2]))
+    y_low = gl.convert_layout(y_low, groups, assert_trivial=True)
+    y_high = gl.convert_layout(y_high, groups, assert_trivial=True)
+    low, high = at_positions(a, b, c, d, nibble)
+    low, high = low * (2.0 * gl.sqrt_rn(y_low)), high * (2.0 * gl.sqrt_rn(y_high))
+    dtype: gl.constexpr = dh.dtype.element_ty
+    low, high = low.to(dtype).to(gl.float32), high.to(dtype).to(gl.float32)
     store_pairs(low, high, dh, row_tile, tile, TILES)
-    return spread(low, high, nibble), spread(y_low, y_high, nibble)
+    return _transpose(spread(low, high, nibble), dtype), _transpose(spread(y_low, y_high, nibble), dtype)
 
 
-@triton.jit
+@gluon.jit
+def _transpose(tile, dtype: gl.constexpr):
+    """By way of shared memory, in the 16 bits that the numbers have."""
+    return gl.convert_layout(tile.to(dtype).permute([1, 0]), TILE_LAYOUT).to(gl.float32)
+
+
+@gluon.jit
 def _gradients_24_kernel(
     dy,
     values,
@@ -63,37 +82,37 @@ def _gradients_24_kernel(
     dh_t_metadata,
     y_t,
     y_t_metadata,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILES: tl.constexpr,
-    ROW_TILES: tl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    TILES: gl.constexpr,
+    ROW_TILES: gl.constexpr,
 ):
-    tile, row_tile = tl.program_id(0), tl.program_id(1)
+    row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
     dense_dh, dense_y = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
-    low, high, nibble = two_of_four(dense_dh.permute([1, 0]), False)
-    store_pairs(low, high, dh_t, tile, row_tile, ROW_TILES)
-    store_words(nibble, dh_t_metadata, tile, row_tile, ROW_TILES)
-    low, high, nibble = two_of_four(dense_y.permute([1, 0]), False)
-    store_pairs(low, high, y_t, tile, row_tile, ROW_TILES)
-    store_words(nibble, y_t_metadata, tile, row_tile, ROW_TILES)
+    low, high, nibble = two_of_four(dense_dh, False)
+    store_sparse(low, high, nibble, dh_t, dh_t_metadata, tile, row_tile, ROW_TILES)
+    low, high, nibble = two_of_four(dense_y, False)
+    store_sparse(low, high, nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
 
 
-@triton.jit
-def _scatter_rows(dense, neuron, row_tile, values, metadata, NEURONS: tl.constexpr, ROW_TILES: tl.constexpr):
-    """Selects along tokens in [64 tokens, 64 neurons] and stores the rows of neurons, where they are any."""
-    low, high, nibble = two_of_four(dense.permute([1, 0]), False)
-    exists = neuron < NEURONS
-    column = row_tile * _KEPT + tl.arange(0, _KEPT)[None, :]
-    pairs = interleave(low, high).to(values.dtype.element_ty)
-    tl.store(values + neuron.to(tl.int64) * (ROW_TILES * _KEPT) + column, pairs, mask=exists)
+@gluon.jit
+def _scatter_rows(dense, listed, row_tile, values, metadata, NEURONS: gl.constexpr, ROW_TILES: gl.constexpr):
+    """Selects along tokens in [64 neurons, 64 tokens] and stores the rows where `listed` says, if there are any."""
+    low, high, nibble = two_of_four(dense, False)
+    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRS_LAYOUT)))[:, None]
+    column = row_tile * KEPT + gl.arange(0, KEPT, gl.SliceLayout(0, PAIRS_LAYOUT))[None, :]
+    pairs = gl.convert_layout(interleave(low, high).to(values.dtype.element_ty), PAIRS_LAYOUT, assert_trivial=True)
+    gl.store(values + neuron.to(gl.int64) * (ROW_TILES * KEPT) + column, pairs, mask=neuron < NEURONS)
     # Words have halves of two rows, of which another thread block may store the other: the halves are stored apart.
-    halves = metadata.to(tl.pointer_type(tl.int16))
-    word = neuron % _TILE // 16 * 32 + neuron % 8 * 4 + tl.arange(0, 4)[None, :]
-    offset = (neuron // _TILE * ROW_TILES + row_tile) * (2 * _WORDS) + 2 * word + neuron % 16 // 8
-    tl.store(halves + offset, pack_halves(nibble).to(tl.int16), mask=exists)
+    halves = pack_halves(nibble)
+    layout: gl.constexpr = halves.type.layout
+    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, layout)))[:, None]
+    word = neuron % _TILE // 16 * 32 + neuron % 8 * 4 + gl.arange(0, 4, gl.SliceLayout(0, layout))[None, :]
+    offset = (neuron // _TILE * ROW_TILES + row_tile) * (2 * WORDS) + 2 * word + neuron % 16 // 8
+    gl.store(metadata.to(gl.pointer_type(gl.int16)) + offset, halves.to(gl.int16), mask=neuron < NEURONS)
 
 
-@triton.jit
+@gluon.jit
 def _gradients_venom_kernel(
     dy,
     values,
@@ -108,20 +127,19 @@ def _gradients_venom_kernel(
     dh_t_metadata,
     y_t,
     y_t_metadata,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILES: tl.constexpr,
-    ROW_TILES: tl.constexpr,
-    NEURONS: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    TILES: gl.constexpr,
+    ROW_TILES: gl.constexpr,
+    NEURONS: gl.constexpr,
+    BLOCK_TILES: gl.constexpr,
 ):
-    tile, row_tile = tl.program_id(0), tl.program_id(1)
+    row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
     dense_dh, dense_y = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
     listed = columns + (row_tile // BLOCK_TILES * TILES + tile) * _TILE
-    neuron = tl.load(listed + tl.arange(0, _TILE))[:, None]
     if row_tile < ROW_TILES:  # a ragged last block is padded by more than a tile
-        _scatter_rows(dense_dh, neuron, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
-        _scatter_rows(dense_y, neuron, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
+        _scatter_rows(dense_dh, listed, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
+        _scatter_rows(dense_y, listed, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
@@ -137,37 +155,28 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
         raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {y.v}")
     tokens, neurons = y.shape
     stored_row_tiles, tiles, _ = y.metadata.shape
-    row_tiles, neuron_tiles = -(-tokens // TILE), -(-neurons // TILE)
-    transpose = (
-        jax.ShapeDtypeStruct((neuron_tiles * TILE, row_tiles * TILE // 2), dy.dtype),
-        jax.ShapeDtypeStruct((neuron_tiles, row_tiles, 2 * TILE), jnp.int32),
-    )
+    transpose = outputs((neurons, tokens), dy.dtype)
+    constants = dict(ROWS=dy.shape[0], COLUMNS=dy.shape[1], TILES=tiles, ROW_TILES=transpose[1].shape[1])
     options = dict(
-        out_shape=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
-        grid=(tiles, stored_row_tiles),
-        num_warps=4,
-        compute_capability=device.compute_capability(),
-        ROWS=dy.shape[0],
-        COLUMNS=dy.shape[1],
-        TILES=tiles,
-        ROW_TILES=row_tiles,
+        out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
+        blocks=stored_row_tiles * tiles,
+        warps=WARPS,
     )
     if venom:
         empty = jnp.zeros(transpose[0].shape, dy.dtype), jnp.full(transpose[1].shape, _EMPTY_WORD, jnp.int32)
-        dh, *transposes = jax_triton.triton_call(
+        dh, *transposes = gluon_call(
+            _gradients_venom_kernel,
             dy,
             y.values,
             y.metadata,
             y.columns,
             *empty,
             *empty,
-            kernel=_gradients_venom_kernel,
-            input_output_aliases={4: 1, 5: 2, 6: 3, 7: 4},
-            NEURONS=neurons,
-            BLOCK_TILES=y.v // TILE,
+            constants=constants | dict(NEURONS=neurons, BLOCK_TILES=y.v // TILE),
+            aliases={4: 1, 5: 2, 6: 3, 7: 4},
             **options,
         )
     else:
-        dh, *transposes = jax_triton.triton_call(dy, y.values, y.metadata, kernel=_gradients_24_kernel, **options)
+        dh, *transposes = gluon_call(_gradients_24_kernel, dy, y.values, y.metadata, constants=constants, **options)
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], (neurons, tokens)) for i in (0, 2))
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)

@@ -1,4 +1,4 @@
-"""Two of each four in the registers of a thread: the rules of `sparse_lm.ops.select`, in Triton."""
+"""Two of each four in the registers of a thread: the rules of `sparse_lm.ops.select`, in Triton and in Gluon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def magnitude_rank(x):
 
 
 @triton.jit
-def _members(x):
+def members(x):
     """float32 [R, 4 G] to the four members of its groups, [R, G] each."""
     even, odd = tl.split(x.reshape([x.shape[0], x.shape[1] // 4, 2, 2]))
     first, third = tl.split(even)
@@ -42,7 +42,7 @@ def _shrink(x, rank, threshold):
 @triton.jit
 def two_of_four(x, SOFT: tl.constexpr):
     """The survivors of float32 [R, 4 G], shrunk if SOFT, and their nibbles of metadata: three times [R, G]."""
-    a, b, c, d = _members(x)
+    a, b, c, d = members(x)
     rank_a, rank_b, rank_c, rank_d = magnitude_rank(a), magnitude_rank(b), magnitude_rank(c), magnitude_rank(d)
     ab, ac, ad = rank_a >= rank_b, rank_a >= rank_c, rank_a >= rank_d
     bc, bd, cd = rank_b >= rank_c, rank_b >= rank_d, rank_c >= rank_d
@@ -71,18 +71,20 @@ def interleave(low, high):
 def spread(low, high, nibble):
     """The matrix [R, 4 G] that survivors and nibbles stand for."""
     first, second = nibble & 3, nibble >> 2
-    zero = tl.zeros_like(low)
-    a = tl.where(first == 0, low, zero)
-    b = tl.where(first == 1, low, tl.where(second == 1, high, zero))
-    c = tl.where(first == 2, low, tl.where(second == 2, high, zero))
-    d = tl.where(second == 3, high, zero)
+    a = tl.where(first == 0, low, 0.0)
+    b = tl.where(first == 1, low, tl.where(second == 1, high, 0.0))
+    c = tl.where(first == 2, low, tl.where(second == 2, high, 0.0))
+    d = tl.where(second == 3, high, 0.0)
     return tl.join(tl.join(a, c), tl.join(b, d)).reshape([low.shape[0], 4 * low.shape[1]])
 
 
 @triton.jit
 def pack_halves(nibble):
     """Nibbles [64, 16] to halves of words [64, 4], each of 16 logical k."""
-    return tl.sum(nibble.reshape([64, 4, 4]) << (4 * tl.arange(0, 4))[None, None, :], axis=2)
+    even, odd = tl.split(nibble.reshape([64, 4, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first | second << 4 | third << 8 | fourth << 12
 
 
 @triton.jit
@@ -96,14 +98,21 @@ def pack_words(nibble):
 def unpack_words(words):
     """Inverse of `pack_words`: 128 words of metadata to nibbles [64, 16]."""
     words = words.reshape([4, 8, 4])  # warp, g, t
-    halves = tl.join(words & 0xFFFF, words >> 16 & 0xFFFF).permute([0, 3, 1, 2]).reshape([64, 4, 1])
-    return (halves >> (4 * tl.arange(0, 4))[None, None, :] & 0xF).reshape([64, 16])
+    halves = tl.join(words & 0xFFFF, words >> 16 & 0xFFFF).permute([0, 3, 1, 2]).reshape([64, 4])
+    even, odd = tl.join(halves & 15, halves >> 8 & 15), tl.join(halves >> 4 & 15, halves >> 12)
+    return tl.join(even, odd).reshape([64, 16])
 
 
 @triton.jit
-def at_positions(x, nibble):
-    """Of float32 [R, 4 G] the members that nibbles [R, G] name: twice [R, G]."""
-    a, b, c, d = _members(x)
+def at_positions(a, b, c, d, nibble):
+    """Of the members of groups those that nibbles name: twice [R, G]."""
     first, second = nibble & 3, nibble >> 2
     low = tl.where(first == 0, a, tl.where(first == 1, b, c))
     return low, tl.where(second == 3, d, tl.where(second == 2, c, b))
+
+
+@triton.jit
+def squared_relu(h, dtype: tl.constexpr):
+    """relu(h)^2 of float32, rounded once to `dtype`, as float32."""
+    positive = tl.where(h > 0, h, tl.where(h == h, 0.0, h))  # NaN stays what it is
+    return (positive * positive).to(dtype).to(tl.float32)

@@ -1,0 +1,70 @@
+"""Tiles of 64 x 64 in the registers of a thread block: who stores a word of metadata has all that it describes."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from sparse_lm.ops.formats import TILE
+from sparse_lm.ops.triton.two_of_four import interleave, pack_words
+
+WARPS = 4
+_TILE = gl.constexpr(TILE)
+KEPT = gl.constexpr(TILE // 2)
+WORDS = gl.constexpr(2 * TILE)
+
+# Lane 4 g + t of a warp has 16 elements of rows g and g + 8, those that its word of metadata is about: nothing but
+# loads and stores leaves the registers of a thread.
+_ROW_LANES = [[1, 0], [2, 0], [4, 0]]
+_ROW_WARPS = [[16, 0], [32, 0]]
+TILE_LAYOUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]],
+        lane_bases=[[0, 16], [0, 32], *_ROW_LANES],
+        warp_bases=_ROW_WARPS,
+        block_bases=[],
+        shape=[TILE, TILE],
+    )
+)
+PAIRS_LAYOUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
+        lane_bases=[[0, 8], [0, 16], *_ROW_LANES],
+        warp_bases=_ROW_WARPS,
+        block_bases=[],
+        shape=[TILE, TILE // 2],
+    )
+)
+WORDS_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))
+ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0]))  # loads whole rows
+
+
+@gluon.jit
+def offsets(row_tile, tile, columns: gl.constexpr, width: gl.constexpr, layout: gl.constexpr):
+    """Rows, columns and offsets of a tile of 64 rows and `width` columns in a matrix of `columns`."""
+    row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, layout))[:, None]
+    column = tile * width + gl.arange(0, width, gl.SliceLayout(0, layout))[None, :]
+    return row, column, row.to(gl.int64) * columns + column
+
+
+@gluon.jit
+def load_tile(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
+    """float32 [64, 64]; zeros past the last row and column."""
+    row, column, offset = offsets(row_tile, tile, COLUMNS, _TILE, layout)
+    return gl.load(x + offset, mask=(row < ROWS) & (column < COLUMNS), other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def store_pairs(low, high, values, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Survivors [64, 16] of a tile, rounded."""
+    _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)
+    pairs = interleave(low, high).to(values.dtype.element_ty)
+    gl.store(values + offset, gl.convert_layout(pairs, PAIRS_LAYOUT, assert_trivial=True))
+
+
+@gluon.jit
+def store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Survivors [64, 16] of a tile, rounded, and its metadata, of nibbles [64, 16]."""
+    store_pairs(low, high, values, row_tile, k_tile, K_TILES)
+    words = gl.convert_layout(pack_words(nibble), WORDS_LAYOUT, assert_trivial=True)
+    gl.store(metadata + (row_tile * K_TILES + k_tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT), words)
