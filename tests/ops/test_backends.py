@@ -98,6 +98,20 @@ def test_other_gpus_are_named(name, capability, reason, monkeypatch):
         ops.matmul_24(W, B, implementation=name)
 
 
+@pytest.mark.parametrize(
+    "capability, best",
+    [("8.0", "triton"), ("8.6", "triton"), ("8.9", "triton"), ("9.0", "hopper"), ("10.0", "reference")],
+)
+def test_the_gpu_decides(capability, best, monkeypatch):
+    gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    for name in ("hopper", "triton"):
+        module = types.ModuleType(f"sparse_lm.ops.{name}")
+        module.matmul_24 = reference.matmul_24
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert _used(B) == {"matmul_24": {best}}
+
+
 def test_a_backend_that_cannot_be_imported_says_why(monkeypatch):
     gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability="9.0")
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
