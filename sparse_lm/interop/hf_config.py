@@ -6,6 +6,7 @@ RMSNorm before each block, rotary halves, grouped key-value heads, no biases.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,23 +85,23 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
         with hidden_act "relu2" is an Arcee by another name.
 
     Raises:
-      UnsupportedModelError: the model family has no such model.
+      UnsupportedModelError: the model family has no such model, or a value is none that its key can have.
     """
     kind = hf.get("model_type")
     _allow("model_type", kind, tuple(_HIDDEN_ACT))
     _refuse_variants(hf)
-    heads, theta = _get(hf, "num_attention_heads"), _rope_theta(hf)
+    rope = _rope(hf)
     return {
-        "dim": _get(hf, "hidden_size"),
-        "layers": _get(hf, "num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": hf.get("num_key_value_heads") or heads,
-        "ffn_dim": _get(hf, "intermediate_size"),
-        "vocab_size": _get(hf, "vocab_size"),
+        "dim": _count(hf, "hidden_size"),
+        "layers": _count(hf, "num_hidden_layers"),
+        "heads": _count(hf, "num_attention_heads"),
+        "kv_heads": _count(hf, "num_key_value_heads" if hf.get("num_key_value_heads") else "num_attention_heads"),
+        "ffn_dim": _count(hf, "intermediate_size"),
+        "vocab_size": _count(hf, "vocab_size"),
         "activation": _activation(hf, kind, gated),
-        "rope_theta": float(theta),
-        "norm_epsilon": float(hf.get("rms_norm_eps", _NORM_EPSILON[kind])),
-        "tie_embeddings": hf.get("tie_word_embeddings", False),
+        "rope_theta": _number(rope if "rope_theta" in rope else hf, "rope_theta", 10_000.0),
+        "norm_epsilon": _number(hf, "rms_norm_eps", _NORM_EPSILON[kind]),
+        "tie_embeddings": _flag(hf, "tie_word_embeddings"),
     }
 
 
@@ -120,9 +121,9 @@ def _refuse_variants(hf: Mapping[str, Any]) -> None:
     """Keys that change what a Llama computes."""
     _allow("attention_bias", hf.get("attention_bias", False), (False,))
     _allow("mlp_bias", hf.get("mlp_bias", False), (False,))
-    quantization = (hf.get("quantization_config") or {}).get("quant_method")
+    quantization = _group(hf, "quantization_config").get("quant_method")
     _allow("quant_method", quantization, (None,), " (weights are read as they are)")
-    width = _get(hf, "hidden_size") // _get(hf, "num_attention_heads")
+    width = _count(hf, "hidden_size") // _count(hf, "num_attention_heads")
     _allow("head_dim", hf.get("head_dim") or width, (width,), " (hidden_size / num_attention_heads)")
     rope = _rope(hf)
     _allow("rope_type", rope.get("rope_type", rope.get("type", "default")), ("default",), " (positions are not scaled)")
@@ -131,17 +132,35 @@ def _refuse_variants(hf: Mapping[str, Any]) -> None:
 
 
 def _rope(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    return hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    return _group(hf, "rope_parameters") or _group(hf, "rope_scaling")
 
 
-def _rope_theta(hf: Mapping[str, Any]) -> float:
-    return _rope(hf).get("rope_theta", hf.get("rope_theta", 10_000.0))
+def _count(hf: Mapping[str, Any], key: str) -> int:
+    value = hf.get(key)
+    if type(value) is not int or value < 1:
+        raise UnsupportedModelError(key, value, "must be a positive integer")
+    return value
 
 
-def _get(hf: Mapping[str, Any], key: str) -> Any:
-    if key not in hf:
-        raise UnsupportedModelError(key, None, "must be there")
-    return hf[key]
+def _number(hf: Mapping[str, Any], key: str, default: float) -> float:
+    value = hf.get(key, default)
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+        raise UnsupportedModelError(key, value, "must be a positive number")
+    return float(value)
+
+
+def _flag(hf: Mapping[str, Any], key: str) -> bool:
+    value = hf.get(key, False)
+    if type(value) is not bool:
+        raise UnsupportedModelError(key, value, "must be true or false")
+    return value
+
+
+def _group(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = hf.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedModelError(key, value, "must be a group of keys, or null")
+    return value
 
 
 def _allow(key: str, value: Any, allowed: tuple, why: str = "") -> None:

@@ -47,7 +47,7 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
         (ARCEE | {"head_dim": 8}, False, "head_dim = 8: must be 4 "),
         (ARCEE | {"rope_parameters": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
         (ARCEE | {"quantization_config": {"quant_method": "fp8"}}, False, "quant_method = 'fp8': must be None"),
-        ({k: v for k, v in ARCEE.items() if k != "vocab_size"}, False, "vocab_size = None: must be there"),
+        ({k: v for k, v in ARCEE.items() if k != "vocab_size"}, False, "vocab_size = None: must be a positive integer"),
     ],
 )  # fmt: skip
 def test_other_models_are_refused_by_key(hf, gated, message):
