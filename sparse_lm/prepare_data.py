@@ -118,7 +118,7 @@ def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)  # in place of absl's
     logging.getLogger("absl").setLevel(logging.WARNING)
     start = time.monotonic()
     try:

@@ -118,6 +118,7 @@ class TokeniseTask:
     path: Path
     corpus: Corpus
     tokenizer: Path
+    segment_tokens: int  # a segment is complete with the document that brings it there
 
     def segment(self, number: int) -> Path:
         """The file of a segment: tokens in the type of the vocabulary."""
@@ -154,7 +155,7 @@ class TokeniseTask:
                     counts["documents"] += 1
                     counts["tokens"] += len(tokens) + 1
                     counts["bytes"] += int(lengths[tokens].sum(dtype=np.int64))
-                    if counts["tokens"] >= SEGMENT_TOKENS:
+                    if counts["tokens"] >= self.segment_tokens:
                         break
             save_json(path.with_suffix(".json"), counts)
             report(counts)
@@ -177,7 +178,9 @@ def tokenise(split: Split, tokenizer: Tokenizer, fingerprint: str, workspace: Wo
             tokenizer.save(str(partial))
     tasks = {
         name: [
-            TokeniseTask(workspace.path("tokens", part.stamp(), fingerprint, SEGMENT_TOKENS), part, saved)
+            TokeniseTask(
+                workspace.path("tokens", part.stamp(), fingerprint, SEGMENT_TOKENS), part, saved, SEGMENT_TOKENS
+            )
             for part in corpus.parts()
         ]
         for name, corpus in (("train", split.train), ("heldout", split.heldout))
