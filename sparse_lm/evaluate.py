@@ -59,7 +59,7 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
     config = load_config(workdir)
     if sparse:
         params, variables, step = restore_for_sparse(workdir, config, checkpoint)
-        plan = sparse_plan(config.sparsity)
+        plan = dataclasses.replace(sparse_plan(config.sparsity), slice_parts=config.mesh.tensor)
     else:
         params, step = restore_for_dense(workdir, config, checkpoint)
         variables, plan = FfnVariables(), DENSE

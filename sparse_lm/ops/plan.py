@@ -76,6 +76,8 @@ class GemmPlan:
     clusters: int = 16
     neuron_run: int = 1
     """"cluster_sets" choose neurons in runs of this many neighbours; 1: any four of each m."""
+    slice_parts: int = 1
+    """"slices" of a run whose neurons were on so many devices: each has a part of every slice."""
     distance: str = "cosine"
     measure_clusters: bool = False
     """Return sums over the tokens of each cluster, from which centres and neuron sets are chosen."""
@@ -117,7 +119,7 @@ class GemmPlan:
 
     def run(self, neurons: int) -> int:
         """How many neighbours at a time a block's kept neurons are, of F: see `formats.SparseVenom`."""
-        return 4 * neurons // self.m if self.selection == "slices" else self.neuron_run
+        return 4 * neurons // self.m // self.slice_parts if self.selection == "slices" else self.neuron_run
 
     @property
     def ordered(self) -> bool:

@@ -281,3 +281,24 @@ def test_run_sets_are_the_busiest_runs_of_neighbours():
 
 def test_slices_share_out_the_neurons():
     np.testing.assert_array_equal(routing.slice_sets(12, 3), np.arange(12).reshape(3, 4))
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_of_the_neurons_have_as_many_of_each_set(parts):
+    energy = np.random.default_rng(1).random((5, 128)).astype(np.float32)
+    by_part = energy.reshape(5, parts, -1)
+    alone = [routing.run_sets(by_part[:, part], 8, 4) + part * 128 // parts for part in range(parts)]
+    np.testing.assert_array_equal(routing.run_sets(energy, 8, 4, parts), np.concatenate(alone, axis=1))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_dealt_out_clusters_are_slices_of_every_part(parts):
+    owner = np.random.default_rng(2).permutation(np.repeat(np.arange(3), 8))
+    order = np.asarray(routing.deal_out(owner, 3, parts))
+    assert sorted(order) == list(range(24))
+    sets = np.asarray(routing.slice_sets(24, 3, parts))
+    assert np.all(np.diff(sets) > 0)
+    np.testing.assert_array_equal(owner[order[sets]], np.arange(3)[:, None].repeat(8, axis=1))
+    np.testing.assert_array_equal(
+        owner[order].reshape(parts, -1), np.tile(np.repeat(np.arange(3), 8 // parts), (parts, 1))
+    )
