@@ -253,12 +253,12 @@ SLOW = ("--config.steps=300", "--config.sparsity.start_step=60", "--config.spars
 
 
 def test_killed_run_goes_on_as_if_it_had_not_been(corpus, tmp_path):
-    """SIGKILL in the first dense phase, just behind the flip, deep in the sparse phase, and in the last phase."""
+    """SIGKILL just behind the flip, and in the last phase. `experiments/results/kills_cpu.json`: at 50 moments."""
     result = run(command(corpus, tmp_path / "whole", *SLOW), env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
     assert result.returncode == 0, result.stderr
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
-    for step in (25, 65, 130, 200):
+    for step in (65, 200):
         process = start_until(command(corpus, tmp_path / "killed", *SLOW), tmp_path / "killed", step)
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -57,7 +57,7 @@ def names_its_key(error: ConfigError) -> bool:
     return str(error).startswith(f"config.{error.key} = ") and error.key in {*KEYS, *GROUPS}
 
 
-@cases(2500)
+@cases(1500)
 @given(recipe=st.sampled_from(sorted(BASES)), changes=changes)
 def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, changes):
     try:
@@ -76,7 +76,7 @@ def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, ch
     sparse_plan(config.sparsity)
 
 
-@cases(500)
+@cases(300)
 @given(
     key=st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=12).filter(
         lambda key: key not in config_lib.default()
@@ -121,7 +121,7 @@ def shapes(draw):
     }
 
 
-@cases(4)
+@cases(2)
 @given(recipe=st.sampled_from(sorted(BASES)), shapes=shapes())
 def test_a_step_of_any_accepted_shape_can_be_traced(recipe, shapes):
     """What `parse` lets pass no later check refuses: shapes that kernels cannot take are padded."""

@@ -43,7 +43,7 @@ MANIFEST = describe(
 MANIFEST_TEXT = json.dumps(MANIFEST.to_json()).encode()
 
 
-@cases(700)
+@cases(600)
 @given(seed=seeds)
 def test_manifest(seed):
     text = damaged(MANIFEST_TEXT, seed)
@@ -64,7 +64,7 @@ json_values = st.recursive(
 )
 
 
-@cases(300)
+@cases(200)
 @given(content=json_values, digest=json_values)
 def test_json_that_is_no_manifest(content, digest):
     with pytest.raises(ManifestError):
@@ -83,7 +83,7 @@ TYPES = {"dim": int, "layers": int, "heads": int, "kv_heads": int, "ffn_dim": in
          "activation": str, "rope_theta": float, "norm_epsilon": float, "tie_embeddings": bool}  # fmt: skip
 
 
-@cases(700)
+@cases(600)
 @given(
     changes=st.dictionaries(
         st.sampled_from(sorted(HF_CONFIG)), json_values | st.integers(-1, 64), min_size=1, max_size=2
@@ -105,7 +105,7 @@ TENSORS = {name: np.random.default_rng(0).standard_normal(shape).astype(np.float
 SAFETENSORS = save(TENSORS)
 
 
-@cases(300)
+@cases(200)
 @given(seed=seeds)
 def test_safetensors(seed, tmp_path_factory):
     """The format has no checksum: values may differ, but names and shapes are those of the header."""
@@ -126,7 +126,7 @@ def packed(text: bytes, compression: str) -> bytes:
     return {"": lambda x: x, ".gz": gzip.compress, ".zst": zstandard.compress}[compression](text)
 
 
-@cases(400)
+@cases(300)
 @given(seed=seeds, compression=st.sampled_from(["", ".gz", ".zst"]), kind=st.sampled_from([".txt", ".jsonl"]))
 def test_corpus(seed, compression, kind, tmp_path_factory):
     """Texts are valid Unicode, whatever the bytes; a damaged archive or line is refused."""
@@ -149,7 +149,7 @@ def test_corpus(seed, compression, kind, tmp_path_factory):
         assert "".join(documents) == content.decode("utf-8", "replace")
 
 
-@cases(300)
+@cases(200)
 @given(seed=seeds)
 def test_metrics_cut_off_anywhere(seed, tmp_path_factory):
     """What a kill leaves: whole lines, and a part of one."""
