@@ -2,7 +2,8 @@
 
 `open_data(config)` gives a `Data`; `train_batches` and `heldout_batches` read it. Building the
 data: corpus (documents) -> holdout (two parts) -> tokenizer -> packing (windows) -> builder (TFDS
-files). Reading it: opening -> dataset -> pipeline.
+files), as stages of tasks on several processes, whose results a workspace keeps. Reading it:
+opening -> dataset -> pipeline.
 """
 
 from sparse_lm.data.dataset import Data
