@@ -86,8 +86,7 @@ def prepare_files(
             raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
         corpus, heldout = open_tfds(tfds, loaded)
     elif files:
-        corpus = find_files(files, text_field)
-        heldout = find_files(heldout_files, text_field) if heldout_files else None
+        corpus, heldout = open_files(files, heldout_files, text_field)
     else:
         raise DataError("no text: name it with --files or --tfds")
     prepare(
@@ -100,6 +99,23 @@ def prepare_files(
         processes=processes,
     )
     return open_prepared(output)
+
+
+def open_files(
+    patterns: list[str], heldout_patterns: list[str] | None, text_field: str
+) -> tuple[Corpus, Corpus | None]:
+    """Documents to train on and, if patterns name them, to evaluate on.
+
+    Raises:
+      DataError: a pattern matches nothing readable, or a file is among both.
+    """
+    corpus = find_files(patterns, text_field)
+    if not heldout_patterns:
+        return corpus, None
+    heldout = find_files(heldout_patterns, text_field)
+    if both := sorted({*corpus.paths} & {*heldout.paths}):
+        raise DataError(f"{both[0]} is among --files and among --heldout_files: match it with one of them")
+    return corpus, heldout
 
 
 def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | None]:

@@ -59,20 +59,25 @@ class SurveyTask:
 
 
 def survey(corpus: Corpus, workspace: Workspace) -> Survey:
-    """What `holdout.survey_corpus` finds, part by part."""
-    parts = corpus.parts()
-    tasks = [SurveyTask(workspace.path("survey", part.stamp()), part) for part in parts]
-    figures = workspace.run("reading the text", tasks, "parts", len(tasks))
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(task.digests.read_bytes())
-    return Survey(
-        documents=sum(part["documents"] for part in figures),
-        size=sum(part["size"] for part in figures),
-        lowest=min(part["lowest"] for part in figures),
-        highest=max(part["highest"] for part in figures),
-        sha256=digest.hexdigest(),
-    )
+    """What `holdout.survey_corpus` finds, part by part, once for all runs."""
+    path = workspace.path("surveyed", corpus.stamp())
+    if not path.exists():
+        parts = corpus.parts()
+        tasks = [SurveyTask(workspace.path("survey", part.stamp()), part) for part in parts]
+        figures = workspace.run("reading the text", tasks, "parts", len(tasks))
+        digest = hashlib.sha256()
+        for task in tasks:
+            digest.update(task.digests.read_bytes())
+        found = Survey(
+            documents=sum(part["documents"] for part in figures),
+            size=sum(part["size"] for part in figures),
+            lowest=min(part["lowest"] for part in figures),
+            highest=max(part["highest"] for part in figures),
+            sha256=digest.hexdigest(),
+        )
+        save_json(path, dataclasses.asdict(found))
+        workspace.forget("survey")
+    return Survey(**json.loads(path.read_text()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +109,7 @@ def train_tokenizer(split: Split, vocab_size: int, sample_size: int, workspace: 
         tokenizer = tokenizer_lib.train_tokenizer(texts, vocab_size)
         with replacing(path) as partial:
             tokenizer.save(str(partial))
+        workspace.forget("sample")
     return tokenizer_lib.load_tokenizer(path)
 
 

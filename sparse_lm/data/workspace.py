@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,6 +21,7 @@ from sparse_lm.data.tasks import Task, Workers
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # what file systems of clusters say that have none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,10 @@ def _lock(folder: Path) -> tuple[TextIO, bool]:
             logger.info("waiting for another process, which prepares data in %s", folder)
             shared = True
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            logger.warning("no locks in %s: let no other process prepare the same data meanwhile", folder)
         if _is_open_file(folder / LOCK_FILE, lock):
             return lock, shared
         lock.close()  # who held it has finished, and removed the folder

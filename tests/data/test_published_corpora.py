@@ -53,8 +53,12 @@ def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path, llam
         ids = [[*llama3.encode(text, add_special_tokens=False).ids, 128_001] for text in documents]
         stream = np.concatenate(ids)
         np.testing.assert_array_equal(targets(part)[: len(stream)], stream)
-    sizes = {name: sum(len(text.encode()) for text in texts) for name, texts in (("train", TRAIN),)}
-    assert data.info["splits"]["train"]["bytes"] == sizes["train"]
+        counts = data.info["splits"]["train" if documents is TRAIN else "heldout"]
+        assert counts == {
+            "documents": len(documents),
+            "tokens": len(stream),
+            "bytes": sum(len(text.encode()) for text in documents),
+        }
 
 
 def test_dclm_shards(tmp_path, tokenizer):
@@ -110,6 +114,9 @@ def test_contradictory_sources_are_refused(tmp_path, tokenizer):
         prepare_files([], tmp_path / "out", seq_len=8)
     with pytest.raises(DataError, match="--tfds=c4 brings its own documents: leave out --files"):
         prepare_files(["*.txt"], tmp_path / "out", tfds="c4", seq_len=8)
+    write_c4(tmp_path / "c4-validation.00000-of-00008.json.gz", VALIDATION)
+    with pytest.raises(DataError, match=r"c4-validation.* is among --files and among --heldout_files"):
+        prepare_files([f"{tmp_path}/*.gz"], tmp_path / "out", heldout_files=[f"{tmp_path}/c4-val*"], seq_len=8)
     rows = [{"tokens": np.arange(5)}]
     write_tfds(tmp_path / "t", {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}, train=rows)
     with pytest.raises(DataError, match="holds tokens: name their tokenizer with --tokenizer"):

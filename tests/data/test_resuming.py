@@ -1,5 +1,7 @@
 """A preparation that is stopped, at whatever point, goes on and ends with the same bytes."""
 
+import errno
+import fcntl
 import re
 import subprocess
 import sys
@@ -183,6 +185,16 @@ def test_two_preparations_of_the_same_take_turns(tmp_path):
         stamp = (tmp_path / "data" / "metadata.json").stat().st_mtime_ns
     second.join()
     assert (tmp_path / "data" / "metadata.json").stat().st_mtime_ns == stamp  # what the first one made will do
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    builder.prepare(tmp_path / "data", Documents(make_documents(60)), seq_len=SEQ_LEN, tokenizer=make_tokenizer())
+    assert "no locks in" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
