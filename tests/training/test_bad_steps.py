@@ -6,7 +6,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import Array
 
 from sparse_lm.training import spikes, step
@@ -32,10 +31,9 @@ def test_token_that_the_model_does_not_know():
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
 
 
-@pytest.mark.parametrize("recipe", ["dense", "venom"])
-def test_gradient_that_is_not_finite_under_a_loss_that_is(recipe, monkeypatch):
-    """In step 1, by a term of the loss that is zero and has no derivative there."""
-    config = small.config(recipe)
+def test_gradient_that_is_not_finite_under_a_loss_that_is(monkeypatch):
+    """In step 1 of a sparse phase, by a term of the loss that is zero and has no derivative there."""
+    config = small.config("venom")
     original = step.forward_loss
 
     def poisoned(params, variables, windows, key, **kwargs) -> tuple[Array, dict]:
@@ -46,22 +44,31 @@ def test_gradient_that_is_not_finite_under_a_loss_that_is(recipe, monkeypatch):
 
     monkeypatch.setattr(step, "forward_loss", poisoned)
     trainer = make_trainer(config)
-    state = trainer.init()
-    take = trainer.step("dense" if recipe == "dense" else "sparse")
-    if recipe != "dense":
-        transitions = make_transitions(config, trainer.plan, trainer.graphdef)
-        state = transitions.enter_sparse(state, small.windows(config))
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    state = transitions.enter_sparse(trainer.init(), small.windows(config))
     for number, first_token, expected in ((0, 0, (0, 0)), (1, 1, (1, 1)), (2, 0, (1, 0))):
         windows = small.windows(config, number)
         windows[0, 0] = first_token
         before = jax.device_get((state.params, state.opt_state, state.variables))
-        state, metrics = take(state, windows)
+        state, metrics = trainer.sparse_step(state, windows)
         assert math.isfinite(metrics["loss"])
         assert math.isfinite(metrics["grad_norm"]) == (first_token == 0)
         assert counts(state) == expected
         after = jax.device_get((state.params, state.opt_state, state.variables))
         same = jax.tree.map(np.array_equal, before, after)
         assert all(jax.tree.leaves(same)) == (first_token == 1)
+
+
+def test_bad_shard_of_a_batch_is_bad_for_every_device():
+    config = small.config("dense", batch_size=8, **{"mesh.data": 4, "mesh.fsdp": 2})
+    trainer = make_trainer(config)
+    state, windows = trainer.init(), small.windows(config)
+    before = jax.device_get((state.params, state.opt_state))
+    windows[7, 3] = config.model.vocab_size + 5  # of the last of eight devices
+    state, _ = trainer.dense_step(state, trainer.layout.place_rows(windows))
+    for count in (state.skipped, state.skipped_in_a_row):
+        assert [int(shard.data) for shard in count.addressable_shards] == [1] * 8
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
 
 
 def with_losses(state, losses):
