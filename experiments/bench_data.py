@@ -34,7 +34,7 @@ from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import find_files, python_library
 from sparse_lm.data.dataset import open_prepared
-from sparse_lm.data.stages import WriteTask
+from sparse_lm.data.writing import WriteTask
 
 CORES = flags.DEFINE_integer("cores", 2, "Cores to run on.")
 REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Runs of which the fastest counts.")

@@ -3,6 +3,9 @@
 A prepared directory is an ordinary TFDS directory (`tfds.builder_from_directory` reads it) with
 splits `train` and `heldout` of one feature, `tokens` [seq_len + 1], plus tokenizer.json. Its
 metadata.json records how it was made. TensorFlow is not needed to write or to read it.
+
+Every stage (surveying, sampling, tokenising, writing) consists of tasks that work on their own part of
+the corpus or shard of the result, so that the outcome does not depend on how many processes there are.
 """
 
 from __future__ import annotations
@@ -19,11 +22,14 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.dataset_builder import FileReaderBuilder
 from tokenizers import Tokenizer
 
-from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
+from sparse_lm.data import writing
 from sparse_lm.data.corpus import Corpus, python_library
 from sparse_lm.data.holdout import Split, already_split, hold_out
+from sparse_lm.data.sampling import train_tokenizer
+from sparse_lm.data.surveying import survey
 from sparse_lm.data.tasks import Workers
+from sparse_lm.data.tokenising import tokenise
 from sparse_lm.data.workspace import Workspace, open_workspace
 
 FORMAT = "sparse_lm windows 1"  # changes whenever the same text would be prepared differently
@@ -36,7 +42,7 @@ METADATA_FILE = "metadata.json"
 class PackedText(FileReaderBuilder):
     """Windows of seq_len + 1 tokens; without arguments, of the Python standard library."""
 
-    name = stages.DATASET
+    name = writing.DATASET
     VERSION = tfds.core.Version("1.0.0")
     # Nothing is downloaded. Were this left to TFDS, it would look for a list of checksums, and import
     # importlib_resources to do so, which it does not declare as a requirement.
@@ -89,7 +95,7 @@ class PackedText(FileReaderBuilder):
         return tfds.core.DatasetInfo(
             builder=self,
             description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
-            features=stages.window_features(self._seq_len, self._dtype),
+            features=writing.window_features(self._seq_len, self._dtype),
             disable_shuffling=True,
             metadata=tfds.core.MetadataDict(metadata),
         )
@@ -114,9 +120,9 @@ class PackedText(FileReaderBuilder):
         return workspace.path("windows", *deciding).with_suffix("")
 
     def _write(self, workspace: Workspace, shard_folder: Path) -> None:
-        parts = stages.tokenise(self._split, self._tokenizer, self._fingerprint, workspace)
+        parts = tokenise(self._split, self._tokenizer, self._fingerprint, workspace)
         row_bytes = (self._seq_len + 1) * self._dtype.itemsize
-        shards = stages.write(
+        shards = writing.write(
             parts,
             shard_folder,
             seq_len=self._seq_len,
@@ -130,10 +136,10 @@ class PackedText(FileReaderBuilder):
     def _split_info(self, name: str, shards: list[dict[str, Any]]) -> tfds.core.SplitInfo:
         template = tfds.core.ShardedFileTemplate(
             data_dir=self.data_path,
-            dataset_name=stages.DATASET,
+            dataset_name=writing.DATASET,
             split=name,
             filetype_suffix="array_record",
-            template=stages.SHARD_TEMPLATE,
+            template=writing.SHARD_TEMPLATE,
         )
         return tfds.core.SplitInfo(
             name=name,
@@ -179,11 +185,11 @@ def prepare(
     with open_workspace(directory, Workers(used, threads=processes // used)) as workspace:
         if workspace.shared and source and read_metadata(directory).get("source") == source:
             return  # the other process has just prepared the same
-        survey = functools.partial(stages.survey, workspace=workspace)
-        split = hold_out(corpus, survey) if heldout is None else already_split(corpus, heldout, survey)
+        read = functools.partial(survey, workspace=workspace)
+        split = hold_out(corpus, read) if heldout is None else already_split(corpus, heldout, read)
         builder = PackedText(
             split=split,
-            tokenizer=tokenizer or stages.train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace),
+            tokenizer=tokenizer or train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace),
             seq_len=seq_len,
             source=source,
             workspace=workspace,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from sparse_lm.data import builder, stages, tokenizer
+from sparse_lm.data import builder, tokenising, tokenizer
 from sparse_lm.data.dataset import open_prepared
 from sparse_lm.data.holdout import hold_out
 from tests.data.examples import Documents, make_documents, make_tokenizer, stream_of, targets_of
@@ -82,7 +82,7 @@ def test_the_same_text_gives_the_same_files(prepared, tmp_path):
 
 def test_many_shards_read_as_one(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(builder, "SHARD_BYTES", 1000)
-    monkeypatch.setattr(stages, "SEGMENT_TOKENS", 100)
+    monkeypatch.setattr(tokenising, "SEGMENT_TOKENS", 100)
     builder.prepare(tmp_path / "sharded", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER)
     assert len(list((tmp_path / "sharded").glob("*train*"))) > 5
     np.testing.assert_array_equal(windows_of(tmp_path / "sharded", "train"), windows_of(prepared, "train"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_lm.data import builder, corpus, stages
+from sparse_lm.data import builder, corpus, tokenising
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import find_files
 from sparse_lm.data.dataset import open_prepared
@@ -43,7 +43,7 @@ def write_shards(folder: Path) -> str:
 def small_files(monkeypatch):
     """Several parts, segments and shards of a corpus that is quickly read."""
     monkeypatch.setattr(corpus, "PART_BYTES", 1)
-    monkeypatch.setattr(stages, "SEGMENT_TOKENS", 1500)
+    monkeypatch.setattr(tokenising, "SEGMENT_TOKENS", 1500)
     monkeypatch.setattr(builder, "SHARD_BYTES", 8000)
 
 
@@ -59,10 +59,10 @@ def uninterrupted(tmp_path) -> dict[str, bytes]:
 KILLED_EVERYWHERE = """
 import os, signal, sys
 from pathlib import Path
-from sparse_lm.data import builder, corpus, stages
+from sparse_lm.data import builder, corpus, tokenising
 from sparse_lm.data.corpus import find_files
 
-corpus.PART_BYTES, stages.SEGMENT_TOKENS, builder.SHARD_BYTES = 1, 1500, 8000
+corpus.PART_BYTES, tokenising.SEGMENT_TOKENS, builder.SHARD_BYTES = 1, 1500, 8000
 pattern, directory = sys.argv[1], Path(sys.argv[2])
 rename = Path.rename
 
@@ -118,7 +118,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path, uninterrupted):
 
 def test_parts_segments_and_shards_change_nothing_but_files(tmp_path, uninterrupted, monkeypatch):
     monkeypatch.setattr(corpus, "PART_BYTES", 2**30)
-    monkeypatch.setattr(stages, "SEGMENT_TOKENS", 2**30)
+    monkeypatch.setattr(tokenising, "SEGMENT_TOKENS", 2**30)
     monkeypatch.setattr(builder, "SHARD_BYTES", 2**30)
     builder.prepare(tmp_path / "large", find_files([f"{tmp_path}/text/*"]), seq_len=SEQ_LEN, vocab_size=300)
     assert len(uninterrupted) > len(contents(tmp_path / "large"))
