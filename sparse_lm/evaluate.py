@@ -64,6 +64,7 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
         params, step = restore_for_dense(workdir, config, checkpoint)
         variables, plan = FfnVariables(), DENSE
     data = open_data(config)
+    config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
     evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, plan)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=0)
     return {"step": step, **evaluation(params, variables, batches)}

@@ -1,0 +1,131 @@
+"""What the compiler says of a step on many GPUs that are not there: memory of a device, and its collectives.
+
+    JAX_PLATFORMS=cpu python -m experiments.compile_report --config=configs/llama7b.py --hosts=8 \
+        --config.mesh.data=8 --config.mesh.fsdp=8 --config.batch_size=128 --config.model.unroll_layers=False \
+        --target=h100_sxm.txtpb --output=experiments/results/compile_only_llama7b_64_gpus.json
+
+Compiled for a mock topology of hosts of 8 GPUs; nothing runs, and nothing here is a measurement of speed.
+Needs a CUDA build of JAX, and no GPU. --target is XLA's description of the GPU
+(xla/backends/gpu/target_config/specs/ in the sources of XLA).
+
+Bytes are those of a collective's results on one device, in a step: an all-gather's are what it puts together,
+a reduce-scatter's the part that stays. What stands in the loop over layers counts once for each layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # a plugin without a GPU
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax.experimental import topologies
+from ml_collections import config_flags
+
+from experiments.kernel_timing import machine
+from sparse_lm.config import parse
+from sparse_lm.ops import backends
+from sparse_lm.training.step import make_trainer
+
+config_flags.DEFINE_config_file("config", "configs/llama7b.py", "The run, its mesh included.")
+HOSTS = flags.DEFINE_integer("hosts", 8, "Hosts of 8 GPUs.")
+TARGET = flags.DEFINE_string("target", None, "XLA's description of the GPU.", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
+_KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+_COLLECTIVE = re.compile(rf" = (?P<shapes>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\(")
+_LOOP = re.compile(r" while\(.*body=%?(?P<body>[\w.\-]+).*\"known_trip_count\":\{\"n\":\"(?P<count>\d+)\"")
+_SHAPE = re.compile(r"(?P<dtype>[a-z]+\d+)\[(?P<sizes>[\d,]*)\]")
+
+
+def computations(program: str) -> Iterator[tuple[str, list[str]]]:
+    """(name, instructions) of each computation of an HLO module."""
+    name, body = "", []
+    for line in program.splitlines():
+        if found := _COMPUTATION.match(line):
+            name, body = found["name"], []
+        elif line == "}":
+            yield name, body
+        else:
+            body.append(line)
+
+
+def collectives(program: str) -> dict[str, dict[str, float]]:
+    """By kind: how many in a step, and the GB of their results on one device."""
+    bodies = dict(computations(program))
+    loops = [loop for body in bodies.values() for loop in filter(None, map(_LOOP.search, body))]
+    times = {loop["body"]: int(loop["count"]) for loop in loops}
+    table: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "gb": 0.0})
+    for name, body in bodies.items():
+        for found in filter(None, map(_COLLECTIVE.search, body)):
+            sizes = [_bytes(*shape.groups()) for shape in _SHAPE.finditer(found["shapes"])]
+            operands_too = found["start"] and found["shapes"].startswith("((")
+            results = sizes[len(sizes) // 2 :] if operands_too else sizes
+            row = table[found["kind"]]
+            row["count"] += times.get(name, 1)
+            row["gb"] += times.get(name, 1) * sum(results) / 1e9
+    return dict(table)
+
+
+def _bytes(dtype: str, sizes: str) -> int:
+    bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype))
+    return bits * int(np.prod([int(size) for size in sizes.split(",") if size])) // 8
+
+
+def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """Memory and collectives of the compiled step of a phase."""
+    config = parse(flags.FLAGS.config)
+    trainer = make_trainer(config, devices)
+    shape = config.batch_size, config.seq_len + 1
+    windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=trainer.layout.batch)
+    lowered = trainer.step(phase).trace(trainer.abstract_state(), windows).lower(lowering_platforms=("cuda",))
+    compiled = lowered.compile()
+    use = compiled.memory_analysis()
+    gib = dict(
+        state_and_batch=use.argument_size_in_bytes / 2**30,
+        temporaries=use.temp_size_in_bytes / 2**30,
+        peak=(use.argument_size_in_bytes + use.output_size_in_bytes + use.temp_size_in_bytes - use.alias_size_in_bytes)
+        / 2**30,
+    )
+    return dict(gib_of_a_device=gib, collectives=collectives(compiled.as_text()))
+
+
+def main(_: Sequence[str]) -> None:
+    target = Path(TARGET.value).read_text()
+    topology = topologies.get_topology_desc(
+        topology_name="", platform="cuda", topology=f"1x{HOSTS.value}x8", target_config=target
+    )
+    gpu = mock.patch.object(jax, "default_backend", lambda: "gpu")
+    hopper = mock.patch.object(backends, "unavailable", lambda name: "needs jax-triton" if name == "triton" else None)
+    with gpu, hopper:
+        phases = {phase: report(phase, topology.devices) for phase in ("dense", "sparse")}
+    config = parse(flags.FLAGS.config)
+    results = {
+        **machine(),
+        "device": f"{topology.devices[0].device_kind}, mock topology: compiled only, nothing ran",
+        "gpus": len(topology.devices),
+        "mesh": dataclasses.asdict(config.mesh),
+        "batch_size": config.batch_size,
+        "seq_len": config.seq_len,
+        "model": dataclasses.asdict(config.model),
+        "sparsity": dataclasses.asdict(config.sparsity),
+        "phases": phases,
+    }
+    Path(OUTPUT.value).write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(phases, indent=1))
+
+
+if __name__ == "__main__":
+    app.run(main)
