@@ -161,12 +161,12 @@ def first_line(error: Exception) -> str:
 
 
 def _difference(saved: Mapping[ArrayPath, Any], wanted: Mapping[ArrayPath, Any]) -> str:
-    """The first array that differs in path, shape or dtype, and how many more do; empty if none."""
+    """The first array by name that differs in path, shape or dtype, and how many more do; empty if none."""
 
     def describe(arrays, path):
         return f"{arrays[path].dtype}{list(arrays[path].shape)}" if path in arrays else "absent"
 
-    pairs = [(path, describe(saved, path), describe(wanted, path)) for path in {**wanted, **saved}]
+    pairs = [(path, describe(saved, path), describe(wanted, path)) for path in sorted(wanted.keys() | saved.keys())]
     different = [(path, there, here) for path, there, here in pairs if there != here]
     if not different:
         return ""
