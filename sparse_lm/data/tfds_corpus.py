@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
+from google.protobuf.message import DecodeError
 
 from sparse_lm.data.corpus import Document, file_stamp
 from sparse_lm.data.errors import DataError
@@ -85,7 +86,7 @@ class TfdsCorpus:
         """
         try:
             yield from filter(len, self._texts() if self.feature == "text" else self._token_documents())
-        except (OSError, RuntimeError) as error:  # RuntimeError: damaged ArrayRecord files
+        except (OSError, RuntimeError, DecodeError) as error:  # the last two: damaged ArrayRecord files, records
             raise DataError(f"cannot read {self.directory}: {error}") from error
 
     def parts(self) -> list[TfdsCorpus]:

@@ -1,6 +1,4 @@
-import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,17 +27,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": ""})
 
 
-def test_the_command_prepares_data_and_says_how_much(files, tmp_path):
-    output = tmp_path / "out" / "data"
-    result = run(
-        f"--files={files}/**/*.txt", f"--files={files}/*.jsonl", "--text_field=body", f"--output={output}",
-        "--vocab_size=300", "--seq_len=16",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert "60 documents" in result.stdout
-    assert "tokens of" in result.stdout
-    assert re.search(r"tokenising: done in \d+ s, [\d.]+ M tokens/s, [\d.]+ bytes a token", result.stderr)
-    assert json.loads((output / "metadata.json").read_text())["seq_len"] == 16
+def test_files_of_several_kinds_are_prepared_together(files, tmp_path):
+    patterns = [f"{files}/**/*.txt", f"{files}/*.jsonl"]
+    data = prepare_data.prepare_files(
+        patterns, tmp_path / "out" / "data", text_field="body", vocab_size=300, seq_len=16
+    )
+    assert "60 documents" in data.describe()
+    assert data.seq_len == 16
+    assert data.vocab_size == 300
 
 
 def test_bad_input_is_one_line_without_a_traceback(tmp_path):

@@ -36,8 +36,9 @@ def tokenizer(tmp_path_factory) -> str:
 
 
 def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path, llama3_json):
-    write_c4(tmp_path / "c4-train.00000-of-01024.json.gz", TRAIN[:30])
-    write_c4(tmp_path / "c4-train.00001-of-01024.json.gz", TRAIN[30:])
+    train = [*TRAIN, "The year 2024: it's\r\n  <|end_of_text|> naïve 漢字"]
+    write_c4(tmp_path / "c4-train.00000-of-01024.json.gz", train[:30])
+    write_c4(tmp_path / "c4-train.00001-of-01024.json.gz", train[30:])
     write_c4(tmp_path / "c4-validation.00000-of-00008.json.gz", VALIDATION)
     data = prepare_files(
         [f"{tmp_path}/c4-train.*.json.gz"],
@@ -49,11 +50,13 @@ def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path, llam
     assert data.vocab_size == len(data.bytes_per_token) == 128_256
     assert tfds.builder_from_directory(tmp_path / "out").info.features["tokens"].np_dtype == np.uint32
     llama3 = Tokenizer.from_file(str(llama3_json))
-    for part, documents in ((data.train, TRAIN), (data.heldout, VALIDATION)):
-        ids = [[*llama3.encode(text, add_special_tokens=False).ids, 128_001] for text in documents]
-        stream = np.concatenate(ids)
-        np.testing.assert_array_equal(targets(part)[: len(stream)], stream)
-        counts = data.info["splits"]["train" if documents is TRAIN else "heldout"]
+    llama3.encode_special_tokens = True  # which a document's text spells: text like any other
+    for name, documents in (("train", train), ("heldout", VALIDATION)):
+        ids = [llama3.encode(text, add_special_tokens=False).ids for text in documents]
+        assert max(map(max, ids)) < 128_000
+        stream = np.concatenate([[*tokens, 128_001] for tokens in ids])
+        np.testing.assert_array_equal(targets(getattr(data, name))[: len(stream)], stream)
+        counts = data.info["splits"][name]
         assert counts == {
             "documents": len(documents),
             "tokens": len(stream),
@@ -92,6 +95,18 @@ def test_a_tfds_directory_of_c4(tmp_path, tokenizer, file_format):
     for windows, documents in ((data.train, TRAIN), (data.heldout, VALIDATION)):
         stream = stream_of(documents, make_tokenizer())
         np.testing.assert_array_equal(targets(windows)[: len(stream)], stream)
+
+
+def test_a_damaged_record_is_told_by_its_dataset(tmp_path):
+    write_tfds(tmp_path / "c4", C4_FEATURES, train=[dict.fromkeys(C4_FEATURES, "x" * 99)] * 3)
+    directory = tfds_corpus.find_dataset(tmp_path / "c4")
+    as_tfrecords(directory)
+    (shard,) = directory.glob("*tfrecord*")
+    content = bytearray(shard.read_bytes())
+    content[12 : 12 + 40] = b"\xff" * 40
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read .*1\.2\.3"):
+        list(tfds_corpus.open_splits(directory)[0])
 
 
 def test_token_documents_come_in_parts_and_windows_of_tokens_do_not(tmp_path):

@@ -81,20 +81,6 @@ def test_truncation_and_padding_of_a_tokenizer_file_are_ignored():
     assert [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, limited)] == expected
 
 
-def test_a_tokenizer_of_llama3s_shape_loads(llama3_json):
-    tokenizer = tokenizer_lib.load_tokenizer(llama3_json)
-    assert tokenizer_lib.vocabulary_size(tokenizer) == 128_256
-    assert tokenizer_lib.end_of_text(tokenizer) == 128_001
-    text = "The year 2024: it's\r\n  <|end_of_text|> naïve 漢字"
-    (tokens,) = tokenizer_lib.tokenize([text], tokenizer)
-    assert tokens.dtype == np.uint32
-    assert tokens.max() < 128_000  # neither a beginning of text nor a special token that the text spells
-    assert tokenizer.decode(tokens.tolist(), skip_special_tokens=False) == text
-    lengths = tokenizer_lib.bytes_per_token(tokenizer)
-    assert lengths[tokens].sum() == len(text.encode())
-    assert not lengths[128_000:].any()
-
-
 def test_files_that_are_no_tokenizer_are_refused(tmp_path):
     with pytest.raises(DataError, match="no tokenizer file"):
         tokenizer_lib.load_tokenizer(tmp_path / "missing.json")
