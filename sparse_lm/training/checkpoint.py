@@ -99,9 +99,7 @@ class Checkpoints:
         self._saving = step
         try:
             self._remove_rests()
-            self._manager.save(
-                step, args=ocp.args.Composite(**items), force=True
-            )  # whether to is the caller's decision
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)  # whether to save is decided
         except _SAVE_ERRORS as error:
             self._save_failed(error)
 
@@ -188,7 +186,9 @@ class Checkpoints:
     def _remove_rests(self) -> None:
         """Of steps that were being deleted, and of saves that failed. While nothing is being saved."""
         directory = Path(self._manager.directory)
-        failed = directory.glob("*-tmp") if self._failure else ()  # Orbax removes those of an earlier process
+        failed = (
+            directory.glob("*.orbax-checkpoint-tmp*") if self._failure else ()
+        )  # Orbax removes those of an earlier process
         for rest in (*failed, *(directory / _TRASH).glob("*")):
             shutil.rmtree(rest, ignore_errors=True)
 
