@@ -139,9 +139,7 @@ class _Run:
         self.config, self.trainer, self.data = config, trainer, data
         self.checkpoints, self.interrupt, self.profile, self.workdir = checkpoints, interrupt, profile, workdir
         self.reports, self.summary, self.wandb = reports, summary, wandb and processes.is_leader()
-        self.transitions: Transitions = make_transitions(
-            config, trainer.plan, trainer.graphdef, trainer.layout
-        )  # fmt: skip
+        self.transitions: Transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
         self.evaluations = {
             phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan, trainer.layout)
             for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))

@@ -112,19 +112,15 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
 
 def row_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
     """(index, count): this process's devices hold the index-th of `count` equal parts of a batch's rows."""
-    (first, end) = _local_rows(sharding, rows)
-    return first // (end - first), rows // (end - first)
-
-
-def _local_rows(sharding: NamedSharding, rows: int) -> tuple[int, int]:
-    slices = [index[0].indices(rows)[:2] for index in sharding.addressable_devices_indices_map((rows,)).values()]
-    covered = np.zeros(rows, bool)
-    for start, stop in slices:
-        covered[start:stop] = True
-    first, end = min(s for s, _ in slices), max(s for _, s in slices)
-    if not covered[first:end].all() or rows % (end - first) or first % (end - first):
-        raise ValueError(f"the devices of process {jax.process_index()} hold rows {slices} of a batch, not one share")
-    return first, end
+    held = {
+        row
+        for index in sharding.addressable_devices_indices_map((rows,)).values()
+        for row in range(*index[0].indices(rows))
+    }
+    first, count = min(held), len(held)
+    if max(held) != first + count - 1 or rows % count or first % count:
+        raise ValueError(f"process {jax.process_index()} holds rows {sorted(held)} of {rows}, not one of equal parts")
+    return first // count, rows // count
 
 
 def _spec(path: tuple) -> P:

@@ -213,12 +213,14 @@ def loss_and_gradients(
     """
     parts_here = config.microbatches
     parts = parts_here * collectives.size(axes.batch)
+    # Along `data` the gradients of several parts are added up before they travel, once.
+    axes_of_part = dataclasses.replace(axes, batch=(axes.fsdp,) if axes.fsdp else ()) if parts_here > 1 else axes
     # Sparse forms are chosen from the master weights. The layers read a copy in the computation's dtype, made
     # once a step, and so the gradients of their matrices come in that dtype.
     weights = llama.merge(graphdef, params).prepare_weights(variables, plan, config.sparsity.implementation or None)
     compute_params = in_compute_dtype(params, config.model.dtype)
     loss_of_shard = functools.partial(
-        forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights, axes=axes
+        forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights, axes=axes_of_part
     )  # fmt: skip
 
     def share_of_loss(params: Params, windows: Array, key: Array) -> tuple[Array, Metrics]:
@@ -237,6 +239,7 @@ def loss_and_gradients(
         numbers = first + jnp.arange(parts_here)
         (loss, stats), grads = _sum_of_parts(part, numbers, windows.reshape(parts_here, -1, windows.shape[1]))
         stats = jax.tree.map(lambda total: total / parts_here, stats)
+        grads = collectives.total(grads, tuple(name for name in axes.batch if name not in axes_of_part.batch))
     return (collectives.total(loss, axes.all), collectives.mean(stats, axes.all)), grads
 
 

@@ -56,22 +56,22 @@ def train(config):
     return state, trace
 
 
-@pytest.mark.parametrize("recipe, mesh", [("fst", (1, 8, 1)), ("cluster_sets", (2, 2, 2))])
-def test_mesh_takes_the_steps_of_one_device(recipe, mesh):
+@pytest.mark.parametrize("recipe, mesh, microbatches", [("fst", (2, 4, 1), 2), ("cluster_sets", (2, 2, 2), 1)])
+def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.
 
     experiments/mesh_equality.py does this for every recipe.
     """
-    _, alone = train(config(recipe, microbatches=mesh[0] * mesh[1]))
-    state, meshed = train(config(recipe, mesh))
-    # Along `tensor` sums have another order, and now and then a near tie is decided otherwise; shares are means of
-    # the shards' shares. The first sparse step is compared closely, the loss of those that follow it less so.
-    compared, tolerance = (len(alone), 1e-5) if mesh[2] == 1 else (7, 1e-4)
+    _, alone = train(config(recipe, microbatches=mesh[0] * mesh[1] * microbatches))
+    state, meshed = train(config(recipe, mesh, microbatches=microbatches))
+    # Sums have another order, above all along `tensor`, and now and then rounding decides a near tie: everything is
+    # compared closely up to the first sparse step, then the losses less so. Shares are means of the shards' shares.
+    tolerance = 1e-5 if mesh[2] == 1 else 1e-4
     for name in alone[6]:
-        series = [[step[name] for step in trace[:compared] if name in step] for trace in (alone, meshed)]
+        series = [[step[name] for step in trace[:7] if name in step] for trace in (alone, meshed)]
         np.testing.assert_allclose(*(np.array(s, float) for s in series), rtol=tolerance, atol=tolerance, err_msg=name)
     losses = [[step["loss"] for step in trace] for trace in (alone, meshed)]
-    np.testing.assert_allclose(*losses, rtol=30 * tolerance)
+    np.testing.assert_allclose(*losses, rtol=3e-3)
     for leaf in jax.tree.leaves((state.variables, state.step, state.skipped)):
         copies = {}
         for shard in leaf.addressable_shards:
