@@ -187,15 +187,16 @@ def prepare(
             return  # the other process has just prepared the same
         read = functools.partial(survey, workspace=workspace)
         split = hold_out(corpus, read) if heldout is None else already_split(corpus, heldout, read)
+        metadata = workspace.folder / "tfds"
+        shutil.rmtree(metadata, ignore_errors=True)  # of a run that was killed when it had it: TFDS would read it
         builder = PackedText(
             split=split,
             tokenizer=tokenizer or train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace),
             seq_len=seq_len,
             source=source,
             workspace=workspace,
-            data_dir=workspace.folder / "tfds",
+            data_dir=metadata,
         )
-        shutil.rmtree(builder.data_dir, ignore_errors=True)  # metadata of a run that was killed just here
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download here; there is none
             builder.download_and_prepare()
         complete = builder.shard_folder(workspace)

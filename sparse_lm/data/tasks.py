@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from sparse_lm.data.errors import DataError
 
-Report = Callable[["dict[str, Any]"], None]
+Report = Callable[[dict[str, Any]], None]
 
 
 class Task(Protocol):
