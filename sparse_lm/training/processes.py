@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import os
 import tempfile
 from collections import Counter
@@ -29,6 +30,8 @@ from sparse_lm.config import Config, to_dict
 
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+_log = logging.getLogger(__name__)
 
 
 class LaunchError(RuntimeError):
@@ -73,14 +76,13 @@ def check(config: Config) -> None:
     """Checks that the devices of all processes can train together, with one small sum over all of them.
 
     Raises:
-      LaunchError: JAX does not see a GPU that is there, processes differ in kind or number of devices, in
+      LaunchError: JAX does not see the GPUs of a mesh, processes differ in kind or number of devices, in
         versions or in configuration, or devices cannot reach each other.
     """
-    if _NVIDIA_DRIVER.exists() and jax.default_backend() == "cpu" and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
-        raise LaunchError(
-            f"JAX runs on the CPU, but there is an NVIDIA driver ({_NVIDIA_DRIVER}): install requirements-gpu.txt and "
-            "see that `nvidia-smi` lists the GPUs, or set JAX_PLATFORMS=cpu"
-        )
+    if reason := _unused_gpu():
+        if config.mesh.devices > 1:
+            raise LaunchError(reason)
+        _log.warning("%s", reason)
     check_devices(jax.devices())
     if jax.process_count() == 1:
         return
@@ -97,6 +99,17 @@ def check(config: Config) -> None:
             f"processes {different} have another configuration, or another version of JAX, than process 0: "
             "start all of them with the same command, from the same installation"
         )
+
+
+def _unused_gpu() -> str:
+    """Why JAX may have passed over a GPU; empty if it has one, or was told to do without."""
+    told = "cpu" in os.environ.get("JAX_PLATFORMS", "")
+    if told or jax.default_backend() != "cpu" or not _NVIDIA_DRIVER.exists():
+        return ""
+    return (
+        f"JAX runs on the CPU, but there is an NVIDIA driver ({_NVIDIA_DRIVER}): install requirements-gpu.txt and see "
+        "that `nvidia-smi` lists the GPUs, or set JAX_PLATFORMS=cpu"
+    )
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:

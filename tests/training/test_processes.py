@@ -18,6 +18,7 @@ from sparse_lm.data.pipeline import train_batches
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.training import loop, processes
 from sparse_lm.training.processes import LaunchError
+from tests import small
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DEVICES = 8  # of all processes together
@@ -136,3 +137,16 @@ def device(process_index, device_kind="NVIDIA H200"):
 def test_uneven_devices_are_refused_by_name(devices, words):
     with pytest.raises(LaunchError, match=words):
         processes.check_devices(devices)
+
+
+def test_gpus_that_jax_does_not_see_are_missed_on_a_mesh(monkeypatch, tmp_path, caplog):
+    (tmp_path / "version").touch()
+    monkeypatch.setattr(processes, "_NVIDIA_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(processes.jax, "default_backend", lambda: "cpu")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    processes.check(small.config())
+    assert "requirements-gpu.txt" in caplog.text
+    with pytest.raises(LaunchError, match=r"requirements-gpu\.txt"):
+        processes.check(small.config(**{"mesh.data": 4}))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    processes.check(small.config(**{"mesh.data": 4}))
