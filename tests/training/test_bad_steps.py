@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import Array
 
 from sparse_lm.training import spikes, step
@@ -14,18 +15,21 @@ from sparse_lm.training.step import make_trainer
 from tests import small
 
 
+@pytest.fixture(scope="module")
+def dense():
+    return make_trainer(small.config("dense", **{"optimizer.spike_deviations": 6.0}))
+
+
 def counts(state):
     return int(state.skipped), int(state.skipped_in_a_row)
 
 
-def test_token_that_the_model_does_not_know():
+def test_token_that_the_model_does_not_know(dense):
     """As damaged data would bring it."""
-    config = small.config("dense")
-    trainer = make_trainer(config)
-    state, windows = trainer.init(), small.windows(config)
+    state, windows = dense.init(), small.windows(dense.config)
     before = jax.device_get((state.params, state.opt_state))
-    windows[2, 7] = config.model.vocab_size + 5
-    state, metrics = trainer.dense_step(state, windows)
+    windows[2, 7] = dense.config.model.vocab_size + 5
+    state, metrics = dense.dense_step(state, windows)
     assert not math.isfinite(metrics["loss"])
     assert counts(state) == (1, 1)
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
@@ -75,18 +79,17 @@ def with_losses(state, losses):
     return dataclasses.replace(state, recent_losses=jnp.asarray(losses, jnp.float32))
 
 
-def test_spike_is_skipped_and_remembered():
-    config = small.config("dense", **{"optimizer.spike_deviations": 6.0})
-    trainer = make_trainer(config)
-    _, metrics = trainer.dense_step(trainer.init(), small.windows(config))
+def test_spike_is_skipped_and_remembered(dense):
+    windows = small.windows(dense.config)
+    _, metrics = dense.dense_step(dense.init(), windows)
     loss = float(metrics["loss"])
 
     usual = np.random.default_rng(0).normal(0, 0.01, spikes.WINDOW)
     for height, skipped in ((5, 0), (7, 1)):
         recent = loss - (height * usual.std() + usual.mean()) + usual
-        state = with_losses(trainer.init(), recent)
+        state = with_losses(dense.init(), recent)
         before = jax.device_get((state.params, state.opt_state))
-        state, metrics = trainer.dense_step(state, small.windows(config))
+        state, metrics = dense.dense_step(state, windows)
         assert counts(state) == (skipped, skipped) == (metrics["skipped"], metrics["skipped_in_a_row"])
         same = jax.tree.map(np.array_equal, before, jax.device_get((state.params, state.opt_state)))
         assert all(jax.tree.leaves(same)) == bool(skipped)
