@@ -2,10 +2,11 @@
 
     python -m sparse_lm.train --config=configs/llama7b.py --config.data.path=data/c4
 
-Parameters and moments in float32 take over 80 GB: it needs a larger device than an H100, or
-sharding (`--config.mesh.fsdp=8`). `--config.model.layers=4 --config.model.vocab_size=32000 --config.batch_size=8` is the one-GPU
-benchmark shape: on an H200 a dense step takes 342 ms and a sparse one 214 ms
-(experiments/results/step_llama7b_4_layers_8x4096_h200.json). Time and result of the run: not measured yet.
+Parameters and moments in float32 take over 80 GB: it needs a larger device than an H100, or sharding over
+eight (`--config.mesh.fsdp=8 --config.batch_size=16`).
+`--config.model.layers=4 --config.model.vocab_size=32000 --config.batch_size=8` is the one-GPU benchmark shape: on an
+H200 a dense step takes 342 ms and a sparse one 214 ms (experiments/results/step_llama7b_4_layers_8x4096_h200.json).
+Time and result of the run: not measured yet.
 """
 
 from configs import llama1b
