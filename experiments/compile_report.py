@@ -17,9 +17,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,11 +27,11 @@ os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # a plugin without a GPU
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import config_flags
 
+from experiments.hlo_collectives import Collective, collectives
 from experiments.kernel_timing import machine
 from sparse_lm.config import parse
 from sparse_lm.ops import backends
@@ -43,45 +42,14 @@ HOSTS = flags.DEFINE_integer("hosts", 8, "Hosts of 8 GPUs.")
 TARGET = flags.DEFINE_string("target", None, "XLA's description of the GPU.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
-_KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-_COLLECTIVE = re.compile(rf" = (?P<shapes>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\(")
-_LOOP = re.compile(r" while\(.*body=%?(?P<body>[\w.\-]+).*\"known_trip_count\":\{\"n\":\"(?P<count>\d+)\"")
-_SHAPE = re.compile(r"(?P<dtype>[a-z]+\d+)\[(?P<sizes>[\d,]*)\]")
 
-
-def computations(program: str) -> Iterator[tuple[str, list[str]]]:
-    """(name, instructions) of each computation of an HLO module."""
-    name, body = "", []
-    for line in program.splitlines():
-        if found := _COMPUTATION.match(line):
-            name, body = found["name"], []
-        elif line == "}":
-            yield name, body
-        else:
-            body.append(line)
-
-
-def collectives(program: str) -> dict[str, dict[str, float]]:
-    """By kind: how many in a step, and the GB of their results on one device."""
-    bodies = dict(computations(program))
-    loops = [loop for body in bodies.values() for loop in filter(None, map(_LOOP.search, body))]
-    times = {loop["body"]: int(loop["count"]) for loop in loops}
+def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
+    """How many in a step, and the GB of their results on one device."""
     table: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "gb": 0.0})
-    for name, body in bodies.items():
-        for found in filter(None, map(_COLLECTIVE.search, body)):
-            sizes = [_bytes(*shape.groups()) for shape in _SHAPE.finditer(found["shapes"])]
-            operands_too = found["start"] and found["shapes"].startswith("((")
-            results = sizes[len(sizes) // 2 :] if operands_too else sizes
-            row = table[found["kind"]]
-            row["count"] += times.get(name, 1)
-            row["gb"] += times.get(name, 1) * sum(results) / 1e9
+    for collective in found:
+        table[collective.kind]["count"] += collective.times
+        table[collective.kind]["gb"] += collective.times * collective.bytes / 1e9
     return dict(table)
-
-
-def _bytes(dtype: str, sizes: str) -> int:
-    bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype))
-    return bits * int(np.prod([int(size) for size in sizes.split(",") if size])) // 8
 
 
 def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
@@ -99,7 +67,7 @@ def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
         peak=(use.argument_size_in_bytes + use.output_size_in_bytes + use.temp_size_in_bytes - use.alias_size_in_bytes)
         / 2**30,
     )
-    return dict(gib_of_a_device=gib, collectives=collectives(compiled.as_text()))
+    return dict(gib_of_a_device=gib, collectives=by_kind(collectives(compiled.as_text())))
 
 
 def main(_: Sequence[str]) -> None:

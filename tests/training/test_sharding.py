@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import re
 from collections import Counter
-from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
+from experiments.hlo_collectives import collectives
 from sparse_lm.config import ConfigError
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.flip import make_transitions, needs_refresh
@@ -87,34 +86,18 @@ def test_microbatches_add_up_to_the_batch():
             np.testing.assert_allclose(parts[name], value, rtol=1e-5, err_msg=name)
 
 
-KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-COLLECTIVE = re.compile(rf"= (?P<shapes>.+?) (?P<kind>{KINDS})\(")
-GROUPS = re.compile(r"replica_groups=(\S+?), ")
-
-
-class Collective(NamedTuple):
-    kind: str
-    devices: str
-    shapes: tuple[tuple[int, ...], ...]
-    scope: str
-
-
-def collectives(step, trainer):
-    """Those of a step's compiled program, as they stand there: once for all layers."""
+def collectives_of_ffn(step, trainer):
     windows = jax.ShapeDtypeStruct(small.windows(trainer.config).shape, np.int32, sharding=trainer.layout.batch)
-    for line in step.lower(trainer.abstract_state(), windows).compile().as_text().splitlines():
-        if found := COLLECTIVE.search(line):
-            shapes = re.findall(r"\w+\[([\d,]*)\]", found["shapes"])
-            shapes = tuple(tuple(int(n) for n in shape.split(",") if n) for shape in shapes)
-            yield Collective(found["kind"], GROUPS.search(line)[1], shapes, line.partition("op_name=")[2])
+    program = step.lower(trainer.abstract_state(), windows).compile().as_text()
+    return [c for c in collectives(program) if "feed_forward" in c.scope]
 
 
 def test_sparse_ffn_communicates_as_the_dense_one_but_less():
     run = config("cluster_sets", (2, 2, 2))
     trainer = trainer_of(run)
     rows, dim = run.model.ffn_dim // 2, run.model.dim  # of a matrix of one layer, along `tensor`
-    dense, sparse = ([c for c in collectives(step, trainer) if "feed_forward" in c.scope]
-                     for step in (trainer.dense_step, trainer.sparse_step))  # fmt: skip
+    dense, sparse = (collectives_of_ffn(step, trainer) for step in (trainer.dense_step, trainer.sparse_step))
+    assert {c.times for c in dense + sparse} == {run.model.layers}
     assert {c.kind for c in dense} == {"all-gather", "all-reduce", "reduce-scatter"}
     assert {(c.kind, c.devices) for c in sparse} <= {(c.kind, c.devices) for c in dense}
 
