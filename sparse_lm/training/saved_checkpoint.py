@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from sparse_lm.training import processes
 from sparse_lm.training.manifest import ArrayPath, Manifest, ManifestError
 from sparse_lm.training.workdir import WorkdirError
 
@@ -97,11 +98,26 @@ class SavedCheckpoint:
             for path, array in wanted.items()
         }
         items = {item: ocp.args.StandardRestore(tree) for item, tree in unflatten_dict(placed).items()}
+        if jax.process_count() > 1:
+            self._check_together(wanted)
         with self.damage_named():
             restored = self._manager.restore(self._step, args=ocp.args.Composite(**items))
             restored = flatten_dict(dict(restored.items()))
             self.manifest.check(restored)
         return restored
+
+    def _check_together(self, paths: Iterable[ArrayPath]) -> None:
+        """Reads every array in one of the processes, so that all of them find damage, or none: to restore, each
+        reads what its devices hold and waits for the others, who would not know that it has found some."""
+        damage = None
+        try:
+            for path in list(paths)[jax.process_index() :: jax.process_count()]:
+                self.open(path).read()
+        except DamagedCheckpoint as error:
+            damage = error
+        if processes.any_of(damage is not None):
+            elsewhere = f"checkpoint {self._step} is damaged: another process says where"
+            raise damage or DamagedCheckpoint(self._workdir, elsewhere)
 
     def open(self, path: ArrayPath) -> SavedArray:
         """An array that is read when it is asked for.

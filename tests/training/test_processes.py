@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -67,6 +66,13 @@ def train(config_file, workdir, count, *overrides):
     return [output for output, _, _ in ended]
 
 
+def flip_a_bit(file):
+    """In one shard, which one process reads."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def losses(workdir):
     lines = [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(len(lines)))
@@ -74,12 +80,12 @@ def losses(workdir):
 
 
 def test_number_of_processes_may_change(config_file, tmp_path):
-    """One process, two, and four that go on from where the two were, train the same."""
+    """One process, two, and four that go on from the last checkpoint of the two that is not damaged, train the same."""
     loop.train(config_lib.parse(runpy.run_path(str(config_file))["get_config"]()), str(tmp_path / "one"))
     one = losses(tmp_path / "one")
     train(config_file, tmp_path / "several", 2)
     np.testing.assert_allclose(losses(tmp_path / "several"), one, rtol=1e-5)
-    shutil.rmtree(tmp_path / "several" / "checkpoints" / "8")
+    flip_a_bit(max((tmp_path / "several" / "checkpoints" / "8").rglob("d/*"), key=lambda file: file.stat().st_size))
     assert "going on from step 4" in train(config_file, tmp_path / "several", 4)[0]
     np.testing.assert_allclose(losses(tmp_path / "several"), one, rtol=1e-5)
 
