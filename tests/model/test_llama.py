@@ -12,6 +12,7 @@ from sparse_lm import config as config_lib
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import ffn, llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
+from sparse_lm.ops.collectives import ONE_DEVICE
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import RECIPES
 from tests.model import numpy_llama
@@ -172,8 +173,8 @@ def test_a_fresh_model_predicts_about_uniformly():
 
 
 def test_each_layer_gets_its_own_variables_and_key(monkeypatch):
-    def spy(x, w1, w2, variables, key, order, weights, layer, *, plan, implementation):
-        assert (plan, implementation) == (RECIPES["venom"], "reference")
+    def spy(x, w1, w2, variables, key, order, weights, layer, *, plan, implementation, axes):
+        assert (plan, implementation, axes) == (RECIPES["venom"], "reference", ONE_DEVICE)
         return x, {"scale": variables.scale_up, "key": jax.random.key_data(key), "layer": layer}
 
     monkeypatch.setattr(ffn, "feed_forward", spy)
