@@ -13,6 +13,7 @@ every process; `sparse_lm.training.processes` says how they find each other.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,8 +56,17 @@ def main(argv: Sequence[str]) -> None:
         if finished and jax.process_count() == 1:
             print("sample:")
             print(continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=SAMPLE_TOKENS, temperature=0.7))
+        if not finished:
+            _exit_now()
     except (ConfigError, DataError, WorkdirError, WandbError, LaunchError, TooManyBadSteps) as error:
         sys.exit(str(error))
+
+
+def _exit_now() -> None:
+    """Without waiting for a compilation that may be under way, and that Python would abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _profile_steps() -> tuple[int, int]:

@@ -146,6 +146,7 @@ class _Run:
         }
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
+        self.compiled: set[str] = set()  # phases
 
     def go(self, state: TrainState) -> bool:
         config, start = self.config, int(state.step)
@@ -183,6 +184,9 @@ class _Run:
                 self._settle(*pending, state)  # or it would seem to take as long as the next phase compiles
                 self._report(*pending)
                 pending = None
+            if not self._compile(step, state, windows):
+                self._stop(state, step)
+                return False
             if profile_turns:
                 self.profile.turn()
                 self.timer.skip()
@@ -214,6 +218,18 @@ class _Run:
         self.summary.state = "finished"
         print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
         return True
+
+    def _compile(self, step: int, state: TrainState, windows: Array) -> bool:
+        """Compiles the step of a phase that begins, which takes minutes; False if a signal came first.
+
+        It is compiled before the state crosses the edge, and so the state can be saved. Processes of several wait
+        for their compilations: they could not agree on what to do instead.
+        """
+        phase = self.config.phase(step)
+        if phase in self.compiled or jax.process_count() > 1:
+            return True
+        self.compiled.add(phase)
+        return self.interrupt.wait_for(lambda: self.trainer.step(phase).lower(state, windows).compile())
 
     def _is_to_stop(self, step: int) -> bool:
         """Several processes ask each other, which waits for the device, every `log_every` steps only."""
@@ -264,7 +280,7 @@ class _Run:
             batches = [next(trial) for _ in range(self.config.sparsity.refresh_every)]
             factor = search_mask_decay(state, batches, self.trainer.sparse_step, self.trainer.dense_step)
             print(f"step {step}: masked decay {factor:g}, by flip rate")
-        return dataclasses.replace(state, mask_decay=jnp.float32(factor))
+        return dataclasses.replace(state, mask_decay=jnp.full_like(state.mask_decay, factor))
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
         """Held-out loss of the state after `step`, computed as that step was."""
