@@ -116,7 +116,7 @@ def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(3, saved)
         checkpoints.wait()
-        for mesh in ((8, 1, 1), (1, 8, 1), (1, 1, 1)):
+        for mesh in ((1, 8, 1), (1, 1, 1)):
             wanted = trainer_of(config("cluster_sets", mesh)).abstract_state()
             restored = checkpoints.restore_latest(wanted)
             for entry, before, after in zip(*map(jax.tree.leaves, (wanted, saved, restored)), strict=True):
