@@ -1,0 +1,44 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from sparse_lm.training.interrupt import Interrupt
+
+
+def test_work_is_done_where_no_signal_comes():
+    done = []
+    with Interrupt() as interrupt:
+        assert interrupt.wait_for(lambda: done.append(threading.get_ident()))
+        assert interrupt.requested is None
+    assert done and done[0] != threading.get_ident()
+
+
+def test_what_work_raises_is_raised():
+    def work():
+        raise NotImplementedError("no such kernel")
+
+    with Interrupt() as interrupt, pytest.raises(NotImplementedError, match="no such kernel"):
+        interrupt.wait_for(work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_waiting_and_a_second_one_acts_at_once(number):
+    acted = []
+    before = signal.signal(number, lambda *_: acted.append(number))
+    release = threading.Event()
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    try:
+        with Interrupt() as interrupt:
+            start = time.monotonic()
+            assert not interrupt.wait_for(lambda: release.wait(60))
+            assert time.monotonic() - start < 10
+            assert interrupt.requested == signal.Signals(number).name
+            assert not acted
+            os.kill(os.getpid(), number)
+            assert acted == [number]
+    finally:
+        release.set()
+        signal.signal(number, before)
