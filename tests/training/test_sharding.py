@@ -16,10 +16,10 @@ from sparse_lm.training.step import make_trainer
 from tests import small
 
 
-def config(recipe, mesh=(1, 1, 1), **changes):
-    """20 steps, sparse on 6..13; shards of 64 neurons."""
+def config(recipe, mesh=(1, 1, 1), sparse=(6, 13), **changes):
+    """20 steps, some of them sparse; shards of 64 neurons."""
     size = {"steps": 20, "batch_size": 16, "model.dim": 64, "model.ffn_dim": 512}
-    phases = {"sparsity.start_step": 6, "sparsity.end_step": 13}
+    phases = dict(zip(("sparsity.start_step", "sparsity.end_step"), sparse, strict=True))
     axes = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), mesh, strict=True))
     return small.config(recipe, **size, **phases, **axes, **changes)
 
@@ -55,14 +55,16 @@ def train(config):
     return state, trace
 
 
-@pytest.mark.parametrize("recipe, mesh, microbatches", [("fst", (2, 4, 1), 2), ("cluster_sets", (2, 2, 2), 1)])
-def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches):
+@pytest.mark.parametrize(
+    "recipe, mesh, microbatches, sparse", [("fst", (2, 4, 1), 2, (0, 20)), ("cluster_sets", (2, 2, 2), 1, (6, 13))]
+)
+def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, sparse):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.
 
     experiments/mesh_equality.py does this for every recipe.
     """
-    _, alone = train(config(recipe, microbatches=mesh[0] * mesh[1] * microbatches))
-    state, meshed = train(config(recipe, mesh, microbatches=microbatches))
+    _, alone = train(config(recipe, sparse=sparse, microbatches=mesh[0] * mesh[1] * microbatches))
+    state, meshed = train(config(recipe, mesh, sparse, microbatches=microbatches))
     # Sums have another order, above all along `tensor`, and now and then rounding decides a near tie: everything is
     # compared closely up to the first sparse step, then the losses less so. Shares are means of the shards' shares.
     tolerance = 1e-5 if mesh[2] == 1 else 1e-4
