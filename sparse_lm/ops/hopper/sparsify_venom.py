@@ -1,10 +1,10 @@
 """Dense matrix, or Y = relu(H)^2 of one, to V:2:M form in one pass over memory.
 
-A block takes a tile of v rows and 16 groups of m columns: 64 condensed columns, what one word of
-metadata for each thread describes. Its warps read a row each at a time, sum up the squares of every
-column as they go, and keep the tile in shared memory. The four columns of each group that the rows
-share are those of largest norm; then each warpgroup selects in 64 rows (thread_tile.py), gathering
-the kept columns from shared memory.
+A block takes a tile of v rows and 16 groups of m columns, or 8 groups, if only then a multiprocessor has
+room for several blocks, of which one reads while another selects. Its warps read a row each at a time,
+sum up the squares of every column as they go, and keep the tile in shared memory. The four columns of
+each group that the rows share are those of largest norm; then each thread selects in one or two rows,
+gathering 16 kept columns from shared memory.
 
 Numerics: norms in float32, summed by warp, then over warps; so two columns of nearly equal norm may
 rank otherwise than in the reference. All else is the reference bit for bit.
@@ -38,14 +38,16 @@ from sparse_lm.ops.hopper.emit import (
 )
 from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.squared_relu_24 import STATS, Seen, check_dtype, count_nonzeros, squared_relu, store_stats
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups
+from sparse_lm.ops.hopper.thread_tile import RUN, THREADS, half_word, run_pointers
+from sparse_lm.ops.hopper.thread_tile import groups as fours
 from sparse_lm.ops.hopper.two_of_four import magnitude_rank
 
-_GROUPS = TILE // 4  # of a tile
-_KEPT = 4  # of a group
+_KEPT = 4  # columns of a group
 _ROWS_AT_ONCE = 4  # that a warp has under way
 _PAD = 8  # elements at the end of a row in shared memory: rows start on different banks, 16 bytes stay aligned
+_LARGEST_BLOCK = 512  # rows, of two threads each
 _LARGEST_TILE = 200 * 2**10  # bytes
+_SHARED_TILE = 72 * 2**10  # bytes: two or three blocks have room on a multiprocessor
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
@@ -71,18 +73,25 @@ def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[Spars
 def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
     check_dtype(x.dtype)
     shape = rows, width = x.shape
-    tile_columns = _GROUPS * m
+    groups = TILE // _KEPT
+    if v * groups * m * x.dtype.itemsize > _SHARED_TILE:
+        groups //= 2
+    tile_columns = groups * m
     if choice != "norm":
         raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
-    if v % TILE or m not in (8, 16, 32) or v * tile_columns * x.dtype.itemsize > _LARGEST_TILE:
-        raise NotImplementedError(f"needs v to be a multiple of 64, m 8, 16 or 32, and v m at most 6400, not {v}, {m}")
-    if width % tile_columns:
-        raise NotImplementedError(f"needs the {width} columns to be a multiple of 16 m = {tile_columns}")
+    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * tile_columns * x.dtype.itemsize > _LARGEST_TILE:
+        raise NotImplementedError(
+            f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most 12800, "
+            f"not v = {v}, m = {m}"
+        )
+    if width % (TILE // _KEPT * m):
+        raise NotImplementedError(f"needs the {width} columns to be a multiple of 16 m = {16 * m}")
     x = jnp.pad(x, ((0, -rows % v), (0, 0))) if rows % v else x
     warpgroups = v // TILE
     blocks, tiles = x.shape[0] // v, width // tile_columns
     stride = tile_columns + _PAD
     warps = warpgroups * THREADS // 32
+    kept_columns = groups * _KEPT
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
     def sparsify_tile(_, x_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
@@ -92,16 +101,18 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         gpu.barrier()
         _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
-        thread = Thread.current()
-        row_tile = arith.divui(mgpu_utils.thread_idx(), i32(THREADS))
-        tile = Tile(thread, arith.addi(arith.muli(block, i32(warpgroups)), row_tile), tile_number)
-        pairs = [
-            [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in groups(run)]
-            for run in _gather(tile_smem, kept, row_tile, thread, stride)
-        ]
-        tile.store_packed(values_gmem, [[pair.values for pair in row] for row in pairs])
-        tile.store_word(metadata_gmem, pairs)
-        seen = seen.add([], [pair.values for row in pairs for pair in row], element)
+        for row, column in _runs_of_thread(v, kept_columns):
+            run = _gather(tile_smem, kept, row, column, stride)
+            pairs = [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in fours(run)]
+            values_pointer, metadata_pointer = run_pointers(
+                values_gmem,
+                metadata_gmem,
+                arith.addi(arith.muli(block, i32(v)), row),
+                arith.addi(arith.muli(tile_number, i32(kept_columns)), column),
+            )
+            llvm.store(vector([pair.values for pair in pairs]), values_pointer, alignment=16)
+            llvm.store(half_word(pairs), metadata_pointer)
+            seen = seen.add([], [pair.values for pair in pairs], element)
         block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
         store_stats(stats_gmem, block_number, seen.stats())
 
@@ -111,9 +122,9 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
     values, metadata, columns, stats = plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((x.shape[0], tiles * TILE // 2), x.dtype),
-            jax.ShapeDtypeStruct((x.shape[0] // TILE, tiles, THREADS), jnp.int32),
-            jax.ShapeDtypeStruct((blocks, tiles * TILE), jnp.int32),
+            jax.ShapeDtypeStruct((x.shape[0], tiles * kept_columns // 2), x.dtype),
+            jax.ShapeDtypeStruct((x.shape[0] // TILE, tiles * kept_columns // TILE, THREADS), jnp.int32),
+            jax.ShapeDtypeStruct((blocks, tiles * kept_columns), jnp.int32),
             jax.ShapeDtypeStruct((blocks * tiles, warps, STATS), jnp.float32),
         ),
         grid=(tiles, blocks),
@@ -123,7 +134,7 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         scratch_types=[
             plgpu.SMEM((v * stride,), x.dtype),
             plgpu.SMEM((warps * tile_columns,), jnp.float32),
-            plgpu.SMEM((TILE,), jnp.int32),
+            plgpu.SMEM((kept_columns,), jnp.int32),
         ],
         compiler_params=COMPILER_PARAMS,
         kernel_name="squared_relu_venom" if activate else "sparsify_venom",
@@ -192,9 +203,10 @@ def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
     """The four columns of largest norm of each group: their places in the tile to `kept`, in the matrix to `columns`.
 
     Lane l of a warp looks after columns l, l + 32, .. of the warp's share; a group's columns are neighbouring lanes
-    of one warp, so that votes tell how many kept ones come before.
+    of one warp, so that a vote tells how many kept ones come before.
     """
-    tile_columns = _GROUPS * m
+    kept_columns = ir.MemRefType(kept.type).shape[0]
+    tile_columns = kept_columns // _KEPT * m
     thread = mgpu_utils.thread_idx()
     base = mgpu_utils.memref_ptr(norms)
     width = ir.MemRefType(columns.type).shape[1]
@@ -208,26 +220,10 @@ def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
             norm = arith.addf(
                 norm, llvm.load(ir.F32Type.get(), mgpu_utils.getelementptr(base, [index], ir.F32Type.get()))
             )
-        rank = magnitude_rank(norm)
-        place = arith.remui(column, i32(m))
-        beaten = i32(0)
-        for distance in range(1, m):
-            other = arith.xori(place, i32(distance))
-            other_rank = mgpu_utils.shfl_bfly(rank, distance)
-            before = arith.cmpi(arith.CmpIPredicate.ult, other, place)
-            larger = arith.cmpi(arith.CmpIPredicate.sgt, other_rank, rank)
-            ties = arith.andi(arith.cmpi(arith.CmpIPredicate.eq, other_rank, rank), before)
-            beaten = arith.addi(beaten, arith.extui(i32_type(), arith.ori(larger, ties)))
-        keep = arith.cmpi(arith.CmpIPredicate.ult, beaten, i32(_KEPT))
-        slot = i32(0)
-        for distance in range(1, m):
-            other = arith.xori(place, i32(distance))
-            other_keeps = mgpu_utils.shfl_bfly(arith.extui(i32_type(), keep), distance)
-            before = arith.extui(i32_type(), arith.cmpi(arith.CmpIPredicate.ult, other, place))
-            slot = arith.addi(slot, arith.andi(other_keeps, before))
+        keep, slot = _four_largest(magnitude_rank(norm), arith.remui(column, i32(m)), m)
         condensed = arith.addi(arith.muli(arith.divui(column, i32(m)), i32(_KEPT)), slot)
         start = mul64(block, width)
-        offset = arith.addi(arith.muli(tile_number, i32(TILE)), condensed)
+        offset = arith.addi(arith.muli(tile_number, i32(kept_columns)), condensed)
         target = mgpu_utils.getelementptr(
             global_pointer(columns), [arith.addi(start, arith.extui(i64_type(), offset))], i32_type()
         )
@@ -237,6 +233,29 @@ def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
         _store_if(keep, absolute, "global", target)
 
 
+def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir.Value]:
+    """Whether a lane's rank is one of the four largest of its group of m lanes, and how many of them come before it.
+
+    Of equal ranks that of the lower place is the larger.
+    """
+    beaten = i32(0)
+    for bit in range(m.bit_length() - 1):
+        # The lane at a distance comes before this one if this one's place has the highest bit of the distance.
+        before = arith.andi(arith.shrui(place, i32(bit)), i32(1))
+        beaten_from = arith.addi(rank, arith.subi(i32(1), before))
+        for distance in range(1 << bit, 2 << bit):
+            other = mgpu_utils.shfl_bfly(rank, distance)
+            beats = arith.cmpi(arith.CmpIPredicate.sge, other, beaten_from)
+            beaten = arith.addi(beaten, arith.extui(i32_type(), beats))
+    keep = arith.cmpi(arith.CmpIPredicate.ult, beaten, i32(_KEPT))
+    ptx = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
+    kept_lanes = llvm.inline_asm(i32_type(), [arith.extui(i32_type(), keep)], ptx, "=r,r", has_side_effects=True)
+    lane = arith.remui(mgpu_utils.thread_idx(), i32(32))
+    of_group = arith.shrui(kept_lanes, arith.subi(lane, place))
+    before = arith.andi(of_group, arith.subi(arith.shli(i32(1), place), i32(1)))
+    return keep, math.ctpop(before)
+
+
 def _store_if(condition: ir.Value, value: ir.Value, space: str, pointer: ir.Value) -> None:
     """Stores without a branch."""
     ptx = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.{space}.u32 [$1], $2; }}"
@@ -244,22 +263,26 @@ def _store_if(condition: ir.Value, value: ir.Value, space: str, pointer: ir.Valu
     llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, ptx, "r,l,r", has_side_effects=True)
 
 
-def _gather(tile_smem, kept, row_tile, thread: Thread, stride: int) -> list[list[ir.Value]]:
-    """The thread's 16 condensed columns of its two rows, each in the low half of a word."""
-    element = ir.MemRefType(tile_smem.type).element_type
-    places = []
+def _runs_of_thread(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]]:
+    """Row and first column of the 16 condensed ones that a thread selects from, once or twice.
+
+    Neighbouring lanes have neighbouring runs of a row.
+    """
+    runs_of_row = kept_columns // RUN
+    thread, threads = mgpu_utils.thread_idx(), 2 * v
+    column = arith.muli(arith.remui(thread, i32(runs_of_row)), i32(RUN))
+    row = arith.divui(thread, i32(runs_of_row))
+    return [(arith.addi(row, i32(first)), column) for first in range(0, v, threads // runs_of_row)]
+
+
+def _gather(tile_smem, kept, row: ir.Value, column: ir.Value, stride: int) -> list[ir.Value]:
+    """16 condensed columns of a row, each in the low half of a word."""
+    element, i16 = ir.MemRefType(tile_smem.type).element_type, ir.IntegerType.get_signless(16)
+    start = arith.muli(row, i32(stride))
+    run = []
     for i in range(RUN):
-        index = arith.addi(thread.column, i32(i))
-        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [index], i32_type())
-        places.append(llvm.load(i32_type(), pointer))
-    runs = []
-    for half in HALVES:
-        row = arith.addi(arith.addi(arith.muli(row_tile, i32(TILE)), thread.row), i32(8 * half))
-        start = arith.muli(row, i32(stride))
-        pointers = (
-            mgpu_utils.getelementptr(mgpu_utils.memref_ptr(tile_smem), [arith.addi(start, place)], element)
-            for place in places
-        )
-        i16 = ir.IntegerType.get_signless(16)
-        runs.append([arith.extui(i32_type(), llvm.load(i16, pointer)) for pointer in pointers])
-    return runs
+        index = arith.addi(column, i32(i))
+        place = llvm.load(i32_type(), mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [index], i32_type()))
+        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(tile_smem), [arith.addi(start, place)], element)
+        run.append(arith.extui(i32_type(), llvm.load(i16, pointer)))
+    return run

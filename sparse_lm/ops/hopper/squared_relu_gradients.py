@@ -23,11 +23,20 @@ from jaxlib.mlir.dialects import arith, llvm, math
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
 from sparse_lm.ops.hopper import packed_24
-from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, i64, i64_type, mul64
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, i64_type, mul64
 from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.packed_24 import PackedPair
 from sparse_lm.ops.hopper.squared_relu_24 import check_dtype
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, nibbles
+from sparse_lm.ops.hopper.thread_tile import (
+    HALVES,
+    RUN,
+    THREADS,
+    Thread,
+    Tile,
+    half_word,
+    nibbles,
+    run_pointers,
+)
 
 # A word of row r and column c lies at r * _STRIDE + 8 (r // 32) + c + 8 (c // 32): neither the rows nor the
 # columns that the lanes of a warp hold share a bank.
@@ -187,29 +196,11 @@ def _store_row_if(
     condition: ir.Value, values: ir.Value, metadata: ir.Value, neuron: ir.Value, tile: Tile, pairs: list[PackedPair]
 ) -> None:
     """A thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
-    ref = ir.MemRefType(values.type)
-    thread = tile.thread
-    tokens = arith.addi(arith.muli(tile.row, i32(TILE)), thread.column)
-    start = arith.addi(mul64(neuron, ref.shape[1]), arith.extui(i64_type(), arith.shrui(tokens, i32(1))))
+    tokens = arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column)
     flag = arith.extui(i32_type(), condition)
-    pointer = mgpu_utils.getelementptr(global_pointer(values), [start], ref.element_type)
-    _emit_store("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r", flag, pointer, *(pair.values for pair in pairs))
-
-    token_tiles = ir.MemRefType(metadata.type).shape[1]
-    word_tile = arith.addi(arith.muli(arith.shrui(neuron, i32(6)), i32(token_tiles)), tile.row)
-    warp = arith.andi(arith.shrui(neuron, i32(4)), i32(3))
-    lane = arith.addi(
-        arith.muli(arith.andi(neuron, i32(7)), i32(4)), arith.andi(thread.index, i32(3))
-    )  # fmt: skip
-    half = arith.andi(arith.shrui(neuron, i32(3)), i32(1))
-    word = arith.addi(mul64(word_tile, THREADS), arith.extui(i64_type(), arith.addi(arith.muli(warp, i32(32)), lane)))
-    index = arith.addi(arith.muli(word, i64(2)), arith.extui(i64_type(), half))
-    nibbles = i32(0)
-    for group, pair in enumerate(pairs):
-        nibbles = arith.ori(nibbles, arith.shli(pair.nibble, i32(4 * group)))
-    i16 = ir.IntegerType.get_signless(16)
-    pointer = mgpu_utils.getelementptr(global_pointer(metadata), [index], i16)
-    _emit_store("u16 [$1], $2", "r,l,h", flag, pointer, arith.trunci(i16, nibbles))
+    values_pointer, metadata_pointer = run_pointers(values, metadata, neuron, tokens)
+    _emit_store("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r", flag, values_pointer, *(pair.values for pair in pairs))
+    _emit_store("u16 [$1], $2", "r,l,h", flag, metadata_pointer, half_word(pairs))
 
 
 def _emit_store(store: str, constraints: str, *operands: ir.Value) -> None:

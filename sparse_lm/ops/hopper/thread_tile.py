@@ -132,3 +132,28 @@ def nibbles(word: ir.Value) -> list[list[ir.Value]]:
 def groups(run: Sequence[ir.Value]) -> list[list[ir.Value]]:
     """A row's columns by fours."""
     return [list(run[first : first + 4]) for first in range(0, len(run), 4)]
+
+
+def run_pointers(values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Where the survivors of 16 columns of a row, from `column` on, go: 16 bytes of values, half a word of metadata."""
+    width, element = ir.MemRefType(values.type).shape[1], ir.MemRefType(values.type).element_type
+    start = arith.addi(mul64(row, width), arith.extui(i64_type(), arith.shrui(column, i32(1))))
+    word_tile = arith.addi(
+        arith.muli(arith.shrui(row, i32(6)), i32(ir.MemRefType(metadata.type).shape[1])), arith.shrui(column, i32(6))
+    )
+    warp, half, line = (arith.andi(arith.shrui(row, i32(shift)), i32(mask)) for shift, mask in ((4, 3), (3, 1), (0, 7)))
+    lane = arith.addi(arith.muli(line, i32(4)), arith.andi(arith.shrui(column, i32(4)), i32(3)))
+    word = arith.addi(mul64(word_tile, THREADS), arith.extui(i64_type(), arith.addi(arith.muli(warp, i32(32)), lane)))
+    index = arith.addi(arith.muli(word, i64(2)), arith.extui(i64_type(), half))
+    return (
+        mgpu_utils.getelementptr(global_pointer(values), [start], element),
+        mgpu_utils.getelementptr(global_pointer(metadata), [index], ir.IntegerType.get_signless(16)),
+    )
+
+
+def half_word(pairs: Sequence[PackedPair]) -> ir.Value:
+    """Metadata of four groups, 16 bits."""
+    nibbles = i32(0)
+    for group, pair in enumerate(pairs):
+        nibbles = arith.ori(nibbles, arith.shli(pair.nibble, i32(4 * group)))
+    return arith.trunci(ir.IntegerType.get_signless(16), nibbles)

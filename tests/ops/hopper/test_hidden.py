@@ -112,7 +112,7 @@ def test_venom_lowers_without_a_gpu(v, m):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("v, m", [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32)])
+@pytest.mark.parametrize("v, m", [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32), (256, 32), (64, 32), (512, 16)])
 @pytest.mark.parametrize("tokens", [512, 300])
 def test_venom(tokens, v, m, dtype):
     """Integers, whose squares add up exactly in any order: so do the norms that columns are chosen by."""
@@ -171,5 +171,8 @@ def test_what_is_refused():
         hopper.squared_relu_24(jnp.zeros((64, 64)))
     with pytest.raises(NotImplementedError, match="one dtype"):
         hopper.squared_relu_gradients(jnp.zeros((64, 64), jnp.bfloat16), y)
+    for v, m in ((96, 16), (640, 8), (512, 32), (128, 12)):
+        with pytest.raises(NotImplementedError, match=f"not v = {v}, m = {m}"):
+            hopper.squared_relu_venom(jnp.zeros((1280, 1536), jnp.bfloat16), v, m, columns="norm")
     with pytest.raises(NotImplementedError, match="a multiple of 64 rows, not for 96"):
         hopper.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=jnp.bfloat16)
