@@ -4,17 +4,23 @@
     python -m experiments.bench_step --config=configs/llama7b.py --config.model.layers=4 \
         --config.model.vocab_size=32000 --config.batch_size=8 --output=experiments/results/step_7b_width_h100.json
 
+    NCCL_NVLS_ENABLE=0 python -m experiments.bench_step --config=configs/llama7b.py --config.mesh.fsdp=4 \
+        --config.batch_size=16 --recipes=dense,venom_slices,venom_sets --traced=0 \
+        --output=experiments/results/step_llama7b_fsdp_4x_h200.json
+
 Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew.
 Tokens are random and already on the device. A step's time is that between the arrivals of its
 results and of those of the step before, with the next step already dispatched, as in training.
+The results are written after every round.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -53,32 +59,35 @@ OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=Tru
 
 
 class Variant:
-    """A recipe, compiled. Its sparse phase starts with `enter`."""
+    """A recipe, traced, and after `compile` ready to run. Its sparse phase starts with `enter`."""
 
     def __init__(self, name: str, base: ml_collections.ConfigDict, state: TrainState, windows: Array):
         self.name = name
         self.config = _with_recipe(base, name)
         self.trainer: Trainer = make_trainer(self.config)
-        self.transitions = make_transitions(
-            self.config, self.trainer.plan, self.trainer.graphdef, self.trainer.layout
-        )  # fmt: skip
         self.phase = "dense" if self.trainer.plan == DENSE else "sparse"
         placed = self.trainer.layout.state.variables if self.trainer.layout else None
         self._variables = jax.jit(lambda: self.trainer.init().variables, out_shardings=placed)
-        self._lowered = self.trainer.step(self.phase).lower(self._own(state), windows)
+        state = self._own(state)
+        self._lowered = self.trainer.step(self.phase).lower(state, windows)
+        transitions = make_transitions(self.config, self.trainer.plan, self.trainer.graphdef, self.trainer.layout)
+        self._lowered_enter = transitions.enter_sparse.lower(state, windows) if self.phase == "sparse" else None
+
+    def compile(self) -> None:
         begin = time.perf_counter()
         self.step = self._lowered.compile()
         self.compile_seconds = time.perf_counter() - begin
-        print(f"{name}: compiled in {self.compile_seconds:.0f} s", flush=True)
+        self._enter = self._lowered_enter.compile() if self._lowered_enter else None
+        print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
 
     def enter(self, state: TrainState, windows: Array) -> TrainState:
         """Any recipe's state, at the first step of this one's phase."""
         state = self._own(state)
-        return state if self.phase == "dense" else self.transitions.enter_sparse(state, windows)
+        return self._enter(state, windows) if self._enter else state
 
-    def without_graphs(self) -> jax.stages.Compiled:
-        """The step with each kernel launched for itself: the profiler does not see what CUDA graphs are made of."""
-        return self._lowered.compile(compiler_options={"xla_gpu_enable_command_buffer": ""})
+    def step_with(self, options: Mapping[str, str]) -> jax.stages.Compiled:
+        """The step, compiled with other options of XLA."""
+        return self._lowered.compile(compiler_options=dict(options))
 
     def _own(self, state: TrainState) -> TrainState:
         return dataclasses.replace(state, variables=self._variables())
@@ -90,17 +99,49 @@ class Variant:
         return held / 2**30
 
 
+NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+"""Each kernel is launched for itself. The profiler does not see what CUDA graphs are made of."""
+
+
+def compiled_variants(
+    names: Sequence[str], base: ml_collections.ConfigDict, state: TrainState, windows: Array
+) -> list[Variant]:
+    """The first is compiled alone, since XLA times candidates for products, which the others share with it."""
+    variants, compiling = [], []
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for name in names:
+            variants.append(Variant(name, base, state, windows))
+            compiling.append(pool.submit(variants[-1].compile))
+            if len(variants) == 1:
+                compiling[0].result()
+        for future in compiling:
+            future.result()
+    return variants
+
+
+def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, list[Array]]:
+    """The dense configuration, its state before the first step, and four batches on the devices."""
+    dense = _with_recipe(base, "dense")
+    trainer = make_trainer(dense)
+    shape = (dense.batch_size, dense.seq_len + 1)
+    tokens = [np.random.default_rng(n).integers(dense.model.vocab_size, size=shape, dtype=np.int32) for n in range(4)]
+    place = trainer.layout.place_batch if trainer.layout else jnp.asarray
+    return dense, trainer.init(), [place(windows) for windows in tokens]
+
+
 def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     changed = ml_collections.ConfigDict(base.to_dict())
     changed.sparsity.update(RECIPES[name])
     return parse(changed)
 
 
-def time_steps(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, list[float]]:
+def time_steps(
+    step: jax.stages.Compiled, state: TrainState, batches: Sequence[Array]
+) -> tuple[TrainState, list[float]]:
     """Seconds of each timed step."""
     arrivals, pending = [], None
     for number in range(1 + WARMUP.value + STEPS.value):
-        state, metrics = variant.step(state, batches[number % len(batches)])
+        state, metrics = step(state, batches[number % len(batches)])
         if pending is not None:
             jax.block_until_ready(pending)
             arrivals.append(time.perf_counter())
@@ -108,14 +149,14 @@ def time_steps(variant: Variant, state: TrainState, batches: Sequence[Array]) ->
     loss = float(pending["loss"])
     arrivals.append(time.perf_counter())
     if not np.isfinite(loss):
-        raise RuntimeError(f"{variant.name}: loss {loss}")
+        raise RuntimeError(f"the loss is {loss}")
     return state, np.diff(arrivals)[WARMUP.value :].tolist()
 
 
 def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
     """Milliseconds a step by part of the model, summed over kernels that may overlap."""
 
-    step = variant.without_graphs()
+    step = variant.step_with(NO_GRAPHS)
 
     def run() -> None:
         nonlocal state
@@ -150,42 +191,38 @@ def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
 
 
 def main(_: Sequence[str]) -> None:
-    base = flags.FLAGS.config
-    names = list(NAMES.value)
-    dense = _with_recipe(base, "dense")
-    trainer = make_trainer(dense)
-    state = trainer.init()
-    shape = (dense.batch_size, dense.seq_len + 1)
-    tokens = [np.random.default_rng(n).integers(dense.model.vocab_size, size=shape, dtype=np.int32) for n in range(4)]
-    place = trainer.layout.place_batch if trainer.layout else jnp.asarray
-    batches = [place(windows) for windows in tokens]
-    variants = [Variant(name, base, state, batches[0]) for name in names]
+    base, names = flags.FLAGS.config, list(NAMES.value)
+    dense, state, batches = random_start(base)
+    variants = compiled_variants(names, base, state, batches[0])
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(ROUNDS.value):
         for variant in variants:
             state = variant.enter(state, batches[0])
-            state, times = time_steps(variant, state, batches)
+            state, times = time_steps(variant.step, state, batches)
             seconds[variant.name] += times
-    table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
+        table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
+        _write(dense, table)
     for variant in variants if TRACED.value else ():
         state = variant.enter(state, batches[0])
         state, parts = profile(variant, state, batches)
         table[variant.name] |= parts
+    _write(dense, table)
+    _print(table)
 
-    model = dense.model
+
+def _write(dense: Config, table: dict[str, dict[str, Any]]) -> None:
     write_results(
         OUTPUT.value,
         dict(
             batch_size=dense.batch_size,
             seq_len=dense.seq_len,
             mesh=dataclasses.asdict(dense.mesh),
-            model=dataclasses.asdict(model),
+            model=dataclasses.asdict(dense.model),
             peak_gib_of_process=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30,
             recipes=table,
         ),
     )
-    _print(table)
 
 
 def _print(table: dict[str, dict[str, Any]]) -> None:
