@@ -39,6 +39,7 @@ _SETS = _VENOM | {"sparsity.selection": "cluster_sets", "sparsity.clusters": 64}
 _RUNS = _SETS | {"sparsity.neuron_run": 64}
 _16 = {"sparsity.clusters": 16}
 _TOKENS = {"sparsity.centres": "tokens"}
+_BALANCED = _SETS | _TOKENS | {"sparsity.balanced_sets": True}
 
 SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
     "learning_rate": (
@@ -85,6 +86,17 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "full dense weights": {"sparsity.dense_weights": "full"},
             "moments reset": {"sparsity.moments": "reset"},
             "first moments reset": {"sparsity.moments": "reset_first"},
+        },
+    ),
+    # Whether sets that use every neuron equally often train better than those of the busiest neurons.
+    "balanced": (
+        _base(1000),
+        {
+            "balanced sets 2:16, 16 token centres": _BALANCED | _16,
+            "balanced sets 2:16, 64 token centres": _BALANCED,
+            "balanced runs of 64 2:16, 16 token centres": _BALANCED | _16 | {"sparsity.neuron_run": 64},
+            "balanced runs of 256 2:16, 16 token centres": _BALANCED | _16 | {"sparsity.neuron_run": 256},
+            "balanced sets 2:16, 4 token centres": _BALANCED | {"sparsity.clusters": 4},
         },
     ),
     # The numbers that count: 200 M tokens, at the minimum of a parabola through the three learning rates.

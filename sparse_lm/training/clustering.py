@@ -6,13 +6,15 @@ Two ways to place the clusters' centres (`config.sparsity.centres`):
   tokens   k-means over the tokens of one batch, from tokens of it on. Tokens that are alike use the
            same neurons, so their shared set misses less (experiments/README.md has how much).
 
-Sets then follow from the energy of each neuron's activations over each cluster's tokens.
+Sets then follow from the energy of each neuron's activations over each cluster's tokens: each cluster's
+busiest neurons, or, with `config.sparsity.balanced_sets`, sets that use every neuron equally often.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -83,15 +85,21 @@ def choose_sets(
     """
     sums = _measure(state, windows=windows, config=config, plan=plan, graphdef=graphdef, layout=layout)
     energy = sums.energy
-    if plan.neuron_run > 1:
-        columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run, config.mesh.tensor))(energy)
-    else:
-        columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
+    columns = jax.vmap(_set_choice(config, plan))(energy)
     kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
     state = _with_variables(state, columns=columns)
     if config.sparsity.recluster:
         state = _move_centres(state, sums)
     return state, {"kept_set_energy": kept}
+
+
+def _set_choice(config: Config, plan: GemmPlan) -> Callable[[Array], Array]:
+    """How sets int32[clusters, 4F/m] follow from energy [clusters, F]."""
+    if config.sparsity.balanced_sets:
+        return lambda energy: routing.balanced_sets(energy, plan.m, plan.neuron_run, config.mesh.tensor)
+    if plan.neuron_run > 1:
+        return lambda energy: routing.run_sets(energy, plan.m, plan.neuron_run, config.mesh.tensor)
+    return lambda energy: routing.neuron_sets(energy, plan.m)
 
 
 def _measure(

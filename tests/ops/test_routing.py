@@ -279,6 +279,93 @@ def test_run_sets_are_the_busiest_runs_of_neighbours():
         np.testing.assert_array_equal(sets[cluster], (4 * busiest[:, None] + np.arange(4)).ravel())
 
 
+_balanced_sets = jax.jit(routing.balanced_sets, static_argnums=(1, 2, 3))
+
+
+def _skewed_energy(clusters, neurons, seed=0):
+    """Alike within latent topics, over orders of magnitude between neurons and between clusters; some are dead."""
+    rng = np.random.default_rng(seed)
+    topics = np.maximum(rng.normal(size=(clusters, 6)) @ rng.normal(size=(6, neurons)), 0)
+    energy = np.square(topics) * np.exp(3 * rng.normal(size=neurons)) * np.exp(3 * rng.normal(size=(clusters, 1)))
+    return (energy * (rng.random(neurons) < 0.9)).astype(np.float32)
+
+
+def _shares(energy):
+    """Of each neuron's energy, from clusters of energy 1."""
+    energy = energy.astype(np.float64)
+    energy = energy / np.maximum(energy.sum(1, keepdims=True), 1e-300)
+    return energy / np.maximum(energy.sum(0), 1e-300)
+
+
+def _most_that_balanced_sets_can_keep(shares, size):
+    """An upper bound, within 1%: with prices on neurons that sum to nothing over a balanced choice, any choice."""
+    clusters, count = shares.shape
+    prices, uses, bound = np.zeros(count), clusters * size / count, np.inf
+    for step in range(300):
+        chosen = np.argsort(prices - shares, axis=1)[:, :size]
+        bound = min(bound, np.take_along_axis(shares - prices, chosen, axis=1).sum() + uses * prices.sum())
+        used = np.bincount(chosen.ravel(), minlength=count)
+        prices += 0.5 * shares.std() / (1 + step) ** 0.7 * (used / uses - 1)
+    return bound
+
+
+ENERGIES = {
+    "random": np.random.default_rng(8).random((8, 64)),
+    "skewed": _skewed_energy(8, 64),
+    "one cluster above all": np.random.default_rng(9).random((8, 64)) * np.where(np.arange(8) == 3, 1e6, 1)[:, None],
+    "the same of all": np.tile(np.random.default_rng(10).random(64), (8, 1)),
+    "equal": np.ones((8, 64)),
+    "none": np.zeros((8, 64)),
+    "clusters without tokens": _skewed_energy(8, 64, seed=1) * (np.arange(8) < 5)[:, None],
+    "not finite": np.where(np.random.default_rng(11).random((8, 64)) < 0.1, np.nan, np.inf),
+}
+
+
+@pytest.mark.parametrize("energy", ENERGIES.values(), ids=ENERGIES)
+@pytest.mark.parametrize("m, run, parts", [(16, 1, 1), (8, 1, 2), (16, 4, 2), (4, 8, 1)])
+def test_balanced_sets_use_every_neuron_equally_often(energy, m, run, parts):
+    sets = np.asarray(_balanced_sets(energy.astype(np.float32), m, run, parts))
+    assert sets.dtype == np.int32 and sets.shape == (8, 4 * 64 // m)
+    assert (np.diff(sets) > 0).all()
+    np.testing.assert_array_equal(np.bincount(sets.ravel(), minlength=64), 8 * 4 // m)
+    part = sets.reshape(8, parts, -1) // (64 // parts)
+    np.testing.assert_array_equal(part, np.broadcast_to(np.arange(parts)[:, None], part.shape))
+    runs = sets.reshape(8, -1, run)
+    np.testing.assert_array_equal(runs, runs[..., :1] + np.arange(run))
+    assert (runs[..., 0] % run == 0).all()
+
+
+@pytest.mark.parametrize("clusters, m, run", [(4, 16, 1), (16, 16, 1), (16, 8, 4), (12, 16, 8)])
+def test_balanced_sets_keep_almost_as_much_as_any_that_are_balanced(clusters, m, run):
+    for energy in (_skewed_energy(clusters, 128), np.random.default_rng(1).random((clusters, 128)).astype(np.float32)):
+        shares = _shares(energy)
+        kept = np.take_along_axis(shares, np.asarray(_balanced_sets(energy, m, run, 1)), axis=1).sum()
+        of_runs = shares.reshape(clusters, -1, run).sum(-1)
+        most, at_random = _most_that_balanced_sets_can_keep(of_runs, 4 * of_runs.shape[1] // m), 4 / m * shares.sum()
+        assert 0.9 < (kept - at_random) / (most - at_random) < 1 + 1e-5
+
+
+def test_balanced_sets_of_one_set_a_neuron_keep_no_less_than_slices():
+    for seed in range(4):
+        energy = _skewed_energy(4, 128, seed)
+        owner = np.asarray(routing.assign_neurons(energy))
+        sets = np.asarray(_balanced_sets(energy, 16, 1, 1))
+        kept = np.take_along_axis(_shares(energy), sets, axis=1).sum()
+        assert kept > _shares(energy)[owner, np.arange(128)].sum()
+
+
+def test_balanced_sets_are_the_same_under_vmap_and_when_repeated():
+    energy = np.stack([_skewed_energy(16, 64, seed) for seed in range(3)])
+    together = jax.jit(jax.vmap(lambda e: routing.balanced_sets(e, 16)))
+    for layer in range(3):
+        np.testing.assert_array_equal(together(energy)[layer], _balanced_sets(energy[layer], 16, 1, 1))
+
+
+def test_balanced_sets_refuse_clusters_that_cannot_share_the_neurons():
+    with pytest.raises(ValueError, match="m = 16 must divide 4 \\* 6 clusters"):
+        routing.balanced_sets(jnp.ones((6, 64)), 16)
+
+
 def test_slices_share_out_the_neurons():
     np.testing.assert_array_equal(routing.slice_sets(12, 3), np.arange(12).reshape(3, 4))
 

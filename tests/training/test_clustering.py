@@ -11,10 +11,14 @@ from sparse_lm.training.step import forward_loss, make_trainer
 from tests import small
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["centres stay", "centres follow"])
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"sparsity.recluster": True, "sparsity.balanced_sets": True}],
+    ids=["centres stay", "centres follow, balanced sets"],
+)
 def entered(request):
     """A run at the first step of its sparse phase: configuration, trainer, transitions, state and batch."""
-    config = small.config("cluster_sets", **{"sparsity.centres": "tokens", "sparsity.recluster": request.param})
+    config = small.config("cluster_sets", **{"sparsity.centres": "tokens"} | request.param)
     trainer = make_trainer(config)
     transitions = make_transitions(config, trainer.plan, trainer.graphdef)
     windows = small.windows(config)
@@ -44,3 +48,11 @@ def test_centres_follow_their_tokens_only_when_asked_to(entered):
     before = np.asarray(state.variables.centroids)
     after, _ = transitions.refresh(jax.device_put(dataclasses.replace(state, params=moved_weights)), windows)
     assert np.array_equal(before, after.variables.centroids) != config.sparsity.recluster
+
+
+def test_sets_use_every_neuron_equally_often_when_asked_to(entered):
+    config, _, transitions, state, windows = entered
+    refreshed, _ = transitions.refresh(jax.device_put(state), windows)
+    for columns in (state.variables.columns, refreshed.variables.columns):
+        uses = [np.bincount(sets.ravel(), minlength=config.model.ffn_dim) for sets in np.asarray(columns)]
+        assert (np.ptp(uses, axis=1) == 0).all() == config.sparsity.balanced_sets
