@@ -32,7 +32,7 @@ def _base(steps: int, **overrides: Any) -> Overrides:
 
 
 _DENSE = {"sparsity.recipe": "dense"}
-_VENOM = {"sparsity.recipe": "venom"}
+_VENOM = {"sparsity.recipe": "venom", "sparsity.selection": "magnitude", "sparsity.centres": "neurons"}
 _SLICES = _VENOM | {"sparsity.selection": "slices", "sparsity.clusters": 4}
 _SLICES_OF_8 = _SLICES | {"sparsity.m": 8, "sparsity.clusters": 2}
 _SETS = _VENOM | {"sparsity.selection": "cluster_sets", "sparsity.clusters": 64}
@@ -40,6 +40,13 @@ _RUNS = _SETS | {"sparsity.neuron_run": 64}
 _16 = {"sparsity.clusters": 16}
 _TOKENS = {"sparsity.centres": "tokens"}
 _BALANCED = _SETS | _TOKENS | {"sparsity.balanced_sets": True}
+_WSD = {"optimizer.schedule": "wsd", "optimizer.decay_steps": 200}
+
+
+def _every(n: int, start: int = 50, end: int = 950) -> Overrides:
+    """A sparse phase of which every n-th step has dense activations."""
+    return {"sparsity.dense_activations_every": n, "sparsity.start_step": start, "sparsity.end_step": end}
+
 
 SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
     "learning_rate": (
@@ -97,6 +104,21 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "balanced runs of 64 2:16, 16 token centres": _BALANCED | _16 | {"sparsity.neuron_run": 64},
             "balanced runs of 256 2:16, 16 token centres": _BALANCED | _16 | {"sparsity.neuron_run": 256},
             "balanced sets 2:16, 4 token centres": _BALANCED | {"sparsity.clusters": 4},
+        },
+    ),
+    # Sparse phases of which some steps keep their activations dense, and a decay that comes after the flip.
+    "alternate": (
+        _base(1000),
+        {
+            "slices 2:16, every 2nd dense activations": _SLICES | _TOKENS | _every(2),
+            "magnitude 2:16, every 2nd dense activations": _VENOM | _16 | _every(2),
+            "sets 2:16, 64 token centres, every 2nd dense activations": _SETS | _TOKENS | _every(2),
+            "runs 2:16, 16 token centres, every 2nd dense activations": _RUNS | _16 | _TOKENS | _every(2),
+            "slices 2:16, every 2nd dense activations, sparse 0 to 1000": _SLICES | _TOKENS | _every(2, 0, 1000),
+            "slices 2:16, every 10th dense activations, sparse 0 to 900": _SLICES | _TOKENS | _every(10, 0, 900),
+            "slices 2:16, every 4th dense activations, sparse 0 to 950": _SLICES | _TOKENS | _every(4, 0, 950),
+            "dense, wsd": _DENSE | _WSD,
+            "slices 2:16, wsd": _SLICES | _TOKENS | _WSD,
         },
     ),
     # The numbers that count: 200 M tokens, at the minimum of a parabola through the three learning rates.
