@@ -120,7 +120,7 @@ class _Saved(NamedTuple):
 def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer):
     run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
     rows, load = arrange_rows(x, variables, order, plan)
-    columns = variables.columns[rows.block_clusters] if plan.pattern_known_first else None
+    columns = listed_neurons(variables, rows, x.shape[0], run) if plan.pattern_known_first else None
     h = up(_permute(x, rows), columns, run)
     y, seen, y_all = activate(h, columns, run)
     o = collectives.sum_over_tensor(_unpermute(down(y, run), rows), axes)
@@ -264,6 +264,18 @@ def arrange_rows(
     return routing.sort_rows(clusters, plan.clusters, order), load
 
 
+def listed_neurons(variables: FfnVariables, rows: routing.Rows, tokens: int, run: _Run) -> Array:
+    """int32 [Tp / v, 4F/m]: the neurons of each block of slots.
+
+    Where they come in runs, a block without tokens lists F throughout, no neuron, and products skip it.
+    """
+    columns = variables.columns[rows.block_clusters]
+    if run.plan.run(run.neurons) == 1:
+        return columns
+    has_token = rows.slots[:: run.plan.v, None] < tokens  # a block is filled from its first slot on
+    return jnp.where(has_token, columns, run.neurons)
+
+
 @jax.named_call
 def activate(h: Array, columns: Array | None, run: _Run) -> tuple[Hidden, HiddenStats, Array]:
     """The part of Y = relu(H)^2 that the down product reads, what its selection saw, and all of Y.
@@ -325,8 +337,14 @@ def _all_rows(w: Sparse24, x: Array, count: int, run: _Run) -> Array:
 
 def _listed_rows(w: Sparse24, x: Array, columns: Array, v: int, columns_run: int, run: _Run) -> Array:
     """x times the transpose of those of this layer's rows of w that each block of v tokens lists."""
-    columns = columns + run.layer * (w.shape[0] // run.weights.layers)
+    columns = _among_layers(w, columns, run)
     return ops.sampled_matmul_24(w, x, columns, v, run=columns_run, implementation=run.implementation)
+
+
+def _among_layers(w: Sparse24, rows: Array, run: _Run) -> Array:
+    """This layer's rows, by their numbers in w, which has those of all layers; one past the end stays that."""
+    count = w.shape[0] // run.weights.layers
+    return jnp.where(rows == count, w.shape[0], rows + run.layer * count)
 
 
 def _hidden_matmul(hidden: Hidden, w: Array, run: _Run) -> Array:

@@ -80,7 +80,8 @@ class SparseVenom:
       v: rows of a block.
       m: columns of a group.
       run: columns come in runs of this many consecutive ones, each starting at a multiple of it. What
-        is gathered is then boxes, not single rows. A run above 1 divides Kc, and no column is padded.
+        is gathered is then boxes, not single rows. A run above 1 divides Kc, and no column is padded, but for
+        blocks of rows that nobody reads: they list K throughout.
     """
 
     values: Array

@@ -87,7 +87,7 @@ def sampled_matmul_24(
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
       x: [T, D].
-      columns: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, if run is 1.
+      columns: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, and in runs for a run of them.
       v: rows of a block.
       run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
       out_dtype: of the result; that of x by default.

@@ -22,6 +22,7 @@ from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper.schedule import rows_in_use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +62,8 @@ def matmul_venom_runs(
     """a @ b.
 
     Args:
-      a: V:2:M matrix [M, K], bfloat16 or float16, v and run multiples of 128 and of 64; its columns are all inside
-        of b.
+      a: V:2:M matrix [M, K], bfloat16 or float16, v and run multiples of 128 and of 64. The last blocks cost little
+        if they list only K, which stands for no column.
       b: [K, N] in the dtype of a.
       out_dtype: bfloat16, float16 or float32; that of b by default.
       config: tiling; tile_m divides v.
@@ -88,15 +89,17 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
     steps = a.values.shape[1] // wgmma_sp.KEPT
     plan = _plan(config, a.shape[0], b.shape[1], steps)
 
-    def jobs(_, cluster, peer):
+    def jobs(operands, cluster, peer):
+        *_, first_of_padding = operands  # read for each job anew, from the cache: consumers lack a register for it
+
         def origin(tile):
             tile = plgpu.planar_snake(tile, config.grid(a.shape[0], b.shape[1]), 1, config.raster_width)
             return config.origin(*tile, peer)
 
-        return plan.jobs(cluster, origin)
+        return plan.jobs(cluster, origin, lambda row, _: row < first_of_padding[0])
 
     def loads(operands, job):
-        values, metadata, columns, b_gmem = operands
+        values, metadata, columns, b_gmem, _ = operands
         block = lax.div(job.row, a.v)
 
         def look_up(k):
@@ -113,7 +116,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
         plan.grid,
         jobs,
         loads,
-        (a.values, a.metadata, a.columns, b),
+        (a.values, a.metadata, a.columns, b, rows_in_use(a.columns[:, :: a.run], a.v, a.shape[1])),
         out,
         name="matmul_venom_runs",
         dtype=b.dtype,

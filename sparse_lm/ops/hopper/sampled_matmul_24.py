@@ -26,6 +26,7 @@ from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
+from sparse_lm.ops.hopper.schedule import rows_in_use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,8 @@ def sampled_matmul_24(
     Args:
       w: 2:4 matrix [F, D], bfloat16 or float16.
       x: [T, D] in the dtype of w.
-      columns: int32 [ceil(T / v), Kc], rows of w; if `run` is 1, F stands for a row of zeros.
+      columns: int32 [ceil(T / v), Kc], rows of w; F stands for a row of zeros. Blocks that list nothing else cost
+        little, if they are the last ones and come in runs.
       v: rows of a block.
       run: that many columns are consecutive, and start at a multiple of it.
       out_dtype: bfloat16, float16 or float32; that of x by default.
@@ -100,15 +102,17 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: in
     plan = _plan(config, tokens, kept, w.values.shape[1] // wgmma_sp.KEPT)
     box = math.gcd(run, config.tile_m)
 
-    def jobs(_, cluster, peer):
+    def jobs(operands, cluster, peer):
+        *_, first_of_padding = operands  # read for each job anew, from the cache: consumers lack a register for it
+
         def origin(tile):
             tile = plgpu.planar_snake(tile, config.grid(kept, tokens), 0, config.raster_width)
             return config.origin(*tile, peer)
 
-        return plan.jobs(cluster, origin)
+        return plan.jobs(cluster, origin, lambda _, token: token < first_of_padding[0])
 
     def loads(operands, job):
-        values, metadata, x, columns = operands
+        values, metadata, x, columns, _ = operands
         block = lax.div(job.column, v)
         rows = {first: columns[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)}
 
@@ -123,7 +127,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: in
         plan.grid,
         jobs,
         loads,
-        (w.values, w.metadata, x, columns),
+        (w.values, w.metadata, x, columns, rows_in_use(columns[:, ::run], v, w.shape[0])),
         out,
         name="sampled_matmul_24",
         dtype=x.dtype,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 
@@ -49,3 +50,18 @@ class Grid:
 
 Jobs = Callable[[Any, Array, Array], tuple[Array, Callable[[Array], Job]]]
 """(operands in global memory, cluster, block in the cluster) -> (number of jobs, the i-th job)."""
+
+
+def rows_in_use(lists: Array, v: int, end: int) -> Array:
+    """Rows up to the last block that lists anything: those after it are padding, whose products are zeros.
+
+    Args:
+      lists: int32 [blocks, n], what each block of v rows lists.
+      v: rows of a block.
+      end: listed for nothing, or anything larger.
+
+    Returns:
+      int32 [1].
+    """
+    rows_up_to = v * jnp.arange(1, lists.shape[0] + 1, dtype=jnp.int32)[:, None]
+    return jnp.max(jnp.where(lists < end, rows_up_to, 0), keepdims=True)[0]

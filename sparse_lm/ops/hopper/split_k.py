@@ -45,12 +45,28 @@ class Plan:
         return Grid(self.clusters, self.steps % 2 == 1, contributors, contributor_stride=self.tail_tiles)
 
     @property
+    def _fewest_steps(self) -> int:
+        return 1 if self.grid.odd else 2
+
+    @property
     def length(self) -> float:
         """Of the schedule, in units of a tile's time."""
         return self.waves + (1 / self.parts if self.tail_tiles else 0)
 
-    def jobs(self, cluster: Array, origin: Callable[[Array], tuple[Array, Array]]):
-        """The number of jobs of a cluster, and the i-th; `origin(tile)` is the tile's first row and column."""
+    def jobs(
+        self,
+        cluster: Array,
+        origin: Callable[[Array], tuple[Array, Array]],
+        in_use: Callable[[Array, Array], Array] | None = None,
+    ):
+        """The number of jobs of a cluster, and the i-th.
+
+        Args:
+          cluster: which.
+          origin: of a tile, its first row and column.
+          in_use: of those, whether the tile has anything to sum up. Of others, whose operand is all zeros, as few
+            steps are taken as there may be. By default all have.
+        """
         tail_tile = lax.rem(cluster, max(self.tail_tiles, 1))
         part = self.parts - 1 - lax.div(cluster, max(self.tail_tiles, 1))
 
@@ -58,11 +74,14 @@ class Plan:
             in_tail = i == self.waves
             row, column = origin(self.clusters * i + jnp.where(in_tail, tail_tile, cluster))
             contributes = in_tail & (part > 0)
+            steps = jnp.where(in_tail, self.part_steps, self.steps)
+            if in_use is not None:
+                steps = jnp.where(in_use(row, column), steps, self._fewest_steps)
             return Job(
                 row=row,
                 column=column,
                 first_k=jnp.where(in_tail, part * self.part_steps, 0),
-                steps=jnp.where(in_tail, self.part_steps, self.steps),
+                steps=steps,
                 contributes=contributes,
                 parts=jnp.where(in_tail & ~contributes, self.parts - 1, 0),
             )

@@ -64,6 +64,19 @@ def test_bad_numbers_in_rows_that_no_block_lists_do_no_harm(bad, config):
     np.testing.assert_array_equal(~np.isfinite(out).all(axis=1), np.asarray(a.mask())[:, listed])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("kept", [512, 320])  # an even and an odd number of steps
+def test_blocks_that_list_nothing_are_zeros(kept, config):
+    a = random_venom_in_runs(9 * 256, 1280, kept, 256, 64, jnp.bfloat16, seed=9)
+    b = random((1280, 1000), jnp.bfloat16, seed=11)
+    nothing = jnp.array([2, 6, 7, 8])
+    product = lambda columns: matmul_venom_runs(dataclasses.replace(a, columns=columns), b, config=config)  # noqa: E731
+    expected = product(a.columns).reshape(9, 256, 1000).at[nothing].set(0).reshape(9 * 256, 1000)
+    np.testing.assert_array_equal(assert_repeats(product, a.columns.at[nothing].set(1280)), expected)
+    assert not assert_repeats(product, jnp.full_like(a.columns, 1280)).any()
+
+
 def test_refuses_small_blocks_and_ragged_runs():
     b = random((128, 64), jnp.bfloat16, seed=1)
     with pytest.raises(NotImplementedError, match="multiple of 128"):

@@ -69,6 +69,20 @@ def test_bad_numbers_reach_the_blocks_that_list_them_and_no_other(bad, config):
     assert np.isfinite(out[:v]).all() and not np.isfinite(out[v:, 16]).any()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("dim", [512, 320])  # an even and an odd number of steps
+def test_blocks_that_list_nothing_are_zeros(dim, config):
+    v, run, neurons = 2 * config.tile_n, 128, 1024
+    w, x = random_24(neurons, dim, jnp.bfloat16, seed=8), random((9 * v, dim), jnp.bfloat16, seed=9)
+    columns = random_runs(9, 512, run, neurons, seed=10)
+    nothing = jnp.array([2, 6, 7, 8])
+    product = lambda columns: hopper.sampled_matmul_24(w, x, columns, v, run=run, config=config)  # noqa: E731
+    expected = product(columns).reshape(9, v, 512).at[nothing].set(0).reshape(9 * v, 512)
+    np.testing.assert_array_equal(assert_repeats(product, columns.at[nothing].set(neurons)), expected)
+    assert not assert_repeats(product, jnp.full_like(columns, neurons)).any()
+
+
 def test_no_tile_fits_small_blocks():
     with pytest.raises(NotImplementedError, match="multiple of 128 or 192"):
         heuristic_config(64, 64, 64, 64)
