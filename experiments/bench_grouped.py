@@ -46,6 +46,18 @@ def grouped_ms(shape: Grouped) -> dict[str, float]:
     )
 
 
+def squared_relu_ms(shape: Grouped) -> dict[str, float]:
+    """The sampled product alone, with the activation's pass after it, and with the activation as its epilogue."""
+    columns, listing = listed_runs(shape, seed=0), dict(v=shape.v, run=shape.run)
+    x, w = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.neurons, shape.dim, seed=0)
+    product = functools.partial(hopper.sampled_matmul_24, **listing)
+    return dict(
+        product_ms=median_ms(product, w, x, columns),
+        two_kernels_ms=median_ms(lambda *args: hopper.squared_relu_24(product(*args)), w, x, columns),
+        fused_ms=median_ms(functools.partial(hopper.sampled_squared_relu_24, **listing), w, x, columns),
+    )
+
+
 def main(_) -> None:
     table = []
     for shape in GROUPED:
@@ -55,7 +67,12 @@ def main(_) -> None:
             print(f"{product:10} {shape}: {ms:.4f} ms, {rate:.2f} of matmul_24's rate", flush=True)
             row = dict(product=product, **dataclasses.asdict(shape), ms=ms, ungrouped_ms=ungrouped[product], rate=rate)
             table.append(row)
-    write_results(OUTPUT.value, dict(grouped=table))
+    epilogues = []
+    for shape in GROUPED:
+        times = squared_relu_ms(shape)
+        print(f"squared ReLU {shape}: {times}", flush=True)
+        epilogues.append({**dataclasses.asdict(shape), **times})
+    write_results(OUTPUT.value, dict(grouped=table, squared_relu=epilogues))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ Passes over memory around the products of one sparse FFN with the pattern known 
 S = 4F/m kept neurons, bf16; experiments/README.md has the measured times:
 
     permute X and dO, unpermute O and dX    4 T D each (the latter two merge into what follows)
-    relu^2, select, compress                2 T S read, 1.1 T S written
+    Y, 2:4, by the up product itself        1.1 T S written
     dH and both transposes                  3.1 T S read, 3.4 T S written
 """
 
@@ -120,12 +120,15 @@ class _Saved(NamedTuple):
 def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer):
     run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
     rows, load = arrange_rows(x, variables, order, plan)
-    columns = listed_neurons(variables, rows, x.shape[0], run) if plan.pattern_known_first else None
-    h = up(_permute(x, rows), columns, run)
-    y, seen, y_all = activate(h, columns, run)
+    if plan.pattern_known_first:
+        y_all = None
+        y, seen = up_listed(_permute(x, rows), listed_neurons(variables, rows, x.shape[0], run), run)
+    else:
+        y, seen, y_all = activate(up(_permute(x, rows), run), run)
     o = collectives.sum_over_tensor(_unpermute(down(y, run), rows), axes)
+    computed = 4 * run.neurons // plan.m if plan.pattern_known_first else run.neurons
     stats = {
-        "activation_sparsity": 1 - seen.nonzeros / (x.shape[0] * h.shape[1]),  # padded rows are all zero
+        "activation_sparsity": 1 - seen.nonzeros / (x.shape[0] * computed),  # padded rows are all zero
         "kept_energy": seen.kept_energy / jnp.maximum(seen.energy, jnp.finfo(jnp.float32).tiny),
     }
     if load is not None:
@@ -181,14 +184,21 @@ def _resolve(weights, layer, w1, w2, variables, plan, dtype, implementation, axe
 
 
 @jax.named_call
-def up(x: Array, columns: Array | None, run: _Run) -> Array:
-    """H = X W1^T: [T, F]; or [T, 4F/m], the listed columns of each block, if `columns` is given."""
+def up(x: Array, run: _Run) -> Array:
+    """H = X W1^T: [T, F]."""
     forms = run.weights.up
     if run.plan.up != W1_24:
         return x @ _of_layer(forms.dense, run).T
-    if columns is None:
-        return _all_rows(forms.along_model, x, run.neurons, run)
-    return _listed_rows(forms.along_model, x, columns, run.plan.v, run.plan.run(run.neurons), run)
+    return _all_rows(forms.along_model, x, run.neurons, run)
+
+
+@jax.named_call
+def up_listed(x: Array, columns: Array, run: _Run) -> tuple[SparseVenom, HiddenStats]:
+    """Y = relu(X W1^T)^2 at the columns that each block lists, as the down product reads it, and what selection saw."""
+    plan, w, columns_run = run.plan, run.weights.up.along_model, run.plan.run(run.neurons)
+    listed = _among_layers(w, columns, run)
+    y, seen = ops.sampled_squared_relu_24(w, x, listed, plan.v, run=columns_run, implementation=run.implementation)
+    return ops.list_columns(y, columns, run.neurons, plan.v, plan.m, columns_run), seen
 
 
 @jax.named_call
@@ -277,17 +287,11 @@ def listed_neurons(variables: FfnVariables, rows: routing.Rows, tokens: int, run
 
 
 @jax.named_call
-def activate(h: Array, columns: Array | None, run: _Run) -> tuple[Hidden, HiddenStats, Array]:
-    """The part of Y = relu(H)^2 that the down product reads, what its selection saw, and all of Y.
-
-    `columns` if the pattern was known first.
-    """
+def activate(h: Array, run: _Run) -> tuple[Hidden, HiddenStats, Array]:
+    """The part of Y = relu(H)^2 that the down product reads, what its selection saw, and all of Y."""
     plan, implementation = run.plan, run.implementation
     y_all = jnp.square(jax.nn.relu(h))
-    if plan.venom and columns is not None:
-        y_24, seen = ops.squared_relu_24(h, implementation=implementation)
-        y = ops.list_columns(y_24, columns, run.neurons, plan.v, plan.m, plan.run(run.neurons))
-    elif plan.venom:
+    if plan.venom:
         y, seen = ops.squared_relu_venom(h, plan.v, plan.m, columns=plan.columns, implementation=implementation)
     elif plan.down == Y_24:
         y, seen = ops.squared_relu_24(h, implementation=implementation)

@@ -15,6 +15,7 @@ from sparse_lm.ops import backends
 from sparse_lm.ops.columns import CHOICES
 from sparse_lm.ops.compress import check_block
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.matmul import check_sampled
 
 
 def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Sparse24, HiddenStats]:
@@ -33,6 +34,30 @@ def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Spa
     """
     _check_matrix("h", h)
     return backends.dispatch("squared_relu_24", implementation, h)
+
+
+def sampled_squared_relu_24(
+    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, implementation: str | None = None
+) -> tuple[Sparse24, HiddenStats]:
+    """`squared_relu_24` of the H that `sampled_matmul_24` gives, which a kernel need not write.
+
+    Args:
+      w: 2:4 matrix [F, D], one row a neuron.
+      x: [T, D].
+      columns: int32 [ceil(T / v), Kc], the neurons of each block, as in `sampled_matmul_24`.
+      v: rows of a block.
+      run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      Y [T, Kc], 2:4 along the listed neurons, of H rounded to the dtype of x; and what selection saw.
+
+    Raises:
+      ValueError: shapes do not match.
+      NotImplementedError: the named backend cannot run this.
+    """
+    check_sampled(w, x, columns, v, run)
+    return backends.dispatch("sampled_squared_relu_24", implementation, w, x, columns, v, run=run)
 
 
 def squared_relu_venom(

@@ -100,8 +100,7 @@ def sampled_matmul_24(
       ValueError: shapes do not match.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_contraction("w", w.shape, "x^T", x.shape[::-1])
-    _check_columns(columns, v, run, "rows of x", x.shape[0])
+    check_sampled(w, x, columns, v, run)
     return backends.dispatch(
         "sampled_matmul_24", implementation, w, x, columns, v, run=run, out_dtype=out_dtype or x.dtype
     )
@@ -144,6 +143,12 @@ def scattered_matmul_24(
     return backends.dispatch(
         "scattered_matmul_24", implementation, a, b, columns, v, rows, run=run, out_dtype=out_dtype or b.dtype
     )
+
+
+def check_sampled(w: Sparse24, x: Array, columns: Array, v: int, run: int) -> None:
+    """Raises ValueError if the operands of a sampled product do not fit each other."""
+    _check_contraction("w", w.shape, "x^T", x.shape[::-1])
+    _check_columns(columns, v, run, "rows of x", x.shape[0])
 
 
 def _check_columns(columns: Array, v: int, run: int, what: str, size: int) -> None:

@@ -61,6 +61,13 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     return sparse, _stats(y, sparse.values)
 
 
+def sampled_squared_relu_24(
+    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1
+) -> tuple[Sparse24, HiddenStats]:  # fmt: skip
+    """See `sparse_lm.ops.sampled_squared_relu_24`."""
+    return squared_relu_24(sampled_matmul_24(w, x, columns, v, run=run, out_dtype=x.dtype))
+
+
 def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_venom`."""
     y = _squared_relu(h)

@@ -52,6 +52,22 @@ def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(
     np.testing.assert_allclose(y_t.to_dense(), (stored * top_two_of_four(stored, axis=0)).T, rtol=1e-5)
 
 
+def test_sampled_squared_relu_of_listed_neurons():
+    """Integers, so that nothing is rounded; the last block lists no neuron, as blocks without tokens do."""
+    rng = np.random.default_rng(5)
+    w, x = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((24, 20), (21, 20)))
+    w *= top_two_of_four(w)
+    columns = np.stack([rng.permutation(24)[:12] for _ in range(2)] + [np.full(12, 24)])
+    h = np.concatenate([x[:8] @ w[columns[0]].T, x[8:16] @ w[columns[1]].T, np.zeros((5, 12))])
+    y = _relu_squared(h)
+    sparse_w = ops.compress_24(jnp.asarray(w), jnp.asarray(w != 0))
+    sparse, stats = jax.jit(lambda *args: ops.sampled_squared_relu_24(*args, v=8))(sparse_w, x, jnp.asarray(columns))
+    np.testing.assert_array_equal(sparse.to_dense(), y * top_two_of_four(y))
+    assert float(stats.nonzeros) == np.count_nonzero(y)
+    with pytest.raises(ValueError, match="a row for each 16 of the 21 rows of x"):
+        ops.sampled_squared_relu_24(sparse_w, jnp.asarray(x), jnp.asarray(columns), v=16)
+
+
 def test_gradients_round_once():
     h, dy = jnp.asarray(_random((64, 64), 3), jnp.bfloat16), jnp.asarray(_random((64, 64), 4), jnp.bfloat16)
     y, _ = ops.squared_relu_24(h)

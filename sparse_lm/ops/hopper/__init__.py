@@ -7,6 +7,7 @@ they cannot do with `NotImplementedError(reason)`.
 from sparse_lm.ops.hopper.matmul_24 import matmul_24
 from sparse_lm.ops.hopper.matmul_venom import matmul_venom
 from sparse_lm.ops.hopper.sampled_matmul_24 import sampled_matmul_24
+from sparse_lm.ops.hopper.sampled_squared_relu_24 import sampled_squared_relu_24
 from sparse_lm.ops.hopper.scattered_matmul_24 import scattered_matmul_24
 from sparse_lm.ops.hopper.sparsify_24 import soft_threshold_24, sparsify_24
 from sparse_lm.ops.hopper.sparsify_venom import sparsify_venom, squared_relu_venom
@@ -17,6 +18,7 @@ __all__ = [
     "matmul_24",
     "matmul_venom",
     "sampled_matmul_24",
+    "sampled_squared_relu_24",
     "scattered_matmul_24",
     "soft_threshold_24",
     "sparsify_24",

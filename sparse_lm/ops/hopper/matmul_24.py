@@ -116,7 +116,7 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
 
         return Loads(copies)
 
-    return multiply(
+    (product,) = multiply(
         config,
         plan.grid,
         jobs,
@@ -128,6 +128,7 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
         b_transposed=b_transposed,
         out_transposed=out_transposed,
     )
+    return product
 
 
 def _plan(config: Config, m: int, n: int, steps: int) -> split_k.Plan:

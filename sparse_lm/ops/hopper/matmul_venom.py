@@ -115,7 +115,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
 
         return Loads(copies, look_up, gather_b)
 
-    return multiply(
+    (product,) = multiply(
         config,
         plan.grid,
         jobs,
@@ -128,6 +128,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
         out_transposed=False,
         gathers=True,
     )
+    return product
 
 
 def _plan(config: Config, rows: int, n: int, steps: int) -> split_k.Plan:

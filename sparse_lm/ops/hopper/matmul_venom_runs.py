@@ -111,7 +111,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
 
         return Loads(copies, look_up)
 
-    return multiply(
+    (product,) = multiply(
         config,
         plan.grid,
         jobs,
@@ -123,6 +123,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
         b_transposed=False,
         out_transposed=False,
     )
+    return product
 
 
 def _plan(config: Config, rows: int, n: int, steps: int) -> split_k.Plan:

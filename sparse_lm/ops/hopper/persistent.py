@@ -138,6 +138,20 @@ class Loads:
     gather: Callable[[Any, Stage], None] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """What is written instead of the product.
+
+    Attributes:
+      out_types: of the outputs.
+      store: called with a part [64, columns] of a consumer's tile, rounded, in layout WGMMA; the consumer's staging;
+        the outputs in global memory; the part's first row and column in the product; and its number in the tile.
+    """
+
+    out_types: Sequence[jax.ShapeDtypeStruct]
+    store: Callable[[Array, Any, Sequence[Any], tuple[Array, Array], int], None]
+
+
 def multiply(
     tiling: Tiling,
     grid: Grid,
@@ -151,8 +165,9 @@ def multiply(
     b_transposed: bool,
     out_transposed: bool,
     gathers: bool = False,
-) -> Array:
-    """Runs the jobs.
+    epilogue: Epilogue | None = None,
+) -> list[Array]:
+    """Runs the jobs; gives the product, or the outputs of the epilogue.
 
     Args:
       tiling: of the product.
@@ -166,7 +181,13 @@ def multiply(
       b_transposed: whether the dense operand's tiles are [tile_n, 64].
       out_transposed: whether `out` is.
       gathers: whether the loads have `gather`.
+      epilogue: what to write instead of `out`; the product itself by default.
     """
+
+    def store_product(part, slots, outs_gmem, origin, number):
+        store_tile(part, slots, *outs_gmem, origin, first_store=number, transposed=out_transposed)
+
+    outs, store_part = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
     tile_m, tile_n = tiling.tile_m, tiling.tile_n
     consumer_m, consumer_n = tiling.consumer_tile
     blocks = consumer_m // wgmma_sp.ROWS
@@ -175,7 +196,8 @@ def multiply(
     workspace = (grid.contributors, tiling.cluster, CONSUMERS)
 
     def kernel(*refs):
-        operands_gmem, (out_gmem, *sums_gmem) = refs[: len(operands)], refs[len(operands) :]
+        operands_gmem, results_gmem = refs[: len(operands)], refs[len(operands) :]
+        outs_gmem, sums_gmem = results_gmem[: len(outs)], results_gmem[len(outs) :]
         semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
 
         def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
@@ -240,14 +262,8 @@ def multiply(
                             tile = exchange.collect(
                                 tile, job.parts, lambda part, where=where: of_contributor(sums_gmem[0], part).at[where]
                             )
-                        store_tile(
-                            tile.astype(out_gmem.dtype),
-                            out_smem.at[warpgroup],
-                            out_gmem,
-                            (job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first),
-                            first_store=i,
-                            transposed=out_transposed,
-                        )
+                        origin = job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first
+                        store_part(tile.astype(out.dtype), out_smem.at[warpgroup], outs_gmem, origin, i)
 
                 def finish(accumulators, job):
                     if not grid.contributors:
@@ -296,9 +312,9 @@ def multiply(
         )
 
     sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * consumer_n), jnp.float32)
-    result, *_ = plgpu.kernel(
+    results = plgpu.kernel(
         kernel,
-        out_type=[out, sums] if grid.contributors else [out],
+        out_type=[*outs, sums] if grid.contributors else [*outs],
         grid=(grid.clusters,),
         grid_names=("cluster",),
         cluster=(tiling.cluster,),
@@ -308,7 +324,7 @@ def multiply(
         compiler_params=COMPILER_PARAMS,
         kernel_name=name,
     )(*operands)
-    return result
+    return results[: len(outs)]
 
 
 def _computed_anew(number: Array) -> Array:

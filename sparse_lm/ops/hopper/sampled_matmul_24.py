@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
-from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper.persistent import STEP, Epilogue, Loads, Tiling, multiply
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.schedule import rows_in_use
 
@@ -87,17 +87,35 @@ def sampled_matmul_24(
     Raises:
       NotImplementedError: the dtypes, or v.
     """
-    if run % wgmma_sp.ROWS or all(v % candidate.tile_n for candidate, _ in CANDIDATES):
+    if not takes_runs(run, v):
         return sampled_rows_24(w, x, columns, v, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_dtypes(w.dtype, x.dtype, out_dtype)
     tokens, kept = x.shape[0], columns.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     out = jax.ShapeDtypeStruct((round_up(tokens), max(2 * wgmma_sp.ROWS, kept)), out_dtype)
-    return _call(config, w, pad(x), columns, v, run, out)[:tokens, :kept]
+    (product,) = multiply_listed(config, w, pad(x), columns, v, run, out, name="sampled_matmul_24")
+    return product[:tokens, :kept]
 
 
-def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: int, out: jax.ShapeDtypeStruct) -> Array:
+def takes_runs(run: int, v: int) -> bool:
+    """Whether a tile here fits the runs and the blocks."""
+    return run % wgmma_sp.ROWS == 0 and any(v % candidate.tile_n == 0 for candidate, _ in CANDIDATES)
+
+
+def multiply_listed(
+    config: Config,
+    w: Sparse24,
+    x: Array,
+    columns: Array,
+    v: int,
+    run: int,
+    out: jax.ShapeDtypeStruct,
+    *,
+    name: str,
+    epilogue: Epilogue | None = None,
+) -> list[Array]:
+    """The product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], columns.shape[1]
     plan = _plan(config, tokens, kept, w.values.shape[1] // wgmma_sp.KEPT)
     box = math.gcd(run, config.tile_m)
@@ -129,10 +147,11 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, run: in
         loads,
         (w.values, w.metadata, x, columns, rows_in_use(columns[:, ::run], v, w.shape[0])),
         out,
-        name="sampled_matmul_24",
+        name=name,
         dtype=x.dtype,
         b_transposed=True,
         out_transposed=True,
+        epilogue=epilogue,
     )
 
 

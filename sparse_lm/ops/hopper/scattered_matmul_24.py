@@ -139,7 +139,7 @@ def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: in
 
         return Loads(copies, look_up)
 
-    return multiply(
+    (product,) = multiply(
         config,
         stream.grid,
         jobs,
@@ -151,6 +151,7 @@ def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: in
         b_transposed=False,
         out_transposed=False,
     )
+    return product
 
 
 def listed_at(lists: Array, runs: int) -> tuple[Array, Array]:

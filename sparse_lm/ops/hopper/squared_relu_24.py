@@ -37,27 +37,11 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     check_dtype(h.dtype)
     padded = pad_to_tiles(h)
     rows, columns = padded.shape
-    row_tiles, column_tiles = rows // TILE, columns // TILE
-    out_type = (
-        jax.ShapeDtypeStruct((rows, columns // 2), h.dtype),
-        jax.ShapeDtypeStruct((row_tiles, column_tiles, THREADS), jnp.int32),
-        jax.ShapeDtypeStruct((row_tiles * column_tiles, WARPS, STATS), jnp.float32),
-    )
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, SCALAR, SCALAR))
     def sparsify_tile(_, h_gmem, values_gmem, metadata_gmem, stats_gmem, row, column):
         tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
-        element = ir.MemRefType(h_gmem.type).element_type
-        seen = Seen.nothing()
-        pairs = []
-        for words in tile.load_words(h_gmem):
-            y = [squared_relu(word, element) for word in words]
-            pairs.append([packed_24.two_of_four(four, signed=False) for four in packed_24.groups(y)])
-            seen = seen.add(y, [pair.values for pair in pairs[-1]], element)
-        tile.store_packed(values_gmem, [[pair.values for pair in row] for row in pairs])
-        tile.store_word(metadata_gmem, pairs)
-        tile_number = arith.addi(arith.muli(tile.row, i32(column_tiles)), tile.column)
-        store_stats(stats_gmem, tile_number, seen.stats())
+        sparsify(tile.load_words(h_gmem), tile, values_gmem, metadata_gmem, stats_gmem)
 
     def kernel(h_gmem, values_gmem, metadata_gmem, stats_gmem):
         tile = lax.axis_index("row"), lax.axis_index("column")
@@ -65,13 +49,40 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 
     values, metadata, stats = plgpu.kernel(
         kernel,
-        out_type=out_type,
-        grid=(column_tiles, row_tiles),
+        out_type=out_types(rows, columns, h.dtype),
+        grid=(columns // TILE, rows // TILE),
         grid_names=("column", "row"),
         compiler_params=COMPILER_PARAMS,
         kernel_name="squared_relu_24",
     )(padded)
     return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+
+
+def out_types(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Of `sparsify`, for an H of whole tiles: values, metadata, and what each warp saw of each tile."""
+    row_tiles, column_tiles = rows // TILE, columns // TILE
+    return (
+        jax.ShapeDtypeStruct((rows, columns // 2), dtype),
+        jax.ShapeDtypeStruct((row_tiles, column_tiles, THREADS), jnp.int32),
+        jax.ShapeDtypeStruct((row_tiles * column_tiles, WARPS, STATS), jnp.float32),
+    )
+
+
+def sparsify(
+    h: Sequence[Sequence[ir.Value]], tile: Tile, values: ir.Value, metadata: ir.Value, stats: ir.Value
+) -> None:
+    """Squares and selects from the words of a thread's two rows, and stores what is kept and what was seen."""
+    ref = ir.MemRefType(values.type)
+    seen = Seen.nothing()
+    pairs = []
+    for words in h:
+        y = [squared_relu(word, ref.element_type) for word in words]
+        pairs.append([packed_24.two_of_four(four, signed=False) for four in packed_24.groups(y)])
+        seen = seen.add(y, [pair.values for pair in pairs[-1]], ref.element_type)
+    tile.store_packed(values, [[pair.values for pair in row] for row in pairs])
+    tile.store_word(metadata, pairs)
+    column_tiles = ir.MemRefType(metadata.type).shape[1]
+    store_stats(stats, arith.addi(arith.muli(tile.row, i32(column_tiles)), tile.column), seen.stats())
 
 
 def check_dtype(dtype: jnp.dtype) -> None:
@@ -133,7 +144,7 @@ def _add_squares(total: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
 def store_stats(stats: ir.Value, block: ir.Value, sums: HiddenStats) -> None:
     """A block's sums, by warp, to stats [blocks, warps, 3], of the sums of its threads."""
     warps = ir.MemRefType(stats.type).shape[1]
-    warp = arith.divui(mgpu_utils.thread_idx(), i32(32))
+    warp = arith.remui(arith.divui(mgpu_utils.thread_idx(), i32(32)), i32(warps))
     first = mul64(arith.addi(arith.muli(block, i32(warps)), warp), STATS)
     for number, total in enumerate(sums):
         # Every lane holds the sum: all write the same.

@@ -10,10 +10,11 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
 
 from sparse_lm.ops.hopper import compat
 
-_SWIZZLE = 128  # bytes
+SWIZZLE = 128  # bytes
 _ROWS = 64  # of the accumulator
 
 
@@ -21,7 +22,7 @@ def staging(warpgroups: int, slots: int, dtype: jnp.dtype, *, transposed: bool) 
     """Scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
     columns = _columns(dtype)
     tile = (columns, _ROWS) if transposed else (_ROWS, columns)
-    return plgpu.SMEM((warpgroups, slots, *tile), dtype, transforms=_transforms(dtype))
+    return plgpu.SMEM((warpgroups, slots, *tile), dtype, transforms=transforms(dtype))
 
 
 def stores(n: int, dtype: jnp.dtype) -> int:
@@ -48,14 +49,9 @@ def store_tile(
     slots = staging.shape[0]
     columns = _columns(tile.dtype)
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(_transforms(tile.dtype))))
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(tile.dtype))))
     def write(_, part, ref):
-        if transposed:
-            ref = mgpu_utils.memref_transpose(ref, (1, 0, 3, 2))
-            if tile.dtype == jnp.float32 or not compat.TRANSPOSING_STORES:
-                # Two neighbours in a row are no vector in a column: store single elements.
-                part = part.to_layout(mgpu.fragmented_array.WGMMA_LAYOUT_ACC_32BIT)
-        part.store_tiled(ref, swizzle=_SWIZZLE)
+        write_tile(part, ref, transposed=transposed)
 
     for i in range(stores(tile.shape[1], tile.dtype)):
         slot = staging.at[lax.rem(first_store + i, slots)]
@@ -66,10 +62,21 @@ def store_tile(
         plgpu.copy_smem_to_gmem(slot, out.at[cols, rows] if transposed else out.at[rows, cols])
 
 
+def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -> None:
+    """A warpgroup's registers, in layout WGMMA, to one slot of its staging; part of an `inline_mgpu`."""
+    if transposed:
+        ref = mgpu_utils.memref_transpose(ref, (1, 0, 3, 2))
+        if part.mlir_dtype == ir.F32Type.get() or not compat.TRANSPOSING_STORES:
+            # Two neighbours in a row are no vector in a column: store single elements.
+            part = part.to_layout(mgpu.fragmented_array.WGMMA_LAYOUT_ACC_32BIT)
+    part.store_tiled(ref, swizzle=SWIZZLE)
+
+
 def _columns(dtype: jnp.dtype) -> int:
     """Columns of the accumulator that one store takes: a row of the swizzle."""
-    return _SWIZZLE // jnp.dtype(dtype).itemsize
+    return SWIZZLE // jnp.dtype(dtype).itemsize
 
 
-def _transforms(dtype: jnp.dtype) -> tuple:
-    return (plgpu.TilingTransform((8, _columns(dtype))), plgpu.SwizzleTransform(_SWIZZLE))
+def transforms(dtype: jnp.dtype) -> tuple:
+    """Of a slot of the staging."""
+    return (plgpu.TilingTransform((8, _columns(dtype))), plgpu.SwizzleTransform(SWIZZLE))

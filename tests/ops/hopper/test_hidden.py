@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference
+from tests.ops.hopper.operands import exact_stats
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
@@ -28,12 +29,6 @@ def _assert_equal(ours, expected):
     assert jax.tree.structure(ours) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(_bits(a), _bits(b))
-
-
-def _exact_stats(h, kept):
-    """`HiddenStats` of Y as it is rounded; XLA may leave that rounding out of its sums."""
-    y = np.asarray(jnp.asarray(np.square(np.maximum(np.asarray(h, np.float32), 0)), h.dtype), np.float64)
-    return np.count_nonzero(y), np.square(y).sum(), np.square(np.asarray(kept, np.float64)).sum()
 
 
 def _lower(function, *shapes):
@@ -64,7 +59,7 @@ def test_squared_relu_24(shape, dtype, special):
     for _ in range(2):
         ours, stats = jax.jit(hopper.squared_relu_24)(h)
         _assert_equal(ours, expected)
-    np.testing.assert_allclose(stats, _exact_stats(h, expected.values), rtol=1e-5)
+    np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
 
 
 @pytest.mark.gpu

@@ -85,6 +85,22 @@ def test_sampled_matmul_24(config, run):
     assert "mosaic_gpu" in lowered.as_text()
 
 
+@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
+@pytest.mark.parametrize("run", [64, 512])
+def test_sampled_squared_relu_24(run, config):
+    v = config.tile_n
+    x, columns = jax.ShapeDtypeStruct((500, 392), jnp.bfloat16), _columns(-(-500 // v), 512)
+    lowered = _lower(
+        lambda w, x, columns: hopper.sampled_squared_relu_24(w, x, columns, v, run=run, config=config),
+        _sparse_24(2048, 392),
+        x,
+        columns,
+    )
+    y, _ = lowered.out_info
+    assert y.shape == (500, 512) and y.values.shape == (512, 256)
+    assert "mosaic_gpu" in lowered.as_text()
+
+
 @pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
 def test_matmul_venom_runs(config, out_dtype):

@@ -92,6 +92,13 @@ def test_sampled_matmul_24(spilled_bytes, config):
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
 
 
+@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
+def test_sampled_squared_relu_24(spilled_bytes, config):
+    v = 2 * config.tile_n
+    product = lambda *args: hopper.sampled_squared_relu_24(*args, v, run=256, config=config)  # noqa: E731
+    assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
+
+
 @pytest.mark.parametrize("config", SAMPLED_ROWS)
 def test_sampled_rows_24(spilled_bytes, config):
     v = config.tokens
@@ -107,7 +114,7 @@ def test_passes_over_24(spilled_bytes):
     assert spilled_bytes(lambda *args: hopper.soft_threshold_24(*args, dtype=jnp.bfloat16), weights, scale) == [0]
 
 
-@pytest.mark.parametrize("v, m", [(64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16)])
+@pytest.mark.parametrize("v, m", [(64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)])
 def test_passes_over_venom(spilled_bytes, v, m):
     options = dict(v=v, m=m, columns="norm")
     assert spilled_bytes(lambda h: hopper.squared_relu_venom(h, **options), _dense(T, F)) == [0]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import reference, triton
-from tests.ops.hopper.test_hidden import _assert_equal, _exact_stats, _random
+from tests.ops.hopper.operands import exact_stats
+from tests.ops.hopper.test_hidden import _assert_equal, _random
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
 WIDE, NARROW = jnp.float32, jnp.bfloat16
@@ -55,7 +56,7 @@ def test_squared_relu_24(shape, dtype, special):
     expected, _ = _compiled(reference, "squared_relu_24", h)
     ours, stats = _compiled(triton, "squared_relu_24", h)
     _assert_equal(ours, expected)
-    np.testing.assert_allclose(stats, _exact_stats(h, expected.values), rtol=1e-5)
+    np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,20 @@
+"""`squared_relu_24` of what `sampled_matmul_24` gives, one kernel after the other."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from sparse_lm.ops.formats import HiddenStats, Sparse24
+from sparse_lm.ops.triton.sampled_matmul_24 import sampled_matmul_24
+from sparse_lm.ops.triton.sparsify_24 import squared_relu_24
+
+
+def sampled_squared_relu_24(
+    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1
+) -> tuple[Sparse24, HiddenStats]:
+    """See `sparse_lm.ops.sampled_squared_relu_24`.
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+    """
+    return squared_relu_24(sampled_matmul_24(w, x, columns, v, run=run))
