@@ -34,6 +34,7 @@ VENOM = [  # tokens, neurons, v, m
     (16384, 8192, 128, 32),
     (16384, 8192, 64, 16),
     (16384, 8192, 256, 16),
+    (16384, 8192, 256, 32),
     (8192, 16384, 128, 16),
 ]
 STACKED_LAYERS = [(1, 8192, 2048), (25, 8192, 2048)]  # layers, neurons, model width
@@ -67,7 +68,20 @@ def sparsifiers() -> Iterator[Pass]:
                 )
 
 
+def random_estimates() -> Iterator[Pass]:
+    """Of gradients, along tokens: of the hidden layer's, and of the output's."""
+    for rows, columns in ((16384, 8192), (16384, 2048)):
+        options = dict(method="mvue", axis=0, scale=1.0, dtype=jnp.bfloat16)
+        yield Pass(
+            "sparsify_24",
+            dict(rows=rows, columns=columns, method="mvue", axis=0),
+            lambda backend, options=options: lambda x: backend.sparsify_24(x, **options, key=jax.random.key(0)),
+            functools.partial(_operands, rows, columns, jnp.bfloat16),
+        )
+
+
 def passes() -> Iterator[Pass]:
+    yield from random_estimates()
     for layers, neurons, dim in STACKED_LAYERS:
         yield Pass(
             "soft_threshold_24",

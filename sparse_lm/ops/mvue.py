@@ -10,7 +10,7 @@ from jax import Array
 
 from sparse_lm.ops.select import Members
 
-_FLOOR = 1e-6  # of a group's largest magnitude: no member has probability zero
+FLOOR = 1e-6  # of a group's largest magnitude: no member has probability zero
 
 
 def sample_two(members: Members, key: Array) -> tuple[Array, Array, list[Array]]:
@@ -30,8 +30,9 @@ def sample_two(members: Members, key: Array) -> tuple[Array, Array, list[Array]]
     """
     peak = functools.reduce(jnp.maximum, [jnp.abs(x) for x in members])  # XLA's max over an axis may lose NaN
     drawable = (peak > 0) & jnp.isfinite(peak)
-    weights = [jnp.where(drawable, jnp.abs(x) / peak, 0.0) + _FLOOR for x in members]
-    uniform = jnp.where(drawable, jax.random.uniform(key, (2, *peak.shape)), 0.0)  # zero draws (0, 1)
+    weights = [jnp.where(drawable, jnp.abs(x) / peak, 0.0) + FLOOR for x in members]
+    bits = jax.random.bits(key, peak.shape)  # sixteen for each draw
+    uniform = [jnp.where(drawable, _uniform(half), 0.0) for half in (bits & 0xFFFF, bits >> 16)]  # zero draws (0, 1)
 
     one = _draw(weights, uniform[0])
     two = _draw([jnp.where(one == position, 0.0, w) for position, w in enumerate(weights)], uniform[1])
@@ -39,6 +40,11 @@ def sample_two(members: Members, key: Array) -> tuple[Array, Array, list[Array]]
     probabilities = _inclusion_probabilities(weights)
     estimates = [jnp.where(jnp.isfinite(peak), x / p, jnp.nan) for x, p in zip(members, probabilities, strict=True)]
     return jnp.minimum(one, two), jnp.maximum(one, two), estimates
+
+
+def _uniform(half: Array) -> Array:
+    """uint32 below 2^16 to a number between 0 and 1, neither of them reached."""
+    return (half.astype(jnp.float32) + 0.5) / 2**16
 
 
 def _draw(weights: Members, uniform: Array) -> Array:

@@ -6,7 +6,7 @@ the values and again for the metadata, and writes what lies between.
 A block is one warpgroup and takes one tile of 64 x 64 (thread_tile.py). For the transpose (axis 0) a
 tile takes the way through shared memory, whose odd row length keeps columns off one bank.
 
-Numerics: those of the reference bit for bit; `sparse_lm.ops.select` has the rules.
+Numerics: those of the reference bit for bit; `sparse_lm.ops.select` has the rules. For "mvue" see mvue.py.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.hopper import mvue
 from sparse_lm.ops.hopper.emit import (
     COMPILER_PARAMS,
     SCALAR,
     f32,
     i32,
+    i32_type,
     i64_type,
     load_vectors,
     mul64,
     vector_lanes,
     widen,
 )
+from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups
 from sparse_lm.ops.hopper.two_of_four import Pair, two_of_four
 
@@ -52,16 +55,14 @@ def sparsify_24(
     """See `sparse_lm.ops.sparsify_24`.
 
     Raises:
-      NotImplementedError: the method draws at random, or the dtypes.
+      NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
     """
-    del key
     dtype = jnp.dtype(dtype)
-    if method == "mvue":
-        raise NotImplementedError("does not draw at random")
-    _check_dtypes(x.dtype, dtype)
+    check_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
-    values, metadata = _call(padded, scale, method, dtype, transposed=axis == 0)
+    key = _key_words(key) if method == "mvue" else None
+    values, metadata = _call(padded, scale, method, dtype, transposed=axis == 0, key=key)
     return Sparse24(values, metadata, x.shape[::-1] if axis == 0 else x.shape)
 
 
@@ -72,7 +73,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
       NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
     """
     dtype = jnp.dtype(dtype)
-    _check_dtypes(w.dtype, dtype)
+    check_dtypes(w.dtype, dtype)
     rows, columns = w.shape
     if rows // scale.shape[0] % TILE:
         raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {rows // scale.shape[0]}")
@@ -82,9 +83,19 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
 
 
 def _call(
-    x: Array, scale: Array, method: str, dtype: jnp.dtype, *, transposed: bool, dense: bool = False
+    x: Array,
+    scale: Array,
+    method: str,
+    dtype: jnp.dtype,
+    *,
+    transposed: bool,
+    dense: bool = False,
+    key: Array | None = None,
 ) -> tuple[Array, ...]:
-    """Values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows."""
+    """Values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
+
+    `key`, int32 [2], is that of "mvue".
+    """
     rows, columns = x.shape[::-1] if transposed else x.shape
     row_tiles, column_tiles = rows // TILE, columns // TILE
     out_type = [
@@ -94,22 +105,34 @@ def _call(
     if dense:
         out_type.append(jax.ShapeDtypeStruct((rows, columns), dtype))
 
-    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * (2 + len(out_type)), *(SCALAR,) * 3))
-    def sparsify_tile(_, x_gmem, tile_smem, *rest):
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * (3 + len(out_type)), *(SCALAR,) * 3))
+    def sparsify_tile(_, x_gmem, key_gmem, tile_smem, *rest):
         values_gmem, metadata_gmem, *dense_gmem, factor, row, column = rest
         tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
-        pairs = [[_scaled(two_of_four(four, method), factor) for four in groups(widen(run))] for run in runs]
+        if method == "mvue":
+            key_words = _load_key(key_gmem)
+
+        def select(four, half, group):
+            if method != "mvue":
+                return two_of_four(four, method)
+            number = _group_number(tile, half, group, x.shape, transposed)
+            return mvue.sample_two(four, mvue.random_bits(key_words, number))
+
+        pairs = [
+            [_scaled(select(four, half, group), factor) for group, four in enumerate(groups(widen(run)))]
+            for half, run in enumerate(runs)
+        ]
         tile.store_pairs(values_gmem, pairs)
         tile.store_word(metadata_gmem, pairs)
         for ref in dense_gmem:
             tile.store(ref, [[member for pair in row for member in pair.spread(f32(0.0))] for row in pairs])
 
-    def kernel(x_gmem, scale_gmem, *rest):
+    def kernel(x_gmem, scale_gmem, key_gmem, *rest):
         *out_gmem, tile_smem = rest
         row, column = lax.axis_index("row"), lax.axis_index("column")
         factor = scale_gmem[lax.div(row, pl.cdiv(row_tiles, scale.shape[0]))]
-        sparsify_tile(x_gmem, tile_smem, *out_gmem, factor, row, column)
+        sparsify_tile(x_gmem, key_gmem, tile_smem, *out_gmem, factor, row, column)
 
     return plgpu.kernel(
         kernel,
@@ -119,12 +142,35 @@ def _call(
         scratch_types=[plgpu.SMEM((TILE, _TRANSPOSED_STRIDE) if transposed else (1, 1), x.dtype)],
         compiler_params=COMPILER_PARAMS,
         kernel_name="sparsify_24",
-    )(x, scale)
+    )(x, scale, jnp.zeros(2, jnp.int32) if key is None else key)
 
 
-def _check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
+def check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
     if x not in (jnp.float32, jnp.bfloat16, jnp.float16) or out not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
+
+
+def _key_words(key: Array) -> Array:
+    """int32 [2]."""
+    generator = str(jax.random.key_impl(key))
+    if generator != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+        raise NotImplementedError(f"draws the random numbers of a partitionable threefry2x32, not of {generator}")
+    return lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
+
+
+def _group_number(tile: Tile, half: int, group: int, shape: tuple[int, int], transposed: bool) -> ir.Value:
+    """Of one of a thread's groups, in the order in which `select.split_groups` has those of the matrix [M, K]."""
+    row = arith.addi(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.row), i32(8 * half))
+    column = arith.addi(arith.muli(tile.column, i32(TILE)), tile.thread.column)
+    group = arith.addi(arith.shrui(column, i32(2)), i32(group))
+    if transposed:
+        return arith.addi(arith.muli(group, i32(shape[1])), row)
+    return arith.addi(arith.muli(row, i32(shape[1] // 4)), group)
+
+
+def _load_key(key: ir.Value) -> tuple[ir.Value, ir.Value]:
+    pointers = (mgpu_utils.getelementptr(global_pointer(key), [i32(word)], i32_type()) for word in range(2))
+    return tuple(llvm.load(i32_type(), pointer) for pointer in pointers)
 
 
 def _scaled(pair: Pair, factor: ir.Value) -> Pair:

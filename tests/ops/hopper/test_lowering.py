@@ -141,9 +141,9 @@ def test_sampled_rows_24(config, out_dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("axis", [-1, 0])
-@pytest.mark.parametrize("method", ["magnitude", "soft_threshold"])
+@pytest.mark.parametrize("method", ["magnitude", "soft_threshold", "mvue"])
 def test_sparsify_24(method, axis, dtype):
-    options = dict(method=method, axis=axis, scale=1.5, dtype=jnp.bfloat16)
+    options = dict(method=method, axis=axis, scale=1.5, dtype=jnp.bfloat16, key=jax.random.key(0))
     lowered = _lower(lambda x: hopper.sparsify_24(x, **options), jax.ShapeDtypeStruct((300, 200), dtype))
     assert lowered.out_info.shape == ((200, 300) if axis == 0 else (300, 200))
     assert "mosaic_gpu" in lowered.as_text()

@@ -114,6 +114,14 @@ def test_passes_over_24(spilled_bytes):
     assert spilled_bytes(lambda *args: hopper.soft_threshold_24(*args, dtype=jnp.bfloat16), weights, scale) == [0]
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_random_draws(spilled_bytes, axis):
+    options = dict(scale=1.0, dtype=jnp.bfloat16)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    sparsify = lambda x, key: hopper.sparsify_24(x, "mvue", axis, key=key, **options)  # noqa: E731
+    assert spilled_bytes(sparsify, _dense(T, D), key) == [0]
+
+
 @pytest.mark.parametrize("v, m", [(64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)])
 def test_passes_over_venom(spilled_bytes, v, m):
     options = dict(v=v, m=m, columns="norm")
