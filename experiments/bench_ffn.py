@@ -20,6 +20,7 @@ from absl import app, flags
 from jax.experimental.mosaic.gpu import profiler
 
 from experiments.kernel_timing import median_ms, random_matrix, write_results
+from sparse_lm import ops
 from sparse_lm.ops import backends, routing
 from sparse_lm.ops.ffn import feed_forward
 from sparse_lm.ops.ffn_weights import FfnVariables, prepare_weights
@@ -33,6 +34,7 @@ ONLY = flags.DEFINE_list("plans", [], "Names of plans; all by default (';' stand
 _VENOM = functools.partial(dataclasses.replace, RECIPES["venom"])
 PLANS: dict[str, GemmPlan] = {
     "act24": RECIPES["act24"],
+    "fst": RECIPES["fst"],
     "sste": RECIPES["sste"],
     "magnitude 128:2:8": _VENOM(selection="magnitude", v=128, m=8),
     "magnitude 128:2:16": _VENOM(selection="magnitude", v=128, m=16),
@@ -46,7 +48,10 @@ PLANS: dict[str, GemmPlan] = {
 
 
 def random_variables(plan: GemmPlan, dim: int, neurons: int) -> FfnVariables:
-    """Centres that random tokens share out evenly, and random sets."""
+    """Centres that random tokens share out evenly, and random sets and masks."""
+    if plan.weights == "transposable":
+        masks = (jax.jit(ops.transposable_mask)(random_matrix(neurons, dim, seed=seed)) for seed in (8, 9))
+        return FfnVariables(mask_up=next(masks), mask_down=next(masks))
     if not plan.venom:
         return FfnVariables(scale_up=jnp.float32(1.4), scale_down=jnp.float32(1.4))
     keys = jax.random.split(jax.random.key(1))

@@ -17,7 +17,7 @@ from absl import app, flags
 from jax import Array
 
 from experiments.kernel_timing import median_ms, random_matrix, write_results
-from sparse_lm.ops import hopper, reference
+from sparse_lm.ops import hopper, reference, transposable_mask
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
@@ -80,8 +80,27 @@ def random_estimates() -> Iterator[Pass]:
         )
 
 
+def tiles() -> Iterator[Pass]:
+    """Of weights, under a mask that is given, or chosen."""
+    for rows, columns in ((8192, 2048), (16384, 4096)):
+        draw = functools.partial(_operands, rows, columns, jnp.float32)
+        yield Pass(
+            "sparsify_24_tiles",
+            dict(rows=rows, columns=columns, mask="chosen"),
+            lambda backend: lambda w: backend.sparsify_24_tiles(w, None, dtype=jnp.bfloat16),
+            draw,
+        )
+        yield Pass(
+            "sparsify_24_tiles",
+            dict(rows=rows, columns=columns, mask="given"),
+            lambda backend: functools.partial(backend.sparsify_24_tiles, dtype=jnp.bfloat16),
+            lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw())),
+        )
+
+
 def passes() -> Iterator[Pass]:
     yield from random_estimates()
+    yield from tiles()
     for layers, neurons, dim in STACKED_LAYERS:
         yield Pass(
             "soft_threshold_24",

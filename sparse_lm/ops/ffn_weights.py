@@ -132,9 +132,14 @@ def _forms(name, w, scale, mask, plan: GemmPlan, dtype, implementation) -> Weigh
 
     along_model = along_neurons = dense = None
     if plan.weights == "transposable" and plan.sparse_weight(name):
-        compress = lambda axis: _stack(jax.vmap(lambda w, m: ops.compress_24(w, m, axis, dtype=dtype))(w, mask))  # noqa: E731
-        along_model = compress(-1) if model_sparse else None
-        along_neurons = compress(0) if neurons_sparse else None
+
+        def compress(layer):
+            return ops.sparsify_24_tiles(*layer, dtype=dtype, implementation=implementation)
+
+        both = [_stack(form) for form in jax.lax.map(compress, (w, mask))]
+        along_model, along_neurons = (
+            form if wanted else None for form, wanted in zip(both, (model_sparse, neurons_sparse), strict=True)
+        )
         dense = jnp.where(mask, w, 0).astype(dtype).reshape(rows.shape) if masked else None
     elif model_sparse:
         along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)

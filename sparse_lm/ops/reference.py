@@ -19,6 +19,7 @@ from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_2
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.mvue import sample_two
 from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
+from sparse_lm.ops.transposable import transposable_mask
 
 _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 
@@ -46,6 +47,12 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
         soft_threshold(members), first, second, axis=-1, shape=w.shape, scale=scales, dtype=dtype
     )  # fmt: skip
     return sparse, sparse.to_dense()
+
+
+def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
+    """See `sparse_lm.ops.sparsify_24_tiles`."""
+    mask = transposable_mask(x) if mask is None else mask
+    return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:

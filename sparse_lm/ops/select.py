@@ -11,7 +11,7 @@ Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `spa
                NaN gives NaN at positions 0 and 1, because no estimate of it is unbiased
 
 4 x 4 tiles (`transposable_mask`) and exhaustive Venom columns: sums of magnitudes, in which inf,
-NaN and everything over 1e30 count as 1e30; of equal sums the lowest pattern, or the first
+NaN and everything over 2^100 count as 2^100; of equal sums the lowest pattern, or the first
 combination in lexicographic order, wins. A tile of zeros has pattern 0; a group of zero columns
 keeps columns 0 to 3.
 
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 _NAN_RANK = 0x7FC00000
-_LARGEST = 1e30
+LARGEST = 2.0**100  # whose multiples add up without rounding, in any order
 
 Members = Sequence[Array]  # the four members of every group: four arrays of equal shape
 
@@ -57,9 +57,9 @@ def magnitude_rank(x: Array) -> Array:
 
 
 def finite_magnitude(x: Array) -> Array:
-    """|x| in float32, at most 1e30, which inf and NaN become: sums of it stay finite."""
+    """|x| in float32, at most 2^100, which inf and NaN become: sums of it stay finite."""
     magnitude = jnp.abs(x.astype(jnp.float32))
-    return jnp.where(magnitude < _LARGEST, magnitude, _LARGEST)
+    return jnp.where(magnitude < LARGEST, magnitude, LARGEST)
 
 
 def top_two(ranks: Members) -> tuple[Array, Array]:

@@ -8,10 +8,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.columns import CHOICES
-from sparse_lm.ops.compress import check_block, compress_24, pad_to_tiles
+from sparse_lm.ops.compress import check_block, pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
-from sparse_lm.ops.transposable import transposable_mask
 
 METHODS = ("magnitude", "soft_threshold", "mvue")
 
@@ -81,18 +80,29 @@ def soft_threshold_24(
     return backends.dispatch("soft_threshold_24", implementation, w, scale, dtype=dtype or w.dtype)
 
 
-def sparsify_24_tiles(x: Array, dtype: DTypeLike | None = None) -> tuple[Sparse24, Sparse24]:
-    """2:4 forms of x and of its transpose from one selection of 4 x 4 tiles.
+def sparsify_24_tiles(
+    x: Array, mask: Array | None = None, *, dtype: DTypeLike | None = None, implementation: str | None = None
+) -> tuple[Sparse24, Sparse24]:
+    """2:4 forms of x and of its transpose under one mask.
 
     Args:
       x: [M, K] float.
+      mask: [M, K] bool, 2:4 along both dimensions: one selection of 4 x 4 tiles made earlier; `transposable_mask(x)`
+        by default.
       dtype: of the values; that of x by default.
+      implementation: backend that must run this; the best one by default.
 
     Returns:
       (Sparse24 [M, K], Sparse24 [K, M]) of the same masked matrix.
+
+    Raises:
+      ValueError: not a matrix, or a mask of another shape.
+      NotImplementedError: the named backend cannot run this.
     """
-    mask = transposable_mask(x)
-    return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
+    _check_matrix(x)
+    if mask is not None and (mask.shape != x.shape or mask.dtype != bool):
+        raise ValueError(f"mask {mask.dtype}{list(mask.shape)} must be bool{list(x.shape)}")
+    return backends.dispatch("sparsify_24_tiles", implementation, x, mask, dtype=dtype or x.dtype)
 
 
 def soft_threshold_scale(w: Array, axis: int = -1) -> Array:

@@ -149,6 +149,16 @@ def test_sparsify_24(method, axis, dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("given", [False, True])
+def test_sparsify_24_tiles(given, dtype):
+    x, mask = (jax.ShapeDtypeStruct((300, 200), d) for d in (dtype, bool))
+    sparsify = lambda x, mask: hopper.sparsify_24_tiles(x, mask, dtype=jnp.bfloat16)  # noqa: E731
+    lowered = _lower(sparsify, x, mask if given else None)
+    assert [form.shape for form in lowered.out_info] == [(300, 200), (200, 300)]
+    assert "mosaic_gpu" in lowered.as_text()
+
+
 def test_too_much_shared_memory_is_refused():
     config = Config24(tile_m=256, tile_n=256, stages=5)
     b = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper, reference
+from sparse_lm.ops import hopper, reference, transposable_mask
 
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
 
@@ -70,6 +70,36 @@ def test_mvue_is_unbiased():
     exact = np.asarray(x.T, np.float32)
     error = np.square(np.asarray(mean(jax.random.split(jax.random.key(6), count))) - exact).sum()
     assert error / np.square(exact).sum() == pytest.approx(0.5 / count, rel=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, out", [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.bfloat16)])
+@pytest.mark.parametrize("kind", ["integers", "special", "masked"])
+def test_tiles(kind, dtype, out):
+    """Sums of integers are the same in any order, and so then are the patterns."""
+    for shape in [(64, 64), (256, 704), (100, 300), (7, 10)]:
+        rng = np.random.default_rng(6)
+        x = _random(shape, dtype, 7, True) if kind == "special" else jnp.asarray(rng.integers(-9, 10, shape), dtype)
+        mask = jnp.asarray(rng.random(shape) < 0.5) if kind == "masked" else None
+        expected = jax.jit(lambda x, mask: reference.sparsify_24_tiles(x, mask, dtype=out))(x, mask)
+        for _ in range(2):
+            result = jax.jit(lambda x, mask: hopper.sparsify_24_tiles(x, mask, dtype=out))(x, mask)
+            for ours, theirs in zip(result, expected, strict=True):
+                assert ours.shape == theirs.shape
+                np.testing.assert_array_equal(ours.metadata, theirs.metadata)
+                np.testing.assert_array_equal(_bits(ours.values), _bits(theirs.values))
+
+
+@pytest.mark.gpu
+def test_tiles_keep_as_much_as_the_reference():
+    x = _random((512, 1024), jnp.float32, 8, False)
+    rows, columns = hopper.sparsify_24_tiles(x, None, dtype=jnp.bfloat16)
+    mask = np.asarray(rows.mask())
+    np.testing.assert_array_equal(mask, np.asarray(columns.mask()).T)
+    tiles = mask.reshape(128, 4, 256, 4)
+    assert (tiles.sum(1) == 2).all() and (tiles.sum(3) == 2).all()
+    best = np.asarray(transposable_mask(x))
+    np.testing.assert_allclose(np.abs(x)[mask].sum(), np.abs(x)[best].sum(), rtol=1e-6)
 
 
 def test_refuses_what_it_cannot_do():
