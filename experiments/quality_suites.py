@@ -43,9 +43,13 @@ _BALANCED = _SETS | _TOKENS | {"sparsity.balanced_sets": True}
 _WSD = {"optimizer.schedule": "wsd", "optimizer.decay_steps": 200}
 
 
+def _sparse(start: int, end: int) -> Overrides:
+    return {"sparsity.start_step": start, "sparsity.end_step": end}
+
+
 def _every(n: int, start: int = 50, end: int = 950) -> Overrides:
     """A sparse phase of which every n-th step has dense activations."""
-    return {"sparsity.dense_activations_every": n, "sparsity.start_step": start, "sparsity.end_step": end}
+    return {"sparsity.dense_activations_every": n, **_sparse(start, end)}
 
 
 SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
@@ -119,6 +123,20 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "slices 2:16, every 4th dense activations, sparse 0 to 950": _SLICES | _TOKENS | _every(4, 0, 950),
             "dense, wsd": _DENSE | _WSD,
             "slices 2:16, wsd": _SLICES | _TOKENS | _WSD,
+        },
+    ),
+    # A constant rate that falls over the last fifth of the steps, so that the flip out comes at the full rate.
+    "wsd": (
+        _base(1000) | _WSD,
+        {
+            "dense": _DENSE,
+            "slices 2:16": _SLICES | _TOKENS,
+            "slices 2:16, sparse 50 to 800": _SLICES | _TOKENS | _sparse(50, 800),
+            "slices 2:16, sparse 0 to 900": _SLICES | _TOKENS | _sparse(0, 900),
+            "magnitude 2:16": _VENOM | _16,
+            "dense, lr 0.0014": _DENSE | {"optimizer.learning_rate": 1.4e-3},
+            "dense, lr 0.0028": _DENSE | {"optimizer.learning_rate": 2.8e-3},
+            "dense, decay over 400": _DENSE | {"optimizer.decay_steps": 400},
         },
     ),
     # The numbers that count: 200 M tokens, at the minimum of a parabola through the three learning rates.
