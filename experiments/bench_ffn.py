@@ -9,17 +9,21 @@ permutation, selection. The random order of the tokens, which all layers of a st
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import re
 import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from absl import app, flags
+from jax import Array
 from jax.experimental.mosaic.gpu import profiler
 
-from experiments.kernel_timing import median_ms, random_matrix, write_results
+from experiments.kernel_timing import random_matrix, write_results
 from sparse_lm import ops
 from sparse_lm.ops import backends, routing
 from sparse_lm.ops.ffn import feed_forward
@@ -67,40 +71,89 @@ def random_variables(plan: GemmPlan, dim: int, neurons: int) -> FfnVariables:
     return FfnVariables(jnp.float32(1.4), jnp.float32(1.4), centroids=centroids, columns=columns)
 
 
-def bench(plan: GemmPlan, tokens: int, dim: int, neurons: int) -> dict:
-    """Times of one FFN, and of the kernels of its forward and backward by name."""
-    x, do = random_matrix(tokens, dim, seed=2), random_matrix(tokens, dim, seed=3)
+class Operands(NamedTuple):
+    """Of one FFN, whatever its plan."""
+
+    x: Array
+    w1: Array
+    w2: Array
+    key: Array
+    order: Array
+    do: Array  # gradient of the output
+
+
+def random_operands(tokens: int, dim: int, neurons: int) -> Operands:
     w1, w2 = random_matrix(neurons, dim, 4, jnp.float32), random_matrix(neurons, dim, 5, jnp.float32)
+    return Operands(
+        x=random_matrix(tokens, dim, seed=2),
+        w1=w1 / dim**0.5,
+        w2=w2 / neurons**0.5,
+        key=jax.random.key(7),
+        order=jax.random.permutation(jax.random.key(6), tokens),
+        do=random_matrix(tokens, dim, seed=3),
+    )
+
+
+def forward(plan: GemmPlan, operands: Operands, variables: FfnVariables) -> Array:
+    return _ffn(plan, operands, variables)(operands.x, operands.w1, operands.w2)
+
+
+def both(plan: GemmPlan, operands: Operands, variables: FfnVariables) -> tuple[Array, ...]:
+    """The output, and the gradients of x and of the weights."""
+    o, vjp = jax.vjp(_ffn(plan, operands, variables), operands.x, operands.w1, operands.w2)
+    return o, *vjp(operands.do)
+
+
+def _ffn(plan: GemmPlan, operands: Operands, variables: FfnVariables) -> Callable[[Array, Array, Array], Array]:
+    """As a function of what has gradients; the sparse forms of the weights are made once, as in a step."""
+    weights = None
+    if plan.weights != "full":
+        of_one_layer = jax.tree.map(lambda a: a[None], (operands.w1, operands.w2, variables))
+        weights = prepare_weights(*of_one_layer, plan=plan, dtype=operands.x.dtype)
+    key, order = operands.key, operands.order
+    return lambda x, w1, w2: feed_forward(x, w1, w2, variables, key, order, weights, plan=plan)[0]
+
+
+class Ffn(NamedTuple):
+    """A plan's FFN, lowered."""
+
+    variables: FfnVariables
+    forward: jax.stages.Lowered
+    both: jax.stages.Lowered
+    reference_ops: list[str]  # that no kernel runs
+
+
+def lower(plan: GemmPlan, operands: Operands) -> Ffn:
+    neurons, dim = operands.w1.shape
     variables = random_variables(plan, dim, neurons)
-    order = jax.random.permutation(jax.random.key(6), tokens)
-    operands = x, w1 / dim**0.5, w2 / neurons**0.5, variables, jax.random.key(7), order
-
-    def ffn(w1, w2, variables, key, order):
-        """As a function of what has gradients; the sparse forms of the weights are made once, as in a step."""
-        weights = None
-        if plan.weights != "full":
-            of_one_layer = jax.tree.map(lambda a: a[None], (w1, w2, variables))
-            weights = prepare_weights(*of_one_layer, plan=plan, dtype=x.dtype)
-        return lambda x, w1, w2: feed_forward(x, w1, w2, variables, key, order, weights, plan=plan)[0]
-
-    def forward(x, w1, w2, variables, key, order):
-        return ffn(w1, w2, variables, key, order)(x, w1, w2)
-
-    def both(x, w1, w2, variables, key, order, do):
-        o, vjp = jax.vjp(ffn(w1, w2, variables, key, order), x, w1, w2)
-        return o, *vjp(do)
-
     with backends.record() as used:
-        forward_ms = median_ms(forward, *operands)
-        both_ms, by_kernel = time_by_kernel(both, *operands, do)
-    reference = sorted(op for op, names in used.items() if "reference" in names)
-    return dict(forward_ms=forward_ms, both_ms=both_ms, reference_ops=reference, kernels=by_kernel)
+        lowered = [jax.jit(functools.partial(part, plan)).lower(operands, variables) for part in (forward, both)]
+    return Ffn(variables, *lowered, sorted(op for op, names in used.items() if "reference" in names))
 
 
-def time_by_kernel(function, *operands) -> tuple[float, dict[str, float]]:
+def bench(plans: Mapping[str, GemmPlan], tokens: int, dim: int, neurons: int) -> dict[str, dict[str, Any]]:
+    """Times of one FFN by plan, and of the kernels of its forward and backward by name.
+
+    All compile side by side, but for the first: XLA times candidates for products, which the others share with it.
+    """
+    operands = random_operands(tokens, dim, neurons)
+    ffns, compiling = {}, {}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for name, plan in plans.items():
+            ffn = ffns[name] = lower(plan, operands)
+            compiling[name] = [pool.submit(part.compile) for part in (ffn.forward, ffn.both)]
+            if len(ffns) == 1:
+                concurrent.futures.wait(compiling[name])
+    rows = {}
+    for name, ffn in ffns.items():
+        steps = [future.result() for future in compiling[name]]
+        (forward_ms, _), (both_ms, kernels) = (time_by_kernel(step, operands, ffn.variables) for step in steps)
+        rows[name] = dict(forward_ms=forward_ms, both_ms=both_ms, reference_ops=ffn.reference_ops, kernels=kernels)
+    return rows
+
+
+def time_by_kernel(compiled: jax.stages.Compiled, *operands: Any) -> tuple[float, dict[str, float]]:
     """Median milliseconds of all kernels, and by kernel name, numbers and what takes under 1 us left out."""
-    compiled = jax.jit(function)
-    jax.block_until_ready(compiled(*operands))
     _, runs = profiler.measure(compiled, iterations=15, aggregate=False)(*operands)
     total = statistics.median(sum(ms for _, ms in run) for run in runs)
     by_name: dict[str, list[float]] = collections.defaultdict(lambda: [0.0] * len(runs))
@@ -115,25 +168,20 @@ def time_by_kernel(function, *operands) -> tuple[float, dict[str, float]]:
 def main(_) -> None:
     table = []
     only = [name.replace(";", ",") for name in ONLY.value] or PLANS
+    plans = {"dense": DENSE} | {name: plan for name, plan in PLANS.items() if name in only}
     for shape in SHAPES.value:
         dim, neurons = map(int, shape.split("x"))
         for tokens in map(int, TOKENS.value):
-            dense = bench(DENSE, tokens, dim, neurons)
-            table.append(dict(plan="dense", tokens=tokens, dim=dim, neurons=neurons, **dense))
-            print(
-                f"T={tokens} D={dim} F={neurons} dense: {dense['forward_ms']:.3f}, {dense['both_ms']:.3f} ms",
-                flush=True,
-            )
-            for name, plan in PLANS.items():
-                if name not in only:
-                    continue
-                row = bench(plan, tokens, dim, neurons)
-                for part in ("forward", "both"):
-                    row[f"{part}_speedup"] = dense[f"{part}_ms"] / row[f"{part}_ms"]
+            print(f"T={tokens} D={dim} F={neurons}", flush=True)
+            rows = bench(plans, tokens, dim, neurons)
+            for name, row in rows.items():
+                for part in ("forward", "both") if name != "dense" else ():
+                    row[f"{part}_speedup"] = rows["dense"][f"{part}_ms"] / row[f"{part}_ms"]
                 table.append(dict(plan=name, tokens=tokens, dim=dim, neurons=neurons, **row))
                 print(
-                    f"  {name:<32} forward {row['forward_ms']:.3f} ms x{row['forward_speedup']:.2f}, "
-                    f"with backward {row['both_ms']:.3f} ms x{row['both_speedup']:.2f} {row['reference_ops'] or ''}",
+                    f"  {name:<32} forward {row['forward_ms']:.3f} ms x{row.get('forward_speedup', 1):.2f}, "
+                    f"with backward {row['both_ms']:.3f} ms x{row.get('both_speedup', 1):.2f} "
+                    f"{row['reference_ops'] or ''}",
                     flush=True,
                 )
             write_results(OUTPUT.value, dict(ffn=table))

@@ -42,6 +42,7 @@ from sparse_lm.training.step import Trainer, TrainState, make_trainer
 RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     "dense": dict(recipe="dense"),
     "venom_slices": dict(recipe="venom", selection="slices", v=256, m=16, clusters=4, neuron_run=1),
+    "venom_slices_2_8": dict(recipe="venom", selection="slices", v=256, m=8, clusters=2, neuron_run=1),
     "venom_sets": dict(recipe="venom", selection="cluster_sets", v=256, m=16, clusters=16, neuron_run=256),
     "venom_magnitude": dict(recipe="venom", selection="magnitude", m=16, clusters=16, neuron_run=1),
     "act24": dict(recipe="act24"),
@@ -54,7 +55,8 @@ NAMES = flags.DEFINE_list("recipes", ["dense", "venom_slices", "venom_sets", "ve
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
 STEPS = flags.DEFINE_integer("steps", 8, "Timed steps of each turn.")
 WARMUP = flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")
-TRACED = flags.DEFINE_integer("traced", 2, "Steps of each recipe under the profiler, after the timed ones.")
+TRACED = flags.DEFINE_integer("traced", 2, "Steps of each profiled recipe under the profiler, after the timed ones.")
+PROFILED = flags.DEFINE_list("profiled", [], "Recipes that are profiled; all by default.")
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
 
@@ -80,6 +82,10 @@ class Variant:
         self._enter = self._lowered_enter.compile() if self._lowered_enter else None
         print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
 
+    def compile_for_profile(self) -> None:
+        """The profiler does not see what CUDA graphs are made of."""
+        self.step_without_graphs = self.step_with(NO_GRAPHS)
+
     def enter(self, state: TrainState, windows: Array) -> TrainState:
         """Any recipe's state, at the first step of this one's phase."""
         state = self._own(state)
@@ -100,11 +106,15 @@ class Variant:
 
 
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
-"""Each kernel is launched for itself. The profiler does not see what CUDA graphs are made of."""
+"""Each kernel is launched for itself."""
 
 
 def compiled_variants(
-    names: Sequence[str], base: ml_collections.ConfigDict, state: TrainState, windows: Array
+    names: Sequence[str],
+    base: ml_collections.ConfigDict,
+    state: TrainState,
+    windows: Array,
+    profiled: Sequence[str] = (),
 ) -> list[Variant]:
     """The first is compiled alone, since XLA times candidates for products, which the others share with it."""
     variants, compiling = [], []
@@ -114,6 +124,8 @@ def compiled_variants(
             compiling.append(pool.submit(variants[-1].compile))
             if len(variants) == 1:
                 compiling[0].result()
+            if name in profiled:
+                compiling.append(pool.submit(variants[-1].compile_for_profile))
         for future in compiling:
             future.result()
     return variants
@@ -155,8 +167,7 @@ def time_steps(
 
 def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
     """Milliseconds a step by part of the model, summed over kernels that may overlap."""
-
-    step = variant.step_with(NO_GRAPHS)
+    step = variant.step_without_graphs
 
     def run() -> None:
         nonlocal state
@@ -193,7 +204,8 @@ def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
 def main(_: Sequence[str]) -> None:
     base, names = flags.FLAGS.config, list(NAMES.value)
     dense, state, batches = random_start(base)
-    variants = compiled_variants(names, base, state, batches[0])
+    profiled = (PROFILED.value or names) if TRACED.value else []
+    variants = compiled_variants(names, base, state, batches[0], profiled)
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(ROUNDS.value):
@@ -203,11 +215,12 @@ def main(_: Sequence[str]) -> None:
             seconds[variant.name] += times
         table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
         _write(dense, table)
-    for variant in variants if TRACED.value else ():
-        state = variant.enter(state, batches[0])
-        state, parts = profile(variant, state, batches)
-        table[variant.name] |= parts
-    _write(dense, table)
+    for variant in variants:
+        if variant.name in profiled:
+            state = variant.enter(state, batches[0])
+            state, parts = profile(variant, state, batches)
+            table[variant.name] |= parts
+            _write(dense, table)
     _print(table)
 
 
