@@ -27,13 +27,15 @@ from experiments.bench_step import (
     NO_GRAPHS,
     OUTPUT,
     ROUNDS,
+    STEPS,
     TRACED,
+    WARMUP,
     Variant,
     compiled_variants,
     random_start,
-    time_steps,
 )
 from experiments.kernel_timing import write_results
+from experiments.step_timing import time_steps
 
 _DEFAULT_COMMANDS = "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION"
 SETTINGS: dict[str, dict[str, str]] = {
@@ -68,7 +70,7 @@ def main(_: Sequence[str]) -> None:
         for variant in variants:
             state = variant.enter(state, batches[0])
             for setting, step in steps[variant.name].items():
-                state, times = time_steps(step, state, batches)
+                state, times = time_steps(step, state, batches, warmup=WARMUP.value, timed=STEPS.value)
                 seconds[variant.name, setting] += times
 
     table: dict[str, Any] = {}

@@ -10,8 +10,8 @@
 
 Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew.
 Tokens are random and already on the device. A step's time is that between the arrivals of its
-results and of those of the step before, with the next step already dispatched, as in training.
-The results are written after every round.
+results and of those of the step before, with the next step already dispatched, as in training
+(`experiments.step_timing`). The results are written after every round.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ml_collections import config_flags
 
 from experiments import step_parts
 from experiments.kernel_timing import write_results
+from experiments.step_timing import time_steps
 from sparse_lm.config import Config, parse
 from sparse_lm.ops.plan import DENSE
 from sparse_lm.training import flops
@@ -147,24 +148,6 @@ def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     return parse(changed)
 
 
-def time_steps(
-    step: jax.stages.Compiled, state: TrainState, batches: Sequence[Array]
-) -> tuple[TrainState, list[float]]:
-    """Seconds of each timed step."""
-    arrivals, pending = [], None
-    for number in range(1 + WARMUP.value + STEPS.value):
-        state, metrics = step(state, batches[number % len(batches)])
-        if pending is not None:
-            jax.block_until_ready(pending)
-            arrivals.append(time.perf_counter())
-        pending = metrics
-    loss = float(pending["loss"])
-    arrivals.append(time.perf_counter())
-    if not np.isfinite(loss):
-        raise RuntimeError(f"the loss is {loss}")
-    return state, np.diff(arrivals)[WARMUP.value :].tolist()
-
-
 def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
     """Milliseconds a step by part of the model, summed over kernels that may overlap."""
     step = variant.step_without_graphs
@@ -211,7 +194,7 @@ def main(_: Sequence[str]) -> None:
     for _ in range(ROUNDS.value):
         for variant in variants:
             state = variant.enter(state, batches[0])
-            state, times = time_steps(variant.step, state, batches)
+            state, times = time_steps(variant.step, state, batches, warmup=WARMUP.value, timed=STEPS.value)
             seconds[variant.name] += times
         table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
         _write(dense, table)
