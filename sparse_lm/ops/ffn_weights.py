@@ -32,7 +32,8 @@ class FfnVariables:
       mask_up: bool[F, D], transposable 2:4 mask of W1.
       mask_down: bool[F, D], of W2.
       centroids: f32[clusters, D], the token clusters' centres.
-      columns: int32[clusters, 4F/m], the neurons of each cluster, ascending.
+      columns: int32[clusters, 4F/m], the neurons of each cluster, ascending: four of each m, or runs of
+        `GemmPlan.run` of them. Kernels write where these say: other neurons are undefined behaviour.
     """
 
     scale_up: Array | None = None

@@ -70,7 +70,7 @@ class SparseVenom:
     The matrix is a 2:4 matrix over *condensed* columns: of block b, condensed column j is the
     logical column `columns[b, j]`. There are Kc = 4 K / m of them. The format does not require
     that a block's columns are four of every m: any Kc distinct columns do, such as one contiguous
-    slice of neurons.
+    slice of neurons. Products take any; `squared_relu_gradients` says what it requires.
 
     Attributes:
       values: [Mp, Kcp / 2]; Mp is M rounded up to max(v, 64), Kcp is Kc rounded up to 64.

@@ -93,8 +93,8 @@ def squared_relu_gradients(
 
     Args:
       dy: gradient of Y: [T, F] for a 2:4 Y, condensed [T, Kc] for a Venom one.
-      y: [T, F], not negative. Of a Venom one each four condensed columns must be of one group of m, in
-        order, as the selections of this package make them.
+      y: [T, F], not negative. Of a Venom one whose `run` is 1, every block must list four columns of each
+        group of m, in the order of the groups. That is not checked: with others kernels write where they must not.
       implementation: backend that must run this; the best one by default.
 
     Returns:

@@ -17,7 +17,8 @@ def check_variables(variables: FfnVariables, config: Config, step: int) -> None:
 
     Raises:
       ValueError: a mask is not 2:4 along both axes, a soft threshold's scale is not a positive number, a
-        centre is not finite, or a cluster's neurons are not distinct ones of the layer, ascending.
+        centre is not finite, or a cluster's neurons are not distinct ones of the layer, ascending, and
+        four of each m where they do not come in runs.
     """
     if not config.sparsity.windows or step <= config.sparsity.windows[0][0]:
         return
@@ -36,6 +37,9 @@ def check_variables(variables: FfnVariables, config: Config, step: int) -> None:
         ascending = (jnp.diff(columns, axis=-1) > 0).all(axis=(1, 2))
         within = ((columns >= 0) & (columns < neurons)).all(axis=(1, 2))
         _require(ascending & within, f"columns are not ascending numbers of the {neurons} neurons")
+        if plan.run(neurons) == 1:
+            of_group = jnp.repeat(jnp.arange(neurons // plan.m), 4)
+            _require((columns // plan.m == of_group).all(axis=(1, 2)), f"columns are not four of each {plan.m}")
 
 
 def _transposable(masks: Array) -> Array:

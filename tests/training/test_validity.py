@@ -68,6 +68,18 @@ def test_what_is_broken_is_named(entered):
             check_variables(dataclasses.replace(variables, columns=twice), config, BEGUN)
 
 
+def test_single_neurons_are_four_of_each_group(entered):
+    """Kernels count on it, and would write elsewhere."""
+    config, variables = entered
+    if variables.columns is None:
+        return
+    m = config.sparsity.m
+    left_out = np.setdiff1d(np.arange(m, 2 * m), variables.columns[1, 0])[0]
+    five_and_three = jnp.sort(variables.columns.at[1, 0, 0].set(left_out), axis=-1)
+    with pytest.raises(ValueError, match=f"columns are not four of each {m} in layer 1"):
+        check_variables(dataclasses.replace(variables, columns=five_and_three), config, BEGUN)
+
+
 def test_transposed_masks_are_valid_too(entered):
     config, variables = entered
     if variables.mask_up is None:

@@ -3,7 +3,8 @@
 A block is one warpgroup and takes 64 tokens of 64 (condensed) columns. It writes dH as it reads dY,
 leaves dH and Y side by side in shared memory, one 32-bit word an element, and reads them back by
 columns to select along tokens. Of a Venom Y the transposes have a row for every neuron: a block then
-writes the rows of its kept neurons, and rows of zeros for the others of its 16 groups.
+writes the rows of its kept neurons, and rows of zeros for the others of its 16 groups. Neurons of other
+groups would lie outside its shared memory, so the lists must have four of each group, in order.
 
 Numerics: float32, rounded once; bit for bit the reference.
 """
@@ -52,7 +53,8 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
 
     Raises:
       NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no
-        multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width.
+        multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width, or its columns
+        come in runs, which are not four of each m.
     """
     check_dtype(dy.dtype)
     if y.dtype != dy.dtype:
@@ -62,6 +64,8 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
         dh, *transposes = _call(padded, y.values, y.metadata, None, tile_neurons=TILE)
         neurons = y.shape[1]
     else:
+        if y.run > 1:
+            raise NotImplementedError(f"needs columns that are four of each {y.m}, not runs of {y.run}")
         tile_neurons = TILE // 4 * y.m
         if y.v % TILE or tile_neurons % TILE or y.shape[1] % tile_neurons:
             raise NotImplementedError(

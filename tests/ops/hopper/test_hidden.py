@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference
+from sparse_lm.ops.compress import list_columns
 from tests.ops.hopper.operands import exact_stats
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
@@ -166,6 +167,11 @@ def test_what_is_refused():
         hopper.squared_relu_24(jnp.zeros((64, 64)))
     with pytest.raises(NotImplementedError, match="one dtype"):
         hopper.squared_relu_gradients(jnp.zeros((64, 64), jnp.bfloat16), y)
+    runs = jnp.arange(256, dtype=jnp.int32)[None]
+    h = jnp.zeros((64, 256), jnp.bfloat16)
+    y = list_columns(reference.squared_relu_24(h)[0], runs, width=1024, v=64, m=16, run=64)
+    with pytest.raises(NotImplementedError, match="four of each 16, not runs of 64"):
+        hopper.squared_relu_gradients(h, y)
     for v, m in ((96, 16), (640, 8), (512, 32), (128, 12)):
         with pytest.raises(NotImplementedError, match=f"not v = {v}, m = {m}"):
             hopper.squared_relu_venom(jnp.zeros((1280, 1536), jnp.bfloat16), v, m, columns="norm")
