@@ -47,11 +47,6 @@ def _sparse(start: int, end: int) -> Overrides:
     return {"sparsity.start_step": start, "sparsity.end_step": end}
 
 
-def _every(n: int, start: int = 50, end: int = 950) -> Overrides:
-    """A sparse phase of which every n-th step has dense activations."""
-    return {"sparsity.dense_activations_every": n, **_sparse(start, end)}
-
-
 SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
     "learning_rate": (
         _base(1500) | _DENSE,
@@ -110,21 +105,6 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "balanced sets 2:16, 4 token centres": _BALANCED | {"sparsity.clusters": 4},
         },
     ),
-    # Sparse phases of which some steps keep their activations dense, and a decay that comes after the flip.
-    "alternate": (
-        _base(1000),
-        {
-            "slices 2:16, every 2nd dense activations": _SLICES | _TOKENS | _every(2),
-            "magnitude 2:16, every 2nd dense activations": _VENOM | _16 | _every(2),
-            "sets 2:16, 64 token centres, every 2nd dense activations": _SETS | _TOKENS | _every(2),
-            "runs 2:16, 16 token centres, every 2nd dense activations": _RUNS | _16 | _TOKENS | _every(2),
-            "slices 2:16, every 2nd dense activations, sparse 0 to 1000": _SLICES | _TOKENS | _every(2, 0, 1000),
-            "slices 2:16, every 10th dense activations, sparse 0 to 900": _SLICES | _TOKENS | _every(10, 0, 900),
-            "slices 2:16, every 4th dense activations, sparse 0 to 950": _SLICES | _TOKENS | _every(4, 0, 950),
-            "dense, wsd": _DENSE | _WSD,
-            "slices 2:16, wsd": _SLICES | _TOKENS | _WSD,
-        },
-    ),
     # A constant rate that falls over the last fifth of the steps, so that the flip out comes at the full rate.
     "wsd": (
         _base(1000) | _WSD,
@@ -149,6 +129,13 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "slices 2:8, token centres": _SLICES_OF_8 | _TOKENS,
             "sste": {"sparsity.recipe": "sste"},
         },
+    ),
+    # The same with the late decay.
+    "long_wsd": (
+        _base(6120)
+        | {"eval_every": 765, "sparsity.start_step": 306, "sparsity.end_step": 3366, "optimizer.learning_rate": 1.4e-3}
+        | {"optimizer.schedule": "wsd", "optimizer.decay_steps": 1224},
+        {"dense": _DENSE, "slices 2:16": _SLICES | _TOKENS},
     ),
 }
 """By name: overrides of configs/llama60m.py for all runs, and by run."""

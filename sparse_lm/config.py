@@ -99,7 +99,6 @@ class SparsityConfig:
     end_step: int = 0  # sparse on start_step <= step < end_step
     extra_windows: tuple[tuple[int, int], ...] = ()  # further (start, end) windows, ascending
     implementation: str = ""  # empty: the best one that this machine supports
-    dense_activations_every: int = 0  # of so many sparse steps the last keeps its activations dense; 0: none does
     moments: str = "keep"  # what both edges do to the optimizer moments of the FFN weights
     refresh_every: int = 40  # steps between mask (fst) or neuron-set (cluster_sets) refreshes
     dense_weights: str = "masked"  # "masked" or "full": weight read where the activation is sparse
@@ -181,16 +180,8 @@ class Config:
         return self.tokens_per_step // self.parts
 
     def phase(self, step: int) -> str:
-        """ "sparse" or "dense": which one `step` (0-based) belongs to."""
+        """ "sparse" or "dense": how `step` (0-based) is trained."""
         return "sparse" if any(a <= step < b for a, b in self.sparsity.windows) else "dense"
-
-    def step_kind(self, step: int) -> str:
-        """How `step` is computed: "dense", "sparse", or, in the sparse phase, too, "dense_activations"."""
-        every = self.sparsity.dense_activations_every
-        if not every or self.phase(step) == "dense":
-            return self.phase(step)
-        (start,) = (a for a, b in self.sparsity.windows if a <= step < b)
-        return "dense_activations" if (step - start) % every == every - 1 else "sparse"
 
 
 def default() -> ml_collections.ConfigDict:
@@ -292,12 +283,6 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
     yield one_of("sparsity.moments", s.moments, MOMENTS)
     yield positive("sparsity.refresh_every", s.refresh_every)
     yield one_of("sparsity.dense_weights", s.dense_weights, ("masked", "full"))
-    every = s.dense_activations_every
-    yield "sparsity.dense_activations_every", every, every == 0 or every >= 2, "must be 0 (never), or 2 or more"
-    yield (
-        "sparsity.dense_activations_every", every, every == 0 or s.recipe in ("act24", "venom"),
-        f"must be 0 with recipe {s.recipe!r}: act24 and venom have sparse activations",
-    )  # fmt: skip
     yield (
         "sparsity.recipe", s.recipe, s.recipe == "dense" or m.activation == "squared_relu",
         f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",

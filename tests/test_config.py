@@ -45,13 +45,6 @@ def test_every_config_file_parses_and_documents_its_command(path):
     "changes, key, words",
     [
         ({"sparsity.recipe": "vemon"}, "sparsity.recipe", "'venom'"),
-        ({"sparsity.dense_activations_every": 1}, "sparsity.dense_activations_every", "2 or more"),
-        ({"sparsity.dense_activations_every": -2}, "sparsity.dense_activations_every", "2 or more"),
-        (
-            {"sparsity.dense_activations_every": 2, "sparsity.recipe": "sste"},
-            "sparsity.dense_activations_every",
-            "recipe 'sste'",
-        ),
         ({"sparsity.m": 6}, "sparsity.m", "multiple of 4"),
         ({"sparsity.m": 24}, "sparsity.m", "must divide model.ffn_dim = 1024"),
         ({"sparsity.m": 0}, "sparsity.m", "multiple of 4"),
@@ -137,15 +130,6 @@ def test_windows_decide_the_phase():
     config = config_lib.parse(venom(**{"sparsity.extra_windows": ((600, 700),)}))
     phases = [config.phase(step) for step in (0, 99, 100, 499, 500, 599, 600, 699, 700, 999)]
     assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense", "sparse", "sparse", "dense", "dense"]
-
-
-def test_every_so_many_sparse_steps_keep_their_activations_dense():
-    """Counted from the start of each window."""
-    changes = {"sparsity.extra_windows": ((600, 700),), "sparsity.dense_activations_every": 3}
-    config = config_lib.parse(venom(**changes))
-    steps = [step for step in range(config.steps) if config.step_kind(step) == "dense_activations"]
-    assert steps == [*range(102, 500, 3), *range(602, 700, 3)]
-    assert all(config.step_kind(step) == config.phase(step) for step in set(range(config.steps)) - set(steps))
 
 
 @pytest.mark.parametrize("start, end", [(0, 1000), (0, 0), (300, 300)])

@@ -68,14 +68,14 @@ class GemmPlan:
     # Venom only
     selection: str = "magnitude"
     """"magnitude": of each block's activations. Known before the up product, from each token's
-    cluster alone: "cluster_sets" (any neurons) and "slices" (contiguous neurons)."""
+    cluster alone: "cluster_sets" (four of each m neurons, or any runs) and "slices" (contiguous neurons)."""
     v: int = 128
     m: int = 16
     columns: str = "norm"
     """How "magnitude" picks 4 of m columns: "norm" or "exhaustive"."""
     clusters: int = 16
     neuron_run: int = 1
-    """"cluster_sets" choose neurons in runs of this many neighbours; 1: one by one."""
+    """"cluster_sets" choose neurons in runs of this many neighbours; 1: one by one, four of each m."""
     slice_parts: int = 1
     """"slices" of a run whose neurons were on so many devices: each has a part of every slice."""
     distance: str = "cosine"
@@ -145,14 +145,10 @@ class GemmPlan:
         v = 1 if self.venom and self.selection == "magnitude" else self.v
         return dataclasses.replace(self, v=v, shuffle_tokens=False)
 
-    def with_dense_activations(self) -> GemmPlan:
-        """The same weights, in every product as this plan reads them; dense activations and gradients, in order."""
-        dense = dict.fromkeys(p for p, operand in self.operands.items() if operand.name not in ("W1", "W2"))
-        return dataclasses.replace(self, **dense, shuffle_tokens=False, dense_features=0.0)
-
     def for_measuring(self) -> GemmPlan:
         """A forward with 2:4 W1 and all else dense, and sums over each cluster's tokens among the stats."""
-        return dataclasses.replace(self.with_dense_activations(), grad_hidden=None, measure_clusters=True)
+        dense = dict(down=None, grad_hidden=None, grad_input=None, grad_up=None, grad_down=None)
+        return dataclasses.replace(self, **dense, measure_clusters=True)
 
     def relative_work(self) -> dict[str, float]:
         """FLOPs that each product executes on (sparse) tensor cores, as a share of the dense product's."""

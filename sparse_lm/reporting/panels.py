@@ -20,8 +20,8 @@ TRAINING = {"linewidth": 0.9, "alpha": 0.5}
 HELD_OUT = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
 NOT_FINITE = {"marker": "x", "linestyle": "none", "markersize": 5}
 KINDS = {
-    "dense": "#2f4b66", "dense_activations": "#55789a", "sparse": "#7ba7c9", "compile": "#d9a766",
-    "evaluation": "#8f8f8f", "checkpoint": "#b0b0b0", "setup": "#cccccc", "profile": "#dddddd", "other": "#eeeeee",
+    "dense": "#2f4b66", "sparse": "#7ba7c9", "compile": "#d9a766", "evaluation": "#8f8f8f", "checkpoint": "#b0b0b0",
+    "setup": "#cccccc", "profile": "#dddddd", "other": "#eeeeee",
 }  # fmt: skip
 """Colours of the kinds of work in summary.json: training is blue, what comes with it is not."""
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import ops
-from sparse_lm.training.step import Step, TrainState
+from sparse_lm.training.step import TrainState
 
 CANDIDATES = (6e-6, 2e-5, 6e-5, 2e-4)  # the range that the paper reports
 HEALTHY = (0.60, 0.95)
+
+Step = Callable[[TrainState, Array], tuple[TrainState, dict[str, Array]]]
 
 log = logging.getLogger(__name__)
 

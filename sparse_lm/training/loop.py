@@ -18,7 +18,7 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches, train_batches
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.ops import backends
-from sparse_lm.ops.plan import DENSE
+from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import flops, processes
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.decay_search import search_mask_decay
@@ -31,9 +31,9 @@ from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.sharding import Layout, row_share
-from sparse_lm.training.step import Metrics, Params, Step, Trainer, TrainState, make_trainer
+from sparse_lm.training.step import Metrics, Params, Trainer, TrainState, make_trainer
 from sparse_lm.training.summary import RunSummary
-from sparse_lm.training.timing import Lap, StepTimer
+from sparse_lm.training.timing import StepTimer
 from sparse_lm.training.validity import check_variables
 from sparse_lm.training.wandb_run import WandbRun
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning, save_config
@@ -146,7 +146,7 @@ class _Run:
         }
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
-        self.compiled: set[Step] = set()
+        self.compiled: set[str] = set()  # phases
 
     def go(self, state: TrainState) -> bool:
         config, start = self.config, int(state.step)
@@ -179,14 +179,12 @@ class _Run:
                 self._stop(state, step)
                 return False
             windows = next(batches)
-            train_step = self.trainer.step(config.step_kind(step))
             profile_turns = self.profile.turns(step)
-            flips = config.phase(step) != config.phase(step - 1)
-            if pending and (flips or train_step not in self.compiled or profile_turns):
-                self._settle(*pending, state)  # or it would seem to take as long as what comes now
+            if pending and (config.phase(step) != config.phase(step - 1) or profile_turns):
+                self._settle(*pending, state)  # or it would seem to take as long as the next phase compiles
                 self._report(*pending)
                 pending = None
-            if not self._compile(train_step, state, windows):
+            if not self._compile(step, state, windows):
                 self._stop(state, step)
                 return False
             if profile_turns:
@@ -195,7 +193,7 @@ class _Run:
                 self.summary.spent_on("profile")
             state, edge_metrics = self._edge(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                state, metrics = train_step(state, windows)
+                state, metrics = self.trainer.step(config.phase(step))(state, windows)
             if pending:  # by now the device has the next step to work on
                 self._settle(*pending, state)
                 self._report(*pending)
@@ -221,18 +219,17 @@ class _Run:
         print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
         return True
 
-    def _compile(self, train_step: Step, state: TrainState, windows: Array) -> bool:
-        """Compiles a step before its first use, which takes minutes; False if a signal came first.
+    def _compile(self, step: int, state: TrainState, windows: Array) -> bool:
+        """Compiles the step of a phase that begins, which takes minutes; False if a signal came first.
 
         It is compiled before the state crosses the edge, and so the state can be saved. Processes of several wait
         for their compilations: they could not agree on what to do instead.
         """
-        if train_step in self.compiled:
+        phase = self.config.phase(step)
+        if phase in self.compiled or jax.process_count() > 1:
             return True
-        self.compiled.add(train_step)
-        if jax.process_count() > 1:
-            return True
-        return self.interrupt.wait_for(lambda: train_step.lower(state, windows).compile())
+        self.compiled.add(phase)
+        return self.interrupt.wait_for(lambda: self.trainer.step(phase).lower(state, windows).compile())
 
     def _is_to_stop(self, step: int) -> bool:
         """Several processes ask each other, which waits for the device, every `log_every` steps only."""
@@ -286,7 +283,7 @@ class _Run:
         return dataclasses.replace(state, mask_decay=jnp.full_like(state.mask_decay, factor))
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-        """Held-out loss of the state after `step`, computed as its phase is."""
+        """Held-out loss of the state after `step`, computed as that step was."""
         left = step + 1 == self.config.steps  # a finished run has dense weights, whatever its last phase
         phase = "dense" if left else self.config.phase(step)
         batches = heldout_batches(self.data, batch_size=self.config.batch_size, windows=self.config.data.eval_windows)
@@ -302,8 +299,8 @@ class _Run:
     def _settle(self, step: int, metrics: Metrics, state: TrainState) -> None:
         """Waits for a step, and stops the run if too many have been bad."""
         bad_in_a_row = int(metrics["skipped_in_a_row"])
-        self.timer.step_done(step)
-        self.summary.step_done(self.config.step_kind(step))
+        self.timer.step_done(self.config.phase(step))
+        self.summary.step_done(self.config.phase(step))
         if bad_in_a_row >= self.config.optimizer.max_skipped_steps:
             self._save(state, int(state.step))
             self.checkpoints.wait()
@@ -321,17 +318,16 @@ class _Run:
             log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results:
             return
-        lap = self.timer.lap()
-        speed = config.tokens_per_step / lap.seconds if lap else None
+        step_time = self.timer.lap()
+        speed = config.tokens_per_step / step_time if step_time else None
         line = {
             "phase": phase,
-            "step_kind": config.step_kind(step),
             "learning_rate": float(self.schedule(step - skipped)),  # a skipped step does not count in Optax
             "tokens": (step + 1) * config.tokens_per_step,
             "tokens_per_second": speed,
-            "step_time": lap.seconds if lap else None,
+            "step_time": step_time,
             "wall_time": self.summary.wall_time(),
-            **self._utilisation(lap),
+            **self._utilisation(phase, speed),
             **metrics,
         }
         if results:
@@ -341,13 +337,13 @@ class _Run:
             step + 1, phase=phase, loss=loss, tokens_per_second=speed, seconds_left=self.timer.seconds_left()
         )
 
-    def _utilisation(self, lap: Lap | None) -> dict[str, float | None]:
+    def _utilisation(self, phase: str, tokens_per_second: float | None) -> dict[str, float | None]:
         """Dense-equivalent MFU and executed-FLOP utilisation, each beside its denominator in FLOP/s."""
         peak = flops.PEAKS.get(self.device_kind)
-        if lap is None or peak is None:
+        if tokens_per_second is None or peak is None:
             return {"mfu": None, "executed_utilisation": None}
-        tokens_per_second = self.config.tokens_per_step / lap.seconds / self.config.mesh.devices  # of one
-        work = self.trainer.relative_work(lap.steps)
+        tokens_per_second /= self.config.mesh.devices  # of one
+        work = self._plan(phase).relative_work()
         return {
             "mfu": flops.mfu(self.config, tokens_per_second, self.device_kind),
             "mfu_peak": peak.dense,
@@ -357,22 +353,19 @@ class _Run:
             "executed_peak": peak.sparse,
         }  # fmt: skip
 
+    def _plan(self, phase: str) -> GemmPlan:
+        return self.trainer.plan if phase == "sparse" else DENSE
+
     def _print_implementations(self, state: TrainState) -> None:
         """Which product is sparse, and which backend runs each operation."""
         if not self.config.sparsity.windows:
             return
         windows = jax.ShapeDtypeStruct((self.config.batch_size, self.config.seq_len + 1), np.int32)
-        every = self.config.sparsity.dense_activations_every
-        titles = {"sparse": "sparse phase"}
-        if every:
-            titles["dense_activations"] = f"the last of every {every} steps"
         with backends.record() as used:
-            for kind in titles:
-                jax.eval_shape(self.trainer.step(kind), state, windows)
-        for kind, title in titles.items():
-            print(f"{title}:")
-            for product, operand in (self.trainer.plan_of(kind).operands or {"all products": "dense"}).items():
-                print(f"  {product:<18} {operand}")
+            jax.eval_shape(self.trainer.sparse_step, state, windows)
+        print("sparse phase:")
+        for product, operand in self.trainer.plan.operands.items():
+            print(f"  {product:<18} {operand}")
         print("implementations:")
         for op, names in sorted(used.items()):
             print(f"  {op:<18} {', '.join(sorted(names))}")

@@ -1,15 +1,13 @@
 """The training state and one training step.
 
-A run compiles this step once for each kind that it has (`Config.step_kind`): with the dense plan, with the
-recipe's, and with the recipe's weights alone. All take and return the same `TrainState`, so flipping
-between phases, or taking turns within one, is choosing another function.
+A run compiles this step twice, once with the dense plan and once with the recipe's. Both take and
+return the same `TrainState`, so flipping between phases is choosing the other function.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +24,7 @@ from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.ops import collectives
 from sparse_lm.ops.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables, weight_mask
-from sparse_lm.ops.plan import DENSE, PRODUCTS, GemmPlan
+from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import spikes
 from sparse_lm.training.mask_decay import masked_decay
 from sparse_lm.training.optimizer import make_optimizer
@@ -65,10 +63,6 @@ class TrainState:
     recent_losses: Array | None = None
 
 
-Step = Callable[[TrainState, Array], tuple[TrainState, Metrics]]
-"""(state, windows int32[B, S + 1]) -> (state, metrics)."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """The pure functions of a run, compiled on first use. `state` arguments are donated."""
@@ -76,29 +70,14 @@ class Trainer:
     config: Config
     plan: GemmPlan  # of the sparse phase
     init: Callable[[], TrainState]
-    dense_step: Step
-    sparse_step: Step
-    dense_activations_step: Step
+    dense_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
+    sparse_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
     graphdef: Any
     layout: Layout | None = None  # None: one device
 
-    def step(self, kind: str) -> Step:
-        """The compiled step of a kind (`Config.step_kind`)."""
-        return {
-            "dense": self.dense_step,
-            "sparse": self.sparse_step,
-            "dense_activations": self.dense_activations_step,
-        }[kind]
-
-    def plan_of(self, kind: str) -> GemmPlan:
-        """What a step of this kind computes."""
-        return {"dense": DENSE, "sparse": self.plan, "dense_activations": self.plan.with_dense_activations()}[kind]
-
-    def relative_work(self, steps: Counter[str]) -> dict[str, float]:
-        """Mean of `GemmPlan.relative_work` over so many steps of each kind."""
-        works = {kind: self.plan_of(kind).relative_work() for kind in steps}
-        total = {product: sum(count * works[kind][product] for kind, count in steps.items()) for product in PRODUCTS}
-        return {product: work / steps.total() for product, work in total.items()}
+    def step(self, phase: str) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
+        """The compiled step of a phase: (state, windows int32[B, S + 1]) -> (state, metrics)."""
+        return self.sparse_step if phase == "sparse" else self.dense_step
 
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state, and on a mesh its shardings."""
@@ -123,8 +102,7 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
         _train_step, config=config, graphdef=graphdef, optimizer=optimizer, sparse_plan=plan, layout=layout
     )
 
-    @functools.cache  # kinds of the same plan, as act24's dense ones, share a step
-    def compiled(plan: GemmPlan) -> Step:
+    def compiled(plan: GemmPlan) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
         placed = dict(out_shardings=(layout.state, layout.replicated)) if layout else {}
         return jax.jit(functools.partial(train_step, plan=plan), donate_argnums=0, **placed)
 
@@ -134,7 +112,6 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
         init=functools.partial(jax.jit(init, out_shardings=layout.state if layout else None), seed),
         dense_step=compiled(DENSE),
         sparse_step=compiled(plan),
-        dense_activations_step=compiled(plan.with_dense_activations()),
         graphdef=graphdef,
         layout=layout,
     )

@@ -38,10 +38,10 @@ class RunSummary:
       evaluation, best_evaluation: step, loss, perplexity and bits_per_byte of the last held-out
         evaluation, and of the one of least loss; null if there was none.
       wall_time: seconds, of all processes.
-      seconds: the same by kind of work: setup, dense, sparse, dense_activations (steps of each kind and
-        what happens at the edges of their phase), compile, evaluation, checkpoint, profile, other.
-      tokens_per_second: by kind of step, in the seconds of that kind; "overall", in all of wall_time.
-      processes: of each, start_step, step, steps by kind, started (UTC), seconds, device, versions, git_commit.
+      seconds: the same by kind of work: setup, dense, sparse (steps and what happens at the edges of
+        their phase), compile, evaluation, checkpoint, profile, other.
+      tokens_per_second: by phase, in the seconds of that phase; "overall", in all of wall_time.
+      processes: of each, start_step, step, steps by phase, started (UTC), seconds, device, versions, git_commit.
 
     Args:
       workdir: an existing directory.
@@ -76,11 +76,11 @@ class RunSummary:
         """The time since the last call of this or of `step_done` went into work of this kind."""
         self._wall.spent_on(kind)
 
-    def step_done(self, kind: str) -> None:
-        """The next step, of this kind, is done, and the time since the last call went into it."""
+    def step_done(self, phase: str) -> None:
+        """The next step is done, and the time since the last call went into it."""
         self._process["step"] += 1
-        self._process["steps"][kind] += 1
-        self._wall.spent_on(kind)
+        self._process["steps"][phase] += 1
+        self._wall.spent_on(phase)
 
     def wall_time(self) -> float:
         """Seconds of all processes so far, up to the last call of `step_done` or `spent_on`."""
@@ -113,7 +113,7 @@ class RunSummary:
     def _contents(self) -> dict[str, Any]:
         seconds, steps = (_sum(self._processes(), table) for table in ("seconds", "steps"))
         per_step = self._config.tokens_per_step
-        speeds = {kind: per_step * steps[kind] / seconds[kind] for kind in steps if seconds[kind]}
+        speeds = {phase: per_step * steps[phase] / seconds[phase] for phase in steps if seconds[phase]}
         if steps:
             speeds["overall"] = per_step * steps.total() / seconds.total()
         return {

@@ -205,21 +205,6 @@ def test_venom_with_full_dense_weights(inputs):
     assert_close(run(plan, variables, key, order=order, **inputs), reorder(expected, rows))
 
 
-def test_venom_with_dense_activations(inputs):
-    """All six products read the thresholded weights; nothing of Y, dH and dO is dropped or moved."""
-    plan = dataclasses.replace(RECIPES["venom"], selection="slices", v=16, m=16, clusters=4).with_dense_activations()
-    variables = ffn_weights.FfnVariables(scale_up=jnp.float32(1.4), scale_down=jnp.float32(1.5))
-    a = in_float64(inputs)
-    w1 = 1.4 * dense64.soft_threshold(a["w1"], axis=1)
-    w2 = 1.5 * dense64.soft_threshold(a["w2"], axis=1)
-    assert_close(run(plan, variables, None, **inputs), dense64.ffn(a["x"], w1, w2, w2, w1, a["do"]))
-    assert sum(plan.relative_work().values()) == 0.5 * 2 + 4  # up and dY on sparse tensor cores
-
-
-def test_act24_with_dense_activations_is_dense():
-    assert RECIPES["act24"].with_dense_activations() == DENSE
-
-
 @pytest.mark.parametrize("recipe", ["fst", "sste", "venom", "cluster_sets", "slices"])
 def test_a_layer_finds_its_weights_among_those_of_all(inputs, recipe):
     """Weights prepared for all layers at once give what a layer's own give, bit for bit."""

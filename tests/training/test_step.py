@@ -1,7 +1,6 @@
 """One training step of every recipe: it learns, it donates, it compiles once, and a bad one leaves no trace."""
 
 import dataclasses
-from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -97,19 +96,6 @@ def test_sparse_step_reports_activation_statistics(recipe):
     assert np.all((metrics["kept_energy"] > 0.2) & (metrics["kept_energy"] < 1 + 1e-6))
     if trainer.plan.routed:
         np.testing.assert_allclose(metrics["expert_load"].sum(axis=1), 1, rtol=1e-5)
-
-
-def test_relative_work_of_steps_that_take_turns():
-    trainer = make_trainer(small.config("slices", **{"sparsity.dense_activations_every": 4}))
-    work = trainer.relative_work(Counter(sparse=3, dense_activations=1))
-    of_slices = 0.5 * 4 / 8  # 2 of 4 among 4 of every 8 neurons
-    assert work["up"] == work["grad_hidden"] == pytest.approx((3 * of_slices + 0.5) / 4)
-    assert work["down"] == work["grad_up"] == pytest.approx((3 * of_slices + 1) / 4)
-
-
-def test_act24_takes_turns_with_the_dense_step():
-    trainer = make_trainer(small.config("act24", **{"sparsity.dense_activations_every": 2}))
-    assert trainer.step("dense_activations") is trainer.step("dense") is not trainer.step("sparse")
 
 
 def test_seed_decides_the_run():

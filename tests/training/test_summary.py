@@ -27,7 +27,7 @@ def go(workdir, start, end, seconds=1.0, state=None, error=None, losses=None):
         summary.begin(start)
         for step in range(start, end):
             clock.now += seconds
-            summary.step_done(CONFIG.step_kind(step))
+            summary.step_done(CONFIG.phase(step))
             line = {"loss": (losses or {}).get(step, 8.0 - step / 4), "skipped": 0, "wall_time": summary.wall_time()}
             if (step + 1) % 6 == 0:
                 clock.now += 5
