@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from typing import Any
 
@@ -77,7 +78,9 @@ def speedups_of_runs(quality: Results, steps: Results) -> dict[str, float]:
 
 def _what(results: Results) -> str:
     model, tokens = results.data["model"], results.data["batch_size"] * results.data["seq_len"]
-    return f"D {model['dim']}, F {model['ffn_dim']}, {model['layers']} layers, {tokens} tokens"
+    gpus = math.prod(results.data.get("mesh", {}).values())
+    spread = f" on {gpus} GPUs" if gpus > 1 else ""
+    return f"D {model['dim']}, F {model['ffn_dim']}, {model['layers']} layers, {tokens} tokens{spread}"
 
 
 def _same_model(rows: list[dict[str, Any]], results: Results) -> dict[str, Any] | None:

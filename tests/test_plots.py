@@ -99,3 +99,11 @@ def test_steps_show_time_speedup_parts_and_pytorch(results):
     assert products == [ms / 2 for ms in totals] and norms == [ms / 4 for ms in totals]
     (pytorch,) = axes.lines
     assert list(pytorch.get_xdata()) == [610.0, 610.0]
+    assert axes.get_title() == "D 2048, F 8192, 25 layers, 32768 tokens"
+
+
+def test_steps_on_several_gpus_say_so(results):
+    path = results / "step_some_h200.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(mesh=dict(data=2, fsdp=4, tensor=1))))
+    (axes,) = drawn(plots.figures("step", directory=results))["step_some_h200_whole_steps"].axes
+    assert axes.get_title().endswith("32768 tokens on 8 GPUs")
