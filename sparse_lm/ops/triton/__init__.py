@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs of compute capability 8.x and 9.x, in Triton: products in Gluon, selections in plain Triton.
+"""Kernels for NVIDIA GPUs of compute capability 8.x and 9.x, in Gluon, the language under Triton.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`.

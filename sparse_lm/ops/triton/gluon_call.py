@@ -133,3 +133,9 @@ def compile_gluon(
     for stage in ("ttgir", "llir", "ptx"):
         code = stages[stage](code, metadata)
     return Compiled(metadata["name"], code, metadata["shared"])
+
+
+def align_rows(x: Array) -> Array:
+    """A matrix of 16-bit floats with zeros at the end of rows up to whole vectors; a copy, if there is need."""
+    missing = -x.shape[1] % (_ALIGNMENT // 2)
+    return jnp.pad(x, ((0, 0), (0, missing))) if missing else x

@@ -17,10 +17,8 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.triton import product, tuning
-from sparse_lm.ops.triton.gluon_call import gluon_call
+from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies
-
-_ALIGNMENT = 8  # elements of a copy of 16 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +104,3 @@ def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
         raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
     if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
         raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
-
-
-def align_rows(b: Array) -> Array:
-    """Zeros at the end of rows up to whole vectors of a copy; a copy, if there is need."""
-    missing = -b.shape[1] % _ALIGNMENT
-    return jnp.pad(b, ((0, 0), (0, missing))) if missing else b

@@ -21,8 +21,8 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.triton import product
-from sparse_lm.ops.triton.gluon_call import gluon_call
-from sparse_lm.ops.triton.matmul_24 import align_rows, check_dtypes
+from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.matmul_24 import check_dtypes
 from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies
 
 

@@ -14,9 +14,21 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
-from sparse_lm.ops.triton.gluon_call import gluon_call
-from sparse_lm.ops.triton.tiles import ROWS_LAYOUT, TILE_LAYOUT, WARPS, load_tile, offsets, store_sparse
-from sparse_lm.ops.triton.two_of_four import members, spread, squared_relu, two_of_four
+from sparse_lm.ops.triton import packed_24
+from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.tiles import (
+    GROUPS,
+    ROWS_LAYOUT,
+    TILE_LAYOUT,
+    WARPS,
+    load_pairs,
+    load_tile,
+    offsets,
+    store_metadata,
+    store_sparse,
+    store_words,
+)
+from sparse_lm.ops.triton.two_of_four import spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
 _STATS = len(HiddenStats._fields)
@@ -28,13 +40,16 @@ def _add_three(a, b, c, d, e, f):
 
 
 @gluon.jit
-def _store_stats(y, low, high, stats):
+def _store_stats(low, high, kept, stats, dtype: gl.constexpr):
     """`HiddenStats` of a tile, in one row of `stats`."""
-    a, b, c, d = members(y)
-    nonzeros = (a != 0).to(gl.float32) + (b != 0).to(gl.float32) + (c != 0).to(gl.float32) + (d != 0).to(gl.float32)
-    sums = gl.reduce((nonzeros, a * a + b * b + c * c + d * d, low * low + high * high), 1, _add_three)
+    a, b = packed_24.unpack(low, dtype)
+    c, d = packed_24.unpack(high, dtype)
+    e, f = packed_24.unpack(kept, dtype)
+    nonzeros = packed_24.mark_nonzeros(low) + packed_24.mark_nonzeros(high)
+    sums = nonzeros, a * a + b * b + c * c + d * d, e * e + f * f
+    sums = sums[0].reshape([_TILE * GROUPS]), sums[1].reshape([_TILE * GROUPS]), sums[2].reshape([_TILE * GROUPS])
     nonzeros, energy, kept_energy = gl.reduce(sums, 0, _add_three)
-    gl.store(stats, nonzeros)
+    gl.store(stats, ((nonzeros & 0xFFFF) + (nonzeros >> 16)).to(gl.float32))
     gl.store(stats + 1, energy)
     gl.store(stats + 2, kept_energy)
 
@@ -80,11 +95,14 @@ def _soft_threshold_24_kernel(
 @gluon.jit
 def _squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     K_TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
+    dtype: gl.constexpr = values.dtype.element_ty
     row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
-    y = squared_relu(load_tile(h, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT), values.dtype.element_ty)
-    low, high, nibble = two_of_four(y, False)
-    store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES)
-    _store_stats(y, low, high, stats + gl.program_id(0) * 3)
+    low, high = load_pairs(h, row_tile, k_tile, ROWS, COLUMNS)
+    low, high = packed_24.squared_relu(low, dtype), packed_24.squared_relu(high, dtype)
+    kept, nibble = packed_24.two_of_four(low, high, False)
+    store_words(kept, values, row_tile, k_tile, K_TILES)
+    store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
+    _store_stats(low, high, kept, stats + gl.program_id(0) * 3, dtype)
 
 
 def sparsify_24(
@@ -130,10 +148,11 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
       NotImplementedError: h is not of 16-bit floats.
     """
     check_dtypes(h.dtype, h.dtype)
+    padded = align_rows(h)
     values, metadata = outputs(h.shape, h.dtype)
     stats = jax.ShapeDtypeStruct((*metadata.shape[:2], _STATS), jnp.float32)
-    constants = dict(ROWS=h.shape[0], COLUMNS=h.shape[1])
-    values, metadata, stats = _call(_squared_relu_24_kernel, h, out=(values, metadata, stats), constants=constants)
+    constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1])
+    values, metadata, stats = _call(_squared_relu_24_kernel, padded, out=(values, metadata, stats), constants=constants)
     return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 

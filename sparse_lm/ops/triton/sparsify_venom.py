@@ -1,8 +1,8 @@
 """Dense matrix, or Y = relu(H)^2 of one, to V:2:M form.
 
 A thread block takes v rows and 16 groups of m columns: 64 condensed columns, what a tile of metadata describes.
-It reads them 64 rows at a time and sums up the squares of every column; chooses the four columns of largest norm
-of each group; and reads those again, from the cache, to select in each row.
+It reads whole rows and sums up the squares of every column; chooses the four columns of largest norm of each group;
+and reads those again, from the cache, a group of four to a thread, to select in each row.
 
 Numerics: norms in float32, in an order of their own, so two columns of nearly equal norm may rank otherwise than
 in the reference. All else is the reference bit for bit.
@@ -12,95 +12,179 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import jax_triton
-import triton
-import triton.language as tl
 from jax import Array
 from jax.typing import DTypeLike
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
-from sparse_lm.ops.triton import device
-from sparse_lm.ops.triton.sparsify_24 import check_dtypes
-from sparse_lm.ops.triton.two_of_four import interleave, magnitude_rank, pack_words, squared_relu, two_of_four
+from sparse_lm.ops.triton import packed_24
+from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.sparsify_24 import outputs
+from sparse_lm.ops.triton.tiles import as_words
+from sparse_lm.ops.triton.two_of_four import magnitude_rank, pack_words
 
-_TILE = tl.constexpr(TILE)
-_KEPT = tl.constexpr(TILE // 2)
-_WORDS = tl.constexpr(2 * TILE)
-_GROUPS = tl.constexpr(TILE // 4)  # of a tile
+_TILE = gl.constexpr(TILE)
+_GROUPS = gl.constexpr(TILE // 4)  # of a tile
+_WORDS = gl.constexpr(2 * TILE)
 _WIDEST_GROUP = 64
 _STATS = len(HiddenStats._fields)
+_CHUNK = gl.constexpr(16)  # words that a thread reads at one time
 
 
-@triton.jit
-def _load(x, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATE: tl.constexpr):
-    """float32 of rows and columns, the squared relu taken if ACTIVATE; zeros past the last of them."""
-    inside = (row < ROWS) & (column < COLUMNS)
-    tile = tl.load(x + row.to(tl.int64) * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATE:
-        tile = squared_relu(tile, x.dtype.element_ty)
-    return tile
+@gluon.constexpr_function
+def _rows_layout(m, warps):
+    """Of words of whole rows of a tile: a thread keeps to its columns."""
+    across = min(32, _GROUPS * m // 8)
+    return gl.BlockedLayout([1, 4], [32 // across, across], [warps, 1], [1, 0])
 
 
-@triton.jit
-def _choose_columns(energy, first, M: tl.constexpr, COLUMNS: tl.constexpr):
-    """The four largest of each group of energies [16, M], ascending: [64] columns; COLUMNS past the last group."""
-    rank = magnitude_rank(energy)
-    place = tl.arange(0, M)
-    mine, other = rank[:, :, None], rank[:, None, :]
-    earlier = (place[None, :] < place[:, None])[None, :, :]
-    beaten_by = tl.sum(((other > mine) | ((other == mine) & earlier)).to(tl.int32), axis=2)
-    keep = (beaten_by < 4).to(tl.int32)
-    slot = tl.cumsum(keep, axis=1) - 1
-    chosen = (keep[:, :, None] != 0) & (slot[:, :, None] == tl.arange(0, 4)[None, None, :])
-    member = tl.sum(tl.where(chosen, place[None, :, None], 0), axis=1)
-    start = first + M * tl.arange(0, _GROUPS)[:, None]
-    return tl.where(start < COLUMNS, start + member, COLUMNS).reshape([_TILE])
+@gluon.constexpr_function
+def _energies_layout(m, warps):
+    """Of the columns of each group, within a warp."""
+    across = min(32, m)
+    return gl.BlockedLayout([1, max(1, m // 32)], [32 // across, across], [warps, 1], [1, 0])
 
 
-@triton.jit
+@gluon.constexpr_function
+def _gathered_layout(warps):
+    """Of groups of condensed columns: lanes side by side read of few rows."""
+    return gl.BlockedLayout([1, 1], [2, 16], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _groups_layout(warps):
+    """As `tiles.GROUPS_LAYOUT`, for any number of warps: all after four have what others have."""
+    more = [[0, 0]] * (warps.bit_length() - 3)
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0], *more],
+        block_bases=[],
+        shape=[_TILE.value, _GROUPS.value],
+    )
+
+
+@gluon.jit
+def _sum_squares(
+    x,
+    block,
+    k_tile,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    V: gl.constexpr,
+    M: gl.constexpr,
+    ACTIVATE: gl.constexpr,
+):
+    """Sums of the squares of a tile's columns over a block's rows, [16 M]; if ACTIVATE, how many are not zero."""
+    layout: gl.constexpr = _rows_layout(M, gl.num_warps())
+    rows: gl.constexpr = 32 * gl.num_warps() * _CHUNK // (8 * M)
+    row = gl.arange(0, rows, gl.SliceLayout(1, layout))[:, None]
+    column = k_tile * (8 * M) + gl.arange(0, 8 * M, gl.SliceLayout(0, layout))[None, :]
+    even = gl.full([rows, 8 * M], 0.0, gl.float32, layout)
+    odd = gl.full([rows, 8 * M], 0.0, gl.float32, layout)
+    nonzeros = gl.sum(gl.full([rows, 8 * M], 0, gl.int32, layout).reshape([rows, 2 * M, 4]), axis=2)
+    for start in range(0, V, rows):
+        at = block * V + start + row
+        source = as_words(x) + at.to(gl.int64) * (COLUMNS // 2) + column
+        words = gl.load(source, mask=(at < ROWS) & (column < COLUMNS // 2), other=0)
+        if ACTIVATE:
+            words = packed_24.squared_relu(words, x.dtype.element_ty)
+            nonzeros += gl.sum(packed_24.mark_nonzeros(words).reshape([rows, 2 * M, 4]), axis=2)
+        a, b = packed_24.unpack(words, x.dtype.element_ty)
+        even += a * a
+        odd += b * b
+    nonzeros = gl.sum(gl.sum((nonzeros & 0xFFFF) + (nonzeros >> 16), axis=1), axis=0)
+    return gl.join(gl.sum(even, axis=0), gl.sum(odd, axis=0)).reshape([_GROUPS * M]), nonzeros
+
+
+@gluon.jit
+def _order(a, b):
+    return gl.minimum(a, b), gl.maximum(a, b)
+
+
+@gluon.jit
+def _four_largest(energy, M: gl.constexpr):
+    """Places of the four largest of each group of energies [16, M], ascending: four times [16]."""
+    place = gl.arange(0, M, gl.SliceLayout(0, energy.type.layout))[None, :]
+    key = magnitude_rank(energy).to(gl.int64) << 32 | (M - 1 - place).to(gl.int64)  # of equal ones the first
+    places = ()
+    for _ in gl.static_range(4):
+        largest = gl.max(key, axis=1)
+        places += (M - 1 - largest.to(gl.int32),)
+        key = gl.where(key == largest[:, None], -1, key)
+    a, b, c, d = places
+    a, b = _order(a, b)
+    c, d = _order(c, d)
+    a, c = _order(a, c)
+    b, d = _order(b, d)
+    b, c = _order(b, c)
+    return a, b, c, d
+
+
+@gluon.jit
+def _gather(x, row, column, inside):
+    """Numbers [64, 16] in the low halves of words; zeros past the last row and column."""
+    number = gl.load(x.to(gl.pointer_type(gl.int16)) + (row + column), mask=inside, other=0)
+    return number.to(gl.int32) & 0xFFFF
+
+
+@gluon.jit
 def _sparsify_venom_kernel(
     x,
     values,
     metadata,
     columns,
     stats,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    V: tl.constexpr,
-    M: tl.constexpr,
-    K_TILES: tl.constexpr,
-    ACTIVATE: tl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    GROUPED_COLUMNS: gl.constexpr,
+    V: gl.constexpr,
+    M: gl.constexpr,
+    K_TILES: gl.constexpr,
+    ACTIVATE: gl.constexpr,
 ):
-    k_tile, block = tl.program_id(0), tl.program_id(1)
-    first = k_tile * _GROUPS * M
-    column = first + tl.arange(0, _GROUPS * M)[None, :]
-    lane = tl.arange(0, _TILE)[:, None]
-    squares = tl.zeros([_TILE, _GROUPS * M], tl.float32)
-    nonzeros = tl.zeros([_TILE], tl.float32)
-    for start in range(0, V, _TILE):
-        tile = _load(x, block * V + start + lane, column, ROWS, COLUMNS, ACTIVATE)
-        squares += tile * tile
-        if ACTIVATE:
-            nonzeros += tl.sum((tile != 0).to(tl.float32), axis=1)
-    energy = tl.sum(squares, axis=0)
-    kept = _choose_columns(energy.reshape([_GROUPS, M]), first, M, COLUMNS)
-    tl.store(columns + (block * K_TILES + k_tile) * _TILE + tl.arange(0, _TILE), kept)
+    dtype: gl.constexpr = x.dtype.element_ty
+    k_tile, block = gl.program_id(0) % K_TILES, gl.program_id(0) // K_TILES
+    energy, nonzeros = _sum_squares(x, block, k_tile, ROWS, COLUMNS, V, M, ACTIVATE)
+    of_groups: gl.constexpr = _energies_layout(M, gl.num_warps())
+    places = _four_largest(gl.convert_layout(energy.reshape([_GROUPS, M]), of_groups), M)
 
-    kept_squares = tl.zeros([_TILE, _GROUPS], tl.float32)
+    gathered: gl.constexpr = _gathered_layout(gl.num_warps())
+    group = gl.arange(0, _GROUPS, gl.SliceLayout(0, gathered))
+    first = (k_tile * _GROUPS + group) * M
+    listed = ()
+    for member in gl.static_range(4):
+        place = gl.convert_layout(places[member], gl.SliceLayout(0, gathered))
+        column = gl.where(first < GROUPED_COLUMNS, first + place, GROUPED_COLUMNS)
+        gl.store(columns + (block * K_TILES + k_tile) * _TILE + 4 * group + member, column)
+        listed += (column[None, :],)
+
+    packed: gl.constexpr = _groups_layout(gl.num_warps())
+    word = gl.arange(0, _WORDS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    kept_energy = gl.full([_TILE, _GROUPS], 0.0, gl.float32, gathered)
     for start in range(0, V, _TILE):
-        row = block * V + start + lane
-        low, high, nibble = two_of_four(_load(x, row, kept[None, :], ROWS, COLUMNS, ACTIVATE), False)
-        pairs = interleave(low, high).to(values.dtype.element_ty)
-        tl.store(values + row.to(tl.int64) * (K_TILES * _KEPT) + k_tile * _KEPT + tl.arange(0, _KEPT)[None, :], pairs)
-        words = metadata + ((block * V + start) // _TILE * K_TILES + k_tile) * _WORDS
-        tl.store(words + tl.arange(0, _WORDS), pack_words(nibble))
+        row = block * V + start + gl.arange(0, _TILE, gl.SliceLayout(1, gathered))[:, None]
+        origin = row.to(gl.int64) * COLUMNS
+        inside = (row < ROWS) & (listed[0] < GROUPED_COLUMNS)
+        a, b = _gather(x, origin, listed[0], inside), _gather(x, origin, listed[1], inside)
+        c, d = _gather(x, origin, listed[2], inside), _gather(x, origin, listed[3], inside)
+        low, high = a | b << 16, c | d << 16
         if ACTIVATE:
-            kept_squares += low * low + high * high
+            low, high = packed_24.squared_relu(low, dtype), packed_24.squared_relu(high, dtype)
+        kept, nibble = packed_24.two_of_four(low, high, not ACTIVATE)
+        gl.store(as_words(values) + row.to(gl.int64) * (K_TILES * _GROUPS) + k_tile * _GROUPS + group[None, :], kept)
+        words = pack_words(gl.convert_layout(nibble, packed))
+        target = metadata + ((block * V + start) // _TILE * K_TILES + k_tile) * _WORDS + word
+        gl.store(target, gl.convert_layout(words, word.type.layout))
+        if ACTIVATE:
+            e, f = packed_24.unpack(kept, dtype)
+            kept_energy += e * e + f * f
     if ACTIVATE:
         stats += (block * K_TILES + k_tile) * 3
-        tl.store(stats, tl.sum(nonzeros, axis=0))
-        tl.store(stats + 1, tl.sum(energy, axis=0))
-        tl.store(stats + 2, tl.sum(kept_squares.reshape([_TILE * _GROUPS]), axis=0))
+        gl.store(stats, nonzeros.to(gl.float32))
+        gl.store(stats + 1, gl.sum(energy, axis=0))
+        gl.store(stats + 2, gl.sum(kept_energy.reshape([_TILE * _GROUPS]), axis=0))
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
@@ -109,7 +193,9 @@ def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) 
     Raises:
       NotImplementedError: dtypes, v, m, or the choice of columns.
     """
-    return _call(x, v, m, columns, jnp.dtype(dtype), activate=False)[0]
+    if x.dtype != dtype:
+        raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
+    return _call(x, v, m, columns, activate=False)[0]
 
 
 def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
@@ -118,14 +204,13 @@ def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[Spars
     Raises:
       NotImplementedError: dtype, v, m, or the choice of columns.
     """
-    return _call(h, v, m, columns, h.dtype, activate=True)
+    return _call(h, v, m, columns, activate=True)
 
 
-def _call(
-    x: Array, v: int, m: int, choice: str, dtype: jnp.dtype, *, activate: bool
-) -> tuple[SparseVenom, HiddenStats]:
-    check_dtypes(x.dtype, dtype)
+def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
     rows, width = x.shape
+    if x.dtype not in (jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"takes 16-bit floats, not {x.dtype}")
     if choice != "norm":
         raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
     if width % m:
@@ -133,23 +218,25 @@ def _call(
     if v % TILE or m & (m - 1) or not 4 <= m <= _WIDEST_GROUP:
         raise NotImplementedError(f"needs v to be a multiple of {TILE}, m a power of two up to 64, not {v}, {m}")
     blocks, k_tiles = -(-rows // v), -(-4 * width // (m * TILE))
-    values, metadata, kept, stats = jax_triton.triton_call(
-        x,
-        kernel=_sparsify_venom_kernel,
-        out_shape=(
-            jax.ShapeDtypeStruct((blocks * v, k_tiles * TILE // 2), dtype),
-            jax.ShapeDtypeStruct((blocks * v // TILE, k_tiles, 2 * TILE), jnp.int32),
+    padded = align_rows(x)
+    values, metadata, kept, stats = gluon_call(
+        _sparsify_venom_kernel,
+        padded,
+        out=(
+            *outputs((blocks * v, k_tiles * TILE), x.dtype),
             jax.ShapeDtypeStruct((blocks, k_tiles * TILE), jnp.int32),
             jax.ShapeDtypeStruct((blocks, k_tiles, _STATS), jnp.float32),
         ),
-        grid=(k_tiles, blocks),
-        num_warps=max(4, min(16, m // 2)),
-        compute_capability=device.compute_capability(),
-        ROWS=rows,
-        COLUMNS=width,
-        V=v,
-        M=m,
-        K_TILES=k_tiles,
-        ACTIVATE=activate,
+        blocks=blocks * k_tiles,
+        warps=max(4, min(16, m // 2)),
+        constants=dict(
+            ROWS=rows,
+            COLUMNS=padded.shape[1],
+            GROUPED_COLUMNS=width,
+            V=v,
+            M=m,
+            K_TILES=k_tiles,
+            ACTIVATE=activate,
+        ),
     )
     return SparseVenom(values, metadata, kept, x.shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))

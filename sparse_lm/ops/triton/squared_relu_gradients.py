@@ -17,29 +17,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.triton.gluon_call import gluon_call
+from sparse_lm.ops.triton import packed_24
+from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.sparsify_24 import outputs
 from sparse_lm.ops.triton.tiles import (
-    KEPT,
-    PAIRS_LAYOUT,
+    GROUPS,
+    GROUPS_LAYOUT,
     TILE_LAYOUT,
     WARPS,
     WORDS,
     WORDS_LAYOUT,
-    load_tile,
-    offsets,
-    store_pairs,
-    store_sparse,
+    as_words,
+    load_pairs,
+    load_words,
+    store_metadata,
+    store_words,
 )
-from sparse_lm.ops.triton.two_of_four import (
-    at_positions,
-    interleave,
-    members,
-    pack_halves,
-    spread,
-    two_of_four,
-    unpack_words,
-)
+from sparse_lm.ops.triton.two_of_four import members, pack_halves, spread, unpack_words
 
 _TILE = gl.constexpr(TILE)
 _EMPTY_WORD = EMPTY_GROUP * 0x11111111
@@ -49,27 +43,27 @@ _EMPTY_WORD = EMPTY_GROUP * 0x11111111
 def _differentiate_tile(
     dy, values, metadata, dh, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr, TILES: gl.constexpr
 ):
-    """Stores dH's values; the transposes of dH and of Y in the tile, dense."""
-    a, b, c, d = members(load_tile(dy, row_tile, tile, ROWS, COLUMNS, TILE_LAYOUT))
-    groups: gl.constexpr = a.type.layout
-    words = gl.load(metadata + (row_tile * TILES + tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT))
-    nibble = gl.convert_layout(unpack_words(words), groups, assert_trivial=True)
-    _, _, offset = offsets(row_tile, tile, TILES * KEPT, KEPT, PAIRS_LAYOUT)
-    y_low, y_high = gl.split(gl.load(values + offset).to(gl.float32).reshape([_TILE, KEPT // 2, 2]))
-    y_low = gl.convert_layout(y_low, groups, assert_trivial=True)
-    y_high = gl.convert_layout(y_high, groups, assert_trivial=True)
-    low, high = at_positions(a, b, c, d, nibble)
-    low, high = low * (2.0 * gl.sqrt_rn(y_low)), high * (2.0 * gl.sqrt_rn(y_high))
+    """Stores dH's values; the transposes of dH and of Y in the tile, dense, in the halves of [64, 64] words."""
     dtype: gl.constexpr = dh.dtype.element_ty
-    low, high = low.to(dtype).to(gl.float32), high.to(dtype).to(gl.float32)
-    store_pairs(low, high, dh, row_tile, tile, TILES)
-    return _transpose(spread(low, high, nibble), dtype), _transpose(spread(y_low, y_high, nibble), dtype)
+    low, high = load_pairs(dy, row_tile, tile, ROWS, COLUMNS)
+    words = gl.load(metadata + (row_tile * TILES + tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT))
+    nibble = gl.convert_layout(unpack_words(words), GROUPS_LAYOUT, assert_trivial=True)
+    y = load_words(values, row_tile, tile, TILES)
+    first_y, second_y = packed_24.unpack(y, dtype)
+    first, second = packed_24.unpack(packed_24.take_two(low, high, nibble), dtype)
+    kept = packed_24.pack(first * (2.0 * gl.sqrt_rn(first_y)), second * (2.0 * gl.sqrt_rn(second_y)), dtype)
+    store_words(kept, dh, row_tile, tile, TILES)
+    both = spread(*packed_24.zip_halves(kept, y), nibble)
+    return gl.convert_layout(both.permute([1, 0]), TILE_LAYOUT)  # by way of shared memory
 
 
 @gluon.jit
-def _transpose(tile, dtype: gl.constexpr):
-    """By way of shared memory, in the 16 bits that the numbers have."""
-    return gl.convert_layout(tile.to(dtype).permute([1, 0]), TILE_LAYOUT).to(gl.float32)
+def _select_along_tokens(both):
+    """Of words [64 neurons, 64 tokens] of dH and Y: survivors of dH and their nibbles, and those of Y."""
+    a, b, c, d = members(both)
+    dh, dh_nibble = packed_24.two_of_four_low(a, b, c, d, True)
+    y, y_nibble = packed_24.two_of_four_high(a, b, c, d, False)
+    return dh, dh_nibble, y, y_nibble
 
 
 @gluon.jit
@@ -88,21 +82,25 @@ def _gradients_24_kernel(
     ROW_TILES: gl.constexpr,
 ):
     row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
-    dense_dh, dense_y = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
-    low, high, nibble = two_of_four(dense_dh, False)
-    store_sparse(low, high, nibble, dh_t, dh_t_metadata, tile, row_tile, ROW_TILES)
-    low, high, nibble = two_of_four(dense_y, False)
-    store_sparse(low, high, nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
+    both = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
+    dh_kept, dh_nibble, y_kept, y_nibble = _select_along_tokens(both)
+    _store_rows(dh_kept, dh_nibble, dh_t, dh_t_metadata, tile, row_tile, ROW_TILES)
+    _store_rows(y_kept, y_nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
 
 
 @gluon.jit
-def _scatter_rows(dense, listed, row_tile, values, metadata, NEURONS: gl.constexpr, ROW_TILES: gl.constexpr):
-    """Selects along tokens in [64 neurons, 64 tokens] and stores the rows where `listed` says, if there are any."""
-    low, high, nibble = two_of_four(dense, False)
-    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRS_LAYOUT)))[:, None]
-    column = row_tile * KEPT + gl.arange(0, KEPT, gl.SliceLayout(0, PAIRS_LAYOUT))[None, :]
-    pairs = gl.convert_layout(interleave(low, high).to(values.dtype.element_ty), PAIRS_LAYOUT, assert_trivial=True)
-    gl.store(values + neuron.to(gl.int64) * (ROW_TILES * KEPT) + column, pairs, mask=neuron < NEURONS)
+def _store_rows(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
+    store_words(gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True), values, row_tile, k_tile, K_TILES)
+    store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
+
+
+@gluon.jit
+def _scatter_rows(kept, nibble, listed, row_tile, values, metadata, NEURONS: gl.constexpr, ROW_TILES: gl.constexpr):
+    """Stores rows of survivors [64 neurons, 16 words] and their metadata where `listed` says, if there are any."""
+    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, GROUPS_LAYOUT)))[:, None]
+    column = row_tile * GROUPS + gl.arange(0, GROUPS, gl.SliceLayout(0, GROUPS_LAYOUT))[None, :]
+    kept = gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True)
+    gl.store(as_words(values) + neuron.to(gl.int64) * (ROW_TILES * GROUPS) + column, kept, mask=neuron < NEURONS)
     # Words have halves of two rows, of which another thread block may store the other: the halves are stored apart.
     halves = pack_halves(nibble)
     layout: gl.constexpr = halves.type.layout
@@ -135,11 +133,12 @@ def _gradients_venom_kernel(
     BLOCK_TILES: gl.constexpr,
 ):
     row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
-    dense_dh, dense_y = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
+    both = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
     listed = columns + (row_tile // BLOCK_TILES * TILES + tile) * _TILE
     if row_tile < ROW_TILES:  # a ragged last block is padded by more than a tile
-        _scatter_rows(dense_dh, listed, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
-        _scatter_rows(dense_y, listed, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
+        dh_kept, dh_nibble, y_kept, y_nibble = _select_along_tokens(both)
+        _scatter_rows(dh_kept, dh_nibble, listed, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
+        _scatter_rows(y_kept, y_nibble, listed, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
@@ -156,7 +155,8 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
     tokens, neurons = y.shape
     stored_row_tiles, tiles, _ = y.metadata.shape
     transpose = outputs((neurons, tokens), dy.dtype)
-    constants = dict(ROWS=dy.shape[0], COLUMNS=dy.shape[1], TILES=tiles, ROW_TILES=transpose[1].shape[1])
+    padded = align_rows(dy)
+    constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1], TILES=tiles, ROW_TILES=transpose[1].shape[1])
     options = dict(
         out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
         blocks=stored_row_tiles * tiles,
@@ -166,7 +166,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
         empty = jnp.zeros(transpose[0].shape, dy.dtype), jnp.full(transpose[1].shape, _EMPTY_WORD, jnp.int32)
         dh, *transposes = gluon_call(
             _gradients_venom_kernel,
-            dy,
+            padded,
             y.values,
             y.metadata,
             y.columns,
@@ -177,6 +177,6 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
             **options,
         )
     else:
-        dh, *transposes = gluon_call(_gradients_24_kernel, dy, y.values, y.metadata, constants=constants, **options)
+        dh, *transposes = gluon_call(_gradients_24_kernel, padded, y.values, y.metadata, constants=constants, **options)
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], (neurons, tokens)) for i in (0, 2))
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)

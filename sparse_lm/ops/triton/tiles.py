@@ -11,6 +11,7 @@ from sparse_lm.ops.triton.two_of_four import interleave, pack_words
 WARPS = 4
 _TILE = gl.constexpr(TILE)
 KEPT = gl.constexpr(TILE // 2)
+GROUPS = gl.constexpr(TILE // 4)
 WORDS = gl.constexpr(2 * TILE)
 
 # Lane 4 g + t of a warp has 16 elements of rows g and g + 8, those that its word of metadata is about: nothing but
@@ -24,6 +25,25 @@ TILE_LAYOUT = gl.constexpr(
         warp_bases=_ROW_WARPS,
         block_bases=[],
         shape=[TILE, TILE],
+    )
+)
+# The same numbers, 16-bit floats, in pairs.
+TILE_WORDS_LAYOUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
+        lane_bases=[[0, 8], [0, 16], *_ROW_LANES],
+        warp_bases=_ROW_WARPS,
+        block_bases=[],
+        shape=[TILE, TILE // 2],
+    )
+)
+GROUPS_LAYOUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], *_ROW_LANES],
+        warp_bases=_ROW_WARPS,
+        block_bases=[],
+        shape=[TILE, TILE // 4],
     )
 )
 PAIRS_LAYOUT = gl.constexpr(
@@ -55,6 +75,44 @@ def load_tile(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layo
 
 
 @gluon.jit
+def as_words(pointer):
+    """A pointer to 16-bit floats as one to pairs of them."""
+    return pointer.to(gl.pointer_type(gl.int32))
+
+
+@gluon.jit
+def load_pairs(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Members 0 and 1, and 2 and 3, of the groups of 16-bit floats: words [64, 16] each. COLUMNS is even."""
+    row, column, offset = offsets(row_tile, tile, COLUMNS // 2, _TILE // 2, TILE_WORDS_LAYOUT)
+    words = gl.load(as_words(x) + offset, mask=(row < ROWS) & (column < COLUMNS // 2), other=0)
+    low, high = gl.split(words.reshape([_TILE, GROUPS, 2]))
+    return gl.convert_layout(low, GROUPS_LAYOUT, assert_trivial=True), gl.convert_layout(
+        high, GROUPS_LAYOUT, assert_trivial=True
+    )
+
+
+@gluon.jit
+def load_words(values, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Survivors of a tile as words [64, 16]."""
+    _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
+    return gl.load(as_words(values) + offset)
+
+
+@gluon.jit
+def store_words(words, values, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Survivors of a tile, words [64, 16]."""
+    _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
+    gl.store(as_words(values) + offset, words)
+
+
+@gluon.jit
+def store_metadata(nibble, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Metadata of a tile, of nibbles [64, 16]."""
+    words = gl.convert_layout(pack_words(nibble), WORDS_LAYOUT, assert_trivial=True)
+    gl.store(metadata + (row_tile * K_TILES + k_tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT), words)
+
+
+@gluon.jit
 def store_pairs(low, high, values, row_tile, k_tile, K_TILES: gl.constexpr):
     """Survivors [64, 16] of a tile, rounded."""
     _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)
@@ -66,5 +124,4 @@ def store_pairs(low, high, values, row_tile, k_tile, K_TILES: gl.constexpr):
 def store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
     """Survivors [64, 16] of a tile, rounded, and its metadata, of nibbles [64, 16]."""
     store_pairs(low, high, values, row_tile, k_tile, K_TILES)
-    words = gl.convert_layout(pack_words(nibble), WORDS_LAYOUT, assert_trivial=True)
-    gl.store(metadata + (row_tile * K_TILES + k_tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT), words)
+    store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)

@@ -71,10 +71,10 @@ def interleave(low, high):
 def spread(low, high, nibble):
     """The matrix [R, 4 G] that survivors and nibbles stand for."""
     first, second = nibble & 3, nibble >> 2
-    a = tl.where(first == 0, low, 0.0)
-    b = tl.where(first == 1, low, tl.where(second == 1, high, 0.0))
-    c = tl.where(first == 2, low, tl.where(second == 2, high, 0.0))
-    d = tl.where(second == 3, high, 0.0)
+    a = tl.where(first == 0, low, 0)
+    b = tl.where(first == 1, low, tl.where(second == 1, high, 0))
+    c = tl.where(first == 2, low, tl.where(second == 2, high, 0))
+    d = tl.where(second == 3, high, 0)
     return tl.join(tl.join(a, c), tl.join(b, d)).reshape([low.shape[0], 4 * low.shape[1]])
 
 
@@ -101,18 +101,3 @@ def unpack_words(words):
     halves = tl.join(words & 0xFFFF, words >> 16 & 0xFFFF).permute([0, 3, 1, 2]).reshape([64, 4])
     even, odd = tl.join(halves & 15, halves >> 8 & 15), tl.join(halves >> 4 & 15, halves >> 12)
     return tl.join(even, odd).reshape([64, 16])
-
-
-@triton.jit
-def at_positions(a, b, c, d, nibble):
-    """Of the members of groups those that nibbles name: twice [R, G]."""
-    first, second = nibble & 3, nibble >> 2
-    low = tl.where(first == 0, a, tl.where(first == 1, b, c))
-    return low, tl.where(second == 3, d, tl.where(second == 2, c, b))
-
-
-@triton.jit
-def squared_relu(h, dtype: tl.constexpr):
-    """relu(h)^2 of float32, rounded once to `dtype`, as float32."""
-    positive = tl.where(h > 0, h, tl.where(h == h, 0.0, h))  # NaN stays what it is
-    return (positive * positive).to(dtype).to(tl.float32)

@@ -1,0 +1,143 @@
+"""Two of each four 16-bit floats, held in pairs in words of 32 bits, as they lie in memory.
+
+Why: with a number of 32 bits each, selection in 16-bit matrices (two_of_four.py) takes longer than their bytes do.
+Here each member of a group gets a key,
+
+    magnitude, 15 bits | zeros | 3 - position | sign      (the sign is left out of what cannot be negative)
+
+Keys order as magnitudes do, of equal magnitudes the lower position's is the larger, and no two are equal: minima and
+maxima give the two largest, which hold all that is stored of them. The rules are those of `sparse_lm.ops.select`,
+if every NaN has the same magnitude, as those that conversions and products make have.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_HIGH_HALF = tl.constexpr(-(2**16))
+_EACH_MAGNITUDE = tl.constexpr(0x7FFF7FFF)
+_EACH_ONE = tl.constexpr(0x00010001)
+_KINDS = {tl.bfloat16: "bf16x2", tl.float16: "f16x2"}
+
+
+@triton.constexpr_function
+def _squared_relu_assembly(dtype):
+    """The product's addend is -0, which changes nothing."""
+    kind = _KINDS[dtype]
+    return f"""{{ .reg .b32 zero, negative_zero, positive; mov.b32 zero, 0; mov.b32 negative_zero, 0x80008000;
+        max.NaN.{kind} positive, $1, zero; fma.rn.{kind} $0, positive, positive, negative_zero; }}"""
+
+
+@triton.constexpr_function
+def _pack_assembly(dtype):
+    return f"cvt.rn.{_KINDS[dtype]}.f32 $0, $2, $1;"
+
+
+@triton.jit
+def _low_key(word, POSITION: tl.constexpr, SIGNED: tl.constexpr):
+    if SIGNED:  # the rotation brings the magnitude to the top and the sign to the bottom
+        return (word << 17 | word >> 15) & 0xFFFE0001 | (3 - POSITION) << 1
+    else:
+        return word << 16 | 3 - POSITION
+
+
+@triton.jit
+def _high_key(word, POSITION: tl.constexpr, SIGNED: tl.constexpr):
+    if SIGNED:
+        return (word << 1 | word >> 31) & 0xFFFE0001 | (3 - POSITION) << 1
+    else:
+        return word & 0xFFFF0000 | 3 - POSITION
+
+
+@triton.jit
+def _two_largest(a, b, c, d, SIGNED: tl.constexpr):
+    """Of four keys: values and nibble, as `two_of_four` gives them."""
+    larger, other_larger = tl.maximum(a, b), tl.maximum(c, d)
+    smaller, other_smaller = tl.minimum(a, b), tl.minimum(c, d)
+    largest = tl.maximum(larger, other_larger)
+    second = tl.maximum(tl.minimum(larger, other_larger), tl.maximum(smaller, other_smaller))
+    # With 3 - position at the top, followed by the 16 bits of the value, the larger is the one that comes first.
+    shift: tl.constexpr = 3 if SIGNED else 2
+    largest, second = largest >> shift | largest << 32 - shift, second >> shift | second << 32 - shift
+    first, last = tl.maximum(largest, second), tl.minimum(largest, second)
+    values = first >> 14 & 0xFFFF | last << 2 & 0xFFFF0000
+    nibble = (first >> 30 | last >> 28 & 12) ^ 15
+    return values.to(tl.int32, bitcast=True), nibble.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def two_of_four(low, high, SIGNED: tl.constexpr):
+    """The survivors of groups of four.
+
+    Args:
+      low, high: words of members 0 and 1, and of members 2 and 3.
+      SIGNED: whether any can be negative.
+
+    Returns:
+      words of both survivors; their nibbles of metadata.
+    """
+    low, high = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
+    a, b = _low_key(low, 0, SIGNED), _high_key(low, 1, SIGNED)
+    c, d = _low_key(high, 2, SIGNED), _high_key(high, 3, SIGNED)
+    return _two_largest(a, b, c, d, SIGNED)
+
+
+@triton.jit
+def two_of_four_low(a, b, c, d, SIGNED: tl.constexpr):
+    """As `two_of_four`, of members in the low halves of four words."""
+    a, b = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
+    c, d = c.to(tl.uint32, bitcast=True), d.to(tl.uint32, bitcast=True)
+    a, b, c, d = _low_key(a, 0, SIGNED), _low_key(b, 1, SIGNED), _low_key(c, 2, SIGNED), _low_key(d, 3, SIGNED)
+    return _two_largest(a, b, c, d, SIGNED)
+
+
+@triton.jit
+def two_of_four_high(a, b, c, d, SIGNED: tl.constexpr):
+    """As `two_of_four`, of members in the high halves of four words."""
+    a, b = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
+    c, d = c.to(tl.uint32, bitcast=True), d.to(tl.uint32, bitcast=True)
+    a, b, c, d = _high_key(a, 0, SIGNED), _high_key(b, 1, SIGNED), _high_key(c, 2, SIGNED), _high_key(d, 3, SIGNED)
+    return _two_largest(a, b, c, d, SIGNED)
+
+
+@triton.jit
+def _permute_bytes(a, b, selector):
+    return tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, selector], tl.int32, True, 1)
+
+
+@triton.jit
+def take_two(low, high, nibble):
+    """The two members, of four in two words, that a group's metadata names, in one word."""
+    return _permute_bytes(low, high, (nibble & 3) * 0x22 + (nibble >> 2) * 0x2200 + 0x1010)
+
+
+@triton.jit
+def zip_halves(a, b):
+    """The low halves of two words in one, and the high halves."""
+    return a & 0xFFFF | b << 16, (a >> 16) & 0xFFFF | b & _HIGH_HALF
+
+
+@triton.jit
+def squared_relu(word, dtype: tl.constexpr):
+    """relu(h)^2 of both halves, each rounded once."""
+    return tl.inline_asm_elementwise(_squared_relu_assembly(dtype), "=r,r", [word], tl.int32, True, 1)
+
+
+@triton.jit
+def unpack(word, dtype: tl.constexpr):
+    """Both halves, in float32."""
+    low, high = word.to(tl.int16), (word >> 16).to(tl.int16)
+    return low.to(dtype, bitcast=True).to(tl.float32), high.to(dtype, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def pack(low, high, dtype: tl.constexpr):
+    """Two float32 rounded to `dtype`."""
+    return tl.inline_asm_elementwise(_pack_assembly(dtype), "=r,f,f", [low, high], tl.int32, True, 1)
+
+
+@triton.jit
+def mark_nonzeros(word):
+    """One in each half that is not zero."""
+    return ((word & _EACH_MAGNITUDE) + _EACH_MAGNITUDE >> 15) & _EACH_ONE
