@@ -39,7 +39,6 @@ _SETS = _VENOM | {"sparsity.selection": "cluster_sets", "sparsity.clusters": 64}
 _RUNS = _SETS | {"sparsity.neuron_run": 64}
 _16 = {"sparsity.clusters": 16}
 _TOKENS = {"sparsity.centres": "tokens"}
-_BALANCED = _SETS | _TOKENS | {"sparsity.balanced_sets": True}
 _WSD = {"optimizer.schedule": "wsd", "optimizer.decay_steps": 200}
 
 
@@ -83,7 +82,6 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "no dense warm-up": {"sparsity.start_step": 0, "sparsity.end_step": 500},
             "dense warm-up 30%": {"sparsity.start_step": 300, "sparsity.end_step": 800},
             "256 clusters": {"sparsity.clusters": 256},
-            "centres follow": {"sparsity.recluster": True},
             "runs of 128": {"sparsity.neuron_run": 128},
             "2:32": {"sparsity.m": 32},
             "l2": {"sparsity.distance": "l2"},
@@ -92,17 +90,6 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "full dense weights": {"sparsity.dense_weights": "full"},
             "moments reset": {"sparsity.moments": "reset"},
             "first moments reset": {"sparsity.moments": "reset_first"},
-        },
-    ),
-    # Whether sets that use every neuron equally often train better than those of the busiest neurons.
-    "balanced": (
-        _base(1000),
-        {
-            "balanced sets 2:16, 16 token centres": _BALANCED | _16,
-            "balanced sets 2:16, 64 token centres": _BALANCED,
-            "balanced runs of 64 2:16, 16 token centres": _BALANCED | _16 | {"sparsity.neuron_run": 64},
-            "balanced runs of 256 2:16, 16 token centres": _BALANCED | _16 | {"sparsity.neuron_run": 256},
-            "balanced sets 2:16, 4 token centres": _BALANCED | {"sparsity.clusters": 4},
         },
     ),
     # A constant rate that falls over the last fifth of the steps, so that the flip out comes at the full rate.

@@ -109,10 +109,8 @@ class SparsityConfig:
     columns: str = "norm"  # how V:2:M picks 4 of M columns
     clusters: int = 16  # token clusters
     neuron_run: int = 1  # cluster_sets choose this many neighbouring neurons at a time; kernels like 128
-    balanced_sets: bool = False  # cluster_sets that use every neuron equally often; needs m to divide 4 * clusters
     distance: str = "cosine"
     centres: str = "neurons"  # what k-means makes the clusters' centres of: rows of the up projection, or "tokens"
-    recluster: bool = False  # centres follow their tokens at every refresh; needs centres = "tokens"
     # act24
     dense_features: float = 0.05  # busiest share of neurons whose weight gradients stay dense
     shuffle_tokens: bool = True
@@ -127,9 +125,9 @@ class SparsityConfig:
         return ((self.start_step, self.end_step), *self.extra_windows)
 
     @property
-    def as_many_on_each_device(self) -> bool:
-        """A set may have any neurons or runs of them, but as many on each device along mesh.tensor."""
-        return self.recipe == "venom" and (self.selection == "slices" or self.neuron_run > 1 or self.balanced_sets)
+    def chosen_in_runs(self) -> bool:
+        """The neurons of a set are runs of neighbours, as many on each device along mesh.tensor."""
+        return self.recipe == "venom" and (self.selection == "slices" or self.neuron_run > 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,11 +344,6 @@ def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
     yield one_of("sparsity.selection", s.selection, SELECTIONS)
     yield one_of("sparsity.distance", s.distance, DISTANCES)
     yield one_of("sparsity.centres", s.centres, CENTRES)
-    follows = s.centres == "tokens" and s.selection == "cluster_sets"
-    yield (
-        "sparsity.recluster", s.recluster, follows or not s.recluster,
-        "needs sparsity.centres = 'tokens' and sparsity.selection = 'cluster_sets', whose sets are refreshed",
-    )  # fmt: skip
     yield (
         "sparsity.clusters", s.clusters, s.centres == "neurons" or s.clusters <= tokens,
         f"must be at most the {tokens} tokens of a step with sparsity.centres = 'tokens'",
@@ -383,14 +376,6 @@ def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
     yield (
         "sparsity.neuron_run", s.neuron_run, s.neuron_run == 1 or s.selection == "cluster_sets",
         f"must be 1 with selection {s.selection!r}: only cluster_sets are chosen in runs",
-    )  # fmt: skip
-    yield (
-        "sparsity.balanced_sets", s.balanced_sets, s.selection == "cluster_sets" or not s.balanced_sets,
-        f"needs sparsity.selection = 'cluster_sets', not {s.selection!r}",
-    )  # fmt: skip
-    yield (
-        "sparsity.clusters", s.clusters, not s.balanced_sets or 4 * s.clusters % s.m == 0,
-        f"times 4 must be a multiple of sparsity.m = {s.m} with sparsity.balanced_sets: 4 * clusters / m sets a neuron",
     )  # fmt: skip
 
 

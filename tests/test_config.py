@@ -58,12 +58,6 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"sparsity.neuron_run": 0, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "1 or more"),
         ({"sparsity.neuron_run": 7, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "must divide"),
         ({"sparsity.neuron_run": 4}, "sparsity.neuron_run", "only cluster_sets"),
-        ({"sparsity.balanced_sets": True}, "sparsity.balanced_sets", "needs sparsity.selection = 'cluster_sets'"),
-        (
-            {"sparsity.balanced_sets": True, "sparsity.selection": "cluster_sets", "sparsity.clusters": 6},
-            "sparsity.clusters",
-            "multiple of sparsity.m = 16",
-        ),
         ({"sparsity.columns": "exhaustive", "sparsity.m": 64}, "sparsity.columns", "norm"),
         ({"sparsity.implementation": "cuda"}, "sparsity.implementation", "reference, hopper, triton"),
         ({"sparsity.refresh_every": 0}, "sparsity.refresh_every", "positive"),

@@ -281,80 +281,11 @@ def run_sets(energy: Array, m: int, run: int, parts: int = 1) -> Array:
     Returns:
       int32 [E, 4 F / m], ascending.
     """
-    energy_of_run = _of_runs(energy, run, parts)
-    kept = lax.top_k(energy_of_run, 4 * energy_of_run.shape[-1] // m)[1]
-    return _neurons_of_runs(jnp.sort(kept, axis=-1), run, energy.shape[1])
-
-
-def balanced_sets(energy: Array, m: int, run: int = 1, parts: int = 1) -> Array:
-    """Sets of which every neuron is in equally many, 4 E / m, and that keep much of every neuron's energy.
-
-    What a set keeps of a neuron counts as the share of the neuron's energy that comes from the cluster,
-    with clusters as if of equal energy: neither a busy neuron nor a large cluster counts for more. The
-    total is near its maximum, not at it: see `_share_out`.
-
-    Args:
-      energy: [E, F], not negative.
-      m: a share of 4 / m of the neurons is kept; divides 4 E.
-      run: neurons that are chosen together; divides F / parts and 4 F / (m parts).
-      parts: each of so many equal parts of the neurons gets as many runs.
-
-    Returns:
-      int32 [E, 4 F / m], ascending: any neurons, not four of each m.
-
-    Raises:
-      ValueError: m does not divide 4 E.
-    """
     clusters, neurons = energy.shape
-    if 4 * clusters % m:
-        raise ValueError(f"m = {m} must divide 4 * {clusters} clusters for equally many sets of each neuron")
-    share = _of_runs(_normalised(_normalised(energy, axis=1), axis=0), run, parts)
-    size = 4 * share.shape[-1] // m
-    member = jax.vmap(lambda share: _share_out(share, size), in_axes=1, out_axes=1)(share)
-    kept = jnp.argsort(~member, axis=-1, stable=True)[..., :size]
-    return _neurons_of_runs(kept, run, neurons)
-
-
-def _share_out(score: Array, size: int) -> Array:
-    """Members of E sets of `size`, bool [E, N], that each of N is in equally often; scores [E, N], their sum large.
-
-    Every set starts with what scores highest for it. Then, until all N are used equally often, each
-    that is used too often is exchanged for one that is used too seldom, in the set where that costs
-    least. There always is such a set: more sets have the one than the other.
-    """
-    clusters, count = score.shape
-    top = lax.top_k(score, size)[1]
-    start = jnp.zeros(score.shape, bool).at[jnp.arange(clusters)[:, None], top].set(True)
-
-    def excess(member: Array) -> Array:
-        return jnp.sum(member, axis=0) - clusters * size // count
-
-    def exchange(member: Array) -> Array:
-        over = excess(member)
-        given, taken = jnp.argsort(-over), jnp.argsort(over)  # pairs, one of each; the most and the least used first
-        needed = (over[given] > 0) & (over[taken] < 0)
-        cost = jnp.where(member[:, given] & ~member[:, taken], score[:, given] - score[:, taken], jnp.inf)
-        place = jnp.where(needed, jnp.argmin(cost, axis=0), clusters)  # past the last set nothing is written
-        return member.at[place, given].set(False, mode="drop").at[place, taken].set(True, mode="drop")
-
-    return lax.while_loop(lambda member: jnp.any(excess(member) != 0), exchange, start)
-
-
-def _normalised(x: Array, axis: int) -> Array:
-    """Shares of the sum along an axis; 0 where it is 0."""
-    total = jnp.sum(x, axis=axis, keepdims=True)
-    return jnp.where(total > 0, x / jnp.where(total > 0, total, 1), 0)
-
-
-def _of_runs(x: Array, run: int, parts: int) -> Array:
-    """Sums of [E, F] over runs of neighbours, [E, parts, F / (parts run)]."""
-    return jnp.sum(x.reshape(x.shape[0], parts, -1, run), axis=-1)
-
-
-def _neurons_of_runs(kept: Array, run: int, neurons: int) -> Array:
-    """Runs [E, parts, n], numbered within each part of the neurons, to neurons int32 [E, parts n run]."""
-    clusters, parts, _ = kept.shape
-    starts = run * kept + neurons // parts * jnp.arange(parts)[:, None]
+    runs = neurons // run // parts
+    energy_of_run = jnp.sum(energy.reshape(clusters, parts, runs, run), axis=-1)
+    kept = jnp.sort(lax.top_k(energy_of_run, 4 * runs // m)[1], axis=-1)
+    starts = run * (kept + runs * jnp.arange(parts)[:, None])
     return (starts[..., None] + jnp.arange(run)).reshape(clusters, -1).astype(jnp.int32)
 
 

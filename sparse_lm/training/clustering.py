@@ -6,15 +6,13 @@ Two ways to place the clusters' centres (`config.sparsity.centres`):
   tokens   k-means over the tokens of one batch, from tokens of it on. Tokens that are alike use the
            same neurons, so their shared set misses less (experiments/README.md has how much).
 
-Sets then follow from the energy of each neuron's activations over each cluster's tokens: each cluster's
-busiest neurons, or, with `config.sparsity.balanced_sets`, sets that use every neuron equally often.
+Sets then follow from the energy of each neuron's activations over each cluster's tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -78,28 +76,16 @@ def choose_sets(
 ) -> tuple[TrainState, Metrics]:
     """Each cluster's neurons, by the energy of their activations over the cluster's tokens in one batch.
 
-    With `config.sparsity.recluster`, the centres move to the means of their tokens too.
-
     Returns:
       The state, and "kept_set_energy" f32[L]: the share of the sum of Y^2 that the sets keep.
     """
-    sums = _measure(state, windows=windows, config=config, plan=plan, graphdef=graphdef, layout=layout)
-    energy = sums.energy
-    columns = jax.vmap(_set_choice(config, plan))(energy)
-    kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
-    state = _with_variables(state, columns=columns)
-    if config.sparsity.recluster:
-        state = _move_centres(state, sums)
-    return state, {"kept_set_energy": kept}
-
-
-def _set_choice(config: Config, plan: GemmPlan) -> Callable[[Array], Array]:
-    """How sets int32[clusters, 4F/m] follow from energy [clusters, F]."""
-    if config.sparsity.balanced_sets:
-        return lambda energy: routing.balanced_sets(energy, plan.m, plan.neuron_run, config.mesh.tensor)
+    energy = _measure(state, windows=windows, config=config, plan=plan, graphdef=graphdef, layout=layout).energy
     if plan.neuron_run > 1:
-        return lambda energy: routing.run_sets(energy, plan.m, plan.neuron_run, config.mesh.tensor)
-    return lambda energy: routing.neuron_sets(energy, plan.m)
+        columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run, config.mesh.tensor))(energy)
+    else:
+        columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
+    kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
+    return _with_variables(state, columns=columns), {"kept_set_energy": kept}
 
 
 def _measure(
@@ -121,13 +107,13 @@ def _measure(
 
 def _cluster_tokens(state: TrainState, measure) -> TrainState:
     """With centres by k-means over the tokens that `measure` sees; every iteration is a forward pass."""
+    means = jax.vmap(lambda sums, centroids: sums.centroids(centroids))
+
+    def move(_, state: TrainState) -> TrainState:
+        return _with_variables(state, centroids=means(measure(state), state.variables.centroids))
+
     state = _with_variables(state, centroids=measure(state).candidates)
-    return lax.fori_loop(0, ITERATIONS, lambda _, state: _move_centres(state, measure(state)), state)
-
-
-def _move_centres(state: TrainState, sums: routing.ClusterSums) -> TrainState:
-    move = jax.vmap(lambda sums, centroids: sums.centroids(centroids))
-    return _with_variables(state, centroids=move(sums, state.variables.centroids))
+    return lax.fori_loop(0, ITERATIONS, move, state)
 
 
 def _cluster_rows(

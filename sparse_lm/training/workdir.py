@@ -106,7 +106,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     for key, value in now.items():
         if value == before[key]:
             continue
-        if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.as_many_on_each_device):
+        if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.chosen_in_runs):
             reason = f"the run in {os.fspath(workdir)} has {before[key]!r}; use that, or another --workdir"
             raise ConfigError(key, value, reason)
         _logger.warning("resuming with config.%s = %r (was %r)", key, value, before[key])
