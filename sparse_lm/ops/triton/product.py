@@ -212,8 +212,11 @@ def _copy_listed(values, metadata, values_smem, words_smem, places, step, produc
 
 
 @gluon.jit
-def _copy_rows(values, metadata, values_smem, words_smem, tile, step, product: gl.constexpr):
-    """Rows and words of a step. Past the last row, those of the last one are copied."""
+def copy_rows(values, metadata, values_smem, words_smem, tile, step, product: gl.constexpr):
+    """Rows and words of a step. Past the last row, those of the last one are copied; past the last step, zeros.
+
+    Zeros are no words of metadata: past the last step, those of the last one are copied.
+    """
     tiling: gl.constexpr = product.tiling
     live = step < product.steps
     layout: gl.constexpr = copy_layout(_KEPT, 2, tiling.warps)
@@ -229,9 +232,10 @@ def _copy_rows(values, metadata, values_smem, words_smem, tile, step, product: g
     sixteen, lane = numbers(sixteens, words_layout, 0), numbers(32, words_layout, 1)
     if product.rows % tiling.tile_m != 0:
         sixteen = gl.minimum(sixteen, product.rows // mma_sp.ROWS - 1 - tile * sixteens)
-    origin = metadata + (tile * (sixteens // 4)).to(gl.int64) * (product.steps * _WORDS) + step * _WORDS
+    origin = metadata + (tile * (sixteens // 4)).to(gl.int64) * (product.steps * _WORDS)
+    origin += gl.minimum(step, product.steps - 1) * _WORDS
     offset = sixteen // 4 * (product.steps * _WORDS) + sixteen % 4 * 32 + lane
-    async_copy.async_copy_global_to_shared(words_smem, origin + offset, mask=live & (sixteen >= 0))
+    async_copy.async_copy_global_to_shared(words_smem, origin + offset, mask=sixteen >= 0)
 
 
 @gluon.constexpr_function
@@ -276,7 +280,7 @@ def copy_b(b, b_smem, rows, tile, product: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_step(values_smem, words_smem, b_smem, places, sums, product: gl.constexpr):
+def multiply_step(values_smem, words_smem, b_smem, places, sums, product: gl.constexpr):
     warps_m: gl.constexpr = product.tiling.warps_m
     warps_n: gl.constexpr = product.tiling.warps_n
     if product.sampled:
@@ -319,7 +323,7 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
 
 
 @gluon.jit
-def _allocate(dtype: gl.constexpr, product: gl.constexpr):
+def allocate(dtype: gl.constexpr, product: gl.constexpr):
     """Stages of values, metadata words and b: each for itself, so that the compiler can tell them apart."""
     tiling: gl.constexpr = product.tiling
     rows: gl.constexpr = tiling.tile_n if product.b_transposed else STEP
@@ -341,7 +345,7 @@ def _start_copies(operands, smem, slot: gl.constexpr, tile_m, tile_n, places, st
     if product.sampled:
         _copy_listed(values, metadata, values_smem[slot], words_smem[slot], places, step, product)
     else:
-        _copy_rows(values, metadata, values_smem[slot], words_smem[slot], tile_m, step, product)
+        copy_rows(values, metadata, values_smem[slot], words_smem[slot], tile_m, step, product)
     copy_b(b, b_smem[slot], rows, tile_n, product)
     async_copy.commit_group()
 
@@ -355,7 +359,7 @@ def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, places, step, s
     async_copy.wait_group(stages - 2)
     # Into what the step before has read: the barrier that ends the wait is behind that.
     _start_copies(operands, smem, (slot + stages - 1) % stages, tile_m, tile_n, places, following, rows, product)
-    return _multiply_step(smem[0][slot], smem[1][slot], smem[2][slot], places, sums, product)
+    return multiply_step(smem[0][slot], smem[1][slot], smem[2][slot], places, sums, product)
 
 
 @gluon.jit
@@ -364,7 +368,7 @@ def multiply(values, metadata, columns, b, out, product: gl.constexpr):
     tiling: gl.constexpr = product.tiling
     stages: gl.constexpr = tiling.stages
     operands = (values, metadata, columns, b)
-    smem = _allocate(b.dtype.element_ty, product)
+    smem = allocate(b.dtype.element_ty, product)
     tile_m, tile_n = tile_of_block(product)
     places = _place_rows(columns, tile_m, tile_n, product)
     for slot in gl.static_range(stages - 1):

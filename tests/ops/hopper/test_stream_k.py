@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops.hopper.scattered_matmul_24 import listed_at
 from sparse_lm.ops.hopper.stream_k import StreamK, descending
 
 
@@ -66,12 +65,3 @@ def test_tiles_of_one_size_are_not_cut_for_little():
 
 def test_descending():
     np.testing.assert_array_equal(descending(jnp.array([3, 7, 0, 7, 9])), [4, 1, 3, 0, 2])
-
-
-def test_listed_at():
-    lists = jnp.array([[4, 0], [1, 4], [0, 1], [6, 7]])  # the last one lists nothing that there is
-    places, counts = listed_at(lists, 6)
-    none = 4 * 2
-    expected = [[1, 4], [2, 5], [], [], [0, 3], []]
-    np.testing.assert_array_equal(places, [row + [none] * (6 - len(row)) for row in expected])
-    np.testing.assert_array_equal(counts, list(map(len, expected)))

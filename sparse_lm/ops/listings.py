@@ -1,0 +1,28 @@
+"""Lists of neurons, turned around: which blocks of tokens list each run of neurons."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def listed_at(lists: Array, runs: int) -> tuple[Array, Array]:
+    """Which blocks list each run, and where.
+
+    Args:
+      lists: int32 [blocks, P], the runs that a block lists, distinct.
+      runs: how many there are.
+
+    Returns:
+      int32 [runs, blocks + 2]: places block * P + position, in order of the blocks, and after those the place
+        blocks * P, which is none; int32 [runs], how many blocks list a run.
+    """
+    blocks, listings = lists.shape
+    here = lists[None, :, :] == jnp.arange(runs)[:, None, None]
+    position = jnp.max(jnp.where(here, jnp.arange(listings), -1), axis=2)
+    listed = position >= 0
+    block = jnp.arange(blocks)
+    rank = jnp.sum(listed[:, None, :] & (block < block[:, None]), axis=2)
+    slot = jnp.where(listed, rank, -1)[:, None, :] == jnp.arange(blocks + 2)[:, None]
+    places = jnp.min(jnp.where(slot, (block * listings + position)[:, None, :], blocks * listings), axis=2)
+    return places.astype(jnp.int32), jnp.sum(listed, axis=1, dtype=jnp.int32)

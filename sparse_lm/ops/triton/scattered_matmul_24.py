@@ -1,0 +1,153 @@
+"""2:4 matrix times dense matrix, block by block along k, each added to the rows of the result that it lists.
+
+The rows come in runs, and a tile of the result lies in one of them. So its sum runs over the blocks that list the
+run, wherever in their list it stands: a thread block reads from a table which blocks and where. How many there are is
+known at run time only; the tiles with most to do start first. The frame is product.py.
+
+Numerics: float32 accumulation in the order of k; one rounding to the result's dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.listings import listed_at
+from sparse_lm.ops.triton import mma_sp, product
+from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.matmul_24 import CANDIDATES, Config, check_dtypes
+from sparse_lm.ops.triton.product import STEP, Product, largest_that_occupies
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """What is known of the lists when the kernel is compiled.
+
+    Attributes:
+      tiles: of the result, in a run.
+      steps: of 64 columns of the 2:4 operand that share a list.
+      listings: runs that a block lists.
+      places: of a run in the table; the last is none.
+    """
+
+    tiles: int
+    steps: int
+    listings: int
+    places: int
+
+
+@gluon.jit
+def _look_up(places, run, number, lists: gl.constexpr):
+    """Where step `number` of a run's sum is: which listing of a block; step along k, past the last if nowhere."""
+    place = gl.load(places + run * lists.places + gl.minimum(number // lists.steps, lists.places - 1))
+    return place % lists.listings, place // lists.listings * lists.steps + number % lists.steps
+
+
+@gluon.jit
+def _start_copies(
+    operands, smem, slot: gl.constexpr, at, tile_in_run, tile_n, shape: gl.constexpr, lists: gl.constexpr
+):
+    values, metadata, b = operands
+    listing, step = at
+    tile = listing * lists.tiles + tile_in_run
+    product.copy_rows(values, metadata, smem[0][slot], smem[1][slot], tile, step, shape)
+    product.copy_b(b, smem[2][slot], step * STEP, tile_n, shape)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _scattered_matmul_24_kernel(
+    values, metadata, b, places, counts, order, out, shape: gl.constexpr, lists: gl.constexpr
+):
+    tiling: gl.constexpr = shape.tiling
+    stages: gl.constexpr = tiling.stages
+    operands = (values, metadata, b)
+    smem = product.allocate(b.dtype.element_ty, shape)
+    grid: gl.constexpr = shape.grid
+    tile_m, tile_n = gl.load(order + gl.program_id(0) // grid[1]), gl.program_id(0) % grid[1]
+    run, tile_in_run = tile_m // lists.tiles, tile_m % lists.tiles
+    for slot in gl.static_range(stages - 1):
+        at = _look_up(places, run, slot, lists)
+        _start_copies(operands, smem, slot, at, tile_in_run, tile_n, shape, lists)
+
+    sums = mma_sp.zeros(tiling.tile_m, tiling.tile_n, tiling.warps_m, tiling.warps_n)
+    # Steps past a run's last one, which fill up the last round of the ring, multiply zeros.
+    for first in range(0, gl.load(counts + run) * lists.steps, stages):
+        for slot in gl.static_range(stages):
+            at = _look_up(places, run, first + slot + stages - 1, lists)
+            async_copy.wait_group(stages - 2)
+            # Into what the step before has read: the barrier that ends the wait is behind that.
+            _start_copies(operands, smem, (slot + stages - 1) % stages, at, tile_in_run, tile_n, shape, lists)
+            sums = product.multiply_step(smem[0][slot], smem[1][slot], smem[2][slot], (), sums, shape)
+    async_copy.wait_group(0)
+    product.store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, shape)
+
+
+def scattered_matmul_24(
+    a: Sparse24,
+    b: Array,
+    columns: Array,
+    v: int,
+    rows: int,
+    *,
+    run: int = 1,
+    out_dtype: DTypeLike | None = None,
+    config: Config | None = None,
+) -> Array:
+    """out[columns[t // v, j]] += a[j, t] b[t], from zeros.
+
+    Args:
+      a: [Kc, T], 2:4 along T, bfloat16 or float16.
+      b: [T, D] in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
+      columns: int32 [ceil(T / v), Kc], rows of the result, distinct within a block, in runs. Runs past the last row
+        are left out.
+      v: columns of a that share a list, a multiple of 64.
+      rows: of the result, a multiple of run.
+      run: that many columns are consecutive, and start at a multiple of it; a multiple of 64.
+      out_dtype: bfloat16, float16 or float32; that of b by default.
+      config: tiling; tile_m divides run.
+
+    Returns:
+      [rows, D].
+
+    Raises:
+      NotImplementedError: the dtypes, run, v or rows.
+    """
+    out_dtype = jnp.dtype(out_dtype or b.dtype)
+    check_dtypes(a.dtype, b.dtype, out_dtype)
+    if v % TILE or run % TILE:
+        raise NotImplementedError(f"needs v and run to be multiples of {TILE}, not {v} and {run}")
+    if rows % run:
+        raise NotImplementedError(f"needs runs of {run} to divide the {rows} rows of the result")
+    (tokens, n) = b.shape
+    fitting = [candidate for candidate in CANDIDATES if run % candidate.tile_m == 0]
+    config = config or largest_that_occupies(fitting, rows, n)
+    b = align_rows(b)
+    shape = Product(
+        rows, n, tokens, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config
+    )
+    places, counts = listed_at(columns[:, ::run] // run, rows // run)
+    tiles = run // config.tile_m
+    order = jnp.argsort(-counts)[:, None] * tiles + jnp.arange(tiles)
+    return gluon_call(
+        _scattered_matmul_24_kernel,
+        a.values,
+        a.metadata,
+        b,
+        places,
+        counts,
+        order.astype(jnp.int32),
+        out=jax.ShapeDtypeStruct((rows, n), out_dtype),
+        blocks=math.prod(shape.grid),
+        warps=config.warps,
+        constants=dict(shape=shape, lists=Lists(tiles, v // TILE, columns.shape[1] // run, places.shape[1])),
+    )

@@ -1,0 +1,13 @@
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_lm.ops.listings import listed_at
+
+
+def test_listed_at():
+    lists = jnp.array([[4, 0], [1, 4], [0, 1], [6, 7]])  # the last one lists nothing that there is
+    places, counts = listed_at(lists, 6)
+    none = 4 * 2
+    expected = [[1, 4], [2, 5], [], [], [0, 3], []]
+    np.testing.assert_array_equal(places, [row + [none] * (6 - len(row)) for row in expected])
+    np.testing.assert_array_equal(counts, list(map(len, expected)))
