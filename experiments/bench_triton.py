@@ -24,8 +24,8 @@ import triton as triton_package
 from absl import app, flags
 
 from experiments.dense_gluon import dense_matmul
-from experiments.kernel_shapes import SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
-from experiments.kernel_timing import median_ms, random_24, random_matrix, random_venom, write_results
+from experiments.kernel_shapes import GROUPED, SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
+from experiments.kernel_timing import listed_runs, median_ms, random_24, random_matrix, random_venom, write_results
 from sparse_lm.ops import triton
 from sparse_lm.ops.triton import device, tuning
 from sparse_lm.ops.triton.matmul_24 import CANDIDATES as CANDIDATES_24
@@ -46,7 +46,7 @@ def best_ms(product: Callable, options: Sequence[dict[str, Any]], *operands: Any
     return min(zip(times, options, strict=True), key=lambda pair: pair[0])
 
 
-def bench_24() -> list[dict]:
+def bench_matmul_24() -> list[dict]:
     table = []
     for m, n, k in SHAPES_24:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
@@ -64,7 +64,7 @@ def bench_24() -> list[dict]:
     return table
 
 
-def bench_venom() -> list[dict]:
+def bench_matmul_venom() -> list[dict]:
     table = []
     for t, f, d in SHAPES_VENOM[:1]:
         y, b = random_matrix(t, f, seed=2), random_matrix(f, d, seed=1)
@@ -84,6 +84,21 @@ def bench_venom() -> list[dict]:
     return table
 
 
+def bench_scattered_matmul_24() -> list[dict]:
+    """Weight gradients of listed neurons, tables made of the lists included, and the same operations in one product."""
+    table = []
+    for shape in GROUPED[:3]:
+        columns, share = listed_runs(shape, seed=0), shape.tokens * shape.kept // shape.neurons
+        x, y = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.kept, shape.tokens, seed=5)
+        scattered = functools.partial(triton.scattered_matmul_24, v=shape.v, rows=shape.neurons, run=shape.run)
+        row = dataclasses.asdict(shape)
+        row["scattered_matmul_24_ms"] = median_ms(scattered, y, x, columns)
+        row["matmul_24_ms"] = median_ms(triton.matmul_24, random_24(shape.neurons, share, seed=4), x[:share])
+        print(row, flush=True)
+        table.append(row)
+    return table
+
+
 def bench_selections() -> list[dict]:
     """Passes over memory: the share that their bytes, each moved once, take of a copy's bandwidth."""
     h, w = random_matrix(16384, 8192, seed=3), random_matrix(16384, 4096, seed=4, dtype=jnp.float32)
@@ -94,13 +109,13 @@ def bench_selections() -> list[dict]:
         "sparsify_24 of weights": (functools.partial(triton.sparsify_24, axis=-1, **weights), w),
         "sparsify_24 of weights, transposed": (functools.partial(triton.sparsify_24, axis=0, **weights), w),
         "squared_relu_24": (triton.squared_relu_24, h),
-        "sparsify_venom 128:2:16": (
-            functools.partial(triton.sparsify_venom, v=128, m=16, columns="norm", dtype=h.dtype),
-            h,
-        ),
-        "squared_relu_venom 128:2:16": (functools.partial(triton.squared_relu_venom, v=128, m=16, columns="norm"), h),
         "squared_relu_gradients": (triton.squared_relu_gradients, h, triton.squared_relu_24(h)[0]),
     }
+    for m in VENOM_GROUPS:
+        blocks = dict(v=128, m=m, columns="norm")
+        select = functools.partial(triton.sparsify_venom, dtype=h.dtype, **blocks)
+        cases[f"sparsify_venom 128:2:{m}"] = select, h
+        cases[f"squared_relu_venom 128:2:{m}"] = functools.partial(triton.squared_relu_venom, **blocks), h
     table = []
     for name, (function, *operands) in cases.items():
         ms = median_ms(function, *operands)
@@ -139,8 +154,10 @@ def main(_) -> None:
     if TUNE.value:
         tune()
     else:
-        tables = dict(matmul_24=bench_24(), matmul_venom=bench_venom(), selections=bench_selections())
-        write_results(OUTPUT.value, dict(triton=triton_package.__version__, **tables))
+        tables: dict[str, Any] = dict(triton=triton_package.__version__)
+        for bench in (bench_selections, bench_matmul_24, bench_scattered_matmul_24, bench_matmul_venom):
+            tables[bench.__name__.removeprefix("bench_")] = bench()
+            write_results(OUTPUT.value, tables)
 
 
 if __name__ == "__main__":
