@@ -76,7 +76,7 @@ def main(_: Sequence[str]) -> None:
         topology_name="", platform="cuda", topology=f"1x{HOSTS.value}x8", target_config=target
     )
     gpu = mock.patch.object(jax, "default_backend", lambda: "gpu")
-    hopper = mock.patch.object(backends, "unavailable", lambda name: "needs jax-triton" if name == "triton" else None)
+    hopper = mock.patch.object(backends, "unavailable", lambda name: "needs Triton" if name == "triton" else None)
     with gpu, hopper:
         phases = {phase: report(phase, topology.devices) for phase in ("dense", "sparse")}
     config = parse(flags.FLAGS.config)

@@ -1,7 +1,7 @@
 """Gluon kernels as functions of JAX arrays.
 
-jax-triton 0.3 translates the plain Triton language only. Gluon, in which layouts are explicit, has its own
-entry to the same compiler; what comes out, PTX, goes to the custom call that jax-triton uses.
+Gluon, in which layouts are explicit, has its own entry to Triton's compiler. What comes out, PTX, goes to the custom
+call that jaxlib has for Triton kernels.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from sparse_lm.ops.triton.matmul_venom import _matmul_venom_kernel
 from sparse_lm.ops.triton.product import Product, largest_that_occupies
 from sparse_lm.ops.triton.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.triton.sampled_matmul_24 import _sampled_matmul_24_kernel
+from sparse_lm.ops.triton.sparsify_24 import _squared_relu_24_kernel
+from sparse_lm.ops.triton.sparsify_venom import _sparsify_venom_kernel
+from sparse_lm.ops.triton.squared_relu_gradients import _gradients_24_kernel
 
 T, F, D = 8192, 8192, 2048
 
@@ -29,6 +32,10 @@ def _assert_assembles(compiled, tmp_path, capability):
     assert compiled.shared_bytes <= device.shared_bytes(capability)
     assert "mma.sp::ordered_metadata.sync.aligned.m16n8k32" in compiled.ptx
     assert "cp.async.cg.shared.global" in compiled.ptx and "ldmatrix" in compiled.ptx
+    assert _spilled_bytes(compiled, tmp_path, capability) == 0
+
+
+def _spilled_bytes(compiled, tmp_path, capability):
     (tmp_path / "kernel.ptx").write_text(compiled.ptx)
     suffix = "a" if capability == 90 else ""
     command = [
@@ -40,7 +47,8 @@ def _assert_assembles(compiled, tmp_path, capability):
         "kernel.cubin",
     ]
     report = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
-    assert re.findall(r"(\d+) bytes spill stores", report) == ["0"]
+    (spilled,) = re.findall(r"(\d+) bytes spill stores", report)
+    return int(spilled)
 
 
 def _cases(candidates):
@@ -73,6 +81,32 @@ def test_sampled_matmul_24(capability, config, tmp_path):
     types = "*bf16", "*i32", "*i32", "*bf16", "*bf16"
     compiled = compile_gluon(_sampled_matmul_24_kernel, types, (("shape", shape),), config.warps, capability)
     _assert_assembles(compiled, tmp_path, capability)
+
+
+PASSES = {
+    "squared_relu_24": (_squared_relu_24_kernel, ("*bf16", "*bf16", "*i32", "*fp32"), dict(ROWS=T, COLUMNS=F), 4),
+    "squared_relu_gradients": (
+        _gradients_24_kernel,
+        ("*fp16", "*fp16", "*i32", "*fp16", *("*fp16", "*i32") * 2),
+        dict(ROWS=T, COLUMNS=F, TILES=F // 64, ROW_TILES=T // 64),
+        4,
+    ),
+    "squared_relu_venom": (
+        _sparsify_venom_kernel,
+        ("*bf16", "*bf16", "*i32", "*i32", "*fp32"),
+        dict(ROWS=T, COLUMNS=F, GROUPED_COLUMNS=F, V=128, M=16, K_TILES=F // 256, ACTIVATE=True),
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("name", PASSES)
+def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):
+    kernel, types, constants, warps = PASSES[name]
+    compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
+    assert compiled.shared_bytes <= device.shared_bytes(capability) // 4
+    assert _spilled_bytes(compiled, tmp_path, capability) == 0
 
 
 def test_lowers_without_a_gpu():

@@ -62,6 +62,21 @@ def test_squared_relu_24(shape, dtype, special):
 
 
 @pytest.mark.gpu
+def test_sampled_squared_relu_24():
+    """Integers, whose products add up to ones that bfloat16 has."""
+    rng = np.random.default_rng(8)
+    w = jnp.asarray(rng.integers(-3, 4, (512, 96)), NARROW)
+    w = reference.sparsify_24(w, "magnitude", -1, scale=1.0, dtype=NARROW, key=None)
+    x = jnp.asarray(rng.integers(-2, 3, (300, 96)), NARROW)
+    columns = jnp.asarray([rng.permutation(513)[:200] for _ in range(5)], jnp.int32)
+    expected, _ = _compiled(reference, "sampled_squared_relu_24", w, x, columns, v=64)
+    ours, stats = _compiled(triton, "sampled_squared_relu_24", w, x, columns, v=64)
+    _assert_equal(ours, expected)
+    h = reference.sampled_matmul_24(w, x, columns, 64, out_dtype=NARROW)
+    np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 16), (256, 16), (128, 32), (64, 64), (64, 4)])
 @pytest.mark.parametrize("tokens, neurons", [(512, 1024), (300, 480), (64, 4)])
