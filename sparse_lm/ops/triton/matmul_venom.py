@@ -35,7 +35,6 @@ CANDIDATES = (
     Config(256, 128, warps_m=4, warps_n=2),
     Config(128, 256, warps_m=2, warps_n=4, stages=3),
     Config(128, 128, warps_m=2, warps_n=2, stages=3),
-    Config(64, 256, warps_m=1, warps_n=4),
     Config(64, 128, warps_m=2, warps_n=2),
 )
 
