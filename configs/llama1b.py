@@ -4,7 +4,7 @@
 
 The batch is what one 80 GB GPU holds, not the paper's global batch. Slices with centres among the tokens
 lose least of the 2:16 recipes at 60 M parameters (experiments/README.md, "What the recipes cost").
-Hardware: one H100 or H200. On an H200 a dense step takes 171 ms and a sparse one 130 ms, at
+Hardware: one H100 or H200. On an H200 a dense step takes 172 ms and a sparse one 131 ms, at
 `--config.batch_size=8` 628 and 432 ms (experiments/results/step_llama1b_*_h200.json). Result of the run:
 not measured yet; 300 steps through both flips are in experiments/results/llama1b_300_steps_h200.json.
 """
