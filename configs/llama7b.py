@@ -25,6 +25,7 @@ def get_config():
 
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 2000
+    config.optimizer.decay_steps = 9600
     config.optimizer.weight_decay = 0.1
 
     config.sparsity.start_step = 1000

@@ -47,7 +47,7 @@ def whole_steps(results: Results) -> Figure:
 
 
 def frontier(quality: Results, steps: Results) -> Figure:
-    """What recipes cost in final held-out loss against how much faster their steps were measured to be."""
+    """What recipes cost in final held-out loss against how much faster whole runs are at measured step times."""
     gaps = final_gaps(quality)
     figure, axes = new_figure(7.5, 4, f"{quality.caption}; {steps.caption}")
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
@@ -56,24 +56,31 @@ def frontier(quality: Results, steps: Results) -> Figure:
         axes.errorbar(*at, statistics.stdev(gaps[name]) if len(gaps[name]) > 1 else 0, fmt="o", capsize=3)
         axes.annotate(name, at, xytext=(6, 4), textcoords="offset points", fontsize="small")
     axes.margins(x=0.2, y=0.15)
-    axes.set(xlabel=f"speed-up of a sparse step (times), {_what(steps)}", ylabel="loss above dense (nats per token)")
+    axes.set(xlabel=f"speed-up of the run (times), {_what(steps)}", ylabel="loss above dense (nats per token)")
     return figure
 
 
 def speedups_of_runs(quality: Results, steps: Results) -> dict[str, float]:
-    """The measured speed-up of a step, by the names of those runs of a suite whose recipe was timed.
+    """Of the whole run, dense and sparse steps as many as it has, by the names of runs whose recipe was timed.
+
+    Of dense runs only the one that the others are compared with.
 
     A run and a timed recipe belong together if they choose what is sparse alike, whatever the shapes of
     their models.
     """
     recipes = steps.data["recipes"]
-    speedups = {_choice(row["sparsity"]): recipes["dense"]["step_ms"] / row["step_ms"] for row in recipes.values()}
-    overrides = {run["name"]: run["overrides"] for run in quality.data["runs"]}
-    choices = {
-        name: _choice({key.removeprefix("sparsity."): value for key, value in changed.items()})
-        for name, changed in overrides.items()
+    relative_times = {
+        _choice(row["sparsity"]): row["step_ms"] / recipes["dense"]["step_ms"] for row in recipes.values()
     }
-    return {name: speedups[choice] for name, choice in choices.items() if choice in speedups}
+    speedups = {}
+    for run in quality.data["runs"]:
+        settings = quality.data["base"] | run["overrides"]
+        choice = _choice({key.removeprefix("sparsity."): value for key, value in settings.items()})
+        is_variant_of_dense = settings["sparsity.recipe"] == "dense" and run["name"] != "dense"
+        if choice in relative_times and not is_variant_of_dense:
+            sparse = (settings["sparsity.end_step"] - settings["sparsity.start_step"]) / settings["steps"]
+            speedups[run["name"]] = 1 / (1 - sparse + sparse * relative_times[choice])
+    return speedups
 
 
 def _what(results: Results) -> str:

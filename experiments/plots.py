@@ -58,9 +58,9 @@ def figures(*files: str, directory: pathlib.Path = RESULTS) -> Iterator[tuple[st
 
 
 def frontiers(directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
-    """The frontier of every suite with dense runs, by every benchmark of steps that has recipes of the suite."""
+    """The frontier of every suite with dense runs and with recipes whose steps were timed in llama1b."""
     suites = [suite for suite in find_results("quality", "runs", directory) if suite.has_dense_run]
-    for suite, steps in itertools.product(suites, find_results("step", "recipes", directory)):
+    for suite, steps in itertools.product(suites, find_results("step_llama1b_8x4096", "recipes", directory)):
         if len(speedups_of_runs(suite, steps)) > 1:
             yield f"{suite.name}_{steps.name}_frontier", frontier(suite, steps)
 

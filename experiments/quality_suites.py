@@ -25,6 +25,7 @@ def _base(steps: int, **overrides: Any) -> Overrides:
         "model.vocab_size": 16_384,
         "data.eval_windows": 512,
         "optimizer.warmup_steps": steps // 10,
+        "optimizer.schedule": "cosine",
         "sparsity.start_step": steps // 10,
         "sparsity.end_step": 6 * steps // 10,
         **overrides,
