@@ -111,6 +111,9 @@ def bench_selections() -> list[dict]:
         "squared_relu_24": (triton.squared_relu_24, h),
         "squared_relu_gradients": (triton.squared_relu_gradients, h, triton.squared_relu_24(h)[0]),
     }
+    y, _ = triton.squared_relu_venom(h, 128, 16, columns="norm")
+    dy = random_matrix(16384, 2048, seed=5)
+    cases["squared_relu_gradients of 128:2:16"] = triton.squared_relu_gradients, dy, y
     for m in VENOM_GROUPS:
         blocks = dict(v=128, m=m, columns="norm")
         select = functools.partial(triton.sparsify_venom, dtype=h.dtype, **blocks)

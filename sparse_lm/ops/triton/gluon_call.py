@@ -55,7 +55,6 @@ def gluon_call(
     blocks: int,
     warps: int,
     constants: dict[str, Any],
-    aliases: dict[int, int] | None = None,
 ) -> Any:
     """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
 
@@ -66,7 +65,6 @@ def gluon_call(
       blocks: thread blocks in the grid.
       warps: of a thread block.
       constants: the kernel's compile-time parameters.
-      aliases: operands that results start out as, by number.
 
     Returns:
       An array, or a list of them, like `out`.
@@ -88,7 +86,6 @@ def gluon_call(
     call = jax.ffi.ffi_call(
         "triton_kernel_call",
         out,
-        input_output_aliases=aliases,
         custom_call_api_version=2,
         legacy_backend_config=zlib.compress(launch.to_proto(kernel.__name__, b"")),
     )

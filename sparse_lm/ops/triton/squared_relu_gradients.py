@@ -1,7 +1,7 @@
 """dH = 2 sqrt(Y) dY where Y is stored, and the 2:4 forms of the transposes of dH and Y, in one pass.
 
 A thread block takes 64 tokens of 64 (condensed) columns. Of a Venom Y the transposes have a row for every neuron:
-those of the kept ones are scattered over matrices of empty groups.
+a thread block stores those of its 16 groups, the rows of kept ones where they belong and empty rows elsewhere.
 
 Numerics: float32, rounded once; bit for bit the reference.
 """
@@ -23,6 +23,7 @@ from sparse_lm.ops.triton.sparsify_24 import outputs
 from sparse_lm.ops.triton.tiles import (
     GROUPS,
     GROUPS_LAYOUT,
+    HALVES_LAYOUT,
     TILE_LAYOUT,
     WARPS,
     WORDS,
@@ -36,7 +37,7 @@ from sparse_lm.ops.triton.tiles import (
 from sparse_lm.ops.triton.two_of_four import members, pack_halves, spread, unpack_words
 
 _TILE = gl.constexpr(TILE)
-_EMPTY_WORD = EMPTY_GROUP * 0x11111111
+_EMPTY_HALF = gl.constexpr(EMPTY_GROUP * 0x1111)
 
 
 @gluon.jit
@@ -95,19 +96,67 @@ def _store_rows(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.co
 
 
 @gluon.jit
-def _scatter_rows(kept, nibble, listed, row_tile, values, metadata, NEURONS: gl.constexpr, ROW_TILES: gl.constexpr):
-    """Stores rows of survivors [64 neurons, 16 words] and their metadata where `listed` says, if there are any."""
-    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, GROUPS_LAYOUT)))[:, None]
+def _store_listed(words, neuron, inside, values, row_tile, ROW_TILES: gl.constexpr):
+    """Survivors of a tile of tokens, words [64, 16], in the rows of neurons [64, 1]."""
     column = row_tile * GROUPS + gl.arange(0, GROUPS, gl.SliceLayout(0, GROUPS_LAYOUT))[None, :]
+    gl.store(as_words(values) + neuron.to(gl.int64) * (ROW_TILES * GROUPS) + column, words, mask=inside)
+
+
+@gluon.jit
+def _store_listed_metadata(halves, neuron, inside, metadata, row_tile, ROW_TILES: gl.constexpr):
+    """Halves of words [64, 4]: the other half may be that of a row that another thread block stores."""
+    place = neuron % _TILE // 16 * 32 + neuron % 8 * 4 + gl.arange(0, 4, gl.SliceLayout(0, HALVES_LAYOUT))[None, :]
+    offset = (neuron // _TILE * ROW_TILES + row_tile) * (2 * WORDS) + 2 * place + neuron % 16 // 8
+    gl.store(metadata.to(gl.pointer_type(gl.int16)) + offset, halves.to(gl.int16), mask=inside)
+
+
+@gluon.jit
+def _scatter_rows(kept, nibble, listed, row_tile, values, metadata, NEURONS: gl.constexpr, ROW_TILES: gl.constexpr):
+    """Stores rows of survivors [64, 16] and their metadata where `listed` says, if there are such rows."""
+    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, GROUPS_LAYOUT)))[:, None]
     kept = gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True)
-    gl.store(as_words(values) + neuron.to(gl.int64) * (ROW_TILES * GROUPS) + column, kept, mask=neuron < NEURONS)
-    # Words have halves of two rows, of which another thread block may store the other: the halves are stored apart.
-    halves = pack_halves(nibble)
-    layout: gl.constexpr = halves.type.layout
-    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, layout)))[:, None]
-    word = neuron % _TILE // 16 * 32 + neuron % 8 * 4 + gl.arange(0, 4, gl.SliceLayout(0, layout))[None, :]
-    offset = (neuron // _TILE * ROW_TILES + row_tile) * (2 * WORDS) + 2 * word + neuron % 16 // 8
-    gl.store(metadata.to(gl.pointer_type(gl.int16)) + offset, halves.to(gl.int16), mask=neuron < NEURONS)
+    _store_listed(kept, neuron, neuron < NEURONS, values, row_tile, ROW_TILES)
+    neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, HALVES_LAYOUT)))[:, None]
+    halves = gl.convert_layout(pack_halves(nibble), HALVES_LAYOUT, assert_trivial=True)
+    _store_listed_metadata(halves, neuron, neuron < NEURONS, metadata, row_tile, ROW_TILES)
+
+
+@gluon.jit
+def _not_listed(listed, neuron, first, M: gl.constexpr, NEURONS: gl.constexpr, ROWS: gl.constexpr):
+    """Whether rows of the transposes, of a tile of groups from neuron `first` on, are there and are not listed."""
+    group = listed + (neuron - first) // M * 4
+    missing = (gl.load(group) != neuron) & (gl.load(group + 1) != neuron)
+    missing = missing & (gl.load(group + 2) != neuron) & (gl.load(group + 3) != neuron)
+    return (neuron < ROWS) & (missing | (neuron >= NEURONS))
+
+
+@gluon.jit
+def _clear_rows(
+    listed,
+    tile,
+    row_tile,
+    dh_t,
+    dh_t_metadata,
+    y_t,
+    y_t_metadata,
+    M: gl.constexpr,
+    NEURONS: gl.constexpr,
+    ROW_TILES: gl.constexpr,
+):
+    """Empty groups in the rows that a tile's lists leave out."""
+    rows: gl.constexpr = (NEURONS + _TILE - 1) // _TILE * _TILE
+    nothing = gl.full([_TILE, GROUPS], 0, gl.int32, GROUPS_LAYOUT)
+    empty = gl.full([_TILE, 4], _EMPTY_HALF, gl.int32, HALVES_LAYOUT)
+    first = tile * (GROUPS * M)
+    for start in range(0, GROUPS * M, _TILE):
+        neuron = first + start + gl.arange(0, _TILE, gl.SliceLayout(1, GROUPS_LAYOUT))[:, None]
+        clear = _not_listed(listed, neuron, first, M, NEURONS, rows)
+        _store_listed(nothing, neuron, clear, dh_t, row_tile, ROW_TILES)
+        _store_listed(nothing, neuron, clear, y_t, row_tile, ROW_TILES)
+        neuron = first + start + gl.arange(0, _TILE, gl.SliceLayout(1, HALVES_LAYOUT))[:, None]
+        clear = _not_listed(listed, neuron, first, M, NEURONS, rows)
+        _store_listed_metadata(empty, neuron, clear, dh_t_metadata, row_tile, ROW_TILES)
+        _store_listed_metadata(empty, neuron, clear, y_t_metadata, row_tile, ROW_TILES)
 
 
 @gluon.jit
@@ -116,10 +165,6 @@ def _gradients_venom_kernel(
     values,
     metadata,
     columns,
-    empty_values,
-    empty_words,
-    also_empty_values,
-    also_empty_words,
     dh,
     dh_t,
     dh_t_metadata,
@@ -130,6 +175,7 @@ def _gradients_venom_kernel(
     TILES: gl.constexpr,
     ROW_TILES: gl.constexpr,
     NEURONS: gl.constexpr,
+    M: gl.constexpr,
     BLOCK_TILES: gl.constexpr,
 ):
     row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
@@ -139,19 +185,21 @@ def _gradients_venom_kernel(
         dh_kept, dh_nibble, y_kept, y_nibble = _select_along_tokens(both)
         _scatter_rows(dh_kept, dh_nibble, listed, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
         _scatter_rows(y_kept, y_nibble, listed, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
+        _clear_rows(listed, tile, row_tile, dh_t, dh_t_metadata, y_t, y_t_metadata, M, NEURONS, ROW_TILES)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`.
 
     Raises:
-      NotImplementedError: dy or y is not of 16-bit floats of one dtype, or v of a Venom y is no multiple of 64.
+      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no multiple of 64, or
+        columns come in runs.
     """
     if dy.dtype not in (jnp.bfloat16, jnp.float16) or y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in bfloat16 or in float16, not {dy.dtype} and {y.dtype}")
     venom = isinstance(y, SparseVenom)
-    if venom and y.v % TILE:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {y.v}")
+    if venom and (y.v % TILE or y.run > 1):
+        raise NotImplementedError(f"needs v to be a multiple of {TILE} and no runs, not v = {y.v}, run = {y.run}")
     tokens, neurons = y.shape
     stored_row_tiles, tiles, _ = y.metadata.shape
     transpose = outputs((neurons, tokens), dy.dtype)
@@ -163,17 +211,13 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
         warps=WARPS,
     )
     if venom:
-        empty = jnp.zeros(transpose[0].shape, dy.dtype), jnp.full(transpose[1].shape, _EMPTY_WORD, jnp.int32)
         dh, *transposes = gluon_call(
             _gradients_venom_kernel,
             padded,
             y.values,
             y.metadata,
             y.columns,
-            *empty,
-            *empty,
-            constants=constants | dict(NEURONS=neurons, BLOCK_TILES=y.v // TILE),
-            aliases={4: 1, 5: 2, 6: 3, 7: 4},
+            constants=constants | dict(NEURONS=neurons, M=y.m, BLOCK_TILES=y.v // TILE),
             **options,
         )
     else:

@@ -46,6 +46,15 @@ GROUPS_LAYOUT = gl.constexpr(
         shape=[TILE, TILE // 4],
     )
 )
+HALVES_LAYOUT = gl.constexpr(  # of words of metadata, four groups each
+    gl.DistributedLinearLayout(
+        reg_bases=[[8, 0]],
+        lane_bases=[[0, 1], [0, 2], *_ROW_LANES],
+        warp_bases=_ROW_WARPS,
+        block_bases=[],
+        shape=[TILE, 4],
+    )
+)
 PAIRS_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],

@@ -22,7 +22,7 @@ from sparse_lm.ops.triton.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.triton.sampled_matmul_24 import _sampled_matmul_24_kernel
 from sparse_lm.ops.triton.sparsify_24 import _squared_relu_24_kernel
 from sparse_lm.ops.triton.sparsify_venom import _sparsify_venom_kernel
-from sparse_lm.ops.triton.squared_relu_gradients import _gradients_24_kernel
+from sparse_lm.ops.triton.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
 
 T, F, D = 8192, 8192, 2048
 
@@ -89,6 +89,12 @@ PASSES = {
         _gradients_24_kernel,
         ("*fp16", "*fp16", "*i32", "*fp16", *("*fp16", "*i32") * 2),
         dict(ROWS=T, COLUMNS=F, TILES=F // 64, ROW_TILES=T // 64),
+        4,
+    ),
+    "squared_relu_gradients of a Venom matrix": (
+        _gradients_venom_kernel,
+        ("*bf16", "*bf16", "*i32", "*i32", "*bf16", *("*bf16", "*i32") * 2),
+        dict(ROWS=T, COLUMNS=D, TILES=D // 64, ROW_TILES=T // 64, NEURONS=F, M=16, BLOCK_TILES=2),
         4,
     ),
     "squared_relu_venom": (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import reference, triton
-from tests.ops.hopper.operands import exact_stats
+from tests.ops.hopper.operands import exact_stats, random_venom_in_runs
 from tests.ops.hopper.test_hidden import _assert_equal, _random
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
@@ -159,6 +159,9 @@ def test_refuses_what_it_cannot_do():
         triton.sparsify_venom(x, 64, 16, columns="norm", dtype=jnp.float16)
     with pytest.raises(NotImplementedError, match="by norm"):
         triton.sparsify_venom(x, 64, 16, columns="exhaustive", dtype=x.dtype)
+    in_runs = random_venom_in_runs(64, 128, 64, 64, 32, x.dtype, seed=0)
+    with pytest.raises(NotImplementedError, match="no runs"):
+        triton.squared_relu_gradients(x[:, :64], in_runs)
     for v, m in ((32, 16), (64, 12)):
         with pytest.raises(NotImplementedError, match="multiple of 64, m a power of two"):
             triton.sparsify_venom(x, v, m, columns="norm", dtype=x.dtype)
