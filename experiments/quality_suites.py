@@ -123,7 +123,16 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
         _base(6120)
         | {"eval_every": 765, "sparsity.start_step": 306, "sparsity.end_step": 3366, "optimizer.learning_rate": 1.4e-3}
         | {"optimizer.schedule": "wsd", "optimizer.decay_steps": 1224},
-        {"dense": _DENSE, "slices 2:16": _SLICES | _TOKENS},
+        {
+            "dense": _DENSE,
+            # As long as half of the steps on slices take in llama1b, 432 ms for 628 (step_llama1b_8x4096_h200.json).
+            "dense, in the time of slices": _DENSE | {"steps": 5165, "optimizer.decay_steps": 1033},
+            "slices 2:16": _SLICES | _TOKENS,
+            "slices 2:16, earlier": _SLICES | _TOKENS | _sparse(102, 3162),
+            "magnitude 2:16": _VENOM | _16,
+            "slices 2:8": _SLICES_OF_8 | _TOKENS,
+            "sste": {"sparsity.recipe": "sste"},
+        },
     ),
 }
 """By name: overrides of configs/llama60m.py for all runs, and by run."""
