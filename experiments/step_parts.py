@@ -37,7 +37,6 @@ PARTS = {  # scope: part
     "rms_norm": "norms",
     "loss": "loss",
     "embed": "embedding",
-    "weight_metrics": "weight metrics",
     "optimizer": "optimizer",
 }
 

@@ -36,6 +36,7 @@ from sparse_lm.training.summary import RunSummary
 from sparse_lm.training.timing import StepTimer
 from sparse_lm.training.validity import check_variables
 from sparse_lm.training.wandb_run import WandbRun
+from sparse_lm.training.weight_metrics import WeightMetrics
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning, save_config
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class _Run:
             phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan, trainer.layout)
             for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
         }
+        soft = trainer.plan.weights == "soft_threshold"
+        self.weight_metrics = WeightMetrics(trainer.plan, trainer.layout) if soft else None
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
         self.compiled: set[str] = set()  # phases
@@ -193,7 +196,7 @@ class _Run:
                 self.summary.spent_on("profile")
             state, edge_metrics = self._edge(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                state, metrics = self.trainer.step(config.phase(step))(state, windows)
+                state, metrics = self._step(step, state, windows)
             if pending:  # by now the device has the next step to work on
                 self._settle(*pending, state)
                 self._report(*pending)
@@ -230,6 +233,15 @@ class _Run:
             return True
         self.compiled.add(phase)
         return self.interrupt.wait_for(lambda: self.trainer.step(phase).lower(state, windows).compile())
+
+    def _step(self, step: int, state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
+        """One step; if it is one to log, with what it did to the pattern of 2:4 weights."""
+        train_step = self.trainer.step(self.config.phase(step))
+        if self.weight_metrics is None or step % self.config.log_every:
+            return train_step(state, windows)
+        patterns = self.weight_metrics.before(state)
+        state, metrics = train_step(state, windows)
+        return state, metrics | self.weight_metrics.after(patterns, state)
 
     def _is_to_stop(self, step: int) -> bool:
         """Several processes ask each other, which waits for the device, every `log_every` steps only."""

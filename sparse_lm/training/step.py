@@ -23,7 +23,7 @@ from sparse_lm.model import llama
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.ops import collectives
 from sparse_lm.ops.collectives import ONE_DEVICE, Axes
-from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables, weight_mask
+from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import spikes
 from sparse_lm.training.mask_decay import masked_decay
@@ -98,9 +98,7 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
     init = functools.partial(_init, config=config, optimizer=optimizer, plan=plan)
     mesh = make_mesh(config, devices)
     layout = Layout(mesh, jax.eval_shape(init, seed)) if mesh else None
-    train_step = functools.partial(
-        _train_step, config=config, graphdef=graphdef, optimizer=optimizer, sparse_plan=plan, layout=layout
-    )
+    train_step = functools.partial(_train_step, config=config, graphdef=graphdef, optimizer=optimizer, layout=layout)
 
     def compiled(plan: GemmPlan) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
         placed = dict(out_shardings=(layout.state, layout.replicated)) if layout else {}
@@ -141,17 +139,10 @@ def _train_step(
     config: Config,
     graphdef: Any,
     optimizer: optax.GradientTransformation,
-    sparse_plan: GemmPlan,
     layout: Layout | None,
     plan: GemmPlan,
 ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-    logged = state.step % config.log_every == 0
-    if sparse_plan.weights == "soft_threshold":
-        masks = _when(logged, lambda: _packed_masks(state, sparse_plan, layout))
-        # Before the update, which then overwrites the weights in place: read later, they would be copied.
-        params, masks = jax.lax.optimization_barrier((state.params, masks))
-        state = dataclasses.replace(state, params=params)
     gradients = functools.partial(loss_and_gradients, config=config, graphdef=graphdef, plan=plan)
     if layout:
         specs = layout.specs((state.params, state.variables))
@@ -177,8 +168,6 @@ def _train_step(
         skipped=new_state.skipped,
         skipped_in_a_row=new_state.skipped_in_a_row,
     )
-    if sparse_plan.weights == "soft_threshold":
-        metrics |= _when(logged, lambda: _weight_metrics(masks, new_state, sparse_plan, layout), otherwise=jnp.nan)
     return new_state, metrics
 
 
@@ -320,43 +309,3 @@ def forward_loss(
     unembedding = collectives.enter_tensor(model.unembedding(axes), axes)
     loss = chunked_cross_entropy(hidden, unembedding, targets, config.model.loss_chunk)
     return loss, stats
-
-
-@functools.partial(jax.named_call, name="weight_metrics")
-def _weight_metrics(
-    masks: dict[str, Array], new: TrainState, plan: GemmPlan, layout: Layout | None
-) -> Metrics:  # fmt: skip
-    """By layer: how many 2:4 decisions the step flipped, as a share of all weights, and the share of
-    their energy that 2:4 keeps. `masks`: those of before the step."""
-    flips, kept = [], []
-    for name, packed in _packed_masks(new, plan, layout).items():
-        weights = new.params["layers"]["ffn"][name]
-        mask = jnp.unpackbits(packed, axis=-1, count=weights.shape[-1])
-        energy = jnp.square(weights)
-        flips.append(
-            jnp.sum(jax.lax.population_count(packed ^ masks[name]), axis=(1, 2), dtype=jnp.int32) / energy[0].size
-        )
-        kept.append(jnp.sum(energy * mask, axis=(1, 2)) / jnp.sum(energy, axis=(1, 2)))
-    return {"flip_rate": sum(flips) / len(flips), "kept_weight_energy": sum(kept) / len(kept)}
-
-
-@functools.partial(jax.named_call, name="weight_metrics")
-def _packed_masks(state: TrainState, plan: GemmPlan, layout: Layout | None) -> dict[str, Array]:
-    """Of the matrices that some product reads 2:4: which entries are kept, a bit each, uint8[L, F, D / 8]."""
-    names = {matrix: name for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)}
-
-    def pack(ffn: dict[str, Array], variables: FfnVariables) -> dict[str, Array]:
-        one = lambda name: lambda w, v: jnp.packbits(weight_mask(name, w, v, plan), axis=-1)  # noqa: E731
-        return {matrix: jax.vmap(one(name))(ffn[matrix], variables) for matrix, name in names.items()}
-
-    arguments = state.params["layers"]["ffn"], state.variables
-    if layout:
-        specs = layout.specs(arguments)
-        pack = layout.local(pack, specs, {matrix: specs[0][matrix] for matrix in names})
-    return pack(*arguments)
-
-
-def _when(condition: Array, compute: Callable[[], dict[str, Array]], otherwise: float = 0) -> dict[str, Array]:
-    """What `compute` returns, where the condition holds; else arrays of its shapes."""
-    skipped = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), jax.eval_shape(compute))
-    return jax.lax.cond(condition, compute, lambda: skipped)

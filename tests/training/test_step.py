@@ -68,20 +68,6 @@ def test_bad_step_is_skipped_and_counted():
     assert any(changed)
 
 
-def test_metrics_of_soft_threshold_weights():
-    config = small.config("venom", log_every=2)
-    trainer = make_trainer(config)
-    state = enter_sparse(config, trainer, trainer.init())
-    state, logged = trainer.sparse_step(state, small.windows(config, 0))
-    squares = [np.square(w).reshape(config.model.layers, -1, 4) for w in state.params["layers"]["ffn"].values()]
-    kept = np.mean([np.sort(s)[..., 2:].sum((1, 2)) / s.sum((1, 2)) for s in squares], axis=0)
-    state, between = trainer.sparse_step(state, small.windows(config, 1))
-    assert logged["flip_rate"].shape == logged["kept_weight_energy"].shape == (config.model.layers,)
-    assert np.all((logged["flip_rate"] >= 0) & (logged["flip_rate"] < 0.5))
-    np.testing.assert_allclose(logged["kept_weight_energy"], kept, rtol=1e-5)
-    assert np.all(np.isnan(between["flip_rate"]))
-
-
 @pytest.mark.parametrize("recipe", small.RECIPES)
 def test_sparse_step_reports_activation_statistics(recipe):
     config = small.config(recipe)

@@ -1,0 +1,71 @@
+"""How a step moves the pattern of the 2:4 weights, for the steps that are logged."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sparse_lm.ops.ffn_weights import weight_mask
+from sparse_lm.ops.plan import GemmPlan
+from sparse_lm.training.sharding import Layout
+from sparse_lm.training.step import Metrics, TrainState
+
+
+class WeightMetrics:
+    """Flips of 2:4 decisions over one step (2404.01847), and the energy that 2:4 keeps, by layer.
+
+    Programs of their own, not a branch of the step: a branch that the device decides would make the host wait
+    for it in every step.
+
+    Args:
+      plan: of the sparse phase, with weights by soft threshold.
+      layout: of the run, None on one device.
+    """
+
+    def __init__(self, plan: GemmPlan, layout: Layout | None):
+        replicated = layout.replicated if layout else None
+        self._patterns = jax.jit(functools.partial(_patterns, plan=plan, layout=layout))
+        self._compare = jax.jit(functools.partial(_compare, plan=plan, layout=layout), out_shardings=replicated)
+
+    def before(self, state: TrainState) -> dict[str, Array]:
+        """Of the state that the step takes and donates: uint8[L, F, D / 8] for each matrix that is 2:4 somewhere."""
+        return self._patterns(state)
+
+    def after(self, patterns: dict[str, Array], state: TrainState) -> Metrics:
+        """Of the state that the step returned.
+
+        Returns:
+          "flip_rate" f32[L]: decisions that the step changed, as a share of all weights; "kept_weight_energy"
+          f32[L]: share of the sum of squares.
+        """
+        return self._compare(patterns, state)
+
+
+def _patterns(state: TrainState, *, plan: GemmPlan, layout: Layout | None) -> dict[str, Array]:
+    """Which entries are kept, a bit each."""
+    names = {matrix: name for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)}
+
+    def pack(ffn, variables):
+        one = lambda name: lambda w, v: jnp.packbits(weight_mask(name, w, v, plan), axis=-1)  # noqa: E731
+        return {matrix: jax.vmap(one(name))(ffn[matrix], variables) for matrix, name in names.items()}
+
+    arguments = state.params["layers"]["ffn"], state.variables
+    if layout:
+        specs = layout.specs(arguments)
+        pack = layout.local(pack, specs, {matrix: specs[0][matrix] for matrix in names})
+    return pack(*arguments)
+
+
+def _compare(old: dict[str, Array], state: TrainState, *, plan: GemmPlan, layout: Layout | None) -> Metrics:
+    flips, kept = [], []
+    for matrix, new in _patterns(state, plan=plan, layout=layout).items():
+        weights = state.params["layers"]["ffn"][matrix]
+        energy = jnp.square(weights)
+        flipped = jnp.sum(jax.lax.population_count(new ^ old[matrix]), axis=(1, 2), dtype=jnp.int32)
+        flips.append(flipped / energy[0].size)
+        mask = jnp.unpackbits(new, axis=-1, count=weights.shape[-1])
+        kept.append(jnp.sum(energy * mask, axis=(1, 2)) / jnp.sum(energy, axis=(1, 2)))
+    return {"flip_rate": sum(flips) / len(flips), "kept_weight_energy": sum(kept) / len(kept)}

@@ -1,0 +1,42 @@
+"""Metrics of 2:4 weights, against their pattern before and after a step, taken from the weights themselves."""
+
+import numpy as np
+import pytest
+
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.weight_metrics import WeightMetrics
+from tests import small
+
+
+def two_largest_of_four(weights, axis):
+    """bool, like weights [L, F, D]: the two of largest magnitude of each four along the axis."""
+    groups = np.moveaxis(np.abs(weights), axis, -1)
+    ranks = groups.reshape(*groups.shape[:-1], -1, 4).argsort(-1).argsort(-1)
+    return np.moveaxis((ranks >= 2).reshape(groups.shape), -1, axis)
+
+
+@pytest.mark.parametrize("recipe", ["venom", "sste"])
+def test_flips_and_kept_energy(recipe):
+    config = small.config(recipe)
+    trainer = make_trainer(config)
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    windows = small.windows(config)
+    state = transitions.enter_sparse(trainer.init(), windows)
+    metrics = WeightMetrics(trainer.plan, None)
+
+    before = {name: np.array(w) for name, w in state.params["layers"]["ffn"].items()}
+    patterns = metrics.before(state)
+    state, _ = trainer.sparse_step(state, windows)
+    after = {name: np.array(w) for name, w in state.params["layers"]["ffn"].items()}
+    result = metrics.after(patterns, state)
+
+    axes = {"up": trainer.plan.weight_axis("W1"), "down": trainer.plan.weight_axis("W2")}
+    axes = {name: axis % 2 + 1 for name, axis in axes.items()}
+    old, new = ({n: two_largest_of_four(w[n], axes[n]) for n in axes} for w in (before, after))
+    flips = np.mean([(old[n] ^ new[n]).mean((1, 2)) for n in axes], axis=0)
+    energies = [np.square(after[n], dtype=np.float64) for n in axes]
+    kept = np.mean([(e * new[n]).sum((1, 2)) / e.sum((1, 2)) for n, e in zip(axes, energies, strict=True)], axis=0)
+    assert (flips > 0).all()
+    np.testing.assert_allclose(result["flip_rate"], flips, rtol=1e-6)
+    np.testing.assert_allclose(result["kept_weight_energy"], kept, rtol=1e-5)
