@@ -186,9 +186,8 @@ class Checkpoints:
     def _remove_rests(self) -> None:
         """Of steps that were being deleted, and of saves that failed. While nothing is being saved."""
         directory = Path(self._manager.directory)
-        failed = (
-            directory.glob("*.orbax-checkpoint-tmp*") if self._failure else ()
-        )  # Orbax removes those of an earlier process
+        # Orbax itself removes what an earlier process left of failed saves.
+        failed = directory.glob("*.orbax-checkpoint-tmp*") if self._failure else ()
         for rest in (*failed, *(directory / _TRASH).glob("*")):
             shutil.rmtree(rest, ignore_errors=True)
 

@@ -45,6 +45,7 @@ class Transitions:
 
 
 def make_transitions(config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None = None) -> Transitions:
+    """The transitions of a run with this plan in its sparse phase; `layout` is None on one device."""
     bind = dict(config=config, plan=plan, layout=layout)
     state, metrics = (layout.state, layout.replicated) if layout else (None, None)
     compiled = functools.partial(jax.jit, donate_argnums=0)
@@ -88,11 +89,9 @@ def _enter_sparse(
     state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
 ) -> TrainState:
     state = _forget_losses(_edge_moments(state, config.sparsity.moments))
-    ffn = state.params["layers"]["ffn"]
-    variables = state.variables
+    ffn, variables = state.params["layers"]["ffn"], state.variables
     if plan.weights == "soft_threshold":
-        scale = lambda name: jax.vmap(lambda w: ops.soft_threshold_scale(w, plan.weight_axis(name)))  # noqa: E731
-        variables = dataclasses.replace(variables, scale_up=scale("W1")(ffn["up"]), scale_down=scale("W2")(ffn["down"]))
+        variables = fix_scales(variables, ffn, plan)
     if plan.weights == "transposable":
         variables = _transposable_masks(variables, ffn, layout)
     state = dataclasses.replace(state, variables=variables)
