@@ -9,7 +9,6 @@ sparse phase leaves with the weights that its forward uses. `--format=sparse24` 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -28,6 +27,7 @@ from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.hf_weights import weights
 from sparse_lm.interop.model_card import model_card
 from sparse_lm.training.layerwise import LayerwiseParams
+from sparse_lm.training.metrics import read_metrics
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.workdir import WorkdirError, load_config
 
@@ -114,8 +114,10 @@ def _make_output(output: str | os.PathLike) -> Path:
 
 def _eval_loss(workdir: str | os.PathLike, step: int) -> float | None:
     """Nats per token after `step` steps as the run logged it, if it evaluated then, densely."""
-    path = Path(workdir, "metrics.jsonl")
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+    try:
+        lines = list(read_metrics(workdir))
+    except FileNotFoundError:
+        return None
     losses = {line["step"] + 1: line["eval_loss"] for line in lines if "eval_loss" in line and line["phase"] == "dense"}
     return losses.get(step)
 

@@ -67,8 +67,9 @@ def test_exports_what_the_forward_uses(workdir, tmp_path, step):
 
 
 def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, tmp_path):
-    """Neither it nor training needs PyTorch or transformers."""
-    (workdir / "metrics.jsonl").write_text(json.dumps({"step": 39, "phase": "dense", "eval_loss": 2.5}) + "\n")
+    """Neither it nor training needs PyTorch or transformers. The run may be writing its metrics meanwhile."""
+    line = json.dumps({"step": 39, "phase": "dense", "eval_loss": 2.5})
+    (workdir / "metrics.jsonl").write_text(f'{line}\n{{"step": 40, "pha')
     code = (
         "import runpy, sys; sys.modules |= {'torch': None, 'transformers': None}; import sparse_lm.train;"
         "runpy.run_module('sparse_lm.export', run_name='__main__', alter_sys=True)"
