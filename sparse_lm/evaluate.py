@@ -119,8 +119,6 @@ def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: 
     """A checkpoint as the harness takes it, and its step. Arguments and errors are those of `evaluate_tasks`."""
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
-    tokenizer.no_truncation()  # files published with a model may cut texts at its context length
-    tokenizer.no_padding()
     params, step = restore_for_dense(workdir, config, checkpoint)
     # Several shapes are compiled, each for little work: one layer compiles sooner than all.
     graphdef = llama.graphdef(dataclasses.replace(config.model, unroll_layers=False))

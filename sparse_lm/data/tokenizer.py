@@ -51,6 +51,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Reads a tokenizer.json of the `tokenizers` library, such as Llama 3's, or Llama 3's tokenizer.model.
 
+    It encodes whole texts: files published with a model may cut them at its context length, or pad them.
+
     Raises:
       DataError: there is no such file, it is not a tokenizer, or it has no end-of-text token.
     """
@@ -64,6 +66,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except Exception as error:  # the library raises nothing narrower
         raise DataError(f"{path} is not a tokenizer.json: {error}") from error
     end_of_text(tokenizer)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 
@@ -123,11 +127,9 @@ def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np
     Raises:
       DataError: a tokenised document has an id that the tokenizer lacks.
     """
-    # A copy: these settings are for corpora, not for whoever else holds the tokenizer.
+    # A copy: this setting is for corpora, not for whoever else holds the tokenizer.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()  # files published with a model may cut texts at its context length
-    tokenizer.no_padding()
     vocab_size = vocabulary_size(tokenizer)
     dtype = token_dtype(vocab_size)
     for batch in _batches(documents):

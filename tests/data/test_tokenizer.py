@@ -72,13 +72,16 @@ def test_tokenizing_leaves_the_tokenizer_as_it_was():
     assert TOKENIZER.encode("<|endoftext|>").ids == [tokenizer_lib.end_of_text(TOKENIZER)]
 
 
-def test_truncation_and_padding_of_a_tokenizer_file_are_ignored():
+def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path):
     documents = make_documents(5)
     expected = [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, TOKENIZER)]
     limited = Tokenizer.from_str(TOKENIZER.to_str())
     limited.enable_truncation(4)
     limited.enable_padding(length=500)
-    assert [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, limited)] == expected
+    limited.save(str(tmp_path / "limited.json"))
+    loaded = tokenizer_lib.load_tokenizer(tmp_path / "limited.json")
+    assert [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, loaded)] == expected
+    assert [loaded.encode(text, add_special_tokens=False).ids for text in documents] == expected
 
 
 def test_files_that_are_no_tokenizer_are_refused(tmp_path):
