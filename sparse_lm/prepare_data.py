@@ -16,14 +16,15 @@ the result does not depend on how many. The same command goes on where it was st
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import app, flags
 from tokenizers import Tokenizer
 
+from sparse_lm import logs
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import Corpus, find_files
@@ -34,28 +35,6 @@ from sparse_lm.data.tasks import available_cores
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_768
-
-FILES = flags.DEFINE_multi_string(
-    "files", None, "Text files: a glob pattern, in which ** matches any folders. May be given several times."
-)
-HELDOUT_FILES = flags.DEFINE_multi_string(
-    "heldout_files", None, "Files to evaluate on, like --files. Without it about 2% of the documents are held out."
-)
-TFDS = flags.DEFINE_string(
-    "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
-)
-OUTPUT = flags.DEFINE_string("output", None, "Directory to write, for --config.data.path.")
-VOCAB_SIZE = flags.DEFINE_integer(
-    "vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE})."
-)
-TOKENIZER = flags.DEFINE_string(
-    "tokenizer", None, "A tokenizer.json, or Llama 3's tokenizer.model, to use instead of training one."
-)
-SEQ_LEN = flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
-TEXT_FIELD = flags.DEFINE_string("text_field", "text", "Field of a JSON line that holds its text.")
-PROCESSES = flags.DEFINE_integer(
-    "processes", None, "Processes to use at most (default: as many as there are cores).", lower_bound=1
-)
 
 
 def prepare_files(
@@ -131,32 +110,55 @@ def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | 
     return corpus, heldout
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
-    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)  # in place of absl's
-    logging.getLogger("absl").setLevel(logging.WARNING)
+    logs.configure()
+    options = flags.FLAGS
     start = time.monotonic()
     try:
         data = prepare_files(
-            FILES.value or [],
-            Path(OUTPUT.value),
-            heldout_files=HELDOUT_FILES.value,
-            tfds=TFDS.value,
-            seq_len=SEQ_LEN.value,
-            vocab_size=VOCAB_SIZE.value,
-            tokenizer=TOKENIZER.value,
-            text_field=TEXT_FIELD.value,
-            processes=PROCESSES.value or available_cores(),
+            options.files or [],
+            Path(options.output),
+            heldout_files=options.heldout_files,
+            tfds=options.tfds,
+            seq_len=options.seq_len,
+            vocab_size=options.vocab_size,
+            tokenizer=options.tokenizer,
+            text_field=options.text_field,
+            processes=options.processes or available_cores(),
         )
     except (DataError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command goes on from here")
     print(data.describe())
     print(f"prepared in {duration(time.monotonic() - start)}")
 
 
+def _define_flags() -> None:
+    """Not on import: entry points have flags of the same names, and may be imported side by side."""
+    flags.DEFINE_multi_string(
+        "files", None, "Text files: a glob pattern, in which ** matches any folders. May be given several times."
+    )
+    flags.DEFINE_multi_string(
+        "heldout_files", None, "Files to evaluate on, like --files. Without it about 2% of the documents are held out."
+    )
+    flags.DEFINE_string(
+        "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
+    )
+    flags.DEFINE_string("output", None, "Directory to write, for --config.data.path.", required=True)
+    flags.DEFINE_integer("vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE}).")
+    flags.DEFINE_string(
+        "tokenizer", None, "A tokenizer.json, or Llama 3's tokenizer.model, to use instead of training one."
+    )
+    flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
+    flags.DEFINE_string("text_field", "text", "Field of a JSON line that holds its text.")
+    flags.DEFINE_integer(
+        "processes", None, "Processes to use at most (default: as many as there are cores).", lower_bound=1
+    )
+
+
 if __name__ == "__main__":
-    flags.mark_flag_as_required("output")
+    _define_flags()
     app.run(main)

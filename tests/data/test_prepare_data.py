@@ -37,12 +37,19 @@ def test_files_of_several_kinds_are_prepared_together(files, tmp_path):
     assert data.vocab_size == 300
 
 
+def test_command_line(files, tmp_path):
+    flags = ["--vocab_size=300", "--seq_len=16", "--processes=1"]
+    result = run(f"--files={files}/**/*.txt", f"--output={tmp_path}/out", *flags)
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"{tmp_path}/out: 30 documents")
+    assert "tokenising: done" in result.stderr
+
+
 def test_bad_input_is_one_line_without_a_traceback(tmp_path):
     result = run(f"--files={tmp_path}/*.txt", f"--output={tmp_path}/out")
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
     assert "matches no file" in result.stderr
 
 
