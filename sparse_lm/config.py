@@ -308,9 +308,9 @@ def _mesh_rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
     m, s, fsdp, tensor = c.model, c.sparsity, c.mesh.fsdp, c.mesh.tensor
 
     def divides(axis: str, count: int, key: str, multiple: int = 1):
-        times = f" times {multiple}" if multiple > 1 else ""
+        times = f"times {multiple} " if multiple > 1 else ""
         value = dict(heads=m.heads, kv_heads=m.kv_heads, ffn_dim=m.ffn_dim, dim=m.dim, vocab_size=m.vocab_size)[key]
-        return f"mesh.{axis}", count, value % (count * multiple) == 0, f"{times} must divide model.{key} = {value}"
+        return f"mesh.{axis}", count, value % (count * multiple) == 0, f"{times}must divide model.{key} = {value}"
 
     yield divides("tensor", tensor, "heads")
     yield divides("tensor", tensor, "kv_heads")

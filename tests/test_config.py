@@ -90,6 +90,7 @@ def test_bad_value_is_refused_by_name(changes, key, words):
     assert message.startswith(f"config.{key} = ")
     assert words in message
     assert "\n" not in message
+    assert "  " not in message
 
 
 @pytest.mark.parametrize(
