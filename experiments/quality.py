@@ -24,7 +24,9 @@ from absl import app, flags
 
 from experiments.kernel_timing import machine
 from experiments.quality_suites import SUITES, config
+from sparse_lm.files import replacing
 from sparse_lm.training.loop import train
+from sparse_lm.training.metrics import read_metrics
 
 SUITE = flags.DEFINE_enum("suite", None, list(SUITES), "Set of runs.", required=True)
 RUNS = flags.DEFINE_list("runs", [], "Names of runs; all of the suite by default (';' stands for a comma).")
@@ -39,7 +41,7 @@ LAST_STEPS = 100  # the training loss is averaged over this many
 
 def read_run(workdir: pathlib.Path) -> dict:
     """Losses and sparsity of a finished run, from its metrics."""
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    lines = list(read_metrics(workdir))
     last = [line["loss"] for line in lines if line["step"] > lines[-1]["step"] - LAST_STEPS]
     sparse = [line for line in lines if line["phase"] == "sparse"]
     return dict(
@@ -73,9 +75,8 @@ def add_row(output: pathlib.Path, row: dict) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         rows = [*read_rows(output), row]
         tables = dict(suite=SUITE.value, base=SUITES[SUITE.value][0], runs=rows)
-        complete = output.with_suffix(".part")
-        complete.write_text(json.dumps({**machine(), **tables}) + "\n")
-        complete.replace(output)
+        with replacing(output) as partial:
+            partial.write_text(json.dumps({**machine(), **tables}) + "\n")
 
 
 def main(_) -> None:

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus, TextFiles
 from sparse_lm.data.holdout import Split
-from sparse_lm.data.tasks import Report, replacing
+from sparse_lm.data.tasks import Report
 from sparse_lm.data.workspace import Workspace
+from sparse_lm.files import replacing
 
 FIELD = "text"
 

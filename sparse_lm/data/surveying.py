@@ -10,8 +10,9 @@ from typing import Any
 
 from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.holdout import Survey, measure
-from sparse_lm.data.tasks import Report, replacing, save_json
+from sparse_lm.data.tasks import Report, save_json
 from sparse_lm.data.workspace import Workspace
+from sparse_lm.files import replacing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,19 +6,19 @@ of the same tasks reads that file instead of doing the work again.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
 from sparse_lm.data.errors import DataError
+from sparse_lm.files import replacing
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -41,23 +41,6 @@ class Task(Protocol):
         Returns:
           The result, as JSON can hold it.
         """
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` once it is written completely, and on disk.
-
-    Whoever opens `path` finds all of it or nothing, whenever the writer is killed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file)
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def save_json(path: Path, value: dict[str, Any]) -> None:

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.holdout import Split
-from sparse_lm.data.tasks import Report, replacing, save_json
+from sparse_lm.data.tasks import Report, save_json
 from sparse_lm.data.workspace import Workspace
+from sparse_lm.files import replacing
 
 SEGMENT_TOKENS = 8 * 2**20  # after which a task saves what it has, so that a kill loses no more of a large file
 

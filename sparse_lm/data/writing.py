@@ -13,9 +13,10 @@ from array_record.python import array_record_module
 
 from sparse_lm.data import packing
 from sparse_lm.data.packing import Span
-from sparse_lm.data.tasks import Report, replacing
+from sparse_lm.data.tasks import Report
 from sparse_lm.data.tokenising import TokenisedPart
 from sparse_lm.data.workspace import Workspace
+from sparse_lm.files import replacing
 
 DATASET = "packed_text"
 SHARD_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # for TFDS to find the files by

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sparse_lm.files import replacing
 from sparse_lm.training.telemetry import AppendedFile, ScalarEvents
 from sparse_lm.training.wandb_run import WandbRun
 
@@ -90,18 +91,11 @@ def read_metrics(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
 
 
 def _drop_from(path: Path, step: int) -> None:
-    """Rewrites a JSONL file without its lines of `step` and later, and without a last line cut short.
-
-    The new file takes the old one's place in one rename: a kill leaves the one or the other.
-    """
+    """Rewrites a JSONL file without its lines of `step` and later, and without a last line cut short."""
     if not path.exists():
         return
-    rewritten = path.with_suffix(".jsonl.tmp")
-    with path.open(encoding="utf-8") as old, rewritten.open("w", encoding="utf-8") as new:
+    with replacing(path) as partial, path.open(encoding="utf-8") as old, partial.open("w", encoding="utf-8") as new:
         new.writelines(line for line in old if line.endswith("\n") and json.loads(line)["step"] < step)
-        new.flush()
-        os.fsync(new.fileno())
-    rewritten.replace(path)
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from sparse_lm.config import Config
+from sparse_lm.files import replacing
 from sparse_lm.training.metrics import read_metrics
 from sparse_lm.training.provenance import provenance
 from sparse_lm.training.wall_time import WallTime
@@ -98,15 +99,12 @@ class RunSummary:
             self._best = self._evaluation
 
     def write(self) -> None:
-        """Writes the file, in one rename. A full disk leaves the one before, and does not stop the run."""
+        """Writes the file, all of it or nothing. A full disk leaves the one before, and does not stop the run."""
         path = Path(self._workdir, FILE)
-        written = path.with_suffix(".json.tmp")
         try:
-            with written.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(self._contents(), indent=2, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut could leave the new name on an empty file
-            written.replace(path)
+            with replacing(path) as partial:
+                content = json.dumps(self._contents(), indent=2, allow_nan=False)
+                partial.write_text(f"{content}\n", encoding="utf-8")
         except OSError as error:
             _log.error("%s cannot be written: %s", path, error.strerror)
 

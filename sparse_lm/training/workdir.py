@@ -13,6 +13,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import Config, ConfigError, parse, to_dict
+from sparse_lm.files import replacing
 
 _logger = logging.getLogger(__name__)
 
@@ -62,11 +63,9 @@ def make_workdir(workdir: str | os.PathLike) -> Path:
 
 
 def save_config(workdir: str | os.PathLike, config: Config) -> None:
-    """Writes config.json, in one rename."""
-    path = Path(workdir, "config.json")
-    written = path.with_suffix(".json.tmp")
-    written.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
-    written.replace(path)
+    """Writes config.json, all of it or nothing."""
+    with replacing(Path(workdir, "config.json")) as partial:
+        partial.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def load_config(workdir: str | os.PathLike) -> Config:

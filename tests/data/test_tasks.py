@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.tasks import Workers, replacing
+from sparse_lm.data.tasks import Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +51,3 @@ def test_results_on_disk_are_not_worked_out_again(tmp_path):
     assert [result["square"] for result in results] == [4, "known", 16]
     assert reports == [{"saved": {"square": "known"}}, {"numbers": 1}, {"numbers": 1}]
     assert json.loads((tmp_path / "4.json").read_text())["square"] == 16
-
-
-def test_a_file_is_replaced_when_it_is_complete(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(DataError), replacing(path) as partial:
-        partial.write_text("new")
-        raise DataError
-    assert [file.name for file in tmp_path.iterdir()] == ["file"]
-    with replacing(path) as partial:
-        partial.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"

@@ -105,12 +105,12 @@ def test_resume_replaces_the_file_in_one_rename(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("pathlib.Path.replace", killed)
+        patch.setattr("pathlib.Path.rename", killed)
         MetricsWriter(tmp_path, resume_step=2)
     assert len(lines(tmp_path)) == 4
     MetricsWriter(tmp_path, resume_step=2).close()
     assert [line["step"] for line in lines(tmp_path)] == [0, 1]
-    assert not list(tmp_path.glob("*.tmp"))
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
 
 
 def test_to_json_is_one_strict_line():
