@@ -1,11 +1,12 @@
 """The dense training step of `bench_step` in PyTorch: what a practitioner would run instead.
 
-    python -m experiments.bench_step_torch --config=configs/llama1b.py --output=torch.json
+    python -m experiments.bench_step_torch --config=configs/llama1b.py \
+        --output=experiments/results/step_torch_h200.json
 
 The same model (squared ReLU, RMSNorm, rotary positions, untied unembedding), float32 master weights
 under bfloat16 autocast, flash attention through `scaled_dot_product_attention`, a loss whose logits
 exist a chunk at a time and are computed once, gradients clipped by global norm, fused AdamW, all of
-the forward and backward under `torch.compile`.
+the forward and backward under `torch.compile`. The output holds a row a model: this one is added.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ config_flags.DEFINE_config_file("config", "configs/llama1b.py")
 STEPS = flags.DEFINE_integer("steps", 30, "Timed steps.")
 WARMUP = flags.DEFINE_integer("warmup", 5, "Steps before, the first of which compiles.")
 MODE = flags.DEFINE_string("mode", "default", "Of torch.compile.")
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write, or to add a row to.", required=True)
 
 
 class Layer(nn.Module):
@@ -177,7 +178,9 @@ def main(_) -> None:
         peak_gib=torch.cuda.max_memory_allocated() / 2**30,
         loss=losses[-1].item(),
     )
-    pathlib.Path(OUTPUT.value).write_text(json.dumps(row, indent=1) + "\n")
+    output = pathlib.Path(OUTPUT.value)
+    rows = json.loads(output.read_text()) if output.exists() else []
+    output.write_text(json.dumps([*rows, row], indent=1) + "\n")
     print(
         f"torch {row['step_ms']:.1f} ms, {row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}, "
         f"{row['peak_gib']:.1f} GiB, loss {row['loss']:.3f}"
