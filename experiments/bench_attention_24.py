@@ -18,7 +18,8 @@ from absl import app, flags
 from jax import Array
 
 from experiments.attention_projections import dense_products, predicted_ms, products_24, saved_share
-from experiments.kernel_timing import median_ms, random_matrix, write_results
+from experiments.kernel_timing import median_ms, random_matrix
+from experiments.result_files import write_results
 from sparse_lm import ops
 from sparse_lm.ops.formats import Sparse24
 

@@ -128,8 +128,7 @@ def cpu_model() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main(_: list[str]) -> None:
     cores = sorted(os.sched_getaffinity(0))[: CORES.value]
     os.sched_setaffinity(0, cores)
     corpus_lib.PART_BYTES = 1  # a part for every file, as with files of a published corpus

@@ -23,7 +23,8 @@ from absl import app, flags
 from jax import Array
 from jax.experimental.mosaic.gpu import profiler
 
-from experiments.kernel_timing import random_matrix, write_results
+from experiments.kernel_timing import random_matrix
+from experiments.result_files import write_results
 from sparse_lm import ops
 from sparse_lm.ops import backends, routing
 from sparse_lm.ops.ffn import feed_forward

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,8 +33,8 @@ from experiments.bench_step import (
     compiled_variants,
     random_start,
 )
-from experiments.kernel_timing import write_results
-from experiments.step_timing import time_steps
+from experiments.result_files import write_results
+from experiments.step_timing import step_times, time_steps
 
 _DEFAULT_COMMANDS = "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION"
 SETTINGS: dict[str, dict[str, str]] = {
@@ -75,7 +74,7 @@ def main(_: Sequence[str]) -> None:
 
     table: dict[str, Any] = {}
     for variant in variants:
-        by_setting = {setting: summarise(seconds[variant.name, setting]) for setting in steps[variant.name]}
+        by_setting = {setting: step_times(seconds[variant.name, setting]) for setting in steps[variant.name]}
         state = variant.enter(state, batches[0])
         state, kernels = launched(steps[variant.name]["no graphs"], state, batches)
         table[variant.name] = dict(kernels=kernels, settings=by_setting)
@@ -92,22 +91,10 @@ def main(_: Sequence[str]) -> None:
     _print(table)
 
 
-def summarise(seconds: list[float]) -> dict[str, Any]:
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return dict(step_ms=1e3 * median, step_ms_quartiles=(1e3 * low, 1e3 * high), timed_steps=len(seconds))
-
-
 def launched(step: jax.stages.Compiled, state: Any, batches: Sequence[jax.Array]) -> tuple[Any, dict[str, float]]:
     """Kernels and copies of a step: how many, and their milliseconds, summed though some may overlap."""
-
-    def run() -> None:
-        nonlocal state
-        for number in range(TRACED.value):
-            state, metrics = step(state, batches[number % len(batches)])
-        jax.block_until_ready(metrics)
-
-    kernels = step_parts.trace(run)
-    return state, dict(count=len(kernels) / TRACED.value, total_ms=sum(k.ms for k in kernels) / TRACED.value)
+    state, kernels = step_parts.trace_steps(step, state, batches, TRACED.value)
+    return state, dict(count=len(kernels) / TRACED.value, total_ms=sum(kernel.ms for kernel in kernels) / TRACED.value)
 
 
 def _print(table: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ import functools
 from absl import app, flags
 
 from experiments.kernel_shapes import GROUPED, Grouped
-from experiments.kernel_timing import listed_runs, median_ms, random_24, random_matrix, write_results
+from experiments.kernel_timing import listed_runs, median_ms, random_24, random_matrix
+from experiments.result_files import write_results
 from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import SparseVenom
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from experiments.kernel_shapes import SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
-from experiments.kernel_timing import median_ms, random_24, random_matrix, random_venom, write_results
+from experiments.kernel_timing import median_ms, random_24, random_matrix, random_venom
+from experiments.result_files import write_results
 from sparse_lm.ops import hopper
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from absl import app, flags
 from jax import Array
 
-from experiments.kernel_timing import median_ms, random_matrix, write_results
+from experiments.kernel_timing import median_ms, random_matrix
+from experiments.result_files import write_results
 from sparse_lm.ops import hopper, reference, transposable_mask
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,8 +31,9 @@ from jax import Array
 from ml_collections import config_flags
 
 from experiments import step_parts
-from experiments.kernel_timing import write_results
-from experiments.step_timing import time_steps
+from experiments.compiled_memory import peak_gib
+from experiments.result_files import write_results
+from experiments.step_timing import step_times, time_steps
 from sparse_lm.config import Config, parse
 from sparse_lm.ops.plan import DENSE
 from sparse_lm.training import flops
@@ -99,12 +99,6 @@ class Variant:
     def _own(self, state: TrainState) -> TrainState:
         return dataclasses.replace(state, variables=self._variables())
 
-    def memory_gib(self) -> float:
-        """What the compiled step holds at its peak, state and batch included."""
-        use = self.step.memory_analysis()
-        held = use.argument_size_in_bytes + use.output_size_in_bytes + use.temp_size_in_bytes - use.alias_size_in_bytes
-        return held / 2**30
-
 
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 """Each kernel is launched for itself."""
@@ -151,34 +145,25 @@ def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
 def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
     """Milliseconds a step by part of the model, summed over kernels that may overlap."""
     step = variant.step_without_graphs
-
-    def run() -> None:
-        nonlocal state
-        for number in range(TRACED.value):
-            state, metrics = step(state, batches[number])
-        jax.block_until_ready(metrics)
-
     state, _ = step(state, batches[0])
     jax.block_until_ready(state)
-    kernels = [kernel._replace(ms=kernel.ms / TRACED.value) for kernel in step_parts.trace(run)]
+    state, kernels = step_parts.trace_steps(step, state, batches, TRACED.value)
+    kernels = [kernel._replace(ms=kernel.ms / TRACED.value) for kernel in kernels]
     return state, dict(ms_by_part=step_parts.by_part(kernels, step.as_text()))
 
 
 def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
     config, kind = variant.config, jax.devices()[0].device_kind
-    median = statistics.median(seconds)
-    low, _, high = statistics.quantiles(seconds, n=4)
-    speed = config.tokens_per_step / median
+    times = step_times(seconds)
+    speed = 1e3 * config.tokens_per_step / times["step_ms"]
     speed_of_device = speed / config.mesh.devices
     work = variant.trainer.plan.relative_work()
     return dict(
-        step_ms=1e3 * median,
-        step_ms_quartiles=(1e3 * low, 1e3 * high),
-        timed_steps=len(seconds),
+        **times,
         tokens_per_second=speed,
         mfu=flops.mfu(config, speed_of_device, kind),
         executed_utilisation=flops.executed_utilisation(config, work, speed_of_device, kind),
-        memory_gib=variant.memory_gib(),
+        memory_gib=peak_gib(variant.step),
         compile_seconds=variant.compile_seconds,
         sparsity=RECIPES[variant.name],
     )

@@ -25,7 +25,8 @@ from absl import app, flags
 
 from experiments.dense_gluon import dense_matmul
 from experiments.kernel_shapes import GROUPED, SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
-from experiments.kernel_timing import listed_runs, median_ms, random_24, random_matrix, random_venom, write_results
+from experiments.kernel_timing import listed_runs, median_ms, random_24, random_matrix, random_venom
+from experiments.result_files import write_results
 from sparse_lm.ops import triton
 from sparse_lm.ops.triton import device, tuning
 from sparse_lm.ops.triton.matmul_24 import CANDIDATES as CANDIDATES_24

@@ -31,8 +31,9 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import config_flags
 
+from experiments.compiled_memory import peak_gib
 from experiments.hlo_collectives import Collective, collectives
-from experiments.kernel_timing import machine
+from experiments.result_files import write_results
 from sparse_lm.config import parse
 from sparse_lm.ops import backends
 from sparse_lm.training.step import make_trainer
@@ -64,8 +65,7 @@ def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
     gib = dict(
         state_and_batch=use.argument_size_in_bytes / 2**30,
         temporaries=use.temp_size_in_bytes / 2**30,
-        peak=(use.argument_size_in_bytes + use.output_size_in_bytes + use.temp_size_in_bytes - use.alias_size_in_bytes)
-        / 2**30,
+        peak=peak_gib(compiled),
     )
     return dict(gib_of_a_device=gib, collectives=by_kind(collectives(compiled.as_text())))
 
@@ -81,7 +81,6 @@ def main(_: Sequence[str]) -> None:
         phases = {phase: report(phase, topology.devices) for phase in ("dense", "sparse")}
     config = parse(flags.FLAGS.config)
     results = {
-        **machine(),
         "device": f"{topology.devices[0].device_kind}, mock topology: compiled only, nothing ran",
         "gpus": len(topology.devices),
         "mesh": dataclasses.asdict(config.mesh),
@@ -91,7 +90,7 @@ def main(_: Sequence[str]) -> None:
         "sparsity": dataclasses.asdict(config.sparsity),
         "phases": phases,
     }
-    Path(OUTPUT.value).write_text(json.dumps(results, indent=1) + "\n")
+    write_results(OUTPUT.value, results)
     print(json.dumps(phases, indent=1))
 
 

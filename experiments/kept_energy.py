@@ -21,7 +21,7 @@ from absl import app, flags
 from flax import nnx
 from jax import Array
 
-from experiments.kernel_timing import write_results
+from experiments.result_files import write_results
 from sparse_lm import ops
 from sparse_lm.config import Config
 from sparse_lm.data.opening import open_data

@@ -24,7 +24,7 @@ import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
-from experiments.kernel_timing import write_results
+from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches

@@ -1,10 +1,7 @@
-"""What the kernel benchmarks share: kernel times, the machine they were taken on, random operands."""
+"""What the kernel benchmarks share: kernel times, and random operands."""
 
 from __future__ import annotations
 
-import datetime
-import json
-import pathlib
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -29,21 +26,6 @@ def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
     return statistics.median(times)
 
 
-def machine() -> dict[str, str]:
-    """What results were taken on, and when."""
-    return dict(
-        device=jax.devices()[0].device_kind,
-        date=datetime.date.today().isoformat(),
-        jax=jax.__version__,
-        platform_version=jax.devices()[0].client.platform_version.split("\n")[0],
-    )
-
-
-def write_results(path: str, tables: dict[str, Any]) -> None:
-    """JSON of the tables and of the machine."""
-    pathlib.Path(path).write_text(json.dumps({**machine(), **tables}, indent=1) + "\n")
-
-
 def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:
     return jax.jit(lambda: jax.random.normal(jax.random.key(seed), (rows, columns), dtype))()
 
@@ -63,15 +45,20 @@ def random_24(m: int, k: int, seed: int) -> Sparse24:
 
 def random_venom(rows: int, k: int, v: int, m: int, seed: int) -> SparseVenom:
     """Random values at random columns and positions; whole tiles."""
+    condensed = random_24(rows, 4 * k // m, seed)
+    return SparseVenom(condensed.values, condensed.metadata, random_columns(rows, k, v, m, seed + 1), (rows, k), v, m)
+
+
+def random_columns(rows: int, k: int, v: int, m: int, seed: int) -> Array:
+    """int32 [rows / v, 4 k / m]: four of each m columns for each v rows."""
 
     def draw():
         groups = k // m
-        order = jnp.argsort(jax.random.uniform(jax.random.key(seed + 1), (rows // v, groups, m)), axis=-1)
+        order = jnp.argsort(jax.random.uniform(jax.random.key(seed), (rows // v, groups, m)), axis=-1)
         columns = jnp.sort(order[..., :4], axis=-1) + m * jnp.arange(groups)[:, None]
         return columns.reshape(rows // v, 4 * groups).astype(jnp.int32)
 
-    condensed = random_24(rows, 4 * k // m, seed)
-    return SparseVenom(condensed.values, condensed.metadata, jax.jit(draw)(), (rows, k), v, m)
+    return jax.jit(draw)()
 
 
 def listed_runs(shape: Grouped, seed: int) -> Array:

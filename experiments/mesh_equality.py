@@ -21,15 +21,13 @@ os.environ["XLA_FLAGS"] = (
     "--xla_llvm_disable_expensive_passes=true"
 )
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
 from absl import app, flags
 
-from experiments.kernel_timing import machine
+from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.config import Config
 from sparse_lm.training.flip import make_transitions, needs_refresh
@@ -111,8 +109,7 @@ def main(_: Sequence[str]) -> None:
             row["first_sparse_step"] = float(difference[START])
             table.setdefault(recipe, {})["x".join(map(str, mesh))] = row
             print(recipe, mesh, row, flush=True)
-            results = {**machine(), "steps": STEPS, "sparse": (START, END), "relative_difference_of_losses": table}
-            Path(OUTPUT.value).write_text(json.dumps(results, indent=1) + "\n")
+            write_results(OUTPUT.value, dict(steps=STEPS, sparse=(START, END), relative_difference_of_losses=table))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import time
 
 from absl import app, flags
 
-from experiments.kernel_timing import machine
 from experiments.quality_suites import SUITES, config
+from experiments.result_files import machine
 from sparse_lm.files import replacing
 from sparse_lm.training.loop import train
 from sparse_lm.training.metrics import read_metrics

@@ -10,8 +10,8 @@ import collections
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -64,6 +64,21 @@ def trace(run: Callable[[], None]) -> list[Kernel]:
         if line.name.startswith("Stream")
         for event in line.events
     ]
+
+
+def trace_steps(
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: Sequence[Any], count: int
+) -> tuple[Any, list[Kernel]]:
+    """The state after `count` steps, and the kernels that all of them launched."""
+
+    def run() -> None:
+        nonlocal state
+        for number in range(count):
+            state, metrics = step(state, batches[number % len(batches)])
+        jax.block_until_ready(metrics)
+
+    kernels = trace(run)
+    return state, kernels
 
 
 def by_part(kernels: Iterable[Kernel], hlo: str, least: float = 0.02) -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,3 +39,9 @@ def time_steps(
     if not np.isfinite(loss):
         raise RuntimeError(f"the loss is {loss}")
     return state, np.diff(arrivals)[warmup:].tolist()
+
+
+def step_times(seconds: Sequence[float]) -> dict[str, Any]:
+    """What results say of the times of steps: median and quartiles in milliseconds, and how many were timed."""
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return dict(step_ms=1e3 * median, step_ms_quartiles=(1e3 * low, 1e3 * high), timed_steps=len(seconds))

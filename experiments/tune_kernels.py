@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import app, flags
 from jax import Array
 
 from experiments.kernel_shapes import FFN_SHAPES, SHAPES_24, UNTUNED_FFN_SHAPES
-from experiments.kernel_timing import median_ms, random_24, random_matrix, write_results
+from experiments.kernel_timing import median_ms, random_24, random_columns, random_matrix
+from experiments.result_files import write_results
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper import matmul_24, matmul_venom, tuning
 from sparse_lm.ops.hopper.matmul_24 import Config as Config24
@@ -73,13 +72,14 @@ def case_24(m: int, n: int, k: int) -> Case:
 
 def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
     condensed = sparse(t, 4 * f // m)
-    a = SparseVenom(condensed.values, condensed.metadata, columns(t, f, v, m), (t, f), v, m)
+    columns = random_columns(t, f, v, m, seed=2)
+    a = SparseVenom(condensed.values, condensed.metadata, columns, (t, f), v, m)
     candidates, heuristic = CANDIDATES_VENOM[v], heuristic_venom(t, d, 4 * f // m, v)
     return Case("matmul_venom", (t, d, f, v, m), matmul_venom, (a, dense(f, d)), candidates, heuristic)
 
 
 def case_rows(t: int, f: int, d: int, v: int, m: int) -> Case:
-    operands = sparse(f, d), dense(t, d), columns(t, f, v, m)
+    operands = sparse(f, d), dense(t, d), random_columns(t, f, v, m, seed=2)
     product = functools.partial(sampled_rows_24, v=v)
     return Case("sampled_rows_24", (t, 4 * f // m, d, v), product, operands, CANDIDATES_ROWS, heuristic_rows(v))
 
@@ -113,14 +113,6 @@ def sparse(rows: int, width: int) -> Sparse24:
     whole = _random_24()
     metadata = whole.metadata[: rows // 64, : width // 64]
     return Sparse24(whole.values[:rows, : width // 2], metadata, (rows, width))
-
-
-def columns(rows: int, width: int, v: int, m: int) -> Array:
-    """Four of each m columns for each v rows."""
-    rng = np.random.default_rng(2)
-    members = np.argsort(rng.random((rows // v, width // m, m)), axis=-1)[..., :4]
-    chosen = np.sort(members) + m * np.arange(width // m)[:, None]
-    return jnp.asarray(chosen.reshape(rows // v, -1), jnp.int32)
 
 
 def tune() -> None:
