@@ -2,13 +2,13 @@
 
 import os
 import tempfile
+from importlib.metadata import version
 
 # Most of the suite's time is XLA compiling small functions that run once. Tests of meshes take eight devices.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    " --xla_force_host_platform_device_count=8",
-)
+_COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if version("jaxlib").startswith("0.10."):  # as of 0.11 there is no older code generator, which compiled twice as fast
+    _COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", f"{_COMPILE_FAST} --xla_force_host_platform_device_count=8")
 
 # Processes that tests start, and tests of the same small model, compile the same functions again.
 _COMPILED = tempfile.TemporaryDirectory()
