@@ -35,7 +35,7 @@ from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.interop.harness.text_model import TextModel
 from sparse_lm.model import llama
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.metrics import to_json

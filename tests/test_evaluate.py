@@ -17,7 +17,7 @@ from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.model import llama
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.training.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.evaluation import make_evaluation

@@ -10,6 +10,7 @@ computation where it reads them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -180,6 +181,14 @@ def graphdef(config: ModelConfig) -> nnx.GraphDef:
 def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
     """The model with these parameters."""
     return nnx.merge(graphdef, params)
+
+
+def is_norm_scale(path: Sequence[jax.tree_util.DictKey]) -> bool:
+    """Whether the parameter at `path` scales a norm's result.
+
+    Its name tells, its rank does not: the layers' scales are stacked, [L, D] like a matrix.
+    """
+    return path[-1].key.endswith("norm")
 
 
 @jax.named_call

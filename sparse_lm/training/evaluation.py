@@ -16,7 +16,7 @@ from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.loss import token_losses
 from sparse_lm.ops.collectives import ONE_DEVICE, Axes
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training.sharding import BATCH, Layout
 

@@ -9,7 +9,7 @@ import jax
 import optax
 from jax import Array
 
-from sparse_lm.training.step import Params
+from sparse_lm.model.llama import Params
 
 MATRICES = ("up", "down")
 

@@ -23,12 +23,13 @@ from jax import Array
 
 from sparse_lm import ops
 from sparse_lm.config import Config
+from sparse_lm.model.llama import Params
 from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.ops.plan import GemmPlan
 from sparse_lm.training import clustering, spikes
 from sparse_lm.training.ffn_state import MATRICES, map_adam, map_ffn, with_ffn
 from sparse_lm.training.sharding import Layout
-from sparse_lm.training.step import Metrics, Params, TrainState
+from sparse_lm.training.step import Metrics, TrainState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 from jax import Array
 
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.ffn_weights import FfnVariables
 
 
 def masked_decay() -> optax.GradientTransformationExtraArgs:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from sparse_lm.config import Config
+from sparse_lm.model import llama
 from sparse_lm.training.schedule import learning_rate
 
 
@@ -24,25 +25,20 @@ def make_optimizer(
         decay of 2404.01847). Keyword arguments of `update` reach it.
 
     Returns:
-      A transformation whose `update` needs the parameters.
+      A transformation whose `update` needs the parameters, and ignores keyword arguments that `after_clip`
+      does not read.
     """
     options = config.optimizer
-    return optax.chain(
+    chain = optax.chain(
         optax.clip_by_global_norm(options.clip_norm),
         after_clip or optax.identity(),
         optax.scale_by_adam(options.beta1, options.beta2, options.epsilon, mu_dtype=jnp.float32),
         optax.add_decayed_weights(options.weight_decay, mask=decay_mask),
         optax.scale_by_learning_rate(learning_rate(config)),
     )
+    return optax.with_extra_args_support(chain)
 
 
 def decay_mask(params: optax.Params) -> optax.Params:
-    """Tree of bool like `params`: False for norm scales, which are told by name.
-
-    Their rank does not tell: the layers' scales are stacked, [layers, dim] like a matrix.
-    """
-    return jax.tree_util.tree_map_with_path(lambda path, _: not any(_is_norm(entry) for entry in path), params)
-
-
-def _is_norm(entry: jax.tree_util.DictKey) -> bool:
-    return entry.key.endswith("norm")
+    """Tree of bool like `params`: False for norm scales."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: not llama.is_norm_scale(path), params)

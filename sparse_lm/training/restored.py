@@ -7,11 +7,11 @@ import os
 import jax
 
 from sparse_lm.config import Config
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.model.llama import Params
+from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.training.checkpoint import restore_params
 from sparse_lm.training.flip import dense_params, fix_scales
 from sparse_lm.training.recipe import sparse_plan
-from sparse_lm.training.step import Params
 from sparse_lm.training.validity import check_variables
 from sparse_lm.training.workdir import WorkdirError, meaning
 

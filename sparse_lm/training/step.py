@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm.config import Config
 from sparse_lm.model import llama
+from sparse_lm.model.llama import Params
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.ops import collectives
 from sparse_lm.ops.collectives import ONE_DEVICE, Axes
@@ -31,7 +32,6 @@ from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.sharding import BATCH, Layout, make_mesh
 
-Params = dict[str, Any]
 Metrics = dict[str, Array]
 
 
@@ -92,8 +92,8 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
     """The functions of a run, on all its devices if none are given. Nothing is compiled yet."""
     plan = sparse_plan(config.sparsity)
     graphdef = llama.graphdef(config.model)
-    after_clip = masked_decay() if plan.weights == "transposable" else optax.identity()
-    optimizer = optax.with_extra_args_support(make_optimizer(config, after_clip))
+    after_clip = masked_decay() if plan.weights == "transposable" else None
+    optimizer = make_optimizer(config, after_clip)
     seed = np.uint32(config.seed % 2**32)
     init = functools.partial(_init, config=config, optimizer=optimizer, plan=plan)
     mesh = make_mesh(config, devices)
@@ -277,7 +277,7 @@ def in_compute_dtype(params: Params, dtype: str) -> Params:
     gradient is scattered in float32, the unembedding's is summed over chunks in float32."""
 
     def cast(path: Any, leaf: Array) -> Array:
-        return leaf if path[-1].key.endswith("norm") else leaf.astype(dtype)
+        return leaf if llama.is_norm_scale(path) else leaf.astype(dtype)
 
     return dict(params, layers=jax.tree_util.tree_map_with_path(cast, params["layers"]))
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from sparse_lm.ops.ffn import FfnVariables
+from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.training.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.workdir import WorkdirError
 
