@@ -14,9 +14,11 @@ import numpy as np
 from jax import Array
 
 from sparse_lm.config import Config, ConfigError
+from sparse_lm.data.dataset import Data
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches, train_batches
 from sparse_lm.interop.pretrained import Pretrained
+from sparse_lm.model.llama import Params
 from sparse_lm.ops import backends
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import flops, processes
@@ -24,14 +26,14 @@ from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.decay_search import search_mask_decay
 from sparse_lm.training.determinism import check_determinism
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.flip import Transitions, make_transitions, needs_refresh
+from sparse_lm.training.flip import make_transitions, needs_refresh
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.metrics import MetricsWriter
 from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.sharding import Layout, row_share
-from sparse_lm.training.step import Metrics, Params, Trainer, TrainState, make_trainer
+from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.summary import RunSummary
 from sparse_lm.training.timing import StepTimer
 from sparse_lm.training.validity import check_variables
@@ -126,11 +128,11 @@ class _Run:
 
     def __init__(
         self,
-        config,
-        workdir,
-        reports,
+        config: Config,
+        workdir: str,
+        reports: str,
         trainer: Trainer,
-        data,
+        data: Data,
         checkpoints: Checkpoints,
         interrupt: Interrupt,
         profile: StepProfile,
@@ -140,7 +142,7 @@ class _Run:
         self.config, self.trainer, self.data = config, trainer, data
         self.checkpoints, self.interrupt, self.profile, self.workdir = checkpoints, interrupt, profile, workdir
         self.reports, self.summary, self.wandb = reports, summary, wandb and processes.is_leader()
-        self.transitions: Transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+        self.transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
         self.evaluations = {
             phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan, trainer.layout)
             for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
@@ -150,8 +152,10 @@ class _Run:
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
         self.compiled: set[str] = set()  # phases
+        self.pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet looked at
 
     def go(self, state: TrainState) -> bool:
+        """Trains from `state` on; see `train` for what is returned and raised."""
         config, start = self.config, int(state.step)
         if start >= config.steps:
             print(f"{self.workdir}: this run is finished, {start} steps")
@@ -173,20 +177,15 @@ class _Run:
     def _steps(self, state: TrainState, start: int) -> bool:
         config = self.config
         batches = self._batches(start)
-        pending: tuple[int, Metrics] | None = None  # dispatched, not yet looked at
         for step in range(start, config.steps):
             if self._is_to_stop(step):
-                if pending:
-                    self._settle(*pending, state)
-                    self._report(*pending)
+                self._finish_pending(state)
                 self._stop(state, step)
                 return False
             windows = next(batches)
             profile_turns = self.profile.turns(step)
-            if pending and (config.phase(step) != config.phase(step - 1) or profile_turns):
-                self._settle(*pending, state)  # or it would seem to take as long as the next phase compiles
-                self._report(*pending)
-                pending = None
+            if profile_turns or config.phase(step) != config.phase(step - 1):
+                self._finish_pending(state)  # or it would seem to take as long as the next phase compiles
             if not self._compile(step, state, windows):
                 self._stop(state, step)
                 return False
@@ -197,10 +196,8 @@ class _Run:
             state, edge_metrics = self._edge(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self._step(step, state, windows)
-            if pending:  # by now the device has the next step to work on
-                self._settle(*pending, state)
-                self._report(*pending)
-            pending = step, edge_metrics | metrics
+            self._finish_pending(state)  # by now the device has the next step to work on
+            self.pending = step, edge_metrics | metrics
 
             done = step + 1
             last = done == config.steps
@@ -210,10 +207,7 @@ class _Run:
                 continue
             if last and config.phase(step) == "sparse":
                 state = self.transitions.leave_sparse(state)
-            self._settle(*pending, state)
-            results = self._evaluate(state, step) if evaluates else None
-            self._report(*pending, results)
-            pending = None
+            results = self._finish_pending(state, evaluates=evaluates)
             if saves:
                 self._save(state, done, results)
             self.timer.skip()
@@ -307,6 +301,16 @@ class _Run:
         self.summary.write()  # first, so that no checkpoint is ahead of it
         self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
         self.summary.spent_on("checkpoint")
+
+    def _finish_pending(self, state: TrainState, *, evaluates: bool = False) -> dict[str, float] | None:
+        """Waits for the dispatched step, if there is one, and reports it; on request with an evaluation, returned."""
+        if self.pending is None:
+            return None
+        (step, metrics), self.pending = self.pending, None
+        self._settle(step, metrics, state)
+        results = self._evaluate(state, step) if evaluates else None
+        self._report(step, metrics, results)
+        return results
 
     def _settle(self, step: int, metrics: Metrics, state: TrainState) -> None:
         """Waits for a step, and stops the run if too many have been bad."""
