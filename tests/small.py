@@ -1,8 +1,13 @@
 """A model and a run small enough to train many times in a test."""
 
+import functools
+
+import jax
 import numpy as np
 
 from sparse_lm import config as config_lib
+from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.step import make_trainer
 
 RECIPES = {
     "dense": {"recipe": "dense"},
@@ -37,6 +42,24 @@ def config_dict(recipe="dense", **changes):
 
 def config(recipe="dense", **changes):
     return config_lib.parse(config_dict(recipe, **changes))
+
+
+@functools.cache
+def compiled(config):
+    """Trainer and transitions of a configuration: what is compiled once is shared by all tests of a process."""
+    trainer = make_trainer(config)
+    return trainer, make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+
+
+@functools.cache
+def _entered(config):
+    trainer, transitions = compiled(config)
+    return jax.device_get(transitions.enter_sparse(trainer.init(), windows(config)))
+
+
+def entered(config):
+    """The state of a new run that enters its sparse phase at once; its own copy, to donate."""
+    return jax.device_put(_entered(config))
 
 
 def windows(config, step=0):

@@ -17,8 +17,6 @@ import pytest
 from sparse_lm.model import llama
 from sparse_lm.ops import ffn, ffn_weights
 from sparse_lm.ops.plan import DENSE, RECIPES
-from sparse_lm.training.flip import make_transitions
-from sparse_lm.training.step import make_trainer
 from tests import small
 
 PERTURBED = 20  # the first position that changes, of 32
@@ -27,11 +25,9 @@ PERTURBED = 20  # the first position that changes, of 32
 def outputs_of_two(recipe, plan_of):
     """Hidden states of a batch and of the same batch with all tokens from PERTURBED on replaced."""
     config = small.config(recipe, batch_size=3, **{"sparsity.v": 32})
-    trainer = make_trainer(config)
-    state = trainer.init()
+    trainer, _ = small.compiled(config)
+    state = trainer.init() if recipe == "dense" else small.entered(config)
     tokens = small.windows(config)
-    if recipe != "dense":
-        state = make_transitions(config, trainer.plan, trainer.graphdef).enter_sparse(state, tokens)
     inputs = tokens[:, :-1]
     changed = inputs.copy()
     changed[:, PERTURBED:] = (inputs[:, PERTURBED:] + 1) % config.model.vocab_size

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm.training.flip import make_transitions
-from sparse_lm.training.step import forward_loss, make_trainer
+from sparse_lm.training.step import forward_loss
 from tests import small
 
 
@@ -15,10 +14,7 @@ from tests import small
 def entered():
     """A run at the first step of its sparse phase: configuration, trainer, transitions, state and batch."""
     config = small.config("cluster_sets", **{"sparsity.centres": "tokens"})
-    trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
-    windows = small.windows(config)
-    return config, trainer, transitions, jax.device_get(transitions.enter_sparse(trainer.init(), windows)), windows
+    return config, *small.compiled(config), jax.device_get(small.entered(config)), small.windows(config)
 
 
 def nearness(config, trainer, state, windows, centroids):

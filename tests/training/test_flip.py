@@ -10,26 +10,25 @@ import optax
 import pytest
 
 from sparse_lm.ops.plan import DENSE
-from sparse_lm.training.flip import dense_params, fix_scales, make_transitions
-from sparse_lm.training.step import forward_loss, make_trainer
+from sparse_lm.training.flip import dense_params, fix_scales
+from sparse_lm.training.step import forward_loss
 from tests import small
 
 
 @functools.cache
-def compiled(recipe, **changes):
-    """What runs of one kind share: compiled functions, and the state after a few dense steps, on the host."""
-    config = small.config(recipe, **changes)
-    trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+def after_dense_steps(config):
+    """The state after a few dense steps, on the host."""
+    trainer, _ = small.compiled(config)
     state = trainer.init()
     for step in range(3):
         state, _ = trainer.dense_step(state, small.windows(config, step))
-    return config, trainer, transitions, jax.device_get(state)
+    return jax.device_get(state)
 
 
 @functools.cache
 def compiled_loss(recipe, plan):
-    config, trainer, _, _ = compiled(recipe)
+    config = small.config(recipe)
+    trainer, _ = small.compiled(config)
     return jax.jit(
         lambda state, windows: forward_loss(
             state.params, state.variables, windows, jax.random.key(0),
@@ -43,8 +42,9 @@ class Run:
 
     def __init__(self, recipe, **changes):
         self.recipe = recipe
-        self.config, self.trainer, self.transitions, state = compiled(recipe, **changes)
-        self.state = jax.device_put(state)
+        self.config = small.config(recipe, **changes)
+        self.trainer, self.transitions = small.compiled(self.config)
+        self.state = jax.device_put(after_dense_steps(self.config))
         self.windows = small.windows(self.config, 100)
 
     def loss(self, plan):

@@ -11,7 +11,6 @@ from sparse_lm.model import llama
 from sparse_lm.training.checkpoint import Checkpoints, open_params
 from sparse_lm.training.layerwise import LayerwiseParams
 from sparse_lm.training.restored import restore_for_dense
-from sparse_lm.training.step import make_trainer
 from sparse_lm.training.workdir import WorkdirError, save_config
 from tests import small
 
@@ -20,7 +19,8 @@ from tests import small
 def test_same_parameters_as_when_read_whole(recipe, step, tmp_path):
     """In the sparse phase (step 6), those that its forward uses."""
     config = small.config(recipe)
-    state = make_trainer(config).init()
+    trainer, _ = small.compiled(config)
+    state = trainer.init()
     masks = jax.vmap(ops.transposable_mask)(
         jax.random.normal(jax.random.key(1), state.params["layers"]["ffn"]["up"].shape)
     )

@@ -7,25 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import make_trainer
 from tests import small
-
-
-def enter_sparse(config, trainer, state):
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
-    return transitions.enter_sparse(state, small.windows(config))
 
 
 @pytest.mark.parametrize("recipe", ["venom", "fst"])
 def test_both_steps_share_donated_state_and_compile_once(recipe):
     config = small.config(recipe)
-    trainer = make_trainer(config)
+    trainer = make_trainer(config)  # not shared: its compilations are counted
+    _, transitions = small.compiled(config)
     state = trainer.init()
     losses = []
     for step in range(config.steps):
         if config.phase(step) == "sparse" and config.phase(step - 1) == "dense":
-            state = enter_sparse(config, trainer, state)
+            state = transitions.enter_sparse(state, small.windows(config))
         before = state
         state, metrics = trainer.step(config.phase(step))(state, small.windows(config, step))
         losses.append(float(metrics["loss"]))
@@ -46,7 +41,7 @@ def poison(state, token):
 
 def test_bad_step_is_skipped_and_counted():
     config = small.config("dense")
-    trainer = make_trainer(config)
+    trainer, _ = small.compiled(config)
     token = config.model.vocab_size - 1
     good = np.minimum(small.windows(config), token - 1)
     bad = np.where(np.arange(good.shape[1]) == 5, token, good)
@@ -71,10 +66,8 @@ def test_bad_step_is_skipped_and_counted():
 @pytest.mark.parametrize("recipe", small.RECIPES)
 def test_sparse_step_reports_activation_statistics(recipe):
     config = small.config(recipe)
-    trainer = make_trainer(config)
-    state = trainer.init()
-    if recipe != "dense":
-        state = enter_sparse(config, trainer, state)
+    trainer, _ = small.compiled(config)
+    state = trainer.init() if recipe == "dense" else small.entered(config)
     _, metrics = trainer.sparse_step(state, small.windows(config))
     layers = config.model.layers
     assert metrics["activation_sparsity"].shape == metrics["kept_energy"].shape == (layers,)
@@ -87,8 +80,8 @@ def test_sparse_step_reports_activation_statistics(recipe):
 def test_seed_decides_the_run():
     def losses(seed):
         config = small.config("venom", seed=seed)
-        trainer = make_trainer(config)
-        state = enter_sparse(config, trainer, trainer.init())
+        trainer, transitions = small.compiled(config)
+        state = transitions.enter_sparse(trainer.init(), small.windows(config))
         trace = []
         for step in range(3):
             state, metrics = trainer.sparse_step(state, small.windows(config, step))

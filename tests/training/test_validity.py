@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.training.flip import make_transitions
-from sparse_lm.training.step import make_trainer
 from sparse_lm.training.validity import check_variables
 from tests import small
 
@@ -17,9 +15,7 @@ from tests import small
 def entered(request):
     """Configuration and variables just after the sparse phase has begun."""
     config = small.config(request.param)
-    trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
-    return config, transitions.enter_sparse(trainer.init(), small.windows(config)).variables
+    return config, small.entered(config).variables
 
 
 BEGUN = 5  # `small.config` is sparse from step 4 on
@@ -32,7 +28,8 @@ def test_those_of_a_sparse_phase_are_valid(entered):
 
 def test_those_of_a_new_run_are_valid_until_it_begins(entered):
     config, _ = entered
-    variables = make_trainer(config).init().variables
+    trainer, _ = small.compiled(config)
+    variables = trainer.init().variables
     check_variables(variables, config, BEGUN - 1)
     if variables.columns is not None or variables.mask_up is not None:
         with pytest.raises(ValueError, match="in layer 0"):

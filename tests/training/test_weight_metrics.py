@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from sparse_lm.training.flip import make_transitions
-from sparse_lm.training.step import make_trainer
 from sparse_lm.training.weight_metrics import WeightMetrics
 from tests import small
 
@@ -19,15 +17,13 @@ def two_largest_of_four(weights, axis):
 @pytest.mark.parametrize("recipe", ["venom", "sste"])
 def test_flips_and_kept_energy(recipe):
     config = small.config(recipe)
-    trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
-    windows = small.windows(config)
-    state = transitions.enter_sparse(trainer.init(), windows)
+    trainer, _ = small.compiled(config)
+    state = small.entered(config)
     metrics = WeightMetrics(trainer.plan, None)
 
     before = {name: np.array(w) for name, w in state.params["layers"]["ffn"].items()}
     patterns = metrics.before(state)
-    state, _ = trainer.sparse_step(state, windows)
+    state, _ = trainer.sparse_step(state, small.windows(config))
     after = {name: np.array(w) for name, w in state.params["layers"]["ffn"].items()}
     result = metrics.after(patterns, state)
 
