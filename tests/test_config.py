@@ -11,6 +11,8 @@ from ml_collections import config_flags
 
 from sparse_lm import config as config_lib
 from sparse_lm.config import Config, ConfigError
+from sparse_lm.model import ffn
+from sparse_lm.ops import backends, columns, formats, plan, routing
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
 
@@ -21,6 +23,16 @@ def venom(**changes):
     d.sparsity.start_step, d.sparsity.end_step = 100, 500
     d.update_from_flattened_dict(changes)
     return d
+
+
+def test_names_are_those_that_the_model_and_its_operations_know():
+    """The configuration spells them out, since it is read where JAX is not wanted."""
+    assert tuple(plan.RECIPES) == config_lib.RECIPES
+    assert tuple(ffn.FFNS) == config_lib.ACTIVATIONS
+    assert backends.NAMES == config_lib.IMPLEMENTATIONS
+    assert columns.CHOICES == config_lib.COLUMN_CHOICES
+    assert routing.DISTANCES == config_lib.DISTANCES
+    assert formats.TILE == config_lib.WEIGHT_TILE
 
 
 def test_default_parses():
