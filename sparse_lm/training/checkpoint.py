@@ -199,13 +199,13 @@ class Checkpoints:
 
 
 def restore_params(
-    workdir: str | os.PathLike, step: int | str | None = None, run: Mapping[str, Any] | None = None
+    workdir: str | os.PathLike, step: int | str = "latest", run: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Parameters and sparse variables of a checkpoint, from the workdir alone.
 
     Args:
       workdir: of a run, which may still be training.
-      step: a step, "best" (least eval_loss), or None or "latest": the newest that is not damaged.
+      step: a step, "best" (least eval_loss) or "latest", the newest that is not damaged.
       run: see `Checkpoints`.
 
     Returns:
@@ -227,13 +227,13 @@ def restore_params(
 
 
 def open_params(
-    workdir: str | os.PathLike, step: int | str | None = None, run: Mapping[str, Any] | None = None
+    workdir: str | os.PathLike, step: int | str = "latest", run: Mapping[str, Any] | None = None
 ) -> tuple[dict[tuple[str, ...], SavedArray], dict[str, SavedArray], int]:
     """Like `restore_params`, but no array is read yet: one may still turn out to be damaged when it is.
 
     Args:
       workdir: of a run, which may still be training.
-      step: a step, "best" (least eval_loss), or None or "latest": the newest that can be opened.
+      step: a step, "best" (least eval_loss) or "latest", the newest that can be opened.
       run: see `Checkpoints`.
 
     Returns:
@@ -254,14 +254,14 @@ def open_params(
     return params, {path[1]: array for path, array in opened.items() if path[0] == "variables"}, found
 
 
-def _read(workdir: str | os.PathLike, step: int | str | None, read: Callable[[SavedCheckpoint], _T]) -> tuple[_T, int]:
+def _read(workdir: str | os.PathLike, step: int | str, read: Callable[[SavedCheckpoint], _T]) -> tuple[_T, int]:
     """What `read` returns of the checkpoint that is asked for, and its step."""
     manager = make_manager(workdir, create=False)
     try:
         checkpoints = _all_checkpoints(workdir, manager)
         if not checkpoints:
             raise WorkdirError(workdir, "holds no checkpoint")
-        if step in (None, "latest"):
+        if step == "latest":
             return _newest_whole(workdir, checkpoints, read)[:2]
         if step == "best":
             step = _best(workdir, checkpoints)

@@ -23,7 +23,7 @@ class LayerwiseParams:
     Args:
       workdir: of a run, which may still be training.
       config: its configuration.
-      checkpoint: a step, "best" (least eval_loss), or None or "latest".
+      checkpoint: a step, "best" (least eval_loss) or "latest".
 
     Attributes:
       step: of the checkpoint.
@@ -32,7 +32,7 @@ class LayerwiseParams:
       WorkdirError: there is no such checkpoint.
     """
 
-    def __init__(self, workdir: str | os.PathLike, config: Config, checkpoint: int | str | None = None):
+    def __init__(self, workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"):
         self._params, self._variables, self.step = open_params(workdir, checkpoint, run=meaning(config))
         self._baked = is_sparse(config, self.step)
         plan = sparse_plan(config.sparsity)

@@ -17,7 +17,7 @@ from sparse_lm.training.workdir import WorkdirError, meaning
 
 
 def restore_for_dense(
-    workdir: str | os.PathLike, config: Config, checkpoint: int | str | None = None
+    workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"
 ) -> tuple[Params, int]:
     """Parameters and step of a checkpoint. If it is of the sparse phase, the FFN weights are those that
     the run would leave the phase with: the master weights alone are not what was trained.
@@ -33,7 +33,7 @@ def restore_for_dense(
 
 
 def restore_for_sparse(
-    workdir: str | os.PathLike, config: Config, checkpoint: int | str | None = None
+    workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"
 ) -> tuple[Params, FfnVariables, int]:
     """Parameters, sparse variables and step of a checkpoint. Outside the sparse phase, beta is that of
     the weights as they are; masks and neuron sets are the last phase's.
@@ -54,9 +54,7 @@ def restore_for_sparse(
     return params, variables, step
 
 
-def _restore(
-    workdir: str | os.PathLike, config: Config, checkpoint: int | str | None
-) -> tuple[Params, FfnVariables, int]:
+def _restore(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, FfnVariables, int]:
     params, by_name, step = restore_params(workdir, checkpoint, run=meaning(config))
     variables = FfnVariables(**by_name)
     try:
