@@ -43,7 +43,7 @@ from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.restored import restore_for_dense, restore_for_sparse
 from sparse_lm.training.workdir import WorkdirError, load_config
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16_384
 TASK_FLAGS = ("include_path", "num_fewshot", "limit", "batch_tokens", "output")
@@ -111,7 +111,7 @@ def evaluate_tasks(
     loaded = load_tasks(tasks, include_path)
     report = {"step": step, "limit": limit, **score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit)}
     file.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
-    _logger.info("scores are in %s", file)
+    _log.info("scores are in %s", file)
     return {"step": step, "results": report["results"]}
 
 

@@ -31,7 +31,7 @@ from sparse_lm.training.metrics import read_metrics
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.workdir import WorkdirError, load_config
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SHARD_BYTES = 5_000_000_000
 FORMATS = ("dense", "sparse24")
@@ -76,15 +76,15 @@ def export(
     card = model_card(config, params.step, [w.shape for w in weights(config.model)], _eval_loss(workdir, params.step))
     model = HfModel(config.model, config.seq_len, params.read, tokenizer, card)
     model.write(directory, shard_bytes)
-    _logger.info("step %d of %s is now in %s", params.step, workdir, directory)
+    _log.info("step %d of %s is now in %s", params.step, workdir, directory)
     if layers_24:
         (directory / "sparse24").mkdir()
         HfModel(config.model, config.seq_len, params.read, tokenizer, card, layers_24).write(
             directory / "sparse24", shard_bytes
         )
-        _logger.info("with %s compressed as 2:4 in %s", " and ".join(layers_24), directory / "sparse24")
+        _log.info("with %s compressed as 2:4 in %s", " and ".join(layers_24), directory / "sparse24")
         if "down_proj" not in layers_24:
-            _logger.warning("down_proj stays dense there: it is 2:4 along its outputs, the layout wants inputs")
+            _log.warning("down_proj stays dense there: it is 2:4 along its outputs, the layout wants inputs")
 
 
 def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[str]:

@@ -23,7 +23,7 @@ from sparse_lm.model import decode, llama
 from sparse_lm.training.restored import restore_for_dense
 from sparse_lm.training.workdir import WorkdirError, load_config
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: int, **sampling) -> str:
@@ -41,13 +41,13 @@ def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: in
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, step = restore_for_dense(workdir, config)
-    _logger.info("checkpoint of step %d", step)
+    _log.info("checkpoint of step %d", step)
 
     end = end_of_text(tokenizer)
     prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
     total = len(prompt_tokens) + max_new_tokens
     if total > config.seq_len:
-        _logger.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
+        _log.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
     graphdef = llama.graphdef(config.model)
     made = decode.generate(graphdef, params, prompt_tokens, max_new_tokens=max_new_tokens, stop=end, **sampling)
     return tokenizer.decode([*prompt_tokens, *made])

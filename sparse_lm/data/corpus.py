@@ -29,7 +29,7 @@ import zstandard
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.zst import open_zst
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Document = str | np.ndarray
 
@@ -135,7 +135,7 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
             what = "only files of other kinds" if files else "no file"
             raise DataError(f"{pattern!r} matches {what}; readable: {READABLE}")
         if len(texts) < len(files):
-            logger.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), READABLE)
+            _log.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), READABLE)
         paths.update(texts)
     return TextFiles(tuple(sorted(paths)), text_field)
 

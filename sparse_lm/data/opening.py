@@ -20,7 +20,7 @@ from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import survey_corpus
 from sparse_lm.data.tasks import available_cores
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def open_data(config: Config) -> Data:
@@ -113,13 +113,13 @@ def _open_cached(
         data = open_prepared(directory)
     except DataError as error:
         if directory.exists():
-            logger.warning("preparing the data again: %s", error)
+            _log.warning("preparing the data again: %s", error)
         else:
-            logger.info("preparing the data in %s", directory)
+            _log.info("preparing the data in %s", directory)
     else:
         if data.info["source"] == source:
             return data
-        logger.warning("preparing the data again: %s was made from something else", directory)
+        _log.warning("preparing the data again: %s was made from something else", directory)
     try:
         prepare(
             directory,

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 10
 
@@ -34,13 +34,13 @@ class Progress:
         now = time.monotonic()
         if now - self._logged > REPORT_SECONDS:
             self._logged = now
-            logger.info("%s", self.line(now - self._start))
+            _log.info("%s", self.line(now - self._start))
 
     def finish(self) -> None:
         """Logs the speed of the whole, where there was one worth knowing."""
         seconds = time.monotonic() - self._start
         if self._done["tokens"] or seconds > REPORT_SECONDS:
-            logger.info("%s", ", ".join([f"{self._what}: done in {duration(seconds)}", *self._rates(seconds)]))
+            _log.info("%s", ", ".join([f"{self._what}: done in {duration(seconds)}", *self._rates(seconds)]))
 
     def line(self, seconds: float) -> str:
         """What to say after so many seconds of work."""

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from sparse_lm.data.progress import Progress
 from sparse_lm.data.tasks import Task, Workers
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # what file systems of clusters say that have none
@@ -93,13 +93,13 @@ def _lock(folder: Path) -> tuple[TextIO, bool]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logger.info("waiting for another process, which prepares data in %s", folder)
+            _log.info("waiting for another process, which prepares data in %s", folder)
             shared = True
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            logger.warning("no locks in %s: let no other process prepare the same data meanwhile", folder)
+            _log.warning("no locks in %s: let no other process prepare the same data meanwhile", folder)
         if _is_open_file(folder / LOCK_FILE, lock):
             return lock, shared
         lock.close()  # who held it has finished, and removed the folder

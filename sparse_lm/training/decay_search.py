@@ -23,7 +23,7 @@ HEALTHY = (0.60, 0.95)
 
 Step = Callable[[TrainState, Array], tuple[TrainState, dict[str, Array]]]
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def search_mask_decay(state: TrainState, batches: Iterable[Array], sparse_step: Step, dense_step: Step) -> float:
@@ -41,11 +41,11 @@ def search_mask_decay(state: TrainState, batches: Iterable[Array], sparse_step: 
     for factor in CANDIDATES:
         trial = dataclasses.replace(state, mask_decay=jnp.float32(factor))
         ratios[factor] = _flip_rate(trial, batches, sparse_step) / dense if dense else 0.0
-        log.info("masked decay %g: flip rate %.2f of dense", factor, ratios[factor])
+        _log.info("masked decay %g: flip rate %.2f of dense", factor, ratios[factor])
     middle = sum(HEALTHY) / 2
     best = min(ratios, key=lambda factor: abs(ratios[factor] - middle))
     if not HEALTHY[0] <= ratios[best] <= HEALTHY[1]:
-        log.warning("no masked decay in %s reaches a flip rate of %s of dense; using %g", CANDIDATES, HEALTHY, best)
+        _log.warning("no masked decay in %s reaches a flip rate of %s of dense; using %g", CANDIDATES, HEALTHY, best)
     return best
 
 

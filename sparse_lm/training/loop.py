@@ -41,7 +41,7 @@ from sparse_lm.training.wandb_run import WandbRun
 from sparse_lm.training.weight_metrics import WeightMetrics
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning, save_config
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class TooManyBadSteps(RuntimeError):
@@ -92,7 +92,7 @@ def _train(
         save_config(workdir, config)
         processes.wait_for_all("data is prepared")
     shutil.copyfile(data.tokenizer_path, Path(reports, "tokenizer.json"))
-    log.info(data.describe())
+    _log.info(data.describe())
 
     trainer = make_trainer(config)
     with (
@@ -331,7 +331,7 @@ class _Run:
         config, phase = self.config, self.config.phase(step)
         loss, skipped = float(metrics["loss"]), int(metrics["skipped"])
         if int(metrics["skipped_in_a_row"]):
-            log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
+            _log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results:
             return
         step_time = self.timer.lap()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class StepProfile:
@@ -40,4 +40,4 @@ class StepProfile:
         if self.tracing:
             jax.profiler.stop_trace()
             self.tracing = False
-            log.info("wrote a trace of steps %d to %d to %s", self._steps[0], self._steps[-1], self._directory)
+            _log.info("wrote a trace of steps %d to %d to %s", self._steps[0], self._steps[-1], self._directory)

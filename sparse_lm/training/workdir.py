@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from sparse_lm.config import Config, ConfigError, parse, to_dict
 from sparse_lm.files import replacing
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 RESUMABLE_CHANGES = frozenset(
     {
@@ -108,4 +108,4 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
         if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.chosen_in_runs):
             reason = f"the run in {os.fspath(workdir)} has {before[key]!r}; use that, or another --workdir"
             raise ConfigError(key, value, reason)
-        _logger.warning("resuming with config.%s = %r (was %r)", key, value, before[key])
+        _log.warning("resuming with config.%s = %r (was %r)", key, value, before[key])

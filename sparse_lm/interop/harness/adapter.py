@@ -16,7 +16,7 @@ from sparse_lm.interop.harness.generation import continuations
 from sparse_lm.interop.harness.scoring import Scored, log_likelihoods
 from sparse_lm.interop.harness.text_model import TextModel
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 GENERATION_KWARGS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p"}
 
@@ -105,6 +105,4 @@ class HarnessModel(TemplateLM):
 
     def _log_truncated(self, count: int) -> None:
         if count:
-            _logger.warning(
-                "%d requests are longer than %d tokens and lose their beginning", count, self._model.seq_len
-            )
+            _log.warning("%d requests are longer than %d tokens and lose their beginning", count, self._model.seq_len)
