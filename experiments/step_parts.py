@@ -17,6 +17,7 @@ import jax
 
 PARTS = {  # scope: part
     "up": "FFN products",
+    "up_listed": "FFN products",
     "down": "FFN products",
     "grad_hidden": "FFN products",
     "grad_input": "FFN products",
@@ -30,6 +31,7 @@ PARTS = {  # scope: part
     "_unpermute": "FFN permutation",
     "feed_forward": "FFN, other",
     "prepare_weights": "FFN weights",
+    "gather_layer": "FFN weights",
     "in_compute_dtype": "weights to bfloat16",
     "causal_attention": "attention scores",
     "rotate": "rotary positions",
