@@ -43,6 +43,14 @@ class FfnVariables:
     centroids: Array | None = None
     columns: Array | None = None
 
+    def scale(self, name: str) -> Array | None:
+        """Of "W1" or "W2"."""
+        return self.scale_up if name == "W1" else self.scale_down
+
+    def mask(self, name: str) -> Array | None:
+        """Of "W1" or "W2"."""
+        return self.mask_up if name == "W1" else self.mask_down
+
 
 NO_VARIABLES = FfnVariables()
 
@@ -114,17 +122,12 @@ def prepare_weights(
       dtype: of the forms.
       implementation: of the sparse operations.
     """
-    scales = variables.scale_up, variables.scale_down
-    masks = variables.mask_up, variables.mask_down
-    forms = [
-        _forms(name, w, scale, mask, plan, dtype, implementation)
-        for name, w, scale, mask in zip(("W1", "W2"), (up, down), scales, masks, strict=True)
-    ]
+    forms = [_forms(name, w, variables, plan, dtype, implementation) for name, w in (("W1", up), ("W2", down))]
     return FfnWeights(*forms, *up.shape)
 
 
-def _forms(name, w, scale, mask, plan: GemmPlan, dtype, implementation) -> WeightForms:
-    sparse = Operand(name, "2:4")
+def _forms(name, w, variables: FfnVariables, plan: GemmPlan, dtype, implementation) -> WeightForms:
+    sparse, scale, mask = Operand(name, "2:4"), variables.scale(name), variables.mask(name)
     model_sparse = getattr(plan, _ALONG_MODEL[name]) == sparse
     neurons_sparse = getattr(plan, _ALONG_NEURONS[name]) == sparse
     masked = plan.dense_weights == "masked" and plan.sparse_weight(name)
@@ -216,10 +219,8 @@ def effective_weights(w1: Array, w2: Array, variables: FfnVariables, plan: GemmP
     return effective("W1", w1, plan.up), effective("W2", w2, plan.down)
 
 
-def weight_mask(name: str, w: Array, variables: FfnVariables, plan: GemmPlan) -> Array:
-    """bool[F, D]: entries of W1 or W2 of one layer that its sparse form keeps."""
-    if plan.weights == "transposable":
-        return variables.mask_up if name == "W1" else variables.mask_down
+def soft_threshold_mask(name: str, w: Array, plan: GemmPlan) -> Array:
+    """bool[F, D]: entries of W1 or W2 of one layer that its soft threshold keeps."""
     axis = plan.weight_axis(name)
     mask = ops.sparsify_24(w, "soft_threshold", axis, implementation="reference").mask()
     return mask.T if axis == 0 else mask
@@ -228,8 +229,7 @@ def weight_mask(name: str, w: Array, variables: FfnVariables, plan: GemmPlan) ->
 def _masked(name: str, w: Array, variables: FfnVariables, plan: GemmPlan) -> Array:
     """The sparse form of a weight [F, D], as a dense array."""
     if plan.weights == "transposable":
-        return jnp.where(variables.mask_up if name == "W1" else variables.mask_down, w, 0)
-    axis = plan.weight_axis(name)
-    scale = variables.scale_up if name == "W1" else variables.scale_down
+        return jnp.where(variables.mask(name), w, 0)
+    axis, scale = plan.weight_axis(name), variables.scale(name)
     dense = ops.sparsify_24(w, "soft_threshold", axis, scale=scale, implementation="reference").to_dense()
     return dense.T if axis == 0 else dense

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sparse_lm.ops.ffn_weights import weight_mask
+from sparse_lm.ops.ffn_weights import soft_threshold_mask
 from sparse_lm.ops.plan import GemmPlan
 from sparse_lm.training.sharding import Layout
 from sparse_lm.training.step import Metrics, TrainState
@@ -48,15 +48,15 @@ def _patterns(state: TrainState, *, plan: GemmPlan, layout: Layout | None) -> di
     """Which entries are kept, a bit each."""
     names = {matrix: name for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)}
 
-    def pack(ffn, variables):
-        one = lambda name: lambda w, v: jnp.packbits(weight_mask(name, w, v, plan), axis=-1)  # noqa: E731
-        return {matrix: jax.vmap(one(name))(ffn[matrix], variables) for matrix, name in names.items()}
+    def pack(ffn):
+        one = lambda name: lambda w: jnp.packbits(soft_threshold_mask(name, w, plan), axis=-1)  # noqa: E731
+        return {matrix: jax.vmap(one(name))(ffn[matrix]) for matrix, name in names.items()}
 
-    arguments = state.params["layers"]["ffn"], state.variables
+    ffn = state.params["layers"]["ffn"]
     if layout:
-        specs = layout.specs(arguments)
-        pack = layout.local(pack, specs, {matrix: specs[0][matrix] for matrix in names})
-    return pack(*arguments)
+        specs = layout.specs(ffn)
+        pack = layout.local(pack, (specs,), {matrix: specs[matrix] for matrix in names})
+    return pack(ffn)
 
 
 def _compare(old: dict[str, Array], state: TrainState, *, plan: GemmPlan, layout: Layout | None) -> Metrics:
