@@ -29,6 +29,7 @@ TOKENS = (16_384, 32_768)
 
 
 def compress(w: Array, scale: Array) -> tuple[Sparse24, Array]:
+    """w times its scale as 2:4 along its inputs, and as a dense matrix with the same entries; both bfloat16."""
     return ops.soft_threshold_24(w, scale[None], dtype=jnp.bfloat16)
 
 

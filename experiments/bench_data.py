@@ -61,6 +61,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def measure(repetitions: int) -> dict[str, Any]:
+    """The corpus, and tokens a second of every stage."""
     texts = list(python_library())
     tokenizer = tokenizer_lib.train_tokenizer(texts, VOCAB_SIZE)
     arrays = list(tokenizer_lib.tokenize(texts, tokenizer))
@@ -99,6 +100,7 @@ def pack_all(pieces: list[np.ndarray], seq_len: int) -> None:
 
 
 def write_rate(folder: Path, tokens: int, seq_len: int, repetitions: int) -> int:
+    """Tokens a second from the folder's file of tokens to one of windows."""
     stream = packing.Stream([(folder / "tokens", tokens)])
     spans = stream.window_spans(0, packing.count_windows(tokens, seq_len), seq_len)
     task = WriteTask(folder / "result", folder / "shard", spans, seq_len, tokenizer_lib.token_dtype(VOCAB_SIZE))
@@ -106,6 +108,7 @@ def write_rate(folder: Path, tokens: int, seq_len: int, repetitions: int) -> int
 
 
 def write_shards(folder: Path, texts: list[str]) -> None:
+    """The texts as JSON lines in `FILES` compressed files."""
     for number in range(FILES):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[number::FILES])
         Path(folder, f"{number}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
@@ -117,6 +120,7 @@ def prepare_in(directory: Path, seq_len: int, tokenizer: Tokenizer, processes: i
 
 
 def read_rate(directory: Path, batch_size: int, repetitions: int) -> int:
+    """Tokens a second of shuffled training batches."""
     data = open_prepared(directory)
     batches = train_batches(data, batch_size=batch_size, seed=0)
     duration = least_seconds(lambda: list(itertools.islice(batches, BATCHES)), repetitions)

@@ -84,6 +84,7 @@ class Operands(NamedTuple):
 
 
 def random_operands(tokens: int, dim: int, neurons: int) -> Operands:
+    """Normal inputs and gradients in bfloat16; float32 weights of the size that training starts with."""
     w1, w2 = random_matrix(neurons, dim, 4, jnp.float32), random_matrix(neurons, dim, 5, jnp.float32)
     return Operands(
         x=random_matrix(tokens, dim, seed=2),
@@ -96,6 +97,7 @@ def random_operands(tokens: int, dim: int, neurons: int) -> Operands:
 
 
 def forward(plan: GemmPlan, operands: Operands, variables: FfnVariables) -> Array:
+    """The output [T, D]."""
     return _ffn(plan, operands, variables)(operands.x, operands.w1, operands.w2)
 
 
@@ -125,6 +127,7 @@ class Ffn(NamedTuple):
 
 
 def lower(plan: GemmPlan, operands: Operands) -> Ffn:
+    """A plan's FFN for operands of these shapes, traced and not yet compiled."""
     neurons, dim = operands.w1.shape
     variables = random_variables(plan, dim, neurons)
     with backends.record() as used:

@@ -21,6 +21,7 @@ OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=Tru
 
 
 def bench_24() -> list[dict]:
+    """2:4 products against dense ones of the same shape; with B as stored, and with B and the result transposed."""
     table = []
     for m, n, k in SHAPES_24:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)

@@ -57,6 +57,7 @@ class Pass(NamedTuple):
 
 
 def sparsifiers() -> Iterator[Pass]:
+    """2:4 along rows and along columns, of weights and of activations."""
     for rows, columns, dtype in MATRICES:
         for method in ("soft_threshold", "magnitude"):
             for axis in (-1, 0):
@@ -100,6 +101,7 @@ def tiles() -> Iterator[Pass]:
 
 
 def passes() -> Iterator[Pass]:
+    """All others."""
     yield from random_estimates()
     yield from tiles()
     for layers, neurons, dim in STACKED_LAYERS:
@@ -168,6 +170,7 @@ def copy_bandwidth() -> float:
 
 
 def measure(one: Pass, bandwidth: float) -> dict[str, Any]:
+    """Milliseconds of the kernel and of XLA's program, and the kernel's share of `bandwidth` in bytes per second."""
     operands, moved = one.draw(), one.moved()
     ours = median_ms(one.compute(hopper), *operands)
     xla = median_ms(one.compute(reference), *operands, iterations=5)

@@ -77,6 +77,7 @@ class Variant:
         self._lowered_enter = transitions.enter_sparse.lower(state, windows) if self.phase == "sparse" else None
 
     def compile(self) -> None:
+        """The step and the transition into its phase; `compile_seconds` is the step's."""
         begin = time.perf_counter()
         self.step = self._lowered.compile()
         self.compile_seconds = time.perf_counter() - begin
@@ -153,6 +154,7 @@ def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tu
 
 
 def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
+    """A row of the results, of the timed steps' seconds."""
     config, kind = variant.config, jax.devices()[0].device_kind
     times = step_times(seconds)
     speed = 1e3 * config.tokens_per_step / times["step_ms"]

@@ -48,6 +48,7 @@ def best_ms(product: Callable, options: Sequence[dict[str, Any]], *operands: Any
 
 
 def bench_matmul_24() -> list[dict]:
+    """2:4 products against cuBLAS and against the dense product of the same style."""
     table = []
     for m, n, k in SHAPES_24:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
@@ -66,6 +67,7 @@ def bench_matmul_24() -> list[dict]:
 
 
 def bench_matmul_venom() -> list[dict]:
+    """Products over the rows that blocks list, and of the rows that they list, likewise."""
     table = []
     for t, f, d in SHAPES_VENOM[:1]:
         y, b = random_matrix(t, f, seed=2), random_matrix(f, d, seed=1)
@@ -133,6 +135,7 @@ def bench_selections() -> list[dict]:
 
 
 def tune() -> None:
+    """Records the fastest of the candidates that fit into this GPU's shared memory, by kernel and shape."""
     fits = device.shared_bytes(device.compute_capability())
     entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}}
     configs = [dict(config=config) for config in CANDIDATES_24 if config.shared_bytes <= fits]

@@ -59,6 +59,7 @@ def ffn_inputs(config: Config, params: llama.Params, tokens: Array) -> Array:
 
 
 def sums(x: Array, up: Array, centres: Array) -> routing.ClusterSums:
+    """Sums over each cluster's tokens, of x [T, D] and of its activations by W1 [F, D]."""
     y = jnp.square(jax.nn.relu(x @ up.T.astype(x.dtype)))
     return routing.cluster_sums(x, y, centres, "cosine")
 

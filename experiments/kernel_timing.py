@@ -27,6 +27,7 @@ def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
 
 
 def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:
+    """[rows, columns] of standard normal numbers."""
     return jax.jit(lambda: jax.random.normal(jax.random.key(seed), (rows, columns), dtype))()
 
 

@@ -106,6 +106,7 @@ def prepare_data(root: pathlib.Path) -> pathlib.Path:
 
 
 def command(data: pathlib.Path, workdir: pathlib.Path) -> list[str]:
+    """Arguments of the process that trains, or goes on, in a workdir."""
     overrides = [f"--config.{key}={value}" for key, value in {**OVERRIDES, "data.path": data}.items()]
     return [sys.executable, "-m", "sparse_lm.train", "--config=configs/tiny.py", f"--workdir={workdir}", *overrides]
 
@@ -162,11 +163,13 @@ def steps_done(workdir: pathlib.Path) -> int:
 
 
 def newest_checkpoint(workdir: pathlib.Path) -> int:
+    """Steps before the newest whole checkpoint; 0 without one."""
     steps = (int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal())
     return max(steps, default=0)
 
 
 def half_written(workdir: pathlib.Path) -> bool:
+    """Whether a checkpoint is being written, or its writing was cut short."""
     return any((workdir / "checkpoints").glob("*-tmp"))
 
 

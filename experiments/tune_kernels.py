@@ -67,10 +67,12 @@ class Case:
 
 
 def case_24(m: int, n: int, k: int) -> Case:
+    """2:4 [M, K] x [K, N]."""
     return Case("matmul_24", (m, n, k), matmul_24, (sparse(m, k), dense(k, n)), CANDIDATES_24, heuristic_24(m, n, k))
 
 
 def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
+    """V:2:M [T, F] x [F, D]."""
     condensed = sparse(t, 4 * f // m)
     columns = random_columns(t, f, v, m, seed=2)
     a = SparseVenom(condensed.values, condensed.metadata, columns, (t, f), v, m)
@@ -79,6 +81,7 @@ def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
 
 
 def case_rows(t: int, f: int, d: int, v: int, m: int) -> Case:
+    """[T, D] x the rows of a 2:4 [F, D] that each v tokens list: 4 F / m of them."""
     operands = sparse(f, d), dense(t, d), random_columns(t, f, v, m, seed=2)
     product = functools.partial(sampled_rows_24, v=v)
     return Case("sampled_rows_24", (t, 4 * f // m, d, v), product, operands, CANDIDATES_ROWS, heuristic_rows(v))
@@ -106,16 +109,19 @@ def _random_24() -> Sparse24:
 
 
 def dense(rows: int, width: int) -> Array:
+    """A part of one random matrix, which all cases share."""
     return _random_matrix()[:rows, :width]
 
 
 def sparse(rows: int, width: int) -> Sparse24:
+    """A part of one random 2:4 matrix, in whole tiles."""
     whole = _random_24()
     metadata = whole.metadata[: rows // 64, : width // 64]
     return Sparse24(whole.values[:rows, : width // 2], metadata, (rows, width))
 
 
 def tune() -> None:
+    """Records the fastest candidate of each shape in tuned.json."""
     shapes_24 = (case_24(*shape) for shape in SHAPES_24)
     cases = itertools.chain(shapes_24, *(ffn_cases(*shape) for shape in FFN_SHAPES))
     entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}, "sampled_rows_24": {}}
@@ -133,6 +139,7 @@ def tune() -> None:
 
 
 def report(path: str) -> None:
+    """Writes how near the heuristic comes to the fastest candidate, on shapes that are not tuned."""
     rows = []
     for case in itertools.chain(*(ffn_cases(*shape) for shape in UNTUNED_FFN_SHAPES)):
         times = case.times()
