@@ -72,7 +72,7 @@ def absent(directory: pathlib.Path = RESULTS) -> list[str]:
         f"no {files}_*.json: python -m {script} would write it"
         for files, table, script in kinds
         if not find_results(files, table, directory)
-    ]  # fmt: skip
+    ]
 
 
 def main(_) -> None:

@@ -35,7 +35,7 @@ def outputs_of_two(recipe, plan_of):
         lambda tokens: llama.merge(trainer.graphdef, state.params)(
             tokens, plan=plan_of(trainer.plan), variables=state.variables, key=jax.random.key(3)
         )[0]
-    )  # fmt: skip
+    )
     return np.asarray(forward(inputs)), np.asarray(forward(changed))
 
 

@@ -220,9 +220,7 @@ def test_vocabulary_smaller_than_the_data_is_refused(corpus, tmp_path):
 def command(corpus, workdir, *overrides):
     """`python -m sparse_lm.train` of the small run, through a config file."""
     config_file = pathlib.Path(workdir).parent / "small_run.py"
-    config_file.write_text(
-        "from tests import small\n\ndef get_config():\n    return small.config_dict('venom')\n"
-    )  # fmt: skip
+    config_file.write_text("from tests import small\n\ndef get_config():\n    return small.config_dict('venom')\n")
     arguments = [f"--config={config_file}", f"--workdir={workdir}", f"--config.data.path={corpus}", *overrides]
     return [sys.executable, "-m", "sparse_lm.train", *arguments]
 

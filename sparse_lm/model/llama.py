@@ -130,9 +130,7 @@ class Llama(nnx.Module):
             return None
         # Gradients pass straight through every selection, to the weights that each layer is given.
         up, down = lax.stop_gradient((self.layers.ffn.up[...], self.layers.ffn.down[...]))
-        return prepare_weights(
-            up, down, variables, plan=plan, dtype=self.config.dtype, implementation=implementation
-        )  # fmt: skip
+        return prepare_weights(up, down, variables, plan=plan, dtype=self.config.dtype, implementation=implementation)
 
     def extend(self, tokens: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """Hidden states of the next positions of cached sequences.

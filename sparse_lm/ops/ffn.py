@@ -248,9 +248,7 @@ def grad_down(gradients: HiddenGradients, y: Hidden, do: Array, busy, key, run: 
         return jnp.matmul(_dense(y).T, do, preferred_element_type=dtype)
     if run.plan.grad_down == DO_MVUE:  # the sparse operand comes first: dW2^T = dO^T Y
         do_t = ops.sparsify_24(do, "mvue", 0, key=key, implementation=run.implementation)
-        return ops.matmul_24(
-            do_t, _dense(y), out_transposed=True, out_dtype=dtype, implementation=run.implementation
-        )  # fmt: skip
+        return ops.matmul_24(do_t, _dense(y), out_transposed=True, out_dtype=dtype, implementation=run.implementation)
     return _weight_gradient(gradients.y_t, y, do, busy, run, dtype)
 
 

@@ -43,9 +43,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     first, second = top_two([magnitude_rank(member) for member in members])
     scales = jnp.repeat(scale, w.shape[0] // scale.shape[0])
     scales = jnp.pad(scales, (0, padded.shape[0] - w.shape[0]))[:, None]
-    sparse = pack_24(
-        soft_threshold(members), first, second, axis=-1, shape=w.shape, scale=scales, dtype=dtype
-    )  # fmt: skip
+    sparse = pack_24(soft_threshold(members), first, second, axis=-1, shape=w.shape, scale=scales, dtype=dtype)
     return sparse, sparse.to_dense()
 
 
@@ -70,7 +68,7 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 
 def sampled_squared_relu_24(
     w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1
-) -> tuple[Sparse24, HiddenStats]:  # fmt: skip
+) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_24`."""
     return squared_relu_24(sampled_matmul_24(w, x, columns, v, run=run, out_dtype=x.dtype))
 
@@ -116,9 +114,7 @@ def matmul_venom(a: SparseVenom, b: Array, *, out_dtype: DTypeLike) -> Array:
     return _map_blocks(product, condensed, columns, a.v, width=b.shape[1])
 
 
-def sampled_matmul_24(
-    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, out_dtype: DTypeLike
-) -> Array:  # fmt: skip
+def sampled_matmul_24(w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, out_dtype: DTypeLike) -> Array:
     """See `sparse_lm.ops.sampled_matmul_24`."""
     del run  # single rows will do
     weights = w.to_dense()

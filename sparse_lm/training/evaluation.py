@@ -91,7 +91,7 @@ def _window_nats(
     implementation = config.sparsity.implementation or None
     hidden, _ = model(
         windows[:, :-1], plan=plan, variables=variables, key=key, implementation=implementation, axes=axes
-    )  # fmt: skip
+    )
     hidden = hidden.reshape(-1, hidden.shape[-1])
     losses = token_losses(hidden, model.unembedding(axes), windows[:, 1:].reshape(-1), config.model.loss_chunk)
     return jnp.sum(losses.reshape(windows.shape[0], -1), axis=1)

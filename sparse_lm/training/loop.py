@@ -363,11 +363,9 @@ class _Run:
         return {
             "mfu": flops.mfu(self.config, tokens_per_second, self.device_kind),
             "mfu_peak": peak.dense,
-            "executed_utilisation": flops.executed_utilisation(
-                self.config, work, tokens_per_second, self.device_kind
-            ),
+            "executed_utilisation": flops.executed_utilisation(self.config, work, tokens_per_second, self.device_kind),
             "executed_peak": peak.sparse,
-        }  # fmt: skip
+        }
 
     def _plan(self, phase: str) -> GemmPlan:
         return self.trainer.plan if phase == "sparse" else DENSE

@@ -148,7 +148,7 @@ def _train_step(
         specs = layout.specs((state.params, state.variables))
         gradients = layout.local(
             functools.partial(gradients, axes=layout.axes), (*specs, BATCH, P()), ((P(), P()), specs[0])
-        )  # fmt: skip
+        )
     (loss, stats), grads = gradients(state.params, state.variables, windows, key)
     good, params, opt_state, grad_norm = _update(state, loss, grads, optimizer, config.optimizer.spike_deviations)
 
@@ -210,7 +210,7 @@ def loss_and_gradients(
     compute_params = in_compute_dtype(params, config.model.dtype)
     loss_of_shard = functools.partial(
         forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights, axes=axes_of_part
-    )  # fmt: skip
+    )
 
     def share_of_loss(params: Params, windows: Array, key: Array) -> tuple[Array, Metrics]:
         loss, stats = loss_of_shard(params, variables, windows, key)
@@ -303,7 +303,7 @@ def forward_loss(
     inputs, targets = windows[:, :-1], windows[:, 1:]
     hidden, stats = model(
         inputs, plan=plan, variables=variables, key=key, weights=weights, implementation=implementation, axes=axes
-    )  # fmt: skip
+    )
     hidden = collectives.split_over_tensor(hidden.reshape(-1, hidden.shape[-1]), axes)
     targets = collectives.split_over_tensor(targets.reshape(-1), axes)
     unembedding = collectives.enter_tensor(model.unembedding(axes), axes)

@@ -49,7 +49,7 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
         (ARCEE | {"quantization_config": {"quant_method": "fp8"}}, False, "quant_method = 'fp8': must be None"),
         ({k: v for k, v in ARCEE.items() if k != "vocab_size"}, False, "vocab_size = None: must be a positive integer"),
     ],
-)  # fmt: skip
+)
 def test_other_models_are_refused_by_key(hf, gated, message):
     with pytest.raises(UnsupportedModelError, match=message):
         from_hf_config(hf, gated=gated)

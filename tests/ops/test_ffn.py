@@ -20,9 +20,7 @@ TOKENS, DIM, NEURONS = 96, 24, 160
 def inputs():
     rng = np.random.default_rng(20260206)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
-    return dict(
-        x=draw(TOKENS, DIM), w1=draw(NEURONS, DIM) / 4, w2=draw(NEURONS, DIM) / 8, do=draw(TOKENS, DIM)
-    )  # fmt: skip
+    return dict(x=draw(TOKENS, DIM), w1=draw(NEURONS, DIM) / 4, w2=draw(NEURONS, DIM) / 8, do=draw(TOKENS, DIM))
 
 
 def run(plan, variables, key, x, w1, w2, do, order=None, dtype=jnp.float32):
@@ -32,7 +30,7 @@ def run(plan, variables, key, x, w1, w2, do, order=None, dtype=jnp.float32):
     def outputs_and_gradients(x, w1, w2, do):
         f = functools.partial(
             ffn.feed_forward, variables=variables, key=key, order=order, plan=plan, implementation="reference"
-        )  # fmt: skip
+        )
         o, vjp, _ = jax.vjp(f, x, w1, w2, has_aux=True)
         return o, *vjp(do)
 
@@ -179,9 +177,7 @@ def test_venom(inputs, selection, v, m, neuron_run, distance):
         listed = np.asarray(columns)[np.asarray(rows.block_clusters)]
         mask_y = lambda y: dense64.listed_mask(y, listed, v)  # noqa: E731
     along_tokens = dense64.top_two_along_tokens()
-    expected = dense64.ffn(
-        x, w1, w2, w2, w1, do, mask_y=mask_y, dh_for_dw1=along_tokens, y_for_dw2=along_tokens
-    )  # fmt: skip
+    expected = dense64.ffn(x, w1, w2, w2, w1, do, mask_y=mask_y, dh_for_dw1=along_tokens, y_for_dw2=along_tokens)
     assert_close(run(plan, variables, key, order=order, **inputs), reorder(expected, rows))
 
 
@@ -191,7 +187,7 @@ def test_venom_with_full_dense_weights(inputs):
     key, a = jax.random.key(5), in_float64(inputs)
     variables = ffn_weights.FfnVariables(
         scale_up=jnp.float32(1.4), scale_down=jnp.float32(1.5), centroids=jax.random.normal(key, (3, DIM))
-    )  # fmt: skip
+    )
     order = jax.random.permutation(key, TOKENS)
     rows, _ = ffn.arrange_rows(inputs["x"], variables, order, plan)
     slots = np.asarray(rows.slots)
@@ -286,9 +282,7 @@ def test_statistics(inputs):
     plan = dataclasses.replace(RECIPES["venom"], v=32, m=8, clusters=4)
     variables = ffn_weights.init_variables(plan, DIM, NEURONS)
     variables = dataclasses.replace(variables, centroids=jax.random.normal(jax.random.key(0), (4, DIM)))
-    _, stats = ffn.feed_forward(
-        inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(8), plan=plan
-    )  # fmt: skip
+    _, stats = ffn.feed_forward(inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(8), plan=plan)
     a = in_float64(inputs)
     h = a["x"] @ dense64.soft_threshold(a["w1"], axis=1).T
     assert float(stats["activation_sparsity"]) == pytest.approx((h <= 0).mean(), abs=1e-6)
@@ -380,7 +374,7 @@ def test_best_implementation_is_as_accurate_as_the_reference(recipe, selection):
     def compute(dtype, implementation):
         f = functools.partial(
             ffn.feed_forward, variables=variables, key=jax.random.key(0), plan=plan, implementation=implementation
-        )  # fmt: skip
+        )
 
         @jax.jit
         def outputs_and_gradients(x, w1, w2, do):

@@ -104,7 +104,7 @@ def test_manifest_survives_json():
         (("state", "step"), jnp.uint32(7), r"^state/step is uint32\[\] and was saved as int32\[\]$"),
         (("params", "layers", "up"), jnp.ones((2, 4, 4), "bfloat16").at[1, 0, 0].set(2), "^params/layers/up, layer 1"),
     ],
-)  # fmt: skip
+)
 def test_manifest_names_the_array_that_differs(path, changed, message):
     manifest, arrays = make_manifest()
     with pytest.raises(ManifestError, match=message):

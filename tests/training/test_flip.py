@@ -246,6 +246,4 @@ def test_dense_params_are_what_the_run_would_leave_with():
     run.train_sparse()
     params = jax.device_get(dense_params(run.state.params, run.state.variables, run.trainer.plan))
     run.leave()
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, jax.device_get(run.state.params)
-    )  # fmt: skip
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, jax.device_get(run.state.params))
