@@ -22,6 +22,7 @@ DISTANCES = ("l2", "cosine")
 CENTRES = ("neurons", "tokens")
 IMPLEMENTATIONS = ("reference", "hopper", "triton")
 COLUMN_CHOICES = ("norm", "exhaustive")
+DENSE_WEIGHTS = ("masked", "full")
 MOMENTS = ("keep", "reset", "reset_first")
 SCHEDULES = ("cosine", "wsd")
 ACTIVATIONS = ("squared_relu", "swiglu")
@@ -53,7 +54,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = False
     dtype: str = "bfloat16"  # of the computation; parameters are float32
-    remat: str = "none"
+    remat: str = "none"  # what the backward pass of a layer recomputes: REMAT_POLICIES, see model/remat.py
     unroll_layers: bool = False  # compile every layer for itself: steps are faster, compilation slower
     loss_chunk: int = 1024  # tokens whose logits exist at one time
 
@@ -78,7 +79,7 @@ class OptimizerConfig:
 
     learning_rate: float = 3e-3
     warmup_steps: int = 100
-    schedule: str = "cosine"
+    schedule: str = "cosine"  # or "wsd": constant, then a straight line down
     decay_steps: int = 0  # wsd only: length of the final decay
     final_fraction: float = 0.1  # of the peak learning rate, at the last step
     beta1: float = 0.9
@@ -99,17 +100,17 @@ class SparsityConfig:
     end_step: int = 0  # sparse on start_step <= step < end_step
     extra_windows: tuple[tuple[int, int], ...] = ()  # further (start, end) windows, ascending
     implementation: str = ""  # empty: the best one that this machine supports
-    moments: str = "keep"  # what both edges do to the optimizer moments of the FFN weights
+    moments: str = "keep"  # what both edges do to the optimizer moments of the FFN weights: MOMENTS
     refresh_every: int = 40  # steps between mask (fst) or neuron-set (cluster_sets) refreshes
     dense_weights: str = "masked"  # "masked" or "full": weight read where the activation is sparse
     # venom
-    selection: str = "magnitude"
-    v: int = 128
-    m: int = 16
-    columns: str = "norm"  # how V:2:M picks 4 of M columns
+    selection: str = "magnitude"  # of the neurons that a block of tokens shares: SELECTIONS, see ops/plan.py
+    v: int = 128  # tokens of a block
+    m: int = 16  # a block keeps 4 of every m neurons, and each token 2 of these
+    columns: str = "norm"  # how magnitude picks 4 of m: COLUMN_CHOICES
     clusters: int = 16  # token clusters
     neuron_run: int = 1  # cluster_sets choose this many neighbouring neurons at a time; kernels like 128
-    distance: str = "cosine"
+    distance: str = "cosine"  # of tokens and neurons from the clusters' centres, or "l2"
     centres: str = "neurons"  # what k-means makes the clusters' centres of: rows of the up projection, or "tokens"
     # act24
     dense_features: float = 0.05  # busiest share of neurons whose weight gradients stay dense
@@ -280,7 +281,7 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
         yield one_of("sparsity.implementation", s.implementation, IMPLEMENTATIONS)
     yield one_of("sparsity.moments", s.moments, MOMENTS)
     yield positive("sparsity.refresh_every", s.refresh_every)
-    yield one_of("sparsity.dense_weights", s.dense_weights, ("masked", "full"))
+    yield one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)
     yield (
         "sparsity.recipe", s.recipe, s.recipe == "dense" or m.activation == "squared_relu",
         f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",

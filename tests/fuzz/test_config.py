@@ -26,7 +26,7 @@ NAMES = sorted(
     {
         *config_lib.RECIPES, *config_lib.SELECTIONS, *config_lib.DISTANCES, *config_lib.IMPLEMENTATIONS,
         *config_lib.MOMENTS, *config_lib.SCHEDULES, *config_lib.ACTIVATIONS, *config_lib.REMAT_POLICIES,
-        *config_lib.DTYPES, *config_lib.COLUMN_CHOICES, "tokens", "neurons", "masked", "full",
+        *config_lib.DTYPES, *config_lib.COLUMN_CHOICES, *config_lib.CENTRES, *config_lib.DENSE_WEIGHTS,
     }
 )  # fmt: skip
 
@@ -115,7 +115,7 @@ def shapes(draw):
         "sparsity.m": m,
         "sparsity.clusters": draw(st.sampled_from([m // 4, 1, 3])),
         "sparsity.neuron_run": draw(st.sampled_from([1, 2, 4])),
-        "sparsity.dense_weights": draw(st.sampled_from(["masked", "full"])),
+        "sparsity.dense_weights": draw(st.sampled_from(config_lib.DENSE_WEIGHTS)),
         "sparsity.dense_features": draw(st.floats(0, 1)),
         "sparsity.columns": draw(st.sampled_from(config_lib.COLUMN_CHOICES)),
     }
