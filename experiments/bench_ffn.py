@@ -171,7 +171,9 @@ def time_by_kernel(compiled: jax.stages.Compiled, *operands: Any) -> tuple[float
 
 def main(_) -> None:
     table = []
-    only = [name.replace(";", ",") for name in ONLY.value] or PLANS
+    only = [name.replace(";", ",") for name in ONLY.value] or list(PLANS)
+    if unknown := set(only) - {"dense", *PLANS}:
+        raise app.UsageError(f"--plans: {sorted(unknown)} must be among {list(PLANS)}")
     plans = {"dense": DENSE} | {name: plan for name, plan in PLANS.items() if name in only}
     for shape in SHAPES.value:
         dim, neurons = map(int, shape.split("x"))

@@ -48,6 +48,11 @@ SETTINGS: dict[str, dict[str, str]] = {
 a loop has graphs of its own. Custom calls are the sparse kernels."""
 
 CHOSEN = flags.DEFINE_list("settings", list(SETTINGS), "Which of them; no graphs must be one.")
+flags.register_validator(
+    CHOSEN,
+    lambda names: {"no graphs"} <= set(names) <= set(SETTINGS),
+    f"must be among {', '.join(SETTINGS)}, with 'no graphs'",
+)
 
 
 def compiled_settings(variant: Variant) -> dict[str, jax.stages.Compiled]:

@@ -52,7 +52,10 @@ RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
 }
 
 config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
-NAMES = flags.DEFINE_list("recipes", ["dense", "venom_slices", "venom_sets", "venom_magnitude", "act24", "sste"], "")
+NAMES = flags.DEFINE_list(
+    "recipes", ["dense", "venom_slices", "venom_sets", "venom_magnitude", "act24", "sste"], "Of RECIPES, by name."
+)
+flags.register_validator(NAMES, lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
 STEPS = flags.DEFINE_integer("steps", 8, "Timed steps of each turn.")
 WARMUP = flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")

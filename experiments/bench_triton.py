@@ -160,6 +160,8 @@ def tune() -> None:
 def main(_) -> None:
     if TUNE.value:
         tune()
+    elif not OUTPUT.value:
+        raise app.UsageError("--output must name a JSON file, unless --tune is given")
     else:
         tables: dict[str, Any] = dict(triton=triton_package.__version__)
         for bench in (bench_selections, bench_matmul_24, bench_scattered_matmul_24, bench_matmul_venom):
