@@ -63,6 +63,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
     Raises:
       ConfigError, WorkdirError, DataError, WandbError: before anything compiles.
       TooManyBadSteps: the last good state is saved.
+      WorkdirError: at the end, too, if the last checkpoint could not be written.
     """
     check_determinism(config)
     check_implementation(config)
