@@ -212,37 +212,53 @@ def check(config: Config) -> None:
     _check_windows(config)
 
 
-def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
-    """(key, value, is it allowed, what is allowed), one rule a line."""
-    m, d, o, s = c.model, c.data, c.optimizer, c.sparsity
+Rule = tuple[str, Any, bool, str]
+"""(key, value, is it allowed, what is allowed)."""
 
-    def positive(key: str, value: float):
-        return key, value, value > 0, "must be positive"
 
-    def not_negative(key: str, value: float):
-        return key, value, value >= 0, "must not be negative"
+def _positive(key: str, value: float) -> Rule:
+    return key, value, value > 0, "must be positive"
 
-    def one_of(key: str, value: str, names: tuple[str, ...]):
-        close = difflib.get_close_matches(str(value), names, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close and value not in names else ""
-        return key, value, value in names, f"must be one of {', '.join(names)}{hint}"
 
+def _not_negative(key: str, value: float) -> Rule:
+    return key, value, value >= 0, "must not be negative"
+
+
+def _one_of(key: str, value: str, names: tuple[str, ...]) -> Rule:
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close and value not in names else ""
+    return key, value, value in names, f"must be one of {', '.join(names)}{hint}"
+
+
+def _rules(c: Config) -> Iterator[Rule]:
+    """All of them, one a line; a rule may divide by what an earlier one has found positive."""
+    yield from _run_rules(c)
+    yield from _model_rules(c.model)
+    yield _not_negative("data.eval_windows", c.data.eval_windows)
+    yield from _optimizer_rules(c)
+    yield from _sparsity_rules(c)
+    yield from _mesh_rules(c)
+
+
+def _run_rules(c: Config) -> Iterator[Rule]:
     yield "seed", c.seed, 0 <= c.seed < 2**32, "must be in 0..2^32 - 1"
     for key in (
         "steps", "batch_size", "microbatches", "seq_len", "log_every", "eval_every", "checkpoint_every",
         "keep_checkpoints",
     ):  # fmt: skip
-        yield positive(key, getattr(c, key))
+        yield _positive(key, getattr(c, key))
     yield "steps", c.steps, c.steps < 2**31, "must be under 2^31 (steps are counted in int32)"
     for axis in ("data", "fsdp", "tensor"):
-        yield positive(f"mesh.{axis}", getattr(c.mesh, axis))
+        yield _positive(f"mesh.{axis}", getattr(c.mesh, axis))
     yield (
         "batch_size", c.batch_size, c.batch_size % c.parts == 0,
         f"must be a multiple of mesh.data * mesh.fsdp * microbatches = {c.parts}",
     )  # fmt: skip
 
+
+def _model_rules(m: ModelConfig) -> Iterator[Rule]:
     for key in ("dim", "layers", "heads", "kv_heads", "ffn_dim", "rope_theta", "norm_epsilon", "loss_chunk"):
-        yield positive(f"model.{key}", getattr(m, key))
+        yield _positive(f"model.{key}", getattr(m, key))
     yield "model.vocab_size", m.vocab_size, 0 < m.vocab_size <= 2**31, "must be in 1..2^31 (tokens are int32)"
     yield "model.heads", m.heads, m.dim % m.heads == 0, f"must divide model.dim = {m.dim}"
     yield (
@@ -252,16 +268,17 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
         f"model.dim / model.heads = {m.head_dim} must be even (RoPE rotates pairs)",
     )
     yield "model.kv_heads", m.kv_heads, m.heads % m.kv_heads == 0, f"must divide model.heads = {m.heads}"
-    yield one_of("model.activation", m.activation, ACTIVATIONS)
-    yield one_of("model.dtype", m.dtype, DTYPES)
-    yield one_of("model.remat", m.remat, REMAT_POLICIES)
+    yield _one_of("model.activation", m.activation, ACTIVATIONS)
+    yield _one_of("model.dtype", m.dtype, DTYPES)
+    yield _one_of("model.remat", m.remat, REMAT_POLICIES)
 
-    yield not_negative("data.eval_windows", d.eval_windows)
 
-    yield positive("optimizer.learning_rate", o.learning_rate)
-    yield not_negative("optimizer.warmup_steps", o.warmup_steps)
+def _optimizer_rules(c: Config) -> Iterator[Rule]:
+    o = c.optimizer
+    yield _positive("optimizer.learning_rate", o.learning_rate)
+    yield _not_negative("optimizer.warmup_steps", o.warmup_steps)
     yield "optimizer.warmup_steps", o.warmup_steps, o.warmup_steps < c.steps, f"must be under config.steps = {c.steps}"
-    yield one_of("optimizer.schedule", o.schedule, SCHEDULES)
+    yield _one_of("optimizer.schedule", o.schedule, SCHEDULES)
     yield (
         "optimizer.decay_steps", o.decay_steps,
         o.schedule == "cosine" or 0 < o.decay_steps <= c.steps - o.warmup_steps,
@@ -270,18 +287,21 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
     yield "optimizer.final_fraction", o.final_fraction, 0 <= o.final_fraction <= 1, "must be in 0..1"
     for key in ("beta1", "beta2"):
         yield f"optimizer.{key}", getattr(o, key), 0 <= getattr(o, key) < 1, "must be in [0, 1)"
-    yield positive("optimizer.epsilon", o.epsilon)
-    yield not_negative("optimizer.weight_decay", o.weight_decay)
-    yield positive("optimizer.clip_norm", o.clip_norm)
-    yield not_negative("optimizer.spike_deviations", o.spike_deviations)
-    yield positive("optimizer.max_skipped_steps", o.max_skipped_steps)
+    yield _positive("optimizer.epsilon", o.epsilon)
+    yield _not_negative("optimizer.weight_decay", o.weight_decay)
+    yield _positive("optimizer.clip_norm", o.clip_norm)
+    yield _not_negative("optimizer.spike_deviations", o.spike_deviations)
+    yield _positive("optimizer.max_skipped_steps", o.max_skipped_steps)
 
-    yield one_of("sparsity.recipe", s.recipe, RECIPES)
+
+def _sparsity_rules(c: Config) -> Iterator[Rule]:
+    m, s = c.model, c.sparsity
+    yield _one_of("sparsity.recipe", s.recipe, RECIPES)
     if s.implementation:
-        yield one_of("sparsity.implementation", s.implementation, IMPLEMENTATIONS)
-    yield one_of("sparsity.moments", s.moments, MOMENTS)
-    yield positive("sparsity.refresh_every", s.refresh_every)
-    yield one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)
+        yield _one_of("sparsity.implementation", s.implementation, IMPLEMENTATIONS)
+    yield _one_of("sparsity.moments", s.moments, MOMENTS)
+    yield _positive("sparsity.refresh_every", s.refresh_every)
+    yield _one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)
     yield (
         "sparsity.recipe", s.recipe, s.recipe == "dense" or m.activation == "squared_relu",
         f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",
@@ -298,17 +318,16 @@ def _rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
     if s.recipe == "act24":
         yield "sparsity.dense_features", s.dense_features, 0 <= s.dense_features <= 1, "must be in 0..1"
     if s.recipe == "fst" and s.mask_decay is not None:
-        yield not_negative("sparsity.mask_decay", s.mask_decay)
+        yield _not_negative("sparsity.mask_decay", s.mask_decay)
     if s.recipe == "venom":
-        yield from _venom_rules(c, one_of)
-    yield from _mesh_rules(c)
+        yield from _venom_rules(c)
 
 
-def _mesh_rules(c: Config) -> Iterator[tuple[str, Any, bool, str]]:
+def _mesh_rules(c: Config) -> Iterator[Rule]:
     """Every shard must be as large as every other, and whole where a format has tiles."""
     m, s, fsdp, tensor = c.model, c.sparsity, c.mesh.fsdp, c.mesh.tensor
 
-    def divides(axis: str, count: int, key: str, multiple: int = 1):
+    def divides(axis: str, count: int, key: str, multiple: int = 1) -> Rule:
         times = f"times {multiple} " if multiple > 1 else ""
         value = dict(heads=m.heads, kv_heads=m.kv_heads, ffn_dim=m.ffn_dim, dim=m.dim, vocab_size=m.vocab_size)[key]
         return f"mesh.{axis}", count, value % (count * multiple) == 0, f"{times}must divide model.{key} = {value}"
@@ -340,16 +359,16 @@ def _of_parts(c: Config) -> str:
     return "" if c.parts == 1 else f" / {c.parts} parts (mesh.data * mesh.fsdp * microbatches)"
 
 
-def _venom_rules(c: Config, one_of) -> Iterator[tuple[str, Any, bool, str]]:
+def _venom_rules(c: Config) -> Iterator[Rule]:
     m, s, tokens = c.model, c.sparsity, c.tokens_per_part
-    yield one_of("sparsity.selection", s.selection, SELECTIONS)
-    yield one_of("sparsity.distance", s.distance, DISTANCES)
-    yield one_of("sparsity.centres", s.centres, CENTRES)
+    yield _one_of("sparsity.selection", s.selection, SELECTIONS)
+    yield _one_of("sparsity.distance", s.distance, DISTANCES)
+    yield _one_of("sparsity.centres", s.centres, CENTRES)
     yield (
         "sparsity.clusters", s.clusters, s.centres == "neurons" or s.clusters <= tokens,
         f"must be at most the {tokens} tokens of a step with sparsity.centres = 'tokens'",
     )  # fmt: skip
-    yield one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
+    yield _one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
     yield "sparsity.m", s.m, s.m >= 4 and s.m % 4 == 0, "must be a multiple of 4"
     yield "sparsity.m", s.m, m.ffn_dim % s.m == 0, f"must divide model.ffn_dim = {m.ffn_dim}"
     yield (
