@@ -11,7 +11,8 @@ train: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
-# Also the tests that compare with PyTorch and transformers, which `test` skips where they are not installed.
+# Also the tests that compare with PyTorch and transformers, and those that compile Triton kernels, which `test` skips
+# where these are not installed.
 test-all: .venv/test-installed test
 
 lint: .venv/installed
@@ -25,8 +26,10 @@ lint: .venv/installed
 	$(BIN)/python -m pip install --quiet -r requirements.txt
 	touch $@
 
-.venv/test-installed: requirements-test.txt .venv/installed
+# Triton after the rest, by itself: a CUDA build of PyTorch asks for another version, which the tests do not need.
+.venv/test-installed: requirements-test.txt requirements-triton.txt .venv/installed
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	$(BIN)/python -m pip install --quiet -r requirements-triton.txt
 	touch $@
 
 clean:

@@ -23,6 +23,7 @@ from sparse_lm.ops.triton.sampled_matmul_24 import _sampled_matmul_24_kernel
 from sparse_lm.ops.triton.sparsify_24 import _squared_relu_24_kernel
 from sparse_lm.ops.triton.sparsify_venom import _sparsify_venom_kernel
 from sparse_lm.ops.triton.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
+from tests.ops.triton import needs_gpu_build
 
 T, F, D = 8192, 8192, 2048
 
@@ -115,6 +116,7 @@ def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path)
     assert _spilled_bytes(compiled, tmp_path, capability) == 0
 
 
+@needs_gpu_build
 def test_lowers_without_a_gpu():
     w = Sparse24(
         jax.ShapeDtypeStruct((320, 224), jnp.bfloat16), jax.ShapeDtypeStruct((5, 7, 128), jnp.int32), (300, 392)

@@ -10,6 +10,7 @@ import pytest
 from sparse_lm.ops import reference, triton
 from tests.ops.hopper.operands import exact_stats, random_venom_in_runs
 from tests.ops.hopper.test_hidden import _assert_equal, _random
+from tests.ops.triton import needs_gpu_build
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
 WIDE, NARROW = jnp.float32, jnp.bfloat16
@@ -117,6 +118,7 @@ def test_squared_relu_gradients_of_a_venom_matrix(tokens, neurons, v, m):
     _assert_as_reference("squared_relu_gradients", _random((tokens, 4 * neurons // m), NARROW, 6), y)
 
 
+@needs_gpu_build
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_lowers_without_a_gpu(axis, dtype):
@@ -127,6 +129,7 @@ def test_lowers_without_a_gpu(axis, dtype):
     assert lowered.out_info == jax.eval_shape(expected, x)
 
 
+@needs_gpu_build
 def test_sparsify_venom_lowers_without_a_gpu():
     x = jax.ShapeDtypeStruct((300, 192), NARROW)
     options = dict(v=128, m=16, columns="norm", dtype=NARROW)
@@ -135,6 +138,7 @@ def test_sparsify_venom_lowers_without_a_gpu():
     assert lowered.out_info == jax.eval_shape(expected, x)
 
 
+@needs_gpu_build
 @pytest.mark.parametrize(
     "op, options", [("squared_relu_24", {}), ("squared_relu_venom", dict(v=128, m=16, columns="norm"))]
 )
