@@ -3,9 +3,9 @@
     python -m sparse_lm.train --config=configs/llama60m.py --config.data.path=data/corpus
 
 The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, vocabulary 32,768.
-Hardware: one GPU. Result: not measured at this batch and vocabulary; with half of them the recipe ends at dense's loss
-after 33 M tokens and 0.017 nats above it after 200 M. The late decay is better than a cosine for dense and sparse
-(experiments/README.md, "What the recipes cost").
+Hardware: one GPU. Result: not measured at this batch and vocabulary; at half of each, with half of the steps
+sparse, the recipe ends at dense's loss after 33 M tokens and 0.017 nats above it after 200 M. The late decay is
+better than a cosine for dense and sparse (experiments/README.md, "What the recipes cost").
 """
 
 from sparse_lm import config as config_lib

@@ -29,7 +29,7 @@ def embed(table: Array, tokens: Array, dtype: str) -> Array:
     """Rows of a table f32[V, D] for tokens int32[...]: [..., D] in `dtype`."""
     # Cast after the lookup, not before: the gradient is then scattered in float32, which a GPU adds
     # atomically in hardware. In bfloat16 each addition is a compare-and-swap loop, and tokens that
-    # occur often queue up, a hundred times slower where the vocabulary is small.
+    # occur often queue up.
     return table[tokens].astype(dtype)
 
 

@@ -6,8 +6,7 @@ save_attention  also attention's result, so that everything but attention is rec
 save_dots       also what the backward pass needs of the matrix products' results, queries and keys as
                 rotated, and the hidden layer of FFNs, compressed where sparse; norms are recomputed.
 
-Saving less can be faster, since what is saved is written and read once more: a step of dense llama1b was
-faster with save_dots than with none on an H200, in little more than half of the memory for temporaries.
+Saving less can be faster, since what is saved is written and read once more.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from sparse_lm.training.step import Metrics, TrainState
 class WeightMetrics:
     """Flips of 2:4 decisions over one step (2404.01847), and the energy that 2:4 keeps, by layer.
 
-    Programs of their own, not a branch of the step: a branch that the device decides would make the host wait
-    for it in every step.
+    Programs of their own, not a branch of the step, which so does the same every time.
 
     Args:
       plan: of the sparse phase, with weights by soft threshold.

@@ -27,16 +27,6 @@ TILE_LAYOUT = gl.constexpr(
         shape=[TILE, TILE],
     )
 )
-# The same numbers, 16-bit floats, in pairs.
-TILE_WORDS_LAYOUT = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
-        lane_bases=[[0, 8], [0, 16], *_ROW_LANES],
-        warp_bases=_ROW_WARPS,
-        block_bases=[],
-        shape=[TILE, TILE // 2],
-    )
-)
 GROUPS_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [8, 0]],
@@ -55,7 +45,7 @@ HALVES_LAYOUT = gl.constexpr(  # of words of metadata, four groups each
         shape=[TILE, 4],
     )
 )
-PAIRS_LAYOUT = gl.constexpr(
+PAIRS_LAYOUT = gl.constexpr(  # of 16-bit floats in words, or of survivors, two a group
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
         lane_bases=[[0, 8], [0, 16], *_ROW_LANES],
@@ -92,7 +82,7 @@ def as_words(pointer):
 @gluon.jit
 def load_pairs(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     """Members 0 and 1, and 2 and 3, of the groups of 16-bit floats: words [64, 16] each. COLUMNS is even."""
-    row, column, offset = offsets(row_tile, tile, COLUMNS // 2, _TILE // 2, TILE_WORDS_LAYOUT)
+    row, column, offset = offsets(row_tile, tile, COLUMNS // 2, _TILE // 2, PAIRS_LAYOUT)
     words = gl.load(as_words(x) + offset, mask=(row < ROWS) & (column < COLUMNS // 2), other=0)
     low, high = gl.split(words.reshape([_TILE, GROUPS, 2]))
     return gl.convert_layout(low, GROUPS_LAYOUT, assert_trivial=True), gl.convert_layout(
