@@ -1,0 +1,63 @@
+"""Which unit of the GPU limits each product: hardware counters, read by Nsight Compute.
+
+Needs permission to read them, and leaves the clocks as they are.
+
+    python -m experiments.kernel_counters --output=experiments/results/kernel_counters_h100.json
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import statistics
+import sys
+
+from absl import app, flags
+
+from experiments import nsight_compute
+from experiments.result_files import write_results
+
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+REPORTS = flags.DEFINE_string("reports", "/tmp/kernel_counters", "Directory for what the profiler writes.")
+
+# Each program with a pattern of the kernels that are its products: one a call.
+PROGRAMS = {
+    "launch_cusparselt": ".",
+    "launch_products": "mosaic_gpu|nvjet|gemm|cutlass",
+}
+
+
+def tabulate(launched: list[dict], profiles: list[dict]) -> list[dict]:
+    """For each run of launches of one product the median of each counter.
+
+    Raises:
+      ValueError: other kernels were profiled than were launched.
+    """
+    if len(launched) != len(profiles):
+        kernels = [profile["kernel"] for profile in profiles]
+        raise ValueError(f"{len(launched)} launches, but {len(profiles)} profiles: {kernels}")
+    table = []
+    for label, group in itertools.groupby(zip(launched, profiles, strict=True), key=lambda pair: pair[0]):
+        rows = [profile for _, profile in group]
+        medians = {key: statistics.median(row[key] for row in rows) for key in rows[0] if key != "kernel"}
+        table.append({**label, "kernel": rows[0]["kernel"], "launches": len(rows), **medians})
+    return table
+
+
+def main(_) -> None:
+    reports = pathlib.Path(REPORTS.value)
+    reports.mkdir(parents=True, exist_ok=True)
+    table = []
+    for program, kernels in PROGRAMS.items():
+        report, launched = reports / f"{program}.csv", reports / f"{program}.json"
+        command = [sys.executable, "-m", f"experiments.{program}", f"--launched={launched}"]
+        nsight_compute.profile(command, report, kernels)
+        table += tabulate(json.loads(launched.read_text()), nsight_compute.read_report(report.read_text()))
+    for row in table:
+        print({key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+    write_results(OUTPUT.value, dict(nsight_compute=nsight_compute.version(), products=table))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,128 @@
+"""Every Hopper kernel once or twice at small ragged shapes: a program for compute-sanitizer.
+
+    compute-sanitizer --tool=memcheck --kernel-name=kns=mosaic_gpu python -m tests.ops.hopper.sanitize
+
+or racecheck, synccheck, initcheck. XLA_PYTHON_CLIENT_ALLOCATOR=platform gives each array its own allocation, without
+which accesses past the end of one go unseen in the next. Whether results are right is for the tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from sparse_lm.ops import hopper
+from sparse_lm.ops.hopper.matmul_24 import Config
+from tests.ops.hopper.operands import random, random_24, random_runs, random_venom, random_venom_in_runs
+
+ONLY = flags.DEFINE_string("only", ".", "Regular expression found in the names of the calls to make.")
+
+TYPE = jnp.bfloat16
+TOKENS, NEURONS, DIM, KEPT = 1000, 1024, 392, 256
+
+Call = tuple[Callable, tuple]  # a kernel and its operands
+
+
+def matmul_24(m: int, k: int, n: int, *, turned: bool = False, config: Config | None = None) -> Call:
+    b = random((n, k) if turned else (k, n), TYPE, seed=1)
+    options = dict(b_transposed=turned, out_transposed=turned, config=config)
+    return functools.partial(hopper.matmul_24, **options), (random_24(m, k, TYPE, seed=0), b)
+
+
+def matmul_venom(v: int, *, run: int = 1) -> Call:
+    if run > 1:
+        a = random_venom_in_runs(TOKENS, NEURONS, KEPT, v, run, TYPE, seed=0)
+    else:
+        a = random_venom(TOKENS, NEURONS, v, 16, TYPE, seed=0)
+    return hopper.matmul_venom, (a, random((NEURONS, DIM), TYPE, seed=2))
+
+
+def listed(kernel: Callable, v: int, run: int) -> Call:
+    """A product of the rows of the weight that blocks of v tokens list."""
+    columns = random_runs(-(-TOKENS // v), KEPT, run, NEURONS, seed=2)
+    operands = random_24(NEURONS, DIM, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
+    return functools.partial(kernel, v=v, run=run), operands
+
+
+def scattered_matmul_24(v: int, run: int) -> Call:
+    columns = random_runs(-(-TOKENS // v), KEPT, run, NEURONS, seed=2)
+    operands = random_24(KEPT, TOKENS, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
+    return functools.partial(hopper.scattered_matmul_24, v=v, rows=NEURONS, run=run), operands
+
+
+def sparsify_24(method: str, axis: int) -> Call:
+    def kernel(x, key):
+        return hopper.sparsify_24(x, method, axis, scale=1.5, dtype=TYPE, key=key)
+
+    return kernel, (random((300, 200), TYPE, seed=0), jax.random.key(1))
+
+
+def soft_threshold_24() -> Call:
+    w, scale = random((2 * 64, 200), jnp.float32, seed=0), jnp.ones(2)
+    return functools.partial(hopper.soft_threshold_24, dtype=TYPE), (w, scale)
+
+
+def sparsify_24_tiles(*, masked: bool) -> Call:
+    x = random((100, 300), jnp.float32, seed=0)
+    return functools.partial(hopper.sparsify_24_tiles, dtype=TYPE), (x, x > 0 if masked else None)
+
+
+def venom_pass(kernel: Callable, v: int, m: int, **options) -> Call:
+    return functools.partial(kernel, v=v, m=m, columns="norm", **options), (random((300, NEURONS), TYPE, seed=0),)
+
+
+def squared_relu_24() -> Call:
+    return hopper.squared_relu_24, (random((100, 300), TYPE, seed=0),)
+
+
+def squared_relu_gradients(*, venom: bool) -> Call:
+    y = random_venom(300, NEURONS, 128, 16, TYPE, seed=0) if venom else random_24(300, KEPT, TYPE, seed=0)
+    return hopper.squared_relu_gradients, (random((300, KEPT), TYPE, seed=2), y)
+
+
+CALLS: dict[str, Callable[[], Call]] = {
+    "matmul_24": lambda: matmul_24(300, 1100, 1001),
+    "matmul_24, B and the result transposed": lambda: matmul_24(300, 333, 1001, turned=True),
+    "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),
+    "matmul_24, split along k": lambda: matmul_24(256, 4096, 192),
+    "matmul_venom 64:2:16": lambda: matmul_venom(64),
+    "matmul_venom 128:2:16": lambda: matmul_venom(128),
+    "matmul_venom 256:2:16": lambda: matmul_venom(256),
+    "matmul_venom, runs of 128": lambda: matmul_venom(128, run=128),
+    "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, v=128, run=1),
+    "sampled_matmul_24, runs of 128": lambda: listed(hopper.sampled_matmul_24, v=128, run=128),
+    "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, v=128, run=128),
+    "scattered_matmul_24, runs of 128": lambda: scattered_matmul_24(v=128, run=128),
+    "scattered_matmul_24, runs of 256": lambda: scattered_matmul_24(v=256, run=256),
+    "sparsify_24 magnitude, rows": lambda: sparsify_24("magnitude", -1),
+    "sparsify_24 soft threshold, columns": lambda: sparsify_24("soft_threshold", 0),
+    "sparsify_24 mvue, columns": lambda: sparsify_24("mvue", 0),
+    "soft_threshold_24": soft_threshold_24,
+    "sparsify_24_tiles, mask given": lambda: sparsify_24_tiles(masked=True),
+    "sparsify_24_tiles, mask chosen": lambda: sparsify_24_tiles(masked=False),
+    "sparsify_venom 128:2:16": lambda: venom_pass(hopper.sparsify_venom, 128, 16, dtype=TYPE),
+    "squared_relu_venom 128:2:8": lambda: venom_pass(hopper.squared_relu_venom, 128, 8),
+    "squared_relu_venom 256:2:32": lambda: venom_pass(hopper.squared_relu_venom, 256, 32),
+    "squared_relu_24": squared_relu_24,
+    "squared_relu_gradients": lambda: squared_relu_gradients(venom=False),
+    "squared_relu_gradients 128:2:16": lambda: squared_relu_gradients(venom=True),
+}
+
+
+def main(_) -> None:
+    host, device = jax.devices("cpu")[0], jax.devices()[0]
+    for name in filter(re.compile(ONLY.value).search, CALLS):
+        with jax.default_device(host):  # initcheck sees a copy that writes an operand, but not all that kernels write
+            kernel, operands = CALLS[name]()
+        print(f"{name} ...", flush=True)
+        jax.block_until_ready(jax.jit(kernel)(*jax.device_put(operands, device)))
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

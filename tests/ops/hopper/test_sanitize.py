@@ -1,0 +1,15 @@
+import jax
+import pytest
+
+from sparse_lm.ops import hopper
+from tests.ops.hopper import sanitize
+
+
+@pytest.mark.parametrize("name", sanitize.CALLS)
+def test_calls_fit_the_kernels(name):
+    kernel, operands = sanitize.CALLS[name]()
+    jax.eval_shape(kernel, *operands)
+
+
+def test_no_kernel_is_left_out():
+    assert {name.split(" ")[0].rstrip(",") for name in sanitize.CALLS} == set(hopper.__all__)
