@@ -21,6 +21,7 @@ LAUNCHES = 3  # of each product
 
 def main(_) -> None:
     torch.manual_seed(0)
+    versions = dict(torch=torch.__version__, cusparselt=torch.backends.cusparselt.version())
     launched = []
     for m, n, k in SHAPES_24[:2]:
         kept = torch.rand(m, k // 4, 4, device="cuda").argsort(dim=-1) < 2
@@ -33,7 +34,7 @@ def main(_) -> None:
             for _ in range(LAUNCHES):
                 torch._cslt_sparse_mm(compressed, b, alg_id=algorithm)
             torch.cuda.synchronize()
-        label = dict(product="cuSPARSELt", m=m, n=n, k=k, algorithm=algorithm)
+        label = dict(product="cuSPARSELt", m=m, n=n, k=k, algorithm=algorithm, **versions)
         launched += [label] * LAUNCHES
         print(label, flush=True)
     pathlib.Path(LAUNCHED.value).write_text(json.dumps(launched))
