@@ -10,12 +10,13 @@ them together with a hand-written VJP. Only Y is saved of the hidden layer, in i
 2 relu(H) = 2 sqrt(Y).
 
 With the `venom` recipe a row's hidden vector is *condensed*, [T, 4F/m]: the kept columns of its
-block only. Rows of X are then permuted by cluster on the way in and back on the way out.
+block only. Rows of X are then permuted by cluster on the way in, and the products that give O and dX put
+theirs back.
 
 Passes over memory around the products of one sparse FFN with the pattern known first, T tokens,
 S = 4F/m kept neurons, bf16; experiments/README.md has the measured times:
 
-    permute X and dO, unpermute O and dX    4 T D each (the latter two merge into what follows)
+    permute X and dO                        4 T D each
     Y, 2:4, by the up product itself        1.1 T S written
     dH and both transposes                  3.1 T S read, 3.4 T S written
 """
@@ -125,7 +126,7 @@ def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weigh
         y, seen = up_listed(_permute(x, rows), listed_neurons(variables, rows, x.shape[0], run), run)
     else:
         y, seen, y_all = activate(up(_permute(x, rows), run), run)
-    o = collectives.sum_over_tensor(_unpermute(down(y, run), rows), axes)
+    o = collectives.sum_over_tensor(down(y, rows, run), axes)
     computed = 4 * run.neurons // plan.m if plan.pattern_known_first else run.neurons
     stats = {
         "activation_sparsity": 1 - seen.nonzeros / (x.shape[0] * computed),  # padded rows are all zero
@@ -146,7 +147,7 @@ def _backward(plan, implementation, axes, saved, cotangents):
     key = collectives.fold_index(key, axes.tensor)
     x, do = _permute(x, rows), _permute(do, rows)
     gradients = hidden_gradients(grad_hidden(do, y, run), y, run)
-    dx = collectives.sum_over_tensor(_unpermute(grad_input(gradients.dh, run), rows), axes)
+    dx = collectives.sum_over_tensor(grad_input(gradients.dh, rows, run), axes)
     busy = busiest_features(y, plan.dense_features)
     dw1 = grad_up(gradients, x, busy, _subkey(key, 1), run, w1.dtype)
     dw2 = grad_down(gradients, y, do, busy, _subkey(key, 2), run, w2.dtype)
@@ -202,12 +203,12 @@ def up_listed(x: Array, columns: Array, run: _Run) -> tuple[SparseVenom, HiddenS
 
 
 @jax.named_call
-def down(y: Hidden, run: _Run) -> Array:
-    """O = Y W2: [T, D]."""
+def down(y: Hidden, rows: routing.Rows | None, run: _Run) -> Array:
+    """O = Y W2: [T, D], in the order of the tokens."""
     forms = run.weights.down
     if run.plan.down == W2_24:
-        return _all_rows(forms.along_neurons, y, run.weights.dim, run)
-    return _hidden_matmul(y, forms.dense, run)
+        return _unpermute(_all_rows(forms.along_neurons, y, run.weights.dim, run), rows)
+    return _hidden_matmul(y, forms.dense, rows, run)
 
 
 @jax.named_call
@@ -222,12 +223,12 @@ def grad_hidden(do: Array, y: Hidden, run: _Run) -> Array:
 
 
 @jax.named_call
-def grad_input(dh: Hidden, run: _Run) -> Array:
-    """dX = dH W1: [T, D]."""
+def grad_input(dh: Hidden, rows: routing.Rows | None, run: _Run) -> Array:
+    """dX = dH W1: [T, D], in the order of the tokens."""
     forms = run.weights.up
     if run.plan.grad_input == W1_24:
-        return _all_rows(forms.along_neurons, dh, run.weights.dim, run)
-    return _hidden_matmul(dh, forms.dense, run)
+        return _unpermute(_all_rows(forms.along_neurons, dh, run.weights.dim, run), rows)
+    return _hidden_matmul(dh, forms.dense, rows, run)
 
 
 @jax.named_call
@@ -349,17 +350,17 @@ def _among_layers(w: Sparse24, rows: Array, run: _Run) -> Array:
     return jnp.where(rows == count, w.shape[0], rows + run.layer * count)
 
 
-def _hidden_matmul(hidden: Hidden, w: Array, run: _Run) -> Array:
-    """hidden times this layer's [F, D] of w."""
+def _hidden_matmul(hidden: Hidden, w: Array, rows: routing.Rows | None, run: _Run) -> Array:
+    """hidden times this layer's [F, D] of w, in the order of the tokens."""
     match hidden:
         case SparseVenom():
             columns = jnp.where(hidden.columns == run.neurons, w.shape[0], hidden.columns + run.layer * run.neurons)
             of_all_layers = dataclasses.replace(hidden, columns=columns, shape=(hidden.shape[0], w.shape[0]))
-            return ops.matmul_venom(of_all_layers, w, implementation=run.implementation)
+            return ops.matmul_venom(of_all_layers, w, rows=rows, implementation=run.implementation)
         case Sparse24():
-            return ops.matmul_24(hidden, _of_layer(w, run), implementation=run.implementation)
+            return _unpermute(ops.matmul_24(hidden, _of_layer(w, run), implementation=run.implementation), rows)
         case _:
-            return hidden @ _of_layer(w, run)
+            return _unpermute(hidden @ _of_layer(w, run), rows)
 
 
 def _weight_gradient(a_t: Sparse24 | None, a: Hidden, b: Array, busy, run: _Run, dtype: DTypeLike) -> Array:

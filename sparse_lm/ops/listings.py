@@ -22,7 +22,8 @@ def listed_at(lists: Array, runs: int) -> tuple[Array, Array]:
     position = jnp.max(jnp.where(here, jnp.arange(listings), -1), axis=2)
     listed = position >= 0
     block = jnp.arange(blocks)
-    rank = jnp.sum(listed[:, None, :] & (block < block[:, None]), axis=2)
-    slot = jnp.where(listed, rank, -1)[:, None, :] == jnp.arange(blocks + 2)[:, None]
+    # With a last column for all blocks, the counts need no kernel of their own.
+    before = jnp.sum(listed[:, None, :] & (block < jnp.arange(blocks + 1)[:, None]), axis=2, dtype=jnp.int32)
+    slot = jnp.where(listed, before[:, :-1], -1)[:, None, :] == jnp.arange(blocks + 2)[:, None]
     places = jnp.min(jnp.where(slot, (block * listings + position)[:, None, :], blocks * listings), axis=2)
-    return places.astype(jnp.int32), jnp.sum(listed, axis=1, dtype=jnp.int32)
+    return places.astype(jnp.int32), before[:, -1]

@@ -7,6 +7,7 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.routing import Rows
 
 
 def matmul_24(
@@ -51,25 +52,34 @@ def matmul_24(
 
 
 def matmul_venom(
-    a: SparseVenom, b: Array, *, out_dtype: DTypeLike | None = None, implementation: str | None = None
+    a: SparseVenom,
+    b: Array,
+    *,
+    rows: Rows | None = None,
+    out_dtype: DTypeLike | None = None,
+    implementation: str | None = None,
 ) -> Array:
     """a @ b; of b, each block of rows of a reads only the rows that it keeps.
 
     Args:
       a: V:2:M matrix [M, K].
       b: [K, N].
+      rows: the order of the tokens that a's rows are in. The result's are put back into the tokens' own, as
+        `routing.unpermute` does, without a pass over memory where the kernel stores them there. Not by default.
       out_dtype: of the result; that of b by default.
       implementation: backend that must run this; the best one by default.
 
     Returns:
-      [M, N].
+      [M, N], or [T, N] of the T tokens of `rows`.
 
     Raises:
       ValueError: shapes do not match.
       NotImplementedError: the named backend cannot run this.
     """
     _check_contraction("a", a.shape, "b", b.shape)
-    return backends.dispatch("matmul_venom", implementation, a, b, out_dtype=out_dtype or b.dtype)
+    if rows is not None and rows.slots.shape != a.shape[:1]:
+        raise ValueError(f"rows order {rows.slots.shape[0]} slots, not the {a.shape[0]} rows of a")
+    return backends.dispatch("matmul_venom", implementation, a, b, rows=rows, out_dtype=out_dtype or b.dtype)
 
 
 def sampled_matmul_24(

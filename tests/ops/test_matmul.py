@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.ops import reference
+from sparse_lm.ops import reference, routing
 from tests.ops import jitted
 
 DTYPES = [jnp.float32, jnp.bfloat16]
@@ -53,6 +53,24 @@ def test_matmul_venom(shape, n, v, m, dtype):
     a = jitted.sparsify_venom(_random(shape, dtype, 2), v, m)
     b = _random((shape[1], n), dtype, 3)
     _check(ops.matmul_venom, a, b, exact=_float64(jitted.dense(a)) @ _float64(b), dtype=dtype)
+
+
+@pytest.mark.parametrize("clusters", [None, 3])
+def test_matmul_venom_puts_rows_back_in_the_order_of_the_tokens(clusters):
+    tokens, v = 50, 8
+    rng = np.random.default_rng(11)
+    rows = routing.shuffle_rows(jnp.asarray(rng.permutation(tokens)))
+    if clusters:
+        rows = routing.group_rows(jnp.asarray(rng.integers(clusters, size=tokens)), clusters, v, None)
+    slots = np.asarray(rows.slots)
+    a, b = jitted.sparsify_venom(_random((len(slots), 32), jnp.float32, 12), v, 8), _random((32, 5), jnp.float32, 13)
+    exact = np.zeros((tokens, 5))
+    has_token = slots < tokens
+    exact[slots[has_token]] = (_float64(jitted.dense(a)) @ _float64(b))[has_token]
+    product = functools.partial(ops.matmul_venom, rows=rows)
+    _check(product, a, b, exact=exact, dtype=jnp.float32)
+    with pytest.raises(ValueError, match=f"order {len(slots)} slots, not the 40 rows"):
+        product(jitted.sparsify_venom(jnp.ones((40, 32)), v, 8), b)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

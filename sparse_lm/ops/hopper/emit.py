@@ -57,6 +57,16 @@ def _vector_pointers(x: ir.Value, start: ir.Value, words: int) -> list[ir.Value]
     return [mgpu_utils.getelementptr(global_pointer(x), [first], element) for first in firsts]
 
 
+def store_if(condition: ir.Value, pointer: ir.Value, words: Sequence[ir.Value]) -> None:
+    """Stores four words of 32 bits, or one of 16, to global memory if the condition holds, without a branch."""
+    store, constraints = (
+        ("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r") if len(words) == 4 else ("u16 [$1], $2", "r,l,h")
+    )
+    ptx = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.{store}; }}"
+    operands = [arith.extui(i32_type(), condition), pointer, *words]
+    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, ptx, constraints, has_side_effects=True)
+
+
 def vector_lanes(element: ir.Type) -> int:
     """Elements of 16 bytes."""
     return _BYTES // mgpu_utils.bytewidth(element)

@@ -117,7 +117,7 @@ def _start_part(
     lane_offset = arith.addi(lane_offset, arith.addi(times(warp, _ROWS * target_columns), c(first * 8, i32)))
     lane_swizzle = arith.xori(tile_chunk, row)
     for first_row in range(0, _ROWS, rows):
-        number = _shuffle(own_number, arith.addi(row, c(first_row, i32)))
+        number = shuffle(own_number, arith.addi(row, c(first_row, i32)))
         offset = arith.addi(arith.muli(arith.extui(i64, number), c(width, i64)), lane_column)
         # The row within 8 is the sum of two numbers without common bits.
         swizzled = times(arith.xori(lane_swizzle, c(first_row % 8, i32)), _CHUNK)
@@ -166,7 +166,8 @@ def global_pointer(ref: ir.Value) -> ir.Value:
     return llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(ref))
 
 
-def _shuffle(value: ir.Value, lane: ir.Value) -> ir.Value:
+def shuffle(value: ir.Value, lane: ir.Value) -> ir.Value:
+    """The value that another lane of the warp holds."""
     i32 = ir.IntegerType.get_signless(32)
     return llvm.inline_asm(
         i32, [value, lane], "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", has_side_effects=True

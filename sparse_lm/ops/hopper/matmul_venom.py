@@ -3,7 +3,8 @@
 The 2:4 operand comes by TMA, as in `matmul_24`, shared by the blocks of a cluster, which compute tiles
 side by side; the 64 rows of b of each step are gathered (gather.py). All rows of a tile lie in one Venom
 block, so that a gathered row serves them all: every v rows, at most 256, read their own rows of b, 2 Kc N
-bytes, from the L2 cache. For v = 128 and less that limits this product.
+bytes, from the L2 cache. For v = 128 and less that limits this product. Where rows are to be put back into
+the order of the tokens, each is stored where it belongs (store_rows.py), which saves a pass over the result.
 
 Numerics: as `matmul_24`, in the order of the condensed columns.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
@@ -21,9 +21,11 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import compat, gather, split_k, tuning, wgmma_sp
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad
 from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
 from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper.store_rows import to_order
+from sparse_lm.ops.routing import Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,24 +62,30 @@ def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
 
 
 def matmul_venom(
-    a: SparseVenom, b: Array, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+    a: SparseVenom,
+    b: Array,
+    *,
+    rows: Rows | None = None,
+    out_dtype: DTypeLike | None = None,
+    config: Config | None = None,
 ) -> Array:
     """a @ b.
 
     Args:
       a: V:2:M matrix [M, K], bfloat16 or float16, v a multiple of 64.
       b: [K, N] in the dtype of a.
+      rows: the order of a's rows, from which those of the result are put back into the tokens'; as they are by default.
       out_dtype: bfloat16, float16 or float32; that of b by default.
       config: tiling; the tuned one for the shape and device by default.
 
     Returns:
-      [M, N]. Rows of b that no stored position names are not read.
+      [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no stored position names are not read.
 
     Raises:
       NotImplementedError: the dtypes, or v.
     """
     if a.run % wgmma_sp.ROWS == 0 and a.v % (2 * wgmma_sp.ROWS) == 0:
-        return matmul_venom_runs(a, b, out_dtype=out_dtype)
+        return matmul_venom_runs(a, b, rows=rows, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
     (m, k), n = a.shape, b.shape[1]
@@ -86,11 +94,10 @@ def matmul_venom(
         config = config or heuristic_config(m, n, a.columns.shape[1], a.v)
     # Rows stay as they are: a padded column of a is row k, past the end of b.
     b = pad(b, rows=False)
-    out = jax.ShapeDtypeStruct((round_up(m), max(2 * wgmma_sp.ROWS, b.shape[1])), out_dtype)
-    return _call(config, a, b, out)[:m, :n]
+    return _call(config, a, b, rows, out_dtype)[: m if rows is None else rows.position.shape[0], :n]
 
 
-def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -> Array:
+def _call(config: Config, a: SparseVenom, b: Array, rows: Rows | None, out_dtype: jnp.dtype) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
     grid, plan = config.grid(a.shape[0], b.shape[1]), _plan(config, a.shape[0], b.shape[1], steps)
 
@@ -101,7 +108,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
         return plan.jobs(cluster, origin)
 
     def loads(operands, job):
-        values, metadata, columns, b_gmem = operands
+        values, metadata, columns, b_gmem, *_ = operands
         block = lax.div(job.row, a.v)
 
         def look_up(k):
@@ -115,18 +122,20 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
 
         return Loads(copies, look_up, gather_b)
 
+    destination = to_order(rows, a.shape[0], b.shape[1], out_dtype)
     (product,) = multiply(
         config,
         plan.grid,
         jobs,
         loads,
-        (a.values, a.metadata, a.columns, b),
-        out,
+        (a.values, a.metadata, a.columns, b, *destination.operands),
+        destination.out,
         name="matmul_venom",
         dtype=b.dtype,
         b_transposed=False,
         out_transposed=False,
         gathers=True,
+        epilogue=destination.epilogue,
     )
     return product
 

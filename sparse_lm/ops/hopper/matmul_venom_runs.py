@@ -2,7 +2,7 @@
 
 The blocks of a cluster compute tiles side by side, so that they share the tile of the sparse operand;
 those that run together cover a band along N, so that the rows of b that their tokens list stay in the L2
-cache.
+cache. Rows may be stored in the order of the tokens, as in matmul_venom.py.
 
 Numerics: as `matmul_24`, in the order of the condensed columns.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
@@ -20,9 +19,11 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad
 from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
 from sparse_lm.ops.hopper.schedule import rows_in_use
+from sparse_lm.ops.hopper.store_rows import to_order
+from sparse_lm.ops.routing import Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,12 @@ def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
 
 
 def matmul_venom_runs(
-    a: SparseVenom, b: Array, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+    a: SparseVenom,
+    b: Array,
+    *,
+    rows: Rows | None = None,
+    out_dtype: DTypeLike | None = None,
+    config: Config | None = None,
 ) -> Array:
     """a @ b.
 
@@ -65,11 +71,12 @@ def matmul_venom_runs(
       a: V:2:M matrix [M, K], bfloat16 or float16, v and run multiples of 128 and of 64. The last blocks cost little
         if they list only K, which stands for no column.
       b: [K, N] in the dtype of a.
+      rows: the order of a's rows, from which those of the result are put back into the tokens'; as they are by default.
       out_dtype: bfloat16, float16 or float32; that of b by default.
       config: tiling; tile_m divides v.
 
     Returns:
-      [M, N]. Rows of b that no block lists are not read.
+      [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no block lists are not read.
 
     Raises:
       NotImplementedError: the dtypes, v, or run.
@@ -78,19 +85,17 @@ def matmul_venom_runs(
     check_dtypes(a.dtype, b.dtype, out_dtype)
     if a.run % wgmma_sp.ROWS:
         raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {a.run}")
-    rows, n = a.shape[0], b.shape[1]
-    config = config or heuristic_config(rows, n, a.columns.shape[1], a.v)
-    b = pad(b)
-    out = jax.ShapeDtypeStruct((round_up(rows), max(2 * wgmma_sp.ROWS, b.shape[1])), out_dtype)
-    return _call(config, a, b, out)[:rows, :n]
+    m, n = a.shape[0], b.shape[1]
+    config = config or heuristic_config(m, n, a.columns.shape[1], a.v)
+    return _call(config, a, pad(b), rows, out_dtype)[: m if rows is None else rows.position.shape[0], :n]
 
 
-def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -> Array:
+def _call(config: Config, a: SparseVenom, b: Array, rows: Rows | None, out_dtype: jnp.dtype) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
     plan = _plan(config, a.shape[0], b.shape[1], steps)
 
     def jobs(operands, cluster, peer):
-        *_, first_of_padding = operands  # read for each job anew, from the cache: consumers lack a register for it
+        first_of_padding = operands[4]  # read for each job anew, from the cache: consumers lack a register for it
 
         def origin(tile):
             tile = plgpu.planar_snake(tile, config.grid(a.shape[0], b.shape[1]), 1, config.raster_width)
@@ -99,7 +104,7 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
         return plan.jobs(cluster, origin, lambda row, _: row < first_of_padding[0])
 
     def loads(operands, job):
-        values, metadata, columns, b_gmem, _ = operands
+        values, metadata, columns, b_gmem, *_ = operands
         block = lax.div(job.row, a.v)
 
         def look_up(k):
@@ -111,17 +116,20 @@ def _call(config: Config, a: SparseVenom, b: Array, out: jax.ShapeDtypeStruct) -
 
         return Loads(copies, look_up)
 
+    first_of_padding = rows_in_use(a.columns[:, :: a.run], a.v, a.shape[1])
+    destination = to_order(rows, a.shape[0], b.shape[1], out_dtype)
     (product,) = multiply(
         config,
         plan.grid,
         jobs,
         loads,
-        (a.values, a.metadata, a.columns, b, rows_in_use(a.columns[:, :: a.run], a.v, a.shape[1])),
-        out,
+        (a.values, a.metadata, a.columns, b, first_of_padding, *destination.operands),
+        destination.out,
         name="matmul_venom_runs",
         dtype=b.dtype,
         b_transposed=False,
         out_transposed=False,
+        epilogue=destination.epilogue,
     )
     return product
 

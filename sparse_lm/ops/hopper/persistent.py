@@ -145,11 +145,12 @@ class Epilogue:
     Attributes:
       out_types: of the outputs.
       store: called with a part [64, columns] of a consumer's tile, rounded, in layout WGMMA; the consumer's staging;
-        the outputs in global memory; the part's first row and column in the product; and its number in the tile.
+        the operands and the outputs in global memory; the part's first row and column in the product; and its
+        number in the tile.
     """
 
     out_types: Sequence[jax.ShapeDtypeStruct]
-    store: Callable[[Array, Any, Sequence[Any], tuple[Array, Array], int], None]
+    store: Callable[[Array, Any, Sequence[Any], Sequence[Any], tuple[Array, Array], int], None]
 
 
 def multiply(
@@ -184,7 +185,7 @@ def multiply(
       epilogue: what to write instead of `out`; the product itself by default.
     """
 
-    def store_product(part, slots, outs_gmem, origin, number):
+    def store_product(part, slots, _, outs_gmem, origin, number):
         store_tile(part, slots, *outs_gmem, origin, first_store=number, transposed=out_transposed)
 
     outs, store_part = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
@@ -263,7 +264,8 @@ def multiply(
                                 tile, job.parts, lambda part, where=where: of_contributor(sums_gmem[0], part).at[where]
                             )
                         origin = job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first
-                        store_part(tile.astype(out.dtype), out_smem.at[warpgroup], outs_gmem, origin, i)
+                        part = tile.astype(out.dtype)
+                        store_part(part, out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, i)
 
                 def finish(accumulators, job):
                     if not grid.contributors:

@@ -72,7 +72,7 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
         tile = Tile(Thread.current(), token_tile.registers.item(), neuron_tile.registers.item())
         sparsify([_load_words(slot, tile.thread, half) for half in HALVES], tile, values, metadata, stats)
 
-    def store(part: Array, slots: Any, outs: Sequence[Any], origin: tuple[Array, Array], number: int) -> None:
+    def store(part: Array, slots: Any, _, outs: Sequence[Any], origin: tuple[Array, Array], number: int) -> None:
         neuron, token = origin
 
         @pl.when((neuron < neurons) & (token < tokens))

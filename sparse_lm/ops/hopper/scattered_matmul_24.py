@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -31,30 +32,63 @@ class Config(Tiling):
     """How the product is cut up.
 
     Attributes:
-      raster_along_m: whether neighbouring tiles lie under one another, and read a few columns of b; else side by
-        side, and read all of b, but the same blocks of it.
+      raster_width: clusters' tiles side by side in a band, which is computed row by row before the next band. Those of
+        a row read the same blocks of b, and the L2 cache should hold the band's columns of all of them: then the
+        memory is asked for b once, and for the sparse operand once a band.
     """
 
-    raster_along_m: bool = False
+    raster_width: int = 3
 
 
-def heuristic_config(run: int, listings: int) -> Config:
-    """The tiling that reads least: a run that holds both tiles of a cluster lets them share b.
+# With the time of a cluster's tile, where shared memory limits it.
+CANDIDATES = (
+    (Config(256, 192), 1.36),
+    (Config(256, 192, share_b=False), 1.36),
+    (Config(128, 256), 1.0),
+    (Config(128, 256, share_b=False, raster_width=2), 1.0),
+)
+
+
+def heuristic_config(run: int, listings: int, n: int) -> Config:
+    """The fastest candidate of those whose cluster's rows a run holds; of equals the one that reads least.
 
     Args:
       run: consecutive rows that are listed together.
       listings: of a block.
+      n: columns of the result.
 
     Raises:
       NotImplementedError: no tile divides the run.
     """
-    if run % 512 == 0:
-        return Config(256, 192)
-    if run % 256 == 0:
-        return Config(128, 256)
-    if run % 128 == 0:
-        return Config(128, 256, share_b=False, raster_along_m=listings > 1)
-    raise NotImplementedError(f"needs runs of a multiple of 128, not {run}")
+    fitting = [candidate for candidate in CANDIDATES if run % candidate[0].cluster_m == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs runs of a multiple of 128, not {run}")
+
+    def time(candidate: tuple[Config, float]) -> float:
+        """Of all columns, by rows."""
+        config, tile_time = candidate
+        return tile_time * pl.cdiv(n, config.cluster_n) / config.cluster_m
+
+    config = min(fitting, key=time)[0]
+    if listings == 1:  # the memory is asked for b once, if whole rows run together
+        return dataclasses.replace(config, raster_width=pl.cdiv(n, config.cluster_n))
+    return config
+
+
+def tile_at(tile: Array, grid: tuple[int, int], raster_width: int) -> tuple[Array, Array]:
+    """Row and column of the tiles of a grid in the order of `Config.raster_width`; the last band may be narrower."""
+    height, width = grid
+    first_column = lax.div(tile, height * raster_width) * raster_width
+    band = lax.min(raster_width, width - first_column)
+    in_band = tile - first_column * height
+    return lax.div(in_band, band), first_column + lax.rem(in_band, band)
+
+
+def by_tile(of_rows: Array, grid: tuple[int, int], raster_width: int) -> Array:
+    """What is given of each row of a grid, of each of its tiles in that order; XLA fuses it, unlike a look-up."""
+    _, width = grid
+    bands = [min(raster_width, width - first) for first in range(0, width, raster_width)]
+    return jnp.concatenate([jnp.repeat(of_rows, band) for band in bands])
 
 
 def scattered_matmul_24(
@@ -90,7 +124,7 @@ def scattered_matmul_24(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
     n = b.shape[1]
-    config = config or heuristic_config(run, columns.shape[1] // run)
+    config = config or heuristic_config(run, columns.shape[1] // run, n)
     if v % STEP:
         raise NotImplementedError(f"needs v to be a multiple of {STEP}, not {v}")
     if rows % run:
@@ -104,25 +138,23 @@ def scattered_matmul_24(
 def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: int, out: jax.ShapeDtypeStruct) -> Array:
     steps = v // STEP  # of a block
     listings = columns.shape[1] // run  # runs that a block lists
-    height, width = config.grid(out.shape[0], b.shape[1])
+    grid = config.grid(out.shape[0], b.shape[1])
     stream = StreamK(compat.core_count() // config.cluster)
     places, counts = listed_at(columns[:, ::run] // run, out.shape[0] // run)
-    pairs = jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), run // config.cluster_m)
-    rows = descending(pairs)
-    pairs = pairs[rows]
-    shares = stream.shares(jnp.tile(pairs, width) if config.raster_along_m else jnp.repeat(pairs, width))
+    pairs, rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), run // config.cluster_m))
+    shares = stream.shares(by_tile(pairs, grid, config.raster_width))
 
     def jobs(operands, cluster, peer):
         *_, shares, rows, pairs = operands
 
         def place(tile):
-            return lax.rem(tile, height) if config.raster_along_m else lax.div(tile, width)
+            return tile_at(tile, grid, config.raster_width)
 
         def origin(tile):
-            column = lax.div(tile, height) if config.raster_along_m else lax.rem(tile, width)
-            return config.origin(rows[place(tile)], column, peer)
+            row, column = place(tile)
+            return config.origin(rows[row], column, peer)
 
-        return stream.jobs(shares, cluster, lambda tile: pairs[place(tile)], origin)
+        return stream.jobs(shares, cluster, lambda tile: pairs[place(tile)[0]], origin)
 
     def loads(operands, job):
         values, metadata, b, places, *_ = operands

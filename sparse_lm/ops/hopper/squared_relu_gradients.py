@@ -24,7 +24,7 @@ from jaxlib.mlir.dialects import arith, llvm, math
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
 from sparse_lm.ops.hopper import packed_24
-from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, i64_type, mul64
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, i64_type, mul64, store_if
 from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.packed_24 import PackedPair
 from sparse_lm.ops.hopper.squared_relu_24 import check_dtype
@@ -201,16 +201,9 @@ def _store_row_if(
 ) -> None:
     """A thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
     tokens = arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column)
-    flag = arith.extui(i32_type(), condition)
     values_pointer, metadata_pointer = run_pointers(values, metadata, neuron, tokens)
-    _emit_store("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r", flag, values_pointer, *(pair.values for pair in pairs))
-    _emit_store("u16 [$1], $2", "r,l,h", flag, metadata_pointer, half_word(pairs))
-
-
-def _emit_store(store: str, constraints: str, *operands: ir.Value) -> None:
-    """A store to global memory, if the first operand is not zero, without a branch."""
-    ptx = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.{store}; }}"
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), list(operands), ptx, constraints, has_side_effects=True)
+    store_if(condition, values_pointer, [pair.values for pair in pairs])
+    store_if(condition, metadata_pointer, [half_word(pairs)])
 
 
 def _listed(columns: ir.Value, block: ir.Value, tile: ir.Value, place: ir.Value) -> ir.Value:

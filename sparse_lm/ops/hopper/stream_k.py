@@ -55,10 +55,11 @@ class StreamK:
         load = jnp.sum(jnp.where(fits, cost, 0), axis=0)
         whole = jnp.sum(fits & (tile < tiles), axis=0)
 
-        first = jnp.sum(load)
         room = jnp.maximum(fair - load[::-1], 1)
-        cuts = jnp.minimum(first + _sums_up_to(room), ends[-1])
-        tile, pair = self._places(jnp.append(first, cuts), ends, costs)
+        # One reduction, and so one kernel, for the whole tiles and the stretches before each cut.
+        before_cut = cluster < jnp.arange(clusters + 1)[:, None]
+        cuts = jnp.minimum(jnp.sum(load + jnp.where(before_cut, room, 0), axis=1), ends[-1])
+        tile, pair = self._places(cuts, ends, costs)
         part_of = jnp.where(pair > 0, tile, -1)[1:-1]
         parts = jnp.sum((part_of == tile[1:, None]) & (cluster[1:] > cluster[:, None]), axis=1)
         stretches = jnp.stack([tile[:-1], pair[:-1], tile[1:], pair[1:], parts], axis=1)[::-1]
@@ -116,12 +117,12 @@ class StreamK:
         return whole + last_tile - first_tile + jnp.where(last_pair > 0, 1, 0), job
 
 
-def descending(x: Array) -> Array:
-    """The indices of a short array [n] from its largest entry to its smallest, which XLA fuses, unlike a sort."""
-    index = jnp.arange(x.shape[0])
+def descending(x: Array) -> tuple[Array, Array]:
+    """The entries of a short array int32 [n], largest first, and their indices, which XLA fuses, unlike a sort."""
+    index = jnp.arange(x.shape[0], dtype=jnp.int32)
     before = (x > x[:, None]) | ((x == x[:, None]) & (index < index[:, None]))
-    rank = jnp.sum(before, axis=1)
-    return jnp.sum(jnp.where(rank == index[:, None], index, 0), axis=1).astype(jnp.int32)
+    in_place = jnp.sum(before, axis=1) == index[:, None]
+    return tuple(jnp.sum(jnp.where(in_place, entry, 0), axis=1, dtype=jnp.int32) for entry in (x, index))
 
 
 def _sums_up_to(x: Array) -> Array:

@@ -19,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, SparseVenom
+from sparse_lm.ops.routing import Rows, unpermute
 from sparse_lm.ops.triton import product, tuning
 from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.matmul_24 import check_dtypes
@@ -45,18 +46,24 @@ def _matmul_venom_kernel(values, metadata, columns, b, out, shape: gl.constexpr)
 
 
 def matmul_venom(
-    a: SparseVenom, b: Array, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+    a: SparseVenom,
+    b: Array,
+    *,
+    rows: Rows | None = None,
+    out_dtype: DTypeLike | None = None,
+    config: Config | None = None,
 ) -> Array:
     """a @ b.
 
     Args:
       a: V:2:M matrix [M, K], bfloat16 or float16, v a multiple of 64.
       b: [K, N] in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
+      rows: the order of a's rows, from which a pass of its own puts those of the result back into the tokens'.
       out_dtype: bfloat16, float16 or float32; that of b by default.
       config: tiling; the tuned one for the shape and device by default.
 
     Returns:
-      [M, N]. Rows of b that no stored position names are not read.
+      [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no stored position names are not read.
 
     Raises:
       NotImplementedError: the dtypes, or v.
@@ -70,7 +77,7 @@ def matmul_venom(
     shape = Product(
         m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v
     )
-    return gluon_call(
+    product = gluon_call(
         _matmul_venom_kernel,
         a.values,
         a.metadata,
@@ -81,6 +88,7 @@ def matmul_venom(
         warps=config.warps,
         constants=dict(shape=shape),
     )
+    return product if rows is None else unpermute(product, rows)
 
 
 def heuristic_config(m: int, n: int, v: int) -> Config:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparse_lm.ops import routing
 from sparse_lm.ops.formats import Sparse24, SparseVenom, pack_metadata
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
@@ -60,6 +61,13 @@ def random_venom_in_runs(m_rows, k, kept, v, run, dtype, seed) -> SparseVenom:
     condensed = random_24(rows, kept, dtype, seed)
     columns = random_runs(rows // v, kept, run, k, seed + 1)
     return SparseVenom(condensed.values, condensed.metadata, columns, (m_rows, k), v, 4 * k // kept, run)
+
+
+def random_rows(tokens, clusters, v, seed) -> routing.Rows:
+    """An order of tokens by cluster, each from a multiple of v on; one of them has none."""
+    rng = np.random.default_rng(seed)
+    assignment, order = rng.integers(1, clusters, size=tokens), rng.permutation(tokens)
+    return routing.group_rows(jnp.asarray(assignment), clusters, v, jnp.asarray(order))
 
 
 def exact_stats(h, kept):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sparse_lm.ops import hopper
+from sparse_lm.ops import hopper, routing
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper import tuning
 from sparse_lm.ops.hopper.matmul_24 import CANDIDATES
@@ -19,6 +19,7 @@ from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.sampled_rows_24 import Config as ConfigSampledRows
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
+from sparse_lm.ops.hopper.scattered_matmul_24 import CANDIDATES as SCATTERED
 
 TUNED = json.loads(tuning.PATH.read_text())
 
@@ -62,6 +63,26 @@ def test_matmul_venom(config, out_dtype):
     a = SparseVenom(condensed.values, condensed.metadata, columns, shape=(300, 512), v=config.tile_m, m=16)
     b = jax.ShapeDtypeStruct((512, 500), jnp.bfloat16)
     lowered = _lower(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype, config=config), a, b)
+    assert lowered.out_info.shape == (300, 500)
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+def _rows(tokens, slots):
+    return routing.Rows(jax.ShapeDtypeStruct((slots,), jnp.int32), jax.ShapeDtypeStruct((tokens,), jnp.int32))
+
+
+@pytest.mark.parametrize("config", [config for config, _ in VENOM + VENOM_RUNS])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_matmul_venom_in_the_order_of_the_tokens(config, out_dtype):
+    condensed = _sparse_24(512, 256)
+    run, product = (
+        (64, matmul_venom_runs) if config in [config for config, _ in VENOM_RUNS] else (1, hopper.matmul_venom)
+    )
+    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 256), (512, 1024), v=256, m=16, run=run)
+    b = jax.ShapeDtypeStruct((1024, 500), jnp.bfloat16)
+    lowered = _lower(
+        lambda a, b, rows: product(a, b, rows=rows, out_dtype=out_dtype, config=config), a, b, _rows(300, 512)
+    )
     assert lowered.out_info.shape == (300, 500)
     assert "mosaic_gpu" in lowered.as_text()
 
@@ -112,11 +133,11 @@ def test_matmul_venom_runs(config, out_dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-@pytest.mark.parametrize("run", [128, 256, 512])
+@pytest.mark.parametrize("config", [config for config, _ in SCATTERED])
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_scattered_matmul_24(run, out_dtype):
+def test_scattered_matmul_24(config, out_dtype):
     b = jax.ShapeDtypeStruct((700, 4096), jnp.bfloat16)
-    options = dict(v=256, rows=2048, run=run, out_dtype=out_dtype)
+    options = dict(v=256, rows=2048, run=config.cluster_m, out_dtype=out_dtype, config=config)
     lowered = _lower(
         lambda a, b, columns: hopper.scattered_matmul_24(a, b, columns, **options),
         _sparse_24(512, 700),

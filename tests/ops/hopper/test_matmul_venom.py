@@ -1,14 +1,17 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper
+from sparse_lm.ops import hopper, reference
 from sparse_lm.ops.hopper.matmul_venom import CANDIDATES, Config, heuristic_config
 from tests.ops.hopper.operands import (
     assert_as_good_as_reference,
     assert_repeats,
     random,
+    random_rows,
     random_venom,
     random_venom_in_runs,
 )
@@ -44,8 +47,24 @@ def test_matches_reference(rows, k, n, v, m, config):
 def test_dtypes(dtype, out_dtype, v):
     a, b = random_venom(256, 512, v, 16, dtype, seed=3), random((512, 256), dtype, seed=5)
     out = assert_repeats(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype), a, b)
-    reference = jnp.matmul(a.to_dense(), b, preferred_element_type=out_dtype)
-    assert_as_good_as_reference(out, reference, _exact(a, b))
+    expected = jnp.matmul(a.to_dense(), b, preferred_element_type=out_dtype)
+    assert_as_good_as_reference(out, expected, _exact(a, b))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("tokens, n", [(2000, 512), (333, 200), (129, 1001)])
+@pytest.mark.parametrize("dtype, out_dtype", [(jnp.bfloat16, jnp.bfloat16), (jnp.float16, jnp.float32)])
+def test_puts_rows_back_in_the_order_of_the_tokens(tokens, n, dtype, out_dtype, config):
+    v = max(128, config.tile_m)
+    rows = random_rows(tokens, 3, v, seed=14)
+    slots = rows.slots.shape[0]
+    a, b = random_venom(slots, 1024, v, 16, dtype, seed=15), random((1024, n), dtype, seed=16)
+    product = functools.partial(hopper.matmul_venom, config=config, out_dtype=out_dtype)
+    out = assert_repeats(lambda a, b, rows: product(a, b, rows=rows), a, b, rows)
+    np.testing.assert_array_equal(out, np.asarray(jax.jit(product)(a, b))[np.asarray(rows.position)])
+    exact = _exact(a, b)[np.asarray(rows.position)]
+    assert_as_good_as_reference(out, reference.matmul_venom(a, b, rows=rows, out_dtype=out_dtype), exact)
 
 
 @pytest.mark.gpu

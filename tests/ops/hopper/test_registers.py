@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from sparse_lm.ops import hopper
+from sparse_lm.ops import hopper, routing
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.matmul_venom import CANDIDATES as VENOM
@@ -18,6 +18,7 @@ from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
 from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
+from sparse_lm.ops.hopper.scattered_matmul_24 import CANDIDATES as SCATTERED
 
 T, F, D, KEPT = 8192, 8192, 2048, 2048
 
@@ -71,18 +72,27 @@ def test_matmul_24(spilled_bytes, config, turned):
     assert spilled_bytes(lambda w, b: hopper.matmul_24(w, b, **options), _sparse(F, D), b) == [0]
 
 
+def _rows(ordered):
+    slots = jax.ShapeDtypeStruct((T,), jnp.int32)
+    return routing.Rows(slots, slots) if ordered else None
+
+
 @pytest.mark.parametrize("config", [config for config, _ in VENOM])
-def test_matmul_venom(spilled_bytes, config):
+@pytest.mark.parametrize("ordered", [False, True])
+def test_matmul_venom(spilled_bytes, ordered, config):
     a = _venom(config.tile_m, run=1)
-    (spilled,) = spilled_bytes(lambda a, b: hopper.matmul_venom(a, b, config=config), a, _dense(F, D))
+    product = lambda a, b, rows: hopper.matmul_venom(a, b, rows=rows, config=config)  # noqa: E731
+    (spilled,) = spilled_bytes(product, a, _dense(F, D), _rows(ordered))
     # What the largest tile spills lies outside of the loop over k: the gather leaves too few registers to consumers.
     assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
 
 
 @pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
-def test_matmul_venom_runs(spilled_bytes, config):
+@pytest.mark.parametrize("ordered", [False, True])
+def test_matmul_venom_runs(spilled_bytes, ordered, config):
     a = _venom(v=256, run=256)
-    assert spilled_bytes(lambda a, b: matmul_venom_runs(a, b, config=config), a, _dense(F, D)) == [0]
+    product = lambda a, b, rows: matmul_venom_runs(a, b, rows=rows, config=config)  # noqa: E731
+    assert spilled_bytes(product, a, _dense(F, D), _rows(ordered)) == [0]
 
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
@@ -104,6 +114,16 @@ def test_sampled_rows_24(spilled_bytes, config):
     v = config.tokens
     product = lambda *args: sampled_rows_24(*args, v, config=config)  # noqa: E731
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
+
+
+@pytest.mark.parametrize("config", [config for config, _ in SCATTERED])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_scattered_matmul_24(spilled_bytes, out_dtype, config):
+    options = dict(v=256, rows=F, run=512, out_dtype=out_dtype, config=config)
+    product = lambda *args: hopper.scattered_matmul_24(*args, **options)  # noqa: E731
+    (spilled,) = spilled_bytes(product, _sparse(KEPT, T), _dense(T, D), _columns(256))
+    # What the largest tile spills lies outside of the loop over k: a job's numbers, and sums of other clusters.
+    assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
 
 
 def test_passes_over_24(spilled_bytes):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference
-from sparse_lm.ops.hopper.scattered_matmul_24 import Config, heuristic_config
+from sparse_lm.ops.hopper.scattered_matmul_24 import Config, by_tile, heuristic_config, tile_at
 from tests.ops.hopper.operands import (
     assert_as_good_as_reference,
     assert_repeats,
@@ -13,8 +13,9 @@ from tests.ops.hopper.operands import (
     random_runs,
 )
 
-UNDER, BESIDE = Config(128, 256), Config(128, 256, share_b=False, raster_along_m=True)
-CONFIGS = [UNDER, BESIDE, Config(256, 192, share_b=False), Config(128, 128, cluster=1, stages=6, store_slots=3)]
+UNDER, BESIDE = Config(128, 256), Config(128, 256, share_b=False, raster_width=2)
+TALL = Config(256, 192, share_b=False)
+CONFIGS = [UNDER, BESIDE, TALL, Config(128, 128, cluster=1, stages=6, store_slots=3, raster_width=4)]
 
 
 def _exact(a, b, columns, v, rows):
@@ -115,7 +116,20 @@ def test_refuses(tokens, v, rows, run, message):
         hopper.scattered_matmul_24(a, b, columns, v, rows, run=run)
 
 
-def test_heuristic_lets_clusters_share_what_the_run_allows():
-    assert heuristic_config(run=2048, listings=1) == Config(256, 192)
-    assert heuristic_config(run=256, listings=8) == UNDER
-    assert heuristic_config(run=128, listings=16) == BESIDE
+def test_heuristic_lets_clusters_share_what_the_run_allows_and_counts_columns():
+    assert heuristic_config(run=512, listings=4, n=2048) == Config(256, 192)
+    assert heuristic_config(run=2048, listings=1, n=2048) == Config(256, 192, raster_width=11)
+    assert heuristic_config(run=256, listings=8, n=2048) == UNDER  # a sixth tile of 384 columns would be mostly empty
+    assert heuristic_config(run=256, listings=16, n=4096) == TALL
+    assert heuristic_config(run=128, listings=32, n=4096) == BESIDE
+
+
+@pytest.mark.parametrize("grid, raster_width", [((5, 7), 3), ((4, 6), 2), ((3, 4), 9), ((6, 5), 1), ((1, 1), 3)])
+def test_tiles_come_in_bands_row_by_row(grid, raster_width):
+    height, width = grid
+    bands = [range(first, min(first + raster_width, width)) for first in range(0, width, raster_width)]
+    expected = [(row, column) for band in bands for row in range(height) for column in band]
+    rows, columns = tile_at(jnp.arange(height * width, dtype=jnp.int32), grid, raster_width)
+    assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == expected
+    of_rows = np.random.default_rng(0).permutation(height)
+    assert by_tile(jnp.asarray(of_rows), grid, raster_width).tolist() == [of_rows[row] for row, _ in expected]

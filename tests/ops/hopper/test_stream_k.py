@@ -64,4 +64,6 @@ def test_tiles_of_one_size_are_not_cut_for_little():
 
 
 def test_descending():
-    np.testing.assert_array_equal(descending(jnp.array([3, 7, 0, 7, 9])), [4, 1, 3, 0, 2])
+    entries, indices = descending(jnp.array([3, 7, 0, 7, 9]))
+    np.testing.assert_array_equal(entries, [9, 7, 7, 3, 0])
+    np.testing.assert_array_equal(indices, [4, 1, 3, 0, 2])
