@@ -47,6 +47,7 @@ CANDIDATES = (
     (Config(128, 256), 1.0),
     (Config(128, 256, share_b=False, raster_width=2), 1.0),
 )
+_WHOLE_ROWS = 2048  # columns of b, of which the cache holds what the tiles of a row read
 
 
 def heuristic_config(run: int, listings: int, n: int) -> Config:
@@ -70,7 +71,8 @@ def heuristic_config(run: int, listings: int, n: int) -> Config:
         return tile_time * pl.cdiv(n, config.cluster_n) / config.cluster_m
 
     config = min(fitting, key=time)[0]
-    if listings == 1:  # the memory is asked for b once, if whole rows run together
+    # The memory is asked for all operands once, if whole rows of tiles run together.
+    if listings == 1 or (config.share_b and n <= _WHOLE_ROWS):
         return dataclasses.replace(config, raster_width=pl.cdiv(n, config.cluster_n))
     return config
 
