@@ -117,9 +117,11 @@ def test_refuses(tokens, v, rows, run, message):
 
 
 def test_heuristic_lets_clusters_share_what_the_run_allows_and_counts_columns():
-    assert heuristic_config(run=512, listings=4, n=2048) == Config(256, 192)
+    assert heuristic_config(run=512, listings=4, n=4096) == Config(256, 192)
+    assert heuristic_config(run=512, listings=4, n=2048) == Config(256, 192, raster_width=11)
     assert heuristic_config(run=2048, listings=1, n=2048) == Config(256, 192, raster_width=11)
-    assert heuristic_config(run=256, listings=8, n=2048) == Config(128, 256, raster_width=8)  # a sixth tile of 384 is mostly empty
+    # A sixth tile of 384 columns would be mostly empty.
+    assert heuristic_config(run=256, listings=8, n=2048) == Config(128, 256, raster_width=8)
     assert heuristic_config(run=256, listings=16, n=4096) == TALL
     assert heuristic_config(run=128, listings=32, n=4096) == BESIDE
 
