@@ -106,8 +106,12 @@ def test_venom_of_special_numbers(special):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_squared_relu_gradients(shape, dtype, special):
+    """As on the CPU, whose square roots are rounded correctly; XLA's on a GPU move one float16 in ten thousand."""
     y, _ = _compiled(reference, "squared_relu_24", _random(shape, dtype, 3))
-    _assert_as_reference("squared_relu_gradients", _random(shape, dtype, 4, special), y)
+    dy = _random(shape, dtype, 4, special)
+    expected = _compiled(reference, "squared_relu_gradients", *jax.device_put((dy, y), jax.devices("cpu")[0]))
+    for _ in range(2):
+        _assert_equal(_compiled(triton, "squared_relu_gradients", dy, y), expected)
 
 
 @pytest.mark.gpu
