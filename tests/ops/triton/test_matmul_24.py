@@ -98,8 +98,19 @@ def test_accumulates_into_a_total(b_transposed, out_transposed, config):
     result = assert_repeats(accumulate, total, w, b_as_read)
     assert_as_good_as_reference(result, total + product, before + exact)
     np.testing.assert_array_equal(total, before)
-    donated = jax.jit(accumulate, donate_argnums=0)(total, w, b_as_read)
-    np.testing.assert_array_equal(donated, result)
+
+
+@pytest.mark.gpu
+def test_accumulates_into_a_donated_total():
+    w, b = random_24(300, 320, jnp.bfloat16, seed=15), random((320, 500), jnp.bfloat16, seed=16)
+    total = random((300, 500), jnp.float32, seed=17)
+
+    def accumulate(total, w, b):
+        return ops.matmul_24(w, b, total=total, implementation="triton")
+
+    kept = jax.jit(accumulate)(total, w, b)
+    np.testing.assert_array_equal(jax.jit(accumulate, donate_argnums=0)(total, w, b), kept)
+    assert total.is_deleted()
 
 
 @pytest.mark.gpu
