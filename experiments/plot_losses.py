@@ -48,7 +48,7 @@ def loss_curves(results: Results) -> Figure:
     figure, axes = new_figure(
         8.5, 0.5 + 2.8 * len(panels), results.caption, nrows=len(panels), sharex=True, squeeze=False
     )
-    curves = {name: _mean_curve(_named(runs, name)) for name in names}
+    curves = {name: mean_curve(_named(runs, name)) for name in names}
     for panel, (ax,) in zip(panels, axes, strict=True):
         for name, (tokens, loss) in curves.items():
             ax.plot(tokens / 1e6, loss if panel == "loss" else loss - np.interp(tokens, *curves["dense"]), label=name)
@@ -102,7 +102,7 @@ def _named(runs: Iterable[Run], name: str) -> list[Run]:
     return [run for run in runs if run["name"] == name]
 
 
-def _mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray]:
+def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and held-out loss, the mean over runs that are evaluated at the same steps."""
     tokens, losses = np.transpose([run["heldout_curve"] for run in runs], (2, 0, 1))
     return tokens[0], losses.mean(axis=0)

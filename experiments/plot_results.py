@@ -42,6 +42,11 @@ class Results(NamedTuple):
         """A suite of training runs whose losses can be compared with dense ones."""
         return any(run["name"] == "dense" for run in self.data["runs"])
 
+    @property
+    def ends_dense(self) -> bool:
+        """The suite's sparse phase is followed by dense steps."""
+        return self.data["base"]["sparsity.end_step"] < self.data["base"]["steps"]
+
 
 def read_results(path: pathlib.Path) -> Results:
     """The results in a JSON file."""

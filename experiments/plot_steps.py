@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.plot_losses import final_gaps
+from experiments.plot_losses import final_gaps, mean_curve
 from experiments.plot_results import Results, limit, new_figure
 from sparse_lm.config import SparsityConfig
 from sparse_lm.reporting.style import GREY
@@ -60,10 +60,48 @@ def frontier(quality: Results, steps: Results) -> Figure:
     return figure
 
 
-def speedups_of_runs(quality: Results, steps: Results) -> dict[str, float]:
-    """Of the whole run, dense and sparse steps as many as it has, by the names of runs whose recipe was timed.
+def losses_over_time(quality: Results, steps: Results) -> Figure:
+    """Held-out loss, the mean over seeds, by time at measured step times, in times of the whole dense run; from
+    two fifths of it on, and at its end once more by itself."""
+    runs, tokens_per_step = quality.data["runs"], quality.data["base"]["batch_size"] * quality.data["base"]["seq_len"]
+    clocks = clocks_of_runs(quality, steps)
+    whole = clocks["dense"].time(clocks["dense"].steps)
+    figure, axes = new_figure(8.5, 4, f"{quality.caption}; {steps.caption}")
+    for name, clock in clocks.items():
+        tokens, loss = mean_curve([run for run in runs if run["name"] == name])
+        times = [clock.time(count / tokens_per_step) / whole for count in tokens]
+        (line,) = axes.plot(times, loss, marker=".", label=name)
+        axes.annotate(f"{loss[-1]:.3f}", (times[-1], loss[-1]), xytext=(5, -4), textcoords="offset points",
+                      color=line.get_color(), fontsize="small")  # fmt: skip
+    final = [line.get_ydata()[-1] for line in axes.lines]
+    axes.set(xlim=(0.4, 1.1), ylim=(min(final) - 0.02, max(final) + 0.4))
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    axes.set(xlabel=f"time, of the dense run's, {_what(steps)}", ylabel="held-out loss (nats per token)")
+    return figure
 
-    Of dense runs only the one that the others are compared with.
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """The time that a run takes, in dense steps.
+
+    Attributes:
+      steps: of the run.
+      sparse: its first sparse step and the one after its last.
+      sparse_step: the time of one.
+    """
+
+    steps: int
+    sparse: tuple[int, int]
+    sparse_step: float
+
+    def time(self, steps: float) -> float:
+        """Of the run's first `steps` steps."""
+        start, end = self.sparse
+        return steps - (1 - self.sparse_step) * max(0, min(steps, end) - start)
+
+
+def clocks_of_runs(quality: Results, steps: Results) -> dict[str, Clock]:
+    """By the names of runs whose recipe was timed.
 
     A run and a timed recipe belong together if they choose what is sparse alike, whatever the shapes of
     their models.
@@ -72,15 +110,23 @@ def speedups_of_runs(quality: Results, steps: Results) -> dict[str, float]:
     relative_times = {
         _choice(row["sparsity"]): row["step_ms"] / recipes["dense"]["step_ms"] for row in recipes.values()
     }
-    speedups = {}
+    clocks = {}
     for run in quality.data["runs"]:
         settings = quality.data["base"] | run["overrides"]
         choice = _choice({key.removeprefix("sparsity."): value for key, value in settings.items()})
-        is_variant_of_dense = settings["sparsity.recipe"] == "dense" and run["name"] != "dense"
-        if choice in relative_times and not is_variant_of_dense:
-            sparse = (settings["sparsity.end_step"] - settings["sparsity.start_step"]) / settings["steps"]
-            speedups[run["name"]] = 1 / (1 - sparse + sparse * relative_times[choice])
-    return speedups
+        if choice in relative_times:
+            sparse = settings["sparsity.start_step"], settings["sparsity.end_step"]
+            clocks[run["name"]] = Clock(settings["steps"], sparse, relative_times[choice])
+    return clocks
+
+
+def speedups_of_runs(quality: Results, steps: Results) -> dict[str, float]:
+    """Of whole runs over dense steps, by name. Of dense runs only the one that the others are compared with."""
+    return {
+        name: clock.steps / clock.time(clock.steps)
+        for name, clock in clocks_of_runs(quality, steps).items()
+        if name == "dense" or clock.sparse_step != 1
+    }
 
 
 def _what(results: Results) -> str:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from experiments.plot_kernels import feed_forwards, products_24, products_venom, sparsifiers
 from experiments.plot_losses import final_losses, kernel_agreement, loss_curves, one_run, small_runs
 from experiments.plot_results import RESULTS, Results, find_results
-from experiments.plot_steps import frontier, speedups_of_runs, whole_steps
+from experiments.plot_steps import frontier, losses_over_time, speedups_of_runs, whole_steps
 from sparse_lm.reporting.style import STYLE
 
 
@@ -58,11 +58,13 @@ def figures(*files: str, directory: pathlib.Path = RESULTS) -> Iterator[tuple[st
 
 
 def frontiers(directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
-    """The frontier of every suite with dense runs and with recipes whose steps were timed in llama1b."""
-    suites = [suite for suite in find_results("quality", "runs", directory) if suite.has_dense_run]
+    """Loss against speed, and over time, of every suite of runs that end dense, with dense ones among them and with
+    recipes whose steps were timed in llama1b."""
+    suites = [suite for suite in find_results("quality", "runs", directory) if suite.has_dense_run and suite.ends_dense]
     for suite, steps in itertools.product(suites, find_results("step_llama1b_8x4096", "recipes", directory)):
         if len(speedups_of_runs(suite, steps)) > 1:
-            yield f"{suite.name}_{steps.name}_frontier", frontier(suite, steps)
+            for draw in (frontier, losses_over_time):
+                yield f"{suite.name}_{steps.name}_{draw.__name__}", draw(suite, steps)
 
 
 def absent(directory: pathlib.Path = RESULTS) -> list[str]:

@@ -43,8 +43,20 @@ _TOKENS = {"sparsity.centres": "tokens"}
 _WSD = {"optimizer.schedule": "wsd", "optimizer.decay_steps": 200}
 
 
+_FASTER = {"optimizer.warmup_steps": 306, "optimizer.learning_rate": 2e-3}
+
+
 def _sparse(start: int, end: int) -> Overrides:
     return {"sparsity.start_step": start, "sparsity.end_step": end}
+
+
+_EARLIER = _sparse(102, 3162)
+_LONG_WSD = (
+    _base(6120)
+    | _sparse(306, 3366)
+    | {"eval_every": 765, "optimizer.learning_rate": 1.4e-3}
+    | {"optimizer.schedule": "wsd", "optimizer.decay_steps": 1224}
+)
 
 
 SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
@@ -120,17 +132,30 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
     ),
     # The same with the late decay.
     "long_wsd": (
-        _base(6120)
-        | {"eval_every": 765, "sparsity.start_step": 306, "sparsity.end_step": 3366, "optimizer.learning_rate": 1.4e-3}
-        | {"optimizer.schedule": "wsd", "optimizer.decay_steps": 1224},
+        _LONG_WSD,
         {
             "dense": _DENSE,
             # As long as half of the steps on slices take in llama1b, 432 ms for 628 (step_llama1b_8x4096_h200.json).
             "dense, in the time of slices": _DENSE | {"steps": 5165, "optimizer.decay_steps": 1033},
             "slices 2:16": _SLICES | _TOKENS,
-            "slices 2:16, earlier": _SLICES | _TOKENS | _sparse(102, 3162),
-            "magnitude 2:16": _VENOM | _16,
+            "slices 2:16, earlier": _SLICES | _TOKENS | _EARLIER,
+            "magnitude 2:16, earlier": _VENOM | _16 | _EARLIER,
+            "dense, lr 0.002, warm-up of 306": _DENSE | _FASTER,
+            "slices 2:16, earlier, lr 0.002, warm-up of 306": _SLICES | _TOKENS | _EARLIER | _FASTER,
+        },
+    ),
+    # How far the sparse phase falls behind: the first quarter of "long_wsd", at the same rates. What counts is the
+    # held-out loss of step 1530, as the sparse phase computes; the last step is there to leave it.
+    "behind": (
+        _LONG_WSD | {"steps": 1531, "optimizer.decay_steps": 1, "sparsity.end_step": 1531},
+        {
+            "dense": _DENSE,
+            "slices 2:16": _SLICES | _TOKENS,
+            "slices 2:16, from 102": _SLICES | _TOKENS | {"sparsity.start_step": 102},
+            "slices 2:16, from the end of the warm-up": _SLICES | _TOKENS | {"sparsity.start_step": 612},
+            "slices 2:16, warm-up of 306": _SLICES | _TOKENS | {"optimizer.warmup_steps": 306},
             "slices 2:8": _SLICES_OF_8 | _TOKENS,
+            "magnitude 2:16": _VENOM | _16,
             "sste": {"sparsity.recipe": "sste"},
         },
     ),

@@ -77,15 +77,37 @@ def test_what_is_absent_is_said(results):
 
 
 def test_frontier_joins_runs_and_steps_by_what_they_choose(results):
-    ((name, figure),) = drawn(plots.frontiers(results)).items()
-    assert name == "quality_recipes_step_llama1b_8x4096_h200_frontier"
-    (axes,) = figure.axes
+    (axes,) = drawn(plots.frontiers(results))["quality_recipes_step_llama1b_8x4096_h200_frontier"].axes
     points = {text.get_text(): text.xy for text in axes.texts}
     half_of_the_steps = 1 / (0.5 + 0.5 / 1.5)
     assert points == {
         "dense": (1.0, pytest.approx(0.0)),
         SLICES: (pytest.approx(half_of_the_steps), pytest.approx(0.3)),
     }  # act24: not timed
+
+
+def test_losses_over_time_count_sparse_steps_as_long_as_they_take(results):
+    path = results / "quality_recipes.json"
+    suite = json.loads(path.read_text())
+    steps, tokens_per_step = suite["base"]["steps"], suite["base"]["batch_size"] * suite["base"]["seq_len"]
+    for run in suite["runs"]:
+        checkpoints = (0, suite["base"]["sparsity.start_step"], suite["base"]["sparsity.end_step"], steps)
+        run["heldout_curve"] = [[step * tokens_per_step, 9.0 - step / steps] for step in checkpoints]
+    path.write_text(json.dumps(suite))
+    (axes,) = drawn(plots.frontiers(results))["quality_recipes_step_llama1b_8x4096_h200_losses_over_time"].axes
+    times = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
+    assert times == {
+        "dense": pytest.approx([0, 0.1, 0.6, 1]),
+        SLICES: pytest.approx([0, 0.1, 0.1 + 0.5 / 1.5, 0.5 + 0.5 / 1.5]),
+    }
+
+
+def test_suites_that_end_sparse_have_no_frontier(results):
+    path = results / "quality_recipes.json"
+    suite = json.loads(path.read_text())
+    suite["base"]["sparsity.end_step"] = suite["base"]["steps"]
+    path.write_text(json.dumps(suite))
+    assert not dict(plots.frontiers(results))
 
 
 def test_loss_curves_are_means_over_seeds_and_distances_from_dense(results):
