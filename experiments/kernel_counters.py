@@ -21,10 +21,13 @@ from experiments.result_files import write_results
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 REPORTS = flags.DEFINE_string("reports", "/tmp/kernel_counters", "Directory for what the profiler writes.")
 
+_OURS_OR_CUBLAS = "mosaic_gpu|nvjet|gemm|cutlass"
 # Each program with a pattern of the kernels that are its products: one a call.
 PROGRAMS = {
+    "launch_products --kind=24": _OURS_OR_CUBLAS,
     "launch_cusparselt": ".",
-    "launch_products": "mosaic_gpu|nvjet|gemm|cutlass",
+    "launch_products --kind=venom": _OURS_OR_CUBLAS,
+    "launch_products --kind=runs": _OURS_OR_CUBLAS,
 }
 
 
@@ -49,14 +52,15 @@ def main(_) -> None:
     reports = pathlib.Path(REPORTS.value)
     reports.mkdir(parents=True, exist_ok=True)
     table = []
-    for program, kernels in PROGRAMS.items():
-        report, launched = reports / f"{program}.csv", reports / f"{program}.json"
-        command = [sys.executable, "-m", f"experiments.{program}", f"--launched={launched}"]
+    for number, (program, kernels) in enumerate(PROGRAMS.items()):
+        report, launched = reports / f"{number}.csv", reports / f"{number}.json"
+        command = [sys.executable, "-m", *f"experiments.{program}".split(), f"--launched={launched}"]
         nsight_compute.profile(command, report, kernels)
-        table += tabulate(json.loads(launched.read_text()), nsight_compute.read_report(report.read_text()))
-    for row in table:
-        print({key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
-    write_results(OUTPUT.value, dict(nsight_compute=nsight_compute.version(), products=table))
+        rows = tabulate(json.loads(launched.read_text()), nsight_compute.read_report(report.read_text()))
+        for row in rows:
+            print({k: round(value, 2) if isinstance(value, float) else value for k, value in row.items()}, flush=True)
+        table += rows
+        write_results(OUTPUT.value, dict(nsight_compute=nsight_compute.version(), products=table))
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def profile(program: list[str], report: pathlib.Path, kernels: str) -> None:
     """
     options = {
         "profile-from-start": "off",
+        "target-processes": "application-only",
         "kernel-name": f"regex:{kernels}",
         "metrics": ",".join(METRICS.values()),
         "clock-control": "none",

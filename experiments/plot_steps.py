@@ -61,8 +61,7 @@ def frontier(quality: Results, steps: Results) -> Figure:
 
 
 def losses_over_time(quality: Results, steps: Results) -> Figure:
-    """Held-out loss, the mean over seeds, by time at measured step times, in times of the whole dense run; from
-    two fifths of it on, and at its end once more by itself."""
+    """Held-out loss, the mean over seeds, by time at measured step times: the later part of the dense run's."""
     runs, tokens_per_step = quality.data["runs"], quality.data["base"]["batch_size"] * quality.data["base"]["seq_len"]
     clocks = clocks_of_runs(quality, steps)
     whole = clocks["dense"].time(clocks["dense"].steps)
@@ -70,11 +69,9 @@ def losses_over_time(quality: Results, steps: Results) -> Figure:
     for name, clock in clocks.items():
         tokens, loss = mean_curve([run for run in runs if run["name"] == name])
         times = [clock.time(count / tokens_per_step) / whole for count in tokens]
-        (line,) = axes.plot(times, loss, marker=".", label=name)
-        axes.annotate(f"{loss[-1]:.3f}", (times[-1], loss[-1]), xytext=(5, -4), textcoords="offset points",
-                      color=line.get_color(), fontsize="small")  # fmt: skip
+        axes.plot(times, loss, marker=".", label=f"{name}: {loss[-1]:.3f}")
     final = [line.get_ydata()[-1] for line in axes.lines]
-    axes.set(xlim=(0.4, 1.1), ylim=(min(final) - 0.02, max(final) + 0.4))
+    axes.set(xlim=(0.4, 1.05), ylim=(min(final) - 0.02, max(final) + 0.4))
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.set(xlabel=f"time, of the dense run's, {_what(steps)}", ylabel="held-out loss (nats per token)")
     return figure

@@ -97,8 +97,8 @@ def test_losses_over_time_count_sparse_steps_as_long_as_they_take(results):
     (axes,) = drawn(plots.frontiers(results))["quality_recipes_step_llama1b_8x4096_h200_losses_over_time"].axes
     times = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
     assert times == {
-        "dense": pytest.approx([0, 0.1, 0.6, 1]),
-        SLICES: pytest.approx([0, 0.1, 0.1 + 0.5 / 1.5, 0.5 + 0.5 / 1.5]),
+        "dense: 8.000": pytest.approx([0, 0.1, 0.6, 1]),
+        f"{SLICES}: 8.000": pytest.approx([0, 0.1, 0.1 + 0.5 / 1.5, 0.5 + 0.5 / 1.5]),
     }
 
 
