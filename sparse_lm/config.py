@@ -23,6 +23,7 @@ CENTRES = ("neurons", "tokens")
 IMPLEMENTATIONS = ("reference", "hopper", "triton")
 COLUMN_CHOICES = ("norm", "exhaustive")
 DENSE_WEIGHTS = ("masked", "full")
+WEIGHT_GRADIENTS = ("magnitude", "mvue")
 MOMENTS = ("keep", "reset", "reset_first")
 SCHEDULES = ("cosine", "wsd")
 ACTIVATIONS = ("squared_relu", "swiglu")
@@ -111,6 +112,7 @@ class SparsityConfig:
     clusters: int = 16  # token clusters
     neuron_run: int = 1  # cluster_sets choose this many neighbouring neurons at a time; kernels like 128
     distance: str = "cosine"  # of tokens and neurons from the clusters' centres, or "l2"
+    weight_gradients: str = "magnitude"  # how these choose 2 of 4 tokens; "mvue" draws them, without bias (2203.10991)
     centres: str = "neurons"  # what k-means makes the clusters' centres of: rows of the up projection, or "tokens"
     # act24
     dense_features: float = 0.05  # busiest share of neurons whose weight gradients stay dense
@@ -364,6 +366,7 @@ def _venom_rules(c: Config) -> Iterator[Rule]:
     yield _one_of("sparsity.selection", s.selection, SELECTIONS)
     yield _one_of("sparsity.distance", s.distance, DISTANCES)
     yield _one_of("sparsity.centres", s.centres, CENTRES)
+    yield _one_of("sparsity.weight_gradients", s.weight_gradients, WEIGHT_GRADIENTS)
     yield (
         "sparsity.clusters", s.clusters, s.centres == "neurons" or s.clusters <= tokens,
         f"must be at most the {tokens} tokens of a step with sparsity.centres = 'tokens'",

@@ -70,6 +70,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"sparsity.neuron_run": 0, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "1 or more"),
         ({"sparsity.neuron_run": 7, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "must divide"),
         ({"sparsity.neuron_run": 4}, "sparsity.neuron_run", "only cluster_sets"),
+        ({"sparsity.weight_gradients": "mvua"}, "sparsity.weight_gradients", "'mvue'"),
         ({"sparsity.columns": "exhaustive", "sparsity.m": 64}, "sparsity.columns", "norm"),
         ({"sparsity.implementation": "cuda"}, "sparsity.implementation", "reference, hopper, triton"),
         ({"sparsity.refresh_every": 0}, "sparsity.refresh_every", "positive"),

@@ -146,7 +146,7 @@ def _backward(plan, implementation, axes, saved, cotangents):
     run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
     key = collectives.fold_index(key, axes.tensor)
     x, do = _permute(x, rows), _permute(do, rows)
-    gradients = hidden_gradients(grad_hidden(do, y, run), y, run)
+    gradients = hidden_gradients(grad_hidden(do, y, run), y, _subkey(key, 3), run)
     dx = collectives.sum_over_tensor(grad_input(gradients.dh, rows, run), axes)
     busy = busiest_features(y, plan.dense_features)
     dw1 = grad_up(gradients, x, busy, _subkey(key, 1), run, w1.dtype)
@@ -237,7 +237,7 @@ def grad_up(gradients: HiddenGradients, x: Array, busy, key, run: _Run, dtype: D
     dh, dh_t = gradients.dh, gradients.dh_t
     if run.plan.grad_up is None:
         return jnp.matmul(_dense(dh).T, x, preferred_element_type=dtype)
-    if run.plan.grad_up == DH_MVUE:
+    if run.plan.grad_up == DH_MVUE and dh_t is None:
         dh_t = ops.sparsify_24(_dense(dh), "mvue", 0, key=key, implementation=run.implementation)
     return _weight_gradient(dh_t, dh, x, busy, run, dtype)
 
@@ -301,18 +301,21 @@ def activate(h: Array, run: _Run) -> tuple[Hidden, HiddenStats, Array]:
 
 
 @jax.named_call
-def hidden_gradients(dy: Array, y: Hidden, run: _Run) -> HiddenGradients:
-    """dH where Y is stored, and the transposes that the weight gradients read.
+def hidden_gradients(dy: Array, y: Hidden, key: Array | None, run: _Run) -> HiddenGradients:
+    """dH where Y is stored, and the transposes that the weight gradients read, drawn with the key if the plan says so.
 
     Those of neurons that come in runs stay condensed, for a product that knows where they belong. Of a
     dense Y they are None: few plans read them.
     """
+    if run.plan.draws_hidden and key is None:
+        raise ValueError(f"grad_down = {run.plan.grad_down} draws at random: key must be given")
+    options = dict(key=key if run.plan.draws_hidden else None, implementation=run.implementation)
     if isinstance(y, SparseVenom) and y.run > 1:
         condensed = Sparse24(y.values, y.metadata, dy.shape)
-        dh, dh_t, y_t = ops.squared_relu_gradients(dy, condensed, implementation=run.implementation)
+        dh, dh_t, y_t = ops.squared_relu_gradients(dy, condensed, **options)
         return HiddenGradients(dataclasses.replace(y, values=dh.values), dh_t, y_t)
     if isinstance(y, Sparse24 | SparseVenom):
-        return ops.squared_relu_gradients(dy, y, implementation=run.implementation)
+        return ops.squared_relu_gradients(dy, y, **options)
     return HiddenGradients(dy * 2 * jnp.sqrt(y), None, None)
 
 

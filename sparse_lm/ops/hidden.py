@@ -87,7 +87,7 @@ def squared_relu_venom(
 
 
 def squared_relu_gradients(
-    dy: Array, y: Sparse24 | SparseVenom, *, implementation: str | None = None
+    dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None, implementation: str | None = None
 ) -> HiddenGradients:
     """dH = 2 sqrt(Y) dY where Y is stored, and the transposes of dH and Y that the weight gradients read.
 
@@ -95,11 +95,13 @@ def squared_relu_gradients(
       dy: gradient of Y: [T, F] for a 2:4 Y, condensed [T, Kc] for a Venom one.
       y: [T, F], not negative. Of a Venom one whose `run` is 1, every block must list four columns of each
         group of m, in the order of the groups. That is not checked: with others kernels write where they must not.
+      key: PRNG key, for transposes that are drawn at random.
       implementation: backend that must run this; the best one by default.
 
     Returns:
       dH [T, F] like y, in the dtype of dy, rounded once; the transposes of dH and of Y as stored, [F, T],
-      of each four tokens the two of largest magnitude.
+      of each four tokens the two of largest magnitude. With a key, these are `sparsify_24(., "mvue", 0, key=key)`
+      of the two: both draw with the same numbers, which leaves each unbiased, and no product reads both.
 
     Raises:
       ValueError: shapes do not match.
@@ -108,7 +110,7 @@ def squared_relu_gradients(
     kept = y.shape[1] if isinstance(y, Sparse24) else 4 * y.shape[1] // y.m
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")
-    return backends.dispatch("squared_relu_gradients", implementation, dy, y)
+    return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=key)
 
 
 def _check_matrix(name: str, x: Array) -> None:

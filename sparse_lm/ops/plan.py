@@ -19,7 +19,7 @@ class Operand(NamedTuple):
 W1_24, W2_24 = Operand("W1", "2:4"), Operand("W2", "2:4")
 Y_24, DH_24 = Operand("Y", "2:4"), Operand("dH", "2:4")
 Y_VENOM, DH_VENOM = Operand("Y", "venom"), Operand("dH", "venom")
-DH_MVUE, DO_MVUE = Operand("dH", "mvue"), Operand("dO", "mvue")
+DH_MVUE, Y_MVUE, DO_MVUE = Operand("dH", "mvue"), Operand("Y", "mvue"), Operand("dO", "mvue")
 
 PRODUCTS: dict[str, tuple[Operand, ...]] = {
     "up": (W1_24,),
@@ -27,7 +27,7 @@ PRODUCTS: dict[str, tuple[Operand, ...]] = {
     "grad_hidden": (W2_24,),
     "grad_input": (W1_24, DH_24, DH_VENOM),
     "grad_up": (DH_24, DH_MVUE),
-    "grad_down": (Y_24, DO_MVUE),
+    "grad_down": (Y_24, Y_MVUE, DO_MVUE),
 }
 """The six products, and the operands that each can take as its sparse one."""
 
@@ -91,6 +91,12 @@ class GemmPlan:
         sparse_forms = {p.format if p and p.name in ("Y", "dH") else None for p in (self.down, self.grad_input)}
         if len(sparse_forms) > 1:
             raise ValueError(f"down ({self.down}) and grad_input ({self.grad_input}) must share one activation pattern")
+        sparse_hidden = self.down in (Y_24, Y_VENOM)
+        if (self.grad_down == Y_MVUE) != (sparse_hidden and self.grad_up == DH_MVUE):
+            raise ValueError(
+                f"one pass over a sparse Y draws {DH_MVUE} and {Y_MVUE}: grad_up ({self.grad_up}) and grad_down "
+                f"({self.grad_down}) must be both of these or neither, with down ({self.down})"
+            )
         if self.weights == "full" and {"W1", "W2"} & {p.name for p in self.operands.values()}:
             raise ValueError("a sparse weight needs weights = 'soft_threshold' or 'transposable'")
         if self.weights == "soft_threshold":
@@ -120,6 +126,11 @@ class GemmPlan:
     def run(self, neurons: int) -> int:
         """How many neighbours at a time a block's kept neurons are, of F: see `formats.SparseVenom`."""
         return 4 * neurons // self.m // self.slice_parts if self.selection == "slices" else self.neuron_run
+
+    @property
+    def draws_hidden(self) -> bool:
+        """The pass over a sparse hidden layer draws what both weight gradients read of it, unbiased (2203.10991)."""
+        return self.grad_down == Y_MVUE
 
     @property
     def ordered(self) -> bool:

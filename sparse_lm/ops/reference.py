@@ -17,7 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.mvue import sample_two
+from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.routing import Rows, unpermute
 from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
 from sparse_lm.ops.transposable import transposable_mask
@@ -29,7 +29,7 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
     """See `sparse_lm.ops.sparsify_24`."""
     members = split_groups(pad_to_tiles(x.astype(jnp.float32)), axis)
     if method == "mvue":
-        first, second, members = sample_two(members, key)
+        first, second, members = sample_two(members, uniform_of_groups(key, members[0].shape, axis))
     else:
         first, second = top_two([magnitude_rank(member) for member in members])
     if method == "soft_threshold":
@@ -81,7 +81,7 @@ def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[Spars
     return sparse, _stats(y, sparse.values)
 
 
-def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
+def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`."""
     if isinstance(y, Sparse24):
         stored = compress_24(dy, y.mask())
@@ -91,7 +91,8 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
     dh = dataclasses.replace(y, values=(stored.values.astype(jnp.float32) * slope).astype(dy.dtype))
 
     def transpose(x: Sparse24 | SparseVenom) -> Sparse24:
-        return sparsify_24(x.to_dense(), "magnitude", 0, scale=1.0, dtype=x.dtype, key=None)
+        method = "magnitude" if key is None else "mvue"
+        return sparsify_24(x.to_dense(), method, 0, scale=1.0, dtype=x.dtype, key=key)
 
     return HiddenGradients(dh, transpose(dh), transpose(y))
 

@@ -7,8 +7,8 @@ Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `spa
   threshold    t = the second smallest magnitude in the same order; a value with |x| = t becomes +0,
                also when both are inf (three infs in one group); otherwise inf - t = inf, and a kept
                NaN stays NaN
-  mvue         random; a group of zeros keeps positions 0 and 1, and a group that holds an inf or a
-               NaN gives NaN at positions 0 and 1, because no estimate of it is unbiased
+  mvue         random, but of at most two non-zeros these; a group of zeros keeps positions 0 and 1, and
+               one whose magnitudes add up to inf or NaN gives NaN there, as no estimate of it is unbiased
 
 4 x 4 tiles (`transposable_mask`) and exhaustive Venom columns: sums of magnitudes, in which inf,
 NaN and everything over 2^100 count as 2^100; of equal sums the lowest pattern, or the first

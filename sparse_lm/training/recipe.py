@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sparse_lm.config import SparsityConfig
-from sparse_lm.ops.plan import RECIPES, GemmPlan
+from sparse_lm.ops.plan import DH_MVUE, RECIPES, Y_MVUE, GemmPlan
 
 
 def sparse_plan(sparsity: SparsityConfig) -> GemmPlan:
@@ -17,6 +17,8 @@ def sparse_plan(sparsity: SparsityConfig) -> GemmPlan:
                 plan, dense_features=sparsity.dense_features, shuffle_tokens=sparsity.shuffle_tokens
             )
         case "venom":
+            if sparsity.weight_gradients == "mvue":
+                plan = dataclasses.replace(plan, grad_up=DH_MVUE, grad_down=Y_MVUE)
             return dataclasses.replace(
                 plan,
                 selection=sparsity.selection,

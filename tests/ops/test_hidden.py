@@ -52,6 +52,45 @@ def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(
     np.testing.assert_allclose(y_t.to_dense(), (stored * top_two_of_four(stored, axis=0)).T, rtol=1e-5)
 
 
+def _draws(dy, y, count):
+    """The transposes, dense [draws, F, T], of so many draws, and what they estimate."""
+
+    @jax.jit
+    def draw(keys):
+        def one(key):
+            gradients = ops.squared_relu_gradients(dy, y, key=key)
+            return gradients.dh_t.to_dense(), gradients.y_t.to_dense()
+
+        return jax.lax.map(one, keys, batch_size=100)
+
+    dh = jax.jit(ops.squared_relu_gradients)(dy, y).dh
+    drawn = draw(jax.random.split(jax.random.key(11), count))
+    return zip((np.asarray(a, np.float64) for a in drawn), (np.asarray(a.to_dense()).T for a in (dh, y)), strict=True)
+
+
+@pytest.mark.parametrize("selection, shape", [("2:4", (37, 52)), ("venom", (37, 40))])
+def test_drawn_transposes_are_unbiased(selection, shape):
+    """Their mean is dense, within its standard error."""
+    (y, _), *_ = _select(selection, _random(shape, 6))
+    dy = _random((shape[0], shape[1] if selection == "2:4" else shape[1] // 2), 7)
+    count = 2000
+    for drawn, dense in _draws(jnp.asarray(dy), y, count):
+        assert (np.count_nonzero(np.pad(drawn, ((0, 0), (0, 0), (0, 3))).reshape(-1, 4), axis=1) <= 2).all()
+        random = drawn.std(0) > 0
+        z = (drawn.mean(0) - dense)[random] / (drawn.std(0)[random] / np.sqrt(count))
+        assert random.mean() > 0.05
+        assert np.abs(z).max() < 4.5
+        assert 0.8 < np.sqrt(np.mean(z**2)) < 1.2
+        np.testing.assert_allclose(drawn[0][~random], dense[~random], atol=5 / count * np.abs(dense).max())
+
+
+def test_draws_keep_at_most_two_of_four_tokens_as_they_are():
+    h = np.where(np.arange(48)[:, None] // 2 % 2 == np.arange(32) % 2, _random((48, 32), 8), -1)
+    y, _ = jax.jit(ops.squared_relu_24)(h)
+    for drawn, dense in _draws(jnp.asarray(_random((48, 32), 9)), y, 20):
+        np.testing.assert_array_equal(drawn, np.broadcast_to(dense, drawn.shape))
+
+
 def test_sampled_squared_relu_of_listed_neurons():
     """Integers, so that nothing is rounded; the last block lists no neuron, as blocks without tokens do."""
     rng = np.random.default_rng(5)

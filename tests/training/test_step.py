@@ -77,6 +77,21 @@ def test_sparse_step_reports_activation_statistics(recipe):
         np.testing.assert_allclose(metrics["expert_load"].sum(axis=1), 1, rtol=1e-5)
 
 
+def test_weight_gradients_are_drawn_with_each_steps_own_key():
+    """In parts whose layers are computed again in the backward pass."""
+    changes = {"sparsity.weight_gradients": "mvue", "microbatches": 2, "model.remat": "full"}
+    config = small.config("slices", **changes)
+    trainer, _ = small.compiled(config)
+    assert (str(trainer.plan.grad_up), str(trainer.plan.grad_down)) == ("dH mvue", "Y mvue")
+
+    def gradient_norm(step):
+        state = small.entered(config)
+        state = dataclasses.replace(state, step=state.step + step)
+        return float(trainer.sparse_step(state, small.windows(config))[1]["grad_norm"])
+
+    assert gradient_norm(0) == gradient_norm(0) != gradient_norm(1)
+
+
 def test_seed_decides_the_run():
     def losses(seed):
         config = small.config("venom", seed=seed)

@@ -1,55 +1,86 @@
 """`sparse_lm.ops.mvue` in the registers of a thread: two of a group of four drawn at random, without bias.
 
-The random bits are those of `jax.random.bits`, made where they are used: they would be as many bytes as the matrix.
-Numerics: float32 with approximate reciprocals (2 ulp); a draw may differ from the reference's where a random number
-comes as close to the edge between two members.
+The random bits are those of `jax.random.bits`, made where they are used: they would be half as many bytes as a matrix
+of 16-bit floats. Numerics: those of the reference bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
-from sparse_lm.ops.hopper.emit import f32, i32, i32_type, sum_of
+from sparse_lm.ops.hopper.emit import f32, i32, i32_type
+from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.two_of_four import Pair
-from sparse_lm.ops.mvue import FLOOR
 
 _INF = 0x7F800000
+_NAN = 0x7FC00000
 _ONE = 0x3F800000
-_SMALLEST_NORMAL = 2.0**-126
+_SIGN = 0x80000000 - 2**32
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 
-def sample_two(members: list[ir.Value], bits: ir.Value) -> Pair:
-    """The estimates of two members, float32, and their metadata; `bits` are 32 random ones."""
-    peak = math.absf(members[0])
-    for member in members[1:]:
-        peak = arith.maximumf(peak, math.absf(member))
-    finite = arith.cmpf(arith.CmpFPredicate.OLT, peak, _constant(_INF))
-    drawable = arith.andi(finite, arith.cmpf(arith.CmpFPredicate.OGT, peak, f32(0.0)))
-    inverse_peak = _reciprocal(arith.maximumf(peak, f32(_SMALLEST_NORMAL)))
-    weights = [
-        arith.select(finite, math.fma(math.absf(member), inverse_peak, f32(FLOOR)), f32(1.0)) for member in members
-    ]
-    numbers = (
-        arith.select(drawable, _uniform(half), f32(0.0))
-        for half in (arith.andi(bits, i32(0xFFFF)), arith.shrui(bits, i32(16)))
-    )
-    one = _draw(weights, next(numbers))
-    left = [arith.select(_equal(one, position), f32(0.0), weight) for position, weight in enumerate(weights)]
-    two = _draw(left, next(numbers))
-    first, second = arith.minui(one, two), arith.maxui(one, two)
+def key_words(key: Array) -> Array:
+    """int32 [2].
 
-    inverses = _inverse_probabilities(weights)
-    estimates = [
-        arith.select(finite, arith.mulf(member, inverse), _constant(0x7FC00000))
-        for member, inverse in zip(members, inverses, strict=True)
-    ]
-    low = arith.select(_equal(first, 0), estimates[0], arith.select(_equal(first, 1), estimates[1], estimates[2]))
-    high = arith.select(_equal(second, 3), estimates[3], arith.select(_equal(second, 2), estimates[2], estimates[1]))
-    return Pair(low, high, arith.ori(first, arith.shli(second, i32(2))))
+    Raises:
+      NotImplementedError: a key of another generator than JAX's default one.
+    """
+    generator = str(jax.random.key_impl(key))
+    if generator != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+        raise NotImplementedError(f"draws the random numbers of a partitionable threefry2x32, not of {generator}")
+    return lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
+
+
+def load_key(key: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Of `key_words` in global memory."""
+    pointers = (mgpu_utils.getelementptr(global_pointer(key), [i32(word)], i32_type()) for word in range(2))
+    return tuple(llvm.load(i32_type(), pointer) for pointer in pointers)
+
+
+def sample_two(members: Sequence[ir.Value], above_one: ir.Value) -> Pair:
+    """The estimates of two members, float32, and their metadata; `above_one` is 1 + a random number."""
+    a, b, c, d = (math.absf(member) for member in members)
+    ab, cd = arith.addf(a, b), arith.addf(c, d)
+    total = arith.addf(ab, cd)
+    total = arith.select(arith.cmpf(arith.CmpFPredicate.OLT, total, _constant(_INF)), total, _constant(_NAN))
+    half = arith.mulf(total, f32(0.5))
+    for others in (arith.addf(b, cd), arith.addf(a, cd), arith.addf(d, ab), arith.addf(c, ab)):
+        half = arith.minimumf(half, others)
+    length = arith.select(_greater(half, f32(0.0)), half, total)
+    edges = [arith.minimumf(a, length)]
+    for size in (b, c):
+        edges.append(arith.addf(edges[-1], arith.minimumf(size, length)))
+
+    point = arith.mulf(arith.subf(above_one, f32(1.0)), length)
+    second_point = arith.mulf(above_one, length)
+    past_a, past_b = _greater(point, edges[0]), _greater(point, edges[1])
+    second_past_b = arith.ori(_greater(second_point, edges[1]), past_a)
+    second_past_c = arith.ori(_greater(second_point, edges[2]), past_b)
+
+    def first_of(a, b, c):
+        return arith.select(past_b, c, arith.select(past_a, b, a))
+
+    def second_of(b, c, d):
+        return arith.select(second_past_c, d, arith.select(second_past_b, c, b))
+
+    nibble = arith.ori(first_of(i32(0), i32(1), i32(2)), second_of(i32(4), i32(8), i32(12)))
+    low, high = first_of(*members[:3]), second_of(*members[1:])
+    return Pair(_estimate(low, half), _estimate(high, half), nibble)
+
+
+def uniform_of_two_groups(word: ir.Value) -> list[ir.Value]:
+    """1 + `sparse_lm.ops.mvue.uniform_of_groups` of the groups that share 32 random bits."""
+    halves = arith.shli(arith.andi(word, i32(0xFFFF)), i32(7)), arith.shli(arith.shrui(word, i32(16)), i32(7))
+    return [_bitcast(arith.ori(half, i32(_ONE | 1 << 6))) for half in halves]
 
 
 def random_bits(key: tuple[ir.Value, ir.Value], index: ir.Value) -> ir.Value:
@@ -65,48 +96,19 @@ def random_bits(key: tuple[ir.Value, ir.Value], index: ir.Value) -> ir.Value:
     return arith.xori(x, y)
 
 
-def _uniform(half: ir.Value) -> ir.Value:
-    """16 bits to a number between 0 and 1: (half + 0.5) / 2^16."""
-    above_one = arith.bitcast(ir.F32Type.get(), arith.ori(arith.shli(half, i32(7)), i32(_ONE)))
-    return arith.addf(above_one, f32(2.0**-17 - 1))
+def _estimate(member: ir.Value, half: ir.Value) -> ir.Value:
+    """sign(x) max(|x|, half)."""
+    magnitude = arith.bitcast(i32_type(), arith.maximumf(math.absf(member), half))
+    return _bitcast(arith.ori(magnitude, arith.andi(arith.bitcast(i32_type(), member), i32(_SIGN))))
 
 
-def _draw(weights: list[ir.Value], uniform: ir.Value) -> ir.Value:
-    """A position, drawn in proportion to the weights; never one of weight zero."""
-    edges = [weights[0]]
-    for weight in weights[1:]:
-        edges.append(arith.addf(edges[-1], weight))
-    target = arith.mulf(uniform, edges[3])
-    position = i32(0)
-    for edge in edges[:3]:
-        is_past = arith.cmpf(arith.CmpFPredicate.OGE, target, edge)
-        position = arith.addi(position, arith.extui(i32_type(), is_past))
-    return position
-
-
-def _inverse_probabilities(weights: list[ir.Value]) -> list[ir.Value]:
-    """One over the probability that each member is one of two drawn without replacement."""
-
-    def sums_of_others(numbers):
-        """No cancellation."""
-        halves = arith.addf(*numbers[2:]), arith.addf(*numbers[:2])
-        return [arith.addf(numbers[i ^ 1], halves[i // 2]) for i in range(4)]
-
-    total = sum_of(weights)
-    ratios = [arith.mulf(w, _reciprocal(rest)) for w, rest in zip(weights, sums_of_others(weights), strict=True)]
-    return [
-        arith.mulf(total, _reciprocal(math.fma(weight, others, weight)))
-        for weight, others in zip(weights, sums_of_others(ratios), strict=True)
-    ]
-
-
-def _reciprocal(x: ir.Value) -> ir.Value:
-    return llvm.inline_asm(ir.F32Type.get(), [x], "rcp.approx.ftz.f32 $0, $1;", "=f,f")
-
-
-def _equal(position: ir.Value, constant: int) -> ir.Value:
-    return arith.cmpi(arith.CmpIPredicate.eq, position, i32(constant))
+def _greater(x: ir.Value, y: ir.Value) -> ir.Value:
+    return arith.cmpf(arith.CmpFPredicate.OGT, x, y)
 
 
 def _constant(bits: int) -> ir.Value:
-    return arith.bitcast(ir.F32Type.get(), i32(bits))
+    return _bitcast(i32(bits))
+
+
+def _bitcast(bits: ir.Value) -> ir.Value:
+    return arith.bitcast(ir.F32Type.get(), bits)

@@ -6,7 +6,7 @@ the values and again for the metadata, and writes what lies between.
 A block is one warpgroup and takes one tile of 64 x 64 (thread_tile.py). For the transpose (axis 0) a
 tile takes the way through shared memory, whose odd row length keeps columns off one bank.
 
-Numerics: those of the reference bit for bit; `sparse_lm.ops.select` has the rules. For "mvue" see mvue.py.
+Numerics: those of the reference bit for bit; `sparse_lm.ops.select` has the rules.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ from sparse_lm.ops.hopper.emit import (
     SCALAR,
     f32,
     i32,
-    i32_type,
     i64_type,
     load_vectors,
     mul64,
     vector_lanes,
     widen,
 )
-from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups
 from sparse_lm.ops.hopper.two_of_four import Pair, two_of_four
 
@@ -61,7 +59,7 @@ def sparsify_24(
     check_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
-    key = _key_words(key) if method == "mvue" else None
+    key = mvue.key_words(key) if method == "mvue" else None
     values, metadata = _call(padded, scale, method, dtype, transposed=axis == 0, key=key)
     return Sparse24(values, metadata, x.shape[::-1] if axis == 0 else x.shape)
 
@@ -110,19 +108,13 @@ def _call(
         values_gmem, metadata_gmem, *dense_gmem, factor, row, column = rest
         tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
+        rows = [groups(widen(run)) for run in runs]
         if method == "mvue":
-            key_words = _load_key(key_gmem)
-
-        def select(four, half, group):
-            if method != "mvue":
-                return two_of_four(four, method)
-            number = _group_number(tile, half, group, x.shape, transposed)
-            return mvue.sample_two(four, mvue.random_bits(key_words, number))
-
-        pairs = [
-            [_scaled(select(four, half, group), factor) for group, four in enumerate(groups(widen(run)))]
-            for half, run in enumerate(runs)
-        ]
+            uniform = _uniform(mvue.load_key(key_gmem), tile, x.shape, transposed)
+            pairs = [map(mvue.sample_two, *row) for row in zip(rows, uniform, strict=True)]
+        else:
+            pairs = [[two_of_four(four, method) for four in row] for row in rows]
+        pairs = [[_scaled(pair, factor) for pair in row] for row in pairs]
         tile.store_pairs(values_gmem, pairs)
         tile.store_word(metadata_gmem, pairs)
         for ref in dense_gmem:
@@ -150,27 +142,19 @@ def check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
 
-def _key_words(key: Array) -> Array:
-    """int32 [2]."""
-    generator = str(jax.random.key_impl(key))
-    if generator != "threefry2x32" or not jax.config.jax_threefry_partitionable:
-        raise NotImplementedError(f"draws the random numbers of a partitionable threefry2x32, not of {generator}")
-    return lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
-
-
-def _group_number(tile: Tile, half: int, group: int, shape: tuple[int, int], transposed: bool) -> ir.Value:
-    """Of one of a thread's groups, in the order in which `select.split_groups` has those of the matrix [M, K]."""
-    row = arith.addi(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.row), i32(8 * half))
+def _uniform(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int], transposed: bool):
+    """`mvue.uniform_of_two_groups` for each group of a thread's two rows, of a matrix [M, K]."""
     column = arith.addi(arith.muli(tile.column, i32(TILE)), tile.thread.column)
-    group = arith.addi(arith.shrui(column, i32(2)), i32(group))
-    if transposed:
-        return arith.addi(arith.muli(group, i32(shape[1])), row)
-    return arith.addi(arith.muli(row, i32(shape[1] // 4)), group)
-
-
-def _load_key(key: ir.Value) -> tuple[ir.Value, ir.Value]:
-    pointers = (mgpu_utils.getelementptr(global_pointer(key), [i32(word)], i32_type()) for word in range(2))
-    return tuple(llvm.load(i32_type(), pointer) for pointer in pointers)
+    rows = []
+    for half in HALVES:
+        row = arith.addi(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.row), i32(8 * half))
+        rows.append([])
+        for first in range(0, RUN, 8):
+            pair = arith.addi(arith.shrui(column, i32(3)), i32(first // 8))
+            index = (pair, shape[1], row) if transposed else (row, shape[1] // 8, pair)
+            number = arith.addi(arith.muli(index[0], i32(index[1])), index[2])
+            rows[-1] += mvue.uniform_of_two_groups(mvue.random_bits(key, number))
+    return rows
 
 
 def _scaled(pair: Pair, factor: ir.Value) -> Pair:

@@ -2,9 +2,9 @@
 
 A block is one warpgroup and takes 64 tokens of 64 (condensed) columns. It writes dH as it reads dY,
 leaves dH and Y side by side in shared memory, one 32-bit word an element, and reads them back by
-columns to select along tokens. Of a Venom Y the transposes have a row for every neuron: a block then
-writes the rows of its kept neurons, and rows of zeros for the others of its 16 groups. Neurons of other
-groups would lie outside its shared memory, so the lists must have four of each group, in order.
+columns to select along tokens, or to draw. Of a Venom Y the transposes have a row for every neuron: a
+block then writes the rows of its kept neurons, and rows of zeros for the others of its 16 groups. Neurons
+of other groups would lie outside its shared memory, so the lists must have four of each group, in order.
 
 Numerics: float32, rounded once; bit for bit the reference.
 """
@@ -12,6 +12,7 @@ Numerics: float32, rounded once; bit for bit the reference.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -23,7 +24,7 @@ from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.hopper import packed_24
+from sparse_lm.ops.hopper import mvue, packed_24
 from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, i64_type, mul64, store_if
 from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.packed_24 import PackedPair
@@ -34,6 +35,7 @@ from sparse_lm.ops.hopper.thread_tile import (
     THREADS,
     Thread,
     Tile,
+    groups,
     half_word,
     nibbles,
     run_pointers,
@@ -48,20 +50,21 @@ _NOT_KEPT = -1
 _DH, _Y = 0, 1  # halves of a word
 
 
-def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
+def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`.
 
     Raises:
       NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no
         multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width, or its columns
-        come in runs, which are not four of each m.
+        come in runs, which are not four of each m; or a key of another generator than JAX's default one.
     """
     check_dtype(dy.dtype)
     if y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in one dtype, not {dy.dtype} and {y.dtype}")
     padded = pad_to_tiles(dy)
+    key = None if key is None else mvue.key_words(key)
     if isinstance(y, Sparse24):
-        dh, *transposes = _call(padded, y.values, y.metadata, None, tile_neurons=TILE)
+        dh, *transposes = _call(padded, y.values, y.metadata, None, key, tile_neurons=TILE)
         neurons = y.shape[1]
     else:
         if y.run > 1:
@@ -73,7 +76,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
             )
         missing = y.values.shape[0] - padded.shape[0]
         padded = jnp.pad(padded, ((0, missing), (0, 0))) if missing else padded
-        dh, *transposes = _call(padded, y.values, y.metadata, y.columns, tile_neurons=tile_neurons)
+        dh, *transposes = _call(padded, y.values, y.metadata, y.columns, key, tile_neurons=tile_neurons)
         neurons = y.shape[1]
     shape = neurons, y.shape[0]
     # Rows of a ragged last block may be padded by more than a tile.
@@ -85,7 +88,9 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradie
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
 
 
-def _call(dy: Array, values: Array, metadata: Array, columns: Array | None, *, tile_neurons: int) -> tuple[Array, ...]:
+def _call(
+    dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, *, tile_neurons: int
+) -> tuple[Array, ...]:
     """dH's values; values and metadata of dH^T; of Y^T."""
     tokens, kept = dy.shape
     token_tiles, column_tiles = tokens // TILE, kept // TILE
@@ -94,30 +99,43 @@ def _call(dy: Array, values: Array, metadata: Array, columns: Array | None, *, t
         jax.ShapeDtypeStruct((neurons, tokens // 2), dy.dtype),
         jax.ShapeDtypeStruct((neurons // TILE, token_tiles, THREADS), jnp.int32),
     )
-    operands = [dy, values, metadata] + ([] if columns is None else [columns])
+    operands = [dy, values, metadata, *(operand for operand in (columns, key) if operand is not None)]
     block_tiles = None if columns is None else token_tiles // columns.shape[0]  # tiles of 64 tokens in a Venom block
     refs = len(operands) + 5 + 2
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * refs, SCALAR, SCALAR))
     def differentiate_tile(_, *args):
         *operands_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places, row, column = args
-        dy_gmem, values_gmem, metadata_gmem, *columns_gmem = operands_gmem
+        dy_gmem, values_gmem, metadata_gmem, *optional_gmem = operands_gmem
         row, column = row.registers.item(), column.registers.item()
         thread = Thread.current()
         tile = Tile(thread, row, column)
-        for ref in columns_gmem:
-            _invert(ref, arith.divui(row, i32(block_tiles)), column, places, thread, tile_neurons)
+        if columns is not None:
+            listed = optional_gmem[0], arith.divui(row, i32(block_tiles)), column
+            _invert(*listed, places, thread, tile_neurons)
         _store_stored(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
-        dh_pairs, y_pairs = zip(*(_select_along_tokens(words, thread, half) for half in HALVES), strict=True)
+        tile_columns = [arith.addi(thread.row, i32(8 * half)) for half in HALVES]
+        if columns is None:
+            out_rows = [arith.addi(arith.muli(column, i32(TILE)), tile_column) for tile_column in tile_columns]
+        else:
+            out_rows = [_listed(*listed, tile_column) for tile_column in tile_columns]
+        loaded = [_load_column(words, thread, tile_column) for tile_column in tile_columns]
+        if key is None:
+            selected = [_select_along_tokens(tokens) for tokens in loaded]
+        else:
+            element = ir.MemRefType(dh_gmem.type).element_type
+            draw = functools.partial(_draw_along_tokens, mvue.load_key(optional_gmem[-1]), tile, neurons, element)
+            selected = [draw(*operands) for operands in zip(out_rows, loaded, strict=True)]
+        dh_pairs, y_pairs = zip(*selected, strict=True)
         outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
-        for ref in columns_gmem:
-            _scatter_rows(outs, ref, arith.divui(row, i32(block_tiles)), places, tile, tile_neurons)
-        if not columns_gmem:
+        if columns is None:
             transpose = Tile(thread, column, row)
             for pairs, out, out_words in outs:
                 transpose.store_packed(out, [[pair.values for pair in half] for half in pairs])
                 transpose.store_word(out_words, pairs)
+        else:
+            _scatter_rows(outs, out_rows, places, tile, tile_neurons)
 
     def kernel(*refs):
         differentiate_tile(*refs, lax.axis_index("row"), lax.axis_index("column"))
@@ -166,29 +184,46 @@ def _place(thread: Thread, half: int, column: int) -> tuple[ir.Value, ir.Value]:
     return arith.addi(thread.row, i32(8 * half)), arith.addi(thread.column, i32(column))
 
 
-def _select_along_tokens(words: ir.Value, thread: Thread, half: int) -> tuple[list[PackedPair], list[PackedPair]]:
-    """The pairs of dH and of Y that one of the thread's two columns keeps of its 16 tokens."""
-    column = arith.addi(thread.row, i32(8 * half))
-    loaded = [llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN)]
+def _load_column(words: ir.Value, thread: Thread, column: ir.Value) -> list[ir.Value]:
+    """A thread's 16 tokens of one of its two columns: dH and Y."""
+    return [llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN)]
+
+
+def _select_along_tokens(tokens: list[ir.Value]) -> tuple[list[PackedPair], list[PackedPair]]:
+    """The pairs of dH and of Y that are kept of 16 tokens of a column: of each four the largest two."""
     dh_pairs, y_pairs = [], []
-    for first in range(0, RUN, 4):
-        four = loaded[first : first + 4]
+    for four in groups(tokens):
         dh_pairs.append(packed_24.two_of_four([(word, _DH) for word in four], signed=True))
         y_pairs.append(packed_24.two_of_four([(word, _Y) for word in four], signed=False))
     return dh_pairs, y_pairs
 
 
-def _scatter_rows(outs, columns: ir.Value, block: ir.Value, places: ir.Value, tile: Tile, tile_neurons: int) -> None:
+def _draw_along_tokens(
+    key: tuple[ir.Value, ir.Value], tile: Tile, neurons: int, element: ir.Type, row: ir.Value, tokens: list[ir.Value]
+) -> tuple[list[PackedPair], list[PackedPair]]:
+    """As `_select_along_tokens`, but of each four two at random, for row `row` of transposes of so many `neurons`."""
+    first_pair = arith.shrui(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column), i32(3))
+    pairs = [], []
+    for number, four in enumerate(groups(tokens)):
+        if number % 2 == 0:
+            word = arith.addi(arith.muli(arith.addi(first_pair, i32(number // 2)), i32(neurons)), row)
+            uniform = mvue.uniform_of_two_groups(mvue.random_bits(key, word))
+        both = zip(*(packed_24.unpack(word, element) for word in four), strict=True)
+        for kept, members in zip(pairs, both, strict=True):
+            pair = mvue.sample_two(members, uniform[number % 2])
+            kept.append(PackedPair(packed_24.pack(pair.low, pair.high, element), pair.nibble))
+    return pairs
+
+
+def _scatter_rows(outs, rows: list[ir.Value], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Both columns' pairs to the rows of their neurons, and empty rows for the neurons that are not kept."""
     nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (RUN // 4)
     true = arith.constant(ir.IntegerType.get_signless(1), 1)
     for half in HALVES:
-        row = arith.addi(tile.thread.row, i32(8 * half))
-        neuron = _listed(columns, block, tile.column, row)
         for pairs, values, metadata in outs:
-            _store_row_if(true, values, metadata, neuron, tile, pairs[half])
+            _store_row_if(true, values, metadata, rows[half], tile, pairs[half])
         for first in range(0, tile_neurons, TILE):
-            index = arith.addi(row, i32(first))
+            index = arith.addi(tile.thread.row, i32(8 * half + first))
             pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(places), [index], i32_type())
             is_empty = arith.cmpi(arith.CmpIPredicate.eq, llvm.load(i32_type(), pointer), i32(_NOT_KEPT))
             neuron = arith.addi(arith.muli(tile.column, i32(tile_neurons)), index)

@@ -188,13 +188,15 @@ def _gradients_venom_kernel(
         _clear_rows(listed, tile, row_tile, dh_t, dh_t_metadata, y_t, y_t_metadata, M, NEURONS, ROW_TILES)
 
 
-def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom) -> HiddenGradients:
+def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`.
 
     Raises:
-      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no multiple of 64, or
-        columns come in runs.
+      NotImplementedError: a key, to draw at random; dy or y is not of 16-bit floats of one dtype; or of a Venom y, v
+        is no multiple of 64, or columns come in runs.
     """
+    if key is not None:
+        raise NotImplementedError("does not draw at random")
     if dy.dtype not in (jnp.bfloat16, jnp.float16) or y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in bfloat16 or in float16, not {dy.dtype} and {y.dtype}")
     venom = isinstance(y, SparseVenom)

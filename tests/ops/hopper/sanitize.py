@@ -80,9 +80,14 @@ def squared_relu_24() -> Call:
     return hopper.squared_relu_24, (random((100, 300), TYPE, seed=0),)
 
 
-def squared_relu_gradients(*, venom: bool) -> Call:
+def squared_relu_gradients(*, venom: bool, key: int | None = None) -> Call:
     y = random_venom(300, NEURONS, 128, 16, TYPE, seed=0) if venom else random_24(300, KEPT, TYPE, seed=0)
-    return hopper.squared_relu_gradients, (random((300, KEPT), TYPE, seed=2), y)
+    key = None if key is None else jax.random.key(key)
+
+    def kernel(dy, y, key):
+        return hopper.squared_relu_gradients(dy, y, key=key)
+
+    return kernel, (random((300, KEPT), TYPE, seed=2), y, key)
 
 
 CALLS: dict[str, Callable[[], Call]] = {
@@ -111,6 +116,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "squared_relu_24": squared_relu_24,
     "squared_relu_gradients": lambda: squared_relu_gradients(venom=False),
     "squared_relu_gradients 128:2:16": lambda: squared_relu_gradients(venom=True),
+    "squared_relu_gradients, drawn": lambda: squared_relu_gradients(venom=False, key=1),
+    "squared_relu_gradients 128:2:16, drawn": lambda: squared_relu_gradients(venom=True, key=1),
 }
 
 

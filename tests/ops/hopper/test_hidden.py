@@ -10,6 +10,7 @@ from sparse_lm.ops.compress import list_columns
 from tests.ops.hopper.operands import exact_stats
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
+BACKENDS = (hopper, reference)
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
 
 
@@ -32,8 +33,8 @@ def _assert_equal(ours, expected):
         np.testing.assert_array_equal(_bits(a), _bits(b))
 
 
-def _lower(function, *shapes):
-    return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
+def _lower(function, *shapes, **options):
+    return jax.jit(lambda *args: function(*args, **options)).trace(*shapes).lower(lowering_platforms=("cuda",))
 
 
 def _like(function, *shapes):
@@ -45,9 +46,9 @@ def test_lowers_without_a_gpu(shape):
     h = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     expected = _like(reference.squared_relu_24, h)
     assert _lower(hopper.squared_relu_24, h).out_info == expected
-    assert _lower(hopper.squared_relu_gradients, h, expected[0]).out_info == _like(
-        reference.squared_relu_gradients, h, expected[0]
-    )  # fmt: skip
+    gradients = _like(reference.squared_relu_gradients, h, expected[0])
+    for key in (None, jax.random.key(0)):
+        assert _lower(hopper.squared_relu_gradients, h, expected[0], key=key).out_info == gradients
 
 
 @pytest.mark.gpu
@@ -73,6 +74,31 @@ def test_squared_relu_gradients(shape, dtype, special):
     expected = jax.jit(reference.squared_relu_gradients)(dy, y)
     for _ in range(2):
         _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), expected)
+
+
+def _assert_draws_are_the_references(dy, y):
+    compute, expected = (jax.jit(lambda dy, y, key, b=b: b.squared_relu_gradients(dy, y, key=key)) for b in BACKENDS)
+    for key in (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)):
+        for _ in range(2):
+            _assert_equal(compute(dy, y, key), expected(dy, y, key))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_drawn_gradients(shape, dtype, special):
+    y, _ = jax.jit(reference.squared_relu_24)(_random(shape, dtype, 1))
+    _assert_draws_are_the_references(_random(shape, dtype, 2, special), y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m, v", [(8, 64), (16, 128), (32, 128)])
+@pytest.mark.parametrize("tokens", [256, 300])
+def test_drawn_gradients_of_a_venom_matrix(m, v, tokens):
+    h = _random((tokens, 1024), jnp.bfloat16, 3)
+    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(h)
+    _assert_draws_are_the_references(_random((tokens, 4 * 1024 // m), jnp.bfloat16, 4), y)
 
 
 @pytest.mark.gpu
@@ -169,6 +195,8 @@ def test_what_is_refused():
         hopper.squared_relu_gradients(jnp.zeros((64, 64), jnp.bfloat16), y)
     runs = jnp.arange(256, dtype=jnp.int32)[None]
     h = jnp.zeros((64, 256), jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="threefry2x32, not of rbg"):
+        hopper.squared_relu_gradients(h, reference.squared_relu_24(h)[0], key=jax.random.key(0, impl="rbg"))
     y = list_columns(reference.squared_relu_24(h)[0], runs, width=1024, v=64, m=16, run=64)
     with pytest.raises(NotImplementedError, match="four of each 16, not runs of 64"):
         hopper.squared_relu_gradients(h, y)

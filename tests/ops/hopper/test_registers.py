@@ -21,6 +21,7 @@ from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.scattered_matmul_24 import CANDIDATES as SCATTERED
 
 T, F, D, KEPT = 8192, 8192, 2048, 2048
+KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
@@ -141,10 +142,15 @@ def test_scattered_matmul_24(spilled_bytes, out_dtype, config):
     assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
 
 
+def _drawn_gradients(dy, y, key):
+    return hopper.squared_relu_gradients(dy, y, key=key)
+
+
 def test_passes_over_24(spilled_bytes):
     h, weights = _dense(T, KEPT), jax.ShapeDtypeStruct((2 * F, D), jnp.float32)
     assert spilled_bytes(hopper.squared_relu_24, h) == [0]
     assert spilled_bytes(hopper.squared_relu_gradients, h, _sparse(T, KEPT)) == [0]
+    assert spilled_bytes(_drawn_gradients, h, _sparse(T, KEPT), KEY) == [0]
     scale = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert spilled_bytes(lambda *args: hopper.soft_threshold_24(*args, dtype=jnp.bfloat16), weights, scale) == [0]
 
@@ -152,9 +158,8 @@ def test_passes_over_24(spilled_bytes):
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_random_draws(spilled_bytes, axis):
     options = dict(scale=1.0, dtype=jnp.bfloat16)
-    key = jax.eval_shape(lambda: jax.random.key(0))
     sparsify = lambda x, key: hopper.sparsify_24(x, "mvue", axis, key=key, **options)  # noqa: E731
-    assert spilled_bytes(sparsify, _dense(T, D), key) == [0]
+    assert spilled_bytes(sparsify, _dense(T, D), KEY) == [0]
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -173,3 +178,4 @@ def test_passes_over_venom(spilled_bytes, v, m):
     columns = jax.ShapeDtypeStruct((T // v, 4 * F // m), jnp.int32)
     y = SparseVenom(condensed.values, condensed.metadata, columns, (T, F), v, m)
     assert spilled_bytes(hopper.squared_relu_gradients, _dense(T, 4 * F // m), y) == [0]
+    assert spilled_bytes(_drawn_gradients, _dense(T, 4 * F // m), y, KEY) == [0]

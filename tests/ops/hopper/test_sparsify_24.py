@@ -42,24 +42,20 @@ def test_equals_the_reference_bit_for_bit(method, axis, dtype, out, special):
 @pytest.mark.parametrize("dtype, out", [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.bfloat16)])
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mvue_draws_what_the_reference_draws(axis, dtype, out, special):
-    """Where a random number is not next to the edge between two members; the values differ by rounding."""
     for shape in [(256, 704), (100, 300), (1, 3)]:
         x, options = _random(shape, dtype, seed=1, special=special), dict(scale=1.4375, dtype=out)
         expected = jax.jit(lambda x, key, o=options: reference.sparsify_24(x, "mvue", axis, key=key, **o))
         compute = jax.jit(lambda x, key, o=options: hopper.sparsify_24(x, "mvue", axis, key=key, **o))
         for key in (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)):
-            result, again, wanted = compute(x, key), compute(x, key), expected(x, key)
-            np.testing.assert_array_equal(result.metadata, again.metadata)
-            np.testing.assert_array_equal(_bits(result.values), _bits(again.values))
-            same = np.asarray(result.mask() == wanted.mask())
-            assert np.mean(~same) < 1e-4
-            ours, theirs = (np.where(same, np.asarray(s.to_dense(), np.float32), 0) for s in (result, wanted))
-            np.testing.assert_allclose(ours, theirs, rtol=2**-7)
+            wanted = expected(x, key)
+            for result in (compute(x, key), compute(x, key)):
+                np.testing.assert_array_equal(result.metadata, wanted.metadata)
+                np.testing.assert_array_equal(_bits(result.values), _bits(wanted.values))
 
 
 @pytest.mark.gpu
 def test_mvue_is_unbiased():
-    """The error of a mean of n draws is that of one draw, half of the signal on normal numbers, divided by n."""
+    """The error of a mean of n draws is that of one draw, 0.47 of the signal on normal numbers, divided by n."""
     x, count = _random((64, 128), jnp.bfloat16, seed=5, special=False), 2000
 
     @jax.jit
@@ -69,7 +65,7 @@ def test_mvue_is_unbiased():
 
     exact = np.asarray(x.T, np.float32)
     error = np.square(np.asarray(mean(jax.random.split(jax.random.key(6), count))) - exact).sum()
-    assert error / np.square(exact).sum() == pytest.approx(0.5 / count, rel=0.1)
+    assert error / np.square(exact).sum() == pytest.approx(0.473 / count, rel=0.1)
 
 
 @pytest.mark.gpu

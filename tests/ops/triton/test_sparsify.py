@@ -167,6 +167,8 @@ def test_refuses_what_it_cannot_do():
         triton.sparsify_venom(x, 64, 16, columns="norm", dtype=jnp.float16)
     with pytest.raises(NotImplementedError, match="by norm"):
         triton.sparsify_venom(x, 64, 16, columns="exhaustive", dtype=x.dtype)
+    with pytest.raises(NotImplementedError, match="random"):
+        triton.squared_relu_gradients(x, reference.squared_relu_24(x)[0], key=jax.random.key(0))
     in_runs = random_venom_in_runs(64, 128, 64, 64, 32, x.dtype, seed=0)
     with pytest.raises(NotImplementedError, match="no runs"):
         triton.squared_relu_gradients(x[:, :64], in_runs)
