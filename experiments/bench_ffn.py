@@ -29,7 +29,7 @@ from sparse_lm import ops
 from sparse_lm.ops import backends, routing
 from sparse_lm.ops.ffn import feed_forward
 from sparse_lm.ops.ffn_weights import FfnVariables, prepare_weights
-from sparse_lm.ops.plan import DENSE, RECIPES, GemmPlan
+from sparse_lm.ops.plan import DENSE, DH_MVUE, RECIPES, Y_MVUE, GemmPlan
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 TOKENS = flags.DEFINE_list("tokens", ["8192", "16384", "32768", "65536"], "Tokens, T.")
@@ -49,6 +49,7 @@ PLANS: dict[str, GemmPlan] = {
     "sets of runs 2:16, 16 clusters": _VENOM(selection="cluster_sets", v=256, m=16, clusters=16, neuron_run=256),
     "slices 2:8": _VENOM(selection="slices", v=256, m=8, clusters=2),
     "slices 2:16": _VENOM(selection="slices", v=256, m=16, clusters=4),
+    "slices 2:16, mvue": _VENOM(selection="slices", v=256, m=16, clusters=4, grad_up=DH_MVUE, grad_down=Y_MVUE),
 }
 
 

@@ -40,12 +40,16 @@ from sparse_lm.training import flops
 from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import Trainer, TrainState, make_trainer
 
+_VENOM = dict(recipe="venom", m=16, neuron_run=1, weight_gradients="magnitude")
+_SLICES = _VENOM | dict(selection="slices", v=256, clusters=4)
+
 RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     "dense": dict(recipe="dense"),
-    "venom_slices": dict(recipe="venom", selection="slices", v=256, m=16, clusters=4, neuron_run=1),
-    "venom_slices_2_8": dict(recipe="venom", selection="slices", v=256, m=8, clusters=2, neuron_run=1),
-    "venom_sets": dict(recipe="venom", selection="cluster_sets", v=256, m=16, clusters=16, neuron_run=256),
-    "venom_magnitude": dict(recipe="venom", selection="magnitude", m=16, clusters=16, neuron_run=1),
+    "venom_slices": _SLICES,
+    "venom_slices_mvue": _SLICES | dict(weight_gradients="mvue"),
+    "venom_slices_2_8": _SLICES | dict(m=8, clusters=2),
+    "venom_sets": _VENOM | dict(selection="cluster_sets", v=256, clusters=16, neuron_run=256),
+    "venom_magnitude": _VENOM | dict(selection="magnitude", clusters=16),
     "act24": dict(recipe="act24"),
     "sste": dict(recipe="sste"),
     "fst": dict(recipe="fst"),

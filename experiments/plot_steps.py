@@ -141,7 +141,7 @@ def _same_model(rows: list[dict[str, Any]], results: Results) -> dict[str, Any] 
 
 
 def _choice(sparsity: dict[str, Any]) -> tuple:
-    """What decides how fast a recipe is: its name and, of Venom, how and how many columns are chosen."""
+    """What decides how fast a recipe is: its name and, of Venom, how columns and tokens are chosen, and how many."""
     known = {field.name for field in dataclasses.fields(SparsityConfig)} & sparsity.keys()
     s = SparsityConfig(**{name: sparsity[name] for name in known})
-    return (s.recipe, s.selection, s.m, s.neuron_run > 1) if s.recipe == "venom" else (s.recipe,)
+    return (s.recipe, s.selection, s.m, s.neuron_run > 1, s.weight_gradients) if s.recipe == "venom" else (s.recipe,)

@@ -139,6 +139,7 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "dense, in the time of slices": _DENSE | {"steps": 5165, "optimizer.decay_steps": 1033},
             "slices 2:16": _SLICES | _TOKENS,
             "slices 2:16, earlier": _SLICES | _TOKENS | _EARLIER,
+            "slices 2:16, earlier, mvue": _SLICES | _TOKENS | _EARLIER | {"sparsity.weight_gradients": "mvue"},
             "magnitude 2:16, earlier": _VENOM | _16 | _EARLIER,
             "dense, lr 0.002, warm-up of 306": _DENSE | _FASTER,
             "slices 2:16, earlier, lr 0.002, warm-up of 306": _SLICES | _TOKENS | _EARLIER | _FASTER,
