@@ -381,7 +381,15 @@ def test_relative_work_of_venom(selection, total):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "recipe, selection",
-    [("sste", None), ("act24", None), ("venom", "magnitude"), ("venom", "cluster_sets"), ("venom", "slices")],
+    [
+        ("sste", None),
+        ("act24", None),
+        ("venom", "magnitude"),
+        ("venom", "cluster_sets"),
+        ("venom", "slices"),
+        ("drawn", "magnitude"),
+        ("drawn", "slices"),
+    ],
 )
 def test_best_implementation_is_as_accurate_as_the_reference(recipe, selection):
     """In bf16 on a GPU, whichever kernels run: against float32, at most 1.5 times the reference's error."""
@@ -391,7 +399,7 @@ def test_best_implementation_is_as_accurate_as_the_reference(recipe, selection):
         jnp.asarray(rng.standard_normal(shape) * scale, jnp.bfloat16).astype(jnp.float32)
         for shape, scale in (((tokens, dim), 1), ((neurons, dim), 0.1), ((neurons, dim), 0.05), ((tokens, dim), 1))
     )
-    plan, columns = RECIPES[recipe], None
+    plan, columns = drawing(RECIPES["venom"]) if recipe == "drawn" else RECIPES[recipe], None
     if selection:
         plan = dataclasses.replace(plan, selection=selection, v=128, m=16, clusters=4)
         columns = {"magnitude": None, "slices": routing.slice_sets(neurons, 4)}.get(
