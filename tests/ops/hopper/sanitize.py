@@ -2,8 +2,8 @@
 
     compute-sanitizer --tool=memcheck --kernel-name=kns=mosaic_gpu python -m tests.ops.hopper.sanitize
 
-or racecheck, synccheck, initcheck. XLA_PYTHON_CLIENT_ALLOCATOR=platform gives each array its own allocation, without
-which accesses past the end of one go unseen in the next. Whether results are right is for the tests.
+or racecheck, synccheck, initcheck. XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async lets memcheck see where an array ends: with
+JAX's others it misses stores just past the end. Whether results are right is for the tests.
 """
 
 from __future__ import annotations
