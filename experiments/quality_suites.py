@@ -33,7 +33,12 @@ def _base(steps: int, **overrides: Any) -> Overrides:
 
 
 _DENSE = {"sparsity.recipe": "dense"}
-_VENOM = {"sparsity.recipe": "venom", "sparsity.selection": "magnitude", "sparsity.centres": "neurons"}
+_VENOM = {
+    "sparsity.recipe": "venom",
+    "sparsity.selection": "magnitude",
+    "sparsity.centres": "neurons",
+    "sparsity.weight_gradients": "magnitude",
+}
 _SLICES = _VENOM | {"sparsity.selection": "slices", "sparsity.clusters": 4}
 _SLICES_OF_8 = _SLICES | {"sparsity.m": 8, "sparsity.clusters": 2}
 _SETS = _VENOM | {"sparsity.selection": "cluster_sets", "sparsity.clusters": 64}
