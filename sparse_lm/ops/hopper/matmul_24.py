@@ -4,8 +4,7 @@ The frame is persistent.py. The two blocks of a cluster compute tiles under one 
 share the tile of the dense operand.
 
 Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave;
-one rounding to the result's dtype. A total is added to a tile's sum as that is stored, once: the same bits in
-every run.
+one rounding to the result's dtype.
 """
 
 from __future__ import annotations
@@ -65,10 +64,9 @@ def matmul_24(
     out_dtype: DTypeLike | None = None,
     b_transposed: bool = False,
     out_transposed: bool = False,
-    total: Array | None = None,
     config: Config | None = None,
 ) -> Array:
-    """w @ b, or total + w @ b.
+    """w @ b.
 
     Args:
       w: 2:4 matrix [M, K], bfloat16 or float16.
@@ -76,8 +74,6 @@ def matmul_24(
       out_dtype: bfloat16, float16 or float32; that of b by default.
       b_transposed: b's contracted dimension is its last.
       out_transposed: give the result as [N, M].
-      total: float32, like the result, which is `out_dtype` then; copied if its sizes are no multiples of
-        64, or it has less than 128 columns.
       config: tiling; the tuned one for the shape and device by default.
 
     Returns:
@@ -95,12 +91,11 @@ def matmul_24(
     shape = (n, m) if out_transposed else (m, n)
     # Mosaic's copies ignore the index into a dimension of a single tile instead of clipping it: give it two.
     padded = jax.ShapeDtypeStruct((round_up(shape[0]), max(2 * _ALIGNMENT, round_up(shape[1]))), out_dtype)
-    total = None if total is None else _pad_to(total, padded.shape)
-    out = _call(config, w, pad(b), padded, b_transposed, out_transposed, total)
+    out = _call(config, w, pad(b), padded, b_transposed, out_transposed)
     return out[: shape[0], : shape[1]]
 
 
-def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed, total):
+def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed):
     n = b.shape[0 if b_transposed else 1]
     plan = _plan(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT)
 
@@ -132,7 +127,6 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
         dtype=b.dtype,
         b_transposed=b_transposed,
         out_transposed=out_transposed,
-        total=total,
     )
     return product
 
@@ -155,9 +149,7 @@ def round_up(size: int) -> int:
 
 def pad(x: Array, *, rows: bool = True) -> Array:
     """Zeros up to whole tiles, of columns and perhaps rows; a copy, if x has a ragged edge."""
-    return _pad_to(x, (round_up(x.shape[0]) if rows else x.shape[0], round_up(x.shape[1])))
-
-
-def _pad_to(x: Array, shape: tuple[int, int]) -> Array:
-    padding = [(0, padded - size) for padded, size in zip(shape, x.shape, strict=True)]
-    return x if x.shape == shape else jnp.pad(x, padding)
+    padding = [(0, round_up(size) - size) for size in x.shape]
+    if not rows:
+        padding[0] = 0, 0
+    return jnp.pad(x, padding) if any(after for _, after in padding) else x

@@ -167,7 +167,6 @@ def multiply(
     out_transposed: bool,
     gathers: bool = False,
     epilogue: Epilogue | None = None,
-    total: Array | None = None,
 ) -> list[Array]:
     """Runs the jobs; gives the product, or the outputs of the epilogue.
 
@@ -184,19 +183,10 @@ def multiply(
       out_transposed: whether `out` is.
       gathers: whether the loads have `gather`.
       epilogue: what to write instead of `out`; the product itself by default.
-      total: of the type of `out`: what each tile of the product is added to, once; nothing by default.
     """
 
     def store_product(part, slots, _, outs_gmem, origin, number):
-        store_tile(
-            part,
-            slots,
-            *outs_gmem,
-            origin,
-            first_store=number,
-            transposed=out_transposed,
-            accumulate=total is not None,
-        )
+        store_tile(part, slots, *outs_gmem, origin, first_store=number, transposed=out_transposed)
 
     outs, store_part = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
     tile_m, tile_n = tiling.tile_m, tiling.tile_n
@@ -324,23 +314,19 @@ def multiply(
         )
 
     sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * consumer_n), jnp.float32)
-    mesh = plgpu.Mesh(
+    results = plgpu.kernel(
+        kernel,
+        out_type=[*outs, sums] if grid.contributors else [*outs],
         grid=(grid.clusters,),
         grid_names=("cluster",),
         cluster=(tiling.cluster,),
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
+        compiler_params=COMPILER_PARAMS,
         kernel_name=name,
-    )
-    # What is updated is passed as a reference, in the place of the outputs: the array that it holds becomes one.
-    updated = [] if total is None else [jax.new_ref(total)]
-    written = [*outs] if total is None else []
-    workspaces = [sums] if grid.contributors else []
-    # Not plgpu.kernel, which takes no references in JAX 0.10.
-    run = pl.kernel(kernel, [*written, *workspaces], mesh=mesh, compiler_params=COMPILER_PARAMS, name=name)
-    results = run(*operands, *updated)
-    return [jax.freeze(ref) for ref in updated] or results[: len(outs)]
+    )(*operands)
+    return results[: len(outs)]
 
 
 def _computed_anew(number: Array) -> Array:

@@ -31,14 +31,7 @@ def stores(n: int, dtype: jnp.dtype) -> int:
 
 
 def store_tile(
-    tile: Array,
-    staging: Any,
-    out: Any,
-    origin: tuple[Array, Array],
-    first_store: Array,
-    *,
-    transposed: bool,
-    accumulate: bool = False,
+    tile: Array, staging: Any, out: Any, origin: tuple[Array, Array], first_store: Array, *, transposed: bool
 ) -> None:
     """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
 
@@ -51,7 +44,6 @@ def store_tile(
       origin: (row, column).
       first_store: stores that this warpgroup made before; slots take turns.
       transposed: whether `out` is [columns, rows].
-      accumulate: add the tile to what is there, where that is: in the L2 cache.
     """
     row, column = origin
     slots = staging.shape[0]
@@ -67,8 +59,7 @@ def store_tile(
         write(tile[:, i * columns : (i + 1) * columns], slot)
         plgpu.commit_smem()
         rows, cols = pl.ds(row, _ROWS), pl.ds(column + i * columns, columns)
-        target = out.at[cols, rows] if transposed else out.at[rows, cols]
-        plgpu.copy_smem_to_gmem(slot, target, reduction_op="add" if accumulate else None)
+        plgpu.copy_smem_to_gmem(slot, out.at[cols, rows] if transposed else out.at[rows, cols])
 
 
 def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -> None:

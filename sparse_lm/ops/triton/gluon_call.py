@@ -55,7 +55,6 @@ def gluon_call(
     blocks: int,
     warps: int,
     constants: dict[str, Any],
-    aliases: dict[int, int] | None = None,
 ) -> Any:
     """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
 
@@ -66,7 +65,6 @@ def gluon_call(
       blocks: thread blocks in the grid.
       warps: of a thread block.
       constants: the kernel's compile-time parameters.
-      aliases: operands, by number, in whose place results, by number, are written; none by default.
 
     Returns:
       An array, or a list of them, like `out`.
@@ -89,7 +87,6 @@ def gluon_call(
         "triton_kernel_call",
         out,
         custom_call_api_version=2,
-        input_output_aliases=aliases,
         legacy_backend_config=zlib.compress(launch.to_proto(kernel.__name__, b"")),
     )
     return call(*operands)

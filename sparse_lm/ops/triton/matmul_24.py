@@ -40,12 +40,6 @@ def _matmul_24_kernel(values, metadata, b, out, shape: gl.constexpr):
     product.multiply(values, metadata, None, b, out, shape)
 
 
-@gluon.jit
-def _accumulate_24_kernel(values, metadata, b, total, out, shape: gl.constexpr):
-    """`total` and `out` are one array."""
-    product.multiply(values, metadata, None, b, out, shape)
-
-
 def matmul_24(
     w: Sparse24,
     b: Array,
@@ -53,10 +47,9 @@ def matmul_24(
     out_dtype: DTypeLike | None = None,
     b_transposed: bool = False,
     out_transposed: bool = False,
-    total: Array | None = None,
     config: Config | None = None,
 ) -> Array:
-    """w @ b, or total + w @ b.
+    """w @ b.
 
     Args:
       w: 2:4 matrix [M, K], bfloat16 or float16.
@@ -64,7 +57,6 @@ def matmul_24(
       out_dtype: bfloat16, float16 or float32; that of b by default.
       b_transposed: b's contracted dimension is its last.
       out_transposed: give the result as [N, M].
-      total: float32, like the result, which is `out_dtype` then.
       config: tiling; the tuned one for the shape and device by default.
 
     Returns:
@@ -89,19 +81,16 @@ def matmul_24(
         tiling=config,
         b_transposed=b_transposed,
         out_transposed=out_transposed,
-        accumulate=total is not None,
     )
-    operands = (w.values, w.metadata, b)
-    kernel, updated = (_matmul_24_kernel, ()) if total is None else (_accumulate_24_kernel, (total,))
     return gluon_call(
-        kernel,
-        *operands,
-        *updated,
+        _matmul_24_kernel,
+        w.values,
+        w.metadata,
+        b,
         out=jax.ShapeDtypeStruct((n, m) if out_transposed else (m, n), out_dtype),
         blocks=math.prod(shape.grid),
         warps=config.warps,
         constants=dict(shape=shape),
-        aliases={len(operands): 0} if updated else {},
     )
 
 

@@ -76,7 +76,6 @@ class Product:
       out_transposed: the result is stored as [N, M].
       v: rows of the 2:4 operand that share a list of the rows of b that they read; 0 if there are no lists.
       sampled: the lists are of rows of the 2:4 operand instead, and v columns of the result share one.
-      accumulate: add the product to what the result's array holds, in the L2 cache.
       tiling: how it is cut up.
     """
 
@@ -91,7 +90,6 @@ class Product:
     out_transposed: bool = False
     v: int = 0
     sampled: bool = False
-    accumulate: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -306,7 +304,7 @@ def multiply_step(values_smem, words_smem, b_smem, places, sums, product: gl.con
 
 @gluon.jit
 def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
-    """Rounds once and stores, or adds, by way of shared memory, whole vectors along the result's rows as stored."""
+    """Rounds once and stores, by way of shared memory, whole vectors along the result's rows as they are stored."""
     tiling: gl.constexpr = product.tiling
     tile = tile.to(out.dtype.element_ty)
     element_bytes: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
@@ -321,11 +319,7 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
     else:
         target = out + row.to(gl.int64) * product.n + column
     inside = (row < product.m) & (column < product.n)
-    tile = gl.convert_layout(tile, layout)
-    if product.accumulate:
-        gl.atomic_add(target, tile, mask=inside, sem="relaxed")
-    else:
-        gl.store(target, tile, mask=inside)
+    gl.store(target, gl.convert_layout(tile, layout), mask=inside)
 
 
 @gluon.jit

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
-from sparse_lm import ops
 from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import split_k
@@ -90,61 +88,6 @@ def test_schedules_agree_bit_for_bit():
     results = [jax.jit(lambda w, b, c=c: hopper.matmul_24(w, b, config=c))(w, b) for c in configs for _ in range(5)]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("config", [LARGE, SMALL])
-@pytest.mark.parametrize("b_transposed, out_transposed", ORIENTATIONS)
-@pytest.mark.parametrize("m, k, n", [(300, 333, 1001), (64, 64, 64), (256, 4096, 192), (1100, 1024, 4400)])
-def test_accumulates_into_a_total(m, k, n, b_transposed, out_transposed, config):
-    w, b = random_24(m, k, jnp.bfloat16, seed=12), random((k, n), jnp.bfloat16, seed=13)
-    total = random((n, m) if out_transposed else (m, n), jnp.float32, seed=14, scale=30.0)
-    before = np.array(total)
-    options = dict(b_transposed=b_transposed, out_transposed=out_transposed, out_dtype=jnp.float32, config=config)
-    b_as_read = b.T if b_transposed else b
-
-    def accumulate(total, w, b):
-        return hopper.matmul_24(w, b, total=total, **options)
-
-    exact, product = _exact(w, b), jnp.matmul(w.to_dense(), b, preferred_element_type=jnp.float32)
-    if out_transposed:
-        exact, product = exact.T, product.T
-    result = assert_repeats(accumulate, total, w, b_as_read)
-    assert_as_good_as_reference(result, total + product, before + exact)
-    np.testing.assert_array_equal(total, before)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("m, n", [(512, 768), (300, 1001)])
-def test_accumulates_into_a_donated_total(m, n):
-    w, b = random_24(m, 320, jnp.bfloat16, seed=15), random((320, n), jnp.bfloat16, seed=16)
-    total = random((m, n), jnp.float32, seed=17)
-
-    def accumulate(total, w, b):
-        return ops.matmul_24(w, b, total=total, implementation="hopper")
-
-    kept = jax.jit(accumulate)(total, w, b)
-    np.testing.assert_array_equal(jax.jit(accumulate, donate_argnums=0)(total, w, b), kept)
-    assert total.is_deleted()
-
-
-@pytest.mark.gpu
-def test_accumulates_one_product_after_another():
-    """In a loop's carry, with the bits of products that are added up outside."""
-    products = [
-        (random_24(512, 320, jnp.bfloat16, seed=20 + i), random((320, 768), jnp.bfloat16, seed=30 + i))
-        for i in range(3)
-    ]
-    w, b = jax.tree.map(lambda *leaves: jnp.stack(leaves), *products)
-    total = random((512, 768), jnp.float32, seed=40)
-
-    def add(total, operands):
-        return ops.matmul_24(*operands, total=total, implementation="hopper"), None
-
-    scanned = jax.jit(lambda total, w, b: lax.scan(add, total, (w, b))[0])(total, w, b)
-    for operands in products:
-        total = total + hopper.matmul_24(*operands, out_dtype=jnp.float32)
-    np.testing.assert_array_equal(scanned, total)
 
 
 @pytest.mark.parametrize("dtype, b_dtype, out_dtype", [(jnp.float32,) * 3, (jnp.bfloat16, jnp.float16, None)])

@@ -14,7 +14,7 @@ from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.triton import device
 from sparse_lm.ops.triton.gluon_call import compile_gluon
 from sparse_lm.ops.triton.matmul_24 import CANDIDATES as DENSE
-from sparse_lm.ops.triton.matmul_24 import _accumulate_24_kernel, _matmul_24_kernel
+from sparse_lm.ops.triton.matmul_24 import _matmul_24_kernel
 from sparse_lm.ops.triton.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.triton.matmul_venom import _matmul_venom_kernel
 from sparse_lm.ops.triton.product import Product, largest_that_occupies
@@ -64,14 +64,6 @@ def test_matmul_24(capability, config, tmp_path):
     shape = Product(F, T, D, F, D // 64, D if turned else T, config, b_transposed=turned, out_transposed=turned)
     types = "*bf16", "*i32", "*bf16", "*fp32" if capability == 90 else "*bf16"
     compiled = compile_gluon(_matmul_24_kernel, types, (("shape", shape),), config.warps, capability)
-    _assert_assembles(compiled, tmp_path, capability)
-
-
-@pytest.mark.parametrize("capability, config", [(capability, DENSE[1]) for capability in (80, 90)])
-def test_matmul_24_into_a_total(capability, config, tmp_path):
-    shape = Product(F, D, T, F, T // 64, D, config, accumulate=True)
-    types = "*bf16", "*i32", "*bf16", "*fp32", "*fp32"
-    compiled = compile_gluon(_accumulate_24_kernel, types, (("shape", shape),), config.warps, capability)
     _assert_assembles(compiled, tmp_path, capability)
 
 
@@ -133,10 +125,6 @@ def test_lowers_without_a_gpu():
     lowered = jax.jit(triton.matmul_24).trace(w, b).lower(lowering_platforms=("cuda",))
     assert lowered.out_info.shape == (300, 500)
     assert "triton_kernel_call" in lowered.as_text()
-    total = jax.ShapeDtypeStruct((300, 500), jnp.float32)
-    accumulate = lambda w, b, total: triton.matmul_24(w, b, out_dtype=jnp.float32, total=total)  # noqa: E731
-    lowered = jax.jit(accumulate).trace(w, b, total).lower(lowering_platforms=("cuda",))
-    assert "operand_index = 3" in lowered.as_text()
     columns = jax.ShapeDtypeStruct((5, 448), jnp.int32)
     a = SparseVenom(w.values, w.metadata, columns, (300, 1568), 64, 16)
     lowered = jax.jit(triton.matmul_venom).trace(a, jax.ShapeDtypeStruct((1568, 500), jnp.bfloat16))

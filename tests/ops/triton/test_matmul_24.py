@@ -80,40 +80,6 @@ def test_tilings_agree_bit_for_bit():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", CANDIDATES)
-@pytest.mark.parametrize("b_transposed, out_transposed", [(False, False), (True, True)])
-def test_accumulates_into_a_total(b_transposed, out_transposed, config):
-    w, b = random_24(300, 333, jnp.bfloat16, seed=12), random((333, 1001), jnp.bfloat16, seed=13)
-    total = random((1001, 300) if out_transposed else (300, 1001), jnp.float32, seed=14, scale=30.0)
-    before = np.array(total)
-    options = dict(b_transposed=b_transposed, out_transposed=out_transposed, out_dtype=jnp.float32, config=config)
-    b_as_read = b.T if b_transposed else b
-
-    def accumulate(total, w, b):
-        return triton.matmul_24(w, b, total=total, **options)
-
-    exact, product = _exact(w, b), jnp.matmul(w.to_dense(), b, preferred_element_type=jnp.float32)
-    if out_transposed:
-        exact, product = exact.T, product.T
-    result = assert_repeats(accumulate, total, w, b_as_read)
-    assert_as_good_as_reference(result, total + product, before + exact)
-    np.testing.assert_array_equal(total, before)
-
-
-@pytest.mark.gpu
-def test_accumulates_into_a_donated_total():
-    w, b = random_24(300, 320, jnp.bfloat16, seed=15), random((320, 500), jnp.bfloat16, seed=16)
-    total = random((300, 500), jnp.float32, seed=17)
-
-    def accumulate(total, w, b):
-        return ops.matmul_24(w, b, total=total, implementation="triton")
-
-    kept = jax.jit(accumulate)(total, w, b)
-    np.testing.assert_array_equal(jax.jit(accumulate, donate_argnums=0)(total, w, b), kept)
-    assert total.is_deleted()
-
-
-@pytest.mark.gpu
 def test_the_public_op_runs_this_backend():
     w, b = random_24(128, 128, jnp.bfloat16, seed=10), random((128, 64), jnp.bfloat16, seed=11)
     with backends.record() as used:
