@@ -8,6 +8,7 @@ results give the same files.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -49,22 +50,25 @@ PLOTS = [
 ]
 
 
-def figures(*files: str, directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
-    """Name and figure of all that can be drawn of these kinds of results, or of all kinds."""
+def figures(*patterns: str, directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
+    """Name and figure of all that can be drawn, or of what has a name like one of these ("quality_*_final_losses")."""
     for plot in PLOTS:
-        if not files or plot.files in files:
-            for results in find_results(plot.files, plot.table, directory):
-                yield f"{results.name}_{plot.draw.__name__}", plot.draw(results)
+        for results in find_results(plot.files, plot.table, directory):
+            name = f"{results.name}_{plot.draw.__name__}"
+            if _is_like(name, patterns):
+                yield name, plot.draw(results)
 
 
-def frontiers(directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
+def frontiers(*patterns: str, directory: pathlib.Path = RESULTS) -> Iterator[tuple[str, Figure]]:
     """Loss against speed, and over time, of every suite of runs that end dense, with dense ones among them and with
-    recipes whose steps were timed in llama1b."""
+    recipes whose steps were timed in llama1b; all of them, or those with a name like one of these."""
     suites = [suite for suite in find_results("quality", "runs", directory) if suite.has_dense_run and suite.ends_dense]
     for suite, steps in itertools.product(suites, find_results("step_llama1b_8x4096", "recipes", directory)):
         if len(speedups_of_runs(suite, steps)) > 1:
             for draw in (frontier, losses_over_time):
-                yield f"{suite.name}_{steps.name}_{draw.__name__}", draw(suite, steps)
+                name = f"{suite.name}_{steps.name}_{draw.__name__}"
+                if _is_like(name, patterns):
+                    yield name, draw(suite, steps)
 
 
 def absent(directory: pathlib.Path = RESULTS) -> list[str]:
@@ -75,6 +79,10 @@ def absent(directory: pathlib.Path = RESULTS) -> list[str]:
         for files, table, script in kinds
         if not find_results(files, table, directory)
     ]
+
+
+def _is_like(name: str, patterns: tuple[str, ...]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def main(_) -> None:

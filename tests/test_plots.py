@@ -70,6 +70,15 @@ def test_every_result_has_its_figures(results):
     }
 
 
+def test_only_figures_of_the_given_names_are_drawn(results):
+    assert [name for name, _ in plots.figures("step_*", "quality_*_final_losses", directory=results)] == [
+        "step_llama1b_8x4096_h200_whole_steps",
+        "quality_recipes_final_losses",
+    ]
+    (name,) = dict(plots.frontiers("*_over_time", directory=results))
+    assert name == "quality_recipes_step_llama1b_8x4096_h200_losses_over_time"
+
+
 def test_what_is_absent_is_said(results):
     absent = " ".join(plots.absent(results))
     assert "matmul_*.json" in absent and "experiments.bench_matmul" in absent
@@ -77,7 +86,7 @@ def test_what_is_absent_is_said(results):
 
 
 def test_frontier_joins_runs_and_steps_by_what_they_choose(results):
-    (axes,) = drawn(plots.frontiers(results))["quality_recipes_step_llama1b_8x4096_h200_frontier"].axes
+    (axes,) = drawn(plots.frontiers(directory=results))["quality_recipes_step_llama1b_8x4096_h200_frontier"].axes
     points = {text.get_text(): text.xy for text in axes.texts}
     half_of_the_steps = 1 / (0.5 + 0.5 / 1.5)
     assert points == {
@@ -94,7 +103,8 @@ def test_losses_over_time_count_sparse_steps_as_long_as_they_take(results):
         checkpoints = (0, suite["base"]["sparsity.start_step"], suite["base"]["sparsity.end_step"], steps)
         run["heldout_curve"] = [[step * tokens_per_step, 9.0 - step / steps] for step in checkpoints]
     path.write_text(json.dumps(suite))
-    (axes,) = drawn(plots.frontiers(results))["quality_recipes_step_llama1b_8x4096_h200_losses_over_time"].axes
+    (figure,) = drawn(plots.frontiers("*_losses_over_time", directory=results)).values()
+    (axes,) = figure.axes
     times = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
     assert times == {
         "dense: 8.000": pytest.approx([0, 0.1, 0.6, 1]),
@@ -107,17 +117,17 @@ def test_suites_that_end_sparse_have_no_frontier(results):
     suite = json.loads(path.read_text())
     suite["base"]["sparsity.end_step"] = suite["base"]["steps"]
     path.write_text(json.dumps(suite))
-    assert not dict(plots.frontiers(results))
+    assert not dict(plots.frontiers(directory=results))
 
 
 def test_loss_curves_are_means_over_seeds_and_distances_from_dense(results):
-    figure = drawn(plots.figures("quality", directory=results))["quality_recipes_loss_curves"]
+    figure = drawn(plots.figures("quality_*", directory=results))["quality_recipes_loss_curves"]
     last = [[line.get_ydata()[-1] for line in axes.lines] for axes in figure.axes]
     assert last == [pytest.approx([3.1, 3.4, 3.1]), pytest.approx([0.0, 0.3, 0.0])]
 
 
 def test_steps_show_time_speedup_parts_and_pytorch(results):
-    (axes,) = drawn(plots.figures("step", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
+    (axes,) = drawn(plots.figures("step_*", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["600 ms, 1.00 times", "400 ms, 1.50 times", "500 ms, 1.20 times", "PyTorch, dense"]
     totals, products, norms = ([bar.get_width() for bar in bars] for bars in axes.containers)
@@ -131,5 +141,5 @@ def test_steps_show_time_speedup_parts_and_pytorch(results):
 def test_steps_on_several_gpus_say_so(results):
     path = results / "step_llama1b_8x4096_h200.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(mesh=dict(data=2, fsdp=4, tensor=1))))
-    (axes,) = drawn(plots.figures("step", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
+    (axes,) = drawn(plots.figures("step_*", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
     assert axes.get_title().endswith("32768 tokens on 8 GPUs")
