@@ -13,12 +13,15 @@ With the `venom` recipe a row's hidden vector is *condensed*, [T, 4F/m]: the kep
 block only. Rows of X are then permuted by cluster on the way in, and the products that give O and dX put
 theirs back.
 
-Passes over memory around the products of one sparse FFN with the pattern known first, T tokens,
-S = 4F/m kept neurons, bf16; experiments/README.md has the measured times:
+Bytes that move around the products of one sparse FFN on Hopper, where the pattern is known first and in runs of
+neurons, with T tokens, S = 4F/m kept neurons, bf16; experiments/README.md has the measured times:
 
-    permute X and dO                        4 T D each
-    Y, 2:4, by the up product itself        1.1 T S written
-    dH and both transposes                  3.1 T S read, 3.4 T S written
+    permute X and dO                        4 T D each, half of it written
+    Y, 2:4, by the up product itself        1.125 T S written
+    dH and the transposes of dH and Y       3.125 T S read, 3.25 T S written, drawn or not
+
+O and dX need no pass: the Venom products store rows in the order of the tokens. (Other backends permute them, 4 T D
+each.) Of neurons that are chosen one by one the transposes have all F rows, 2.25 T F written.
 """
 
 from __future__ import annotations

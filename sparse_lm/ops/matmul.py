@@ -134,7 +134,8 @@ def scattered_matmul_24(
     Args:
       a: [Kc, T], 2:4 along T.
       b: [T, D].
-      columns: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, if run is 1.
+      columns: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, and in
+        runs for a run of none.
       v: columns of a that share a list.
       rows: F, of the result.
       run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.

@@ -3,8 +3,8 @@
 The frame is persistent.py. The two blocks of a cluster compute tiles under one another, so that they
 share the tile of the dense operand.
 
-Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave;
-one rounding to the result's dtype.
+Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave (split_k.py),
+which the configuration and the number of multiprocessors decide; one rounding to the result's dtype.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Config(Tiling):
       raster_along_m: whether the blocks that run together cover a band of `raster_width` tiles along
         M (else along N), so that the L2 cache serves them all.
       raster_width: clusters' tiles in the band.
-      split_tail: whether the tiles of the last wave are split along k (split_k.py). The order of
-        summation, and so the rounding, then depends on the tiling; without, it does not.
+      split_tail: whether the tiles of the last wave are split along k (split_k.py). Without, all configurations
+        add up in one order, and so give the same bits.
     """
 
     raster_along_m: bool = True

@@ -5,8 +5,8 @@ that list the run, wherever in their list it stands: the producer reads from a t
 where. How many there are, and so a tile's steps, is known at run time only (stream_k.py). The blocks
 of a cluster compute tiles side by side, so that they share the tile of the sparse operand.
 
-Numerics: float32 accumulation in the order of k, in parts where a tile is cut, which depends on the
-lists alone; one rounding to the result's dtype.
+Numerics: float32 accumulation in the order of k, in parts where a tile is cut; one rounding to the result's
+dtype. The cuts depend on the lists, the configuration and the number of multiprocessors, and never on timing.
 """
 
 from __future__ import annotations

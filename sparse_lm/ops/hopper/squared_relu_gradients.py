@@ -6,7 +6,8 @@ columns to select along tokens, or to draw. Of a Venom Y the transposes have a r
 block then writes the rows of its kept neurons, and rows of zeros for the others of its 16 groups. Neurons
 of other groups would lie outside its shared memory, so the lists must have four of each group, in order.
 
-Numerics: float32, rounded once; bit for bit the reference.
+Numerics: float32, rounded once. Square roots are `sqrt.approx.f32`, to which XLA lowers them on a GPU too: there
+bit for bit the reference, while a CPU, whose square roots are rounded correctly, moves a few float16 by a unit.
 """
 
 from __future__ import annotations
