@@ -5,16 +5,12 @@ The same ring of `cp.async` stages, bands, layouts and store; the instruction is
 
 from __future__ import annotations
 
-import math
-
-import jax
 from jax import Array
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from sparse_lm.ops.triton import mma_sp, product
-from sparse_lm.ops.triton.gluon_call import gluon_call
 from sparse_lm.ops.triton.product import STEP, Product, Tiling
 
 
@@ -55,8 +51,8 @@ def _dense_kernel(a, b, out, shape: gl.constexpr):
     dtype: gl.constexpr = b.dtype.element_ty
     a_smem, b_smem = (), ()
     for _ in gl.static_range(stages):
-        a_smem += (gl.allocate_shared_memory(dtype, [tiling.tile_m, STEP], product.shared_layout(STEP, 2)),)
-        b_smem += (gl.allocate_shared_memory(dtype, [STEP, tiling.tile_n], product.shared_layout(tiling.tile_n, 2)),)
+        a_smem += (gl.allocate_shared_memory(dtype, [tiling.tile_m, STEP], product.shared_layout(STEP)),)
+        b_smem += (gl.allocate_shared_memory(dtype, [STEP, tiling.tile_n], product.shared_layout(tiling.tile_n)),)
     smem = (a_smem, b_smem)
     tile_m, tile_n = product.tile_of_block(shape)
     for slot in gl.static_range(stages - 1):
@@ -79,12 +75,4 @@ def dense_matmul(a: Array, b: Array, tiling: Tiling) -> Array:
     """a @ b, [M, K] x [K, N] in 16 bits; K and N multiples of 8."""
     (m, k), n = a.shape, b.shape[1]
     shape = Product(m, n, k, rows=m, steps=-(-k // STEP.value), b_stride=n, tiling=tiling)
-    return gluon_call(
-        _dense_kernel,
-        a,
-        b,
-        out=jax.ShapeDtypeStruct((m, n), b.dtype),
-        blocks=math.prod(shape.grid),
-        warps=tiling.warps,
-        constants=dict(shape=shape),
-    )
+    return product.launch(_dense_kernel, a, b, shape=shape, out_dtype=b.dtype)

@@ -6,7 +6,7 @@ import jax
 
 _A100 = 80
 _A100_CORES = 108
-_SHARED_BYTES = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # KiB that a thread block can have
+_SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # that a thread block can have, by compute capability
 
 
 def compute_capability() -> int:
@@ -23,4 +23,4 @@ def core_count() -> int:
 
 def shared_bytes(capability: int) -> int:
     """Shared memory that a thread block can have."""
-    return _SHARED_BYTES[capability] * 2**10
+    return _SHARED_KIB[capability] * 2**10

@@ -5,10 +5,6 @@ Numerics: float32 accumulation in the order of k; one rounding to the result's d
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -17,21 +13,15 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.triton import product, tuning
-from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies
-
-
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """How the product is cut up."""
-
+from sparse_lm.ops.triton.gluon_call import align_rows
+from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
 
 # Largest first.
 CANDIDATES = (
-    Config(256, 128, warps_m=4, warps_n=2, stages=4),
-    Config(128, 128, warps_m=2, warps_n=2, stages=3),
-    Config(64, 128, warps_m=2, warps_n=2, stages=3),
-    Config(64, 64, warps_m=2, warps_n=2, stages=4),
+    Tiling(256, 128, warps_m=4, warps_n=2, stages=4),
+    Tiling(128, 128, warps_m=2, warps_n=2, stages=3),
+    Tiling(64, 128, warps_m=2, warps_n=2, stages=3),
+    Tiling(64, 64, warps_m=2, warps_n=2, stages=4),
 )
 
 
@@ -47,21 +37,20 @@ def matmul_24(
     out_dtype: DTypeLike | None = None,
     b_transposed: bool = False,
     out_transposed: bool = False,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
-    """w @ b.
+    """See `sparse_lm.ops.matmul_24`.
+
+    Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an inf or nan there does not reach the
+    result.
 
     Args:
-      w: 2:4 matrix [M, K], bfloat16 or float16.
-      b: [K, N], or [N, K] if `b_transposed`, in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
+      w: bfloat16 or float16.
+      b: in the dtype of w. A copy is made if rows, as they are stored, are no multiple of 16 bytes.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      b_transposed: b's contracted dimension is its last.
-      out_transposed: give the result as [N, M].
-      config: tiling; the tuned one for the shape and device by default.
-
-    Returns:
-      [M, N] or [N, M]. Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an
-      inf or nan there does not reach the result.
+      b_transposed: b is stored as [N, K].
+      out_transposed: the result is stored as [N, M].
+      config: tiling; by default the tuned one for the shape and device, or else `largest_that_occupies`.
 
     Raises:
       NotImplementedError: the dtypes.
@@ -82,21 +71,12 @@ def matmul_24(
         b_transposed=b_transposed,
         out_transposed=out_transposed,
     )
-    return gluon_call(
-        _matmul_24_kernel,
-        w.values,
-        w.metadata,
-        b,
-        out=jax.ShapeDtypeStruct((n, m) if out_transposed else (m, n), out_dtype),
-        blocks=math.prod(shape.grid),
-        warps=config.warps,
-        constants=dict(shape=shape),
-    )
+    return launch(_matmul_24_kernel, w.values, w.metadata, b, shape=shape, out_dtype=out_dtype)
 
 
-def choose_config(m: int, n: int, k: int) -> Config:
+def choose_config(m: int, n: int, k: int) -> Tiling:
     """The tuned one for the shape and device, or else the largest that occupies this GPU."""
-    return tuning.lookup("matmul_24", (m, n, k), Config) or largest_that_occupies(CANDIDATES, m, n)
+    return tuning.lookup("matmul_24", (m, n, k), Tiling) or largest_that_occupies(CANDIDATES, m, n)
 
 
 def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:

@@ -8,10 +8,6 @@ Numerics: as `matmul_24`, in the order of the condensed columns.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -21,22 +17,16 @@ from triton.experimental.gluon import language as gl
 from sparse_lm.ops.formats import TILE, SparseVenom
 from sparse_lm.ops.routing import Rows, unpermute
 from sparse_lm.ops.triton import product, tuning
-from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.gluon_call import align_rows
 from sparse_lm.ops.triton.matmul_24 import check_dtypes
-from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies
-
-
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """How the product is cut up; tile_m divides v."""
-
+from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
 
 # Largest first.
 CANDIDATES = (
-    Config(256, 128, warps_m=4, warps_n=2),
-    Config(128, 256, warps_m=2, warps_n=4, stages=3),
-    Config(128, 128, warps_m=2, warps_n=2, stages=3),
-    Config(64, 128, warps_m=2, warps_n=2),
+    Tiling(256, 128, warps_m=4, warps_n=2),
+    Tiling(128, 256, warps_m=2, warps_n=4, stages=3),
+    Tiling(128, 128, warps_m=2, warps_n=2, stages=3),
+    Tiling(64, 128, warps_m=2, warps_n=2),
 )
 
 
@@ -51,19 +41,17 @@ def matmul_venom(
     *,
     rows: Rows | None = None,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
-    """a @ b.
+    """See `sparse_lm.ops.matmul_venom`. Rows of b that no stored position names are not read.
 
     Args:
-      a: V:2:M matrix [M, K], bfloat16 or float16, v a multiple of 64.
-      b: [K, N] in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
+      a: bfloat16 or float16, v a multiple of 64.
+      b: in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
       rows: the order of a's rows, from which a pass of its own puts those of the result back into the tokens'.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling; the tuned one for the shape and device by default.
-
-    Returns:
-      [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no stored position names are not read.
+      config: tiling whose tile_m divides v; by default the tuned one for the shape and device, or else
+        `heuristic_config`.
 
     Raises:
       NotImplementedError: the dtypes, or v.
@@ -71,27 +59,16 @@ def matmul_venom(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
     (m, k), n = a.shape, b.shape[1]
-    if config is None:
-        config = tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Config) or heuristic_config(m, n, a.v)
+    config = config or tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Tiling) or heuristic_config(m, n, a.v)
     b = align_rows(b)
     shape = Product(
         m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v
     )
-    product = gluon_call(
-        _matmul_venom_kernel,
-        a.values,
-        a.metadata,
-        a.columns,
-        b,
-        out=jax.ShapeDtypeStruct((m, n), out_dtype),
-        blocks=math.prod(shape.grid),
-        warps=config.warps,
-        constants=dict(shape=shape),
-    )
-    return product if rows is None else unpermute(product, rows)
+    out = launch(_matmul_venom_kernel, a.values, a.metadata, a.columns, b, shape=shape, out_dtype=out_dtype)
+    return out if rows is None else unpermute(out, rows)
 
 
-def heuristic_config(m: int, n: int, v: int) -> Config:
+def heuristic_config(m: int, n: int, v: int) -> Tiling:
     """The largest tile, of those whose rows lie in one block, that occupies this GPU.
 
     Raises:

@@ -35,19 +35,15 @@ def _pack_assembly(dtype):
 
 
 @triton.jit
-def _low_key(word, POSITION: tl.constexpr, SIGNED: tl.constexpr):
+def _key(word, POSITION: tl.constexpr, HIGH: tl.constexpr, SIGNED: tl.constexpr):
+    """Of the member at a position of its group, which is in the high half of a word or in the low one."""
     if SIGNED:  # the rotation brings the magnitude to the top and the sign to the bottom
-        return (word << 17 | word >> 15) & 0xFFFE0001 | (3 - POSITION) << 1
+        left: tl.constexpr = 1 if HIGH else 17
+        return (word << left | word >> 32 - left) & 0xFFFE0001 | (3 - POSITION) << 1
+    elif HIGH:
+        return word & 0xFFFF0000 | 3 - POSITION
     else:
         return word << 16 | 3 - POSITION
-
-
-@triton.jit
-def _high_key(word, POSITION: tl.constexpr, SIGNED: tl.constexpr):
-    if SIGNED:
-        return (word << 1 | word >> 31) & 0xFFFE0001 | (3 - POSITION) << 1
-    else:
-        return word & 0xFFFF0000 | 3 - POSITION
 
 
 @triton.jit
@@ -78,26 +74,18 @@ def two_of_four(low, high, SIGNED: tl.constexpr):
       words of both survivors; their nibbles of metadata.
     """
     low, high = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
-    a, b = _low_key(low, 0, SIGNED), _high_key(low, 1, SIGNED)
-    c, d = _low_key(high, 2, SIGNED), _high_key(high, 3, SIGNED)
+    a, b = _key(low, 0, False, SIGNED), _key(low, 1, True, SIGNED)
+    c, d = _key(high, 2, False, SIGNED), _key(high, 3, True, SIGNED)
     return _two_largest(a, b, c, d, SIGNED)
 
 
 @triton.jit
-def two_of_four_low(a, b, c, d, SIGNED: tl.constexpr):
-    """As `two_of_four`, of members in the low halves of four words."""
+def two_of_four_halves(a, b, c, d, HIGH: tl.constexpr, SIGNED: tl.constexpr):
+    """As `two_of_four`, of members in the high halves of four words, or in the low ones."""
     a, b = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
     c, d = c.to(tl.uint32, bitcast=True), d.to(tl.uint32, bitcast=True)
-    a, b, c, d = _low_key(a, 0, SIGNED), _low_key(b, 1, SIGNED), _low_key(c, 2, SIGNED), _low_key(d, 3, SIGNED)
-    return _two_largest(a, b, c, d, SIGNED)
-
-
-@triton.jit
-def two_of_four_high(a, b, c, d, SIGNED: tl.constexpr):
-    """As `two_of_four`, of members in the high halves of four words."""
-    a, b = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
-    c, d = c.to(tl.uint32, bitcast=True), d.to(tl.uint32, bitcast=True)
-    a, b, c, d = _high_key(a, 0, SIGNED), _high_key(b, 1, SIGNED), _high_key(c, 2, SIGNED), _high_key(d, 3, SIGNED)
+    a, b = _key(a, 0, HIGH, SIGNED), _key(b, 1, HIGH, SIGNED)
+    c, d = _key(c, 2, HIGH, SIGNED), _key(d, 3, HIGH, SIGNED)
     return _two_largest(a, b, c, d, SIGNED)
 
 

@@ -14,14 +14,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
+import jax
+from jax import Array
+from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from sparse_lm.ops.formats import TILE
 from sparse_lm.ops.triton import device, mma_sp
+from sparse_lm.ops.triton.gluon_call import gluon_call
 
 STEP = gl.constexpr(TILE)  # logical k
 _KEPT = gl.constexpr(TILE // 2)
@@ -97,10 +101,19 @@ class Product:
         return self.tiling.grid(self.m, self.n)
 
 
-T = TypeVar("T", bound=Tiling)
+def launch(kernel, *operands: Array, shape: Product, out_dtype: DTypeLike, **constants: Any) -> Array:
+    """Runs a kernel, a thread block for each tile of the product, whose constants are `shape` and any others."""
+    return gluon_call(
+        kernel,
+        *operands,
+        out=jax.ShapeDtypeStruct((shape.n, shape.m) if shape.out_transposed else (shape.m, shape.n), out_dtype),
+        blocks=math.prod(shape.grid),
+        warps=shape.tiling.warps,
+        constants=dict(shape=shape) | constants,
+    )
 
 
-def largest_that_occupies(candidates: Sequence[T], m: int, n: int) -> T:
+def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tiling:
     """Of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
 
     Those that need more shared memory than it has are passed over.
@@ -120,11 +133,12 @@ def copy_layout(columns, element_bytes, warps):
 
 
 @gluon.constexpr_function
-def shared_layout(columns, element_bytes):
-    """Of a row-major tile; eight of its rows' vectors of one column are in different banks."""
-    row_bytes = columns * element_bytes
+def shared_layout(columns):
+    """Of a row-major tile of 16-bit numbers; eight of its rows' vectors of one column are in different banks."""
+    row_bytes = 2 * columns
     rows_of_banks = max(1, 128 // row_bytes)
-    return gl.SwizzledSharedLayout(_VECTOR_BYTES // element_bytes, rows_of_banks, min(8, row_bytes // 16), [1, 0])
+    vectors = row_bytes // _VECTOR_BYTES
+    return gl.SwizzledSharedLayout(_VECTOR_BYTES // 2, rows_of_banks, min(8, vectors), [1, 0])
 
 
 @gluon.constexpr_function
@@ -332,9 +346,9 @@ def allocate(dtype: gl.constexpr, product: gl.constexpr):
     stages: gl.constexpr = tiling.stages
     values, words, b = (), (), ()
     for _ in gl.static_range(stages):
-        values += (gl.allocate_shared_memory(dtype, [tiling.tile_m, _KEPT], shared_layout(_KEPT, 2)),)
+        values += (gl.allocate_shared_memory(dtype, [tiling.tile_m, _KEPT], shared_layout(_KEPT)),)
         words += (gl.allocate_shared_memory(gl.int32, [sixteens, 32], _words_shared_layout()),)
-        b += (gl.allocate_shared_memory(dtype, [rows, columns], shared_layout(columns, 2)),)
+        b += (gl.allocate_shared_memory(dtype, [rows, columns], shared_layout(columns)),)
     return values, words, b
 
 

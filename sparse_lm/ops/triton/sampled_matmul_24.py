@@ -9,10 +9,6 @@ Numerics: as `matmul_24`.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -21,21 +17,15 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.triton import product
-from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.gluon_call import align_rows
 from sparse_lm.ops.triton.matmul_24 import check_dtypes
-from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies
+from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
 
-
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """How the product is cut up; M counts listed rows, N tokens. tile_n divides v."""
-
-
-# Largest first.
+# Largest first. M counts listed rows, N tokens.
 CANDIDATES = (
-    Config(128, 128, warps_m=2, warps_n=4, stages=3),
-    Config(128, 64, warps_m=2, warps_n=2, stages=3),
-    Config(64, 64, warps_m=2, warps_n=2, stages=4),
+    Tiling(128, 128, warps_m=2, warps_n=4, stages=3),
+    Tiling(128, 64, warps_m=2, warps_n=2, stages=3),
+    Tiling(64, 64, warps_m=2, warps_n=2, stages=4),
 )
 
 
@@ -52,21 +42,18 @@ def sampled_matmul_24(
     *,
     run: int = 1,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
-    """x @ w[columns of the block].T, for each block of v rows of x.
+    """See `sparse_lm.ops.sampled_matmul_24`.
 
     Args:
-      w: 2:4 matrix [F, D], bfloat16 or float16.
-      x: [T, D] in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
-      columns: int32 [ceil(T / v), Kc], rows of w; if `run` is 1, F stands for a row of zeros.
-      v: rows of a block, a multiple of 64.
-      run: that many columns are consecutive, which does not matter here.
+      w: bfloat16 or float16.
+      x: in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
+      columns: rows of w in any order, whether they come in runs or not.
+      v: a multiple of 64.
+      run: does not matter here.
       out_dtype: bfloat16, float16 or float32; that of x by default.
-      config: tiling.
-
-    Returns:
-      [T, Kc].
+      config: tiling whose tile_n divides v; `heuristic_config` by default.
 
     Raises:
       NotImplementedError: the dtypes, or v.
@@ -90,20 +77,10 @@ def sampled_matmul_24(
         v=v,
         sampled=True,
     )
-    return gluon_call(
-        _sampled_matmul_24_kernel,
-        w.values,
-        w.metadata,
-        columns,
-        x,
-        out=jax.ShapeDtypeStruct((tokens, kept), out_dtype),
-        blocks=math.prod(shape.grid),
-        warps=config.warps,
-        constants=dict(shape=shape),
-    )
+    return launch(_sampled_matmul_24_kernel, w.values, w.metadata, columns, x, shape=shape, out_dtype=out_dtype)
 
 
-def heuristic_config(kept: int, tokens: int, v: int) -> Config:
+def heuristic_config(kept: int, tokens: int, v: int) -> Tiling:
     """The largest tile, of those whose tokens lie in one block, that occupies this GPU.
 
     Raises:

@@ -10,9 +10,7 @@ Numerics: float32 accumulation in the order of k; one rounding to the result's d
 from __future__ import annotations
 
 import dataclasses
-import math
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -23,9 +21,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.listings import listed_at
 from sparse_lm.ops.triton import mma_sp, product
-from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES, Config, check_dtypes
-from sparse_lm.ops.triton.product import STEP, Product, largest_that_occupies
+from sparse_lm.ops.triton.gluon_call import align_rows
+from sparse_lm.ops.triton.matmul_24 import CANDIDATES, check_dtypes
+from sparse_lm.ops.triton.product import STEP, Product, Tiling, largest_that_occupies, launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,23 +99,19 @@ def scattered_matmul_24(
     *,
     run: int = 1,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
-    """out[columns[t // v, j]] += a[j, t] b[t], from zeros.
+    """See `sparse_lm.ops.scattered_matmul_24`.
 
     Args:
-      a: [Kc, T], 2:4 along T, bfloat16 or float16.
-      b: [T, D] in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
-      columns: int32 [ceil(T / v), Kc], rows of the result, distinct within a block, in runs. Runs past the last row
-        are left out.
-      v: columns of a that share a list, a multiple of 64.
-      rows: of the result, a multiple of run.
-      run: that many columns are consecutive, and start at a multiple of it; a multiple of 64.
+      a: bfloat16 or float16.
+      b: in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
+      columns: in runs; those past the last row are left out.
+      v: a multiple of 64.
+      rows: a multiple of run.
+      run: a multiple of 64.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling; tile_m divides run.
-
-    Returns:
-      [rows, D].
+      config: tiling whose tile_m divides run; by default that of `matmul_24` that `largest_that_occupies`.
 
     Raises:
       NotImplementedError: the dtypes, run, v or rows.
@@ -128,7 +122,7 @@ def scattered_matmul_24(
         raise NotImplementedError(f"needs v and run to be multiples of {TILE}, not {v} and {run}")
     if rows % run:
         raise NotImplementedError(f"needs runs of {run} to divide the {rows} rows of the result")
-    (tokens, n) = b.shape
+    tokens, n = b.shape
     fitting = [candidate for candidate in CANDIDATES if run % candidate.tile_m == 0]
     config = config or largest_that_occupies(fitting, rows, n)
     b = align_rows(b)
@@ -138,7 +132,7 @@ def scattered_matmul_24(
     places, counts = listed_at(columns[:, ::run] // run, rows // run)
     tiles = run // config.tile_m
     order = jnp.argsort(-counts)[:, None] * tiles + jnp.arange(tiles)
-    return gluon_call(
+    return launch(
         _scattered_matmul_24_kernel,
         a.values,
         a.metadata,
@@ -146,8 +140,7 @@ def scattered_matmul_24(
         places,
         counts,
         order.astype(jnp.int32),
-        out=jax.ShapeDtypeStruct((rows, n), out_dtype),
-        blocks=math.prod(shape.grid),
-        warps=config.warps,
-        constants=dict(shape=shape, lists=Lists(tiles, v // TILE, columns.shape[1] // run, places.shape[1])),
+        shape=shape,
+        out_dtype=out_dtype,
+        lists=Lists(tiles, v // TILE, columns.shape[1] // run, places.shape[1]),
     )

@@ -62,8 +62,8 @@ def _differentiate_tile(
 def _select_along_tokens(both):
     """Of words [64 neurons, 64 tokens] of dH and Y: survivors of dH and their nibbles, and those of Y."""
     a, b, c, d = members(both)
-    dh, dh_nibble = packed_24.two_of_four_low(a, b, c, d, True)
-    y, y_nibble = packed_24.two_of_four_high(a, b, c, d, False)
+    dh, dh_nibble = packed_24.two_of_four_halves(a, b, c, d, HIGH=False, SIGNED=True)
+    y, y_nibble = packed_24.two_of_four_halves(a, b, c, d, HIGH=True, SIGNED=False)
     return dh, dh_nibble, y, y_nibble
 
 

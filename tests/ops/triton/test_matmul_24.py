@@ -6,7 +6,8 @@ import pytest
 from sparse_lm import ops
 from sparse_lm.ops import backends, triton
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES, Config
+from sparse_lm.ops.triton.matmul_24 import CANDIDATES
+from sparse_lm.ops.triton.product import Tiling
 from tests.ops.hopper.operands import PAIRS, assert_as_good_as_reference, assert_repeats, random, random_24
 
 ORIENTATIONS = [(False, False), (True, False), (False, True), (True, True)]
@@ -95,7 +96,7 @@ def test_refuses_dtypes(dtype, b_dtype, out_dtype):
 
 
 def test_refuses_tilings_that_do_not_fit():
-    config = Config(256, 128, warps_m=4, warps_n=2, stages=7)
+    config = Tiling(256, 128, warps_m=4, warps_n=2, stages=7)
     w, b = random_24(64, 64, jnp.bfloat16, seed=0), random((64, 64), jnp.bfloat16, seed=1)
     with pytest.raises(ValueError, match="bytes of shared memory"):
         triton.matmul_24(w, b, config=config)
