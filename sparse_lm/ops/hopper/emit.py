@@ -1,4 +1,4 @@
-"""Small pieces of MLIR that the elementwise kernels are written in: constants, indices, 16-byte accesses."""
+"""Small pieces of MLIR that the kernels are written in: constants, indices, 16-byte accesses, inline PTX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.hopper.gather import global_pointer
+WARP_SIZE = mgpu_utils.WARP_SIZE
+WARPGROUP_SIZE = mgpu_utils.WARPGROUP_SIZE
 
 SCALAR = plgpu.Layout.WG_SPLAT(())
 COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)
@@ -57,14 +58,40 @@ def _vector_pointers(x: ir.Value, start: ir.Value, words: int) -> list[ir.Value]
     return [mgpu_utils.getelementptr(global_pointer(x), [first], element) for first in firsts]
 
 
-def store_if(condition: ir.Value, pointer: ir.Value, words: Sequence[ir.Value]) -> None:
-    """Stores four words of 32 bits, or one of 16, to global memory if the condition holds, without a branch."""
-    store, constraints = (
-        ("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r") if len(words) == 4 else ("u16 [$1], $2", "r,l,h")
-    )
-    ptx = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.global.{store}; }}"
-    operands = [arith.extui(i32_type(), condition), pointer, *words]
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, ptx, constraints, has_side_effects=True)
+def store_if(condition: ir.Value, pointer: ir.Value, words: Sequence[ir.Value], space: str = "global") -> None:
+    """Stores four words of 32 bits, or one of 32 or 16, to "global" or "shared" memory if the condition holds.
+
+    A predicate, and no branch.
+    """
+    match len(words), words[0].type.width:
+        case 4, 32:
+            store, constraints = "v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r"
+        case 1, 32:
+            store, constraints = "u32 [$1], $2", "r,l,r"
+        case 1, 16:
+            store, constraints = "u16 [$1], $2", "r,l,h"
+        case count, width:
+            raise ValueError(f"stores 4 words of 32 bits or 1 of 32 or 16, not {count} of {width}")
+    code = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.{space}.{store}; }}"
+    ptx(code, constraints, [arith.extui(i32_type(), condition), pointer, *words])
+
+
+def ptx(code: str, constraints: str, operands: Sequence[ir.Value], result: ir.Type | None = None) -> ir.Value:
+    """Inline PTX that the compiler neither drops nor moves past other such.
+
+    Args:
+      code: instructions; $0 is the result, if there is one, and operands follow.
+      constraints: LLVM's, of the result and of each operand.
+      operands: values that the code reads.
+      result: its type; void by default.
+    """
+    result = ir.Type.parse("!llvm.void") if result is None else result
+    return llvm.inline_asm(result, list(operands), code, constraints, has_side_effects=True)
+
+
+def global_pointer(ref: ir.Value) -> ir.Value:
+    """Of a reference to global memory, its start in that address space."""
+    return llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(ref))
 
 
 def vector_lanes(element: ir.Type) -> int:
@@ -73,6 +100,7 @@ def vector_lanes(element: ir.Type) -> int:
 
 
 def vector(values: Sequence[ir.Value]) -> ir.Value:
+    """Values of one type, side by side."""
     result = llvm.mlir_undef(ir.VectorType.get((len(values),), values[0].type))
     for i, value in enumerate(values):
         result = llvm.insertelement(result, value, i32(i))
@@ -80,6 +108,7 @@ def vector(values: Sequence[ir.Value]) -> ir.Value:
 
 
 def elements(value: ir.Value) -> list[ir.Value]:
+    """Of a vector."""
     return [llvm.extractelement(value, i32(i)) for i in range(ir.VectorType(value.type).shape[0])]
 
 
@@ -95,6 +124,7 @@ def narrow(values: Sequence[ir.Value], element: ir.Type) -> list[ir.Value]:
 
 
 def sum_of(values: Sequence[ir.Value]) -> ir.Value:
+    """Of floats, in their order."""
     total = values[0]
     for value in values[1:]:
         total = arith.addf(total, value)
@@ -108,13 +138,23 @@ def warp_sum(x: ir.Value) -> ir.Value:
     return x
 
 
+def times(a: ir.Value, factor: int) -> ir.Value:
+    """A 32-bit index times a constant."""
+    return arith.muli(a, i32(factor))
+
+
 def mul64(a: ir.Value, factor: int) -> ir.Value:
     """A 32-bit index times a constant, in 64 bits."""
     return arith.muli(arith.extui(i64_type(), a), i64(factor))
 
 
 def bit_not(a: ir.Value) -> ir.Value:
+    """Of one bit."""
     return arith.xori(a, arith.constant(ir.IntegerType.get_signless(1), 1))
+
+
+def true() -> ir.Value:
+    return arith.constant(ir.IntegerType.get_signless(1), 1)
 
 
 def f32(value: float) -> ir.Value:

@@ -18,13 +18,23 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.hopper.wgmma_sp import DENSE_TRANSFORMS, SCALAR, STEP
+from sparse_lm.ops.hopper.emit import (
+    SCALAR,
+    WARP_SIZE,
+    WARPGROUP_SIZE,
+    global_pointer,
+    i32,
+    i32_type,
+    i64_type,
+    mul64,
+    ptx,
+    times,
+)
+from sparse_lm.ops.hopper.wgmma_sp import DENSE_TRANSFORMS, STEP
 
-_WARPS = 4
-_LANES = 32
-_ROWS = STEP // _WARPS  # of a warp
+_ROWS = STEP // (WARPGROUP_SIZE // WARP_SIZE)  # of a warp
 _CHUNK = 8  # elements of 16 bytes, which a lane copies at a time
-_ROW_NUMBERS = plgpu.Layout.WG_STRIDED((128,), 1)
+_ROW_NUMBERS = plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE,), 1)
 
 
 def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
@@ -33,12 +43,11 @@ def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), SCALAR, SCALAR),
-        return_type=plgpu.ShapeDtypeStruct((128,), jnp.int32, layout=_ROW_NUMBERS),
+        return_type=plgpu.ShapeDtypeStruct((WARPGROUP_SIZE,), jnp.int32, layout=_ROW_NUMBERS),
     )
     def emit(_, rows, block, step):
-        i32 = ir.IntegerType.get_signless(32)
         warp, lane = warp_and_lane()
-        index = arith.addi(times(warp, _ROWS), arith.remui(lane, mgpu_utils.c(_ROWS, i32)))
+        index = arith.addi(times(warp, _ROWS), arith.remui(lane, i32(_ROWS)))
         index = arith.addi(times(step.registers.item(), STEP), index)
         return per_thread([load_number(rows, block.registers.item(), index, width)])
 
@@ -47,20 +56,17 @@ def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
 
 def load_number(rows: ir.Value, block: ir.Value, index: ir.Value, width: int) -> ir.Value:
     """rows[block, index] of int32 [B, width]; if there is no such column, the largest unsigned number: no row."""
-    i32 = ir.IntegerType.get_signless(32)
-    address = mgpu_utils.getelementptr(global_pointer(rows), [arith.addi(times(block, width), index)], i32)
-    ptx = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
-    operands = [address, index, mgpu_utils.c(width, i32)]
-    return llvm.inline_asm(i32, operands, ptx, "=&r,l,r,r", has_side_effects=True)
+    address = mgpu_utils.getelementptr(global_pointer(rows), [arith.addi(times(block, width), index)], i32_type())
+    code = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
+    return ptx(code, "=&r,l,r,r", [address, index, i32(width)], i32_type())
 
 
 def per_thread(numbers: list[ir.Value]) -> mgpu.FragmentedArray:
     """Numbers of each thread's own as an array int32[128 * n] in layout WG_STRIDED."""
-    i32 = ir.IntegerType.get_signless(32)
-    vector = ir.VectorType.get((1,), i32)
+    vector = ir.VectorType.get((1,), i32_type())
     registers = np.empty((len(numbers),), dtype=object)
-    registers[:] = [llvm.insertelement(llvm.mlir_undef(vector), n, mgpu_utils.c(0, i32)) for n in numbers]
-    layout = mgpu.WGStridedFragLayout(shape=(_WARPS * _LANES * len(numbers),), vec_size=1)
+    registers[:] = [llvm.insertelement(llvm.mlir_undef(vector), n, i32(0)) for n in numbers]
+    layout = mgpu.WGStridedFragLayout(shape=(WARPGROUP_SIZE * len(numbers),), vec_size=1)
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True)
 
 
@@ -79,7 +85,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), _ROW_NUMBERS, SCALAR))
     def emit(_, source, target, row_numbers, column):
-        number = llvm.extractelement(row_numbers.registers.item(), mgpu_utils.c(0, ir.IntegerType.get_signless(32)))
+        number = llvm.extractelement(row_numbers.registers.item(), i32(0))
         first = 0
         for part in _parts(target_columns):
             _start_part(source, shape, target, target_columns, number, column.registers.item(), first, part)
@@ -100,28 +106,26 @@ def _start_part(
 ) -> None:
     """Columns `first` to `first + part - 1` of the target, from `column + first` of the source on."""
     height, width = source_shape
-    i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
     element = ir.MemRefType(source.type).element_type
-    c = mgpu_utils.c
     warp, lane = warp_and_lane()
     chunks = part // _CHUNK  # of a row
-    rows = _LANES // chunks  # of a copy by a warp; divides 8
-    row, chunk = arith.divui(lane, c(chunks, i32)), arith.remui(lane, c(chunks, i32))
-    lane_column = arith.addi(arith.addi(column, c(first, i32)), times(chunk, _CHUNK))
-    in_width = arith.cmpi(arith.CmpIPredicate.ult, lane_column, c(width, i32))
-    lane_height = arith.select(in_width, c(height, i32), c(0, i32))  # past the last column, no row exists
-    lane_column = arith.extui(i64, lane_column)
+    rows = WARP_SIZE // chunks  # of a copy by a warp; divides 8
+    row, chunk = arith.divui(lane, i32(chunks)), arith.remui(lane, i32(chunks))
+    lane_column = arith.addi(arith.addi(column, i32(first)), times(chunk, _CHUNK))
+    in_width = arith.cmpi(arith.CmpIPredicate.ult, lane_column, i32(width))
+    lane_height = arith.select(in_width, i32(height), i32(0))  # past the last column, no row exists
+    lane_column = arith.extui(i64_type(), lane_column)
     # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
-    tile_column, tile_chunk = arith.divui(chunk, c(8, i32)), arith.remui(chunk, c(8, i32))
+    tile_column, tile_chunk = arith.divui(chunk, i32(8)), arith.remui(chunk, i32(8))
     lane_offset = arith.addi(times(tile_column, 8 * 64), times(row, 64))
-    lane_offset = arith.addi(lane_offset, arith.addi(times(warp, _ROWS * target_columns), c(first * 8, i32)))
+    lane_offset = arith.addi(lane_offset, arith.addi(times(warp, _ROWS * target_columns), i32(first * 8)))
     lane_swizzle = arith.xori(tile_chunk, row)
     for first_row in range(0, _ROWS, rows):
-        number = shuffle(own_number, arith.addi(row, c(first_row, i32)))
-        offset = arith.addi(arith.muli(arith.extui(i64, number), c(width, i64)), lane_column)
+        number = shuffle(own_number, arith.addi(row, i32(first_row)))
+        offset = arith.addi(mul64(number, width), lane_column)
         # The row within 8 is the sum of two numbers without common bits.
-        swizzled = times(arith.xori(lane_swizzle, c(first_row % 8, i32)), _CHUNK)
-        row_offset = c(first_row // 8 * 8 * target_columns + first_row % 8 * 64, i32)
+        swizzled = times(arith.xori(lane_swizzle, i32(first_row % 8)), _CHUNK)
+        row_offset = i32(first_row // 8 * 8 * target_columns + first_row % 8 * 64)
         target_offset = arith.addi(arith.addi(lane_offset, row_offset), swizzled)
         start_copy(
             mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
@@ -141,34 +145,16 @@ def _parts(columns: int) -> list[int]:
 
 def start_copy(target: ir.Value, source: ir.Value, exists: ir.Value) -> None:
     """Copies 16 bytes, or makes them zeros and reads nothing if not `exists`."""
-    i32 = ir.IntegerType.get_signless(32)
-    llvm.inline_asm(
-        ir.Type.parse("!llvm.void"),
-        [target, source, arith.select(exists, mgpu_utils.c(16, i32), mgpu_utils.c(0, i32))],
-        "cp.async.cg.shared.global [$0], [$1], 16, $2;",
-        "l,l,r",
-        has_side_effects=True,
-    )
+    bytes_read = arith.select(exists, i32(16), i32(0))
+    ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "l,l,r", [target, source, bytes_read])
 
 
 def warp_and_lane() -> tuple[ir.Value, ir.Value]:
     """Of this thread in its warpgroup."""
-    i32 = ir.IntegerType.get_signless(32)
-    thread = arith.remui(mgpu_utils.thread_idx(), mgpu_utils.c(_WARPS * _LANES, i32))
-    return arith.divui(thread, mgpu_utils.c(_LANES, i32)), arith.remui(thread, mgpu_utils.c(_LANES, i32))
-
-
-def times(value: ir.Value, factor: int) -> ir.Value:
-    return arith.muli(value, mgpu_utils.c(factor, ir.IntegerType.get_signless(32)))
-
-
-def global_pointer(ref: ir.Value) -> ir.Value:
-    return llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(ref))
+    thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+    return arith.divui(thread, i32(WARP_SIZE)), arith.remui(thread, i32(WARP_SIZE))
 
 
 def shuffle(value: ir.Value, lane: ir.Value) -> ir.Value:
     """The value that another lane of the warp holds."""
-    i32 = ir.IntegerType.get_signless(32)
-    return llvm.inline_asm(
-        i32, [value, lane], "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", has_side_effects=True
-    )
+    return ptx("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [value, lane], i32_type())

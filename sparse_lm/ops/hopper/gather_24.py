@@ -20,14 +20,25 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.hopper.gather import global_pointer, load_number, per_thread, start_copy, times, warp_and_lane
-from sparse_lm.ops.hopper.wgmma_sp import KEPT, ROWS, SCALAR, VALUES_TRANSFORMS, splat
+from sparse_lm.ops.hopper.emit import (
+    SCALAR,
+    WARPGROUP_SIZE,
+    global_pointer,
+    i32,
+    i32_type,
+    i64,
+    i64_type,
+    ptx,
+    times,
+    true,
+)
+from sparse_lm.ops.hopper.gather import load_number, per_thread, start_copy, warp_and_lane
+from sparse_lm.ops.hopper.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, splat
 
 STAGES = 2  # of the ring that one gather fills
 
 WORDS = 4  # of metadata, that hold 64 columns of a row
 
-_THREADS = 128
 _CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
 _CHUNKS = KEPT // _CHUNK  # of a row's values, in a stage
 _TILE_CHUNKS = 32  # 16 bytes each, of the metadata of 64 x 64
@@ -49,7 +60,7 @@ def load_offsets(columns: Any, metadata: Any, block: Array, first: Array, rows: 
     width = columns.shape[1]
     row_tiles, k_tiles, _ = metadata.shape
     per_value = rows // 16
-    per_metadata = rows * STAGES // _THREADS
+    per_metadata = rows * STAGES // WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=(_offsets_type(per_value), _offsets_type(per_metadata))
@@ -60,17 +71,17 @@ def load_offsets(columns: Any, metadata: Any, block: Array, first: Array, rows: 
         chunk = arith.addi(times(stage, _CHUNKS), chunk)
         values = []
         for i in range(per_value):
-            number = load_number(columns, block, arith.addi(first, arith.addi(row, _i32(16 * i))), width)
-            exists = arith.cmpi(arith.CmpIPredicate.ult, number, _i32(row_tiles * ROWS))
+            number = load_number(columns, block, arith.addi(first, arith.addi(row, i32(16 * i))), width)
+            exists = arith.cmpi(arith.CmpIPredicate.ult, number, i32(row_tiles * ROWS))
             offset = arith.addi(times(number, k_tiles * _CHUNKS), chunk)
-            values.append(arith.select(exists, offset, _i32(-1)))
+            values.append(arith.select(exists, offset, i32(-1)))
         row, stage = _metadata_position()
         words = []
         for i in range(per_metadata):
-            number = load_number(columns, block, arith.addi(first, arith.addi(row, _i32(64 * i))), width)
-            number = arith.minui(number, _i32(row_tiles * ROWS - 1))
-            tile, in_tile = arith.divui(number, _i32(ROWS)), arith.remui(number, _i32(ROWS))
-            warp, g = arith.divui(in_tile, _i32(16)), arith.remui(in_tile, _i32(8))
+            number = load_number(columns, block, arith.addi(first, arith.addi(row, i32(64 * i))), width)
+            number = arith.minui(number, i32(row_tiles * ROWS - 1))
+            tile, in_tile = arith.divui(number, i32(ROWS)), arith.remui(number, i32(ROWS))
+            warp, g = arith.divui(in_tile, i32(16)), arith.remui(in_tile, i32(8))
             k_tile = arith.addi(times(tile, k_tiles), stage)
             words.append(arith.addi(times(k_tile, _TILE_CHUNKS), arith.addi(times(warp, 8), g)))
         return per_thread(values), per_thread(words)
@@ -99,7 +110,7 @@ def start_gather(
             plgpu.RefType(),
             plgpu.RefType(),
             ((plgpu.RefType(VALUES_TRANSFORMS), plgpu.RefType()),) * STAGES,
-            (_offsets_layout(rows // 16), _offsets_layout(rows * STAGES // _THREADS)),
+            (_offsets_layout(rows // 16), _offsets_layout(rows * STAGES // WARPGROUP_SIZE)),
             SCALAR,
         )
     )
@@ -117,11 +128,11 @@ def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: ir.Val
     exists = _exists(first_k, stage, k_tiles)
     source = _advance(global_pointer(values), times(first_k, _CHUNKS))
     # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
-    swizzled = arith.xori(chunk, arith.remui(arith.divui(row, _i32(2)), _i32(4)))
+    swizzled = arith.xori(chunk, arith.remui(arith.divui(row, i32(2)), i32(4)))
     target = _advance(_of_stage(stages, stage), arith.addi(times(row, _CHUNKS), swizzled))
     for i, offset in enumerate(_scalars(offsets)):
-        row_exists = arith.cmpi(arith.CmpIPredicate.sge, offset, _i32(0))
-        start_copy(_advance(target, _i32(16 * _CHUNKS * i)), _advance(source, offset), arith.andi(exists, row_exists))
+        row_exists = arith.cmpi(arith.CmpIPredicate.sge, offset, i32(0))
+        start_copy(_advance(target, i32(16 * _CHUNKS * i)), _advance(source, offset), arith.andi(exists, row_exists))
 
 
 def _start_metadata(metadata, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
@@ -132,7 +143,7 @@ def _start_metadata(metadata, stages, offsets: mgpu.FragmentedArray, first_k: ir
     source = _advance(global_pointer(metadata), step_offset)
     target = _advance(_of_stage(stages, stage), row)
     for i, offset in enumerate(_scalars(offsets)):
-        start_copy(_advance(target, _i32(64 * i)), _advance(source, offset), _true())
+        start_copy(_advance(target, i32(64 * i)), _advance(source, offset), true())
 
 
 def load_selectors(columns: Any, block: Array, first: Array, blocks: int) -> tuple[Array, ...]:
@@ -143,14 +154,14 @@ def load_selectors(columns: Any, block: Array, first: Array, blocks: int) -> tup
     def emit(_, columns, block, first):
         block, first = block.registers.item(), first.registers.item()
         warp, lane = warp_and_lane()
-        row = arith.addi(first, arith.addi(times(warp, 16), arith.divui(lane, _i32(4))))
+        row = arith.addi(first, arith.addi(times(warp, 16), arith.divui(lane, i32(4))))
         selectors = []
         for i in range(blocks):
             # Of the bytes of two words, 0 to 3 and 4 to 7: the lower or upper two of each, by which of 16 rows it was.
-            selector = _i32(0x5410)
+            selector = i32(0x5410)
             for half, step in (0, 0x0022), (8, 0x2200):
-                number = load_number(columns, block, arith.addi(row, _i32(64 * i + half)), width)
-                upper = arith.remui(arith.divui(number, _i32(8)), _i32(2))
+                number = load_number(columns, block, arith.addi(row, i32(64 * i + half)), width)
+                upper = arith.remui(arith.divui(number, i32(8)), i32(2))
                 selector = arith.addi(selector, times(upper, step))
             selectors.append(splat(selector))
         return tuple(selectors)
@@ -169,23 +180,21 @@ def load_words(metadata: Any, selectors: tuple[Array, ...]) -> tuple[Array, ...]
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), (SCALAR,) * blocks), return_type=_words_type(blocks))
     def emit(_, metadata, selectors):
-        i32 = ir.IntegerType.get_signless(32)
         warp, lane = warp_and_lane()
         first = arith.addi(times(warp, 16 * WORDS), lane)  # row 16 * warp + lane // 4, word lane % 4
         words = []
         for i, selector in enumerate(selectors):
             addresses = [
                 mgpu_utils.getelementptr(
-                    mgpu_utils.memref_ptr(metadata), [arith.addi(first, _i32((64 * i + half) * WORDS))], i32
+                    mgpu_utils.memref_ptr(metadata), [arith.addi(first, i32((64 * i + half) * WORDS))], i32_type()
                 )
                 for half in (0, 8)
             ]
-            ptx = (
+            code = (
                 "{ .reg .b32 a, b; ld.volatile.shared.u32 a, [$1]; ld.volatile.shared.u32 b, [$2];"
                 " prmt.b32 $0, a, b, $3; }"
             )
-            operands = [*addresses, selector.registers.item()]
-            words.append(splat(llvm.inline_asm(i32, operands, ptx, "=r,l,l,r", has_side_effects=True)))
+            words.append(splat(ptx(code, "=r,l,l,r", [*addresses, selector.registers.item()], i32_type())))
         return tuple(words)
 
     return emit(metadata, selectors)
@@ -196,8 +205,8 @@ def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
     warp, lane = warp_and_lane()
 
     def bits(first, count):
-        shifted = arith.divui(lane, _i32(1 << first))
-        return arith.remui(shifted, _i32(1 << count))
+        shifted = arith.divui(lane, i32(1 << first))
+        return arith.remui(shifted, i32(1 << count))
 
     row = arith.addi(times(warp, 4), arith.addi(bits(2, 1), times(bits(4, 1), 2)))
     return row, bits(3, 1), bits(0, 2)
@@ -206,47 +215,39 @@ def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
 def _metadata_position() -> tuple[ir.Value, ir.Value]:
     """(row of 64, stage) whose metadata this thread copies."""
     warp, lane = warp_and_lane()
-    row = arith.addi(times(warp, 16), arith.remui(lane, _i32(16)))
-    return row, arith.divui(lane, _i32(16))
+    row = arith.addi(times(warp, 16), arith.remui(lane, i32(16)))
+    return row, arith.divui(lane, i32(16))
 
 
 def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
     """Whether the stage's step is not past the last."""
     if k_tiles % STAGES == 0:
-        return _true()
-    return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), _i32(k_tiles))
+        return true()
+    return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), i32(k_tiles))
 
 
 def _scalars(offsets: mgpu.FragmentedArray) -> list[ir.Value]:
-    return [llvm.extractelement(register, _i32(0)) for register in offsets.registers.flat]
+    return [llvm.extractelement(register, i32(0)) for register in offsets.registers.flat]
 
 
 def _of_stage(stages: Sequence[ir.Value], stage: ir.Value) -> ir.Value:
     """Address of the first or second stage's memory."""
-    first = arith.cmpi(arith.CmpIPredicate.eq, stage, _i32(0))
+    first = arith.cmpi(arith.CmpIPredicate.eq, stage, i32(0))
     return arith.select(first, *map(mgpu_utils.memref_ptr, stages))
 
 
 def _advance(pointer: ir.Value, offset: ir.Value) -> ir.Value:
     """`offset` counts 16 bytes."""
-    i8, i64 = ir.IntegerType.get_signless(8), ir.IntegerType.get_signless(64)
-    return mgpu_utils.getelementptr(pointer, [arith.muli(arith.extsi(i64, offset), mgpu_utils.c(16, i64))], i8)
-
-
-def _true() -> ir.Value:
-    return arith.constant(ir.IntegerType.get_signless(1), 1)
-
-
-def _i32(value: int) -> ir.Value:
-    return mgpu_utils.c(value, ir.IntegerType.get_signless(32))
+    byte_offset = arith.muli(arith.extsi(i64_type(), offset), i64(16))
+    return mgpu_utils.getelementptr(pointer, [byte_offset], ir.IntegerType.get_signless(8))
 
 
 def _offsets_layout(count: int) -> Any:
-    return plgpu.Layout.WG_STRIDED((_THREADS * count,), 1)
+    return plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE * count,), 1)
 
 
 def _offsets_type(count: int) -> plgpu.ShapeDtypeStruct:
-    return plgpu.ShapeDtypeStruct((_THREADS * count,), jnp.int32, layout=_offsets_layout(count))
+    return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=_offsets_layout(count))
 
 
 def _words_type(blocks: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:

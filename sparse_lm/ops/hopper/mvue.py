@@ -15,8 +15,7 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
-from sparse_lm.ops.hopper.emit import f32, i32, i32_type
-from sparse_lm.ops.hopper.gather import global_pointer
+from sparse_lm.ops.hopper.emit import f32, global_pointer, i32, i32_type
 from sparse_lm.ops.hopper.two_of_four import Pair
 
 _INF = 0x7F800000

@@ -20,11 +20,9 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
 
-from sparse_lm.ops.hopper import exchange, wgmma_sp
-from sparse_lm.ops.hopper.emit import COMPILER_PARAMS
+from sparse_lm.ops.hopper import partial_sums, wgmma_sp
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, i32_type, ptx
 from sparse_lm.ops.hopper.mainloop import accumulate
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.schedule import Grid, Job, Jobs
@@ -246,13 +244,13 @@ def multiply(
 
                 def of_contributor(ref, part):
                     """What is this warpgroup's in the cluster that has a part of the tile; part 0 is this cluster's."""
-                    contributor = _computed_anew(cluster) - part * grid.contributor_stride
+                    contributor = _opaque(cluster) - part * grid.contributor_stride
                     return ref.at[contributor, peer, warpgroup]
 
                 def store(accumulators, job):
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
                     if grid.contributors:
-                        exchange.wait(job.parts, lambda part: of_contributor(semaphores, part))
+                        partial_sums.wait(job.parts, lambda part: of_contributor(semaphores, part))
                     stores_of_a_block = stores(consumer_n, out.dtype)
                     width = consumer_n // stores_of_a_block
                     for i in range(blocks * stores_of_a_block):
@@ -260,7 +258,7 @@ def multiply(
                         tile = accumulators[block][:, first : first + width]
                         if grid.contributors:
                             where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
-                            tile = exchange.collect(
+                            tile = partial_sums.collect(
                                 tile, job.parts, lambda part, where=where: of_contributor(sums_gmem[0], part).at[where]
                             )
                         origin = job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first
@@ -273,7 +271,7 @@ def multiply(
 
                     @pl.when(job.contributes)
                     def _contribute():
-                        exchange.contribute(
+                        partial_sums.contribute(
                             accumulators, of_contributor(sums_gmem[0], 0), of_contributor(semaphores, 0)
                         )
 
@@ -293,7 +291,7 @@ def multiply(
                         n=consumer_n,
                         b_transposed=b_transposed,
                     )
-                    finish(accumulators, job_at(_computed_anew(i)))
+                    finish(accumulators, job_at(_opaque(i)))
                     return first_step + steps
 
                 lax.fori_loop(0, count, compute, jnp.int32(0))
@@ -329,15 +327,11 @@ def multiply(
     return results[: len(outs)]
 
 
-def _computed_anew(number: Array) -> Array:
+def _opaque(number: Array) -> Array:
     """The same, unknown to the compiler: what depends on it is not kept in registers that accumulators need."""
 
-    @plgpu.inline_mgpu(
-        arg_types=(wgmma_sp.SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=wgmma_sp.SCALAR)
-    )
+    @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
     def emit(_, number):
-        i32 = ir.IntegerType.get_signless(32)
-        copy = llvm.inline_asm(i32, [number.registers.item()], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
-        return wgmma_sp.splat(copy)
+        return wgmma_sp.splat(ptx("mov.b32 $0, $1;", "=r,r", [number.registers.item()], i32_type()))
 
     return emit(number)

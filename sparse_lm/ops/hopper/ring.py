@@ -21,12 +21,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm
+from jaxlib.mlir.dialects import arith, gpu, nvvm
+
+from sparse_lm.ops.hopper.emit import SCALAR, WARPGROUP_SIZE, i32, ptx
 
 CLUSTER_AXIS = "peer"  # thread blocks that share what is multicast
-
-_WARPGROUP_THREADS = 128
-_SCALAR = plgpu.Layout.WG_SPLAT(())
 
 
 def full_barriers(stages: int) -> Any:
@@ -72,17 +71,15 @@ class Ring:
 
     def initialize(self) -> None:
         """Must run in every thread of the cluster before any other use."""
-        arrivals = 1 + (_WARPGROUP_THREADS if self.gathers else 0)
+        arrivals = 1 + (WARPGROUP_SIZE if self.gathers else 0)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
         def emit(_, full):
-            i32 = ir.IntegerType.get_signless(32)
             first_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.BLOCK)
             for stage in range(self.stages):
-                address = _barrier(full, mgpu_utils.c(stage, i32)).get_ptr()
-                nvvm.mbarrier_init(address, mgpu_utils.c(arrivals, i32), predicate=first_thread)
-            void = ir.Type.parse("!llvm.void")
-            llvm.inline_asm(void, [], "fence.mbarrier_init.release.cluster;", "", has_side_effects=True)
+                address = _barrier(full, i32(stage)).get_ptr()
+                nvvm.mbarrier_init(address, i32(arrivals), predicate=first_thread)
+            ptx("fence.mbarrier_init.release.cluster;", "", [])
             nvvm.cluster_arrive(aligned=ir.UnitAttr.get())
             nvvm.cluster_wait(aligned=ir.UnitAttr.get())
 
@@ -96,10 +93,10 @@ class Ring:
             plgpu.barrier_wait(self.empty.at[self.slot(step)])
 
         args: list[Any] = [self.full, self.slot(step)]
-        arg_types: list[Any] = [plgpu.RefType(), _SCALAR]
+        arg_types: list[Any] = [plgpu.RefType(), SCALAR]
         for copy in copies:
             args += [copy.source, copy.target, *copy.origin]
-            arg_types += [plgpu.RefType(), plgpu.RefType(copy.transforms), *(_SCALAR for _ in copy.origin)]
+            arg_types += [plgpu.RefType(), plgpu.RefType(copy.transforms), *(SCALAR for _ in copy.origin)]
 
         @plgpu.inline_mgpu(arg_types=tuple(arg_types))
         def emit(ctx, full, slot, *rest):
@@ -120,12 +117,10 @@ class Ring:
     def arrive_gathered(self, step: Array) -> None:
         """Producer: once the `cp.async` copies that each thread has issued so far have landed, it arrives."""
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _SCALAR))
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR))
         def emit(_, full, slot):
             address = _barrier(full, slot.registers.item()).get_ptr()
-            void = ir.Type.parse("!llvm.void")
-            ptx = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];"
-            llvm.inline_asm(void, [address], ptx, "l", has_side_effects=True)
+            ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "l", [address])
 
         emit(self.full, self.slot(step))
 
@@ -133,13 +128,12 @@ class Ring:
         """Consumer: waits until the stage of `step` has been filled for it; returns its slot."""
         parity = lax.rem(lax.div(step, self.stages), 2)
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _SCALAR, _SCALAR))
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR))
         def emit(_, full, slot, parity):
             parity = arith.trunci(ir.IntegerType.get_signless(1), parity.registers.item())
             _barrier(full, slot.registers.item()).wait_parity(parity)
             if self.gathers:  # wgmma reads through another proxy than cp.async writes
-                void = ir.Type.parse("!llvm.void")
-                llvm.inline_asm(void, [], "fence.proxy.async.shared::cta;", "", has_side_effects=True)
+                ptx("fence.proxy.async.shared::cta;", "", [])
 
         emit(self.full, self.slot(step), parity)
         return self.slot(step)

@@ -27,6 +27,7 @@ from sparse_lm.ops.hopper import mvue
 from sparse_lm.ops.hopper.emit import (
     COMPILER_PARAMS,
     SCALAR,
+    WARPGROUP_SIZE,
     f32,
     i32,
     i64_type,
@@ -35,7 +36,7 @@ from sparse_lm.ops.hopper.emit import (
     vector_lanes,
     widen,
 )
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile, groups
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, Tile, groups
 from sparse_lm.ops.hopper.two_of_four import Pair, two_of_four
 
 _TRANSPOSED_STRIDE = TILE + 1
@@ -98,7 +99,7 @@ def _call(
     row_tiles, column_tiles = rows // TILE, columns // TILE
     out_type = [
         jax.ShapeDtypeStruct((rows, columns // 2), dtype),
-        jax.ShapeDtypeStruct((row_tiles, column_tiles, THREADS), jnp.int32),
+        jax.ShapeDtypeStruct((row_tiles, column_tiles, WARPGROUP_SIZE), jnp.int32),
     ]
     if dense:
         out_type.append(jax.ShapeDtypeStruct((rows, columns), dtype))
@@ -169,7 +170,7 @@ def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[
     thread = tile.thread
     lanes = vector_lanes(element)
     threads_per_row = TILE // lanes
-    rows_at_once = THREADS // threads_per_row
+    rows_at_once = WARPGROUP_SIZE // threads_per_row
     row = arith.divui(thread.index, i32(threads_per_row))
     column = arith.muli(arith.remui(thread.index, i32(threads_per_row)), i32(lanes))
 

@@ -25,7 +25,9 @@ from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.hopper.emit import (
     COMPILER_PARAMS,
     SCALAR,
+    WARPGROUP_SIZE,
     f32,
+    global_pointer,
     i32,
     i32_type,
     i64_type,
@@ -34,9 +36,8 @@ from sparse_lm.ops.hopper.emit import (
     vector_lanes,
     widen,
 )
-from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.sparsify_24 import check_dtypes
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, THREADS, Thread, Tile
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, Tile
 from sparse_lm.ops.hopper.two_of_four import Pair
 from sparse_lm.ops.select import LARGEST
 from sparse_lm.ops.transposable import TRANSPOSABLE_PATTERNS
@@ -69,7 +70,7 @@ def _call(operands: list[Array], shape: tuple[int, int], dtype: jnp.dtype) -> tu
     def form(rows, columns):
         return (
             jax.ShapeDtypeStruct((rows * TILE, columns * TILE // 2), dtype),
-            jax.ShapeDtypeStruct((rows, columns, THREADS), jnp.int32),
+            jax.ShapeDtypeStruct((rows, columns, WARPGROUP_SIZE), jnp.int32),
         )
 
     refs = len(operands) + 4 + 2
@@ -80,8 +81,8 @@ def _call(operands: list[Array], shape: tuple[int, int], dtype: jnp.dtype) -> tu
         tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
         _load_tile(x_gmem, tile_smem, tile)
         mgpu_utils.warpgroup_barrier()
-        for number in range(_ACROSS * _ACROSS // THREADS):
-            place = arith.addi(tile.thread.index, i32(THREADS * number))
+        for number in range(_ACROSS * _ACROSS // WARPGROUP_SIZE):
+            place = arith.addi(tile.thread.index, i32(WARPGROUP_SIZE * number))
             if mask_gmem:
                 mask = _load_mask(*mask_gmem, tile, place)
             else:
@@ -117,7 +118,7 @@ def _load_tile(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> None:
     column = arith.muli(arith.remui(tile.thread.index, i32(threads_per_row)), i32(lanes))
     x_row = arith.addi(arith.muli(tile.row, i32(TILE)), row)
     x_column = arith.addi(arith.muli(tile.column, i32(TILE)), column)
-    first_rows = range(0, TILE, THREADS // threads_per_row)
+    first_rows = range(0, TILE, WARPGROUP_SIZE // threads_per_row)
     loaded = []
     for first in first_rows:
         start = arith.addi(mul64(arith.addi(x_row, i32(first)), ref.shape[1]), arith.extui(i64_type(), x_column))

@@ -26,19 +26,23 @@ from sparse_lm.ops.hopper import packed_24
 from sparse_lm.ops.hopper.emit import (
     COMPILER_PARAMS,
     SCALAR,
+    WARP_SIZE,
+    WARPGROUP_SIZE,
     f32,
+    global_pointer,
     i32,
     i32_type,
     i64_type,
     load_words,
     mul64,
+    ptx,
+    store_if,
     sum_of,
     vector,
     vector_lanes,
 )
-from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.squared_relu_24 import STATS, Seen, check_dtype, count_nonzeros, squared_relu, store_stats
-from sparse_lm.ops.hopper.thread_tile import RUN, THREADS, half_word, run_pointers
+from sparse_lm.ops.hopper.thread_tile import RUN, half_word, run_pointers
 from sparse_lm.ops.hopper.thread_tile import groups as fours
 from sparse_lm.ops.hopper.two_of_four import magnitude_rank
 
@@ -90,7 +94,7 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
     warpgroups = v // TILE
     blocks, tiles = x.shape[0] // v, width // tile_columns
     stride = tile_columns + _PAD
-    warps = warpgroups * THREADS // 32
+    warps = warpgroups * WARPGROUP_SIZE // WARP_SIZE
     kept_columns = groups * _KEPT
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
@@ -123,7 +127,7 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         kernel,
         out_type=(
             jax.ShapeDtypeStruct((x.shape[0], tiles * kept_columns // 2), x.dtype),
-            jax.ShapeDtypeStruct((x.shape[0] // TILE, tiles * kept_columns // TILE, THREADS), jnp.int32),
+            jax.ShapeDtypeStruct((x.shape[0] // TILE, tiles * kept_columns // TILE, WARPGROUP_SIZE), jnp.int32),
             jax.ShapeDtypeStruct((blocks, tiles * kept_columns), jnp.int32),
             jax.ShapeDtypeStruct((blocks * tiles, warps, STATS), jnp.float32),
         ),
@@ -151,9 +155,9 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
     ref = ir.MemRefType(x.type)
     lanes = vector_lanes(ref.element_type)
     thread = mgpu_utils.thread_idx()
-    warp, lane = arith.divui(thread, i32(32)), arith.remui(thread, i32(32))
+    warp, lane = arith.divui(thread, i32(WARP_SIZE)), arith.remui(thread, i32(WARP_SIZE))
     chunks = tile_columns // lanes  # of a row
-    across = min(chunks, 32)
+    across = min(chunks, WARP_SIZE)
     rows_of_warp = 32 // across
     own_row = arith.addi(arith.muli(warp, i32(rows_of_warp)), arith.divui(lane, i32(across)))
     shared = mgpu_utils.memref_ptr(tile_smem)
@@ -190,7 +194,7 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
         seen = Seen(nonzeros, arith.addf(energy, sum_of(squares)), kept_energy)
         # Lanes that share columns add up; all of them write the sum.
         distance = across
-        while distance < 32:
+        while distance < WARP_SIZE:
             squares = [arith.addf(s, mgpu_utils.shfl_bfly(s, distance)) for s in squares]
             distance *= 2
         norm_index = arith.addi(arith.muli(warp, i32(tile_columns)), column)
@@ -210,7 +214,7 @@ def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
     thread = mgpu_utils.thread_idx()
     base = mgpu_utils.memref_ptr(norms)
     width = ir.MemRefType(columns.type).shape[1]
-    for first in range(0, tile_columns, warps * 32):
+    for first in range(0, tile_columns, warps * WARP_SIZE):
         column = arith.addi(thread, i32(first))
         # With more threads than columns the last warps repeat the work of others and write the same.
         column = arith.remui(column, i32(tile_columns))
@@ -229,8 +233,8 @@ def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
         )
         shared = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [condensed], i32_type())
         absolute = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
-        _store_if(keep, column, "shared", shared)
-        _store_if(keep, absolute, "global", target)
+        store_if(keep, shared, [column], space="shared")
+        store_if(keep, target, [absolute])
 
 
 def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir.Value]:
@@ -248,19 +252,12 @@ def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir
             beats = arith.cmpi(arith.CmpIPredicate.sge, other, beaten_from)
             beaten = arith.addi(beaten, arith.extui(i32_type(), beats))
     keep = arith.cmpi(arith.CmpIPredicate.ult, beaten, i32(_KEPT))
-    ptx = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
-    kept_lanes = llvm.inline_asm(i32_type(), [arith.extui(i32_type(), keep)], ptx, "=r,r", has_side_effects=True)
-    lane = arith.remui(mgpu_utils.thread_idx(), i32(32))
+    code = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
+    kept_lanes = ptx(code, "=r,r", [arith.extui(i32_type(), keep)], i32_type())
+    lane = arith.remui(mgpu_utils.thread_idx(), i32(WARP_SIZE))
     of_group = arith.shrui(kept_lanes, arith.subi(lane, place))
     before = arith.andi(of_group, arith.subi(arith.shli(i32(1), place), i32(1)))
     return keep, math.ctpop(before)
-
-
-def _store_if(condition: ir.Value, value: ir.Value, space: str, pointer: ir.Value) -> None:
-    """Stores without a branch."""
-    ptx = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.{space}.u32 [$1], $2; }}"
-    operands = [arith.extui(i32_type(), condition), pointer, value]
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, ptx, "r,l,r", has_side_effects=True)
 
 
 def _runs_of_thread(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]]:

@@ -2,7 +2,7 @@
 
 When the tiles do not fill the last wave, its few tiles are computed by several clusters each, a part
 of the steps apiece. Part 0 belongs to the clusters that start last, so that whoever waits, waits for
-clusters that run or have run (exchange.py).
+clusters that run or have run (partial_sums.py).
 """
 
 from __future__ import annotations

@@ -20,11 +20,21 @@ from jaxlib.mlir.dialects import arith, llvm, math
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper import packed_24
-from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i64, mul64, warp_sum
-from sparse_lm.ops.hopper.gather import global_pointer
-from sparse_lm.ops.hopper.thread_tile import THREADS, Thread, Tile
+from sparse_lm.ops.hopper.emit import (
+    COMPILER_PARAMS,
+    SCALAR,
+    WARP_SIZE,
+    WARPGROUP_SIZE,
+    f32,
+    global_pointer,
+    i32,
+    i64,
+    mul64,
+    warp_sum,
+)
+from sparse_lm.ops.hopper.thread_tile import Thread, Tile
 
-WARPS = THREADS // 32
+WARPS = WARPGROUP_SIZE // WARP_SIZE
 STATS = len(HiddenStats._fields)
 
 
@@ -63,7 +73,7 @@ def out_types(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtype
     row_tiles, column_tiles = rows // TILE, columns // TILE
     return (
         jax.ShapeDtypeStruct((rows, columns // 2), dtype),
-        jax.ShapeDtypeStruct((row_tiles, column_tiles, THREADS), jnp.int32),
+        jax.ShapeDtypeStruct((row_tiles, column_tiles, WARPGROUP_SIZE), jnp.int32),
         jax.ShapeDtypeStruct((row_tiles * column_tiles, WARPS, STATS), jnp.float32),
     )
 
@@ -144,7 +154,7 @@ def _add_squares(total: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
 def store_stats(stats: ir.Value, block: ir.Value, sums: HiddenStats) -> None:
     """A block's sums, by warp, to stats [blocks, warps, 3], of the sums of its threads."""
     warps = ir.MemRefType(stats.type).shape[1]
-    warp = arith.remui(arith.divui(mgpu_utils.thread_idx(), i32(32)), i32(warps))
+    warp = arith.remui(arith.divui(mgpu_utils.thread_idx(), i32(WARP_SIZE)), i32(warps))
     first = mul64(arith.addi(arith.muli(block, i32(warps)), warp), STATS)
     for number, total in enumerate(sums):
         # Every lane holds the sum: all write the same.

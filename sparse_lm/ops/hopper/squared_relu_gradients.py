@@ -26,14 +26,24 @@ from jaxlib.mlir.dialects import arith, llvm, math
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
 from sparse_lm.ops.hopper import mvue, packed_24
-from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, f32, i32, i32_type, i64_type, mul64, store_if
-from sparse_lm.ops.hopper.gather import global_pointer
+from sparse_lm.ops.hopper.emit import (
+    COMPILER_PARAMS,
+    SCALAR,
+    WARPGROUP_SIZE,
+    f32,
+    global_pointer,
+    i32,
+    i32_type,
+    i64_type,
+    mul64,
+    store_if,
+    true,
+)
 from sparse_lm.ops.hopper.packed_24 import PackedPair
 from sparse_lm.ops.hopper.squared_relu_24 import check_dtype
 from sparse_lm.ops.hopper.thread_tile import (
     HALVES,
     RUN,
-    THREADS,
     Thread,
     Tile,
     groups,
@@ -98,7 +108,7 @@ def _call(
     neurons = column_tiles * tile_neurons
     transpose_type = (
         jax.ShapeDtypeStruct((neurons, tokens // 2), dy.dtype),
-        jax.ShapeDtypeStruct((neurons // TILE, token_tiles, THREADS), jnp.int32),
+        jax.ShapeDtypeStruct((neurons // TILE, token_tiles, WARPGROUP_SIZE), jnp.int32),
     )
     operands = [dy, values, metadata, *(operand for operand in (columns, key) if operand is not None)]
     block_tiles = None if columns is None else token_tiles // columns.shape[0]  # tiles of 64 tokens in a Venom block
@@ -146,7 +156,7 @@ def _call(
         out_type=(jax.ShapeDtypeStruct(values.shape, dy.dtype), *transpose_type, *transpose_type),
         grid=(column_tiles, token_tiles),
         grid_names=("column", "row"),
-        scratch_types=[plgpu.SMEM((_WORDS,), jnp.int32), plgpu.SMEM((max(tile_neurons, THREADS),), jnp.int32)],
+        scratch_types=[plgpu.SMEM((_WORDS,), jnp.int32), plgpu.SMEM((max(tile_neurons, WARPGROUP_SIZE),), jnp.int32)],
         compiler_params=COMPILER_PARAMS,
         kernel_name="squared_relu_gradients",
     )(*operands)
@@ -219,10 +229,10 @@ def _draw_along_tokens(
 def _scatter_rows(outs, rows: list[ir.Value], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Both columns' pairs to the rows of their neurons, and empty rows for the neurons that are not kept."""
     nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (RUN // 4)
-    true = arith.constant(ir.IntegerType.get_signless(1), 1)
+    always = true()
     for half in HALVES:
         for pairs, values, metadata in outs:
-            _store_row_if(true, values, metadata, rows[half], tile, pairs[half])
+            _store_row_if(always, values, metadata, rows[half], tile, pairs[half])
         for first in range(0, tile_neurons, TILE):
             index = arith.addi(tile.thread.row, i32(8 * half + first))
             pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(places), [index], i32_type())
@@ -256,7 +266,7 @@ def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value
     def at(index):
         return mgpu_utils.getelementptr(shared, [index], i32_type())
 
-    for first in range(0, tile_neurons, THREADS):
+    for first in range(0, tile_neurons, WARPGROUP_SIZE):
         index = arith.addi(thread.index, i32(first))
         llvm.store(i32(_NOT_KEPT), at(index))
     mgpu_utils.warpgroup_barrier()

@@ -20,7 +20,18 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.hopper import gather
-from sparse_lm.ops.hopper.emit import SCALAR, elements, i32, i32_type, i64_type, mul64, store_if
+from sparse_lm.ops.hopper.emit import (
+    SCALAR,
+    WARP_SIZE,
+    elements,
+    global_pointer,
+    i32,
+    i32_type,
+    i64_type,
+    mul64,
+    store_if,
+    times,
+)
 from sparse_lm.ops.hopper.matmul_24 import round_up
 from sparse_lm.ops.hopper.persistent import Epilogue
 from sparse_lm.ops.hopper.store import SWIZZLE, transforms, write_tile
@@ -32,7 +43,7 @@ _FEWEST_COLUMNS = 2 * ROWS  # Mosaic's copies ignore the index into a dimension 
 _CHUNK = 16  # bytes that the swizzle keeps together, and that a lane moves
 _CHUNKS = SWIZZLE // _CHUNK  # of a row
 _WARP_ROWS = 16  # of a part, which a warp holds in layout WGMMA
-_ROWS_AT_A_TIME = 32 // _CHUNKS
+_ROWS_AT_A_TIME = WARP_SIZE // _CHUNKS
 
 
 class Destination(NamedTuple):
@@ -103,7 +114,7 @@ def _write(
     height, width = shape
     element = ir.MemRefType(out.type).element_type
     warp, lane = gather.warp_and_lane()
-    warp_row = gather.times(warp, _WARP_ROWS)
+    warp_row = times(warp, _WARP_ROWS)
     index = arith.addi(arith.addi(first_row, warp_row), arith.remui(lane, i32(_WARP_ROWS)))
     # One number a lane, on its way from the cache while the part is written, and exchanged by shuffles.
     own_number = gather.load_number(numbers, i32(0), index, ir.MemRefType(numbers.type).shape[1])
@@ -112,12 +123,12 @@ def _write(
     in_width = arith.cmpi(arith.CmpIPredicate.ult, column, i32(width))
     height_here = arith.select(in_width, i32(height), i32(0))  # past the last column, no row exists
     row, chunk = arith.divui(lane, i32(_CHUNKS)), arith.remui(lane, i32(_CHUNKS))
-    own_column = arith.addi(column, gather.times(chunk, _CHUNK // mgpu_utils.bytewidth(element)))
+    own_column = arith.addi(column, times(chunk, _CHUNK // mgpu_utils.bytewidth(element)))
     for first in range(0, _WARP_ROWS, _ROWS_AT_A_TIME):
         row_of_warp = arith.addi(row, i32(first))
         number = gather.shuffle(own_number, row_of_warp)
         start = arith.addi(mul64(number, width), arith.extui(i64_type(), own_column))
-        pointer = mgpu_utils.getelementptr(gather.global_pointer(out), [start], element)
+        pointer = mgpu_utils.getelementptr(global_pointer(out), [start], element)
         exists = arith.cmpi(arith.CmpIPredicate.ult, number, height_here)
         store_if(exists, pointer, _load_chunk(slot, arith.addi(warp_row, row_of_warp), chunk))
 

@@ -3,7 +3,7 @@
 Clusters first take whole tiles in turn, as long as that leaves none with more than its share: tiles
 that lie together are then computed together, and the L2 cache serves them. The steps of the other
 tiles, one tile after the other, are cut into one stretch for each cluster, just so long that all have
-the same to do. A tile that is cut is the sum of several clusters' parts (exchange.py).
+the same to do. A tile that is cut is the sum of several clusters' parts (partial_sums.py).
 """
 
 from __future__ import annotations

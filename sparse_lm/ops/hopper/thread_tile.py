@@ -16,6 +16,9 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.formats import TILE
 from sparse_lm.ops.hopper.emit import (
+    WARP_SIZE,
+    WARPGROUP_SIZE,
+    global_pointer,
     i32,
     i64,
     i64_type,
@@ -26,11 +29,9 @@ from sparse_lm.ops.hopper.emit import (
     store_vectors,
     store_words,
 )
-from sparse_lm.ops.hopper.gather import global_pointer
 from sparse_lm.ops.hopper.packed_24 import PackedPair
 from sparse_lm.ops.hopper.two_of_four import Pair
 
-THREADS = 128
 RUN = 16  # columns of a row that a thread holds: four groups
 HALVES = range(2)  # of a thread's rows
 
@@ -45,9 +46,9 @@ class Thread:
 
     @classmethod
     def current(cls) -> Thread:
-        index = arith.remui(mgpu_utils.thread_idx(), i32(THREADS))
-        lane = arith.remui(index, i32(32))
-        warp_row = arith.muli(arith.divui(index, i32(32)), i32(16))
+        index = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+        lane = arith.remui(index, i32(WARP_SIZE))
+        warp_row = arith.muli(arith.divui(index, i32(WARP_SIZE)), i32(16))
         row = arith.addi(warp_row, arith.divui(lane, i32(4)))
         return cls(index, row, arith.muli(arith.remui(lane, i32(4)), i32(RUN)))
 
@@ -101,9 +102,11 @@ class Tile:
             store_vectors(values, self._start_of_pairs(half, ref.shape[1]), narrow(kept, ref.element_type))
 
     def load_word(self, metadata: ir.Value) -> ir.Value:
+        """The thread's word of metadata, eight groups."""
         return llvm.load(ir.MemRefType(metadata.type).element_type, self._word(metadata))
 
     def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
+        """The metadata of both rows' groups."""
         word = i32(0)
         for half, pairs in zip(HALVES, rows, strict=True):
             for group, pair in enumerate(pairs):
@@ -117,7 +120,7 @@ class Tile:
         """Where the thread's word of metadata [rows / 64, columns / 64, 128] is."""
         ref = ir.MemRefType(metadata.type)
         tile = arith.addi(arith.muli(self.row, i32(ref.shape[1])), self.column)
-        index = arith.addi(mul64(tile, THREADS), arith.extui(i64_type(), self.thread.index))
+        index = arith.addi(mul64(tile, WARPGROUP_SIZE), arith.extui(i64_type(), self.thread.index))
         return mgpu_utils.getelementptr(global_pointer(metadata), [index], ref.element_type)
 
 
@@ -143,7 +146,9 @@ def run_pointers(values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir
     )
     warp, half, line = (arith.andi(arith.shrui(row, i32(shift)), i32(mask)) for shift, mask in ((4, 3), (3, 1), (0, 7)))
     lane = arith.addi(arith.muli(line, i32(4)), arith.andi(arith.shrui(column, i32(4)), i32(3)))
-    word = arith.addi(mul64(word_tile, THREADS), arith.extui(i64_type(), arith.addi(arith.muli(warp, i32(32)), lane)))
+    first_word = mul64(word_tile, WARPGROUP_SIZE)
+    thread = arith.addi(arith.muli(warp, i32(WARP_SIZE)), lane)
+    word = arith.addi(first_word, arith.extui(i64_type(), thread))
     index = arith.addi(arith.muli(word, i64(2)), arith.extui(i64_type(), half))
     return (
         mgpu_utils.getelementptr(global_pointer(values), [start], element),

@@ -30,6 +30,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from sparse_lm.ops.hopper.compat import ACCUMULATOR
+from sparse_lm.ops.hopper.emit import SCALAR, WARPGROUP_SIZE, i32, i32_type, i64, ptx
 
 ROWS = 64  # of the sparse operand, per warpgroup
 STEP = 64  # logical columns of the sparse operand, per step
@@ -37,8 +38,6 @@ KEPT = STEP // 2
 
 VALUES_TRANSFORMS = (plgpu.TilingTransform((8, KEPT)), plgpu.SwizzleTransform(2 * KEPT))
 DENSE_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-
-SCALAR = plgpu.Layout.WG_SPLAT(())
 
 _INSTRUCTIONS = 2
 
@@ -152,7 +151,7 @@ def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, wor
 
     flat = list(registers.flat)
     for i in range(_INSTRUCTIONS):
-        ptx = (
+        code = (
             f"wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{dtype}.{dtype} {{{outputs}}}, "
             f"${2 * count}, ${2 * count + 1}, ${2 * count + 2}, {i}, 1, 1, 1, 0, {b_columns_fastest};"
         )
@@ -161,7 +160,7 @@ def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, wor
         result = llvm.inline_asm(
             llvm.StructType.get_literal([float_register] * count),
             operands,
-            ptx,
+            code,
             constraints,
             asm_dialect=0,
             has_side_effects=True,
@@ -173,24 +172,23 @@ def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, wor
 
 
 def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
-    offset = arith.constant(ir.IntegerType.get_signless(64), mma_utils.encode_addr(byte_offset))
+    offset = i64(mma_utils.encode_addr(byte_offset))
     return llvm.add(descriptor, offset, overflow_flags=llvm.IntegerOverflowFlags.none)
 
 
 def _load_word(metadata: ir.Value, block: int) -> ir.Value:
     """This lane's word; volatile, so that it is loaded after the wait that frees its register."""
-    i32 = ir.IntegerType.get_signless(32)
-    lane = arith.remui(mgpu_utils.thread_idx(), mgpu_utils.c(128, i32))
-    index = arith.addi(lane, mgpu_utils.c(128 * block, i32))
-    address = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(metadata), [index], i32)
-    return llvm.inline_asm(i32, [address], "ld.volatile.shared.u32 $0, [$1];", "=r,l", has_side_effects=True)
+    lane = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+    index = arith.addi(lane, i32(WARPGROUP_SIZE * block))
+    address = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(metadata), [index], i32_type())
+    return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [address], i32_type())
 
 
 def _use_together(words: list[ir.Value]) -> None:
     """Reads all the words, to no effect, so that no two share a register: no valid nibble is all ones."""
     ands = " ".join(f"and.b32 t, t, ${i};" for i in range(1, len(words)))
-    ptx = f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {ands} setp.eq.u32 p, t, -1; @p nanosleep.u32 0; }}"
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), words, ptx, ",".join("r" * len(words)), has_side_effects=True)
+    code = f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {ands} setp.eq.u32 p, t, -1; @p nanosleep.u32 0; }}"
+    ptx(code, ",".join("r" * len(words)), words)
 
 
 def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.FragmentedArray:

@@ -1,4 +1,4 @@
-"""Sums of a tile that several clusters of a persistent grid compute, each some of the steps along k.
+"""One tile's sum of what several clusters of a persistent grid compute, each some of the steps along k.
 
 All but the cluster with the tile's first steps leave their accumulators in a workspace in global
 memory and signal; that one waits for each in turn, adds it up, and stores the tile. The sum is the
@@ -20,7 +20,7 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-_THREADS = 128
+from sparse_lm.ops.hopper.emit import WARPGROUP_SIZE, global_pointer, i32, ptx
 
 
 def contribute(accumulators: tuple[Array, ...], workspace: Any, semaphore: Any) -> None:
@@ -66,7 +66,7 @@ def _add(accumulator: Array, workspace: Any) -> Array:
     )
     def emit(_, accumulator, workspace):
         registers = accumulator.registers
-        loaded = [_load_in_order(pointer) for pointer in _pointers(accumulator, workspace)]
+        loaded = [_load_pair(pointer) for pointer in _pointers(accumulator, workspace)]
         out = np.empty(registers.shape, dtype=object)
         out.flat = [arith.addf(*pair) for pair in zip(registers.flat, loaded, strict=True)]
         return mgpu.FragmentedArray(_registers=out, _layout=accumulator.layout, _is_signed=None)
@@ -74,26 +74,23 @@ def _add(accumulator: Array, workspace: Any) -> Array:
     return emit(accumulator, workspace)
 
 
-def _load_in_order(pointer: ir.Value) -> ir.Value:
+def _load_pair(pointer: ir.Value) -> ir.Value:
     """A pair of floats; volatile, since another cluster wrote them."""
-    f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+    f32 = ir.F32Type.get()
     struct = llvm.StructType.get_literal([f32, f32])
-    loaded = llvm.inline_asm(
-        struct, [pointer], "ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", has_side_effects=True
-    )
+    loaded = ptx("ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [pointer], struct)
     pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
     for i in range(2):
-        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), mgpu_utils.c(i, i32))
+        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), i32(i))
     return pair
 
 
 def _pointers(accumulator: mgpu.FragmentedArray, workspace: ir.Value) -> list[ir.Value]:
     """Where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
-    i32 = ir.IntegerType.get_signless(32)
-    thread = arith.remui(mgpu_utils.thread_idx(), mgpu_utils.c(_THREADS, i32))
-    base = llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(workspace))
+    thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+    base = global_pointer(workspace)
     pair = ir.VectorType.get((2,), ir.F32Type.get())
     return [
-        mgpu_utils.getelementptr(base, [arith.addi(thread, mgpu_utils.c(_THREADS * i, i32))], pair)
+        mgpu_utils.getelementptr(base, [arith.addi(thread, i32(WARPGROUP_SIZE * i))], pair)
         for i in range(accumulator.registers.size)
     ]
