@@ -1,4 +1,4 @@
-"""The few names that differ between the JAX releases this package supports (0.10.2 to 0.11.x)."""
+"""What differs between the JAX releases this package supports (0.10.2 to 0.11.x)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,3 @@ ACCUMULATOR = plgpu.Layout._WGMMA_ACC_32BIT
 
 # Whether Mosaic stores the transpose of 16-bit registers with `stmatrix`; if not, element by element.
 TRANSPOSING_STORES = jax.__version_info__ >= (0, 11)
-
-_H100_SXM_CORES = 132
-
-
-def core_count() -> int:
-    """Streaming multiprocessors of this process' GPU; those of an H100 SXM where there is none, to lower for one."""
-    device = jax.devices()[0]
-    return device.core_count if device.platform == "gpu" else _H100_SXM_CORES

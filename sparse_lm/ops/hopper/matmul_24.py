@@ -10,7 +10,6 @@ which the configuration and the number of multiprocessors decide; one rounding t
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 import jax.experimental.pallas as pl
@@ -20,10 +19,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper import compat, split_k, tuning, wgmma_sp
-from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
-
-_ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
+from sparse_lm.ops.hopper import split_k, tuning, wgmma_sp
+from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
+from sparse_lm.ops.hopper.persistent import multiply
+from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +47,8 @@ CANDIDATES = ((Config(tile_m=256, tile_n=192), 1.36), (Config(tile_m=128, tile_n
 
 
 def heuristic_config(m: int, n: int, k: int) -> Config:
-    """The candidate with the shortest waves: the larger tile is faster, but there are fewer to share out."""
-
-    def time(candidate):
-        config, tile_time = candidate
-        return _plan(config, m, n, pl.cdiv(k, STEP)).length * tile_time
-
-    return min(CANDIDATES, key=time)[0]
+    """The candidate that is done first."""
+    return split_k.fastest(CANDIDATES, m, n, pl.cdiv(k, STEP))
 
 
 def matmul_24(
@@ -89,15 +83,13 @@ def matmul_24(
     if config is None:
         config = tuning.lookup("matmul_24", (m, n, k), Config) or heuristic_config(m, n, k)
     shape = (n, m) if out_transposed else (m, n)
-    # Mosaic's copies ignore the index into a dimension of a single tile instead of clipping it: give it two.
-    padded = jax.ShapeDtypeStruct((round_up(shape[0]), max(2 * _ALIGNMENT, round_up(shape[1]))), out_dtype)
-    out = _call(config, w, pad(b), padded, b_transposed, out_transposed)
+    out = _call(config, w, pad(b), result_type(*shape, out_dtype), b_transposed, out_transposed)
     return out[: shape[0], : shape[1]]
 
 
 def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed):
     n = b.shape[0 if b_transposed else 1]
-    plan = _plan(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT)
+    plan = split_k.plan_product(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT, split=config.split_tail)
 
     def jobs(_, cluster, peer):
         def origin(tile):
@@ -129,27 +121,3 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
         out_transposed=out_transposed,
     )
     return product
-
-
-def _plan(config: Config, m: int, n: int, steps: int) -> split_k.Plan:
-    clusters = compat.core_count() // config.cluster
-    return split_k.plan(math.prod(config.grid(m, n)), clusters, steps, split=config.split_tail)
-
-
-def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
-    if w not in (jnp.bfloat16, jnp.float16) or b != w:
-        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
-    if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
-
-
-def round_up(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def pad(x: Array, *, rows: bool = True) -> Array:
-    """Zeros up to whole tiles, of columns and perhaps rows; a copy, if x has a ragged edge."""
-    padding = [(0, round_up(size) - size) for size in x.shape]
-    if not rows:
-        padding[0] = 0, 0
-    return jnp.pad(x, padding) if any(after for _, after in padding) else x

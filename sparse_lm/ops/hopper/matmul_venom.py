@@ -12,7 +12,6 @@ Numerics: as `matmul_24`, in the order of the condensed columns.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -20,11 +19,12 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import SparseVenom
-from sparse_lm.ops.hopper import compat, gather, split_k, tuning, wgmma_sp
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad
+from sparse_lm.ops.hopper import gather, split_k, tuning, wgmma_sp
 from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
-from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper.operands import check_dtypes, pad
+from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.store_rows import to_order
+from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.routing import Rows
 
 
@@ -50,7 +50,7 @@ CANDIDATES = (
 
 
 def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
-    """The candidate with the shortest waves of those whose tiles' rows lie in one block.
+    """The candidate that is done first, of those whose tiles' rows lie in one block.
 
     Raises:
       NotImplementedError: there is none.
@@ -58,7 +58,7 @@ def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
     fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_m == 0]
     if not fitting:
         raise NotImplementedError(f"needs v to be a multiple of {wgmma_sp.ROWS}, not {v}")
-    return min(fitting, key=lambda candidate: candidate[1] * _plan(candidate[0], rows, n, kept // STEP).length)[0]
+    return split_k.fastest(fitting, rows, n, kept // STEP)
 
 
 def matmul_venom(
@@ -99,7 +99,8 @@ def matmul_venom(
 
 def _call(config: Config, a: SparseVenom, b: Array, rows: Rows | None, out_dtype: jnp.dtype) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
-    grid, plan = config.grid(a.shape[0], b.shape[1]), _plan(config, a.shape[0], b.shape[1], steps)
+    grid = config.grid(a.shape[0], b.shape[1])
+    plan = split_k.plan_product(config, a.shape[0], b.shape[1], steps)
 
     def jobs(_, cluster, peer):
         def origin(tile):
@@ -138,8 +139,3 @@ def _call(config: Config, a: SparseVenom, b: Array, rows: Rows | None, out_dtype
         epilogue=destination.epilogue,
     )
     return product
-
-
-def _plan(config: Config, rows: int, n: int, steps: int) -> split_k.Plan:
-    tiles = math.prod(config.grid(rows, n))
-    return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

@@ -10,7 +10,6 @@ Numerics: as `matmul_24`, in the order of the condensed columns.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -18,11 +17,12 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import SparseVenom
-from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad
-from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper import split_k, wgmma_sp
+from sparse_lm.ops.hopper.operands import check_dtypes, pad
+from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.schedule import rows_in_use
 from sparse_lm.ops.hopper.store_rows import to_order
+from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.routing import Rows
 
 
@@ -46,7 +46,7 @@ CANDIDATES = (
 
 
 def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
-    """The candidate with the shortest waves of those whose tiles' rows lie in one block.
+    """The candidate that is done first, of those whose tiles' rows lie in one block.
 
     Raises:
       NotImplementedError: there is none.
@@ -54,7 +54,7 @@ def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
     fitting = [candidate for candidate in CANDIDATES if v % candidate[0].cluster_m == 0]
     if not fitting:
         raise NotImplementedError(f"needs v to be a multiple of 128, not {v}")
-    return min(fitting, key=lambda candidate: candidate[1] * _plan(candidate[0], rows, n, kept // STEP).length)[0]
+    return split_k.fastest(fitting, rows, n, kept // STEP)
 
 
 def matmul_venom_runs(
@@ -92,7 +92,7 @@ def matmul_venom_runs(
 
 def _call(config: Config, a: SparseVenom, b: Array, rows: Rows | None, out_dtype: jnp.dtype) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
-    plan = _plan(config, a.shape[0], b.shape[1], steps)
+    plan = split_k.plan_product(config, a.shape[0], b.shape[1], steps)
 
     def jobs(operands, cluster, peer):
         first_of_padding = operands[4]  # read for each job anew, from the cache: consumers lack a register for it
@@ -132,8 +132,3 @@ def _call(config: Config, a: SparseVenom, b: Array, rows: Rows | None, out_dtype
         epilogue=destination.epilogue,
     )
     return product
-
-
-def _plan(config: Config, rows: int, n: int, steps: int) -> split_k.Plan:
-    tiles = math.prod(config.grid(rows, n))
-    return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

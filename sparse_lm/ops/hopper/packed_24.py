@@ -40,8 +40,8 @@ def two_of_four(members: Sequence[tuple[ir.Value, int]], *, signed: bool) -> Pac
     largest = arith.maxui(larger, other_larger)
     second = arith.maxui(arith.minui(larger, other_larger), arith.maxui(smaller, other_smaller))
     # With 3 - position at the top, followed by the 16 bits of the value, the larger is the one that comes first.
-    turned = [llvm.intr_fshr(key, key, i32(3 if signed else 2)) for key in (largest, second)]
-    first, last = arith.maxui(*turned), arith.minui(*turned)
+    rotated = [llvm.intr_fshr(key, key, i32(3 if signed else 2)) for key in (largest, second)]
+    first, last = arith.maxui(*rotated), arith.minui(*rotated)
     values = mgpu_utils.prmt(arith.shli(first, i32(2)), arith.shli(last, i32(2)), i32(_HIGH_HALVES))
     from_the_end = arith.ori(arith.shrui(first, i32(30)), arith.andi(arith.shrui(last, i32(28)), i32(12)))
     return PackedPair(values, arith.xori(from_the_end, i32(15)))
@@ -90,7 +90,7 @@ def _key(word: ir.Value, half: int, position: int, signed: bool) -> ir.Value:
     tie_break = 3 - position
     if signed:
         # The rotation brings the magnitude to the top and the sign to the bottom.
-        turned = llvm.intr_fshl(word, word, i32(1 if half else 17))
-        return arith.ori(arith.andi(turned, i32(~0x1FFFE)), i32(tie_break << 1))
+        rotated = llvm.intr_fshl(word, word, i32(1 if half else 17))
+        return arith.ori(arith.andi(rotated, i32(~0x1FFFE)), i32(tie_break << 1))
     top = arith.andi(word, i32(~0xFFFF)) if half else arith.shli(word, i32(16))
     return arith.ori(top, i32(tie_break))

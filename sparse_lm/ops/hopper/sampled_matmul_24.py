@@ -22,11 +22,12 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper import compat, split_k, wgmma_sp
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
-from sparse_lm.ops.hopper.persistent import STEP, Epilogue, Loads, Tiling, multiply
+from sparse_lm.ops.hopper import split_k, wgmma_sp
+from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
+from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.schedule import rows_in_use
+from sparse_lm.ops.hopper.tiling import STEP, Epilogue, Loads, Tiling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +46,15 @@ CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 12
 
 
 def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
-    """The candidate with the shortest waves of those whose tiles of tokens lie in one block.
+    """The candidate that is done first, of those whose tiles of tokens lie in one block.
 
     Raises:
       NotImplementedError: there is none.
     """
-    steps = pl.cdiv(dim, STEP)
     fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_n == 0]
     if not fitting:
         raise NotImplementedError(f"needs v to be a multiple of 128 or 192, not {v}")
-    return min(fitting, key=lambda candidate: candidate[1] * _plan(candidate[0], tokens, kept, steps).length)[0]
+    return split_k.fastest(fitting, kept, tokens, pl.cdiv(dim, STEP))
 
 
 def sampled_matmul_24(
@@ -93,7 +93,7 @@ def sampled_matmul_24(
     check_dtypes(w.dtype, x.dtype, out_dtype)
     tokens, kept = x.shape[0], columns.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
-    out = jax.ShapeDtypeStruct((round_up(tokens), max(2 * wgmma_sp.ROWS, kept)), out_dtype)
+    out = result_type(tokens, kept, out_dtype)
     (product,) = multiply_listed(config, w, pad(x), columns, v, run, out, name="sampled_matmul_24")
     return product[:tokens, :kept]
 
@@ -117,7 +117,7 @@ def multiply_listed(
 ) -> list[Array]:
     """The product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], columns.shape[1]
-    plan = _plan(config, tokens, kept, w.values.shape[1] // wgmma_sp.KEPT)
+    plan = split_k.plan_product(config, kept, tokens, w.values.shape[1] // wgmma_sp.KEPT)
     box = math.gcd(run, config.tile_m)
 
     def jobs(operands, cluster, peer):
@@ -153,8 +153,3 @@ def multiply_listed(
         out_transposed=True,
         epilogue=epilogue,
     )
-
-
-def _plan(config: Config, tokens: int, kept: int, steps: int) -> split_k.Plan:
-    tiles = math.prod(config.grid(kept, tokens))
-    return split_k.plan(tiles, compat.core_count() // config.cluster, steps, split=True)

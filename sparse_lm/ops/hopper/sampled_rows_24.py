@@ -22,14 +22,14 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper import compat, gather_24, tuning, wgmma_sp
+from sparse_lm.ops.hopper import device, gather_24, tuning, wgmma_sp
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.mainloop import accumulate
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
-from sparse_lm.ops.hopper.persistent import CONSUMERS
+from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.store import staging, store_tile, stores
+from sparse_lm.ops.hopper.tiling import CONSUMERS, PRODUCER
 
-_PRODUCER = CONSUMERS
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
 
 
@@ -88,8 +88,7 @@ def sampled_rows_24(
     (tokens, dim), kept = x.shape, columns.shape[1]
     if config is None:
         config = tuning.lookup("sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
-    padded = jax.ShapeDtypeStruct((round_up(tokens), max(2 * wgmma_sp.ROWS, round_up(kept))), out_dtype)
-    return _call(config, w, pad(x), columns, v, padded)[:tokens, :kept]
+    return _call(config, w, pad(x), columns, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
 
 
 def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
@@ -99,7 +98,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
     steps = gathers * gather_24.STAGES
     grid = pl.cdiv(columns.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens)
-    clusters = min(grid[0] * grid[1], compat.core_count() // config.cluster)
+    clusters = min(grid[0] * grid[1], device.cluster_count(config.cluster))
     shared = config.cluster > 1
 
     def kernel(values_gmem, metadata_gmem, columns_gmem, x_gmem, out_gmem):
@@ -177,7 +176,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
                 for_each_tile(compute)
                 plgpu.wait_smem_to_gmem(0)
 
-            lax.cond(warpgroup == _PRODUCER, produce, consume)
+            lax.cond(warpgroup == PRODUCER, produce, consume)
 
         pl.run_scoped(
             scope,
@@ -200,7 +199,5 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         kernel_name="sampled_rows_24",
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
+        compiler_params=COMPILER_PARAMS,
     )(w.values, w.metadata, columns, x)

@@ -18,12 +18,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
-from sparse_lm.ops.hopper.emit import SCALAR, elements, i32, i32_type
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
-from sparse_lm.ops.hopper.persistent import Epilogue
+from sparse_lm.ops.hopper.emit import SCALAR, i32
+from sparse_lm.ops.hopper.operands import check_dtypes, pad, round_up
 from sparse_lm.ops.hopper.sampled_matmul_24 import (
     Config,
     heuristic_config,
@@ -32,10 +31,9 @@ from sparse_lm.ops.hopper.sampled_matmul_24 import (
     takes_runs,
 )
 from sparse_lm.ops.hopper.squared_relu_24 import out_types, sparsify, squared_relu_24
-from sparse_lm.ops.hopper.store import SWIZZLE, transforms, write_tile
+from sparse_lm.ops.hopper.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
 from sparse_lm.ops.hopper.thread_tile import HALVES, Thread, Tile
-
-_CHUNK = 16  # bytes that the swizzle keeps together
+from sparse_lm.ops.hopper.tiling import Epilogue
 
 
 def sampled_squared_relu_24(
@@ -87,11 +85,5 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
 def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[ir.Value]:
     """The 16 neurons of one of a thread's tokens, eight words, from a staging slot, [tokens, neurons] and swizzled."""
     row = arith.addi(thread.row, i32(8 * half))
-    first_chunk = arith.divui(thread.column, i32(TILE * _CHUNK // SWIZZLE))
-    words = []
-    for number in range(2):
-        chunk = arith.xori(arith.addi(first_chunk, i32(number)), arith.andi(row, i32(7)))
-        offset = arith.addi(arith.muli(row, i32(SWIZZLE)), arith.muli(chunk, i32(_CHUNK)))
-        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(slot), [offset], ir.IntegerType.get_signless(8))
-        words += elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=_CHUNK))
-    return words
+    first_chunk = arith.divui(thread.column, i32(TILE * SWIZZLE_CHUNK // SWIZZLE))
+    return [word for number in range(2) for word in load_chunk(slot, row, arith.addi(first_chunk, i32(number)))]

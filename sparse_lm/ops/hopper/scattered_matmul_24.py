@@ -20,10 +20,11 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper import compat, wgmma_sp
-from sparse_lm.ops.hopper.matmul_24 import check_dtypes, pad, round_up
-from sparse_lm.ops.hopper.persistent import STEP, Loads, Tiling, multiply
+from sparse_lm.ops.hopper import device, wgmma_sp
+from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
+from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.stream_k import StreamK, descending
+from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.listings import listed_at
 
 
@@ -133,15 +134,14 @@ def scattered_matmul_24(
         raise NotImplementedError(f"needs runs of {run} to divide the {rows} rows of the result")
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")
-    out = jax.ShapeDtypeStruct((rows, max(2 * wgmma_sp.ROWS, round_up(n))), out_dtype)
-    return _call(config, a, pad(b), columns, v, run, out)[:, :n]
+    return _call(config, a, pad(b), columns, v, run, result_type(rows, n, out_dtype))[:, :n]
 
 
 def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: int, out: jax.ShapeDtypeStruct) -> Array:
     steps = v // STEP  # of a block
     listings = columns.shape[1] // run  # runs that a block lists
     grid = config.grid(out.shape[0], b.shape[1])
-    stream = StreamK(compat.core_count() // config.cluster)
+    stream = StreamK(device.cluster_count(config.cluster))
     places, counts = listed_at(columns[:, ::run] // run, out.shape[0] // run)
     pairs, rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), run // config.cluster_m))
     shares = stream.shares(by_tile(pairs, grid, config.raster_width))

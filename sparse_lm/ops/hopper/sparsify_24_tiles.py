@@ -89,8 +89,8 @@ def _call(operands: list[Array], shape: tuple[int, int], dtype: jnp.dtype) -> tu
                 mask = arith.andi(_best_mask(tile_smem, place), _inside(tile, place, shape))
             llvm.store(mask, _mask_pointer(masks_smem, place))
         mgpu_utils.warpgroup_barrier()
-        turned = Tile(tile.thread, tile.column, tile.row)
-        for form, out, words, transposed in ((tile, values, metadata, False), (turned, values_t, metadata_t, True)):
+        tile_t = Tile(tile.thread, tile.column, tile.row)
+        for form, out, words, transposed in ((tile, values, metadata, False), (tile_t, values_t, metadata_t, True)):
             pairs = [_survivors(tile_smem, masks_smem, tile.thread, half, transposed) for half in HALVES]
             form.store_pairs(out, pairs)
             form.store_word(words, pairs)
@@ -193,18 +193,14 @@ def _finite_magnitude(x: ir.Value) -> ir.Value:
     return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, magnitude, f32(LARGEST)), magnitude, f32(LARGEST))
 
 
-def _survivors(
-    tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: int, transposed: bool
-) -> list[Pair]:  # fmt: skip
+def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: int, transposed: bool) -> list[Pair]:
     """Of the 16 entries of one of the thread's rows; or, `transposed`, of its column of that number."""
     line = arith.addi(thread.row, i32(8 * half))
     pairs = []
     for first in range(0, RUN, 4):
         start = arith.addi(thread.column, i32(first))
         row, column = (start, line) if transposed else (line, start)
-        place = arith.addi(
-            arith.muli(arith.shrui(row, i32(2)), i32(_ACROSS)), arith.shrui(column, i32(2))
-        )  # fmt: skip
+        place = arith.addi(arith.muli(arith.shrui(row, i32(2)), i32(_ACROSS)), arith.shrui(column, i32(2)))
         mask = llvm.load(i32_type(), _mask_pointer(masks_smem, place))
         within = arith.andi(line, i32(3))
         if transposed:
@@ -221,9 +217,7 @@ def _survivors(
             is_kept = arith.trunci(ir.IntegerType.get_signless(1), arith.shrui(mask, position))
             return arith.select(is_kept, entry, f32(0.0))
 
-        pairs.append(
-            Pair(survivor(arith.andi(nibble, i32(3))), survivor(arith.shrui(nibble, i32(2))), nibble)
-        )  # fmt: skip
+        pairs.append(Pair(survivor(arith.andi(nibble, i32(3))), survivor(arith.shrui(nibble, i32(2))), nibble))
     return pairs
 
 
@@ -250,7 +244,7 @@ def _entry(tile_smem: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
     index = arith.addi(arith.muli(row, i32(_STRIDE)), column)
     return mgpu_utils.getelementptr(
         mgpu_utils.memref_ptr(tile_smem), [index], ir.MemRefType(tile_smem.type).element_type
-    )  # fmt: skip
+    )
 
 
 def _mask_pointer(masks_smem: ir.Value, place: ir.Value) -> ir.Value:

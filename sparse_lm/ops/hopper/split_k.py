@@ -8,12 +8,18 @@ clusters that run or have run (partial_sums.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from sparse_lm.ops.hopper import device
 from sparse_lm.ops.hopper.schedule import Grid, Job
+from sparse_lm.ops.hopper.tiling import Tiling
+
+C = TypeVar("C", bound=Tiling)
 
 _MAX_PARTS = 8
 _MIN_STEPS = 8  # of a part: fewer are not worth the exchange
@@ -87,6 +93,25 @@ class Plan:
             )
 
         return self.waves + jnp.where(cluster < self.tail_tiles * self.parts, 1, 0), job
+
+
+def plan_product(tiling: Tiling, m: int, n: int, steps: int, *, split: bool = True) -> Plan:
+    """`plan` for the tiles of a product [m, n] on this process' GPU."""
+    return plan(math.prod(tiling.grid(m, n)), device.cluster_count(tiling.cluster), steps, split=split)
+
+
+def fastest(candidates: Sequence[tuple[C, float]], m: int, n: int, steps: int) -> C:
+    """The tiling that is done first with a product [m, n] of so many steps along k.
+
+    A larger tile takes less time for its size, but there are fewer to share out.
+
+    Args:
+      candidates: tilings, each with the time of a tile, in any unit.
+      m: rows of the sparse operand.
+      n: columns of the dense one.
+      steps: of a whole tile.
+    """
+    return min(candidates, key=lambda candidate: plan_product(candidate[0], m, n, steps).length * candidate[1])[0]
 
 
 def plan(tiles: int, clusters: int, steps: int, *, split: bool) -> Plan:

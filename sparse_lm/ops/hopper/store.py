@@ -1,4 +1,4 @@
-"""From a warpgroup's registers to global memory, through shared memory and TMA."""
+"""From a warpgroup's registers through shared memory, the staging, to global memory, with TMA or otherwise."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.hopper import compat
+from sparse_lm.ops.hopper.emit import elements, i32, i32_type
 
-SWIZZLE = 128  # bytes
+SWIZZLE = 128  # bytes, of a row of a staging slot
+SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
 _ROWS = 64  # of the accumulator
 
 
@@ -70,6 +73,14 @@ def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -
             # Two neighbours in a row are no vector in a column: store single elements.
             part = part.to_layout(mgpu.fragmented_array.WGMMA_LAYOUT_ACC_32BIT)
     part.store_tiled(ref, swizzle=SWIZZLE)
+
+
+def load_chunk(slot: ir.Value, row: ir.Value, chunk: ir.Value) -> list[ir.Value]:
+    """Four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
+    swizzled = arith.xori(chunk, arith.andi(row, i32(SWIZZLE // SWIZZLE_CHUNK - 1)))
+    offset = arith.addi(arith.muli(row, i32(SWIZZLE)), arith.muli(swizzled, i32(SWIZZLE_CHUNK)))
+    pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(slot), [offset], ir.IntegerType.get_signless(8))
+    return elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=SWIZZLE_CHUNK))
 
 
 def _columns(dtype: jnp.dtype) -> int:

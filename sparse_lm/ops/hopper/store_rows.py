@@ -17,31 +17,25 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.hopper import gather
 from sparse_lm.ops.hopper.emit import (
     SCALAR,
     WARP_SIZE,
-    elements,
     global_pointer,
     i32,
-    i32_type,
     i64_type,
     mul64,
     store_if,
     times,
 )
-from sparse_lm.ops.hopper.matmul_24 import round_up
-from sparse_lm.ops.hopper.persistent import Epilogue
-from sparse_lm.ops.hopper.store import SWIZZLE, transforms, write_tile
-from sparse_lm.ops.hopper.wgmma_sp import ROWS
+from sparse_lm.ops.hopper.operands import result_type
+from sparse_lm.ops.hopper.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
+from sparse_lm.ops.hopper.tiling import Epilogue
 from sparse_lm.ops.routing import Rows
 
-_FEWEST_COLUMNS = 2 * ROWS  # Mosaic's copies ignore the index into a dimension of a single tile
-
-_CHUNK = 16  # bytes that the swizzle keeps together, and that a lane moves
-_CHUNKS = SWIZZLE // _CHUNK  # of a row
+_CHUNKS = SWIZZLE // SWIZZLE_CHUNK  # of a row; a lane moves one
 _WARP_ROWS = 16  # of a part, which a warp holds in layout WGMMA
 _ROWS_AT_A_TIME = WARP_SIZE // _CHUNKS
 
@@ -63,7 +57,7 @@ class Destination(NamedTuple):
 def to_order(rows: Rows | None, m: int, n: int, dtype: jnp.dtype) -> Destination:
     """Of a product [m, n], n a multiple of 64: to the order of the tokens of `rows`; with None, as they are."""
     if rows is None:
-        return Destination(jax.ShapeDtypeStruct((round_up(m), max(_FEWEST_COLUMNS, n)), dtype), (), None)
+        return Destination(result_type(m, n, dtype), (), None)
     out = jax.ShapeDtypeStruct((rows.position.shape[0], n), dtype)
     return Destination(out, (rows.slots[None],), store_rows(out))
 
@@ -123,19 +117,11 @@ def _write(
     in_width = arith.cmpi(arith.CmpIPredicate.ult, column, i32(width))
     height_here = arith.select(in_width, i32(height), i32(0))  # past the last column, no row exists
     row, chunk = arith.divui(lane, i32(_CHUNKS)), arith.remui(lane, i32(_CHUNKS))
-    own_column = arith.addi(column, times(chunk, _CHUNK // mgpu_utils.bytewidth(element)))
+    own_column = arith.addi(column, times(chunk, SWIZZLE_CHUNK // mgpu_utils.bytewidth(element)))
     for first in range(0, _WARP_ROWS, _ROWS_AT_A_TIME):
         row_of_warp = arith.addi(row, i32(first))
         number = gather.shuffle(own_number, row_of_warp)
         start = arith.addi(mul64(number, width), arith.extui(i64_type(), own_column))
         pointer = mgpu_utils.getelementptr(global_pointer(out), [start], element)
         exists = arith.cmpi(arith.CmpIPredicate.ult, number, height_here)
-        store_if(exists, pointer, _load_chunk(slot, arith.addi(warp_row, row_of_warp), chunk))
-
-
-def _load_chunk(slot: ir.Value, row: ir.Value, chunk: ir.Value) -> list[ir.Value]:
-    """Four words of a row of a staging slot, which is swizzled by the row within eight."""
-    swizzled = arith.xori(chunk, arith.andi(row, i32(_CHUNKS - 1)))
-    offset = arith.addi(arith.muli(row, i32(SWIZZLE)), arith.muli(swizzled, i32(_CHUNK)))
-    pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(slot), [offset], ir.IntegerType.get_signless(8))
-    return elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=_CHUNK))
+        store_if(exists, pointer, load_chunk(slot, arith.addi(warp_row, row_of_warp), chunk))

@@ -1,0 +1,36 @@
+"""What the products have in common: the dtypes that they take, and padding to whole tiles."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+_ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
+_FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dimension of a single tile: give it two
+
+
+def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
+    """Raises NotImplementedError for dtypes of w, b and the result that no product here has."""
+    if w not in (jnp.bfloat16, jnp.float16) or b != w:
+        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
+    if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
+
+
+def round_up(size: int) -> int:
+    """To whole tiles."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def pad(x: Array, *, rows: bool = True) -> Array:
+    """Zeros up to whole tiles, of columns and perhaps rows; a copy, if x has a ragged edge."""
+    padding = [(0, round_up(size) - size) for size in x.shape]
+    if not rows:
+        padding[0] = 0, 0
+    return jnp.pad(x, padding) if any(after for _, after in padding) else x
+
+
+def result_type(rows: int, columns: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+    """Of what a product [rows, columns] is written to: whole tiles, of columns at least two."""
+    return jax.ShapeDtypeStruct((round_up(rows), max(_FEWEST_COLUMNS, round_up(columns))), dtype)
