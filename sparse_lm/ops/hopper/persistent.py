@@ -12,7 +12,7 @@ most 128 bytes each, and the copies write on top of that. So a tile is as large 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.hopper import partial_sums, wgmma_sp
-from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, i32_type, ptx
+from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
 from sparse_lm.ops.hopper.mainloop import accumulate
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.schedule import Grid, Job, Jobs
@@ -67,12 +67,9 @@ def multiply(
     def store_product(part, slots, _, outs_gmem, origin, number):
         store_tile(part, slots, *outs_gmem, origin, first_store=number, transposed=out_transposed)
 
-    outs, store_part = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
-    tile_m, tile_n = tiling.tile_m, tiling.tile_n
-    consumer_m, consumer_n = tiling.consumer_tile
-    blocks = consumer_m // wgmma_sp.ROWS
-    many_accumulators = tile_m * tile_n > _FEW_ACCUMULATORS * 256
-    producer_registers, consumer_registers = (24, 240) if many_accumulators and not gathers else (56, 224)
+    outs, store = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
+    blocks, n = tiling.consumer_tile[0] // wgmma_sp.ROWS, tiling.consumer_tile[1]
+    producer_registers, consumer_registers = _registers(tiling, gathers)
     workspace = (grid.contributors, tiling.cluster, CONSUMERS)
 
     def kernel(*refs):
@@ -85,114 +82,39 @@ def multiply(
             ring.initialize()
             warpgroup = lax.axis_index("warpgroup")
             cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
-            count, job_at = jobs(operands_gmem, cluster, peer)
+            work = jobs(operands_gmem, cluster, peer)
+            stages = _Stages(values_smem, metadata_smem, b_smem, tiling, b_transposed)
 
             def produce():
                 plgpu.set_max_registers(producer_registers, action="decrease")
-
-                def fill(i, first_step):
-                    job = job_at(i)
-                    job_loads = loads(operands_gmem, job)
-
-                    def look_up(j):
-                        return job_loads.look_up(job.first_k + lax.min(j, job.steps))
-
-                    def fill_step(j, looked_up):
-                        slot, k = ring.slot(first_step + j), job.first_k + j
-                        stage = Stage(values_smem.at[slot], metadata_smem.at[slot], b_smem.at[slot], tiling)
-                        ring.fill(first_step + j, job_loads.copies(k, looked_up[0], stage))
-                        following = look_up(j + _LOOK_AHEAD)
-                        if gathers:
-                            job_loads.gather(looked_up[0], stage)
-                            ring.arrive_gathered(first_step + j)
-                        return *looked_up[1:], following
-
-                    lax.fori_loop(0, job.steps, fill_step, tuple(look_up(j) for j in range(_LOOK_AHEAD)))
-                    return first_step + job.steps
-
-                ring.close(lax.fori_loop(0, count, fill, jnp.int32(0)))
+                _produce(ring, stages, work, lambda job: loads(operands_gmem, job))
 
             def consume():
                 plgpu.set_max_registers(consumer_registers, action="increase")
-                first_row = warpgroup * consumer_m if consumer_m < tile_m else 0
-                first_column = warpgroup * consumer_n if consumer_n < tile_n else 0
-                rows, columns = pl.ds(first_row, consumer_m), pl.ds(first_column, consumer_n)
-                row_tiles = pl.ds(first_row // wgmma_sp.ROWS, blocks)
+                own = _ConsumerTile.of(tiling, warpgroup)
+                sums = _Sums(grid, sums_gmem[0], semaphores, cluster, peer, warpgroup) if grid.contributors else None
 
-                def operands_in(slot):
-                    b = b_smem.at[slot, columns] if b_transposed else b_smem.at[slot, :, columns]
-                    return values_smem.at[slot, rows], metadata_smem.at[slot, row_tiles], b
-
-                def of_contributor(ref, part):
-                    """What is this warpgroup's in the cluster that has a part of the tile; part 0 is this cluster's."""
-                    contributor = _opaque(cluster) - part * grid.contributor_stride
-                    return ref.at[contributor, peer, warpgroup]
-
-                def store(accumulators, job):
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
-                    if grid.contributors:
-                        partial_sums.wait(job.parts, lambda part: of_contributor(semaphores, part))
-                    stores_of_a_block = stores(consumer_n, out.dtype)
-                    width = consumer_n // stores_of_a_block
-                    for i in range(blocks * stores_of_a_block):
-                        block, first = i // stores_of_a_block, i % stores_of_a_block * width
-                        tile = accumulators[block][:, first : first + width]
-                        if grid.contributors:
-                            where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
-                            tile = partial_sums.collect(
-                                tile, job.parts, lambda part, where=where: of_contributor(sums_gmem[0], part).at[where]
-                            )
-                        origin = job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first
-                        part = tile.astype(out.dtype)
-                        store_part(part, out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, i)
+                def store_part(part, origin, number):
+                    store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, number)
 
                 def finish(accumulators, job):
-                    if not grid.contributors:
-                        return store(accumulators, job)
+                    _finish(accumulators, job, own, sums, stores(n, out.dtype), store_part)
 
-                    @pl.when(job.contributes)
-                    def _contribute():
-                        partial_sums.contribute(
-                            accumulators, of_contributor(sums_gmem[0], 0), of_contributor(semaphores, 0)
-                        )
-
-                    @pl.when(~job.contributes)
-                    def _store():
-                        store(accumulators, job)
-
-                def compute(i, first_step):
-                    steps = job_at(i).steps
-                    accumulators = accumulate(
-                        ring,
-                        first_step,
-                        steps,
-                        operands_in,
-                        odd=grid.odd,
-                        blocks=blocks,
-                        n=consumer_n,
-                        b_transposed=b_transposed,
-                    )
-                    finish(accumulators, job_at(_opaque(i)))
-                    return first_step + steps
-
-                lax.fori_loop(0, count, compute, jnp.int32(0))
+                _consume(ring, stages, work, own, grid.odd, finish)
                 plgpu.wait_smem_to_gmem(0)
 
             lax.cond(warpgroup == PRODUCER, produce, consume)
 
-        b_tile = (tile_n, STEP) if b_transposed else (STEP, tile_n)
         pl.run_scoped(
             scope,
-            plgpu.SMEM((tiling.stages, tile_m, wgmma_sp.KEPT), dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
-            plgpu.SMEM((tiling.stages, tile_m // wgmma_sp.ROWS, 1, 128), jnp.int32),
-            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+            *_Stages.scratch(tiling, dtype, b_transposed),
             staging(CONSUMERS, tiling.store_slots, out.dtype, transposed=out_transposed),
             full_barriers(tiling.stages),
             empty_barriers(tiling.stages, CONSUMERS),
             collective_axes="warpgroup",
         )
 
-    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * consumer_n), jnp.float32)
+    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * n), jnp.float32)
     results = plgpu.kernel(
         kernel,
         out_type=[*outs, sums] if grid.contributors else [*outs],
@@ -206,6 +128,195 @@ def multiply(
         kernel_name=name,
     )(*operands)
     return results[: len(outs)]
+
+
+def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:
+    """Of each thread of the producer and of the consumers: together at most the 65,536 of a multiprocessor."""
+    accumulators = tiling.tile_m * tiling.tile_n // (CONSUMERS * WARPGROUP_SIZE)
+    return (24, 240) if accumulators > _FEW_ACCUMULATORS and not gathers else (56, 224)
+
+
+class _Stages(NamedTuple):
+    """The ring in shared memory: what `Stage` has, of all slots."""
+
+    values: Any
+    metadata: Any
+    b: Any
+    tiling: Tiling
+    b_transposed: bool
+
+    @staticmethod
+    def scratch(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
+        """For values, metadata and b."""
+        b_tile = (tiling.tile_n, STEP) if b_transposed else (STEP, tiling.tile_n)
+        metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE
+        return (
+            plgpu.SMEM((tiling.stages, tiling.tile_m, wgmma_sp.KEPT), dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
+            plgpu.SMEM((tiling.stages, *metadata_tile), jnp.int32),
+            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+        )
+
+    def stage(self, slot: Array) -> Stage:
+        return Stage(self.values.at[slot], self.metadata.at[slot], self.b.at[slot], self.tiling)
+
+    def operands(self, slot: Array, own: _ConsumerTile) -> tuple[Any, Any, Any]:
+        """What a consumer multiplies."""
+        b = self.b.at[slot, own.columns] if self.b_transposed else self.b.at[slot, :, own.columns]
+        return self.values.at[slot, own.rows], self.metadata.at[slot, own.row_tiles], b
+
+
+class _ConsumerTile(NamedTuple):
+    """The part of a block's tile that one consumer computes."""
+
+    first_row: Array | int
+    first_column: Array | int
+    blocks: int  # of 64 rows
+    n: int  # columns
+    row_tiles: Any  # where the blocks are in the stage's metadata
+
+    @classmethod
+    def of(cls, tiling: Tiling, warpgroup: Array) -> _ConsumerTile:
+        m, n = tiling.consumer_tile
+        blocks = m // wgmma_sp.ROWS
+        first_row = warpgroup * m if m < tiling.tile_m else 0
+        first_column = warpgroup * n if n < tiling.tile_n else 0
+        # Divided here, once, rather than in the loop.
+        return cls(first_row, first_column, blocks, n, pl.ds(first_row // wgmma_sp.ROWS, blocks))
+
+    @property
+    def rows(self) -> Any:
+        return pl.ds(self.first_row, self.blocks * wgmma_sp.ROWS)
+
+    @property
+    def columns(self) -> Any:
+        return pl.ds(self.first_column, self.n)
+
+
+class _Sums(NamedTuple):
+    """Parts of a tile's sum that clusters leave for one another (partial_sums.py), as one warpgroup sees them.
+
+    Workspace and semaphores are [contributors, blocks of a cluster, consumers, ...].
+    """
+
+    grid: Grid
+    workspace: Any
+    semaphores: Any
+    cluster: Array
+    peer: Array
+    warpgroup: Array
+
+    def contribute(self, accumulators: tuple[Array, ...]) -> None:
+        partial_sums.contribute(accumulators, self._of(self.workspace, 0), self._of(self.semaphores, 0))
+
+    def wait(self, parts: Array) -> None:
+        partial_sums.wait(parts, lambda part: self._of(self.semaphores, part))
+
+    def collect(self, tile: Array, parts: Array, where: tuple) -> Array:
+        return partial_sums.collect(tile, parts, lambda part: self._of(self.workspace, part).at[where])
+
+    def _of(self, ref: Any, part: Array | int) -> Any:
+        """What is this warpgroup's in the cluster that has a part of the tile; part 0 is this cluster's."""
+        contributor = _opaque(self.cluster) - part * self.grid.contributor_stride
+        return ref.at[contributor, self.peer, self.warpgroup]
+
+
+def _produce(ring: Ring, stages: _Stages, work: tuple, loads_of: Callable[[Job], Loads]) -> None:
+    """Fills a stage of the ring for each step of each job; what its copies look up was read some steps before."""
+    count, job_at = work
+
+    def fill(i, first_step):
+        job = job_at(i)
+        loads = loads_of(job)
+
+        def look_up(j):
+            return loads.look_up(job.first_k + lax.min(j, job.steps))
+
+        def fill_step(j, looked_up):
+            slot, k = ring.slot(first_step + j), job.first_k + j
+            stage = stages.stage(slot)
+            ring.fill(first_step + j, loads.copies(k, looked_up[0], stage))
+            following = look_up(j + _LOOK_AHEAD)
+            if ring.gathers:
+                loads.gather(looked_up[0], stage)
+                ring.arrive_gathered(first_step + j)
+            return *looked_up[1:], following
+
+        lax.fori_loop(0, job.steps, fill_step, tuple(look_up(j) for j in range(_LOOK_AHEAD)))
+        return first_step + job.steps
+
+    ring.close(lax.fori_loop(0, count, fill, jnp.int32(0)))
+
+
+def _consume(
+    ring: Ring,
+    stages: _Stages,
+    work: tuple,
+    own: _ConsumerTile,
+    odd: bool,
+    finish: Callable[[tuple[Array, ...], Job], None],
+) -> None:
+    """Multiplies job after job, and hands over the accumulators of each."""
+    count, job_at = work
+
+    def compute(i, first_step):
+        steps = job_at(i).steps
+        accumulators = accumulate(
+            ring,
+            first_step,
+            steps,
+            lambda slot: stages.operands(slot, own),
+            odd=odd,
+            blocks=own.blocks,
+            n=own.n,
+            b_transposed=stages.b_transposed,
+        )
+        finish(accumulators, job_at(_opaque(i)))
+        return first_step + steps
+
+    lax.fori_loop(0, count, compute, jnp.int32(0))
+
+
+def _finish(
+    accumulators: tuple[Array, ...],
+    job: Job,
+    own: _ConsumerTile,
+    sums: _Sums | None,
+    parts_of_a_block: int,
+    store_part: Callable[[Array, tuple[Array, Array], int], None],
+) -> None:
+    """Leaves the accumulators to the cluster that has the tile's first steps, or adds up what others left and stores.
+
+    Args:
+      accumulators: [64, n] float32 for each block of rows.
+      job: that they are of.
+      own: where they are in the tile.
+      sums: None if no cluster of the grid contributes.
+      parts_of_a_block: parts [64, columns] of an accumulator that are stored one by one.
+      store_part: stores one, of an origin in the product and a number.
+    """
+
+    def store():
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
+        if sums:
+            sums.wait(job.parts)
+        width = own.n // parts_of_a_block
+        for number in range(own.blocks * parts_of_a_block):
+            block, first = number // parts_of_a_block, number % parts_of_a_block * width
+            part = accumulators[block][:, first : first + width]
+            if sums:
+                where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
+                part = sums.collect(part, job.parts, where)
+            origin = job.row + own.first_row + block * wgmma_sp.ROWS, job.column + own.first_column + first
+            store_part(part, origin, number)
+
+    if sums is None:
+        return store()
+
+    @pl.when(job.contributes)
+    def _contribute():
+        sums.contribute(accumulators)
+
+    pl.when(~job.contributes)(store)
 
 
 def _opaque(number: Array) -> Array:
