@@ -5,8 +5,10 @@
 The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, vocabulary 32,768.
 Hardware: one GPU. Result: not measured at this batch and vocabulary; at half of each, with half of the steps sparse,
 slices end at dense's loss after 33 M tokens and, started early as here, 0.013 nats above it after 200 M; dense steps in
-the same time, at llama1b's step times, 0.031 above. Weight gradients drawn without bias take a quarter to a third off
-what the sparse phase is behind by; no run with them has been finished (experiments/README.md, "What the recipes cost").
+the same time, at llama1b's step times, 0.031 above (experiments/results/quality_wsd_h200.json,
+quality_long_wsd_h200.json). Weight gradients drawn without bias take a quarter to a third off what the sparse phase is
+behind by; no run with them has been finished (mvue_training_h200.json). Only the Hopper kernels draw: on other GPUs set
+`--config.sparsity.weight_gradients=magnitude`.
 """
 
 from sparse_lm import config as config_lib
