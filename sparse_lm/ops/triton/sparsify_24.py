@@ -26,12 +26,12 @@ from sparse_lm.ops.triton.tiles import (
     offsets,
     store_metadata,
     store_sparse,
-    store_words,
+    store_survivors,
 )
 from sparse_lm.ops.triton.two_of_four import spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
-_STATS = len(HiddenStats._fields)
+STATS = gl.constexpr(len(HiddenStats._fields))
 
 
 @gluon.jit
@@ -41,7 +41,7 @@ def _add_three(a, b, c, d, e, f):
 
 @gluon.jit
 def _store_stats(low, high, kept, stats, dtype: gl.constexpr):
-    """`HiddenStats` of a tile, in one row of `stats`."""
+    """`HiddenStats` of a tile, whose members and survivors are words of two each."""
     a, b = packed_24.unpack(low, dtype)
     c, d = packed_24.unpack(high, dtype)
     e, f = packed_24.unpack(kept, dtype)
@@ -100,9 +100,9 @@ def _squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLU
     low, high = load_pairs(h, row_tile, k_tile, ROWS, COLUMNS)
     low, high = packed_24.squared_relu(low, dtype), packed_24.squared_relu(high, dtype)
     kept, nibble = packed_24.two_of_four(low, high, False)
-    store_words(kept, values, row_tile, k_tile, K_TILES)
+    store_survivors(kept, values, row_tile, k_tile, K_TILES)
     store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
-    _store_stats(low, high, kept, stats + gl.program_id(0) * 3, dtype)
+    _store_stats(low, high, kept, stats + gl.program_id(0) * STATS, dtype)
 
 
 def sparsify_24(
@@ -150,7 +150,7 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     check_dtypes(h.dtype, h.dtype)
     padded = align_rows(h)
     values, metadata = outputs(h.shape, h.dtype)
-    stats = jax.ShapeDtypeStruct((*metadata.shape[:2], _STATS), jnp.float32)
+    stats = jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
     constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1])
     values, metadata, stats = _call(_squared_relu_24_kernel, padded, out=(values, metadata, stats), constants=constants)
     return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))

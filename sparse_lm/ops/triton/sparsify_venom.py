@@ -20,22 +20,19 @@ from triton.experimental.gluon import language as gl
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
 from sparse_lm.ops.triton import packed_24
 from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.sparsify_24 import outputs
-from sparse_lm.ops.triton.tiles import as_words
+from sparse_lm.ops.triton.sparsify_24 import STATS, outputs
+from sparse_lm.ops.triton.tiles import GROUPS, WORDS, as_words, groups_layout
 from sparse_lm.ops.triton.two_of_four import magnitude_rank, pack_words
 
 _TILE = gl.constexpr(TILE)
-_GROUPS = gl.constexpr(TILE // 4)  # of a tile
-_WORDS = gl.constexpr(2 * TILE)
 _WIDEST_GROUP = 64
-_STATS = len(HiddenStats._fields)
 _CHUNK = gl.constexpr(16)  # words that a thread reads at one time
 
 
 @gluon.constexpr_function
 def _rows_layout(m, warps):
     """Of words of whole rows of a tile: a thread keeps to its columns."""
-    across = min(32, _GROUPS * m // 8)
+    across = min(32, GROUPS * m // 8)
     return gl.BlockedLayout([1, 4], [32 // across, across], [warps, 1], [1, 0])
 
 
@@ -50,19 +47,6 @@ def _energies_layout(m, warps):
 def _gathered_layout(warps):
     """Of groups of condensed columns: lanes side by side read of few rows."""
     return gl.BlockedLayout([1, 1], [2, 16], [warps, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def _groups_layout(warps):
-    """As `tiles.GROUPS_LAYOUT`, for any number of warps: all after four have what others have."""
-    more = [[0, 0]] * (warps.bit_length() - 3)
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0]],
-        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0], *more],
-        block_bases=[],
-        shape=[_TILE.value, _GROUPS.value],
-    )
 
 
 @gluon.jit
@@ -95,7 +79,7 @@ def _sum_squares(
         even += a * a
         odd += b * b
     nonzeros = gl.sum(gl.sum((nonzeros & 0xFFFF) + (nonzeros >> 16), axis=1), axis=0)
-    return gl.join(gl.sum(even, axis=0), gl.sum(odd, axis=0)).reshape([_GROUPS * M]), nonzeros
+    return gl.join(gl.sum(even, axis=0), gl.sum(odd, axis=0)).reshape([GROUPS * M]), nonzeros
 
 
 @gluon.jit
@@ -148,11 +132,11 @@ def _sparsify_venom_kernel(
     k_tile, block = gl.program_id(0) % K_TILES, gl.program_id(0) // K_TILES
     energy, nonzeros = _sum_squares(x, block, k_tile, ROWS, COLUMNS, V, M, ACTIVATE)
     of_groups: gl.constexpr = _energies_layout(M, gl.num_warps())
-    places = _four_largest(gl.convert_layout(energy.reshape([_GROUPS, M]), of_groups), M)
+    places = _four_largest(gl.convert_layout(energy.reshape([GROUPS, M]), of_groups), M)
 
     gathered: gl.constexpr = _gathered_layout(gl.num_warps())
-    group = gl.arange(0, _GROUPS, gl.SliceLayout(0, gathered))
-    first = (k_tile * _GROUPS + group) * M
+    group = gl.arange(0, GROUPS, gl.SliceLayout(0, gathered))
+    first = (k_tile * GROUPS + group) * M
     listed = ()
     for member in gl.static_range(4):
         place = gl.convert_layout(places[member], gl.SliceLayout(0, gathered))
@@ -160,9 +144,9 @@ def _sparsify_venom_kernel(
         gl.store(columns + (block * K_TILES + k_tile) * _TILE + 4 * group + member, column)
         listed += (column[None, :],)
 
-    packed: gl.constexpr = _groups_layout(gl.num_warps())
-    word = gl.arange(0, _WORDS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    kept_energy = gl.full([_TILE, _GROUPS], 0.0, gl.float32, gathered)
+    packed: gl.constexpr = groups_layout(gl.num_warps())
+    word = gl.arange(0, WORDS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    kept_energy = gl.full([_TILE, GROUPS], 0.0, gl.float32, gathered)
     for start in range(0, V, _TILE):
         row = block * V + start + gl.arange(0, _TILE, gl.SliceLayout(1, gathered))[:, None]
         origin = row.to(gl.int64) * COLUMNS
@@ -173,18 +157,18 @@ def _sparsify_venom_kernel(
         if ACTIVATE:
             low, high = packed_24.squared_relu(low, dtype), packed_24.squared_relu(high, dtype)
         kept, nibble = packed_24.two_of_four(low, high, not ACTIVATE)
-        gl.store(as_words(values) + row.to(gl.int64) * (K_TILES * _GROUPS) + k_tile * _GROUPS + group[None, :], kept)
+        gl.store(as_words(values) + row.to(gl.int64) * (K_TILES * GROUPS) + k_tile * GROUPS + group[None, :], kept)
         words = pack_words(gl.convert_layout(nibble, packed))
-        target = metadata + ((block * V + start) // _TILE * K_TILES + k_tile) * _WORDS + word
+        target = metadata + ((block * V + start) // _TILE * K_TILES + k_tile) * WORDS + word
         gl.store(target, gl.convert_layout(words, word.type.layout))
         if ACTIVATE:
             e, f = packed_24.unpack(kept, dtype)
             kept_energy += e * e + f * f
     if ACTIVATE:
-        stats += (block * K_TILES + k_tile) * 3
+        stats += (block * K_TILES + k_tile) * STATS
         gl.store(stats, nonzeros.to(gl.float32))
         gl.store(stats + 1, gl.sum(energy, axis=0))
-        gl.store(stats + 2, gl.sum(kept_energy.reshape([_TILE * _GROUPS]), axis=0))
+        gl.store(stats + 2, gl.sum(kept_energy.reshape([_TILE * GROUPS]), axis=0))
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
@@ -216,7 +200,9 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
     if width % m:
         raise ValueError(f"m = {m} must divide the {width} columns")
     if v % TILE or m & (m - 1) or not 4 <= m <= _WIDEST_GROUP:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE}, m a power of two up to 64, not {v}, {m}")
+        raise NotImplementedError(
+            f"needs v to be a multiple of {TILE}, m a power of two up to {_WIDEST_GROUP}, not {v}, {m}"
+        )
     blocks, k_tiles = -(-rows // v), -(-4 * width // (m * TILE))
     padded = align_rows(x)
     values, metadata, kept, stats = gluon_call(
@@ -225,7 +211,7 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         out=(
             *outputs((blocks * v, k_tiles * TILE), x.dtype),
             jax.ShapeDtypeStruct((blocks, k_tiles * TILE), jnp.int32),
-            jax.ShapeDtypeStruct((blocks, k_tiles, _STATS), jnp.float32),
+            jax.ShapeDtypeStruct((blocks, k_tiles, STATS.value), jnp.float32),
         ),
         blocks=blocks * k_tiles,
         warps=max(4, min(16, m // 2)),

@@ -30,9 +30,9 @@ from sparse_lm.ops.triton.tiles import (
     WORDS_LAYOUT,
     as_words,
     load_pairs,
-    load_words,
+    load_survivors,
     store_metadata,
-    store_words,
+    store_survivors,
 )
 from sparse_lm.ops.triton.two_of_four import members, pack_halves, spread, unpack_words
 
@@ -49,11 +49,11 @@ def _differentiate_tile(
     low, high = load_pairs(dy, row_tile, tile, ROWS, COLUMNS)
     words = gl.load(metadata + (row_tile * TILES + tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT))
     nibble = gl.convert_layout(unpack_words(words), GROUPS_LAYOUT, assert_trivial=True)
-    y = load_words(values, row_tile, tile, TILES)
+    y = load_survivors(values, row_tile, tile, TILES)
     first_y, second_y = packed_24.unpack(y, dtype)
     first, second = packed_24.unpack(packed_24.take_two(low, high, nibble), dtype)
     kept = packed_24.pack(first * (2.0 * gl.sqrt_rn(first_y)), second * (2.0 * gl.sqrt_rn(second_y)), dtype)
-    store_words(kept, dh, row_tile, tile, TILES)
+    store_survivors(kept, dh, row_tile, tile, TILES)
     both = spread(*packed_24.zip_halves(kept, y), nibble)
     return gl.convert_layout(both.permute([1, 0]), TILE_LAYOUT)  # by way of shared memory
 
@@ -91,7 +91,7 @@ def _gradients_24_kernel(
 
 @gluon.jit
 def _store_rows(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    store_words(gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True), values, row_tile, k_tile, K_TILES)
+    store_survivors(gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True), values, row_tile, k_tile, K_TILES)
     store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
 
 

@@ -27,15 +27,6 @@ TILE_LAYOUT = gl.constexpr(
         shape=[TILE, TILE],
     )
 )
-GROUPS_LAYOUT = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0]],
-        lane_bases=[[0, 4], [0, 8], *_ROW_LANES],
-        warp_bases=_ROW_WARPS,
-        block_bases=[],
-        shape=[TILE, TILE // 4],
-    )
-)
 HALVES_LAYOUT = gl.constexpr(  # of words of metadata, four groups each
     gl.DistributedLinearLayout(
         reg_bases=[[8, 0]],
@@ -54,6 +45,21 @@ PAIRS_LAYOUT = gl.constexpr(  # of 16-bit floats in words, or of survivors, two 
         shape=[TILE, TILE // 2],
     )
 )
+
+
+@gluon.constexpr_function
+def groups_layout(warps):
+    """Of one number a group, [64, 16]; from the fifth on, warps have what the first four have."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], *_ROW_LANES],
+        warp_bases=_ROW_WARPS + [[0, 0]] * (warps.bit_length() - 3),
+        block_bases=[],
+        shape=[TILE, TILE // 4],
+    )
+
+
+GROUPS_LAYOUT = gl.constexpr(groups_layout(WARPS))
 WORDS_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))
 ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0]))  # loads whole rows
 
@@ -85,21 +91,20 @@ def load_pairs(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     row, column, offset = offsets(row_tile, tile, COLUMNS // 2, _TILE // 2, PAIRS_LAYOUT)
     words = gl.load(as_words(x) + offset, mask=(row < ROWS) & (column < COLUMNS // 2), other=0)
     low, high = gl.split(words.reshape([_TILE, GROUPS, 2]))
-    return gl.convert_layout(low, GROUPS_LAYOUT, assert_trivial=True), gl.convert_layout(
-        high, GROUPS_LAYOUT, assert_trivial=True
-    )
+    low = gl.convert_layout(low, GROUPS_LAYOUT, assert_trivial=True)
+    return low, gl.convert_layout(high, GROUPS_LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
-def load_words(values, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors of a tile as words [64, 16]."""
+def load_survivors(values, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Survivors of a tile, words [64, 16] of two each."""
     _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
     return gl.load(as_words(values) + offset)
 
 
 @gluon.jit
-def store_words(words, values, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors of a tile, words [64, 16]."""
+def store_survivors(words, values, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Survivors of a tile, words [64, 16] of two each."""
     _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
     gl.store(as_words(values) + offset, words)
 
@@ -112,15 +117,9 @@ def store_metadata(nibble, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
 
 
 @gluon.jit
-def store_pairs(low, high, values, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors [64, 16] of a tile, rounded."""
+def store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Survivors [64, 16] of a tile, rounded, and its metadata, of nibbles [64, 16]."""
     _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)
     pairs = interleave(low, high).to(values.dtype.element_ty)
     gl.store(values + offset, gl.convert_layout(pairs, PAIRS_LAYOUT, assert_trivial=True))
-
-
-@gluon.jit
-def store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors [64, 16] of a tile, rounded, and its metadata, of nibbles [64, 16]."""
-    store_pairs(low, high, values, row_tile, k_tile, K_TILES)
     store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
