@@ -8,6 +8,7 @@ under the other: a product finds its layer by row numbers, and nothing is sliced
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,9 +98,9 @@ class FfnWeights:
     dim: int = dataclasses.field(metadata=dict(static=True))
 
 
+# The two products that read a weight, by the dimension that they contract.
 _ALONG_MODEL = {"W1": "up", "W2": "grad_hidden"}
 _ALONG_NEURONS = {"W1": "grad_input", "W2": "down"}
-"""The two products that read a weight, by the dimension that they contract."""
 
 
 @jax.named_call
@@ -126,39 +127,48 @@ def prepare_weights(
     return FfnWeights(*forms, *up.shape)
 
 
-def _forms(name, w, variables: FfnVariables, plan: GemmPlan, dtype, implementation) -> WeightForms:
-    sparse, scale, mask = Operand(name, "2:4"), variables.scale(name), variables.mask(name)
-    model_sparse = getattr(plan, _ALONG_MODEL[name]) == sparse
-    neurons_sparse = getattr(plan, _ALONG_NEURONS[name]) == sparse
-    masked = plan.dense_weights == "masked" and plan.sparse_weight(name)
-    needs_dense = not (model_sparse and neurons_sparse)
+def _forms(
+    name: str, w: Array, variables: FfnVariables, plan: GemmPlan, dtype: DTypeLike, implementation: str | None
+) -> WeightForms:
+    sparse, options = Operand(name, "2:4"), dict(dtype=dtype, implementation=implementation)
+    model_sparse = plan.operands.get(_ALONG_MODEL[name]) == sparse
+    neurons_sparse = plan.operands.get(_ALONG_NEURONS[name]) == sparse
     rows = w.reshape(-1, w.shape[-1])
 
-    along_model = along_neurons = dense = None
+    along_model = along_neurons = masked = None
     if plan.weights == "transposable" and plan.sparse_weight(name):
-
-        def compress(layer):
-            return ops.sparsify_24_tiles(*layer, dtype=dtype, implementation=implementation)
-
-        both = [_stack(form) for form in jax.lax.map(compress, (w, mask))]
-        along_model, along_neurons = (
-            form if wanted else None for form, wanted in zip(both, (model_sparse, neurons_sparse), strict=True)
-        )
-        dense = jnp.where(mask, w, 0).astype(dtype).reshape(rows.shape) if masked else None
+        mask = variables.mask(name)
+        along_model, along_neurons = _both_ways(w, mask, options)
+        masked = jnp.where(mask, w, 0).astype(dtype).reshape(rows.shape)
     elif model_sparse:
-        along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)
+        along_model, masked = ops.soft_threshold_24(rows, variables.scale(name), **options)
     elif neurons_sparse:
+        along_neurons, masked = _soft_threshold_transposes(w, variables.scale(name), options)
+    dense = masked if plan.dense_weights == "masked" and plan.sparse_weight(name) else rows.astype(dtype)
+    return WeightForms(
+        along_model if model_sparse else None,
+        along_neurons if neurons_sparse else None,
+        None if model_sparse and neurons_sparse else dense,
+    )
 
-        def transpose(layer):
-            w, scale = layer
-            return ops.sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, implementation=implementation)
 
-        by_layer = jax.lax.map(transpose, (w, scale))
-        along_neurons = _stack(by_layer)
-        dense = jax.vmap(lambda form: form.to_dense().T)(by_layer).reshape(rows.shape)
-    if not masked:
-        dense = rows.astype(dtype)
-    return WeightForms(along_model, along_neurons, dense if needs_dense else None)
+def _both_ways(w: Array, mask: Array, options: dict[str, Any]) -> tuple[Sparse24, Sparse24]:
+    """Forms along D and along F of [L, F, D] under transposable masks."""
+    forms = jax.lax.map(lambda layer: ops.sparsify_24_tiles(*layer, **options), (w, mask))
+    along_model, along_neurons = map(_stack, forms)
+    return along_model, along_neurons
+
+
+def _soft_threshold_transposes(w: Array, scale: Array, options: dict[str, Any]) -> tuple[Sparse24, Array]:
+    """Form along F of [L, F, D], soft thresholded with each layer's scale, and the same matrix dense, [L F, D]."""
+
+    def transpose(layer):
+        w, scale = layer
+        return ops.sparsify_24(w, "soft_threshold", 0, scale=scale, **options)
+
+    by_layer = jax.lax.map(transpose, (w, scale))
+    dense = jax.vmap(lambda form: form.to_dense().T)(by_layer)
+    return _stack(by_layer), dense.reshape(-1, w.shape[-1])
 
 
 def _stack(by_layer: Sparse24) -> Sparse24:
