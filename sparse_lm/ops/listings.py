@@ -1,4 +1,4 @@
-"""Lists of neurons, turned around: which blocks of tokens list each run of neurons."""
+"""The inverted index of lists of neurons: which blocks of tokens list each run of neurons."""
 
 from __future__ import annotations
 

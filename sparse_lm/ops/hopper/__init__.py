@@ -1,7 +1,19 @@
 """Kernels for NVIDIA Hopper (sm_90), in Pallas Mosaic GPU: one file a kernel.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
-they cannot do with `NotImplementedError(reason)`.
+they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
+
+    products       matmul_24, matmul_venom, matmul_venom_runs, scattered_matmul_24,
+                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24
+      frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
+      copies       gather, gather_24
+      schedules    schedule, split_k, stream_k, partial_sums
+      results      store, store_rows
+      choices      operands, device, tuning
+    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients
+      selection    two_of_four (float32), packed_24 (16-bit floats), mvue
+      threads      thread_tile
+    both           emit, compat
 """
 
 from sparse_lm.ops.hopper.matmul_24 import matmul_24

@@ -76,7 +76,7 @@ def matmul_venom(
       b: [K, N] in the dtype of a.
       rows: the order of a's rows, from which those of the result are put back into the tokens'; as they are by default.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling; the tuned one for the shape and device by default.
+      config: tiling of gathered rows; the tuned one for the shape and device by default. Runs have one of their own.
 
     Returns:
       [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no stored position names are not read.
@@ -84,6 +84,7 @@ def matmul_venom(
     Raises:
       NotImplementedError: the dtypes, or v.
     """
+    # Runs of whole steps need no gather, if the rows of a block fill a tile of that kernel.
     if a.run % wgmma_sp.ROWS == 0 and a.v % (2 * wgmma_sp.ROWS) == 0:
         return matmul_venom_runs(a, b, rows=rows, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)

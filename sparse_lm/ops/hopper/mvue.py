@@ -16,26 +16,28 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.hopper.emit import f32, global_pointer, i32, i32_type
-from sparse_lm.ops.hopper.two_of_four import Pair
+from sparse_lm.ops.hopper.two_of_four import INF, NAN, SIGN, Pair
 
-_INF = 0x7F800000
-_NAN = 0x7FC00000
-_ONE = 0x3F800000
-_SIGN = 0x80000000 - 2**32
+_ONE = 0x3F800000  # bits of 1 in float32
+_HALF_A_UNIT = 1 << 6  # 2^-17 in the mantissa of a number between 1 and 2
 
+# Threefry-2x32: rotations of four rounds each, by turns, and the parity constant of the key schedule.
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 
 def key_words(key: Array) -> Array:
-    """int32 [2].
+    """A PRNG key as kernels read it, int32 [2].
 
     Raises:
-      NotImplementedError: a key of another generator than JAX's default one.
+      NotImplementedError: a key of another generator than JAX's default one, or `jax_threefry_partitionable` is off.
     """
     generator = str(jax.random.key_impl(key))
     if generator != "threefry2x32" or not jax.config.jax_threefry_partitionable:
-        raise NotImplementedError(f"draws the random numbers of a partitionable threefry2x32, not of {generator}")
+        raise NotImplementedError(
+            f"draws from keys of a partitionable threefry2x32, not of {generator} with "
+            f"jax_threefry_partitionable = {jax.config.jax_threefry_partitionable}"
+        )
     return lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
 
 
@@ -50,7 +52,7 @@ def sample_two(members: Sequence[ir.Value], above_one: ir.Value) -> Pair:
     a, b, c, d = (math.absf(member) for member in members)
     ab, cd = arith.addf(a, b), arith.addf(c, d)
     total = arith.addf(ab, cd)
-    total = arith.select(arith.cmpf(arith.CmpFPredicate.OLT, total, _constant(_INF)), total, _constant(_NAN))
+    total = arith.select(arith.cmpf(arith.CmpFPredicate.OLT, total, _constant(INF)), total, _constant(NAN))
     half = arith.mulf(total, f32(0.5))
     for others in (arith.addf(b, cd), arith.addf(a, cd), arith.addf(d, ab), arith.addf(c, ab)):
         half = arith.minimumf(half, others)
@@ -79,11 +81,11 @@ def sample_two(members: Sequence[ir.Value], above_one: ir.Value) -> Pair:
 def uniform_of_two_groups(word: ir.Value) -> list[ir.Value]:
     """1 + `sparse_lm.ops.mvue.uniform_of_groups` of the groups that share 32 random bits."""
     halves = arith.shli(arith.andi(word, i32(0xFFFF)), i32(7)), arith.shli(arith.shrui(word, i32(16)), i32(7))
-    return [_bitcast(arith.ori(half, i32(_ONE | 1 << 6))) for half in halves]
+    return [_bitcast(arith.ori(half, i32(_ONE | _HALF_A_UNIT))) for half in halves]
 
 
 def random_bits(key: tuple[ir.Value, ir.Value], index: ir.Value) -> ir.Value:
-    """Element `index` of `jax.random.bits(key, shape)`, of fewer than 2^32 elements: Threefry-2x32 (Salmon, 2011)."""
+    """Element `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon, 2011)."""
     schedule = [*key, arith.xori(arith.xori(*key), i32(_PARITY))]
     x, y = schedule[0], arith.addi(index, schedule[1])
     for number in range(5):
@@ -98,7 +100,7 @@ def random_bits(key: tuple[ir.Value, ir.Value], index: ir.Value) -> ir.Value:
 def _estimate(member: ir.Value, half: ir.Value) -> ir.Value:
     """sign(x) max(|x|, half)."""
     magnitude = arith.bitcast(i32_type(), arith.maximumf(math.absf(member), half))
-    return _bitcast(arith.ori(magnitude, arith.andi(arith.bitcast(i32_type(), member), i32(_SIGN))))
+    return _bitcast(arith.ori(magnitude, arith.andi(arith.bitcast(i32_type(), member), i32(SIGN))))
 
 
 def _greater(x: ir.Value, y: ir.Value) -> ir.Value:

@@ -24,7 +24,7 @@ from sparse_lm.ops.hopper import partial_sums, wgmma_sp
 from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
 from sparse_lm.ops.hopper.mainloop import accumulate
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
-from sparse_lm.ops.hopper.schedule import Grid, Job, Jobs
+from sparse_lm.ops.hopper.schedule import Grid, Job, Jobs, Work
 from sparse_lm.ops.hopper.store import staging, store_tile, stores
 from sparse_lm.ops.hopper.tiling import CONSUMERS, PRODUCER, STEP, Epilogue, Loads, Stage, Tiling
 
@@ -220,7 +220,7 @@ class _Sums(NamedTuple):
         return ref.at[contributor, self.peer, self.warpgroup]
 
 
-def _produce(ring: Ring, stages: _Stages, work: tuple, loads_of: Callable[[Job], Loads]) -> None:
+def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], Loads]) -> None:
     """Fills a stage of the ring for each step of each job; what its copies look up was read some steps before."""
     count, job_at = work
 
@@ -250,7 +250,7 @@ def _produce(ring: Ring, stages: _Stages, work: tuple, loads_of: Callable[[Job],
 def _consume(
     ring: Ring,
     stages: _Stages,
-    work: tuple,
+    work: Work,
     own: _ConsumerTile,
     odd: bool,
     finish: Callable[[tuple[Array, ...], Job], None],
@@ -281,7 +281,7 @@ def _finish(
     job: Job,
     own: _ConsumerTile,
     sums: _Sums | None,
-    parts_of_a_block: int,
+    stores_of_a_block: int,
     store_part: Callable[[Array, tuple[Array, Array], int], None],
 ) -> None:
     """Leaves the accumulators to the cluster that has the tile's first steps, or adds up what others left and stores.
@@ -291,19 +291,19 @@ def _finish(
       job: that they are of.
       own: where they are in the tile.
       sums: None if no cluster of the grid contributes.
-      parts_of_a_block: parts [64, columns] of an accumulator that are stored one by one.
+      stores_of_a_block: how many parts [64, columns] of an accumulator are stored one by one.
       store_part: stores one, of an origin in the product and a number.
     """
 
     def store():
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
-        if sums:
+        if sums is not None:
             sums.wait(job.parts)
-        width = own.n // parts_of_a_block
-        for number in range(own.blocks * parts_of_a_block):
-            block, first = number // parts_of_a_block, number % parts_of_a_block * width
+        width = own.n // stores_of_a_block
+        for number in range(own.blocks * stores_of_a_block):
+            block, first = number // stores_of_a_block, number % stores_of_a_block * width
             part = accumulators[block][:, first : first + width]
-            if sums:
+            if sums is not None:
                 where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
                 part = sums.collect(part, job.parts, where)
             origin = job.row + own.first_row + block * wgmma_sp.ROWS, job.column + own.first_column + first

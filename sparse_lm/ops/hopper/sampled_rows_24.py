@@ -30,6 +30,7 @@ from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, 
 from sparse_lm.ops.hopper.store import staging, store_tile, stores
 from sparse_lm.ops.hopper.tiling import CONSUMERS, PRODUCER
 
+# Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
 
 

@@ -19,7 +19,7 @@ class Job:
       first_k: the first step along k.
       steps: how many, from there on; at least one.
       contributes: whether these are not the tile's first steps: the sum goes to the cluster that has those.
-      parts: what other clusters contribute, if this one has the first steps.
+      parts: how many other clusters contribute, if this one has the first steps.
     """
 
     row: Array
@@ -32,7 +32,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Of a kernel, whatever it computes.
+    """The clusters of one launch, and which of them add to the tiles of others.
 
     Attributes:
       clusters: that are launched.
@@ -48,8 +48,11 @@ class Grid:
     contributor_stride: int
 
 
-Jobs = Callable[[Any, Array, Array], tuple[Array, Callable[[Array], Job]]]
-"""(operands in global memory, cluster, block in the cluster) -> (number of jobs, the i-th job)."""
+Work = tuple[Array, Callable[[Array], Job]]
+"""What a cluster has to do: the number of its jobs, and the i-th."""
+
+Jobs = Callable[[Any, Array, Array], Work]
+"""From the operands in global memory, the cluster, and the block in the cluster."""
 
 
 def rows_in_use(lists: Array, v: int, end: int) -> Array:

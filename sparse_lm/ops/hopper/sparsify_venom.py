@@ -75,21 +75,10 @@ def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[Spars
 
 
 def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
-    check_dtype(x.dtype)
+    _check(x, v, m, choice)
     shape = rows, width = x.shape
-    groups = TILE // _KEPT
-    if v * groups * m * x.dtype.itemsize > _SHARED_TILE:
-        groups //= 2
+    groups = _groups_of_tile(v, m, x.dtype)
     tile_columns = groups * m
-    if choice != "norm":
-        raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
-    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * tile_columns * x.dtype.itemsize > _LARGEST_TILE:
-        raise NotImplementedError(
-            f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most 12800, "
-            f"not v = {v}, m = {m}"
-        )
-    if width % (TILE // _KEPT * m):
-        raise NotImplementedError(f"needs the {width} columns to be a multiple of 16 m = {16 * m}")
     x = jnp.pad(x, ((0, -rows % v), (0, 0))) if rows % v else x
     warpgroups = v // TILE
     blocks, tiles = x.shape[0] // v, width // tile_columns
@@ -144,6 +133,27 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         kernel_name="squared_relu_venom" if activate else "sparsify_venom",
     )(x)
     return SparseVenom(values, metadata, columns, shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+
+
+def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
+    """Groups of m columns that a block takes of its rows: 16, or 8 if only then several blocks have room."""
+    groups = TILE // _KEPT
+    return groups if v * groups * m * dtype.itemsize <= _SHARED_TILE else groups // 2
+
+
+def _check(x: Array, v: int, m: int, choice: str) -> None:
+    """Raises NotImplementedError for what this kernel cannot take."""
+    check_dtype(x.dtype)
+    if choice != "norm":
+        raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
+    group_bytes = _groups_of_tile(v, m, x.dtype) * x.dtype.itemsize
+    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
+        raise NotImplementedError(
+            f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most "
+            f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
+        )
+    if x.shape[1] % (TILE // _KEPT * m):
+        raise NotImplementedError(f"needs the {x.shape[1]} columns to be a multiple of 16 m = {16 * m}")
 
 
 def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> Seen:

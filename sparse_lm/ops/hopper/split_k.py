@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.hopper import device
-from sparse_lm.ops.hopper.schedule import Grid, Job
+from sparse_lm.ops.hopper.schedule import Grid, Job, Work
 from sparse_lm.ops.hopper.tiling import Tiling
 
 C = TypeVar("C", bound=Tiling)
@@ -64,7 +64,7 @@ class Plan:
         cluster: Array,
         origin: Callable[[Array], tuple[Array, Array]],
         in_use: Callable[[Array, Array], Array] | None = None,
-    ):
+    ) -> Work:
         """The number of jobs of a cluster, and the i-th.
 
         Args:

@@ -9,16 +9,17 @@ the same to do. A tile that is cut is the sum of several clusters' parts (partia
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from sparse_lm.ops.hopper.schedule import Grid, Job
+from sparse_lm.ops.hopper.schedule import Grid, Job, Work
 
 _TILE_COST = 1  # of starting and storing a tile, in pairs of steps
 _MIN_PAIRS = 4  # of a part: fewer are not worth the exchange
+_SHARE_FIELDS = 6  # of a cluster, see `StreamK.shares`
 _TOLERANCE = 16  # whole tiles may exceed a cluster's share by one part in that many
 
 
@@ -86,7 +87,7 @@ class StreamK:
         cluster: Array,
         pairs: Callable[[Array], Array],
         origin: Callable[[Array], tuple[Array, Array]],
-    ):
+    ) -> Work:
         """The number of jobs of a cluster, and the i-th.
 
         Args:
@@ -97,7 +98,7 @@ class StreamK:
         """
 
         def job(i: Array) -> Job:
-            whole, first_tile, first_pair, last_tile, last_pair, parts = (shares[cluster, field] for field in range(6))
+            whole, first_tile, first_pair, last_tile, last_pair, parts = _fields(shares, cluster)
             in_stretch = i >= whole
             tile = jnp.where(in_stretch, first_tile + i - whole, self._tile_of_wave(i, cluster))
             begin = jnp.where(i == whole, first_pair, 0)
@@ -113,8 +114,13 @@ class StreamK:
                 parts=jnp.where(cut & (begin == 0), parts, 0),
             )
 
-        whole, first_tile, _, last_tile, last_pair, _ = (shares[cluster, field] for field in range(6))
+        whole, first_tile, _, last_tile, last_pair, _ = _fields(shares, cluster)
         return whole + last_tile - first_tile + jnp.where(last_pair > 0, 1, 0), job
+
+
+def _fields(shares: Any, cluster: Array) -> Iterator[Array]:
+    """What `StreamK.shares` says of one cluster."""
+    return (shares[cluster, field] for field in range(_SHARE_FIELDS))
 
 
 def descending(x: Array) -> tuple[Array, Array]:

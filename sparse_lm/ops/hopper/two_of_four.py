@@ -9,8 +9,10 @@ from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.hopper.emit import bit_not, f32, i32, i32_type
 
-_INF = 0x7F800000
-_NAN_RANK = 0x7FC00000
+# Bits of float32.
+INF = 0x7F800000
+NAN = 0x7FC00000
+SIGN = -(2**31)
 
 
 class Pair(NamedTuple):
@@ -60,7 +62,7 @@ def two_of_four(members: list[ir.Value], method: str = "magnitude") -> Pair:
 def magnitude_rank(x: ir.Value) -> ir.Value:
     """`select.magnitude_rank` of one float32."""
     magnitude = arith.andi(arith.bitcast(i32_type(), x), i32(0x7FFFFFFF))
-    return arith.select(arith.cmpi(arith.CmpIPredicate.sgt, magnitude, i32(_INF)), i32(_NAN_RANK), magnitude)
+    return arith.select(arith.cmpi(arith.CmpIPredicate.sgt, magnitude, i32(INF)), i32(NAN), magnitude)
 
 
 def _second_smallest(ranks: list[ir.Value]) -> ir.Value:
@@ -71,9 +73,9 @@ def _second_smallest(ranks: list[ir.Value]) -> ir.Value:
 
 def _shrink(x: ir.Value, rank: ir.Value, threshold: ir.Value) -> ir.Value:
     """sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
-    sign = arith.andi(arith.bitcast(i32_type(), x), i32(-(2**31)))
+    sign = arith.andi(arith.bitcast(i32_type(), x), i32(SIGN))
     signed_threshold = arith.bitcast(ir.F32Type.get(), arith.ori(threshold, sign))
-    is_nan = arith.cmpi(arith.CmpIPredicate.eq, rank, i32(_NAN_RANK))
+    is_nan = arith.cmpi(arith.CmpIPredicate.eq, rank, i32(NAN))
     at_threshold = arith.select(is_nan, x, f32(0.0))
     return arith.select(
         arith.cmpi(arith.CmpIPredicate.sle, rank, threshold), at_threshold, arith.subf(x, signed_threshold)
