@@ -7,7 +7,7 @@ import pytest
 
 from sparse_lm.ops import hopper, reference
 from sparse_lm.ops.compress import list_columns
-from tests.ops.hopper.operands import exact_stats
+from tests.ops.operands import exact_stats
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
 BACKENDS = (hopper, reference)

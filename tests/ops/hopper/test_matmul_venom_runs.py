@@ -1,26 +1,20 @@
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper, reference
+from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES, heuristic_config, matmul_venom_runs
-from tests.ops.hopper.operands import (
-    assert_as_good_as_reference,
+from tests.ops.operands import (
     assert_repeats,
     random,
-    random_rows,
     random_venom_in_runs,
 )
+from tests.ops.properties import matmul_venom as properties
 
 CONFIGS = [config for config, _ in CANDIDATES]
-
-
-def _exact(a, b):
-    return np.asarray(a.to_dense(), np.float64) @ np.asarray(b, np.float64)
 
 
 @pytest.mark.gpu
@@ -38,8 +32,7 @@ def _exact(a, b):
 def test_matches_reference(rows, k, kept, n, v, run, config):
     a = random_venom_in_runs(rows, k, kept, v, run, jnp.bfloat16, seed=0)
     b = random((k, n), jnp.bfloat16, seed=2)
-    out = assert_repeats(lambda a, b: matmul_venom_runs(a, b, config=config), a, b)
-    assert_as_good_as_reference(out, reference.matmul_venom(a, b, out_dtype=jnp.bfloat16), _exact(a, b))
+    properties.check(matmul_venom_runs, a, b, config=config)
 
 
 @pytest.mark.gpu
@@ -48,8 +41,7 @@ def test_matches_reference(rows, k, kept, n, v, run, config):
 def test_dtypes(dtype, out_dtype, v):
     a = random_venom_in_runs(700, 1024, 256, v, 128, dtype, seed=3)
     b = random((1024, 512), dtype, seed=5)
-    out = assert_repeats(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype), a, b)
-    assert_as_good_as_reference(out, reference.matmul_venom(a, b, out_dtype=out_dtype), _exact(a, b))
+    properties.check(hopper.matmul_venom, a, b, out_dtype=out_dtype)
 
 
 @pytest.mark.gpu
@@ -57,15 +49,8 @@ def test_dtypes(dtype, out_dtype, v):
 @pytest.mark.parametrize("tokens, n", [(2000, 512), (333, 200), (129, 1001)])
 @pytest.mark.parametrize("dtype, out_dtype", [(jnp.bfloat16, jnp.bfloat16), (jnp.float16, jnp.float32)])
 def test_puts_rows_back_in_the_order_of_the_tokens(tokens, n, dtype, out_dtype, config):
-    v = 256
-    rows = random_rows(tokens, 3, v, seed=14)
-    slots = rows.slots.shape[0]
-    a, b = random_venom_in_runs(slots, 1024, 256, v, 64, dtype, seed=15), random((1024, n), dtype, seed=16)
-    product = functools.partial(matmul_venom_runs, config=config, out_dtype=out_dtype)
-    out = assert_repeats(lambda a, b, rows: product(a, b, rows=rows), a, b, rows)
-    np.testing.assert_array_equal(out, np.asarray(jax.jit(product)(a, b))[np.asarray(rows.position)])
-    exact = _exact(a, b)[np.asarray(rows.position)]
-    assert_as_good_as_reference(out, reference.matmul_venom(a, b, rows=rows, out_dtype=out_dtype), exact)
+    random_a = functools.partial(random_venom_in_runs, k=1024, kept=256, v=256, run=64, dtype=dtype, seed=15)
+    properties.check_order_of_tokens(matmul_venom_runs, random_a, tokens, n, 256, dtype, out_dtype, config)
 
 
 @pytest.mark.gpu

@@ -2,15 +2,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper, reference
+from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES, Config, heuristic_config
-from tests.ops.hopper.operands import (
-    assert_as_good_as_reference,
+from tests.ops.operands import (
     assert_repeats,
     random,
     random_24,
     random_runs,
 )
+from tests.ops.properties import sampled_matmul_24 as properties
 
 CONFIGS = [config for config, _ in CANDIDATES]
 SHAPES = [  # tokens, dim, neurons, kept, run
@@ -23,11 +23,6 @@ SHAPES = [  # tokens, dim, neurons, kept, run
 ]
 
 
-def _exact(w, x, columns, v):
-    dense = np.asarray(w.to_dense(), np.float64)
-    return np.stack([dense[columns[t // v]] @ row for t, row in enumerate(np.asarray(x, np.float64))])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("tokens, dim, neurons, kept, run", SHAPES)
@@ -37,10 +32,7 @@ def test_matches_reference(tokens, dim, neurons, kept, run, config):
     if v % config.tile_n:
         v = 2 * config.tile_n
     columns = random_runs(-(-tokens // v), kept, run, neurons, seed=2)
-    product = dict(v=v, run=run)
-    out = assert_repeats(lambda *args: hopper.sampled_matmul_24(*args, **product, config=config), w, x, columns)
-    expected = reference.sampled_matmul_24(w, x, columns, **product, out_dtype=jnp.bfloat16)
-    assert_as_good_as_reference(out, expected, _exact(w, x, np.asarray(columns), v))
+    properties.check(hopper.sampled_matmul_24, w, x, columns, v, run=run, config=config)
 
 
 @pytest.mark.gpu
@@ -49,10 +41,7 @@ def test_matches_reference(tokens, dim, neurons, kept, run, config):
 def test_dtypes(dtype, out_dtype, v):
     w, x = random_24(512, 256, dtype, seed=3, scale=0.1), random((700, 256), dtype, seed=4)
     columns = random_runs(-(-700 // v), 256, 128, 512, seed=5)
-    product = dict(v=v, run=128, out_dtype=out_dtype)
-    out = assert_repeats(lambda *args: hopper.sampled_matmul_24(*args, **product), w, x, columns)
-    expected = reference.sampled_matmul_24(w, x, columns, **product)
-    assert_as_good_as_reference(out, expected, _exact(w, x, np.asarray(columns), v))
+    properties.check(hopper.sampled_matmul_24, w, x, columns, v, run=128, out_dtype=out_dtype)
 
 
 @pytest.mark.gpu

@@ -1,23 +1,13 @@
-import jax
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper, reference
-from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.sampled_rows_24 import CANDIDATES, heuristic_config, sampled_rows_24
-from tests.ops.hopper.operands import assert_as_good_as_reference, assert_repeats, random, random_24
-
-
-def _random_columns(tokens, v, kept, neurons, seed):
-    """Distinct neurons of each block in any order; `neurons`, a row of zeros, among them."""
-    rng = np.random.default_rng(seed)
-    return jnp.asarray([rng.permutation(neurons + 1)[:kept] for _ in range(-(-tokens // v))], jnp.int32)
-
-
-def _exact(w, x, columns, v):
-    dense = np.pad(np.asarray(w.to_dense(), np.float64), ((0, 1), (0, 0)))
-    return np.stack([dense[columns[t // v]] @ row for t, row in enumerate(np.asarray(x, np.float64))])
+from tests.ops.operands import assert_agree, random, random_24, random_columns
+from tests.ops.properties import sampled_matmul_24 as properties
 
 
 @pytest.mark.gpu
@@ -28,11 +18,7 @@ def _exact(w, x, columns, v):
 )
 def test_matches_reference(tokens, dim, neurons, kept, blocks, config):
     v = blocks * config.tokens
-    w, x = random_24(neurons, dim, jnp.bfloat16, seed=0), random((tokens, dim), jnp.bfloat16, seed=1)
-    columns = _random_columns(tokens, v, kept, neurons, seed=2)
-    out = assert_repeats(lambda *args: sampled_rows_24(*args, v, config=config), w, x, columns)
-    expected = reference.sampled_matmul_24(w, x, columns, v, out_dtype=jnp.bfloat16)
-    assert_as_good_as_reference(out, expected, _exact(w, x, np.asarray(columns), v))
+    properties.check_shape(sampled_rows_24, tokens, dim, neurons, kept, v, config)
 
 
 @pytest.mark.gpu
@@ -40,39 +26,21 @@ def test_matches_reference(tokens, dim, neurons, kept, blocks, config):
 @pytest.mark.parametrize("v", [64, 128, 256])
 @pytest.mark.parametrize("run", [1, 32])
 def test_dtypes(dtype, out_dtype, v, run):
-    w, x = random_24(512, 256, dtype, seed=3, scale=0.1), random((700, 256), dtype, seed=4)
-    runs = _random_columns(700, v, 256 // run, 512 // run - 1, seed=5)
-    columns = (runs[..., None] * run + jnp.arange(run)).reshape(runs.shape[0], -1)
-    out = assert_repeats(lambda *args: hopper.sampled_matmul_24(*args, v, run=run, out_dtype=out_dtype), w, x, columns)
-    expected = reference.sampled_matmul_24(w, x, columns, v, out_dtype=out_dtype)
-    assert_as_good_as_reference(out, expected, _exact(w, x, np.asarray(columns), v))
+    properties.check_dtypes(hopper.sampled_matmul_24, dtype, out_dtype, v, run)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("config", CANDIDATES)
 def test_bad_numbers_reach_the_blocks_that_list_them_and_no_other(bad, config):
-    v = config.tokens
-    w, x = random_24(512, 256, jnp.bfloat16, seed=6), random((2 * v, 256), jnp.bfloat16, seed=7)
-    columns = jnp.stack([jnp.arange(1, 256, 2), jnp.arange(511, 256, -2)])
-    values = w.values.at[:512:2].set(bad).at[401, 5].set(bad)
-    out = sampled_rows_24(Sparse24(values, w.metadata, w.shape), x, columns, v, config=config)
-    bad_column = (511 - 401) // 2
-    assert np.isfinite(out[:v]).all() and not np.isfinite(out[v:, bad_column]).any()
-    assert np.isfinite(np.delete(np.asarray(out, np.float32)[v:], bad_column, axis=1)).all()
+    properties.check_bad_numbers(sampled_rows_24, bad, config.tokens, config)
 
 
 @pytest.mark.gpu
 def test_schedules_agree_bit_for_bit():
     w, x = random_24(4096, 1024, jnp.bfloat16, seed=8), random((4096, 1024), jnp.bfloat16, seed=9)
-    columns = _random_columns(4096, 256, 1024, 4096, seed=10)
-    results = [
-        jax.jit(lambda *args, c=config: sampled_rows_24(*args, 256, config=c))(w, x, columns)
-        for config in CANDIDATES
-        for _ in range(5)
-    ]
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
+    columns = random_columns(16, 1024, 4096, seed=10)
+    assert_agree([functools.partial(sampled_rows_24, v=256, config=config) for config in CANDIDATES], w, x, columns)
 
 
 def test_heuristic_keeps_tiles_inside_of_blocks():

@@ -5,7 +5,7 @@ import pytest
 
 from sparse_lm.ops import hopper, reference
 from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES
-from tests.ops.hopper.operands import exact_stats, random, random_24, random_runs
+from tests.ops.operands import exact_stats, random, random_24, random_runs
 
 SHAPES = [  # tokens, dim, neurons, kept, run
     (1000, 333, 1280, 640, 128),

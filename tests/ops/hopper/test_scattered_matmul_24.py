@@ -3,42 +3,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper, reference
+from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.scattered_matmul_24 import Config, by_tile, heuristic_config, tile_at
-from tests.ops.hopper.operands import (
-    assert_as_good_as_reference,
-    assert_repeats,
-    random,
-    random_24,
-    random_runs,
-)
+from tests.ops.operands import random, random_24, random_runs
+from tests.ops.properties import scattered_matmul_24 as properties
 
 UNDER, BESIDE = Config(128, 256), Config(128, 256, share_b=False, raster_width=2)
 TALL = Config(256, 192, share_b=False)
 CONFIGS = [UNDER, BESIDE, TALL, Config(128, 128, cluster=1, stages=6, store_slots=3, raster_width=4)]
-
-
-def _exact(a, b, columns, v, rows):
-    dense, b = np.asarray(a.to_dense(), np.float64), np.asarray(b, np.float64)
-    exact = np.zeros((rows, b.shape[1]))
-    for block, listed in enumerate(np.asarray(columns)):
-        tokens = slice(block * v, min((block + 1) * v, len(b)))
-        exact[listed] += dense[:, tokens] @ b[tokens]
-    return exact
-
-
-def _check(a, b, columns, v, rows, run, **options):
-    def product(a, b, columns):
-        return hopper.scattered_matmul_24(a, b, columns, v, rows, run=run, **options)
-
-    out = assert_repeats(product, a, b, columns)
-    options.pop("config", None)
-    expected = reference.scattered_matmul_24(a, b, columns, v, rows, run=run, **(dict(out_dtype=b.dtype) | options))
-    exact = _exact(a, b, columns, v, rows)
-    assert_as_good_as_reference(out, expected, exact)
-    unlisted = np.setdiff1d(np.arange(rows), np.asarray(columns))
-    assert not np.asarray(out)[unlisted].any()
-    return out
 
 
 @pytest.mark.gpu
@@ -54,9 +26,7 @@ def _check(a, b, columns, v, rows, run, **options):
 )
 @pytest.mark.parametrize("config", CONFIGS)
 def test_matches_reference(tokens, n, kept, rows, v, run, config):
-    a, b = random_24(kept, tokens, jnp.bfloat16, seed=0), random((tokens, n), jnp.bfloat16, seed=1)
-    columns = random_runs(-(-tokens // v), kept, run, rows, seed=2)
-    _check(a, b, columns, v, rows, run, config=config)
+    properties.check_shape(hopper.scattered_matmul_24, tokens, n, kept, rows, v, run, config)
 
 
 @pytest.mark.gpu
@@ -65,28 +35,20 @@ def test_uneven_work(clusters):
     """Runs of 128 that one block lists, or all of them, or none."""
     a, b = random_24(512, 4096, jnp.bfloat16, seed=3), random((4096, 512), jnp.bfloat16, seed=4)
     columns = random_runs(32, 512, 128, 8192, seed=5, lists=clusters).at[:, :128].set(jnp.arange(128))
-    _check(a, b, columns, 128, 8192, 128)
+    properties.check(hopper.scattered_matmul_24, a, b, columns, 128, 8192, 128)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_dtypes(dtype, out_dtype, config):
-    a, b = random_24(512, 3000, dtype, seed=6, scale=0.1), random((3000, 520), dtype, seed=7)
-    columns = random_runs(12, 512, 256, 1024, seed=8)
-    _check(a, b, columns, 256, 1024, 256, out_dtype=out_dtype, config=config)
+    properties.check_dtypes(hopper.scattered_matmul_24, dtype, out_dtype, config)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_bad_numbers_reach_the_rows_that_their_block_lists_and_no_other(bad):
-    a, b = random_24(256, 512, jnp.bfloat16, seed=9), random((512, 512), jnp.bfloat16, seed=10)
-    columns = jnp.stack([jnp.arange(256), jnp.arange(512, 768)])
-    token, column = 300, 7
-    out = hopper.scattered_matmul_24(a, b.at[token, column].set(bad), columns, 256, 1024, run=256)
-    expected = np.zeros((1024, 512), bool)
-    expected[512:768, column] = np.asarray(a.mask())[:, token]
-    np.testing.assert_array_equal(~np.isfinite(out), expected)
+    properties.check_bad_numbers(hopper.scattered_matmul_24, bad, token=300)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import reference, triton
-from tests.ops.hopper.operands import exact_stats, random_24, random_runs
+from tests.ops.operands import exact_stats, random_24, random_runs
 
 
 @pytest.mark.gpu

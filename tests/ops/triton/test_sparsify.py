@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import reference, triton
-from tests.ops.hopper.operands import exact_stats, random_venom_in_runs
 from tests.ops.hopper.test_hidden import _assert_equal, _random
+from tests.ops.operands import exact_stats, random_venom_in_runs
 from tests.ops.triton import needs_gpu_build
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]

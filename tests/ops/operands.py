@@ -8,10 +8,16 @@ from sparse_lm.ops import routing
 from sparse_lm.ops.formats import Sparse24, SparseVenom, pack_metadata
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
 
 
 def random(shape, dtype, seed, scale=1.0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype)
+
+
+def random_special(shape, dtype, seed):
+    """A mixture of special numbers, with many ties, that fills every kind of group."""
+    return jnp.asarray(np.random.default_rng(seed).choice(SPECIAL, size=shape), dtype)
 
 
 def random_24(m, k, dtype, seed, pairs=PAIRS, scale=1.0) -> Sparse24:
@@ -55,6 +61,12 @@ def random_runs(blocks, kept, run, rows, seed, lists=3):
     return jnp.asarray((starts[:, :, None] + np.arange(run)).reshape(blocks, kept), jnp.int32)
 
 
+def random_columns(blocks, kept, neurons, seed):
+    """int32 [blocks, kept]: distinct neurons of each block in any order; `neurons`, a row of zeros, among them."""
+    rng = np.random.default_rng(seed)
+    return jnp.asarray([rng.permutation(neurons + 1)[:kept] for _ in range(blocks)], jnp.int32)
+
+
 def random_venom_in_runs(m_rows, k, kept, v, run, dtype, seed) -> SparseVenom:
     """[m_rows, K] that keeps `kept` columns, in runs, at random positions."""
     rows = -(-m_rows // v) * v
@@ -93,3 +105,26 @@ def assert_repeats(function, *args):
     first, second = compiled(*args), compiled(*args)
     jax.tree.map(np.testing.assert_array_equal, first, second)
     return first
+
+
+def assert_agree(functions, *args, repeats=5):
+    """Several runs of every function, compiled, give the same bits."""
+    compiled = map(jax.jit, functions)
+    first, *others = [function(*args) for function in compiled for _ in range(repeats)]
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+def assert_same_bits(result, expected):
+    """Same structure, shapes, dtypes and bits, those of a NaN aside."""
+    assert jax.tree.structure(result) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(_bits(ours), _bits(theirs))
+
+
+def _bits(x):
+    numbers = (
+        np.asarray(jnp.where(jnp.isnan(x), jnp.nan, x)) if jnp.issubdtype(x.dtype, jnp.floating) else np.asarray(x)
+    )
+    return numbers.view(f"uint{8 * numbers.itemsize}")

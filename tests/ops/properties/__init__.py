@@ -1,0 +1,1 @@
+"""What the products of every backend must do on a GPU; a backend's tests name its kernel, tilings and sizes."""
