@@ -175,8 +175,10 @@ class _Run(NamedTuple):
 
 
 def _resolve(weights, layer, w1, w2, variables, plan, dtype, implementation, axes) -> tuple[FfnWeights, Array]:
-    """The prepared weights and where to find the layer in them. What is made or gathered here is made or
-    gathered again in the backward pass rather than saved."""
+    """The prepared weights, and the number of the layer in them.
+
+    What is made or gathered here is made or gathered again in the backward pass rather than saved.
+    """
     if weights is None:
         one_layer = jax.tree.map(lambda a: a[None], (w1, w2, variables))
         weights = prepare_weights(*one_layer, plan=plan, dtype=dtype, implementation=implementation)

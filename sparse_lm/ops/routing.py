@@ -290,8 +290,16 @@ def run_sets(energy: Array, m: int, run: int, parts: int = 1) -> Array:
 
 
 def slice_sets(neurons: int, clusters: int, parts: int = 1) -> Array:
-    """int32 [E, F / E], ascending: each cluster's own slice of neurons sorted by cluster, within each of so
-    many equal parts of them."""
+    """Each cluster's own slice of neurons that are sorted by cluster.
+
+    Args:
+      neurons: F.
+      clusters: E.
+      parts: each of so many equal parts of the neurons is sorted by itself, and has a part of every slice.
+
+    Returns:
+      int32 [E, F / E], ascending.
+    """
     sets = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, clusters, neurons // clusters // parts)
     return sets.swapaxes(0, 1).reshape(clusters, -1)
 

@@ -13,6 +13,7 @@ WARP_SIZE = mgpu_utils.WARP_SIZE
 WARPGROUP_SIZE = mgpu_utils.WARPGROUP_SIZE
 
 SCALAR = plgpu.Layout.WG_SPLAT(())
+# Kernels place their barriers themselves: Pallas would add them around loads and stores that need none.
 COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)
 
 _BYTES = 16  # of an access to global memory
@@ -154,6 +155,7 @@ def bit_not(a: ir.Value) -> ir.Value:
 
 
 def true() -> ir.Value:
+    """One bit that is set."""
     return arith.constant(ir.IntegerType.get_signless(1), 1)
 
 

@@ -79,10 +79,12 @@ def pack(low: ir.Value, high: ir.Value, element: ir.Type) -> ir.Value:
 
 
 def as_pair(word: ir.Value, element: ir.Type) -> ir.Value:
+    """A word as a vector of its halves, the low one first."""
     return llvm.bitcast(ir.VectorType.get((2,), element), word)
 
 
 def as_word(pair: ir.Value) -> ir.Value:
+    """Inverse of `as_pair`."""
     return llvm.bitcast(i32_type(), pair)
 
 

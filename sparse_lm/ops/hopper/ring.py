@@ -67,6 +67,7 @@ class Ring:
     gathers: bool = False
 
     def slot(self, step: Array) -> Array:
+        """The stage that a step uses."""
         return lax.rem(step, self.stages)
 
     def initialize(self) -> None:

@@ -30,16 +30,10 @@ from sparse_lm.ops.hopper.emit import (
     WARPGROUP_SIZE,
     f32,
     i32,
-    i64_type,
-    load_vectors,
-    mul64,
-    vector_lanes,
     widen,
 )
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, Tile, groups
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, SHARED_STRIDE, Thread, Tile, groups, load_tile
 from sparse_lm.ops.hopper.two_of_four import Pair, two_of_four
-
-_TRANSPOSED_STRIDE = TILE + 1
 
 
 def sparsify_24(
@@ -132,13 +126,14 @@ def _call(
         out_type=out_type,
         grid=(column_tiles, row_tiles),
         grid_names=("column", "row"),
-        scratch_types=[plgpu.SMEM((TILE, _TRANSPOSED_STRIDE) if transposed else (1, 1), x.dtype)],
+        scratch_types=[plgpu.SMEM((TILE, SHARED_STRIDE) if transposed else (1, 1), x.dtype)],
         compiler_params=COMPILER_PARAMS,
         kernel_name="sparsify_24",
     )(x, scale, jnp.zeros(2, jnp.int32) if key is None else key)
 
 
 def check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
+    """Raises NotImplementedError for dtypes of a matrix and of its values that no selection here has."""
     if x not in (jnp.float32, jnp.bfloat16, jnp.float16) or out not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
@@ -165,26 +160,13 @@ def _scaled(pair: Pair, factor: ir.Value) -> Pair:
 
 def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[ir.Value]]:
     """Both rows' columns of the transpose of x: columns of x, by way of shared memory."""
-    width = ir.MemRefType(x.type).shape[1]
     element = ir.MemRefType(x.type).element_type
     thread = tile.thread
-    lanes = vector_lanes(element)
-    threads_per_row = TILE // lanes
-    rows_at_once = WARPGROUP_SIZE // threads_per_row
-    row = arith.divui(thread.index, i32(threads_per_row))
-    column = arith.muli(arith.remui(thread.index, i32(threads_per_row)), i32(lanes))
-
     # A tile's rows are columns of the result: the tile at (column, row) of x.
-    x_row = arith.addi(arith.muli(tile.column, i32(TILE)), row)
-    x_column = arith.addi(arith.muli(tile.row, i32(TILE)), column)
-    first_rows = range(0, TILE, rows_at_once)
-    loaded = []
-    for first_row in first_rows:
-        start = arith.addi(mul64(arith.addi(x_row, i32(first_row)), width), arith.extui(i64_type(), x_column))
-        loaded.append(load_vectors(x, start, lanes))
+    row, column, loaded = load_tile(x, Tile(thread, tile.column, tile.row))
     shared = mgpu_utils.memref_ptr(tile_smem)
-    for first_row, values in zip(first_rows, loaded, strict=True):
-        start = arith.addi(arith.muli(arith.addi(row, i32(first_row)), i32(_TRANSPOSED_STRIDE)), column)
+    for first_row, values in loaded:
+        start = arith.addi(arith.muli(arith.addi(row, i32(first_row)), i32(SHARED_STRIDE)), column)
         for i, value in enumerate(values):
             llvm.store(value, mgpu_utils.getelementptr(shared, [arith.addi(start, i32(i))], element))
     mgpu_utils.warpgroup_barrier()
@@ -193,7 +175,7 @@ def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[
         x_column = arith.addi(thread.row, i32(8 * half))
         run = []
         for i in range(RUN):
-            index = arith.muli(arith.addi(thread.column, i32(i)), i32(_TRANSPOSED_STRIDE))
+            index = arith.muli(arith.addi(thread.column, i32(i)), i32(SHARED_STRIDE))
             run.append(llvm.load(element, mgpu_utils.getelementptr(shared, [arith.addi(index, x_column)], element)))
         runs.append(run)
     return runs

@@ -31,18 +31,15 @@ from sparse_lm.ops.hopper.emit import (
     i32,
     i32_type,
     i64_type,
-    load_vectors,
     mul64,
-    vector_lanes,
     widen,
 )
 from sparse_lm.ops.hopper.sparsify_24 import check_dtypes
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, Tile
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, SHARED_STRIDE, Thread, Tile, load_tile
 from sparse_lm.ops.hopper.two_of_four import Pair
 from sparse_lm.ops.select import LARGEST
 from sparse_lm.ops.transposable import TRANSPOSABLE_PATTERNS
 
-_STRIDE = TILE + 1  # of a row in shared memory: columns keep off one bank
 _ACROSS = TILE // 4  # tiles of 4 x 4
 _PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 
@@ -79,7 +76,7 @@ def _call(operands: list[Array], shape: tuple[int, int], dtype: jnp.dtype) -> tu
     def sparsify_tile(_, x_gmem, *rest):
         *mask_gmem, values, metadata, values_t, metadata_t, tile_smem, masks_smem, row, column = rest
         tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
-        _load_tile(x_gmem, tile_smem, tile)
+        _store_tile(load_tile(x_gmem, tile), tile_smem)
         mgpu_utils.warpgroup_barrier()
         for number in range(_ACROSS * _ACROSS // WARPGROUP_SIZE):
             place = arith.addi(tile.thread.index, i32(WARPGROUP_SIZE * number))
@@ -103,27 +100,16 @@ def _call(operands: list[Array], shape: tuple[int, int], dtype: jnp.dtype) -> tu
         out_type=(*form(row_tiles, column_tiles), *form(column_tiles, row_tiles)),
         grid=(column_tiles, row_tiles),
         grid_names=("column", "row"),
-        scratch_types=[plgpu.SMEM((TILE, _STRIDE), x.dtype), plgpu.SMEM((_ACROSS * _ACROSS,), jnp.int32)],
+        scratch_types=[plgpu.SMEM((TILE, SHARED_STRIDE), x.dtype), plgpu.SMEM((_ACROSS * _ACROSS,), jnp.int32)],
         compiler_params=COMPILER_PARAMS,
         kernel_name="sparsify_24_tiles",
     )(*operands)
 
 
-def _load_tile(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> None:
-    """The block's entries to shared memory."""
-    ref = ir.MemRefType(x.type)
-    lanes = vector_lanes(ref.element_type)
-    threads_per_row = TILE // lanes
-    row = arith.divui(tile.thread.index, i32(threads_per_row))
-    column = arith.muli(arith.remui(tile.thread.index, i32(threads_per_row)), i32(lanes))
-    x_row = arith.addi(arith.muli(tile.row, i32(TILE)), row)
-    x_column = arith.addi(arith.muli(tile.column, i32(TILE)), column)
-    first_rows = range(0, TILE, WARPGROUP_SIZE // threads_per_row)
-    loaded = []
-    for first in first_rows:
-        start = arith.addi(mul64(arith.addi(x_row, i32(first)), ref.shape[1]), arith.extui(i64_type(), x_column))
-        loaded.append(load_vectors(x, start, lanes))
-    for first, entries in zip(first_rows, loaded, strict=True):
+def _store_tile(loaded: tuple, tile_smem: ir.Value) -> None:
+    """What `load_tile` gave to shared memory."""
+    row, column, rows = loaded
+    for first, entries in rows:
         for i, entry in enumerate(entries):
             llvm.store(entry, _entry(tile_smem, arith.addi(row, i32(first)), arith.addi(column, i32(i))))
 
@@ -241,7 +227,7 @@ def _load_entry(tile_smem: ir.Value, row: ir.Value, column: ir.Value) -> ir.Valu
 
 
 def _entry(tile_smem: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
-    index = arith.addi(arith.muli(row, i32(_STRIDE)), column)
+    index = arith.addi(arith.muli(row, i32(SHARED_STRIDE)), column)
     return mgpu_utils.getelementptr(
         mgpu_utils.memref_ptr(tile_smem), [index], ir.MemRefType(tile_smem.type).element_type
     )

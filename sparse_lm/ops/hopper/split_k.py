@@ -47,6 +47,7 @@ class Plan:
 
     @property
     def grid(self) -> Grid:
+        """Parts of a tile lie `tail_tiles` clusters apart, part 0 last."""
         contributors = self.tail_tiles * (self.parts - 1)
         return Grid(self.clusters, self.steps % 2 == 1, contributors, contributor_stride=self.tail_tiles)
 

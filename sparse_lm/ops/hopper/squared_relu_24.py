@@ -96,6 +96,7 @@ def sparsify(
 
 
 def check_dtype(dtype: jnp.dtype) -> None:
+    """Raises NotImplementedError for a hidden layer that is not of 16-bit floats."""
     if dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"takes bfloat16 or float16, not {dtype}")
 
@@ -120,6 +121,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def nothing(cls) -> Seen:
+        """Zeros, to add to."""
         return cls(i32(0), f32(0.0), f32(0.0))
 
     def add(self, y: Sequence[ir.Value], kept: Sequence[ir.Value], element: ir.Type) -> Seen:
@@ -133,6 +135,7 @@ class Seen(NamedTuple):
         return Seen(nonzeros, energy, kept_energy)
 
     def stats(self) -> HiddenStats:
+        """All in float32, of this thread."""
         return HiddenStats(arith.uitofp(ir.F32Type.get(), self.nonzeros), self.energy, self.kept_energy)
 
 

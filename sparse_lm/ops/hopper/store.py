@@ -34,22 +34,22 @@ def stores(n: int, dtype: jnp.dtype) -> int:
 
 
 def store_tile(
-    tile: Array, staging: Any, out: Any, origin: tuple[Array, Array], first_store: Array, *, transposed: bool
+    tile: Array, slots: Any, out: Any, origin: tuple[Array, Array], first_store: Array, *, transposed: bool
 ) -> None:
     """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
 
-    What lies out of bounds is dropped. The copies read `staging` after this returns.
+    What lies out of bounds is dropped. The copies read the slots after this returns.
 
     Args:
       tile: in layout WGMMA and the dtype of `out`.
-      staging: [slots, ...] of `staging()`.
+      slots: this warpgroup's of `staging`, [slots, ...]; they take turns.
       out: global memory.
       origin: (row, column).
-      first_store: stores that this warpgroup made before; slots take turns.
+      first_store: number of stores that this warpgroup made before.
       transposed: whether `out` is [columns, rows].
     """
     row, column = origin
-    slots = staging.shape[0]
+    count = slots.shape[0]
     columns = _columns(tile.dtype)
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(tile.dtype))))
@@ -57,8 +57,8 @@ def store_tile(
         write_tile(part, ref, transposed=transposed)
 
     for i in range(stores(tile.shape[1], tile.dtype)):
-        slot = staging.at[lax.rem(first_store + i, slots)]
-        plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+        slot = slots.at[lax.rem(first_store + i, count)]
+        plgpu.wait_smem_to_gmem(count - 1, wait_read_only=True)
         write(tile[:, i * columns : (i + 1) * columns], slot)
         plgpu.commit_smem()
         rows, cols = pl.ds(row, _ROWS), pl.ds(column + i * columns, columns)

@@ -90,9 +90,15 @@ class Stage:
     def copy_sparse(
         self, values: Any, metadata: Any, row: Array, k: Array, *, first: int = 0, rows: int | None = None
     ) -> list[Copy]:
-        """`rows` rows (all by default) from `row` of the sparse operand on, to the stage's from `first` on; k in steps.
+        """Rows of the sparse operand, and their metadata, to rows of the stage; all three of them multiples of 64.
 
-        Rows are counted in multiples of 64.
+        Args:
+          values: of the operand, in global memory.
+          metadata: of the operand, in global memory.
+          row: of the operand, the first.
+          k: step along k.
+          first: row of the stage that the first goes to.
+          rows: how many; the stage's by default.
         """
         rows = rows or self.tiling.tile_m
         first_tile, tiles = first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS
@@ -105,6 +111,7 @@ class Stage:
         ]
 
     def copy_b(self, source: Any, *origin: Array) -> Copy:
+        """The dense operand's tile from `origin` in the source on, to the stage's."""
         multicast = self.tiling.cluster > 1 and self.tiling.share_b
         return Copy(source, self.b, origin, wgmma_sp.DENSE_TRANSFORMS, multicast)
 

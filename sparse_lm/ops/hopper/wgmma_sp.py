@@ -39,7 +39,7 @@ KEPT = STEP // 2
 VALUES_TRANSFORMS = (plgpu.TilingTransform((8, KEPT)), plgpu.SwizzleTransform(2 * KEPT))
 DENSE_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
-_INSTRUCTIONS = 2
+_INSTRUCTIONS = 2  # of a step, for 32 logical columns each
 
 
 Carry = tuple[tuple[Array, ...], tuple[Array, ...]]
