@@ -13,6 +13,8 @@ Numerics: float32 accumulation in the order of the columns, one rounding.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -125,20 +127,8 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
 
                 def fill(i, block, row, token):
                     offsets = gather_24.load_offsets(columns_gmem, metadata_gmem, block, row, tile_rows)
-
-                    @pl.loop(0, gathers)
-                    def _gather(gather):
-                        first_k = gather * gather_24.STAGES
-                        ks = [first_k + stage for stage in range(gather_24.STAGES)]
-                        slots = [ring.slot(i * steps + k) for k in ks]
-                        for k, slot in zip(ks, slots, strict=True):
-                            origin = token, k * wgmma_sp.STEP
-                            tokens = Copy(x_gmem, x_smem.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, shared)
-                            ring.fill(i * steps + k, [tokens])
-                        stages = tuple((values_smem.at[slot], metadata_smem.at[slot]) for slot in slots)
-                        gather_24.start_gather(values_gmem, metadata_gmem, stages, offsets, first_k)
-                        for k in ks:
-                            ring.arrive_gathered(i * steps + k)
+                    stages, sources = (values_smem, metadata_smem, x_smem), (values_gmem, metadata_gmem, x_gmem)
+                    _fill_tile(ring, stages, sources, offsets, token, gathers, lambda k: i * steps + k, shared)
 
                 for_each_tile(fill)
                 ring.close(tiles * steps)
@@ -163,16 +153,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
                         b_transposed=True,
                         load_words=lambda metadata: gather_24.load_words(metadata, selectors),
                     )
-                    stores_of_a_block = stores(tile_tokens, out.dtype)
-                    for j, accumulator in enumerate(accumulators):
-                        store_tile(
-                            accumulator.astype(out.dtype),
-                            out_smem.at[warpgroup],
-                            out_gmem,
-                            (row + j * wgmma_sp.ROWS, token),
-                            first_store=(i * blocks + j) * stores_of_a_block,
-                            transposed=True,
-                        )
+                    _store_tile(accumulators, out_smem.at[warpgroup], out_gmem, row, token, i)
 
                 for_each_tile(compute)
                 plgpu.wait_smem_to_gmem(0)
@@ -202,3 +183,58 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
         kernel_name="sampled_rows_24",
         compiler_params=COMPILER_PARAMS,
     )(w.values, w.metadata, columns, x)
+
+
+def _fill_tile(
+    ring: Ring,
+    stages: tuple[Any, Any, Any],
+    sources: tuple[Any, Any, Any],
+    offsets: tuple[Array, Array],
+    token: Array,
+    gathers: int,
+    step_of: Callable[[Array], Array],
+    shared: bool,
+) -> None:
+    """Fills a stage for each step of a tile: the tokens by TMA, the listed rows by gathers, which fill several each.
+
+    Args:
+      ring: of the stages.
+      stages: values, metadata and tokens, of all slots.
+      sources: values, metadata and tokens in global memory.
+      offsets: of the tile's rows, from `gather_24.load_offsets`.
+      token: the tile's first.
+      gathers: how many.
+      step_of: of a step along k, its number in the ring.
+      shared: whether the blocks of the cluster share the tokens.
+    """
+    values, metadata, x = stages
+    values_gmem, metadata_gmem, x_gmem = sources
+
+    @pl.loop(0, gathers)
+    def _gather(gather):
+        first_k = gather * gather_24.STAGES
+        ks = [first_k + stage for stage in range(gather_24.STAGES)]
+        slots = [ring.slot(step_of(k)) for k in ks]
+        for k, slot in zip(ks, slots, strict=True):
+            origin = token, k * wgmma_sp.STEP
+            ring.fill(step_of(k), [Copy(x_gmem, x.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, shared)])
+        targets = tuple((values.at[slot], metadata.at[slot]) for slot in slots)
+        gather_24.start_gather(values_gmem, metadata_gmem, targets, offsets, first_k)
+        for k in ks:
+            ring.arrive_gathered(step_of(k))
+
+
+def _store_tile(
+    accumulators: tuple[Array, ...], slots: Any, out: Any, row: Array, token: Array, tile_number: Array
+) -> None:
+    """A consumer's part of a tile, [64, tokens] each, to `out[token:, row:]`; `tile_number` counts its tiles."""
+    stores_of_a_block = stores(accumulators[0].shape[1], out.dtype)
+    for block, accumulator in enumerate(accumulators):
+        store_tile(
+            accumulator.astype(out.dtype),
+            slots,
+            out,
+            (row + block * wgmma_sp.ROWS, token),
+            first_store=(tile_number * len(accumulators) + block) * stores_of_a_block,
+            transposed=True,
+        )
