@@ -96,6 +96,7 @@ def feed_forward(
         of the computed neurons.
 
     Raises:
+      ValueError: in the backward, the plan draws at random and there is no key.
       NotImplementedError: `implementation` cannot compute one of the products.
     """
     layer = jnp.asarray(layer, jnp.int32)

@@ -83,10 +83,9 @@ class GemmPlan:
     """Return sums over the tokens of each cluster, from which centres and neuron sets are chosen."""
 
     def __post_init__(self):
-        for product, allowed in PRODUCTS.items():
-            operand = getattr(self, product)
-            if operand is not None and operand not in allowed:
-                names = ", ".join(map(str, allowed))
+        for product, operand in self.operands.items():
+            if operand not in PRODUCTS[product]:
+                names = ", ".join(map(str, PRODUCTS[product]))
                 raise ValueError(f"{product}: the sparse operand must be one of {names}; got {operand}")
         sparse_forms = {p.format if p and p.name in ("Y", "dH") else None for p in (self.down, self.grad_input)}
         if len(sparse_forms) > 1:
@@ -98,10 +97,10 @@ class GemmPlan:
                 f"({self.grad_down}) must be both of these or neither, with down ({self.down})"
             )
         if self.weights == "full" and {"W1", "W2"} & {p.name for p in self.operands.values()}:
-            raise ValueError("a sparse weight needs weights = 'soft_threshold' or 'transposable'")
+            raise ValueError("weights = 'full' must be 'soft_threshold' or 'transposable' where a weight is sparse")
         if self.weights == "soft_threshold":
             for name, products in (("W1", ("up", "grad_input")), ("W2", ("down", "grad_hidden"))):
-                if all(self.operands.get(p, None) == Operand(name, "2:4") for p in products):
+                if all(self.operands.get(p) == Operand(name, "2:4") for p in products):
                     raise ValueError(f"{name} is 2:4 along both dimensions: that needs weights = 'transposable'")
 
     @property
@@ -165,7 +164,7 @@ class GemmPlan:
         """FLOPs that each product executes on (sparse) tensor cores, as a share of the dense product's."""
         work = {}
         for product in PRODUCTS:
-            operand = getattr(self, product)
+            operand = self.operands.get(product)
             share = 1.0 if operand is None else 0.5
             if operand is not None and product in ("grad_up", "grad_down"):
                 share += (1 - share) * self.dense_features

@@ -103,12 +103,12 @@ def _call(
         values_gmem, metadata_gmem, *dense_gmem, factor, row, column = rest
         tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
-        rows = [groups(widen(run)) for run in runs]
+        grouped = [groups(widen(run)) for run in runs]
         if method == "mvue":
             uniform = _uniform(mvue.load_key(key_gmem), tile, x.shape, transposed)
-            pairs = [map(mvue.sample_two, *row) for row in zip(rows, uniform, strict=True)]
+            pairs = [map(mvue.sample_two, *row) for row in zip(grouped, uniform, strict=True)]
         else:
-            pairs = [[two_of_four(four, method) for four in row] for row in rows]
+            pairs = [[two_of_four(four, method) for four in row] for row in grouped]
         pairs = [[_scaled(pair, factor) for pair in row] for row in pairs]
         tile.store_pairs(values_gmem, pairs)
         tile.store_word(metadata_gmem, pairs)

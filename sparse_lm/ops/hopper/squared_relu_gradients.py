@@ -102,7 +102,16 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
 def _call(
     dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, *, tile_neurons: int
 ) -> tuple[Array, ...]:
-    """dH's values; values and metadata of dH^T; of Y^T."""
+    """dH's values; values and metadata of dH^T; of Y^T.
+
+    Args:
+      dy: [T, Kc], in whole tiles, of whole Venom blocks.
+      values: of Y, [T, Kc / 2].
+      metadata: of Y.
+      columns: int32 [T / v, Kc] of a Venom Y, else None.
+      key: int32 [2], to draw with; None to take the largest.
+      tile_neurons: neurons that the 64 columns of a block's tile are four of each m of; 64 of a 2:4 Y.
+    """
     tokens, kept = dy.shape
     token_tiles, column_tiles = tokens // TILE, kept // TILE
     neurons = column_tiles * tile_neurons
@@ -124,7 +133,7 @@ def _call(
         if columns is not None:
             listed = optional_gmem[0], arith.divui(row, i32(block_tiles)), column
             _invert(*listed, places, thread, tile_neurons)
-        _store_stored(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
+        _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
         tile_columns = [arith.addi(thread.row, i32(8 * half)) for half in HALVES]
         if columns is None:
@@ -137,7 +146,7 @@ def _call(
         else:
             element = ir.MemRefType(dh_gmem.type).element_type
             draw = functools.partial(_draw_along_tokens, mvue.load_key(optional_gmem[-1]), tile, neurons, element)
-            selected = [draw(*operands) for operands in zip(out_rows, loaded, strict=True)]
+            selected = [draw(row, tokens) for row, tokens in zip(out_rows, loaded, strict=True)]
         dh_pairs, y_pairs = zip(*selected, strict=True)
         outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
         if columns is None:
@@ -162,8 +171,8 @@ def _call(
     )(*operands)
 
 
-def _store_stored(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
-    """dH of a thread's two rows to global memory; dH and Y, zeros where nothing is stored, to shared memory."""
+def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
+    """dH of a thread's two rows to global memory; to shared memory dH and Y, zeros where Y is not stored."""
     element = ir.MemRefType(dy.type).element_type
     dh_rows = []
     loaded = zip(tile.load_words(dy), tile.load_packed(values), nibbles(tile.load_word(metadata)), strict=True)
@@ -173,7 +182,7 @@ def _store_stored(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
             dh_word = _gradient(dy_word, y_word, element)
             dh_rows[-1].append(dh_word)
-            members = [_word(words, *_place(tile.thread, half, 4 * group + member)) for member in range(4)]
+            members = [_word_pointer(words, *_position(tile.thread, half, 4 * group + member)) for member in range(4)]
             for pointer in members:
                 llvm.store(i32(0), pointer)
             # A group's words are neighbours.
@@ -190,14 +199,14 @@ def _gradient(dy: ir.Value, y: ir.Value, element: ir.Type) -> ir.Value:
     return packed_24.pack(*products, element)
 
 
-def _place(thread: Thread, half: int, column: int) -> tuple[ir.Value, ir.Value]:
+def _position(thread: Thread, half: int, column: int) -> tuple[ir.Value, ir.Value]:
     """Row and column in the tile of one of the 16 columns that a thread holds of a row."""
     return arith.addi(thread.row, i32(8 * half)), arith.addi(thread.column, i32(column))
 
 
 def _load_column(words: ir.Value, thread: Thread, column: ir.Value) -> list[ir.Value]:
     """A thread's 16 tokens of one of its two columns: dH and Y."""
-    return [llvm.load(i32_type(), _word(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN)]
+    return [llvm.load(i32_type(), _word_pointer(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN)]
 
 
 def _select_along_tokens(tokens: list[ir.Value]) -> tuple[list[PackedPair], list[PackedPair]]:
@@ -275,7 +284,9 @@ def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value
     llvm.store(own, at(arith.subi(neuron, arith.muli(tile, i32(tile_neurons)))))
 
 
-def _word(words: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+def _word_pointer(words: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
+    """Where the word of an entry of the tile is in shared memory, see `_SKEW`."""
+
     def skewed(index):
         return arith.addi(index, arith.muli(arith.shrui(index, i32(5)), i32(_SKEW)))
 

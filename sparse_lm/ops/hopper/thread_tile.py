@@ -182,7 +182,7 @@ def run_pointers(values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir
 
 def half_word(pairs: Sequence[PackedPair]) -> ir.Value:
     """Metadata of four groups, 16 bits."""
-    nibbles = i32(0)
+    bits = i32(0)
     for group, pair in enumerate(pairs):
-        nibbles = arith.ori(nibbles, arith.shli(pair.nibble, i32(4 * group)))
-    return arith.trunci(ir.IntegerType.get_signless(16), nibbles)
+        bits = arith.ori(bits, arith.shli(pair.nibble, i32(4 * group)))
+    return arith.trunci(ir.IntegerType.get_signless(16), bits)
