@@ -15,9 +15,18 @@ def random(shape, dtype, seed, scale=1.0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype)
 
 
-def random_special(shape, dtype, seed):
-    """A mixture of special numbers, with many ties, that fills every kind of group."""
-    return jnp.asarray(np.random.default_rng(seed).choice(SPECIAL, size=shape), dtype)
+def random_or_special(shape, dtype, seed, special=False, scale=3.0):
+    """Normal numbers, or a mixture of special ones, with many ties, that fills every kind of group."""
+    if special:
+        return jnp.asarray(np.random.default_rng(seed).choice(SPECIAL, size=shape), dtype)
+    return random(shape, dtype, seed, scale)
+
+
+def integers_and_special(special, dtype):
+    """[256, 512]: integers, one in 50 of them replaced, and all of the first 128 rows."""
+    rng = np.random.default_rng(9)
+    x = np.where(rng.random((256, 512)) < 0.02, special, rng.integers(-8, 9, (256, 512)))
+    return jnp.asarray(np.where(np.arange(256)[:, None] < 128, special, x), dtype)
 
 
 def random_24(m, k, dtype, seed, pairs=PAIRS, scale=1.0) -> Sparse24:

@@ -7,30 +7,10 @@ import pytest
 
 from sparse_lm.ops import hopper, reference
 from sparse_lm.ops.compress import list_columns
-from tests.ops.operands import exact_stats
+from tests.ops.operands import assert_same_bits, exact_stats, integers_and_special, random_or_special
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
 BACKENDS = (hopper, reference)
-SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
-
-
-def _random(shape, dtype, seed, special=False, scale=3.0):
-    """Normal numbers, or a mixture of special ones, with many ties, that fills every kind of group."""
-    rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.choice(SPECIAL, size=shape) if special else scale * rng.normal(size=shape), dtype)
-
-
-def _bits(x):
-    if x.dtype == jnp.int32:
-        return np.asarray(x)
-    return np.asarray(jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x), jnp.int16))
-
-
-def _assert_equal(ours, expected):
-    """Same structure, same bits."""
-    assert jax.tree.structure(ours) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(_bits(a), _bits(b))
 
 
 def _lower(function, *shapes, **options):
@@ -56,72 +36,60 @@ def test_lowers_without_a_gpu(shape):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_squared_relu_24(shape, dtype, special):
-    h = _random(shape, dtype, 0, special)
+    h = random_or_special(shape, dtype, 0, special)
     expected, _ = jax.jit(reference.squared_relu_24)(h)
     for _ in range(2):
         ours, stats = jax.jit(hopper.squared_relu_24)(h)
-        _assert_equal(ours, expected)
+        assert_same_bits(ours, expected)
     np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_squared_relu_gradients(shape, dtype, special):
-    y, _ = jax.jit(reference.squared_relu_24)(_random(shape, dtype, 1))
-    dy = _random(shape, dtype, 2, special)
-    expected = jax.jit(reference.squared_relu_gradients)(dy, y)
-    for _ in range(2):
-        _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), expected)
-
-
-def _assert_draws_are_the_references(dy, y):
+def _assert_gradients_are_the_references(dy, y, *, drawn):
     compute, expected = (jax.jit(lambda dy, y, key, b=b: b.squared_relu_gradients(dy, y, key=key)) for b in BACKENDS)
-    for key in (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)):
+    keys = (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)) if drawn else (None,)
+    for key in keys:
         for _ in range(2):
-            _assert_equal(compute(dy, y, key), expected(dy, y, key))
+            assert_same_bits(compute(dy, y, key), expected(dy, y, key))
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_drawn_gradients(shape, dtype, special):
-    y, _ = jax.jit(reference.squared_relu_24)(_random(shape, dtype, 1))
-    _assert_draws_are_the_references(_random(shape, dtype, 2, special), y)
+def test_squared_relu_gradients(shape, dtype, special, drawn):
+    y, _ = jax.jit(reference.squared_relu_24)(random_or_special(shape, dtype, 1))
+    _assert_gradients_are_the_references(random_or_special(shape, dtype, 2, special), y, drawn=drawn)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("m, v", [(8, 64), (16, 128), (32, 128)])
+@pytest.mark.parametrize(
+    "m, v, drawn",
+    [
+        (8, 64, False),
+        (16, 128, False),
+        (16, 256, False),
+        (32, 128, False),
+        (8, 64, True),
+        (16, 128, True),
+        (32, 128, True),
+    ],
+)
 @pytest.mark.parametrize("tokens", [256, 300])
-def test_drawn_gradients_of_a_venom_matrix(m, v, tokens):
-    h = _random((tokens, 1024), jnp.bfloat16, 3)
+def test_squared_relu_gradients_of_a_venom_matrix(tokens, m, v, drawn):
+    h = random_or_special((tokens, 1024), jnp.bfloat16, 3)
     y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(h)
-    _assert_draws_are_the_references(_random((tokens, 4 * 1024 // m), jnp.bfloat16, 4), y)
+    _assert_gradients_are_the_references(random_or_special((tokens, 4 * 1024 // m), jnp.bfloat16, 4), y, drawn=drawn)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1e-12, 1e10, 1e19])
 def test_numbers_of_any_scale(scale):
     """Of the largest, some squares are inf."""
-    h, dy = (_random((64, 128), jnp.bfloat16, seed, scale=scale) for seed in range(2))
+    h, dy = (random_or_special((64, 128), jnp.bfloat16, seed, scale=scale) for seed in range(2))
     y, _ = jax.jit(reference.squared_relu_24)(h)
-    _assert_equal(jax.jit(hopper.squared_relu_24)(h)[0], y)
-    _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), jax.jit(reference.squared_relu_gradients)(dy, y))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("m, v", [(8, 64), (16, 128), (16, 256), (32, 128)])
-@pytest.mark.parametrize("tokens", [256, 300])
-def test_squared_relu_gradients_of_a_venom_matrix(m, v, tokens):
-    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(
-        _random((tokens, 1024), jnp.bfloat16, 3)
-    )
-    dy = _random((tokens, 4 * 1024 // m), jnp.bfloat16, 4)
-    expected = jax.jit(reference.squared_relu_gradients)(dy, y)
-    for _ in range(2):
-        _assert_equal(jax.jit(hopper.squared_relu_gradients)(dy, y), expected)
+    assert_same_bits(jax.jit(hopper.squared_relu_24)(h)[0], y)
+    assert_same_bits(jax.jit(hopper.squared_relu_gradients)(dy, y), jax.jit(reference.squared_relu_gradients)(dy, y))
 
 
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32)])
@@ -143,30 +111,27 @@ def test_venom(tokens, v, m, dtype):
     expected = jax.jit(lambda x: reference.sparsify_venom(x, v, m, columns="norm", dtype=dtype))(x)
     for _ in range(2):
         y, stats = jax.jit(lambda x: hopper.squared_relu_venom(x, v, m, columns="norm"))(x)
-        _assert_equal(y, y_expected)
-        _assert_equal(jax.jit(lambda x: hopper.sparsify_venom(x, v, m, columns="norm", dtype=dtype))(x), expected)
+        assert_same_bits(y, y_expected)
+        assert_same_bits(jax.jit(lambda x: hopper.sparsify_venom(x, v, m, columns="norm", dtype=dtype))(x), expected)
     np.testing.assert_allclose(stats, stats_expected, rtol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("special", [0.0, -0.0, np.inf, np.nan])
 def test_venom_of_special_numbers(special):
-    """One in 50 of the numbers; all of them in the first block."""
-    rng = np.random.default_rng(9)
-    x = np.where(rng.random((256, 512)) < 0.02, special, rng.integers(-8, 9, (256, 512)))
-    x = jnp.asarray(np.where(np.arange(256)[:, None] < 128, special, x), jnp.bfloat16)
+    x = integers_and_special(special, jnp.bfloat16)
     for f in ("squared_relu_venom", "sparsify_venom"):
         options = dict(columns="norm") if f == "squared_relu_venom" else dict(columns="norm", dtype=x.dtype)
         ours, expected = (
             jax.jit(lambda x, b=b, f=f, o=options: vars(b)[f](x, 128, 16, **o))(x) for b in (hopper, reference)
         )
-        _assert_equal(*(y[0] if f == "squared_relu_venom" else y for y in (ours, expected)))
+        assert_same_bits(*(y[0] if f == "squared_relu_venom" else y for y in (ours, expected)))
 
 
 @pytest.mark.gpu
 def test_venom_keeps_as_much_as_the_reference():
     """Of normal numbers nearly equal norms may rank otherwise; what is kept is then as large."""
-    h = _random((512, 2048), jnp.bfloat16, 8)
+    h = random_or_special((512, 2048), jnp.bfloat16, 8)
     for f in (hopper, reference):
         y, stats = jax.jit(lambda h, f=f: f.squared_relu_venom(h, 128, 16, columns="norm"))(h)
         mask = np.asarray(y.mask())
@@ -179,12 +144,12 @@ def test_venom_keeps_as_much_as_the_reference():
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape, layers", [((256, 128), 2), ((128, 200), 1), ((3 * 64, 64), 3)])
 def test_soft_threshold_24(shape, layers):
-    w, scale = _random(shape, jnp.float32, 5), jnp.linspace(1, 2, layers)
+    w, scale = random_or_special(shape, jnp.float32, 5), jnp.linspace(1, 2, layers)
     compute = {
         name: jax.jit(lambda w, s, f=f: f.soft_threshold_24(w, s, dtype=jnp.bfloat16))
         for name, f in (("ours", hopper), ("expected", reference))
     }
-    _assert_equal(compute["ours"](w, scale), compute["expected"](w, scale))
+    assert_same_bits(compute["ours"](w, scale), compute["expected"](w, scale))
 
 
 def test_what_is_refused():

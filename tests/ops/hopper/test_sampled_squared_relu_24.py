@@ -3,9 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper, reference
+from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES
-from tests.ops.operands import exact_stats, random, random_24, random_runs
+from tests.ops.operands import assert_same_bits, random, random_24, random_runs
+from tests.ops.properties import sampled_squared_relu_24 as properties
 
 SHAPES = [  # tokens, dim, neurons, kept, run
     (1000, 333, 1280, 640, 128),
@@ -13,17 +14,6 @@ SHAPES = [  # tokens, dim, neurons, kept, run
     (1, 100, 256, 64, 64),
     (1536, 1024, 4096, 1024, 256),
 ]
-
-
-def _bits(x):
-    return np.asarray(x if x.dtype == jnp.int32 else jax.lax.bitcast_convert_type(x, jnp.int16))
-
-
-def _assert_same_bits(ours, expected):
-    assert jax.tree.structure(ours) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(ours[0]), jax.tree.leaves(expected[0]), strict=True):
-        np.testing.assert_array_equal(_bits(a), _bits(b))
-    np.testing.assert_array_equal(ours[1], expected[1])
 
 
 def _lists(tokens, neurons, kept, run, v):
@@ -47,23 +37,15 @@ def test_equals_the_two_kernels_bit_for_bit(tokens, dim, neurons, kept, run, dty
     fused = jax.jit(lambda w, x, columns: hopper.sampled_squared_relu_24(w, x, columns, **product))
     expected = jax.jit(two_kernels)(w, x, columns)
     for _ in range(3):
-        _assert_same_bits(fused(w, x, columns), expected)
+        assert_same_bits(fused(w, x, columns), expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("run, v", [(128, 128), (64, 64), (1, 64)])
 def test_keeps_what_the_reference_keeps(run, v):
-    """Integers, whose products add up exactly in any order. Of runs or blocks that no tile fits, too."""
-    rng = np.random.default_rng(3)
-    w = random_24(256, 128, jnp.bfloat16, seed=4)
-    w = type(w)(jnp.asarray(rng.integers(-2, 3, w.values.shape), jnp.bfloat16), w.metadata, w.shape)
-    x = jnp.asarray(rng.integers(-2, 3, (500, 128)), jnp.bfloat16)
+    """Of runs or blocks that no tile fits, too."""
     columns = random_runs(-(-500 // v), 128, run, 256, seed=5)
-    expected, wanted = jax.jit(lambda *args: reference.sampled_squared_relu_24(*args, v, run=run))(w, x, columns)
-    ours, stats = jax.jit(lambda *args: hopper.sampled_squared_relu_24(*args, v, run=run))(w, x, columns)
-    _assert_same_bits((ours, stats.nonzeros), (expected, wanted.nonzeros))
-    h = reference.sampled_matmul_24(w, x, columns, v, run=run, out_dtype=x.dtype)
-    np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
+    properties.check_integers(hopper.sampled_squared_relu_24, columns, v, run)
 
 
 @pytest.mark.gpu
@@ -73,7 +55,7 @@ def test_bad_numbers(bad):
     columns = random_runs(4, 256, 128, 512, seed=8)
     y, _ = hopper.sampled_squared_relu_24(w, x, columns, 128, run=128)
     expected, _ = hopper.squared_relu_24(hopper.sampled_matmul_24(w, x, columns, 128, run=128))
-    np.testing.assert_array_equal(y.metadata, expected.metadata)
-    np.testing.assert_array_equal(_bits(y.values), _bits(expected.values))
+    for ours, theirs in ((y.metadata, expected.metadata), (y.values, expected.values)):
+        np.testing.assert_array_equal(np.asarray(ours).view(np.uint8), np.asarray(theirs).view(np.uint8))
     assert not np.isfinite(np.asarray(y.values, np.float32)[77]).all()
     assert np.isfinite(np.delete(np.asarray(y.values, np.float32), 77, axis=0)).all()

@@ -4,18 +4,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference, transposable_mask
-
-SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
-
-
-def _random(shape, dtype, seed, special):
-    """Normal numbers, or a mixture of special ones, with many ties, that fills every kind of group."""
-    rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.choice(SPECIAL, size=shape) if special else rng.normal(size=shape), dtype)
-
-
-def _bits(x):
-    return np.asarray(jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x), jnp.int16))
+from tests.ops.operands import assert_same_bits, random, random_or_special
 
 
 @pytest.mark.gpu
@@ -27,14 +16,12 @@ def _bits(x):
 @pytest.mark.parametrize("method", ["magnitude", "soft_threshold"])
 def test_equals_the_reference_bit_for_bit(method, axis, dtype, out, special):
     for shape in [(64, 64), (256, 704), (100, 300), (1, 3)]:
-        x = _random(shape, dtype, seed=0, special=special)
+        x = random_or_special(shape, dtype, 0, special, scale=1.0)
         options = dict(method=method, axis=axis, scale=1.4375, dtype=out, key=None)
         expected = jax.jit(lambda x, o=options: reference.sparsify_24(x, **o))(x)
         for _ in range(2):
             result = jax.jit(lambda x, o=options: hopper.sparsify_24(x, **o))(x)
-            assert result.shape == expected.shape
-            np.testing.assert_array_equal(result.metadata, expected.metadata)
-            np.testing.assert_array_equal(_bits(result.values), _bits(expected.values))
+            assert_same_bits(result, expected)
 
 
 @pytest.mark.gpu
@@ -43,20 +30,19 @@ def test_equals_the_reference_bit_for_bit(method, axis, dtype, out, special):
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mvue_draws_what_the_reference_draws(axis, dtype, out, special):
     for shape in [(256, 704), (100, 300), (1, 3)]:
-        x, options = _random(shape, dtype, seed=1, special=special), dict(scale=1.4375, dtype=out)
+        x, options = random_or_special(shape, dtype, 1, special, scale=1.0), dict(scale=1.4375, dtype=out)
         expected = jax.jit(lambda x, key, o=options: reference.sparsify_24(x, "mvue", axis, key=key, **o))
         compute = jax.jit(lambda x, key, o=options: hopper.sparsify_24(x, "mvue", axis, key=key, **o))
         for key in (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)):
             wanted = expected(x, key)
             for result in (compute(x, key), compute(x, key)):
-                np.testing.assert_array_equal(result.metadata, wanted.metadata)
-                np.testing.assert_array_equal(_bits(result.values), _bits(wanted.values))
+                assert_same_bits(result, wanted)
 
 
 @pytest.mark.gpu
 def test_mvue_is_unbiased():
     """The error of a mean of n draws is that of one draw, 0.47 of the signal on normal numbers, divided by n."""
-    x, count = _random((64, 128), jnp.bfloat16, seed=5, special=False), 2000
+    x, count = random((64, 128), jnp.bfloat16, seed=5), 2000
 
     @jax.jit
     def mean(keys):
@@ -75,20 +61,18 @@ def test_tiles(kind, dtype, out):
     """Sums of integers are the same in any order, and so then are the patterns."""
     for shape in [(64, 64), (256, 704), (100, 300), (7, 10)]:
         rng = np.random.default_rng(6)
-        x = _random(shape, dtype, 7, True) if kind == "special" else jnp.asarray(rng.integers(-9, 10, shape), dtype)
+        integers = jnp.asarray(rng.integers(-9, 10, shape), dtype)
+        x = random_or_special(shape, dtype, 7, special=True) if kind == "special" else integers
         mask = jnp.asarray(rng.random(shape) < 0.5) if kind == "masked" else None
         expected = jax.jit(lambda x, mask: reference.sparsify_24_tiles(x, mask, dtype=out))(x, mask)
         for _ in range(2):
             result = jax.jit(lambda x, mask: hopper.sparsify_24_tiles(x, mask, dtype=out))(x, mask)
-            for ours, theirs in zip(result, expected, strict=True):
-                assert ours.shape == theirs.shape
-                np.testing.assert_array_equal(ours.metadata, theirs.metadata)
-                np.testing.assert_array_equal(_bits(ours.values), _bits(theirs.values))
+            assert_same_bits(result, expected)
 
 
 @pytest.mark.gpu
 def test_tiles_keep_as_much_as_the_reference():
-    x = _random((512, 1024), jnp.float32, 8, False)
+    x = random((512, 1024), jnp.float32, seed=8)
     rows, columns = hopper.sparsify_24_tiles(x, None, dtype=jnp.bfloat16)
     mask = np.asarray(rows.mask())
     np.testing.assert_array_equal(mask, np.asarray(columns.mask()).T)

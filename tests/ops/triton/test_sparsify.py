@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import reference, triton
-from tests.ops.hopper.test_hidden import _assert_equal, _random
-from tests.ops.operands import exact_stats, random_venom_in_runs
+from tests.ops.operands import (
+    assert_same_bits,
+    exact_stats,
+    integers_and_special,
+    random_or_special,
+    random_venom_in_runs,
+)
 from tests.ops.triton import needs_gpu_build
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
@@ -25,7 +30,7 @@ def _assert_as_reference(op, *args, **options):
     expected = _compiled(reference, op, *args, **options)
     for _ in range(2):
         result = _compiled(triton, op, *args, **options)
-        _assert_equal(result, expected)
+        assert_same_bits(result, expected)
     return result
 
 
@@ -36,7 +41,7 @@ def _assert_as_reference(op, *args, **options):
 @pytest.mark.parametrize("method", ["magnitude", "soft_threshold"])
 def test_sparsify_24(method, axis, dtype, out, special):
     for shape in SHAPES[1:3]:
-        x = _random(shape, dtype, 0, special)
+        x = random_or_special(shape, dtype, 0, special)
         _assert_as_reference("sparsify_24", x, method=method, axis=axis, scale=1.4375, dtype=out, key=None)
 
 
@@ -44,7 +49,7 @@ def test_sparsify_24(method, axis, dtype, out, special):
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("layers, rows, columns", [(1, 100, 300), (3, 128, 200)])
 def test_soft_threshold_24(layers, rows, columns, special):
-    w = _random((layers * rows, columns), WIDE, 1, special)
+    w = random_or_special((layers * rows, columns), WIDE, 1, special)
     _assert_as_reference("soft_threshold_24", w, jnp.linspace(0.5, 1.5, layers), dtype=NARROW)
 
 
@@ -53,26 +58,11 @@ def test_soft_threshold_24(layers, rows, columns, special):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_squared_relu_24(shape, dtype, special):
-    h = _random(shape, dtype, 2, special)
+    h = random_or_special(shape, dtype, 2, special)
     # Not compiled: XLA would select from the reference's Y before it is rounded, by which ties arise.
     expected, _ = reference.squared_relu_24(h)
     ours, stats = _compiled(triton, "squared_relu_24", h)
-    _assert_equal(ours, expected)
-    np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
-
-
-@pytest.mark.gpu
-def test_sampled_squared_relu_24():
-    """Integers, whose products add up to ones that bfloat16 has."""
-    rng = np.random.default_rng(8)
-    w = jnp.asarray(rng.integers(-3, 4, (512, 96)), NARROW)
-    w = reference.sparsify_24(w, "magnitude", -1, scale=1.0, dtype=NARROW, key=None)
-    x = jnp.asarray(rng.integers(-2, 3, (300, 96)), NARROW)
-    columns = jnp.asarray([rng.permutation(513)[:200] for _ in range(5)], jnp.int32)
-    expected, _ = _compiled(reference, "sampled_squared_relu_24", w, x, columns, v=64)
-    ours, stats = _compiled(triton, "sampled_squared_relu_24", w, x, columns, v=64)
-    _assert_equal(ours, expected)
-    h = reference.sampled_matmul_24(w, x, columns, 64, out_dtype=NARROW)
+    assert_same_bits(ours, expected)
     np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
 
 
@@ -87,17 +77,14 @@ def test_venom(tokens, neurons, v, m, dtype):
     _assert_as_reference("sparsify_venom", x, v=v, m=m, columns="norm", dtype=dtype)
     y_expected, stats_expected = _compiled(reference, "squared_relu_venom", x, v=v, m=m, columns="norm")
     y, stats = _compiled(triton, "squared_relu_venom", x, v=v, m=m, columns="norm")
-    _assert_equal(y, y_expected)
+    assert_same_bits(y, y_expected)
     np.testing.assert_allclose(stats, stats_expected, rtol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("special", [0.0, np.inf, np.nan])
 def test_venom_of_special_numbers(special):
-    """One in 50 of the numbers; all of them in the first block."""
-    rng = np.random.default_rng(9)
-    x = np.where(rng.random((256, 512)) < 0.02, special, rng.integers(-8, 9, (256, 512)))
-    x = jnp.asarray(np.where(np.arange(256)[:, None] < 128, special, x), NARROW)
+    x = integers_and_special(special, NARROW)
     _assert_as_reference("sparsify_venom", x, v=128, m=16, columns="norm", dtype=NARROW)
 
 
@@ -107,19 +94,20 @@ def test_venom_of_special_numbers(special):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_squared_relu_gradients(shape, dtype, special):
     """As on the CPU, whose square roots are rounded correctly; XLA's on a GPU move one float16 in ten thousand."""
-    y, _ = _compiled(reference, "squared_relu_24", _random(shape, dtype, 3))
-    dy = _random(shape, dtype, 4, special)
+    y, _ = _compiled(reference, "squared_relu_24", random_or_special(shape, dtype, 3))
+    dy = random_or_special(shape, dtype, 4, special)
     expected = _compiled(reference, "squared_relu_gradients", *jax.device_put((dy, y), jax.devices("cpu")[0]))
     for _ in range(2):
-        _assert_equal(_compiled(triton, "squared_relu_gradients", dy, y), expected)
+        assert_same_bits(_compiled(triton, "squared_relu_gradients", dy, y), expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 16), (256, 16), (128, 32)])
 @pytest.mark.parametrize("tokens, neurons", [(256, 1024), (300, 480)])
 def test_squared_relu_gradients_of_a_venom_matrix(tokens, neurons, v, m):
-    y, _ = _compiled(reference, "squared_relu_venom", _random((tokens, neurons), NARROW, 5), v=v, m=m, columns="norm")
-    _assert_as_reference("squared_relu_gradients", _random((tokens, 4 * neurons // m), NARROW, 6), y)
+    h = random_or_special((tokens, neurons), NARROW, 5)
+    y, _ = _compiled(reference, "squared_relu_venom", h, v=v, m=m, columns="norm")
+    _assert_as_reference("squared_relu_gradients", random_or_special((tokens, 4 * neurons // m), NARROW, 6), y)
 
 
 @needs_gpu_build
