@@ -91,35 +91,28 @@ def _columns(blocks, kept):
     return jax.ShapeDtypeStruct((blocks, kept), jnp.int32)
 
 
-@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-@pytest.mark.parametrize("run", [64, 512])
-def test_sampled_matmul_24(config, run):
+def _lower_sampled(product, config, run):
+    """Of 500 tokens, each block of which lists 512 neurons."""
     v = config.tile_n
     x, columns = jax.ShapeDtypeStruct((500, 392), jnp.bfloat16), _columns(-(-500 // v), 512)
     lowered = _lower(
-        lambda w, x, columns: hopper.sampled_matmul_24(w, x, columns, v, run=run, config=config),
-        _sparse_24(2048, 392),
-        x,
-        columns,
+        lambda w, x, columns: product(w, x, columns, v, run=run, config=config), _sparse_24(2048, 392), x, columns
     )
-    assert lowered.out_info.shape == (500, 512)
     assert "mosaic_gpu" in lowered.as_text()
+    return lowered.out_info
+
+
+@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
+@pytest.mark.parametrize("run", [64, 512])
+def test_sampled_matmul_24(config, run):
+    assert _lower_sampled(hopper.sampled_matmul_24, config, run).shape == (500, 512)
 
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
 @pytest.mark.parametrize("run", [64, 512])
 def test_sampled_squared_relu_24(run, config):
-    v = config.tile_n
-    x, columns = jax.ShapeDtypeStruct((500, 392), jnp.bfloat16), _columns(-(-500 // v), 512)
-    lowered = _lower(
-        lambda w, x, columns: hopper.sampled_squared_relu_24(w, x, columns, v, run=run, config=config),
-        _sparse_24(2048, 392),
-        x,
-        columns,
-    )
-    y, _ = lowered.out_info
+    y, _ = _lower_sampled(hopper.sampled_squared_relu_24, config, run)
     assert y.shape == (500, 512) and y.values.shape == (512, 256)
-    assert "mosaic_gpu" in lowered.as_text()
 
 
 @pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
