@@ -3,7 +3,8 @@
 A thread block takes 64 tokens of 64 (condensed) columns. Of a Venom Y the transposes have a row for every neuron:
 a thread block stores those of its 16 groups, the rows of kept ones where they belong and empty rows elsewhere.
 
-Numerics: float32, rounded once; bit for bit the reference.
+Numerics: float32, rounded once, of correctly rounded square roots: bit for bit the reference on a CPU. XLA on a GPU
+and `hopper` take approximate roots, which a few float16 values show.
 """
 
 from __future__ import annotations
