@@ -12,6 +12,7 @@ import json
 import pathlib
 import statistics
 import sys
+import tempfile
 
 from absl import app, flags
 
@@ -19,7 +20,7 @@ from experiments import nsight_compute
 from experiments.result_files import write_results
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
-REPORTS = flags.DEFINE_string("reports", "/tmp/kernel_counters", "Directory for what the profiler writes.")
+REPORTS = flags.DEFINE_string("reports", None, "Directory to keep what the profiler writes.")
 
 _OURS_OR_CUBLAS = "mosaic_gpu|nvjet|gemm|cutlass"
 # Each program with a pattern of the kernels that are its products: one a call.
@@ -49,7 +50,7 @@ def tabulate(launched: list[dict], profiles: list[dict]) -> list[dict]:
 
 
 def main(_) -> None:
-    reports = pathlib.Path(REPORTS.value)
+    reports = pathlib.Path(REPORTS.value or tempfile.mkdtemp())
     reports.mkdir(parents=True, exist_ok=True)
     table = []
     for number, (program, kernels) in enumerate(PROGRAMS.items()):
