@@ -1,5 +1,6 @@
 """Tests run on a CPU unless a GPU is there; those marked `gpu` are skipped without one."""
 
+import gc
 import os
 import tempfile
 from importlib.metadata import version
@@ -26,3 +27,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture
+def collected():
+    """What a test leaves to the garbage collector is collected before the next one."""
+    yield
+    gc.collect()

@@ -19,6 +19,7 @@ from sparse_lm.training.step import make_trainer
 from sparse_lm.training.workdir import WorkdirError
 from tests.test_train import corpus, small_config, trace  # noqa: F401 (a fixture)
 from tests.training.test_checkpoint import steps_on_disk
+from tests.unfinished_io import leaves_io_unfinished
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,10 +121,6 @@ def test_sigterm_is_obeyed(moment, saved, config, whole, tmp_path, monkeypatch, 
     assert_same_end(tmp_path, whole, config)
 
 
-# Of the libraries: what was still being written, or read, when something else failed.
-abandoned_writes = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
 @contextlib.contextmanager
 def disk_full(monkeypatch, first, end):
     """From the batch of step `first` to that of step `end` on, no file grows over 4 KiB."""
@@ -150,7 +147,7 @@ def disk_full(monkeypatch, first, end):
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
 
-@abandoned_writes
+@leaves_io_unfinished
 def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch, caplog):
     with disk_full(monkeypatch, first=4, end=10):
         assert loop.train(config, str(tmp_path))
@@ -161,7 +158,7 @@ def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch,
     assert_same_end(tmp_path, whole, config)
 
 
-@abandoned_writes
+@leaves_io_unfinished
 def test_a_run_whose_end_is_not_saved_says_so_and_goes_on_from_what_is(config, whole, tmp_path, monkeypatch):
     message = "checkpoint 12 could not be saved, and the newest is 3: .*File too large"
     with disk_full(monkeypatch, first=4, end=12), pytest.raises(WorkdirError, match=message):
@@ -171,7 +168,7 @@ def test_a_run_whose_end_is_not_saved_says_so_and_goes_on_from_what_is(config, w
     assert_same_end(tmp_path, whole, config)
 
 
-@abandoned_writes
+@leaves_io_unfinished
 def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(config, whole, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         in_evaluation(patch, config)

@@ -12,6 +12,7 @@ from sparse_lm.training.checkpoint import Checkpoints, open_params, restore_para
 from sparse_lm.training.saved_checkpoint import DamagedCheckpoint
 from sparse_lm.training.workdir import WorkdirError
 from tests.training.test_checkpoint import assert_same_bits, make_state, steps_on_disk
+from tests.unfinished_io import leaves_io_unfinished
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def delete(path, rng):
     path.unlink()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the libraries' unfinished reads
+@leaves_io_unfinished
 def test_whatever_happens_to_a_file_the_state_is_one_that_was_saved(saved, tmp_path):
     """Files of the newest checkpoint, damaged in turn. The libraries do without some of them."""
     rng = np.random.default_rng(0)
@@ -120,7 +121,7 @@ def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
     assert sorted(workdir.rglob("*")) == before
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@leaves_io_unfinished
 def test_nothing_is_renamed_while_no_checkpoint_is_whole(workdir):
     for step in (1, 2):
         shutil.rmtree(workdir / "checkpoints" / str(step) / "params" / "d")
