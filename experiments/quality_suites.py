@@ -45,6 +45,7 @@ _SETS = _VENOM | {"sparsity.selection": "cluster_sets", "sparsity.clusters": 64}
 _RUNS = _SETS | {"sparsity.neuron_run": 64}
 _16 = {"sparsity.clusters": 16}
 _TOKENS = {"sparsity.centres": "tokens"}
+_MVUE = {"sparsity.weight_gradients": "mvue"}
 _WSD = {"optimizer.schedule": "wsd", "optimizer.decay_steps": 200}
 
 
@@ -144,8 +145,10 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "dense, in the time of slices": _DENSE | {"steps": 5165, "optimizer.decay_steps": 1033},
             "slices 2:16": _SLICES | _TOKENS,
             "slices 2:16, earlier": _SLICES | _TOKENS | _EARLIER,
-            "slices 2:16, earlier, mvue": _SLICES | _TOKENS | _EARLIER | {"sparsity.weight_gradients": "mvue"},
+            "slices 2:16, earlier, mvue": _SLICES | _TOKENS | _EARLIER | _MVUE,
+            "runs 2:16, earlier, mvue": _RUNS | _16 | _TOKENS | _EARLIER | _MVUE,
             "magnitude 2:16, earlier": _VENOM | _16 | _EARLIER,
+            "magnitude 2:16, earlier, mvue": _VENOM | _16 | _EARLIER | _MVUE,
             "dense, lr 0.002, warm-up of 306": _DENSE | _FASTER,
             "slices 2:16, earlier, lr 0.002, warm-up of 306": _SLICES | _TOKENS | _EARLIER | _FASTER,
         },
