@@ -6,7 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from sparse_lm.ops.select import Members
 
@@ -64,3 +64,18 @@ def uniform_of_groups(key: Array, shape: tuple[int, int], axis: int) -> Array:
     words = jax.random.bits(key, (groups // 2, others) if axis == 0 else (others, groups // 2))
     halves = jnp.stack([words & 0xFFFF, words >> 16], axis=1 if axis == 0 else -1)
     return (halves.reshape(shape).astype(jnp.float32) + 0.5) / 2**16
+
+
+def threefry_key(key: Array) -> Array:
+    """A PRNG key as kernels read it, int32 [2].
+
+    Raises:
+      NotImplementedError: a key of another generator than JAX's default one, or `jax_threefry_partitionable` is off.
+    """
+    generator = str(jax.random.key_impl(key))
+    if generator != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+        raise NotImplementedError(
+            f"draws from keys of a partitionable threefry2x32, not of {generator} with "
+            f"jax_threefry_partitionable = {jax.config.jax_threefry_partitionable}"
+        )
+    return lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
-from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
@@ -26,23 +23,8 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 
-def key_words(key: Array) -> Array:
-    """A PRNG key as kernels read it, int32 [2].
-
-    Raises:
-      NotImplementedError: a key of another generator than JAX's default one, or `jax_threefry_partitionable` is off.
-    """
-    generator = str(jax.random.key_impl(key))
-    if generator != "threefry2x32" or not jax.config.jax_threefry_partitionable:
-        raise NotImplementedError(
-            f"draws from keys of a partitionable threefry2x32, not of {generator} with "
-            f"jax_threefry_partitionable = {jax.config.jax_threefry_partitionable}"
-        )
-    return lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32)
-
-
 def load_key(key: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Of `key_words` in global memory."""
+    """Of `sparse_lm.ops.mvue.threefry_key` in global memory."""
     pointers = (mgpu_utils.getelementptr(global_pointer(key), [i32(word)], i32_type()) for word in range(2))
     return tuple(llvm.load(i32_type(), pointer) for pointer in pointers)
 

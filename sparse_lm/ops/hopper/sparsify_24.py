@@ -34,6 +34,7 @@ from sparse_lm.ops.hopper.emit import (
 )
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, SHARED_STRIDE, Thread, Tile, groups, load_tile
 from sparse_lm.ops.hopper.two_of_four import Pair, two_of_four
+from sparse_lm.ops.mvue import threefry_key
 
 
 def sparsify_24(
@@ -54,7 +55,7 @@ def sparsify_24(
     check_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
-    key = mvue.key_words(key) if method == "mvue" else None
+    key = threefry_key(key) if method == "mvue" else None
     values, metadata = _call(padded, scale, method, dtype, transposed=axis == 0, key=key)
     return Sparse24(values, metadata, x.shape[::-1] if axis == 0 else x.shape)
 

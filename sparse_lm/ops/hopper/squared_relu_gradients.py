@@ -51,6 +51,7 @@ from sparse_lm.ops.hopper.thread_tile import (
     nibbles,
     run_pointers,
 )
+from sparse_lm.ops.mvue import threefry_key
 
 # A word of row r and column c lies at r * _STRIDE + 8 (r // 32) + c + 8 (c // 32): neither the rows nor the
 # columns that the lanes of a warp hold share a bank.
@@ -73,7 +74,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     if y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in one dtype, not {dy.dtype} and {y.dtype}")
     padded = pad_to_tiles(dy)
-    key = None if key is None else mvue.key_words(key)
+    key = None if key is None else threefry_key(key)
     if isinstance(y, Sparse24):
         dh, *transposes = _call(padded, y.values, y.metadata, None, key, tile_neurons=TILE)
         neurons = y.shape[1]
