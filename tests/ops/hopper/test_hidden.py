@@ -8,9 +8,9 @@ import pytest
 from sparse_lm.ops import hopper, reference
 from sparse_lm.ops.compress import list_columns
 from tests.ops.operands import assert_same_bits, exact_stats, integers_and_special, random_or_special
+from tests.ops.properties import squared_relu_gradients as properties
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
-BACKENDS = (hopper, reference)
 
 
 def _lower(function, *shapes, **options):
@@ -44,22 +44,13 @@ def test_squared_relu_24(shape, dtype, special):
     np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
 
 
-def _assert_gradients_are_the_references(dy, y, *, drawn):
-    compute, expected = (jax.jit(lambda dy, y, key, b=b: b.squared_relu_gradients(dy, y, key=key)) for b in BACKENDS)
-    keys = (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)) if drawn else (None,)
-    for key in keys:
-        for _ in range(2):
-            assert_same_bits(compute(dy, y, key), expected(dy, y, key))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_squared_relu_gradients(shape, dtype, special, drawn):
-    y, _ = jax.jit(reference.squared_relu_24)(random_or_special(shape, dtype, 1))
-    _assert_gradients_are_the_references(random_or_special(shape, dtype, 2, special), y, drawn=drawn)
+    properties.check_24(hopper.squared_relu_gradients, shape, dtype, special=special, drawn=drawn)
 
 
 @pytest.mark.gpu
@@ -77,9 +68,7 @@ def test_squared_relu_gradients(shape, dtype, special, drawn):
 )
 @pytest.mark.parametrize("tokens", [256, 300])
 def test_squared_relu_gradients_of_a_venom_matrix(tokens, m, v, drawn):
-    h = random_or_special((tokens, 1024), jnp.bfloat16, 3)
-    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(h)
-    _assert_gradients_are_the_references(random_or_special((tokens, 4 * 1024 // m), jnp.bfloat16, 4), y, drawn=drawn)
+    properties.check_venom(hopper.squared_relu_gradients, tokens, 1024, v, m, drawn=drawn)
 
 
 @pytest.mark.gpu

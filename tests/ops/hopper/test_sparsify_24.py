@@ -5,6 +5,7 @@ import pytest
 
 from sparse_lm.ops import hopper, reference, transposable_mask
 from tests.ops.operands import assert_same_bits, random, random_or_special
+from tests.ops.properties import sparsify_24 as properties
 
 
 @pytest.mark.gpu
@@ -16,12 +17,7 @@ from tests.ops.operands import assert_same_bits, random, random_or_special
 @pytest.mark.parametrize("method", ["magnitude", "soft_threshold"])
 def test_equals_the_reference_bit_for_bit(method, axis, dtype, out, special):
     for shape in [(64, 64), (256, 704), (100, 300), (1, 3)]:
-        x = random_or_special(shape, dtype, 0, special, scale=1.0)
-        options = dict(method=method, axis=axis, scale=1.4375, dtype=out, key=None)
-        expected = jax.jit(lambda x, o=options: reference.sparsify_24(x, **o))(x)
-        for _ in range(2):
-            result = jax.jit(lambda x, o=options: hopper.sparsify_24(x, **o))(x)
-            assert_same_bits(result, expected)
+        properties.check(hopper.sparsify_24, shape, method, axis, dtype, out, special)
 
 
 @pytest.mark.gpu
@@ -30,28 +26,12 @@ def test_equals_the_reference_bit_for_bit(method, axis, dtype, out, special):
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mvue_draws_what_the_reference_draws(axis, dtype, out, special):
     for shape in [(256, 704), (100, 300), (1, 3)]:
-        x, options = random_or_special(shape, dtype, 1, special, scale=1.0), dict(scale=1.4375, dtype=out)
-        expected = jax.jit(lambda x, key, o=options: reference.sparsify_24(x, "mvue", axis, key=key, **o))
-        compute = jax.jit(lambda x, key, o=options: hopper.sparsify_24(x, "mvue", axis, key=key, **o))
-        for key in (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)):
-            wanted = expected(x, key)
-            for result in (compute(x, key), compute(x, key)):
-                assert_same_bits(result, wanted)
+        properties.check_draws(hopper.sparsify_24, shape, axis, dtype, out, special)
 
 
 @pytest.mark.gpu
 def test_mvue_is_unbiased():
-    """The error of a mean of n draws is that of one draw, 0.47 of the signal on normal numbers, divided by n."""
-    x, count = random((64, 128), jnp.bfloat16, seed=5), 2000
-
-    @jax.jit
-    def mean(keys):
-        draw = lambda key: hopper.sparsify_24(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key).to_dense()  # noqa: E731
-        return jnp.mean(jax.lax.map(lambda key: draw(key).astype(jnp.float32), keys), axis=0)
-
-    exact = np.asarray(x.T, np.float32)
-    error = np.square(np.asarray(mean(jax.random.split(jax.random.key(6), count))) - exact).sum()
-    assert error / np.square(exact).sum() == pytest.approx(0.473 / count, rel=0.1)
+    properties.check_draws_without_bias(hopper.sparsify_24)
 
 
 @pytest.mark.gpu
@@ -85,7 +65,6 @@ def test_tiles_keep_as_much_as_the_reference():
 def test_refuses_what_it_cannot_do():
     options = dict(scale=1.0, key=None)
     x = jnp.zeros((64, 64), jnp.bfloat16)
-    with pytest.raises(NotImplementedError, match="threefry2x32, not of rbg"):
-        hopper.sparsify_24(x, "mvue", -1, scale=1.0, dtype=jnp.bfloat16, key=jax.random.key(0, impl="rbg"))
+    properties.check_refuses_other_generators(hopper.sparsify_24)
     with pytest.raises(NotImplementedError, match="16-bit"):
         hopper.sparsify_24(x, "magnitude", -1, dtype=jnp.float32, **options)

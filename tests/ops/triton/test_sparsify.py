@@ -15,6 +15,7 @@ from tests.ops.operands import (
     random_or_special,
     random_venom_in_runs,
 )
+from tests.ops.properties import sparsify_24, squared_relu_gradients
 from tests.ops.triton import needs_gpu_build
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
@@ -41,8 +42,7 @@ def _assert_as_reference(op, *args, **options):
 @pytest.mark.parametrize("method", ["magnitude", "soft_threshold"])
 def test_sparsify_24(method, axis, dtype, out, special):
     for shape in SHAPES[1:3]:
-        x = random_or_special(shape, dtype, 0, special)
-        _assert_as_reference("sparsify_24", x, method=method, axis=axis, scale=1.4375, dtype=out, key=None)
+        sparsify_24.check(triton.sparsify_24, shape, method, axis, dtype, out, special)
 
 
 @pytest.mark.gpu
@@ -94,20 +94,15 @@ def test_venom_of_special_numbers(special):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_squared_relu_gradients(shape, dtype, special):
     """As on the CPU, whose square roots are rounded correctly; XLA's on a GPU move one float16 in ten thousand."""
-    y, _ = _compiled(reference, "squared_relu_24", random_or_special(shape, dtype, 3))
-    dy = random_or_special(shape, dtype, 4, special)
-    expected = _compiled(reference, "squared_relu_gradients", *jax.device_put((dy, y), jax.devices("cpu")[0]))
-    for _ in range(2):
-        assert_same_bits(_compiled(triton, "squared_relu_gradients", dy, y), expected)
+    cpu = jax.devices("cpu")[0]
+    squared_relu_gradients.check_24(triton.squared_relu_gradients, shape, dtype, special=special, device=cpu)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 16), (256, 16), (128, 32)])
 @pytest.mark.parametrize("tokens, neurons", [(256, 1024), (300, 480)])
 def test_squared_relu_gradients_of_a_venom_matrix(tokens, neurons, v, m):
-    h = random_or_special((tokens, neurons), NARROW, 5)
-    y, _ = _compiled(reference, "squared_relu_venom", h, v=v, m=m, columns="norm")
-    _assert_as_reference("squared_relu_gradients", random_or_special((tokens, 4 * neurons // m), NARROW, 6), y)
+    squared_relu_gradients.check_venom(triton.squared_relu_gradients, tokens, neurons, v, m)
 
 
 @needs_gpu_build
