@@ -133,7 +133,7 @@ def assert_same_bits(result, expected):
 
 
 def _bits(x):
-    numbers = (
-        np.asarray(jnp.where(jnp.isnan(x), jnp.nan, x)) if jnp.issubdtype(x.dtype, jnp.floating) else np.asarray(x)
-    )
+    numbers = np.asarray(x)  # in NumPy: a NaN converted by a GPU has other bits than one converted by a CPU
+    if jnp.issubdtype(numbers.dtype, jnp.floating):
+        numbers = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
     return numbers.view(f"uint{8 * numbers.itemsize}")
