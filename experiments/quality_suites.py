@@ -146,6 +146,7 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "slices 2:16": _SLICES | _TOKENS,
             "slices 2:16, earlier": _SLICES | _TOKENS | _EARLIER,
             "slices 2:16, earlier, mvue": _SLICES | _TOKENS | _EARLIER | _MVUE,
+            "slices 2:16, 25%, earlier, mvue": _SLICES | _TOKENS | _sparse(102, 1632) | _MVUE,
             "runs 2:16, earlier, mvue": _RUNS | _16 | _TOKENS | _EARLIER | _MVUE,
             "magnitude 2:16, earlier": _VENOM | _16 | _EARLIER,
             "magnitude 2:16, earlier, mvue": _VENOM | _16 | _EARLIER | _MVUE,
