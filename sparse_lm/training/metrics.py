@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from sparse_lm.files import replacing
-from sparse_lm.training.telemetry import AppendedFile, ScalarEvents
+from sparse_lm.training.telemetry import AppendedFile
 from sparse_lm.training.wandb_run import WandbRun
 
 FILE = "metrics.jsonl"
@@ -34,6 +34,9 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: WandbRun | None = None):
+        # tensorboardX imports PyTorch where that is installed: seconds that only a run which logs should take.
+        from sparse_lm.training.scalar_events import ScalarEvents
+
         lines = Path(workdir, FILE)
         _drop_from(lines, resume_step)
         self._lines = AppendedFile(lines)
