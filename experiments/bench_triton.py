@@ -102,26 +102,38 @@ def bench_scattered_matmul_24() -> list[dict]:
     return table
 
 
-def bench_selections() -> list[dict]:
-    """Passes over memory: the share that their bytes, each moved once, take of a copy's bandwidth."""
+def selections() -> dict[str, tuple]:
+    """Passes over memory: of each a function and its operands."""
     h, w = random_matrix(16384, 8192, seed=3), random_matrix(16384, 4096, seed=4, dtype=jnp.float32)
-    copied = median_ms(lambda x: x + 1, h)
-    bandwidth = 2 * h.nbytes / copied
     weights = dict(method="soft_threshold", scale=1.5, dtype=jnp.bfloat16)
-    cases = {
+    draws = dict(method="mvue", axis=0, scale=1.0, dtype=h.dtype)
+    draw_24 = lambda x: triton.sparsify_24(x, **draws, key=jax.random.key(0))  # noqa: E731
+    draw_gradients = lambda dy, y: triton.squared_relu_gradients(dy, y, key=jax.random.key(0))  # noqa: E731
+    y = triton.squared_relu_24(h)[0]
+    cases: dict[str, tuple] = {
         "sparsify_24 of weights": (functools.partial(triton.sparsify_24, axis=-1, **weights), w),
         "sparsify_24 of weights, transposed": (functools.partial(triton.sparsify_24, axis=0, **weights), w),
+        "sparsify_24 mvue, transposed": (draw_24, h),
         "squared_relu_24": (triton.squared_relu_24, h),
-        "squared_relu_gradients": (triton.squared_relu_gradients, h, triton.squared_relu_24(h)[0]),
+        "squared_relu_gradients": (triton.squared_relu_gradients, h, y),
+        "squared_relu_gradients mvue": (draw_gradients, h, y),
     }
     y, _ = triton.squared_relu_venom(h, 128, 16, columns="norm")
     dy = random_matrix(16384, 2048, seed=5)
     cases["squared_relu_gradients of 128:2:16"] = triton.squared_relu_gradients, dy, y
+    cases["squared_relu_gradients mvue of 128:2:16"] = draw_gradients, dy, y
     for m in VENOM_GROUPS:
         blocks = dict(v=128, m=m, columns="norm")
         select = functools.partial(triton.sparsify_venom, dtype=h.dtype, **blocks)
         cases[f"sparsify_venom 128:2:{m}"] = select, h
         cases[f"squared_relu_venom 128:2:{m}"] = functools.partial(triton.squared_relu_venom, **blocks), h
+    return cases
+
+
+def measure_selections(cases: dict[str, tuple]) -> list[dict]:
+    """Of each the share that its bytes, each moved once, take of a copy's bandwidth."""
+    h = random_matrix(16384, 8192, seed=3)
+    bandwidth = 2 * h.nbytes / median_ms(lambda x: x + 1, h)
     table = []
     for name, (function, *operands) in cases.items():
         ms = median_ms(function, *operands)
@@ -132,6 +144,11 @@ def bench_selections() -> list[dict]:
         print(row, flush=True)
         table.append(row)
     return table
+
+
+def bench_selections() -> list[dict]:
+    """All passes over memory."""
+    return measure_selections(selections())
 
 
 def tune() -> None:

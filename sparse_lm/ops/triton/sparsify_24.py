@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
-from sparse_lm.ops.triton import packed_24
+from sparse_lm.ops.mvue import threefry_key
+from sparse_lm.ops.triton import mvue, packed_24
 from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.tiles import (
     GROUPS,
+    PAIRED_GROUPS_LAYOUT,
     ROWS_LAYOUT,
     TILE_LAYOUT,
     WARPS,
@@ -28,10 +31,11 @@ from sparse_lm.ops.triton.tiles import (
     store_sparse,
     store_survivors,
 )
-from sparse_lm.ops.triton.two_of_four import spread, two_of_four
+from sparse_lm.ops.triton.two_of_four import members, spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
 STATS = gl.constexpr(len(HiddenStats._fields))
+NO_KEY = np.zeros(2, np.int32)  # for kernels that read none
 
 
 @gluon.jit
@@ -58,13 +62,15 @@ def _store_stats(low, high, kept, stats, dtype: gl.constexpr):
 def _sparsify_24_kernel(
     x,
     scale,
+    key,
     values,
     metadata,
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
-    SOFT: gl.constexpr,
+    METHOD: gl.constexpr,
     TRANSPOSED: gl.constexpr,
 ):
+    """Of x [ROWS, COLUMNS]. The key is for "mvue"."""
     K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
     row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
     if TRANSPOSED:
@@ -72,7 +78,16 @@ def _sparsify_24_kernel(
         tile = gl.convert_layout(tile, TILE_LAYOUT)
     else:
         tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT)
-    low, high, nibble = two_of_four(tile, SOFT)
+    if METHOD == "mvue":
+        row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT))[:, None]
+        if TRANSPOSED:
+            PADDED_COLUMNS: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE * _TILE
+            uniform = mvue.uniform_of_groups(key, row, k_tile, 1, PADDED_COLUMNS)
+        else:
+            uniform = mvue.uniform_of_groups(key, row, k_tile, K_TILES * GROUPS // 2, 1)
+        low, high, nibble = mvue.sample_two(*members(tile), uniform)
+    else:
+        low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
     factor = gl.load(scale)
     store_sparse(low * factor, high * factor, nibble, values, metadata, row_tile, k_tile, K_TILES)
 
@@ -111,16 +126,14 @@ def sparsify_24(
     """See `sparse_lm.ops.sparsify_24`.
 
     Raises:
-      NotImplementedError: the method draws at random, or the dtypes.
+      NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
     """
-    del key
-    if method == "mvue":
-        raise NotImplementedError("does not draw at random")
     check_dtypes(x.dtype, jnp.dtype(dtype))
     shape = x.shape[::-1] if axis == 0 else x.shape
-    constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1], SOFT=method == "soft_threshold", TRANSPOSED=axis == 0)
+    constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1], METHOD=method, TRANSPOSED=axis == 0)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
-    values, metadata = _call(_sparsify_24_kernel, x, scale, out=outputs(shape, dtype), constants=constants)
+    key = threefry_key(key) if method == "mvue" else NO_KEY
+    values, metadata = _call(_sparsify_24_kernel, x, scale, key, out=outputs(shape, dtype), constants=constants)
     return Sparse24(values, metadata, shape)
 
 

@@ -1,7 +1,8 @@
 """dH = 2 sqrt(Y) dY where Y is stored, and the 2:4 forms of the transposes of dH and Y, in one pass.
 
-A thread block takes 64 tokens of 64 (condensed) columns. Of a Venom Y the transposes have a row for every neuron:
-a thread block stores those of its 16 groups, the rows of kept ones where they belong and empty rows elsewhere.
+A thread block takes 64 tokens of 64 (condensed) columns, and of each four tokens keeps the two largest, or draws two.
+Of a Venom Y the transposes have a row for every neuron: a thread block stores those of its 16 groups, the rows of kept
+ones where they belong and empty rows elsewhere.
 
 Numerics: float32, rounded once, of correctly rounded square roots: bit for bit the reference on a CPU. XLA on a GPU
 and `hopper` take approximate roots, which a few float16 values show.
@@ -18,13 +19,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.triton import packed_24
+from sparse_lm.ops.mvue import threefry_key
+from sparse_lm.ops.triton import mvue, packed_24
 from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.sparsify_24 import outputs
+from sparse_lm.ops.triton.sparsify_24 import NO_KEY, outputs
 from sparse_lm.ops.triton.tiles import (
     GROUPS,
     GROUPS_LAYOUT,
     HALVES_LAYOUT,
+    PAIRED_GROUPS_LAYOUT,
     TILE_LAYOUT,
     WARPS,
     WORDS,
@@ -38,6 +41,7 @@ from sparse_lm.ops.triton.tiles import (
 from sparse_lm.ops.triton.two_of_four import members, pack_halves, spread, unpack_words
 
 _TILE = gl.constexpr(TILE)
+_DH, _Y = gl.constexpr(0), gl.constexpr(1)  # halves of a word
 _EMPTY_HALF = gl.constexpr(EMPTY_GROUP * 0x1111)
 
 
@@ -60,12 +64,20 @@ def _differentiate_tile(
 
 
 @gluon.jit
-def _select_along_tokens(both):
-    """Of words [64 neurons, 64 tokens] of dH and Y: survivors of dH and their nibbles, and those of Y."""
+def _keep_along_tokens(both, uniform, HALF: gl.constexpr, dtype: gl.constexpr):
+    """Survivors and nibbles of the low (0) or the high (1) halves of words [64 neurons, 64 tokens].
+
+    The two largest of each four, or, with random numbers of `mvue.uniform_of_groups`, two drawn at random.
+    """
     a, b, c, d = members(both)
-    dh, dh_nibble = packed_24.two_of_four_halves(a, b, c, d, HIGH=False, SIGNED=True)
-    y, y_nibble = packed_24.two_of_four_halves(a, b, c, d, HIGH=True, SIGNED=False)
-    return dh, dh_nibble, y, y_nibble
+    if uniform is None:
+        kept, nibble = packed_24.two_of_four_halves(a, b, c, d, HIGH=HALF == _Y, SIGNED=HALF == _DH)
+    else:
+        a, b = packed_24.unpack(a, dtype)[HALF], packed_24.unpack(b, dtype)[HALF]
+        c, d = packed_24.unpack(c, dtype)[HALF], packed_24.unpack(d, dtype)[HALF]
+        low, high, nibble = mvue.sample_two(a, b, c, d, uniform)
+        kept = packed_24.pack(low, high, dtype)
+    return kept, nibble
 
 
 @gluon.jit
@@ -73,6 +85,7 @@ def _gradients_24_kernel(
     dy,
     values,
     metadata,
+    key,
     dh,
     dh_t,
     dh_t_metadata,
@@ -82,10 +95,16 @@ def _gradients_24_kernel(
     COLUMNS: gl.constexpr,
     TILES: gl.constexpr,
     ROW_TILES: gl.constexpr,
+    DRAW: gl.constexpr,
 ):
     row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
     both = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
-    dh_kept, dh_nibble, y_kept, y_nibble = _select_along_tokens(both)
+    uniform = None
+    if DRAW:
+        neuron = tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT))[:, None]
+        uniform = mvue.uniform_of_groups(key, neuron, row_tile, 1, TILES * _TILE)
+    dh_kept, dh_nibble = _keep_along_tokens(both, uniform, _DH, dh.dtype.element_ty)
+    y_kept, y_nibble = _keep_along_tokens(both, uniform, _Y, dh.dtype.element_ty)
     _store_rows(dh_kept, dh_nibble, dh_t, dh_t_metadata, tile, row_tile, ROW_TILES)
     _store_rows(y_kept, y_nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
 
@@ -166,6 +185,7 @@ def _gradients_venom_kernel(
     values,
     metadata,
     columns,
+    key,
     dh,
     dh_t,
     dh_t_metadata,
@@ -178,12 +198,19 @@ def _gradients_venom_kernel(
     NEURONS: gl.constexpr,
     M: gl.constexpr,
     BLOCK_TILES: gl.constexpr,
+    DRAW: gl.constexpr,
 ):
     row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
     both = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
     listed = columns + (row_tile // BLOCK_TILES * TILES + tile) * _TILE
     if row_tile < ROW_TILES:  # a ragged last block is padded by more than a tile
-        dh_kept, dh_nibble, y_kept, y_nibble = _select_along_tokens(both)
+        uniform = None
+        if DRAW:
+            PADDED_NEURONS: gl.constexpr = (NEURONS + _TILE - 1) // _TILE * _TILE
+            neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT)))[:, None]
+            uniform = mvue.uniform_of_groups(key, neuron, row_tile, 1, PADDED_NEURONS)
+        dh_kept, dh_nibble = _keep_along_tokens(both, uniform, _DH, dh.dtype.element_ty)
+        y_kept, y_nibble = _keep_along_tokens(both, uniform, _Y, dh.dtype.element_ty)
         _scatter_rows(dh_kept, dh_nibble, listed, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
         _scatter_rows(y_kept, y_nibble, listed, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
         _clear_rows(listed, tile, row_tile, dh_t, dh_t_metadata, y_t, y_t_metadata, M, NEURONS, ROW_TILES)
@@ -193,11 +220,9 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     """See `sparse_lm.ops.squared_relu_gradients`.
 
     Raises:
-      NotImplementedError: a key, to draw at random; dy or y is not of 16-bit floats of one dtype; or of a Venom y, v
-        is no multiple of 64, or columns come in runs.
+      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no multiple of 64, or
+        columns come in runs; or a key of another generator than JAX's default one.
     """
-    if key is not None:
-        raise NotImplementedError("does not draw at random")
     if dy.dtype not in (jnp.bfloat16, jnp.float16) or y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in bfloat16 or in float16, not {dy.dtype} and {y.dtype}")
     venom = isinstance(y, SparseVenom)
@@ -207,7 +232,10 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     stored_row_tiles, tiles, _ = y.metadata.shape
     transpose = outputs((neurons, tokens), dy.dtype)
     padded = align_rows(dy)
-    constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1], TILES=tiles, ROW_TILES=transpose[1].shape[1])
+    row_tiles = transpose[1].shape[1]
+    constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1], TILES=tiles, ROW_TILES=row_tiles)
+    constants["DRAW"] = key is not None
+    key = NO_KEY if key is None else threefry_key(key)
     options = dict(
         out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
         blocks=stored_row_tiles * tiles,
@@ -220,10 +248,12 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
             y.values,
             y.metadata,
             y.columns,
+            key,
             constants=constants | dict(NEURONS=neurons, M=y.m, BLOCK_TILES=y.v // TILE),
             **options,
         )
     else:
-        dh, *transposes = gluon_call(_gradients_24_kernel, padded, y.values, y.metadata, constants=constants, **options)
+        operands = padded, y.values, y.metadata, key
+        dh, *transposes = gluon_call(_gradients_24_kernel, *operands, constants=constants, **options)
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], (neurons, tokens)) for i in (0, 2))
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)

@@ -60,6 +60,15 @@ def groups_layout(warps):
 
 
 GROUPS_LAYOUT = gl.constexpr(groups_layout(WARPS))
+PAIRED_GROUPS_LAYOUT = gl.constexpr(  # of one number for two groups
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [8, 0]],
+        lane_bases=[[0, 2], [0, 4], *_ROW_LANES],
+        warp_bases=_ROW_WARPS,
+        block_bases=[],
+        shape=[TILE, TILE // 8],
+    )
+)
 WORDS_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))
 ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0]))  # loads whole rows
 

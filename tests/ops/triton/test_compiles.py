@@ -20,7 +20,7 @@ from sparse_lm.ops.triton.matmul_venom import _matmul_venom_kernel
 from sparse_lm.ops.triton.product import Product, largest_that_occupies
 from sparse_lm.ops.triton.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.triton.sampled_matmul_24 import _sampled_matmul_24_kernel
-from sparse_lm.ops.triton.sparsify_24 import _squared_relu_24_kernel
+from sparse_lm.ops.triton.sparsify_24 import _sparsify_24_kernel, _squared_relu_24_kernel
 from sparse_lm.ops.triton.sparsify_venom import _sparsify_venom_kernel
 from sparse_lm.ops.triton.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
 from tests.ops.triton import needs_gpu_build
@@ -84,20 +84,29 @@ def test_sampled_matmul_24(capability, config, tmp_path):
     _assert_assembles(compiled, tmp_path, capability)
 
 
+def _sparsify(x, method, transposed):
+    constants = dict(ROWS=T, COLUMNS=F, METHOD=method, TRANSPOSED=transposed)
+    return _sparsify_24_kernel, (x, "*fp32", "*i32", "*bf16", "*i32"), constants, 4
+
+
+def _gradients_24(dtype, draw):
+    constants = dict(ROWS=T, COLUMNS=F, TILES=F // 64, ROW_TILES=T // 64, DRAW=draw)
+    return _gradients_24_kernel, (dtype, dtype, "*i32", "*i32", dtype, *(dtype, "*i32") * 2), constants, 4
+
+
+def _gradients_venom(dtype, draw):
+    constants = dict(ROWS=T, COLUMNS=D, TILES=D // 64, ROW_TILES=T // 64, NEURONS=F, M=16, BLOCK_TILES=2, DRAW=draw)
+    return _gradients_venom_kernel, (dtype, dtype, *["*i32"] * 3, dtype, *(dtype, "*i32") * 2), constants, 4
+
+
 PASSES = {
+    "sparsify_24 mvue of float32": _sparsify("*fp32", "mvue", False),
+    "sparsify_24 mvue along columns": _sparsify("*bf16", "mvue", True),
     "squared_relu_24": (_squared_relu_24_kernel, ("*bf16", "*bf16", "*i32", "*fp32"), dict(ROWS=T, COLUMNS=F), 4),
-    "squared_relu_gradients": (
-        _gradients_24_kernel,
-        ("*fp16", "*fp16", "*i32", "*fp16", *("*fp16", "*i32") * 2),
-        dict(ROWS=T, COLUMNS=F, TILES=F // 64, ROW_TILES=T // 64),
-        4,
-    ),
-    "squared_relu_gradients of a Venom matrix": (
-        _gradients_venom_kernel,
-        ("*bf16", "*bf16", "*i32", "*i32", "*bf16", *("*bf16", "*i32") * 2),
-        dict(ROWS=T, COLUMNS=D, TILES=D // 64, ROW_TILES=T // 64, NEURONS=F, M=16, BLOCK_TILES=2),
-        4,
-    ),
+    "squared_relu_gradients": _gradients_24("*fp16", False),
+    "squared_relu_gradients drawn": _gradients_24("*fp16", True),
+    "squared_relu_gradients of a Venom matrix": _gradients_venom("*bf16", False),
+    "squared_relu_gradients of a Venom matrix drawn": _gradients_venom("*bf16", True),
     "squared_relu_venom": (
         _sparsify_venom_kernel,
         ("*bf16", "*bf16", "*i32", "*i32", "*fp32"),

@@ -47,6 +47,20 @@ def test_sparsify_24(method, axis, dtype, out, special):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype, out", [(WIDE, NARROW), (NARROW, NARROW), (jnp.float16, jnp.float16)])
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_sparsify_24_draws_what_the_reference_draws(axis, dtype, out, special):
+    for shape in SHAPES[1:]:
+        sparsify_24.check_draws(triton.sparsify_24, shape, axis, dtype, out, special)
+
+
+@pytest.mark.gpu
+def test_sparsify_24_draws_without_bias():
+    sparsify_24.check_draws_without_bias(triton.sparsify_24)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("layers, rows, columns", [(1, 100, 300), (3, 128, 200)])
 def test_soft_threshold_24(layers, rows, columns, special):
     w = random_or_special((layers * rows, columns), WIDE, 1, special)
@@ -89,28 +103,32 @@ def test_venom_of_special_numbers(special):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_squared_relu_gradients(shape, dtype, special):
+def test_squared_relu_gradients(shape, dtype, special, drawn):
     """As on the CPU, whose square roots are rounded correctly; XLA's on a GPU move one float16 in ten thousand."""
-    cpu = jax.devices("cpu")[0]
-    squared_relu_gradients.check_24(triton.squared_relu_gradients, shape, dtype, special=special, device=cpu)
+    options = dict(special=special, drawn=drawn, device=jax.devices("cpu")[0])
+    squared_relu_gradients.check_24(triton.squared_relu_gradients, shape, dtype, **options)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 16), (256, 16), (128, 32)])
 @pytest.mark.parametrize("tokens, neurons", [(256, 1024), (300, 480)])
-def test_squared_relu_gradients_of_a_venom_matrix(tokens, neurons, v, m):
-    squared_relu_gradients.check_venom(triton.squared_relu_gradients, tokens, neurons, v, m)
+def test_squared_relu_gradients_of_a_venom_matrix(tokens, neurons, v, m, drawn):
+    options = dict(drawn=drawn, device=jax.devices("cpu")[0])
+    squared_relu_gradients.check_venom(triton.squared_relu_gradients, tokens, neurons, v, m, **options)
 
 
 @needs_gpu_build
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("axis", [-1, 0])
-def test_lowers_without_a_gpu(axis, dtype):
+@pytest.mark.parametrize("method", ["soft_threshold", "mvue"])
+def test_lowers_without_a_gpu(method, axis, dtype):
     x = jax.ShapeDtypeStruct((300, 192), dtype)
-    options = dict(method="soft_threshold", axis=axis, scale=1.5, dtype=NARROW, key=None)
+    options = dict(method=method, axis=axis, scale=1.5, dtype=NARROW, key=jax.random.key(0))
     ours, expected = (functools.partial(backend.sparsify_24, **options) for backend in (triton, reference))
     lowered = jax.jit(ours).trace(x).lower(lowering_platforms=("cuda",))
     assert lowered.out_info == jax.eval_shape(expected, x)
@@ -136,22 +154,23 @@ def test_passes_over_the_hidden_layer_lower_without_a_gpu(op, options):
     assert jax.jit(activate).trace(h).lower(lowering_platforms=("cuda",)).out_info == expected
     y = expected[0]
     dy = jax.ShapeDtypeStruct((300, 480 if op == "squared_relu_24" else 120), NARROW)
-    lowered = jax.jit(triton.squared_relu_gradients).trace(dy, y).lower(lowering_platforms=("cuda",))
-    assert lowered.out_info == jax.eval_shape(reference.squared_relu_gradients, dy, y)
+    for key in (None, jax.random.key(0)):
+        gradients = jax.jit(lambda dy, y, key=key: triton.squared_relu_gradients(dy, y, key=key))
+        lowered = gradients.trace(dy, y).lower(lowering_platforms=("cuda",))
+        assert lowered.out_info == jax.eval_shape(reference.squared_relu_gradients, dy, y)
 
 
 def test_refuses_what_it_cannot_do():
     x = jnp.zeros((64, 96), jnp.bfloat16)
-    with pytest.raises(NotImplementedError, match="random"):
-        triton.sparsify_24(x, "mvue", -1, dtype=jnp.bfloat16, scale=1.0)
+    sparsify_24.check_refuses_other_generators(triton.sparsify_24)
     with pytest.raises(NotImplementedError, match="16-bit"):
         triton.sparsify_24(x, "magnitude", -1, dtype=jnp.float32, scale=1.0)
     with pytest.raises(NotImplementedError, match="in the dtype of the matrix"):
         triton.sparsify_venom(x, 64, 16, columns="norm", dtype=jnp.float16)
     with pytest.raises(NotImplementedError, match="by norm"):
         triton.sparsify_venom(x, 64, 16, columns="exhaustive", dtype=x.dtype)
-    with pytest.raises(NotImplementedError, match="random"):
-        triton.squared_relu_gradients(x, reference.squared_relu_24(x)[0], key=jax.random.key(0))
+    with pytest.raises(NotImplementedError, match="threefry2x32, not of rbg"):
+        triton.squared_relu_gradients(x, reference.squared_relu_24(x)[0], key=jax.random.key(0, impl="rbg"))
     in_runs = random_venom_in_runs(64, 128, 64, 64, 32, x.dtype, seed=0)
     with pytest.raises(NotImplementedError, match="no runs"):
         triton.squared_relu_gradients(x[:, :64], in_runs)

@@ -1,0 +1,114 @@
+"""`sparse_lm.ops.mvue` in the registers of a thread block: two of each four drawn at random, without bias.
+
+The random bits are those of `jax.random.bits`, made where they are used: they would be half as many bytes as a matrix
+of 16-bit floats. Numerics: those of the reference bit for bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from sparse_lm.ops.triton.tiles import GROUPS, PAIRED_GROUPS_LAYOUT
+from sparse_lm.ops.triton.two_of_four import interleave
+
+_PAIRS = gl.constexpr(GROUPS // 2)  # of groups, in a row of a tile
+_ONE_AND_HALF_A_UNIT = tl.constexpr(0x3F800040)  # bits of 1 + 2^-17 in float32
+_SIGN = tl.constexpr(-(2**31))
+_PARITY = tl.constexpr(0x1BD11BDA)  # of Threefry's key schedule
+
+
+@gluon.jit
+def uniform_of_groups(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: gl.constexpr):
+    """1 + `sparse_lm.ops.mvue.uniform_of_groups` of a tile.
+
+    Args:
+      key: int32 [2], as `sparse_lm.ops.mvue.threefry_key` gives it.
+      row: rows [64, 1] of the 2:4 matrix.
+      k_tile: the tile's place in them.
+      ROW_STRIDE, PAIR_STRIDE: of the array of random bits, whose elements two groups of a row share.
+
+    Returns:
+      float32 [64, 16], for `sample_two`.
+    """
+    pair = k_tile * _PAIRS + gl.arange(0, _PAIRS, gl.SliceLayout(0, PAIRED_GROUPS_LAYOUT))[None, :]
+    bits = _random_bits(gl.load(key), gl.load(key + 1), row * ROW_STRIDE + pair * PAIR_STRIDE)
+    return interleave(_above_one(bits & 0xFFFF), _above_one(bits >> 16))
+
+
+@triton.jit
+def _above_one(half):
+    """1 + (half + 0.5) / 2^16 of 16 bits."""
+    return (half << 7 | _ONE_AND_HALF_A_UNIT).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _random_bits(key, other_key, index):
+    """Elements `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon, 2011)."""
+    key, other_key = key.to(tl.uint32, bitcast=True), other_key.to(tl.uint32, bitcast=True)
+    mixed_key = key ^ other_key ^ _PARITY
+    x, y = key, index.to(tl.uint32, bitcast=True) + other_key
+    x, y = _four_rounds(x, y, 13, 15, 26, 6)
+    x, y = _four_rounds(x + other_key, y + (mixed_key + 1), 17, 29, 16, 24)
+    x, y = _four_rounds(x + mixed_key, y + (key + 2), 13, 15, 26, 6)
+    x, y = _four_rounds(x + key, y + (other_key + 3), 17, 29, 16, 24)
+    x, y = _four_rounds(x + other_key, y + (mixed_key + 4), 13, 15, 26, 6)
+    return (x + mixed_key) ^ (y + (key + 5))
+
+
+@triton.jit
+def _four_rounds(x, y, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, FOURTH: tl.constexpr):
+    x, y = _round(x, y, FIRST)
+    x, y = _round(x, y, SECOND)
+    x, y = _round(x, y, THIRD)
+    return _round(x, y, FOURTH)
+
+
+@triton.jit
+def _round(x, y, ROTATION: tl.constexpr):
+    x = x + y
+    return x, (y << ROTATION | y >> 32 - ROTATION) ^ x
+
+
+@gluon.jit
+def sample_two(a, b, c, d, above_one):
+    """The estimates of two members of each group, float32, and their nibbles of metadata.
+
+    Args:
+      a, b, c, d: the members, float32 [64, 16].
+      above_one: 1 + random numbers, of `uniform_of_groups`.
+    """
+    above_one = gl.convert_layout(above_one, a.type.layout, assert_trivial=True)
+    size_a, size_b, size_c, size_d = tl.abs(a), tl.abs(b), tl.abs(c), tl.abs(d)
+    ab, cd = size_a + size_b, size_c + size_d
+    total = ab + cd
+    total = tl.where(total < float("inf"), total, float("nan"))
+    half = _least(_least(total * 0.5, _least(size_b + cd, size_a + cd)), _least(size_d + ab, size_c + ab))
+    length = tl.where(half > 0, half, total)
+    edge_a = _least(size_a, length)
+    edge_b = edge_a + _least(size_b, length)
+    edge_c = edge_b + _least(size_c, length)
+
+    point, second_point = (above_one - 1) * length, above_one * length
+    past_a, past_b = point > edge_a, point > edge_b
+    second_past_b, second_past_c = (second_point > edge_b) | past_a, (second_point > edge_c) | past_b
+    low = tl.where(past_b, c, tl.where(past_a, b, a))
+    high = tl.where(second_past_c, d, tl.where(second_past_b, c, b))
+    first = tl.where(past_b, 2, tl.where(past_a, 1, 0))
+    second = tl.where(second_past_c, 12, tl.where(second_past_b, 8, 4))
+    return _estimate(low, half), _estimate(high, half), first | second
+
+
+@triton.jit
+def _least(x, y):
+    """NaN if either is."""
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _estimate(member, half):
+    """sign(x) max(|x|, half)."""
+    magnitude = tl.maximum(tl.abs(member), half, propagate_nan=tl.PropagateNan.ALL).to(tl.int32, bitcast=True)
+    return (magnitude | member.to(tl.int32, bitcast=True) & _SIGN).to(tl.float32, bitcast=True)
