@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import resource
 import signal
@@ -14,21 +13,15 @@ import pytest
 
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoint import Checkpoints
-from sparse_lm.training.flip import make_transitions
-from sparse_lm.training.step import make_trainer
 from sparse_lm.training.workdir import WorkdirError
-from tests.test_train import corpus, small_config, trace  # noqa: F401 (a fixture)
+from tests.test_train import compiled_once, corpus, small_config, trace  # noqa: F401 (a fixture)
 from tests.training.test_checkpoint import steps_on_disk
 from tests.unfinished_io import leaves_io_unfinished
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_trainer", functools.cache(make_trainer))
-        patch.setattr(loop, "make_transitions", functools.cache(make_transitions))
-        made, make = {}, loop.make_evaluation
-        patch.setattr(loop, "make_evaluation", lambda *args: made.get(args[3]) or made.setdefault(args[3], make(*args)))
+def all_compiled_once():
+    with compiled_once():
         yield
 
 

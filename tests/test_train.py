@@ -1,5 +1,6 @@
 """Whole runs: resumed after a kill, a crash or a signal, they are the run that was never stopped."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -57,11 +58,17 @@ def trace(workdir):
     return [{name: value for name, value in line.items() if name not in timed} for line in lines(workdir)]
 
 
+LONG = {
+    "steps": 80, "sparsity.start_step": 20, "sparsity.end_step": 50, "checkpoint_every": 10, "eval_every": 40,
+}  # fmt: skip
+"""A run that lasts long enough to be stopped from outside."""
+
+
 @pytest.fixture(scope="module")
 def whole(corpus, tmp_path_factory):
-    """An uninterrupted run, sparse on 4..8 of 12 steps."""
+    """A long run that nobody stops."""
     workdir = tmp_path_factory.mktemp("whole")
-    assert loop.train(small_config(corpus), str(workdir), profile_steps=(5, 7))
+    assert loop.train(small_config(corpus, **LONG), str(workdir), profile_steps=(25, 27))
     return workdir
 
 
@@ -70,22 +77,22 @@ def test_run_leaves_what_it_should(whole, corpus):
     assert files <= set(os.listdir(whole))
     assert len(list((whole / "profile").rglob("*.xplane.pb"))) == 1
     logged = lines(whole)
-    assert [line["step"] for line in logged] == list(range(12))
-    assert [line["phase"] for line in logged] == ["dense"] * 4 + ["sparse"] * 4 + ["dense"] * 4
+    assert [line["step"] for line in logged] == list(range(80))
+    assert [line["phase"] for line in logged] == ["dense"] * 20 + ["sparse"] * 30 + ["dense"] * 30
     required = {
         "step", "phase", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second", "step_time", "mfu",
         "executed_utilisation", "activation_sparsity", "kept_energy", "flip_rate", "kept_weight_energy", "skipped",
     }  # fmt: skip
     assert all(required <= line.keys() for line in logged)
     assert all(len(line["expert_load"]) == 2 for line in logged if line["phase"] == "sparse")
-    assert [line["step"] for line in logged if "eval_loss" in line] == [5, 11]
-    assert logged[-1]["tokens"] == 12 * 4 * 32
+    assert [line["step"] for line in logged if "eval_loss" in line] == [39, 79]
+    assert logged[-1]["tokens"] == 80 * 4 * 32
     assert logged[-1]["loss"] < logged[0]["loss"]
-    assert logged[9]["step_time"] > 0
+    assert logged[55]["step_time"] > 0
     walls = [line["wall_time"] for line in logged]
     assert walls == sorted(walls)
     summary = read_summary(whole)
-    assert (summary["state"], summary["step"], summary["tokens"]) == ("finished", 12, 12 * 4 * 32)
+    assert (summary["state"], summary["step"], summary["tokens"]) == ("finished", 80, 80 * 4 * 32)
     assert summary["loss"] == logged[-1]["loss"]
     assert summary["evaluation"]["loss"] == logged[-1]["eval_loss"]
     spent = {"setup", "dense", "sparse", "compile", "evaluation", "checkpoint", "profile"}
@@ -97,14 +104,14 @@ def test_run_leaves_what_it_should(whole, corpus):
 def test_run_can_be_reported(whole, tmp_path):
     text = report([str(whole)], str(tmp_path / "report.html")).read_text()
     last = lines(whole)[-1]
-    for shown in ("12 of 12", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "Zeros among activations", "compile"):
+    for shown in ("80 of 80", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "Zeros among activations", "compile"):
         assert shown in text
 
 
 def test_finished_run_says_so(whole, corpus, capsys):
     before = trace(whole)
-    assert loop.train(small_config(corpus), str(whole))
-    assert "finished, 12 steps" in capsys.readouterr().out
+    assert loop.train(small_config(corpus, **LONG), str(whole))
+    assert "finished, 80 steps" in capsys.readouterr().out
     assert trace(whole) == before
 
 
@@ -125,11 +132,21 @@ def crash_before(monkeypatch, step):
     monkeypatch.setattr(loop, "train_batches", batches)
 
 
+@contextlib.contextmanager
+def compiled_once():
+    """Runs of one configuration share what they compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_trainer", functools.cache(make_trainer))
+        patch.setattr(loop, "make_transitions", functools.cache(make_transitions))
+        made, make = {}, loop.make_evaluation
+        patch.setattr(loop, "make_evaluation", lambda *args: made.get(args[3]) or made.setdefault(args[3], make(*args)))
+        yield
+
+
 @pytest.mark.parametrize("recipe", ["cluster_sets", "fst"])  # those that choose anew while they are sparse
+@compiled_once()
 def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
     """A crash in every phase and just behind both flips; checkpoints are 3 steps apart."""
-    monkeypatch.setattr(loop, "make_trainer", functools.cache(make_trainer))  # compile once for all its runs
-    monkeypatch.setattr(loop, "make_transitions", functools.cache(make_transitions))
     config = small_config(corpus, recipe)
     assert loop.train(config, str(tmp_path / "whole"))
     for step in (2, 5, 7, 10):
@@ -200,7 +217,7 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
 
 def test_other_config_is_refused(whole, corpus):
     with pytest.raises(config_lib.ConfigError, match=r"optimizer\.learning_rate = 0\.5: the run in .* has 0\.01"):
-        loop.train(small_config(corpus, **{"optimizer.learning_rate": 0.5}), str(whole))
+        loop.train(small_config(corpus, **LONG, **{"optimizer.learning_rate": 0.5}), str(whole))
 
 
 def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):
@@ -225,6 +242,10 @@ def command(corpus, workdir, *overrides):
     return [sys.executable, "-m", "sparse_lm.train", *arguments]
 
 
+def flags(changes):
+    return [f"--config.{name}={value}" for name, value in changes.items()]
+
+
 def run(arguments, **kwargs):
     return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=240, **kwargs)
 
@@ -246,39 +267,35 @@ def complete_lines(workdir):
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-SLOW = ("--config.steps=120", "--config.sparsity.start_step=30", "--config.sparsity.end_step=70",
-        "--config.checkpoint_every=10", "--config.eval_every=50", "--config.log_every=5")  # fmt: skip
-
-
-def test_killed_run_goes_on_as_if_it_had_not_been(corpus, tmp_path):
+def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path):
     """SIGKILL just behind the flip, and in the last phase. `experiments/results/kills_cpu.json`: at 50 moments."""
-    result = run(command(corpus, tmp_path / "whole", *SLOW), env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
-    assert result.returncode == 0, result.stderr
-    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
-    for step in (35, 90):
-        process = start_until(command(corpus, tmp_path / "killed", *SLOW), tmp_path / "killed", step)
+    arguments = command(corpus, tmp_path / "killed", *flags(LONG))
+    for step in (25, 55):
+        process = start_until(arguments, tmp_path / "killed", step)
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    result = run(command(corpus, tmp_path / "killed", *SLOW))
+    result = run(arguments, env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
+    assert result.returncode == 0, result.stderr
     assert "going on from step" in result.stdout
-    assert trace(tmp_path / "killed") == trace(tmp_path / "whole")
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
+    assert trace(tmp_path / "killed") == trace(whole)
     summary = read_summary(tmp_path / "killed")
-    assert (summary["state"], summary["step"], len(summary["processes"])) == ("finished", 120, 3)
+    assert (summary["state"], summary["step"], len(summary["processes"])) == ("finished", 80, 3)
     walls = [line["wall_time"] for line in lines(tmp_path / "killed")]
     assert walls == sorted(walls) and walls[-1] < summary["wall_time"]
 
 
 def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
-    arguments = command(corpus, tmp_path / "run", *SLOW, "--config.checkpoint_every=1000")
-    process = start_until(arguments, tmp_path / "run", 20)
+    arguments = command(corpus, tmp_path / "run", *flags(LONG), "--config.checkpoint_every=1000")
+    process = start_until(arguments, tmp_path / "run", 10)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "stopped by SIGTERM after step" in output
     (saved,) = [int(name) for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdecimal()]
-    assert saved > 20
+    assert saved > 10
     assert f"after step {saved}" in output
     summary = read_summary(tmp_path / "run")
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
@@ -307,7 +324,7 @@ def test_evaluate_and_generate_from_the_workdir_alone(whole):
     assert result.returncode == 0, result.stderr
     evaluated = json.loads(result.stdout.splitlines()[-1])
     assert evaluated.keys() == {"step", "loss", "perplexity", "bits_per_byte"}
-    assert evaluated["step"] == 12
+    assert evaluated["step"] == 80
     assert evaluated["loss"] == pytest.approx(lines(whole)[-1]["eval_loss"], rel=1e-6)
     result = run(
         [sys.executable, "-m", "sparse_lm.generate", f"--workdir={whole}", "--prompt=def", "--max_new_tokens=8"]
