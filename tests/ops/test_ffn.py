@@ -50,6 +50,9 @@ def in_float64(inputs):
     return {name: np.asarray(a, np.float64) for name, a in inputs.items()}
 
 
+arrange_rows = jax.jit(ffn.arrange_rows, static_argnums=3)
+
+
 def reorder(expected, rows):
     """Rows of a result computed over slots, back in token order."""
     position = np.asarray(rows.position)
@@ -113,7 +116,7 @@ def test_act24(inputs, shuffle_tokens, dense_features):
     plan = dataclasses.replace(RECIPES["act24"], shuffle_tokens=shuffle_tokens, dense_features=dense_features)
     a = in_float64(inputs)
     order = jax.random.permutation(key, TOKENS)
-    rows, _ = ffn.arrange_rows(inputs["x"], ffn_weights.FfnVariables(), order, plan)
+    rows, _ = arrange_rows(inputs["x"], ffn_weights.FfnVariables(), order, plan)
     if rows is None:
         rows = routing.Rows(jnp.arange(TOKENS), jnp.arange(TOKENS))
     slots = np.asarray(rows.slots)
@@ -164,7 +167,7 @@ def test_venom(inputs, selection, v, m, neuron_run, distance):
         columns=columns,
     )
     order = jax.random.permutation(key, TOKENS)
-    rows, load = ffn.arrange_rows(inputs["x"], variables, order, plan)
+    rows, load = arrange_rows(inputs["x"], variables, order, plan)
     assert float(load.sum()) == pytest.approx(1)
     slots = np.asarray(rows.slots)
     with_padding = lambda z: np.concatenate([z, np.zeros_like(z[:1])])[slots]  # noqa: E731
@@ -189,7 +192,7 @@ def test_venom_with_full_dense_weights(inputs):
         scale_up=jnp.float32(1.4), scale_down=jnp.float32(1.5), centroids=jax.random.normal(key, (3, DIM))
     )
     order = jax.random.permutation(key, TOKENS)
-    rows, _ = ffn.arrange_rows(inputs["x"], variables, order, plan)
+    rows, _ = arrange_rows(inputs["x"], variables, order, plan)
     slots = np.asarray(rows.slots)
     along_tokens = dense64.top_two_along_tokens()
     expected = dense64.ffn(
@@ -285,10 +288,11 @@ def test_bfloat16_error_is_rounding(inputs, recipe):
         mask_down=ops.transposable_mask(rounded["w2"]),
         centroids=jax.random.normal(jax.random.key(0), (4, DIM)),
     )
-    f = lambda dtype: ffn.feed_forward(  # noqa: E731
-        rounded["x"].astype(dtype), rounded["w1"], rounded["w2"], variables, jax.random.key(7), plan=plan
-    )[0].astype(jnp.float32)
-    low, high = f(jnp.bfloat16), f(jnp.float32)
+    f = jax.jit(functools.partial(ffn.feed_forward, plan=plan))
+    low, high = (
+        f(rounded["x"].astype(dtype), rounded["w1"], rounded["w2"], variables, jax.random.key(7))[0].astype(jnp.float32)
+        for dtype in (jnp.bfloat16, jnp.float32)
+    )
     assert float(jnp.linalg.norm(low - high) / jnp.linalg.norm(high)) < 2e-2
 
 
@@ -296,7 +300,8 @@ def test_statistics(inputs):
     plan = dataclasses.replace(RECIPES["venom"], v=32, m=8, clusters=4)
     variables = ffn_weights.init_variables(plan, DIM, NEURONS)
     variables = dataclasses.replace(variables, centroids=jax.random.normal(jax.random.key(0), (4, DIM)))
-    _, stats = ffn.feed_forward(inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(8), plan=plan)
+    f = jax.jit(functools.partial(ffn.feed_forward, plan=plan))
+    _, stats = f(inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(8))
     a = in_float64(inputs)
     h = a["x"] @ dense64.soft_threshold(a["w1"], axis=1).T
     assert float(stats["activation_sparsity"]) == pytest.approx((h <= 0).mean(), abs=1e-6)
@@ -310,7 +315,7 @@ def test_measured_energy_is_each_clusters_own(inputs):
         ffn_weights.init_variables(plan, DIM, NEURONS), centroids=jax.random.normal(jax.random.key(1), (3, DIM))
     )
     x, w1, w2 = inputs["x"], inputs["w1"], inputs["w2"]
-    _, stats = ffn.feed_forward(x, w1, w2, variables, plan=plan.for_measuring())
+    _, stats = jax.jit(functools.partial(ffn.feed_forward, plan=plan.for_measuring()))(x, w1, w2, variables)
     a = in_float64(inputs)
     y = np.square(np.maximum(a["x"] @ dense64.soft_threshold(a["w1"], axis=1).T, 0))
     similarity = a["x"] @ np.asarray(variables.centroids).T / np.linalg.norm(variables.centroids, axis=1)
@@ -330,9 +335,14 @@ def test_effective_weights_reproduce_the_weight_sparse_forward(inputs, recipe):
         mask_up=ops.transposable_mask(inputs["w1"]),
         mask_down=ops.transposable_mask(inputs["w2"]),
     )
-    w1, w2 = ffn_weights.effective_weights(inputs["w1"], inputs["w2"], variables, plan)
-    sparse, _ = ffn.feed_forward(inputs["x"], inputs["w1"], inputs["w2"], variables, jax.random.key(0), plan=plan)
-    dense, _ = ffn.feed_forward(inputs["x"], w1, w2)
+
+    @jax.jit
+    def outputs(x, w1, w2, variables):
+        sparse, _ = ffn.feed_forward(x, w1, w2, variables, jax.random.key(0), plan=plan)
+        dense, _ = ffn.feed_forward(x, *ffn_weights.effective_weights(w1, w2, variables, plan))
+        return sparse, dense
+
+    sparse, dense = outputs(inputs["x"], inputs["w1"], inputs["w2"], variables)
     np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-5)
 
 
