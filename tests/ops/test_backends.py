@@ -9,7 +9,7 @@ import pytest
 from sparse_lm import ops
 from sparse_lm.ops import backends, reference
 
-W = ops.sparsify_24(jnp.ones((8, 8)))
+W = jax.jit(ops.sparsify_24)(jnp.ones((8, 8)))
 B = jnp.ones((8, 4))
 
 

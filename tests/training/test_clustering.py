@@ -1,6 +1,7 @@
 """Centres that k-means places among the tokens of a batch."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -21,7 +22,8 @@ def nearness(config, trainer, state, windows, centroids):
     """Mean cosine between a token and its centre, [L], and the sums over each cluster's tokens."""
     variables = dataclasses.replace(state.variables, centroids=centroids)
     options = dict(config=config, graphdef=trainer.graphdef, plan=trainer.plan.for_measuring())
-    sums = jax.device_get(forward_loss(state.params, variables, windows, None, **options)[1]["clusters"])
+    measure = jax.jit(functools.partial(forward_loss, **options))
+    sums = jax.device_get(measure(state.params, variables, windows, None)[1]["clusters"])
     directions = centroids / np.linalg.norm(centroids, axis=-1, keepdims=True)
     return (sums.inputs * directions).sum((1, 2)) / sums.tokens.sum(1), sums
 
