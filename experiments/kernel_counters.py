@@ -2,7 +2,7 @@
 
 Needs permission to read them, and leaves the clocks as they are.
 
-    python -m experiments.kernel_counters --output=experiments/results/kernel_counters_h100.json
+    python -m experiments.kernel_counters --output=experiments/results/kernel_counters_h200.json
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The 2:4 operand comes by TMA, as in `matmul_24`, shared by the blocks of a cluster, which compute tiles
 side by side; the 64 rows of b of each step are gathered (gather.py). All rows of a tile lie in one Venom
 block, so that a gathered row serves them all: every v rows, at most 256, read their own rows of b, 2 Kc N
-bytes, from the L2 cache. For v = 128 and less that limits this product. Where rows are to be put back into
-the order of the tokens, each is stored where it belongs (store_rows.py), which saves a pass over the result.
+bytes, from the L2 cache. Where rows are to be put back into the order of the tokens, each is stored where it
+belongs (store_rows.py), which saves a pass over the result.
 
 Numerics: as `matmul_24`, in the order of the condensed columns.
 """
