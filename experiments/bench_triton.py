@@ -27,7 +27,7 @@ from experiments.dense_gluon import dense_matmul
 from experiments.kernel_shapes import GROUPED, SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
 from experiments.kernel_timing import listed_runs, median_ms, random_24, random_matrix, random_venom
 from experiments.result_files import write_results
-from sparse_lm.ops import triton
+from sparse_lm.ops import transposable_mask, triton
 from sparse_lm.ops.triton import device, tuning
 from sparse_lm.ops.triton.matmul_24 import CANDIDATES as CANDIDATES_24
 from sparse_lm.ops.triton.matmul_24 import choose_config as config_24
@@ -109,11 +109,14 @@ def selections() -> dict[str, tuple]:
     draws = dict(method="mvue", axis=0, scale=1.0, dtype=h.dtype)
     draw_24 = lambda x: triton.sparsify_24(x, **draws, key=jax.random.key(0))  # noqa: E731
     draw_gradients = lambda dy, y: triton.squared_relu_gradients(dy, y, key=jax.random.key(0))  # noqa: E731
+    select_tiles = functools.partial(triton.sparsify_24_tiles, dtype=jnp.bfloat16)
     y = triton.squared_relu_24(h)[0]
     cases: dict[str, tuple] = {
         "sparsify_24 of weights": (functools.partial(triton.sparsify_24, axis=-1, **weights), w),
         "sparsify_24 of weights, transposed": (functools.partial(triton.sparsify_24, axis=0, **weights), w),
         "sparsify_24 mvue, transposed": (draw_24, h),
+        "sparsify_24_tiles, mask given": (select_tiles, w, jax.jit(transposable_mask)(w)),
+        "sparsify_24_tiles, mask chosen": (lambda w: select_tiles(w, None), w),
         "squared_relu_24": (triton.squared_relu_24, h),
         "squared_relu_gradients": (triton.squared_relu_gradients, h, y),
         "squared_relu_gradients mvue": (draw_gradients, h, y),

@@ -10,6 +10,7 @@ from sparse_lm.ops.triton.sampled_matmul_24 import sampled_matmul_24
 from sparse_lm.ops.triton.sampled_squared_relu_24 import sampled_squared_relu_24
 from sparse_lm.ops.triton.scattered_matmul_24 import scattered_matmul_24
 from sparse_lm.ops.triton.sparsify_24 import soft_threshold_24, sparsify_24, squared_relu_24
+from sparse_lm.ops.triton.sparsify_24_tiles import sparsify_24_tiles
 from sparse_lm.ops.triton.sparsify_venom import sparsify_venom, squared_relu_venom
 from sparse_lm.ops.triton.squared_relu_gradients import squared_relu_gradients
 
@@ -21,6 +22,7 @@ __all__ = [
     "scattered_matmul_24",
     "soft_threshold_24",
     "sparsify_24",
+    "sparsify_24_tiles",
     "sparsify_venom",
     "squared_relu_24",
     "squared_relu_gradients",

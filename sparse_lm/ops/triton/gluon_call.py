@@ -29,6 +29,7 @@ _TYPES = {
     jnp.dtype("float16"): "*fp16",
     jnp.dtype("float32"): "*fp32",
     jnp.dtype("int32"): "*i32",
+    jnp.dtype("bool"): "*i1",
 }
 
 Out = jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct]

@@ -1,11 +1,9 @@
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from sparse_lm.ops import hopper, reference, transposable_mask
-from tests.ops.operands import assert_same_bits, random, random_or_special
+from sparse_lm.ops import hopper
 from tests.ops.properties import sparsify_24 as properties
+from tests.ops.properties import sparsify_24_tiles
 
 
 @pytest.mark.gpu
@@ -36,30 +34,14 @@ def test_mvue_is_unbiased():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, out", [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.bfloat16)])
-@pytest.mark.parametrize("kind", ["integers", "special", "masked"])
+@pytest.mark.parametrize("kind", sparsify_24_tiles.KINDS)
 def test_tiles(kind, dtype, out):
-    """Sums of integers are the same in any order, and so then are the patterns."""
-    for shape in [(64, 64), (256, 704), (100, 300), (7, 10)]:
-        rng = np.random.default_rng(6)
-        integers = jnp.asarray(rng.integers(-9, 10, shape), dtype)
-        x = random_or_special(shape, dtype, 7, special=True) if kind == "special" else integers
-        mask = jnp.asarray(rng.random(shape) < 0.5) if kind == "masked" else None
-        expected = jax.jit(lambda x, mask: reference.sparsify_24_tiles(x, mask, dtype=out))(x, mask)
-        for _ in range(2):
-            result = jax.jit(lambda x, mask: hopper.sparsify_24_tiles(x, mask, dtype=out))(x, mask)
-            assert_same_bits(result, expected)
+    sparsify_24_tiles.check(hopper.sparsify_24_tiles, kind, dtype, out)
 
 
 @pytest.mark.gpu
 def test_tiles_keep_as_much_as_the_reference():
-    x = random((512, 1024), jnp.float32, seed=8)
-    rows, columns = hopper.sparsify_24_tiles(x, None, dtype=jnp.bfloat16)
-    mask = np.asarray(rows.mask())
-    np.testing.assert_array_equal(mask, np.asarray(columns.mask()).T)
-    tiles = mask.reshape(128, 4, 256, 4)
-    assert (tiles.sum(1) == 2).all() and (tiles.sum(3) == 2).all()
-    best = np.asarray(transposable_mask(x))
-    np.testing.assert_allclose(np.abs(x)[mask].sum(), np.abs(x)[best].sum(), rtol=1e-6)
+    sparsify_24_tiles.check_keeps_as_much(hopper.sparsify_24_tiles)
 
 
 def test_refuses_what_it_cannot_do():

@@ -21,6 +21,7 @@ from sparse_lm.ops.triton.product import Product, largest_that_occupies
 from sparse_lm.ops.triton.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.triton.sampled_matmul_24 import _sampled_matmul_24_kernel
 from sparse_lm.ops.triton.sparsify_24 import _sparsify_24_kernel, _squared_relu_24_kernel
+from sparse_lm.ops.triton.sparsify_24_tiles import _choose_tiles_kernel, _given_tiles_kernel
 from sparse_lm.ops.triton.sparsify_venom import _sparsify_venom_kernel
 from sparse_lm.ops.triton.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
 from tests.ops.triton import needs_gpu_build
@@ -119,7 +120,22 @@ PASSES = {
 @pytest.mark.parametrize("capability", [80, 86, 89, 90])
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):
-    kernel, types, constants, warps = PASSES[name]
+    _assert_leaves_room(*PASSES[name], tmp_path, capability)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("given", [False, True])
+def test_sparsify_24_tiles_leaves_room_for_several_thread_blocks(given, capability, tmp_path):
+    shape, forms = dict(ROWS=F, COLUMNS=D), ("*bf16", "*i32") * 2
+    if given:
+        case = _given_tiles_kernel, ("*fp32", "*i1", *forms), shape | dict(MASK_COLUMNS=D), 4
+    else:
+        case = _choose_tiles_kernel, ("*fp32", *forms), shape, 4
+    _assert_leaves_room(*case, tmp_path, capability)
+
+
+def _assert_leaves_room(kernel, types, constants, warps, tmp_path, capability):
+    """For three other thread blocks' shared memory, without spilling registers."""
     compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
     assert compiled.shared_bytes <= device.shared_bytes(capability) // 4
     assert _spilled_bytes(compiled, tmp_path, capability) == 0

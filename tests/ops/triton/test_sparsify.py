@@ -15,7 +15,7 @@ from tests.ops.operands import (
     random_or_special,
     random_venom_in_runs,
 )
-from tests.ops.properties import sparsify_24, squared_relu_gradients
+from tests.ops.properties import sparsify_24, sparsify_24_tiles, squared_relu_gradients
 from tests.ops.triton import needs_gpu_build
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
@@ -57,6 +57,18 @@ def test_sparsify_24_draws_what_the_reference_draws(axis, dtype, out, special):
 @pytest.mark.gpu
 def test_sparsify_24_draws_without_bias():
     sparsify_24.check_draws_without_bias(triton.sparsify_24)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, out", [(WIDE, NARROW), (NARROW, NARROW), (jnp.float16, jnp.float16)])
+@pytest.mark.parametrize("kind", sparsify_24_tiles.KINDS)
+def test_sparsify_24_tiles(kind, dtype, out):
+    sparsify_24_tiles.check(triton.sparsify_24_tiles, kind, dtype, out)
+
+
+@pytest.mark.gpu
+def test_sparsify_24_tiles_keeps_as_much_as_the_reference():
+    sparsify_24_tiles.check_keeps_as_much(triton.sparsify_24_tiles)
 
 
 @pytest.mark.gpu
@@ -135,6 +147,17 @@ def test_lowers_without_a_gpu(method, axis, dtype):
 
 
 @needs_gpu_build
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("given", [False, True])
+def test_sparsify_24_tiles_lowers_without_a_gpu(given, dtype):
+    x, mask = (jax.ShapeDtypeStruct((300, 190), d) for d in (dtype, bool))
+    ours, expected = (functools.partial(backend.sparsify_24_tiles, dtype=NARROW) for backend in (triton, reference))
+    operands = x, mask if given else None
+    lowered = jax.jit(ours).trace(*operands).lower(lowering_platforms=("cuda",))
+    assert lowered.out_info == jax.eval_shape(expected, *operands)
+
+
+@needs_gpu_build
 def test_sparsify_venom_lowers_without_a_gpu():
     x = jax.ShapeDtypeStruct((300, 192), NARROW)
     options = dict(v=128, m=16, columns="norm", dtype=NARROW)
@@ -165,6 +188,8 @@ def test_refuses_what_it_cannot_do():
     sparsify_24.check_refuses_other_generators(triton.sparsify_24)
     with pytest.raises(NotImplementedError, match="16-bit"):
         triton.sparsify_24(x, "magnitude", -1, dtype=jnp.float32, scale=1.0)
+    with pytest.raises(NotImplementedError, match="16-bit"):
+        triton.sparsify_24_tiles(x, None, dtype=jnp.float32)
     with pytest.raises(NotImplementedError, match="in the dtype of the matrix"):
         triton.sparsify_venom(x, 64, 16, columns="norm", dtype=jnp.float16)
     with pytest.raises(NotImplementedError, match="by norm"):
