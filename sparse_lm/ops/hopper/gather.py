@@ -1,8 +1,9 @@
 """Scattered rows of a matrix in global memory to the tile that wgmma reads, with `cp.async`.
 
-TMA on Hopper copies boxes only. Here a warp copies a row, or two or four short ones, at a time, 16 bytes a
-lane, to where the 128-byte swizzle wants them. The row numbers of a step are loaded some steps ahead,
-one a lane, and broadcast by shuffles, so that no copy waits for its address.
+TMA on Hopper copies boxes only. Here a warp copies 64 columns of four rows at a time, 16 bytes a lane, to where
+the 128-byte swizzle wants them. The row numbers of a step are loaded some steps ahead, one a lane, and handed
+out by shuffles, so that no copy waits for its address: one shuffle for all columns of four rows, since shuffles
+pass through shared memory's unit, which limits the products.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sparse_lm.ops.hopper.emit import (
     global_pointer,
     i32,
     i32_type,
+    i64,
     i64_type,
     mul64,
     ptx,
@@ -34,6 +36,8 @@ from sparse_lm.ops.hopper.wgmma_sp import DENSE_TRANSFORMS, STEP
 
 _ROWS = STEP // (WARPGROUP_SIZE // WARP_SIZE)  # of a warp
 _CHUNK = 8  # elements of 16 bytes, which a lane copies at a time
+_LINE = 64  # elements of a row that a copy takes: 128 bytes, as the tile's
+_ROWS_AT_ONCE = WARP_SIZE // (_LINE // _CHUNK)
 _ROW_NUMBERS = plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE,), 1)
 
 
@@ -76,71 +80,52 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
     Rows past the end of the source, and columns past it, come as zeros.
 
     Args:
-      source: global memory [K, N] of 16-bit elements, N a multiple of 8.
+      source: global memory [K, N] of 16-bit elements, N a multiple of 64.
       target: shared memory [64, n] with `DENSE_TRANSFORMS`, n a multiple of 64.
       row_numbers: of `load_row_numbers`.
       column: the first.
     """
-    shape, target_columns = source.shape, target.shape[1]
+    (height, width), target_columns = source.shape, target.shape[1]
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), _ROW_NUMBERS, SCALAR))
     def emit(_, source, target, row_numbers, column):
-        number = llvm.extractelement(row_numbers.registers.item(), i32(0))
-        first = 0
-        for part in _parts(target_columns):
-            _start_part(source, shape, target, target_columns, number, column.registers.item(), first, part)
-            first += part
+        own_number = llvm.extractelement(row_numbers.registers.item(), i32(0))
+        column = column.registers.item()
+        element = ir.MemRefType(source.type).element_type
+        warp, lane = warp_and_lane()
+        lanes_of_a_row = i32(_LINE // _CHUNK)
+        row, chunk = arith.divui(lane, lanes_of_a_row), arith.remui(lane, lanes_of_a_row)
+        lane_column = arith.extui(i64_type(), arith.addi(column, times(chunk, _CHUNK)))
+        heights = [
+            _height_at(arith.addi(column, i32(first)), height, width) for first in range(0, target_columns, _LINE)
+        ]
+        # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
+        lane_offset = arith.addi(times(warp, _ROWS * target_columns), times(row, _LINE))
+        lane_swizzle = arith.xori(chunk, row)
+        for first_row in range(0, _ROWS, _ROWS_AT_ONCE):
+            number = shuffle(own_number, arith.addi(row, i32(first_row)))
+            start = arith.addi(mul64(number, width), lane_column)
+            # The row within 8 is the sum of two numbers without common bits.
+            swizzled = times(arith.xori(lane_swizzle, i32(first_row % 8)), _CHUNK)
+            row_offset = i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
+            offset = arith.addi(arith.addi(lane_offset, swizzled), row_offset)
+            for line, line_height in enumerate(heights):
+                target_offset, source_offset = (
+                    arith.addi(offset, i32(8 * _LINE * line)),
+                    arith.addi(start, i64(_LINE * line)),
+                )
+                start_copy(
+                    mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
+                    mgpu_utils.getelementptr(global_pointer(source), [source_offset], element),
+                    arith.cmpi(arith.CmpIPredicate.ult, number, line_height),
+                )
 
     emit(source, target, row_numbers, column)
 
 
-def _start_part(
-    source: ir.Value,
-    source_shape: tuple[int, int],
-    target: ir.Value,
-    target_columns: int,
-    own_number: ir.Value,
-    column: ir.Value,
-    first: int,
-    part: int,
-) -> None:
-    """Columns `first` to `first + part - 1` of the target, from `column + first` of the source on."""
-    height, width = source_shape
-    element = ir.MemRefType(source.type).element_type
-    warp, lane = warp_and_lane()
-    chunks = part // _CHUNK  # of a row
-    rows = WARP_SIZE // chunks  # of a copy by a warp; divides 8
-    row, chunk = arith.divui(lane, i32(chunks)), arith.remui(lane, i32(chunks))
-    lane_column = arith.addi(arith.addi(column, i32(first)), times(chunk, _CHUNK))
-    in_width = arith.cmpi(arith.CmpIPredicate.ult, lane_column, i32(width))
-    lane_height = arith.select(in_width, i32(height), i32(0))  # past the last column, no row exists
-    lane_column = arith.extui(i64_type(), lane_column)
-    # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
-    tile_column, tile_chunk = arith.divui(chunk, i32(8)), arith.remui(chunk, i32(8))
-    lane_offset = arith.addi(times(tile_column, 8 * 64), times(row, 64))
-    lane_offset = arith.addi(lane_offset, arith.addi(times(warp, _ROWS * target_columns), i32(first * 8)))
-    lane_swizzle = arith.xori(tile_chunk, row)
-    for first_row in range(0, _ROWS, rows):
-        number = shuffle(own_number, arith.addi(row, i32(first_row)))
-        offset = arith.addi(mul64(number, width), lane_column)
-        # The row within 8 is the sum of two numbers without common bits.
-        swizzled = times(arith.xori(lane_swizzle, i32(first_row % 8)), _CHUNK)
-        row_offset = i32(first_row // 8 * 8 * target_columns + first_row % 8 * 64)
-        target_offset = arith.addi(arith.addi(lane_offset, row_offset), swizzled)
-        start_copy(
-            mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
-            mgpu_utils.getelementptr(global_pointer(source), [offset], element),
-            arith.cmpi(arith.CmpIPredicate.ult, number, lane_height),
-        )
-
-
-def _parts(columns: int) -> list[int]:
-    """Powers of two that add up to the columns: so many of a row, or two or four rows, make a copy by a warp."""
-    parts = []
-    for part in (256, 128, 64):
-        parts += [part] * (columns // part)
-        columns %= part
-    return parts
+def _height_at(column: ir.Value, height: int, width: int) -> ir.Value:
+    """How many rows a matrix has there: past the last column none. Widths are multiples of what a copy takes."""
+    return arith.select(arith.cmpi(arith.CmpIPredicate.ult, column, i32(width)), i32(height), i32(0))
 
 
 def start_copy(target: ir.Value, source: ir.Value, exists: ir.Value) -> None:
