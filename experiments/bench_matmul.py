@@ -1,6 +1,7 @@
 """Sparse products on Hopper against cuBLAS (XLA's dense product of the same shape), in one process.
 
 python -m experiments.bench_matmul --output=experiments/results/matmul_h100.json
+python -m experiments.bench_matmul --tables=accumulate --output=experiments/results/accumulate_h200.json
 """
 
 from __future__ import annotations
@@ -8,16 +9,23 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from absl import app, flags
+from jax import Array
+from jax.typing import DTypeLike
 
-from experiments.kernel_shapes import SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
+from experiments.kernel_shapes import SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS, WEIGHT_GRADIENTS
 from experiments.kernel_timing import median_ms, random_24, random_matrix, random_venom
 from experiments.result_files import write_results
 from sparse_lm.ops import hopper
+from sparse_lm.ops.formats import Sparse24
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+ONLY = flags.DEFINE_list("tables", [], "Names of tables; all by default.")
 
 
 def bench_24() -> list[dict]:
@@ -63,8 +71,44 @@ def bench_venom() -> list[dict]:
     return table
 
 
+def bench_accumulate() -> list[dict]:
+    """A weight gradient [F, D] and its float32 total, updated in place: by the product, or by a pass after it."""
+
+    def then_add(out_dtype: DTypeLike) -> Callable[..., Array]:
+        return lambda total, a, b: total + hopper.matmul_24(a, b, out_dtype=out_dtype)
+
+    def accumulate(total: Array, a: Sparse24, b: Array) -> Array:
+        return hopper.matmul_24(a, b, out_dtype=jnp.float32, total=total)
+
+    table = []
+    for t, f, d in WEIGHT_GRADIENTS:
+        a, b, total = random_24(f, t, seed=0), random_matrix(t, d, seed=1), jax.new_ref(jnp.zeros((f, d)))
+        row = dict(t=t, f=f, d=d, product_ms=median_ms(hopper.matmul_24, a, b))
+        row["then_add_ms"] = median_ms(_in_place(then_add(jnp.bfloat16)), total, a, b)
+        row["float32_then_add_ms"] = median_ms(_in_place(then_add(jnp.float32)), total, a, b)
+        row["accumulate_ms"] = median_ms(_in_place(accumulate), total, a, b)
+        print(" ".join(f"{k}={v:.4f}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
+        table.append(row)
+    return table
+
+
+def _in_place(update: Callable[..., Array]) -> Callable[..., Array]:
+    """A function that updates the array of a reference, and gives one number of it to wait for."""
+
+    def function(ref: jax.Ref, *args: Any) -> Array:
+        ref[...] = update(ref[...], *args)
+        return ref[0, 0]
+
+    return function
+
+
+TABLES = dict(matmul_24=bench_24, matmul_venom=bench_venom, accumulate=bench_accumulate)
+
+
 def main(_) -> None:
-    write_results(OUTPUT.value, dict(matmul_24=bench_24(), matmul_venom=bench_venom()))
+    if unknown := set(ONLY.value) - TABLES.keys():
+        raise app.UsageError(f"--tables: {sorted(unknown)} must be among {list(TABLES)}")
+    write_results(OUTPUT.value, {name: TABLES[name]() for name in ONLY.value or TABLES})
 
 
 if __name__ == "__main__":

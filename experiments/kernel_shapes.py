@@ -15,6 +15,7 @@ VENOM_BLOCKS = (64, 128, 256)  # v
 
 FFN_SHAPES = [(t, f, d) for t in (8192, 16384) for f, d in ((8192, 2048), (16384, 4096))]
 UNTUNED_FFN_SHAPES = [(12288, 6144, 1536), (8192, 12288, 3072)]
+WEIGHT_GRADIENTS = [(8192, 8192, 2048), (8192, 16384, 4096), (16384, 16384, 4096)]  # T, F, D
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,11 +98,18 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
 
 
 def matmul_24(
-    w: Sparse24, b: Array, *, b_transposed: bool = False, out_transposed: bool = False, out_dtype: DTypeLike
+    w: Sparse24,
+    b: Array,
+    *,
+    b_transposed: bool = False,
+    out_transposed: bool = False,
+    out_dtype: DTypeLike,
+    total: Array | None = None,
 ) -> Array:
     """See `sparse_lm.ops.matmul_24`."""
     out = _dot(w.to_dense(), b.T if b_transposed else b).astype(out_dtype)
-    return out.T if out_transposed else out
+    out = out.T if out_transposed else out
+    return out if total is None else total + out
 
 
 def matmul_venom(a: SparseVenom, b: Array, *, rows: Rows | None = None, out_dtype: DTypeLike) -> Array:

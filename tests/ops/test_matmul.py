@@ -48,6 +48,30 @@ def test_matmul_24_in_other_orientations(b_transposed, out_transposed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_transposed", [False, True])
+def test_matmul_24_accumulates_in_float32(out_transposed, dtype):
+    w, b = jitted.sparsify_24(_random((33, 52), dtype, 0)), _random((52, 7), dtype, 1)
+    exact = _float64(jitted.dense(w)) @ _float64(b)
+    exact = exact.T if out_transposed else exact
+    total = 30 * _random(exact.shape, jnp.float32, 2)
+    result = ops.matmul_24(w, b, total=total, out_transposed=out_transposed)
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, total + exact, rtol=1e-6, atol=2e-5)
+
+
+def test_totals_that_are_refused():
+    w, b = jitted.sparsify_24(_random((33, 52), jnp.float32, 0)), jnp.ones((52, 7))
+    with pytest.raises(ValueError, match=r"total \[7, 33\] must have the shape of the product, \[33, 7\]"):
+        ops.matmul_24(w, b, total=jnp.ones((7, 33)))
+    with pytest.raises(ValueError, match=r"total \[33, 7\] must have the shape of the product, \[7, 33\]"):
+        ops.matmul_24(w, b, out_transposed=True, total=jnp.ones((33, 7)))
+    with pytest.raises(ValueError, match="total = bfloat16 must be float32"):
+        ops.matmul_24(w, b, total=jnp.ones((33, 7), jnp.bfloat16))
+    with pytest.raises(ValueError, match="out_dtype = bfloat16 must be float32"):
+        ops.matmul_24(w, b, total=jnp.ones((33, 7)), out_dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape, n, v, m", [((128, 64), 24, 64, 16), ((37, 60), 10, 16, 12), ((70, 32), 5, 32, 4)])
 def test_matmul_venom(shape, n, v, m, dtype):
     a = jitted.sparsify_venom(_random(shape, dtype, 2), v, m)

@@ -4,7 +4,8 @@ The frame is persistent.py. The two blocks of a cluster compute tiles under one 
 share the tile of the dense operand.
 
 Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave (split_k.py),
-which the configuration and the number of multiprocessors decide; one rounding to the result's dtype.
+which the configuration and the number of multiprocessors decide; one rounding to the result's dtype. A total is
+added to a tile's sum last, once: the same bits in every run.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import split_k, tuning, wgmma_sp
-from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
+from sparse_lm.ops.hopper.operands import check_dtypes, pad, pad_to, result_type
 from sparse_lm.ops.hopper.persistent import multiply
+from sparse_lm.ops.hopper.store_sum import store_sum
 from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
 
 
@@ -58,9 +60,10 @@ def matmul_24(
     out_dtype: DTypeLike | None = None,
     b_transposed: bool = False,
     out_transposed: bool = False,
+    total: Array | None = None,
     config: Config | None = None,
 ) -> Array:
-    """w @ b.
+    """w @ b, or total + w @ b.
 
     Args:
       w: 2:4 matrix [M, K], bfloat16 or float16.
@@ -68,6 +71,8 @@ def matmul_24(
       out_dtype: bfloat16, float16 or float32; that of b by default.
       b_transposed: b's contracted dimension is its last.
       out_transposed: give the result as [N, M].
+      total: float32, as the result then must be, in its shape; copied if its sizes are no multiples of 64, or it
+        has fewer than 128 columns.
       config: tiling; the tuned one for the shape and device by default.
 
     Returns:
@@ -83,11 +88,13 @@ def matmul_24(
     if config is None:
         config = tuning.lookup("matmul_24", (m, n, k), Config) or heuristic_config(m, n, k)
     shape = (n, m) if out_transposed else (m, n)
-    out = _call(config, w, pad(b), result_type(*shape, out_dtype), b_transposed, out_transposed)
+    padded = result_type(*shape, out_dtype)
+    total = None if total is None else pad_to(total, padded.shape)
+    out = _call(config, w, pad(b), padded, b_transposed, out_transposed, total)
     return out[: shape[0], : shape[1]]
 
 
-def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed):
+def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed, total):
     n = b.shape[0 if b_transposed else 1]
     plan = split_k.plan_product(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT, split=config.split_tail)
 
@@ -100,7 +107,7 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
         return plan.jobs(cluster, origin)
 
     def loads(operands, job):
-        values, metadata, b = operands
+        values, metadata, b = operands[:3]
 
         def copies(k, _, stage):
             b_origin = (job.column, k * STEP) if b_transposed else (k * STEP, job.column)
@@ -108,16 +115,20 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
 
         return Loads(copies)
 
+    operands, epilogue = (w.values, w.metadata, b), None
+    if total is not None:
+        operands, epilogue = (*operands, total), store_sum(out, transposed=out_transposed)
     (product,) = multiply(
         config,
         plan.grid,
         jobs,
         loads,
-        (w.values, w.metadata, b),
+        operands,
         out,
         name="matmul_24",
         dtype=b.dtype,
         b_transposed=b_transposed,
         out_transposed=out_transposed,
+        epilogue=epilogue,
     )
     return product

@@ -25,10 +25,12 @@ def round_up(size: int) -> int:
 
 def pad(x: Array, *, rows: bool = True) -> Array:
     """Zeros up to whole tiles, of columns and perhaps rows; a copy, if x has a ragged edge."""
-    padding = [(0, round_up(size) - size) for size in x.shape]
-    if not rows:
-        padding[0] = 0, 0
-    return jnp.pad(x, padding) if any(after for _, after in padding) else x
+    return pad_to(x, (round_up(x.shape[0]) if rows else x.shape[0], round_up(x.shape[1])))
+
+
+def pad_to(x: Array, shape: tuple[int, int]) -> Array:
+    """Zeros up to a shape; a copy, unless x has it."""
+    return x if x.shape == shape else jnp.pad(x, [(0, new - old) for old, new in zip(x.shape, shape, strict=True)])
 
 
 def result_type(rows: int, columns: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:

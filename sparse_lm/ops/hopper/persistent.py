@@ -20,7 +20,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.hopper import partial_sums, wgmma_sp
+from sparse_lm.ops.hopper import compat, partial_sums, wgmma_sp
 from sparse_lm.ops.hopper.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
 from sparse_lm.ops.hopper.mainloop import accumulate
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
@@ -115,19 +115,22 @@ def multiply(
         )
 
     sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * n), jnp.float32)
-    results = plgpu.kernel(
-        kernel,
-        out_type=[*outs, sums] if grid.contributors else [*outs],
+    out_types = [*outs, sums] if grid.contributors else [*outs]
+    mesh = dict(
         grid=(grid.clusters,),
         grid_names=("cluster",),
         cluster=(tiling.cluster,),
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
-        compiler_params=COMPILER_PARAMS,
         kernel_name=name,
-    )(*operands)
-    return results[: len(outs)]
+    )
+    if epilogue and epilogue.in_place:
+        aliases = {len(operands) - 1: 0}
+        run = compat.kernel_in_place(kernel, out_types, aliases, plgpu.Mesh(**mesh), COMPILER_PARAMS)
+    else:
+        run = plgpu.kernel(kernel, out_type=out_types, compiler_params=COMPILER_PARAMS, **mesh)
+    return run(*operands)[: len(outs)]
 
 
 def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:

@@ -34,7 +34,14 @@ def stores(n: int, dtype: jnp.dtype) -> int:
 
 
 def store_tile(
-    tile: Array, slots: Any, out: Any, origin: tuple[Array, Array], first_store: Array, *, transposed: bool
+    tile: Array,
+    slots: Any,
+    out: Any,
+    origin: tuple[Array, Array],
+    first_store: Array,
+    *,
+    transposed: bool,
+    accumulate: bool = False,
 ) -> None:
     """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
 
@@ -47,6 +54,7 @@ def store_tile(
       origin: (row, column).
       first_store: number of stores that this warpgroup made before.
       transposed: whether `out` is [columns, rows].
+      accumulate: add the tile to what is there, in the L2 cache, instead of replacing it.
     """
     row, column = origin
     count = slots.shape[0]
@@ -62,7 +70,8 @@ def store_tile(
         write(tile[:, i * columns : (i + 1) * columns], slot)
         plgpu.commit_smem()
         rows, cols = pl.ds(row, _ROWS), pl.ds(column + i * columns, columns)
-        plgpu.copy_smem_to_gmem(slot, out.at[cols, rows] if transposed else out.at[rows, cols])
+        target = out.at[cols, rows] if transposed else out.at[rows, cols]
+        plgpu.copy_smem_to_gmem(slot, target, reduction_op="add" if accumulate else None)
 
 
 def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -> None:

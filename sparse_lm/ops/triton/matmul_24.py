@@ -1,6 +1,7 @@
 """2:4 matrix times dense matrix, with the sparse instruction of a warp. The frame is product.py.
 
-Numerics: float32 accumulation in the order of k; one rounding to the result's dtype.
+Numerics: float32 accumulation in the order of k; one rounding to the result's dtype. A total is added to that sum
+last, once: the same bits in every run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ def _matmul_24_kernel(values, metadata, b, out, shape: gl.constexpr):
     product.multiply(values, metadata, None, b, out, shape)
 
 
+@gluon.jit
+def _accumulate_24_kernel(values, metadata, b, total, out, shape: gl.constexpr):
+    product.multiply(values, metadata, None, b, out, shape, total)
+
+
 def matmul_24(
     w: Sparse24,
     b: Array,
@@ -37,6 +43,7 @@ def matmul_24(
     out_dtype: DTypeLike | None = None,
     b_transposed: bool = False,
     out_transposed: bool = False,
+    total: Array | None = None,
     config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.matmul_24`.
@@ -50,6 +57,7 @@ def matmul_24(
       out_dtype: bfloat16, float16 or float32; that of b by default.
       b_transposed: b is stored as [N, K].
       out_transposed: the result is stored as [N, M].
+      total: float32, as the result then must be, in its shape.
       config: tiling; by default the tuned one for the shape and device, or else `largest_that_occupies`.
 
     Raises:
@@ -71,7 +79,8 @@ def matmul_24(
         b_transposed=b_transposed,
         out_transposed=out_transposed,
     )
-    return launch(_matmul_24_kernel, w.values, w.metadata, b, shape=shape, out_dtype=out_dtype)
+    kernel = _matmul_24_kernel if total is None else _accumulate_24_kernel
+    return launch(kernel, w.values, w.metadata, b, shape=shape, out_dtype=out_dtype, total=total)
 
 
 def choose_config(m: int, n: int, k: int) -> Tiling:

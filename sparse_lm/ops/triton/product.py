@@ -101,15 +101,23 @@ class Product:
         return self.tiling.grid(self.m, self.n)
 
 
-def launch(kernel, *operands: Array, shape: Product, out_dtype: DTypeLike, **constants: Any) -> Array:
-    """Runs a kernel, a thread block for each tile of the product, whose constants are `shape` and any others."""
+def launch(
+    kernel, *operands: Array, shape: Product, out_dtype: DTypeLike, total: Array | None = None, **constants: Any
+) -> Array:
+    """Runs a kernel, a thread block for each tile of the product, whose constants are `shape` and any others.
+
+    A total is its last operand, whose place the result takes.
+    """
+    totals = () if total is None else (total,)
     return gluon_call(
         kernel,
         *operands,
+        *totals,
         out=jax.ShapeDtypeStruct((shape.n, shape.m) if shape.out_transposed else (shape.m, shape.n), out_dtype),
         blocks=math.prod(shape.grid),
         warps=shape.tiling.warps,
         constants=dict(shape=shape) | constants,
+        aliases={len(operands): 0} if totals else None,
     )
 
 
@@ -317,8 +325,11 @@ def multiply_step(values_smem, words_smem, b_smem, places, sums, product: gl.con
 
 
 @gluon.jit
-def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
-    """Rounds once and stores, by way of shared memory, whole vectors along the result's rows as they are stored."""
+def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr, total=None):
+    """Rounds once and stores, by way of shared memory, whole vectors along the result's rows as they are stored.
+
+    A total is added first, which is stored like the result, and perhaps where that will be.
+    """
     tiling: gl.constexpr = product.tiling
     tile = tile.to(out.dtype.element_ty)
     element_bytes: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
@@ -328,12 +339,21 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
         layout: gl.constexpr = copy_layout(tiling.tile_n, element_bytes, tiling.warps)
     row = tile_m * tiling.tile_m + numbers(tiling.tile_m, layout, 0)
     column = tile_n * tiling.tile_n + numbers(tiling.tile_n, layout, 1)
-    if product.out_transposed:
-        target = out + column.to(gl.int64) * product.m + row
-    else:
-        target = out + row.to(gl.int64) * product.n + column
+    target = _place(out, row, column, product)
     inside = (row < product.m) & (column < product.n)
-    gl.store(target, gl.convert_layout(tile, layout), mask=inside)
+    tile = gl.convert_layout(tile, layout)
+    if total is not None:
+        tile += gl.load(_place(total, row, column, product), mask=inside)
+    gl.store(target, tile, mask=inside)
+
+
+@gluon.jit
+def _place(x, row, column, product: gl.constexpr):
+    """Of numbers of the product, in an array that is stored like the result."""
+    if product.out_transposed:
+        return x + column.to(gl.int64) * product.m + row
+    else:
+        return x + row.to(gl.int64) * product.n + column
 
 
 @gluon.jit
@@ -377,8 +397,8 @@ def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, places, step, s
 
 
 @gluon.jit
-def multiply(values, metadata, columns, b, out, product: gl.constexpr):
-    """One tile of a product. See `Product`; `columns` has the lists, and is not read if v is 0."""
+def multiply(values, metadata, columns, b, out, product: gl.constexpr, total=None):
+    """One tile of a product, added to any total. See `Product`; `columns` has the lists, and is not read if v is 0."""
     tiling: gl.constexpr = product.tiling
     stages: gl.constexpr = tiling.stages
     operands = (values, metadata, columns, b)
@@ -398,4 +418,4 @@ def multiply(values, metadata, columns, b, out, product: gl.constexpr):
     for slot in gl.static_range(left):
         sums = _advance(operands, smem, slot, tile_m, tile_n, places, rounds * stages + slot, sums, product)
     async_copy.wait_group(0)
-    store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, product)
+    store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, product, total)

@@ -61,6 +61,28 @@ def test_schedules_agree_bit_for_bit():
     assert_agree([functools.partial(hopper.matmul_24, config=config) for config in configs], w, b)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [LARGE, SMALL])
+@pytest.mark.parametrize("turned", [False, True])
+def test_accumulates_into_a_total(turned, config):
+    options = dict(b_transposed=turned, out_transposed=turned, config=config)
+    properties.check_accumulates(hopper.matmul_24, 300, 333, 1001, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [LARGE, SMALL])
+@pytest.mark.parametrize("m, k, n", [(64, 64, 64), (256, 4096, 192), (1100, 1024, 4400)])
+def test_accumulates_tiles_split_along_k(m, k, n, config):
+    properties.check_accumulates(hopper.matmul_24, m, k, n, config=config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [LARGE, SMALL])
+@pytest.mark.parametrize("out_transposed", [False, True])
+def test_accumulates_like_a_sum(out_transposed, config):
+    properties.check_accumulates_like_a_sum(hopper.matmul_24, out_transposed=out_transposed, config=config)
+
+
 @pytest.mark.parametrize("dtype, b_dtype, out_dtype", [(jnp.float32,) * 3, (jnp.bfloat16, jnp.float16, None)])
 def test_refuses_dtypes(dtype, b_dtype, out_dtype):
     properties.check_refuses_dtypes(hopper.matmul_24, dtype, b_dtype, out_dtype)

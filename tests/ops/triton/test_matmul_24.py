@@ -51,6 +51,19 @@ def test_tilings_agree_bit_for_bit():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("config", CANDIDATES)
+@pytest.mark.parametrize("out_transposed", [False, True])
+def test_accumulates_into_a_total(out_transposed, config):
+    properties.check_accumulates(triton.matmul_24, 300, 333, 1001, out_transposed=out_transposed, config=config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out_transposed", [False, True])
+def test_accumulates_like_a_sum(out_transposed):
+    properties.check_accumulates_like_a_sum(triton.matmul_24, out_transposed=out_transposed)
+
+
+@pytest.mark.gpu
 def test_the_public_op_runs_this_backend():
     w, b = random_24(128, 128, jnp.bfloat16, seed=10), random((128, 64), jnp.bfloat16, seed=11)
     with backends.record() as used:
