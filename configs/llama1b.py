@@ -7,9 +7,8 @@ start, weight gradients drawn without bias and a rate that stays high until late
 several seeds at 2:16 and 42 M parameters: 0.012 nats after 200 M tokens, 0.002 if the run is 12% longer
 (experiments/results/quality_long_wsd_h200.json).
 Hardware: one H100 or H200. On an H200 a dense step takes 172 ms and a sparse one 131 ms, at
-`--config.batch_size=8` 628 and 432 ms (step_llama1b_*_h200.json), with weight gradients by magnitude; to draw them adds
-0.027 ms a layer at 16,384 tokens (ffn_16384_h200.json). Result of the run: not measured yet; 300 steps through both
-flips are in llama1b_300_steps_h200.json.
+`--config.batch_size=8` 618 and 438 ms (step_llama1b_2x4096_h200.json, step_llama1b_8x4096_drawn_h200.json). Result of
+the run: not measured yet; 300 steps through both flips are in llama1b_300_steps_h200.json.
 """
 
 from sparse_lm import config as config_lib
