@@ -4,11 +4,12 @@
 
 The batch is what one 80 GB GPU holds, not the paper's global batch. Slices with centres among the tokens, an early
 start, weight gradients drawn without bias and a rate that stays high until late lose least of what was tried with
-several seeds at 2:16 and 42 M parameters: 0.012 nats after 200 M tokens, 0.002 if the run is 12% longer
-(experiments/results/quality_long_wsd_h200.json).
-Hardware: one H100 or H200. On an H200 a dense step takes 172 ms and a sparse one 131 ms, at
-`--config.batch_size=8` 618 and 438 ms (step_llama1b_2x4096_h200.json, step_llama1b_8x4096_drawn_h200.json). Result of
-the run: not measured yet; 300 steps through both flips are in llama1b_300_steps_h200.json.
+several seeds at 2:16 and 42 M parameters: 0.012 nats after 200 M tokens, 0.002 if the run is 12% longer and 60% of it
+sparse (experiments/results/quality_long_wsd_h200.json).
+Hardware: one H100 or H200. On an H200 a dense step takes 172 ms and a sparse one, with weight gradients by magnitude,
+131 ms (step_llama1b_2x4096_h200.json); at `--config.batch_size=8` 618 ms and, with drawn ones as here, 438 ms
+(step_llama1b_8x4096_drawn_h200.json). Result of the run: not measured yet; 300 steps through both flips are in
+llama1b_300_steps_h200.json.
 """
 
 from sparse_lm import config as config_lib
