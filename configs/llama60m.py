@@ -5,8 +5,9 @@
 The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, vocabulary 32,768.
 Hardware: one GPU. Result: not measured at this batch and vocabulary; at half of each, with half of the steps sparse as
 here, slices end at dense's loss after 33 M tokens and 0.012 nats above it after 200 M, where dense steps in about the
-same time, at llama1b's step times, end 0.032 above; with 12% more steps, 60% of them sparse, they end 0.002 above dense,
-the mean of three seeds, in 0.92 of its time (experiments/results/quality_wsd_h200.json, quality_long_wsd_h200.json).
+same time, at llama1b's step times, end 0.032 above; with 12% more steps, 60% of them sparse, they end 0.002 above
+dense, the mean of three seeds, in 0.92 of its time (experiments/results/quality_wsd_h200.json,
+quality_long_wsd_h200.json).
 """
 
 from sparse_lm import config as config_lib
