@@ -95,11 +95,11 @@ def bench_accumulate() -> list[dict]:
 def _in_place(update: Callable[..., Array]) -> Callable[..., Array]:
     """A function that updates the array of a reference, and gives one number of it to wait for."""
 
-    def function(ref: jax.Ref, *args: Any) -> Array:
+    def run(ref: jax.Ref, *args: Any) -> Array:
         ref[...] = update(ref[...], *args)
         return ref[0, 0]
 
-    return function
+    return run
 
 
 TABLES = dict(matmul_24=bench_24, matmul_venom=bench_venom, accumulate=bench_accumulate)

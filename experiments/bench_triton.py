@@ -102,7 +102,7 @@ def bench_scattered_matmul_24() -> list[dict]:
     return table
 
 
-def selections() -> dict[str, tuple]:
+def _selections() -> dict[str, tuple]:
     """Passes over memory: of each a function and its operands."""
     h, w = random_matrix(16384, 8192, seed=3), random_matrix(16384, 4096, seed=4, dtype=jnp.float32)
     weights = dict(method="soft_threshold", scale=1.5, dtype=jnp.bfloat16)
@@ -133,12 +133,12 @@ def selections() -> dict[str, tuple]:
     return cases
 
 
-def measure_selections(cases: dict[str, tuple]) -> list[dict]:
-    """Of each the share that its bytes, each moved once, take of a copy's bandwidth."""
+def bench_selections() -> list[dict]:
+    """Passes over memory: the share that their bytes, each moved once, take of a copy's bandwidth."""
     h = random_matrix(16384, 8192, seed=3)
     bandwidth = 2 * h.nbytes / median_ms(lambda x: x + 1, h)
     table = []
-    for name, (function, *operands) in cases.items():
+    for name, (function, *operands) in _selections().items():
         ms = median_ms(function, *operands)
         touched = jax.tree.leaves((operands, jax.eval_shape(function, *operands)))
         moved = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in touched)
@@ -147,11 +147,6 @@ def measure_selections(cases: dict[str, tuple]) -> list[dict]:
         print(row, flush=True)
         table.append(row)
     return table
-
-
-def bench_selections() -> list[dict]:
-    """All passes over memory."""
-    return measure_selections(selections())
 
 
 def tune() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -23,16 +22,22 @@ def kernel_in_place(
     mesh: plgpu.Mesh,
     compiler_params: plgpu.CompilerParams,
 ) -> Callable[..., list[jax.Array]]:
-    """`plgpu.kernel` whose results may take the place of operands, by the numbers of both.
+    """`plgpu.kernel` whose results may take the place of operands.
 
     In public code, a kernel that updates a reference has one name for what it reads and what it writes. Where XLA
-    keeps the two apart (store_sum.py) it writes to what it should only read.
+    keeps the two apart (store_sum.py), it would write to what it should only read.
+
+    Args:
+      body: the kernel, of references to operands and results.
+      out_types: of the results.
+      aliases: numbers of operands, and of the results that may take their place.
+      mesh: grid, clusters and threads.
+      compiler_params: as `plgpu.kernel` takes them.
     """
-    run: Any = _mpmd_map(
+    return _mpmd_map(
         [(mesh, body)],
         out_types,
         input_output_aliases=aliases,
         compiler_params=compiler_params,
         name=mesh.kernel_name,
     )
-    return run

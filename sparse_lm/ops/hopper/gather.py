@@ -36,8 +36,9 @@ from sparse_lm.ops.hopper.wgmma_sp import DENSE_TRANSFORMS, STEP
 
 _ROWS = STEP // (WARPGROUP_SIZE // WARP_SIZE)  # of a warp
 _CHUNK = 8  # elements of 16 bytes, which a lane copies at a time
-_LINE = 64  # elements of a row that a copy takes: 128 bytes, as the tile's
-_ROWS_AT_ONCE = WARP_SIZE // (_LINE // _CHUNK)
+_LINE = 64  # elements of a row that a copy takes: the 128 bytes that lie together in the tile
+_CHUNKS = _LINE // _CHUNK  # of a line, and so the lanes that copy it
+_ROWS_AT_ONCE = WARP_SIZE // _CHUNKS
 _ROW_NUMBERS = plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE,), 1)
 
 
@@ -93,8 +94,8 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
         column = column.registers.item()
         element = ir.MemRefType(source.type).element_type
         warp, lane = warp_and_lane()
-        lanes_of_a_row = i32(_LINE // _CHUNK)
-        row, chunk = arith.divui(lane, lanes_of_a_row), arith.remui(lane, lanes_of_a_row)
+        chunks = i32(_CHUNKS)
+        row, chunk = arith.divui(lane, chunks), arith.remui(lane, chunks)
         lane_column = arith.extui(i64_type(), arith.addi(column, times(chunk, _CHUNK)))
         heights = [
             _height_at(arith.addi(column, i32(first)), height, width) for first in range(0, target_columns, _LINE)
@@ -110,10 +111,8 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
             row_offset = i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
             offset = arith.addi(arith.addi(lane_offset, swizzled), row_offset)
             for line, line_height in enumerate(heights):
-                target_offset, source_offset = (
-                    arith.addi(offset, i32(8 * _LINE * line)),
-                    arith.addi(start, i64(_LINE * line)),
-                )
+                target_offset = arith.addi(offset, i32(8 * _LINE * line))
+                source_offset = arith.addi(start, i64(_LINE * line))
                 start_copy(
                     mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
                     mgpu_utils.getelementptr(global_pointer(source), [source_offset], element),
@@ -124,7 +123,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
 
 
 def _height_at(column: ir.Value, height: int, width: int) -> ir.Value:
-    """How many rows a matrix has there: past the last column none. Widths are multiples of what a copy takes."""
+    """How many rows there are at a line's first column: past the last column none. No line lies half inside."""
     return arith.select(arith.cmpi(arith.CmpIPredicate.ult, column, i32(width)), i32(height), i32(0))
 
 

@@ -30,7 +30,7 @@ def load_key(key: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def sample_two(members: Sequence[ir.Value], above_one: ir.Value) -> Pair:
-    """The estimates of two members, float32, and their metadata; `above_one` is 1 + a random number."""
+    """The estimates of two members, float32, and their metadata; `above_one` is of `uniform_above_one`."""
     a, b, c, d = (math.absf(member) for member in members)
     ab, cd = arith.addf(a, b), arith.addf(c, d)
     total = arith.addf(ab, cd)
@@ -60,8 +60,8 @@ def sample_two(members: Sequence[ir.Value], above_one: ir.Value) -> Pair:
     return Pair(_estimate(low, half), _estimate(high, half), nibble)
 
 
-def uniform_of_two_groups(word: ir.Value) -> list[ir.Value]:
-    """1 + `sparse_lm.ops.mvue.uniform_of_groups` of the groups that share 32 random bits."""
+def uniform_above_one(word: ir.Value) -> list[ir.Value]:
+    """1 + `sparse_lm.ops.mvue.uniform_of_groups` of the two groups that share 32 random bits, for `sample_two`."""
     halves = arith.shli(arith.andi(word, i32(0xFFFF)), i32(7)), arith.shli(arith.shrui(word, i32(16)), i32(7))
     return [_bitcast(arith.ori(half, i32(_ONE | _HALF_A_UNIT))) for half in halves]
 

@@ -106,8 +106,8 @@ def _call(
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
         grouped = [groups(widen(run)) for run in runs]
         if method == "mvue":
-            uniform = _uniform(mvue.load_key(key_gmem), tile, x.shape, transposed)
-            pairs = [map(mvue.sample_two, *row) for row in zip(grouped, uniform, strict=True)]
+            above_one = _above_one(mvue.load_key(key_gmem), tile, x.shape, transposed)
+            pairs = [map(mvue.sample_two, *row) for row in zip(grouped, above_one, strict=True)]
         else:
             pairs = [[two_of_four(four, method) for four in row] for row in grouped]
         pairs = [[_scaled(pair, factor) for pair in row] for row in pairs]
@@ -139,8 +139,8 @@ def check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
 
-def _uniform(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int], transposed: bool):
-    """`mvue.uniform_of_two_groups` for each group of a thread's two rows, of a matrix [M, K]."""
+def _above_one(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int], transposed: bool):
+    """`mvue.uniform_above_one` for each group of a thread's two rows, of a matrix [M, K]."""
     column = arith.addi(arith.muli(tile.column, i32(TILE)), tile.thread.column)
     rows = []
     for half in HALVES:
@@ -150,7 +150,7 @@ def _uniform(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int],
             pair = arith.addi(arith.shrui(column, i32(3)), i32(first // 8))
             index = (pair, shape[1], row) if transposed else (row, shape[1] // 8, pair)
             number = arith.addi(arith.muli(index[0], i32(index[1])), index[2])
-            rows[-1] += mvue.uniform_of_two_groups(mvue.random_bits(key, number))
+            rows[-1] += mvue.uniform_above_one(mvue.random_bits(key, number))
     return rows
 
 

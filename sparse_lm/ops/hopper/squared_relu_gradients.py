@@ -228,10 +228,10 @@ def _draw_along_tokens(
     for number, four in enumerate(groups(tokens)):
         if number % 2 == 0:
             word = arith.addi(arith.muli(arith.addi(first_pair, i32(number // 2)), i32(neurons)), row)
-            uniform = mvue.uniform_of_two_groups(mvue.random_bits(key, word))
+            above_one = mvue.uniform_above_one(mvue.random_bits(key, word))
         both = zip(*(packed_24.unpack(word, element) for word in four), strict=True)
         for kept, members in zip(pairs, both, strict=True):
-            pair = mvue.sample_two(members, uniform[number % 2])
+            pair = mvue.sample_two(members, above_one[number % 2])
             kept.append(PackedPair(packed_24.pack(pair.low, pair.high, element), pair.nibble))
     return pairs
 

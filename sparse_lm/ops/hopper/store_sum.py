@@ -1,8 +1,9 @@
 """An epilogue (persistent.py) that adds a product to a total, and stores the sum, as a rule in the total's place.
 
 There TMA adds to what it finds, in the L2 cache, which is faster than to read it. But XLA may give a kernel slices of
-larger arrays without copying them, and if the total is a slice of one and the result of another, they are two places,
-whatever the call says (dynamic-slice fusions of XLA in JAX 0.11). Then threads read the total, and TMA writes the sum.
+larger arrays without copying them. Where the total is a slice of one array and the result a slice of another, they are
+two places, although the call makes them one (dynamic-slice fusions of XLA in JAX 0.11). Then threads read the total,
+and TMA writes the sum.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _same_place(source: Any, out: Any) -> Array:
 
 
 def _add(part: Array, addend: Any, *, transposed: bool) -> Array:
-    """To a part [64, columns] in layout WGMMA, numbers of global memory of that shape, or of its transpose's."""
+    """part + addend: float32 [64, columns] in layout WGMMA, and of global memory, [columns, 64] if `transposed`."""
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()),

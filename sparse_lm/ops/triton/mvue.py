@@ -21,7 +21,7 @@ _PARITY = tl.constexpr(0x1BD11BDA)  # of Threefry's key schedule
 
 
 @gluon.jit
-def uniform_of_groups(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: gl.constexpr):
+def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: gl.constexpr):
     """1 + `sparse_lm.ops.mvue.uniform_of_groups` of a tile.
 
     Args:
@@ -39,9 +39,9 @@ def uniform_of_groups(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: g
 
 
 @triton.jit
-def _above_one(half):
-    """1 + (half + 0.5) / 2^16 of 16 bits."""
-    return (half << 7 | _ONE_AND_HALF_A_UNIT).to(tl.float32, bitcast=True)
+def _above_one(bits):
+    """1 + (bits + 0.5) / 2^16, of 16 bits."""
+    return (bits << 7 | _ONE_AND_HALF_A_UNIT).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -74,11 +74,14 @@ def _round(x, y, ROTATION: tl.constexpr):
 
 @gluon.jit
 def sample_two(a, b, c, d, above_one):
-    """The estimates of two members of each group, float32, and their nibbles of metadata.
+    """The estimates of two members of each group, and their nibbles of metadata.
 
     Args:
       a, b, c, d: the members, float32 [64, 16].
-      above_one: 1 + random numbers, of `uniform_of_groups`.
+      above_one: 1 + random numbers, of `uniform_above_one`.
+
+    Returns:
+      (first, second, nibble): float32, float32 and int32 [64, 16].
     """
     above_one = gl.convert_layout(above_one, a.type.layout, assert_trivial=True)
     size_a, size_b, size_c, size_d = tl.abs(a), tl.abs(b), tl.abs(c), tl.abs(d)

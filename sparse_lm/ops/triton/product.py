@@ -106,7 +106,7 @@ def launch(
 ) -> Array:
     """Runs a kernel, a thread block for each tile of the product, whose constants are `shape` and any others.
 
-    A total is its last operand, whose place the result takes.
+    A total is its last operand; the result takes its place.
     """
     totals = () if total is None else (total,)
     return gluon_call(
@@ -328,7 +328,7 @@ def multiply_step(values_smem, words_smem, b_smem, places, sums, product: gl.con
 def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr, total=None):
     """Rounds once and stores, by way of shared memory, whole vectors along the result's rows as they are stored.
 
-    A total is added first, which is stored like the result, and perhaps where that will be.
+    A total, stored like the result and perhaps in its place, is added first.
     """
     tiling: gl.constexpr = product.tiling
     tile = tile.to(out.dtype.element_ty)
@@ -349,7 +349,7 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr, total=None):
 
 @gluon.jit
 def _place(x, row, column, product: gl.constexpr):
-    """Of numbers of the product, in an array that is stored like the result."""
+    """Pointers to entries of the product, in an array that is stored like the result."""
     if product.out_transposed:
         return x + column.to(gl.int64) * product.m + row
     else:
@@ -398,7 +398,10 @@ def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, places, step, s
 
 @gluon.jit
 def multiply(values, metadata, columns, b, out, product: gl.constexpr, total=None):
-    """One tile of a product, added to any total. See `Product`; `columns` has the lists, and is not read if v is 0."""
+    """Stores one tile of a product, plus that of the total if there is one.
+
+    See `Product`; `columns` has the lists, and is not read if v is 0.
+    """
     tiling: gl.constexpr = product.tiling
     stages: gl.constexpr = tiling.stages
     operands = (values, metadata, columns, b)

@@ -82,10 +82,10 @@ def _sparsify_24_kernel(
         row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT))[:, None]
         if TRANSPOSED:
             PADDED_COLUMNS: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE * _TILE
-            uniform = mvue.uniform_of_groups(key, row, k_tile, 1, PADDED_COLUMNS)
+            above_one = mvue.uniform_above_one(key, row, k_tile, 1, PADDED_COLUMNS)
         else:
-            uniform = mvue.uniform_of_groups(key, row, k_tile, K_TILES * GROUPS // 2, 1)
-        low, high, nibble = mvue.sample_two(*members(tile), uniform)
+            above_one = mvue.uniform_above_one(key, row, k_tile, K_TILES * GROUPS // 2, 1)
+        low, high, nibble = mvue.sample_two(*members(tile), above_one)
     else:
         low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
     factor = gl.load(scale)
@@ -133,7 +133,7 @@ def sparsify_24(
     constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1], METHOD=method, TRANSPOSED=axis == 0)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
     key = threefry_key(key) if method == "mvue" else NO_KEY
-    values, metadata = _call(_sparsify_24_kernel, x, scale, key, out=outputs(shape, dtype), constants=constants)
+    values, metadata = call_by_tiles(_sparsify_24_kernel, x, scale, key, out=outputs(shape, dtype), constants=constants)
     return Sparse24(values, metadata, shape)
 
 
@@ -150,7 +150,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     out = *outputs(w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
     constants = dict(ROWS=w.shape[0], COLUMNS=w.shape[1], SCALED_TILES=-(-scaled_rows // TILE))
     scale = scale.astype(jnp.float32)
-    values, metadata, dense = _call(_soft_threshold_24_kernel, w, scale, out=out, constants=constants)
+    values, metadata, dense = call_by_tiles(_soft_threshold_24_kernel, w, scale, out=out, constants=constants)
     return Sparse24(values, metadata, w.shape), dense
 
 
@@ -165,7 +165,8 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     values, metadata = outputs(h.shape, h.dtype)
     stats = jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
     constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1])
-    values, metadata, stats = _call(_squared_relu_24_kernel, padded, out=(values, metadata, stats), constants=constants)
+    out = values, metadata, stats
+    values, metadata, stats = call_by_tiles(_squared_relu_24_kernel, padded, out=out, constants=constants)
     return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 
@@ -181,7 +182,7 @@ def outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStr
     return values, jax.ShapeDtypeStruct((rows, columns, 2 * TILE), jnp.int32)
 
 
-def _call(kernel, *operands: Array, out: tuple[jax.ShapeDtypeStruct, ...], constants: dict) -> list[Array]:
-    """One thread block for each tile of metadata."""
+def call_by_tiles(kernel, *operands: Array, out: tuple[jax.ShapeDtypeStruct, ...], constants: dict) -> list[Array]:
+    """Runs a kernel, a thread block for each tile of 64 x 64 that `out[1]`, metadata, describes."""
     row_tiles, k_tiles, _ = out[1].shape
     return gluon_call(kernel, *operands, out=out, blocks=row_tiles * k_tiles, warps=WARPS, constants=constants)

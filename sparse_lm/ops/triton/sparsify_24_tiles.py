@@ -16,9 +16,8 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.triton import packed_24
-from sparse_lm.ops.triton.gluon_call import gluon_call
-from sparse_lm.ops.triton.sparsify_24 import check_dtypes, outputs
-from sparse_lm.ops.triton.tiles import GROUPS, GROUPS_LAYOUT, WARPS, load_tile, offsets, store_metadata, store_survivors
+from sparse_lm.ops.triton.sparsify_24 import call_by_tiles, check_dtypes, outputs
+from sparse_lm.ops.triton.tiles import GROUPS, GROUPS_LAYOUT, load_tile, offsets, store_metadata, store_survivors
 from sparse_lm.ops.triton.transposable import best_mask
 from sparse_lm.ops.triton.two_of_four import members
 
@@ -102,7 +101,7 @@ def _load_mask(mask, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def _inside(row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """The masks that keep what lies in the matrix and drop its padding."""
+    """For each tile of 4 x 4 the 16 bits, row by row, that keep what lies in the matrix and drop its padding."""
     row, group, _ = offsets(row_tile, tile, 1, GROUPS, _MASK_LAYOUT)
     room = gl.minimum(gl.maximum(COLUMNS - 4 * group, 0), 4)
     return _join_bits(*_split_rows(gl.where(row < ROWS, (1 << room) - 1, 0)))
@@ -145,14 +144,14 @@ def _columns(upper, lower):
 
 @gluon.jit
 def _transpose_mask(mask):
-    """Likewise, of 16 bits each."""
+    """Of the masks of tiles of 4 x 4, 16 bits each [I, J], those of their transposes, [J, I]."""
     mask = mask.permute([1, 0])
     return _join_bits(_column_bits(mask, 0), _column_bits(mask, 1), _column_bits(mask, 2), _column_bits(mask, 3))
 
 
 @gluon.jit
 def _column_bits(mask, COLUMN: gl.constexpr):
-    """Four bits of a mask's column, side by side."""
+    """The four bits of a mask's column, side by side."""
     return (mask >> COLUMN & 0x1111) * 0x1248 >> 12 & 15
 
 
@@ -233,13 +232,12 @@ def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tupl
     """
     check_dtypes(x.dtype, jnp.dtype(dtype))
     out = *outputs(x.shape, dtype), *outputs(x.shape[::-1], dtype)
-    options = dict(out=out, blocks=out[1].shape[0] * out[1].shape[1], warps=WARPS)
     constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1])
     if mask is None:
-        forms = gluon_call(_choose_tiles_kernel, x, **options, constants=constants)
+        forms = call_by_tiles(_choose_tiles_kernel, x, out=out, constants=constants)
     else:
         mask = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % 4)))
         constants["MASK_COLUMNS"] = mask.shape[1]
-        forms = gluon_call(_given_tiles_kernel, x, mask, **options, constants=constants)
+        forms = call_by_tiles(_given_tiles_kernel, x, mask, out=out, constants=constants)
     values, metadata, values_t, metadata_t = forms
     return Sparse24(values, metadata, x.shape), Sparse24(values_t, metadata_t, x.shape[::-1])

@@ -64,18 +64,18 @@ def _differentiate_tile(
 
 
 @gluon.jit
-def _keep_along_tokens(both, uniform, HALF: gl.constexpr, dtype: gl.constexpr):
+def _keep_along_tokens(both, above_one, HALF: gl.constexpr, dtype: gl.constexpr):
     """Survivors and nibbles of the low (0) or the high (1) halves of words [64 neurons, 64 tokens].
 
-    The two largest of each four, or, with random numbers of `mvue.uniform_of_groups`, two drawn at random.
+    The two largest of each four, or, with random numbers of `mvue.uniform_above_one`, two drawn at random.
     """
     a, b, c, d = members(both)
-    if uniform is None:
+    if above_one is None:
         kept, nibble = packed_24.two_of_four_halves(a, b, c, d, HIGH=HALF == _Y, SIGNED=HALF == _DH)
     else:
         a, b = packed_24.unpack(a, dtype)[HALF], packed_24.unpack(b, dtype)[HALF]
         c, d = packed_24.unpack(c, dtype)[HALF], packed_24.unpack(d, dtype)[HALF]
-        low, high, nibble = mvue.sample_two(a, b, c, d, uniform)
+        low, high, nibble = mvue.sample_two(a, b, c, d, above_one)
         kept = packed_24.pack(low, high, dtype)
     return kept, nibble
 
@@ -99,12 +99,12 @@ def _gradients_24_kernel(
 ):
     row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
     both = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
-    uniform = None
+    above_one = None
     if DRAW:
         neuron = tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT))[:, None]
-        uniform = mvue.uniform_of_groups(key, neuron, row_tile, 1, TILES * _TILE)
-    dh_kept, dh_nibble = _keep_along_tokens(both, uniform, _DH, dh.dtype.element_ty)
-    y_kept, y_nibble = _keep_along_tokens(both, uniform, _Y, dh.dtype.element_ty)
+        above_one = mvue.uniform_above_one(key, neuron, row_tile, 1, TILES * _TILE)
+    dh_kept, dh_nibble = _keep_along_tokens(both, above_one, _DH, dh.dtype.element_ty)
+    y_kept, y_nibble = _keep_along_tokens(both, above_one, _Y, dh.dtype.element_ty)
     _store_rows(dh_kept, dh_nibble, dh_t, dh_t_metadata, tile, row_tile, ROW_TILES)
     _store_rows(y_kept, y_nibble, y_t, y_t_metadata, tile, row_tile, ROW_TILES)
 
@@ -204,13 +204,13 @@ def _gradients_venom_kernel(
     both = _differentiate_tile(dy, values, metadata, dh, row_tile, tile, ROWS, COLUMNS, TILES)
     listed = columns + (row_tile // BLOCK_TILES * TILES + tile) * _TILE
     if row_tile < ROW_TILES:  # a ragged last block is padded by more than a tile
-        uniform = None
+        above_one = None
         if DRAW:
             PADDED_NEURONS: gl.constexpr = (NEURONS + _TILE - 1) // _TILE * _TILE
             neuron = gl.load(listed + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT)))[:, None]
-            uniform = mvue.uniform_of_groups(key, neuron, row_tile, 1, PADDED_NEURONS)
-        dh_kept, dh_nibble = _keep_along_tokens(both, uniform, _DH, dh.dtype.element_ty)
-        y_kept, y_nibble = _keep_along_tokens(both, uniform, _Y, dh.dtype.element_ty)
+            above_one = mvue.uniform_above_one(key, neuron, row_tile, 1, PADDED_NEURONS)
+        dh_kept, dh_nibble = _keep_along_tokens(both, above_one, _DH, dh.dtype.element_ty)
+        y_kept, y_nibble = _keep_along_tokens(both, above_one, _Y, dh.dtype.element_ty)
         _scatter_rows(dh_kept, dh_nibble, listed, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
         _scatter_rows(y_kept, y_nibble, listed, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
         _clear_rows(listed, tile, row_tile, dh_t, dh_t_metadata, y_t, y_t_metadata, M, NEURONS, ROW_TILES)

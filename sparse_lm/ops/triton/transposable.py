@@ -1,7 +1,8 @@
 """Masks of 4 x 4 tiles in the registers of a thread: `sparse_lm.ops.transposable`, without 90 sums for every tile.
 
-How often the upper two rows of a pattern keep each column says how often the lower two must. Of the lower halves of
-the same counts one is the best for every upper half that they go with: 36 sums, one for each upper half, remain.
+How often the upper two rows of a pattern keep each column says how often the lower two must. Lower halves that keep
+each column equally often go with the same upper halves, and the best of them is the best with each: so one pattern is
+left for each of the 36 upper halves.
 
 Numerics: the reference's choice where sums of magnitudes are exact in float32, or of inf, NaN and small numbers; where
 two patterns keep nearly the same, it may differ.
@@ -47,7 +48,7 @@ def best_mask(rows):
     """
     first, second = _finite_magnitudes(rows[0]), _finite_magnitudes(rows[1])
     third, fourth = _finite_magnitudes(rows[2]), _finite_magnitudes(rows[3])
-    # A part of each sum: lower halves, too, then round and tie as the best patterns do, which keep no less than it.
+    # Added to every sum: with it lower halves round, and tie, as the best patterns do, whose sums are no less than it.
     largest = tl.maximum(tl.maximum(_max(first), _max(second)), tl.maximum(_max(third), _max(fourth)))
     first, second = _pair_sums(first, 0.0), _pair_sums(second, 0.0)
     third, fourth = _pair_sums(third, largest), _pair_sums(fourth, 0.0)
