@@ -58,10 +58,10 @@ def trace(workdir):
     return [{name: value for name, value in line.items() if name not in timed} for line in lines(workdir)]
 
 
+# A run that lasts long enough to be stopped from outside.
 LONG = {
     "steps": 80, "sparsity.start_step": 20, "sparsity.end_step": 50, "checkpoint_every": 10, "eval_every": 40,
 }  # fmt: skip
-"""A run that lasts long enough to be stopped from outside."""
 
 
 @pytest.fixture(scope="module")

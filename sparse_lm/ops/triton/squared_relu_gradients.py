@@ -232,28 +232,26 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     stored_row_tiles, tiles, _ = y.metadata.shape
     transpose = outputs((neurons, tokens), dy.dtype)
     padded = align_rows(dy)
-    row_tiles = transpose[1].shape[1]
-    constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1], TILES=tiles, ROW_TILES=row_tiles)
-    constants["DRAW"] = key is not None
+    constants = dict(
+        ROWS=padded.shape[0],
+        COLUMNS=padded.shape[1],
+        TILES=tiles,
+        ROW_TILES=transpose[1].shape[1],
+        DRAW=key is not None,
+    )
     key = NO_KEY if key is None else threefry_key(key)
-    options = dict(
+    if venom:
+        kernel, operands = _gradients_venom_kernel, (padded, y.values, y.metadata, y.columns, key)
+        constants |= dict(NEURONS=neurons, M=y.m, BLOCK_TILES=y.v // TILE)
+    else:
+        kernel, operands = _gradients_24_kernel, (padded, y.values, y.metadata, key)
+    dh, *transposes = gluon_call(
+        kernel,
+        *operands,
         out=(jax.ShapeDtypeStruct(y.values.shape, dy.dtype), *transpose, *transpose),
         blocks=stored_row_tiles * tiles,
         warps=WARPS,
+        constants=constants,
     )
-    if venom:
-        dh, *transposes = gluon_call(
-            _gradients_venom_kernel,
-            padded,
-            y.values,
-            y.metadata,
-            y.columns,
-            key,
-            constants=constants | dict(NEURONS=neurons, M=y.m, BLOCK_TILES=y.v // TILE),
-            **options,
-        )
-    else:
-        operands = padded, y.values, y.metadata, key
-        dh, *transposes = gluon_call(_gradients_24_kernel, *operands, constants=constants, **options)
     dh_t, y_t = (Sparse24(*transposes[i : i + 2], (neurons, tokens)) for i in (0, 2))
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
