@@ -171,6 +171,8 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "dense": _DENSE,
             "slices 2:16": _SLICES | _TOKENS,
             "slices 2:16, from 102": _SLICES | _TOKENS | {"sparsity.start_step": 102},
+            "slices 2:16, mvue, from 30": _SLICES | _TOKENS | _MVUE | {"sparsity.start_step": 30},
+            "slices 2:16, mvue, from 10": _SLICES | _TOKENS | _MVUE | {"sparsity.start_step": 10},
             "slices 2:16, from the end of the warm-up": _SLICES | _TOKENS | {"sparsity.start_step": 612},
             "slices 2:16, warm-up of 306": _SLICES | _TOKENS | {"optimizer.warmup_steps": 306},
             "slices 2:8": _SLICES_OF_8 | _TOKENS,
