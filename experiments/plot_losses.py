@@ -41,7 +41,7 @@ def small_runs(results: Results) -> Figure:
 
 
 def loss_curves(results: Results) -> Figure:
-    """Held-out loss by tokens, means over seeds, and below it the distance from the dense runs if there are any."""
+    """Held-out loss by tokens, means over seeds, and below it how far above dense runs of the same seeds, if any."""
     runs = results.data["runs"]
     names = list(dict.fromkeys(run["name"] for run in runs))
     panels = ["loss", "gap"] if results.has_dense_run else ["loss"]
@@ -51,7 +51,9 @@ def loss_curves(results: Results) -> Figure:
     curves = {name: mean_curve(_named(runs, name)) for name in names}
     for panel, (ax,) in zip(panels, axes, strict=True):
         for name, (tokens, loss) in curves.items():
-            ax.plot(tokens / 1e6, loss if panel == "loss" else loss - np.interp(tokens, *curves["dense"]), label=name)
+            if panel == "gap":
+                loss = loss - np.interp(tokens, *mean_curve(_dense_beside(runs, name)))
+            ax.plot(tokens / 1e6, loss, label=name)
         if results.data["base"].get("sparsity.recipe") != "dense":
             shade_sparse(ax, *_sparse_tokens(results))
         ax.set_ylabel("held-out loss (nats per token)" if panel == "loss" else "above dense (nats per token)")
@@ -91,15 +93,21 @@ def kernel_agreement(results: Results) -> Figure:
 
 
 def final_gaps(results: Results) -> dict[str, list[float]]:
-    """Final held-out losses less the mean of the dense runs', by name, one a seed."""
+    """Final held-out losses less those of the dense runs of the same seeds, by name, one a seed."""
     runs = results.data["runs"]
-    dense = statistics.fmean(run["heldout_loss"] for run in _named(runs, "dense"))
+    dense = {run["seed"]: run["heldout_loss"] for run in _named(runs, "dense")}
     names = dict.fromkeys(run["name"] for run in runs)
-    return {name: [run["heldout_loss"] - dense for run in _named(runs, name)] for name in names}
+    return {name: [run["heldout_loss"] - dense[run["seed"]] for run in _named(runs, name)] for name in names}
 
 
 def _named(runs: Iterable[Run], name: str) -> list[Run]:
     return [run for run in runs if run["name"] == name]
+
+
+def _dense_beside(runs: Iterable[Run], name: str) -> list[Run]:
+    """The dense runs of the seeds of the runs of that name."""
+    seeds = {run["seed"] for run in _named(runs, name)}
+    return [run for run in _named(runs, "dense") if run["seed"] in seeds]
 
 
 def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray]:

@@ -49,13 +49,13 @@ def whole_steps(results: Results) -> Figure:
 def frontier(quality: Results, steps: Results) -> Figure:
     """What recipes cost in final held-out loss against how much faster whole runs are at measured step times."""
     gaps = final_gaps(quality)
-    figure, axes = new_figure(7.5, 4, f"{quality.caption}; {steps.caption}")
+    figure, axes = new_figure(8.5, 4, f"{quality.caption}; {steps.caption}")
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
     for name, speedup in speedups_of_runs(quality, steps).items():
-        at = speedup, statistics.fmean(gaps[name])
-        axes.errorbar(*at, statistics.stdev(gaps[name]) if len(gaps[name]) > 1 else 0, fmt="o", capsize=3)
-        axes.annotate(name, at, xytext=(6, 4), textcoords="offset points", fontsize="small")
-    axes.margins(x=0.2, y=0.15)
+        mean, deviation = statistics.fmean(gaps[name]), statistics.stdev(gaps[name]) if len(gaps[name]) > 1 else 0
+        axes.errorbar(speedup, mean, deviation, fmt="o", capsize=3, label=f"{name}: {mean:+.3f}")
+    axes.margins(x=0.1, y=0.15)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.set(xlabel=f"speed-up of the run (times), {_what(steps)}", ylabel="loss above dense (nats per token)")
     return figure
 

@@ -6,6 +6,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 from experiments import plots
+from experiments.plot_losses import final_gaps
+from experiments.plot_results import read_results
 from experiments.quality_suites import SUITES
 
 SLICES = "slices 2:16, neuron centres"
@@ -87,12 +89,17 @@ def test_what_is_absent_is_said(results):
 
 def test_frontier_joins_runs_and_steps_by_what_they_choose(results):
     (axes,) = drawn(plots.frontiers(directory=results))["quality_recipes_step_llama1b_8x4096_h200_frontier"].axes
-    points = {text.get_text(): text.xy for text in axes.texts}
+    points = {bars.get_label(): tuple(bars.lines[0].get_xydata()[0]) for bars in axes.containers}
     half_of_the_steps = 1 / (0.5 + 0.5 / 1.5)
     assert points == {
-        "dense": (1.0, pytest.approx(0.0)),
-        SLICES: (pytest.approx(half_of_the_steps), pytest.approx(0.3)),
+        "dense: +0.000": (1.0, pytest.approx(0.0)),
+        f"{SLICES}: +0.300": (pytest.approx(half_of_the_steps), pytest.approx(0.3)),
     }  # act24: not timed
+
+
+def test_losses_are_compared_with_the_dense_run_of_the_same_seed(results):
+    gaps = final_gaps(read_results(results / "quality_recipes.json"))
+    assert gaps == {"dense": [0, 0], SLICES: pytest.approx([0.3, 0.3]), "act24": pytest.approx([0.1, -0.1])}
 
 
 def test_losses_over_time_count_sparse_steps_as_long_as_they_take(results):
