@@ -197,10 +197,8 @@ def _place_rows(columns, tile_m, tile_n, product: gl.constexpr):
         row = gl.minimum(first + numbers(tiling.tile_m, copy_layout(_KEPT, 2, tiling.warps), 0), product.m - 1)
 
         sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
-        half, lane = (
-            numbers(2 * sixteens, _listed_words_layout(tiling.warps), 0),
-            numbers(32, _listed_words_layout(tiling.warps), 1),
-        )
+        layout: gl.constexpr = _listed_words_layout(tiling.warps)
+        half, lane = numbers(2 * sixteens, layout, 0), numbers(32, layout, 1)
         place = first + half % sixteens * 16 + half // sixteens * 8 + lane // 4
         listed = gl.minimum(gl.load(columns + gl.minimum(place, product.m - 1)), product.rows - 1)
         word = listed % STEP // 16 * 32 + listed % 8 * 4 + lane % 4
