@@ -5,8 +5,12 @@ import os
 import tempfile
 from importlib.metadata import version
 
-# Most of the suite's time is XLA compiling small functions that run once. Tests of meshes take eight devices.
-_COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# Most of the suite's time is XLA compiling small functions that run once: none is worth several threads' modules.
+# Tests of meshes take eight devices.
+_COMPILE_FAST = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
 if version("jaxlib").startswith("0.10."):  # as of 0.11 there is no older code generator, which compiled twice as fast
     _COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", f"{_COMPILE_FAST} --xla_force_host_platform_device_count=8")
