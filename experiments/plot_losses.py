@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,9 +50,7 @@ def loss_curves(results: Results) -> Figure:
     )
     curves = {name: mean_curve(_named(runs, name)) for name in names}
     for panel, (ax,) in zip(panels, axes, strict=True):
-        for name, (tokens, loss) in curves.items():
-            if panel == "gap":
-                loss = loss - np.interp(tokens, *mean_curve(_dense_beside(runs, name)))
+        for name, (tokens, loss) in (curves if panel == "loss" else _gap_curves(runs, names)).items():
             ax.plot(tokens / 1e6, loss, label=name)
         if results.data["base"].get("sparsity.recipe") != "dense":
             shade_sparse(ax, *_sparse_tokens(results))
@@ -93,24 +91,35 @@ def kernel_agreement(results: Results) -> Figure:
 
 
 def final_gaps(results: Results) -> dict[str, list[float]]:
-    """Final held-out losses less those of the dense runs of the same seeds, by name, one a seed."""
+    """Final held-out losses less those of the dense runs of the same seeds, where there are such, by name."""
     runs = results.data["runs"]
-    dense = {run["seed"]: run["heldout_loss"] for run in _named(runs, "dense")}
     names = dict.fromkeys(run["name"] for run in runs)
-    return {name: [run["heldout_loss"] - dense[run["seed"]] for run in _named(runs, name)] for name in names}
+    gaps = {name: [run["heldout_loss"] - dense["heldout_loss"] for run, dense in _pairs(runs, name)] for name in names}
+    return {name: values for name, values in gaps.items() if values}
 
 
 def _named(runs: Iterable[Run], name: str) -> list[Run]:
     return [run for run in runs if run["name"] == name]
 
 
-def _dense_beside(runs: Iterable[Run], name: str) -> list[Run]:
-    """The dense runs of the seeds of the runs of that name."""
-    seeds = {run["seed"] for run in _named(runs, name)}
-    return [run for run in _named(runs, "dense") if run["seed"] in seeds]
+def _pairs(runs: list[Run], name: str) -> list[tuple[Run, Run]]:
+    """The runs of that name, each with the dense run of its seed; without those for which there is none yet."""
+    dense = {run["seed"]: run for run in _named(runs, "dense")}
+    return [(run, dense[run["seed"]]) for run in _named(runs, name) if run["seed"] in dense]
 
 
-def mean_curve(runs: list[Run]) -> tuple[np.ndarray, np.ndarray]:
+def _gap_curves(runs: list[Run], names: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By name, tokens and held-out loss above the dense runs of the same seeds, means over these; empty without any."""
+    curves = dict.fromkeys(names, (np.empty(0), np.empty(0)))
+    for name in names:
+        if pairs := _pairs(runs, name):
+            compared, dense = zip(*pairs, strict=True)
+            tokens, loss = mean_curve(compared)
+            curves[name] = tokens, loss - np.interp(tokens, *mean_curve(dense))
+    return curves
+
+
+def mean_curve(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and held-out loss, the mean over runs that are evaluated at the same steps."""
     tokens, losses = np.transpose([run["heldout_curve"] for run in runs], (2, 0, 1))
     return tokens[0], losses.mean(axis=0)

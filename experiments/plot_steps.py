@@ -52,6 +52,8 @@ def frontier(quality: Results, steps: Results) -> Figure:
     figure, axes = new_figure(8.5, 4, f"{quality.caption}; {steps.caption}")
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
     for name, speedup in speedups_of_runs(quality, steps).items():
+        if name not in gaps:
+            continue  # no dense run of its seeds yet
         mean, deviation = statistics.fmean(gaps[name]), statistics.stdev(gaps[name]) if len(gaps[name]) > 1 else 0
         axes.errorbar(speedup, mean, deviation, fmt="o", capsize=3, label=f"{name}: {mean:+.3f}")
     axes.margins(x=0.1, y=0.15)

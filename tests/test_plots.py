@@ -102,6 +102,19 @@ def test_losses_are_compared_with_the_dense_run_of_the_same_seed(results):
     assert gaps == {"dense": [0, 0], SLICES: pytest.approx([0.3, 0.3]), "act24": pytest.approx([0.1, -0.1])}
 
 
+def test_seeds_whose_dense_run_is_not_there_yet_are_left_out(results):
+    path = results / "quality_recipes.json"
+    suite = json.loads(path.read_text())
+    suite["runs"] = [run for run in suite["runs"] if (run["name"], run["seed"]) not in (("dense", 1), ("act24", 0))]
+    path.write_text(json.dumps(suite))
+    assert final_gaps(read_results(path)) == {"dense": [0], SLICES: [pytest.approx(0.3)]}
+    _, gaps = drawn(plots.figures(directory=results))["quality_recipes_loss_curves"].axes
+    assert {line.get_label(): line.get_ydata()[-1:].tolist() for line in gaps.lines} == {
+        "dense": [0], SLICES: [pytest.approx(0.3)], "act24": [],
+    }  # fmt: skip
+    assert "quality_recipes_step_llama1b_8x4096_h200_frontier" in drawn(plots.frontiers(directory=results))
+
+
 def test_losses_over_time_count_sparse_steps_as_long_as_they_take(results):
     path = results / "quality_recipes.json"
     suite = json.loads(path.read_text())

@@ -5,8 +5,9 @@ gathers, and two consumer warpgroups each hold the accumulators of half the tile
 share one operand's tile (multicast), and so do the same steps at the same time. What is computed where
 is a kernel's `Jobs` (schedule.py), what is copied its `Loads`.
 
-What limits the products is shared memory: an instruction m64nNk32 reads 2 + N / 16 KB in N / 2 cycles, at
-most 128 bytes each, and the copies write on top of that. So a tile is as large as registers allow.
+What limits the products is what instructions read of shared memory, at most 128 bytes a cycle: m64nNk32 reads
+2 + N / 16 KB, and computes for N / 2 cycles. Copies cost these reads little, but come from the L2 cache: so a tile
+is as large as registers allow.
 """
 
 from __future__ import annotations
