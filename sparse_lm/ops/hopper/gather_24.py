@@ -1,9 +1,10 @@
 """Scattered rows of a 2:4 matrix in global memory to the tiles that `wgmma.sp` reads, with `cp.async`.
 
-A row is copied 128 columns at a time: 128 bytes of values, which fill two stages of 64 columns, and for
-each stage the 16 bytes of metadata that hold the row's bits. These hold row r of every 16 and, in
-the other halves of the words, row r + 8; where a word's lane lies in the instruction's metadata, two
-*gathered* rows share a word. So the consumer puts its words together from halves of two rows' words.
+A row is copied 128 columns at a time: 128 bytes of values, which fill two stages of 64 columns, and the
+16 bytes of metadata of both, which the first stage holds. In the format a word has two rows, and the next
+64 columns of a row lie elsewhere: twice the copies would bring as much of other rows as of those listed. So
+the metadata is first arranged by rows (`metadata_by_rows`). In the instruction's metadata two *gathered*
+rows share a word, which the consumer puts together from halves of theirs (`load_words`).
 What a thread copies from and to changes by a constant from step to step, so it is computed once a tile.
 """
 
@@ -15,11 +16,12 @@ from typing import Any
 import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from sparse_lm.ops.formats import EMPTY_GROUP
 from sparse_lm.ops.hopper.emit import (
     SCALAR,
     WARPGROUP_SIZE,
@@ -33,34 +35,61 @@ from sparse_lm.ops.hopper.emit import (
     true,
 )
 from sparse_lm.ops.hopper.gather import load_number, per_thread, start_copy, warp_and_lane
-from sparse_lm.ops.hopper.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, splat
+from sparse_lm.ops.hopper.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat
 
 STAGES = 2  # of the ring that one gather fills
 
-WORDS = 4  # of metadata, that hold 64 columns of a row
+WORDS = 4  # of metadata, that hold a row's columns of one gather
 
 _CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
 _CHUNKS = KEPT // _CHUNK  # of a row's values, in a stage
-_TILE_CHUNKS = 32  # 16 bytes each, of the metadata of 64 x 64
+_EMPTY = EMPTY_GROUP * 0x11111111  # a word of groups with nothing to keep
+_LOWER, _UPPER = "0x5410", "0x7632"  # halves of two words, as `prmt` numbers their eight bytes
 
 
-def load_offsets(columns: Any, metadata: Any, block: Array, first: Array, rows: int) -> tuple[Array, Array]:
+def metadata_by_rows(metadata: Array) -> Array:
+    """A 2:4 matrix' metadata, row by row.
+
+    Word 4 p + t of a row has the groups of columns 128 p + 16 t to 128 p + 16 t + 15 in its lower half and
+    those of the columns 64 further on in its upper half; where these lie past D, they are empty.
+
+    Args:
+      metadata: int32 [F / 64, D / 64, 128], as formats.py says.
+
+    Returns:
+      int32 [F, 4 * ceil(D / 128)].
+    """
+    tiles, steps, _ = metadata.shape
+    gathers = -(-steps // STAGES)
+    padding = (0, 0), (0, gathers * STAGES - steps), (0, 0)
+    words = jnp.pad(lax.bitcast_convert_type(metadata, jnp.uint32), padding, constant_values=_EMPTY)
+    first, second = jnp.unstack(words.reshape(tiles, gathers, STAGES, 4, 8, WORDS), axis=2)
+    row = first & 0xFFFF | second << 16
+    row_plus_8 = first >> 16 | second >> 16 << 16
+    rows = jnp.stack([row, row_plus_8], axis=3)  # tile, gather, warp, half of the word, g, word
+    rows = rows.transpose(0, 2, 3, 4, 1, 5).reshape(tiles * ROWS, gathers * WORDS)
+    return lax.bitcast_convert_type(rows, jnp.int32)
+
+
+def load_offsets(
+    columns: Any, values: Any, metadata: Any, block: Array, first: Array, rows: int
+) -> tuple[Array, Array]:
     """Where this thread's copies of rows `columns[block, first : first + rows]` of a 2:4 matrix start.
 
     Args:
       columns: global memory int32 [B, Kc]. What lies past Kc counts as a row that does not exist.
-      metadata: global memory, the matrix' metadata.
+      values: global memory, the matrix' values.
+      metadata: global memory, the matrix' `metadata_by_rows`.
       block: row of `columns`.
       first: of the rows.
-      rows: a multiple of 64.
+      rows: a multiple of 128.
 
     Returns:
       Offsets into values and metadata, in units of 16 bytes; of values that do not exist, -1.
     """
     width = columns.shape[1]
-    row_tiles, k_tiles, _ = metadata.shape
-    per_value = rows // 16
-    per_metadata = rows * STAGES // WARPGROUP_SIZE
+    height, value_chunks, gathers = values.shape[0], values.shape[1] // _CHUNK, metadata.shape[1] // WORDS
+    per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=(_offsets_type(per_value), _offsets_type(per_metadata))
@@ -69,58 +98,61 @@ def load_offsets(columns: Any, metadata: Any, block: Array, first: Array, rows: 
         block, first = block.registers.item(), first.registers.item()
         row, stage, chunk = _value_position()
         chunk = arith.addi(times(stage, _CHUNKS), chunk)
-        values = []
+        value_offsets = []
         for i in range(per_value):
             number = load_number(columns, block, arith.addi(first, arith.addi(row, i32(16 * i))), width)
-            exists = arith.cmpi(arith.CmpIPredicate.ult, number, i32(row_tiles * ROWS))
-            offset = arith.addi(times(number, k_tiles * _CHUNKS), chunk)
-            values.append(arith.select(exists, offset, i32(-1)))
-        row, stage = _metadata_position()
-        words = []
+            exists = arith.cmpi(arith.CmpIPredicate.ult, number, i32(height))
+            offset = arith.addi(times(number, value_chunks), chunk)
+            value_offsets.append(arith.select(exists, offset, i32(-1)))
+        metadata_offsets = []
         for i in range(per_metadata):
-            number = load_number(columns, block, arith.addi(first, arith.addi(row, i32(64 * i))), width)
-            number = arith.minui(number, i32(row_tiles * ROWS - 1))
-            tile, in_tile = arith.divui(number, i32(ROWS)), arith.remui(number, i32(ROWS))
-            warp, g = arith.divui(in_tile, i32(16)), arith.remui(in_tile, i32(8))
-            k_tile = arith.addi(times(tile, k_tiles), stage)
-            words.append(arith.addi(times(k_tile, _TILE_CHUNKS), arith.addi(times(warp, 8), g)))
-        return per_thread(values), per_thread(words)
+            row = arith.addi(_thread(), i32(WARPGROUP_SIZE * i))
+            number = load_number(columns, block, arith.addi(first, row), width)
+            # The instruction wants valid positions of rows that do not exist, too.
+            metadata_offsets.append(times(arith.minui(number, i32(height - 1)), gathers))
+        return per_thread(value_offsets), per_thread(metadata_offsets)
 
     return emit(columns, block, first)
 
 
 def start_gather(
-    values: Any, metadata: Any, stages: tuple[tuple[Any, Any], ...], offsets: tuple[Array, Array], first_k: Array
+    values: Any,
+    metadata: Any,
+    values_stages: tuple[Any, Any],
+    metadata_stage: Any,
+    offsets: tuple[Array, Array],
+    gather: Array,
 ) -> None:
     """Starts copying 128 columns, two steps along k, of the rows that `offsets` stand for.
 
     Args:
       values: global memory [F, D / 2] of 16-bit elements.
-      metadata: global memory [F / 64, D / 64, 128] int32.
-      stages: of the ring, (values, metadata) each: shared memory [rows, 32] with `VALUES_TRANSFORMS` and
-        [rows, 4] int32.
+      metadata: global memory, `metadata_by_rows`.
+      values_stages: of the ring: shared memory [rows, 32] with `VALUES_TRANSFORMS`.
+      metadata_stage: of the first of the two: shared memory int32 [rows, 4].
       offsets: of `load_offsets`.
-      first_k: the first step, an even number. Values of one past the last become zeros.
+      gather: which 128 columns. Values of a step past the last become zeros.
     """
-    rows = stages[0][0].shape[0]
-    k_tiles = metadata.shape[1]
+    rows = metadata_stage.shape[0]
+    k_tiles = values.shape[1] // KEPT
 
     @plgpu.inline_mgpu(
         arg_types=(
             plgpu.RefType(),
             plgpu.RefType(),
-            ((plgpu.RefType(VALUES_TRANSFORMS), plgpu.RefType()),) * STAGES,
-            (_offsets_layout(rows // 16), _offsets_layout(rows * STAGES // WARPGROUP_SIZE)),
+            (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES,
+            plgpu.RefType(),
+            (_offsets_layout(rows // 16), _offsets_layout(rows // WARPGROUP_SIZE)),
             SCALAR,
         )
     )
-    def emit(_, values, metadata, stages, offsets, first_k):
+    def emit(_, values, metadata, values_stages, metadata_stage, offsets, gather):
         value_offsets, metadata_offsets = offsets
-        values_stages, metadata_stages = zip(*stages, strict=True)
-        _start_values(values, values_stages, value_offsets, first_k.registers.item(), k_tiles)
-        _start_metadata(metadata, metadata_stages, metadata_offsets, first_k.registers.item(), k_tiles)
+        gather = gather.registers.item()
+        _start_values(values, values_stages, value_offsets, times(gather, STAGES), k_tiles)
+        _start_metadata(metadata, metadata_stage, metadata_offsets, gather)
 
-    emit(values, metadata, stages, offsets, first_k)
+    emit(values, metadata, values_stages, metadata_stage, offsets, gather)
 
 
 def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
@@ -135,69 +167,58 @@ def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: ir.Val
         start_copy(_advance(target, i32(16 * _CHUNKS * i)), _advance(source, offset), arith.andi(exists, row_exists))
 
 
-def _start_metadata(metadata, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
-    row, stage = _metadata_position()
-    # Past the last column, the metadata of column 0: the instruction wants valid positions.
-    exists = _exists(first_k, stage, k_tiles)
-    step_offset = arith.select(exists, times(first_k, _TILE_CHUNKS), times(stage, -_TILE_CHUNKS))
-    source = _advance(global_pointer(metadata), step_offset)
-    target = _advance(_of_stage(stages, stage), row)
+def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: ir.Value) -> None:
+    source = _advance(global_pointer(metadata), gather)
+    target = _advance(mgpu_utils.memref_ptr(stage), _thread())
     for i, offset in enumerate(_scalars(offsets)):
-        start_copy(_advance(target, i32(64 * i)), _advance(source, offset), true())
+        start_copy(_advance(target, i32(WARPGROUP_SIZE * i)), _advance(source, offset), true())
 
 
-def load_selectors(columns: Any, block: Array, first: Array, blocks: int) -> tuple[Array, ...]:
-    """For each 64 rows from `columns[block, first]`, which halves of this lane's two words it wants (`load_words`)."""
-    width = columns.shape[1]
+def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
+    """This lane's metadata words of a step, as `wgmma_sp.step` wants them; `load_words` of `mainloop.accumulate`.
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=_words_type(blocks))
-    def emit(_, columns, block, first):
-        block, first = block.registers.item(), first.registers.item()
-        warp, lane = warp_and_lane()
-        row = arith.addi(first, arith.addi(times(warp, 16), arith.divui(lane, i32(4))))
-        selectors = []
-        for i in range(blocks):
-            # Of the bytes of two words, 0 to 3 and 4 to 7: the lower or upper two of each, by which of 16 rows it was.
-            selector = i32(0x5410)
-            for half, step in (0, 0x0022), (8, 0x2200):
-                number = load_number(columns, block, arith.addi(row, i32(64 * i + half)), width)
-                upper = arith.remui(arith.divui(number, i32(8)), i32(2))
-                selector = arith.addi(selector, times(upper, step))
-            selectors.append(splat(selector))
-        return tuple(selectors)
-
-    return emit(columns, block, first)
-
-
-def load_words(metadata: Any, selectors: tuple[Array, ...]) -> tuple[Array, ...]:
-    """This lane's metadata words of a step, as `wgmma_sp.step` wants them.
+    Shared memory is read once for both steps of a gather, at the first. The second's words are nevertheless put
+    together at the second only: words made while those of the two steps before are still read would need a third
+    set of registers, and two take turns (wgmma_sp.py).
 
     Args:
-      metadata: shared memory [64 * blocks, 4] int32, as `start_gather` fills it.
-      selectors: of `load_selectors`.
-    """
-    blocks = len(selectors)
+      metadata: of the step's stage, shared memory int32 [64 * blocks, 4]; the first's as `start_gather` fills it.
+      read_ahead: at the first step, None; at the second, what the first returned.
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), (SCALAR,) * blocks), return_type=_words_type(blocks))
-    def emit(_, metadata, selectors):
+    Returns:
+      The words, and what the next step is to be given.
+    """
+    if read_ahead is None:
+        rows = _load_rows(metadata)
+        return _join_halves(rows, _LOWER), rows
+    return _join_halves(read_ahead, _UPPER), None
+
+
+def _load_rows(metadata: Any) -> Words:
+    """For each 64 rows, this lane's word of each of the two rows that share a word in the instruction's metadata."""
+    blocks = metadata.shape[0] // ROWS
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_words_type(2 * blocks))
+    def emit(_, metadata):
         warp, lane = warp_and_lane()
         first = arith.addi(times(warp, 16 * WORDS), lane)  # row 16 * warp + lane // 4, word lane % 4
-        words = []
-        for i, selector in enumerate(selectors):
-            addresses = [
-                mgpu_utils.getelementptr(
-                    mgpu_utils.memref_ptr(metadata), [arith.addi(first, i32((64 * i + half) * WORDS))], i32_type()
-                )
-                for half in (0, 8)
-            ]
-            code = (
-                "{ .reg .b32 a, b; ld.volatile.shared.u32 a, [$1]; ld.volatile.shared.u32 b, [$2];"
-                " prmt.b32 $0, a, b, $3; }"
-            )
-            words.append(splat(ptx(code, "=r,l,l,r", [*addresses, selector.registers.item()], i32_type())))
-        return tuple(words)
+        rows = [ROWS * block + half for block in range(blocks) for half in (0, 8)]
+        return tuple(splat(load_word(metadata, arith.addi(first, i32(row * WORDS)))) for row in rows)
 
-    return emit(metadata, selectors)
+    return emit(metadata)
+
+
+def _join_halves(rows: Words, selector: str) -> Words:
+    """Of every two words one, of the halves that `selector` takes."""
+
+    @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=_words_type(len(rows) // 2))
+    def emit(_, rows):
+        words = [row.registers.item() for row in rows]
+        code = f"prmt.b32 $0, $1, $2, {selector};"
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return tuple(splat(ptx(code, "=r,r,r", pair, i32_type())) for pair in pairs)
+
+    return emit(rows)
 
 
 def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -212,11 +233,9 @@ def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
     return row, bits(3, 1), bits(0, 2)
 
 
-def _metadata_position() -> tuple[ir.Value, ir.Value]:
-    """(row of 64, stage) whose metadata this thread copies."""
-    warp, lane = warp_and_lane()
-    row = arith.addi(times(warp, 16), arith.remui(lane, i32(16)))
-    return row, arith.divui(lane, i32(16))
+def _thread() -> ir.Value:
+    """This thread's number in its warpgroup."""
+    return arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
 
 
 def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
@@ -250,5 +269,5 @@ def _offsets_type(count: int) -> plgpu.ShapeDtypeStruct:
     return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=_offsets_layout(count))
 
 
-def _words_type(blocks: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
-    return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * blocks
+def _words_type(count: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
+    return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * count

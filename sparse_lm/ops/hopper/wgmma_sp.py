@@ -42,7 +42,10 @@ DENSE_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 _INSTRUCTIONS = 2  # of a step, for 32 logical columns each
 
 
-Carry = tuple[tuple[Array, ...], tuple[Array, ...]]
+Words = tuple[Array, ...]
+"""Metadata words of a lane, each an int32 scalar of `SCALAR`, whose lanes need not agree."""
+
+Carry = tuple[tuple[Array, ...], Words]
 """Accumulators, and the metadata words of the last step, one of each for every block of 64 rows."""
 
 
@@ -52,7 +55,7 @@ def start(blocks: int, n: int) -> Carry:
     return (zeros,) * blocks, (jnp.int32(0),) * blocks
 
 
-def load_words(metadata) -> tuple[Array, ...]:
+def load_words(metadata) -> Words:
     """This lane's metadata words of a step, from shared memory [blocks, 1, 128] int32: one of each 64 rows."""
     blocks = metadata.shape[0]
 
@@ -61,12 +64,14 @@ def load_words(metadata) -> tuple[Array, ...]:
         return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * blocks,
     )
     def emit(_, metadata):
-        return tuple(splat(_load_word(metadata, block)) for block in range(blocks))
+        lane = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+        indices = [arith.addi(lane, i32(WARPGROUP_SIZE * block)) for block in range(blocks)]
+        return tuple(splat(load_word(metadata, index)) for index in indices)
 
     return emit(metadata)
 
 
-def step(carry: Carry, values, words: tuple[Array, ...], b, *, b_transposed: bool) -> Carry:
+def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
     """Issues one step and waits for the one before: its shared memory may be overwritten afterwards.
 
     Args:
@@ -176,10 +181,8 @@ def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
     return llvm.add(descriptor, offset, overflow_flags=llvm.IntegerOverflowFlags.none)
 
 
-def _load_word(metadata: ir.Value, block: int) -> ir.Value:
-    """This lane's word; volatile, so that it is loaded after the wait that frees its register."""
-    lane = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-    index = arith.addi(lane, i32(WARPGROUP_SIZE * block))
+def load_word(metadata: ir.Value, index: ir.Value) -> ir.Value:
+    """A word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
     address = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(metadata), [index], i32_type())
     return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [address], i32_type())
 
