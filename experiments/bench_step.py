@@ -47,6 +47,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     "dense": dict(recipe="dense"),
     "venom_slices": _SLICES,
     "venom_slices_mvue": _SLICES | dict(weight_gradients="mvue"),
+    "venom_slices_mvue_2_dense": _SLICES | dict(weight_gradients="mvue", dense_layers=2),
     "venom_slices_2_8": _SLICES | dict(m=8, clusters=2),
     "venom_sets": _VENOM | dict(selection="cluster_sets", v=256, clusters=16, neuron_run=256),
     "venom_magnitude": _VENOM | dict(selection="magnitude", clusters=16),
@@ -146,7 +147,7 @@ def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, l
 
 def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     changed = ml_collections.ConfigDict(base.to_dict())
-    changed.sparsity.update(RECIPES[name])
+    changed.sparsity.update(dict(dense_layers=0) | RECIPES[name])
     return parse(changed)
 
 

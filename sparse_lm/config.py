@@ -100,6 +100,7 @@ class SparsityConfig:
     start_step: int = 0
     end_step: int = 0  # sparse on start_step <= step < end_step
     extra_windows: tuple[tuple[int, int], ...] = ()  # further (start, end) windows, ascending
+    dense_layers: int = 0  # the first layers, whose FFNs stay dense in the sparse phase
     implementation: str = ""  # empty: the best one that this machine supports
     moments: str = "keep"  # what both edges do to the optimizer moments of the FFN weights: MOMENTS
     refresh_every: int = 40  # steps between mask (fst) or neuron-set (cluster_sets) refreshes
@@ -301,6 +302,11 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     yield _one_of("sparsity.recipe", s.recipe, RECIPES)
     if s.implementation:
         yield _one_of("sparsity.implementation", s.implementation, IMPLEMENTATIONS)
+    yield "sparsity.dense_layers", s.dense_layers, 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}"
+    yield (
+        "sparsity.dense_layers", s.dense_layers, s.dense_layers == 0 or s.recipe != "fst",
+        "must be 0 with recipe 'fst', whose masked decay is of all layers",
+    )  # fmt: skip
     yield _one_of("sparsity.moments", s.moments, MOMENTS)
     yield _positive("sparsity.refresh_every", s.refresh_every)
     yield _one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)

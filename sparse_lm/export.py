@@ -62,7 +62,7 @@ def export(
       shard_bytes: the most bytes of weights in a file, unless one tensor is larger. Memory holds less than two.
 
     Raises:
-      WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
+      WorkdirError: there is no such checkpoint, or not all its layers have 2:4 weights that "sparse24" could write.
       ConfigError, DataError: config or tokenizer cannot be used.
       OutputError: `output` is not empty, or cannot be written.
     """
@@ -97,6 +97,9 @@ def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[st
     if step == 0 or config.phase(step - 1) == "dense":
         phases = " or ".join(f"{start + 1}..{end}" for start, end in sparsity.windows) or "none"
         reason = f"--format=sparse24 needs a checkpoint of the sparse phase (steps {phases}); {step} is a dense one"
+        raise WorkdirError(workdir, reason)
+    if sparsity.dense_layers:
+        reason = f"--format=sparse24 writes all layers 2:4; the first {sparsity.dense_layers} of this run are dense"
         raise WorkdirError(workdir, reason)
     return layers
 

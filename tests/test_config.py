@@ -58,6 +58,9 @@ def test_every_config_file_parses_and_documents_its_command(path):
     [
         ({"sparsity.recipe": "vemon"}, "sparsity.recipe", "'venom'"),
         ({"sparsity.m": 6}, "sparsity.m", "multiple of 4"),
+        ({"sparsity.dense_layers": -1}, "sparsity.dense_layers", "0..3"),
+        ({"sparsity.dense_layers": 4}, "sparsity.dense_layers", "0..3"),
+        ({"sparsity.dense_layers": 1, "sparsity.recipe": "fst"}, "sparsity.dense_layers", "masked decay"),
         ({"sparsity.m": 24}, "sparsity.m", "must divide model.ffn_dim = 1024"),
         ({"sparsity.m": 0}, "sparsity.m", "multiple of 4"),
         ({"sparsity.v": 96}, "sparsity.v", "power of two"),

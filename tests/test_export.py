@@ -34,10 +34,10 @@ from tests.interop.test_bitmask_24 import decode
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
 
 
-def make_run(path, recipe):
+def make_run(path, recipe, dense_layers=0):
     """Checkpoints of steps 20 (in the sparse phase) and 40 (after it), of random weights."""
     save_tokenizer(path / "tokenizer.json")
-    sparsity = SparsityConfig(recipe=recipe, start_step=10, end_step=30)
+    sparsity = SparsityConfig(recipe=recipe, start_step=10, end_step=30, dense_layers=dense_layers)
     config = Config(steps=50, seq_len=32, model=MODEL, sparsity=sparsity, optimizer=OptimizerConfig(warmup_steps=1))
     save_config(path, config)
     scale = jnp.full(MODEL.layers, 1.5)
@@ -110,6 +110,9 @@ def test_sparse24_of_dense_weights_is_refused(workdir, tmp_path):
     make_run(tmp_path, "act24")
     with pytest.raises(WorkdirError, match=r"needs a recipe with 2:4 weights .* not 'act24'"):
         export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24")
+    make_run(tmp_path, "sste", dense_layers=1)
+    with pytest.raises(WorkdirError, match=r"writes all layers 2:4; the first 1 of this run are dense"):
+        export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24")
     assert not (tmp_path / "out").exists()
 
 
@@ -154,7 +157,7 @@ def test_a_model_is_trained_on_sparsely(corpus, tmp_path):
 
     @jax.jit
     def loss_of_weights(params, windows):
-        used = dense_params(params, fix_scales(FfnVariables(), params["layers"]["ffn"], plan), plan)
+        used = dense_params(params, fix_scales(FfnVariables(), params["layers"]["ffn"], plan), plan, 0)
         graphdef = llama.graphdef(config.model)
         return forward_loss(used, FfnVariables(), windows, None, config=config, graphdef=graphdef, plan=DENSE)[0]
 

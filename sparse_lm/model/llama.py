@@ -88,6 +88,7 @@ class Llama(nnx.Module):
         variables: FfnVariables | None = None,
         key: Array | None = None,
         weights: FfnWeights | None = None,
+        dense_layers: int = 0,
         implementation: str | None = None,
         axes: Axes = ONE_DEVICE,
     ) -> tuple[Array, dict[str, Array]]:
@@ -99,12 +100,13 @@ class Llama(nnx.Module):
           variables: of all layers, stacked on a leading axis L; None for a dense plan.
           key: random key; needed if `plan.random`.
           weights: `prepare_weights` of this model in full precision; made here by default.
+          dense_layers: how many layers, the first ones, have dense FFNs whatever the plan.
           implementation: of the sparse operations.
           axes: of the mesh.
 
         Returns:
           hidden: [B, S, D] in the computation's dtype.
-          stats: the FFNs' statistics, each with a leading axis L.
+          stats: the FFNs' statistics, each with a leading axis L; what only sparse FFNs have is of theirs alone.
         """
         graphdef, layers = nnx.split(self.layers)
         variables = local_columns(variables or NO_VARIABLES, self.config.ffn_dim // size(axes.tensor), axes)
@@ -113,15 +115,25 @@ class Llama(nnx.Module):
         order = jax.random.permutation(key, tokens.size) if key is not None and plan.ordered else None
         weights = weights or self.prepare_weights(variables, plan, implementation)
 
-        def layer(x, inputs):
+        def layer(x, inputs, plan):
             params, variables, key, number = inputs
-            ffn_inputs = FfnInputs(variables, key, order, weights, number)
+            ffn_inputs = FfnInputs(variables, key, order, None if plan == DENSE else weights, number)
             return nnx.merge(graphdef, params)(x, ffn_inputs, plan=plan, implementation=implementation, axes=axes)
 
-        inputs = layers, variables, keys, jnp.arange(self.config.layers)
-        unrolled = self.config.unroll_layers
-        layer = remat(layer, self.config.remat, unrolled=unrolled, gathers=axes.fsdp is not None)
-        x, stats = lax.scan(layer, self.embed(tokens, axes), inputs, unroll=unrolled)
+        def run(x, plan, inputs):
+            unrolled = self.config.unroll_layers
+            one = functools.partial(layer, plan=plan)
+            one = remat(one, self.config.remat, unrolled=unrolled, gathers=axes.fsdp is not None)
+            return lax.scan(one, x, inputs, unroll=unrolled)
+
+        x, inputs = self.embed(tokens, axes), (layers, variables, keys, jnp.arange(self.config.layers))
+        if dense_layers and plan != DENSE:
+            # Unrolled, the two parts cost nothing. A loop reads its weights in one piece, here a copy of them.
+            x, dense_stats = run(x, DENSE, jax.tree.map(lambda a: a[:dense_layers], inputs))
+            x, stats = run(x, plan, jax.tree.map(lambda a: a[dense_layers:], inputs))
+            stats |= {name: jnp.concatenate([of_first, stats[name]]) for name, of_first in dense_stats.items()}
+        else:
+            x, stats = run(x, plan, inputs)
         return self._final_norm(x, axes), stats
 
     def prepare_weights(self, variables: FfnVariables, plan: GemmPlan, implementation: str | None) -> FfnWeights | None:

@@ -88,9 +88,14 @@ def _window_nats(
     """f32[B]: the sum of each window's token losses."""
     model = llama.merge(graphdef, params)
     key = jax.random.key(0) if plan.random else None  # moves rows about; their results do not depend on it
-    implementation = config.sparsity.implementation or None
     hidden, _ = model(
-        windows[:, :-1], plan=plan, variables=variables, key=key, implementation=implementation, axes=axes
+        windows[:, :-1],
+        plan=plan,
+        variables=variables,
+        key=key,
+        dense_layers=config.sparsity.dense_layers,
+        implementation=config.sparsity.implementation or None,
+        axes=axes,
     )
     hidden = hidden.reshape(-1, hidden.shape[-1])
     losses = token_losses(hidden, model.unembedding(axes), windows[:, 1:].reshape(-1), config.model.loss_chunk)

@@ -62,12 +62,20 @@ def needs_refresh(plan: GemmPlan) -> bool:
     return plan.weights == "transposable" or (plan.venom and plan.selection == "cluster_sets")
 
 
-def dense_params(params: Params, variables: FfnVariables, plan: GemmPlan, layout: Layout | None = None) -> Params:
-    """The parameters with the FFN weights that the sparse forward uses: what a run leaves the sparse phase with."""
+def dense_params(
+    params: Params, variables: FfnVariables, plan: GemmPlan, dense_layers: int, layout: Layout | None = None
+) -> Params:
+    """The parameters with the FFN weights that the sparse forward uses: what a run leaves the sparse phase with.
+
+    Those of the first `dense_layers` are what they were.
+    """
 
     def effective(ffn: dict[str, Array], variables: FfnVariables) -> dict[str, Array]:
         matrices = jax.vmap(lambda w1, w2, v: effective_weights(w1, w2, v, plan))(ffn["up"], ffn["down"], variables)
-        return dict(zip(MATRICES, matrices, strict=True))
+        return {
+            name: jnp.concatenate([ffn[name][:dense_layers], w[dense_layers:]])
+            for name, w in zip(MATRICES, matrices, strict=True)
+        }
 
     arguments = params["layers"]["ffn"], variables
     if layout:
@@ -113,7 +121,7 @@ def _refresh(
 def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan, layout: Layout | None) -> TrainState:
     state = dataclasses.replace(
         state,
-        params=dense_params(state.params, state.variables, plan, layout),
+        params=dense_params(state.params, state.variables, plan, config.sparsity.dense_layers, layout),
         mask_decay=jnp.zeros((), jnp.float32),
     )
     return _forget_losses(_edge_moments(state, config.sparsity.moments))

@@ -78,10 +78,11 @@ def executed_flops_per_token(config: Config, relative_work: Mapping[str, float])
 
     Args:
       config: the run.
-      relative_work: of each FFN product, the share of its dense FLOPs; see `GemmPlan.relative_work`.
+      relative_work: of each product of a sparse FFN, the share of its dense FLOPs; see `GemmPlan.relative_work`.
     """
     share = statistics.fmean(relative_work.values())  # the products are equally large when dense
-    return _outside_ffn(config) + share * _dense_ffn(config.model)
+    dense_share = config.sparsity.dense_layers / config.model.layers
+    return _outside_ffn(config) + (dense_share + (1 - dense_share) * share) * _dense_ffn(config.model)
 
 
 def mfu(config: Config, tokens_per_second: float, device_kind: str) -> float | None:

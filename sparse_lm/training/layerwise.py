@@ -34,14 +34,15 @@ class LayerwiseParams:
 
     def __init__(self, workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"):
         self._params, self._variables, self.step = open_params(workdir, checkpoint, run=meaning(config))
-        self._baked = is_sparse(config, self.step)
+        sparse = is_sparse(config, self.step)
+        self._first_baked = config.sparsity.dense_layers if sparse else config.model.layers
         plan = sparse_plan(config.sparsity)
         self._effective = jax.jit(functools.partial(effective_weights, plan=plan))
         self._ffn = functools.lru_cache(maxsize=1)(self._baked_ffn)  # `up` and `down` are asked for one after the other
 
     def read(self, path: tuple[str, ...], layer: int | None = None) -> np.ndarray:
         """f32: a parameter by its path, or one layer of a stacked one."""
-        if self._baked and path in [("layers", "ffn", name) for name in MATRICES]:
+        if path in [("layers", "ffn", name) for name in MATRICES] and layer >= self._first_baked:
             return self._ffn(layer)[path[-1]]
         return self._params[path].read(layer)
 

@@ -149,7 +149,8 @@ class _Run:
             for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
         }
         soft = trainer.plan.weights == "soft_threshold"
-        self.weight_metrics = WeightMetrics(trainer.plan, trainer.layout) if soft else None
+        dense_layers = config.sparsity.dense_layers
+        self.weight_metrics = WeightMetrics(trainer.plan, dense_layers, trainer.layout) if soft else None
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
         self.compiled: set[str] = set()  # phases
@@ -381,6 +382,8 @@ class _Run:
         print("sparse phase:")
         for product, operand in self.trainer.plan.operands.items():
             print(f"  {product:<18} {operand}")
+        if self.config.sparsity.dense_layers:
+            print(f"  {'dense':<18} FFNs of the first {self.config.sparsity.dense_layers} layers")
         print("implementations:")
         for op, names in sorted(used.items()):
             print(f"  {op:<18} {', '.join(sorted(names))}")

@@ -27,8 +27,8 @@ def restore_for_dense(
     """
     params, variables, step = _restore(workdir, config, checkpoint)
     if is_sparse(config, step):
-        bake = jax.jit(dense_params, static_argnums=2)
-        params = bake(params, variables, sparse_plan(config.sparsity))
+        bake = jax.jit(dense_params, static_argnums=(2, 3))
+        params = bake(params, variables, sparse_plan(config.sparsity), config.sparsity.dense_layers)
     return params, step
 
 

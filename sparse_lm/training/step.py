@@ -299,10 +299,16 @@ def forward_loss(
     On a mesh: of this shard's windows, and of them this device's share of the tokens along `tensor`.
     """
     model = llama.merge(graphdef, params)
-    implementation = config.sparsity.implementation or None
     inputs, targets = windows[:, :-1], windows[:, 1:]
     hidden, stats = model(
-        inputs, plan=plan, variables=variables, key=key, weights=weights, implementation=implementation, axes=axes
+        inputs,
+        plan=plan,
+        variables=variables,
+        key=key,
+        weights=weights,
+        dense_layers=config.sparsity.dense_layers,
+        implementation=config.sparsity.implementation or None,
+        axes=axes,
     )
     hidden = collectives.split_over_tensor(hidden.reshape(-1, hidden.shape[-1]), axes)
     targets = collectives.split_over_tensor(targets.reshape(-1), axes)

@@ -21,35 +21,37 @@ class WeightMetrics:
 
     Args:
       plan: of the sparse phase, with weights by soft threshold.
+      dense_layers: the first layers, which it leaves dense.
       layout: of the run, None on one device.
     """
 
-    def __init__(self, plan: GemmPlan, layout: Layout | None):
+    def __init__(self, plan: GemmPlan, dense_layers: int, layout: Layout | None):
         replicated = layout.replicated if layout else None
-        self._patterns = jax.jit(functools.partial(_patterns, plan=plan, layout=layout))
-        self._compare = jax.jit(functools.partial(_compare, plan=plan, layout=layout), out_shardings=replicated)
+        bind = dict(plan=plan, dense_layers=dense_layers, layout=layout)
+        self._patterns = jax.jit(functools.partial(_patterns, **bind))
+        self._compare = jax.jit(functools.partial(_compare, **bind), out_shardings=replicated)
 
     def before(self, state: TrainState) -> dict[str, Array]:
-        """Of the state that the step takes and donates: uint8[L, F, D / 8] for each matrix that is 2:4 somewhere."""
+        """Of the state that the step takes and donates: uint8[layers, F, D / 8] of each 2:4 matrix."""
         return self._patterns(state)
 
     def after(self, patterns: dict[str, Array], state: TrainState) -> Metrics:
         """Of the state that the step returned.
 
         Returns:
-          "flip_rate" f32[L]: decisions that the step changed, as a share of all weights; "kept_weight_energy"
-          f32[L]: share of the sum of squares.
+          By layer that is sparse: "flip_rate" f32, decisions that the step changed, as a share of all weights;
+          "kept_weight_energy" f32, share of the sum of squares.
         """
         return self._compare(patterns, state)
 
 
-def _patterns(state: TrainState, *, plan: GemmPlan, layout: Layout | None) -> dict[str, Array]:
+def _patterns(state: TrainState, *, plan: GemmPlan, dense_layers: int, layout: Layout | None) -> dict[str, Array]:
     """Which entries are kept, a bit each."""
     names = {matrix: name for name, matrix in (("W1", "up"), ("W2", "down")) if plan.sparse_weight(name)}
 
     def pack(ffn):
         one = lambda name: lambda w: jnp.packbits(soft_threshold_mask(name, w, plan), axis=-1)  # noqa: E731
-        return {matrix: jax.vmap(one(name))(ffn[matrix]) for matrix, name in names.items()}
+        return {matrix: jax.vmap(one(name))(ffn[matrix][dense_layers:]) for matrix, name in names.items()}
 
     ffn = state.params["layers"]["ffn"]
     if layout:
@@ -58,10 +60,12 @@ def _patterns(state: TrainState, *, plan: GemmPlan, layout: Layout | None) -> di
     return pack(ffn)
 
 
-def _compare(old: dict[str, Array], state: TrainState, *, plan: GemmPlan, layout: Layout | None) -> Metrics:
+def _compare(
+    old: dict[str, Array], state: TrainState, *, plan: GemmPlan, dense_layers: int, layout: Layout | None
+) -> Metrics:
     flips, kept = [], []
-    for matrix, new in _patterns(state, plan=plan, layout=layout).items():
-        weights = state.params["layers"]["ffn"][matrix]
+    for matrix, new in _patterns(state, plan=plan, dense_layers=dense_layers, layout=layout).items():
+        weights = state.params["layers"]["ffn"][matrix][dense_layers:]
         energy = jnp.square(weights)
         flipped = jnp.sum(jax.lax.population_count(new ^ old[matrix]), axis=(1, 2), dtype=jnp.int32)
         flips.append(flipped / energy[0].size)

@@ -14,7 +14,7 @@ from sparse_lm.model import ffn, llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.ops.collectives import ONE_DEVICE
 from sparse_lm.ops.ffn_weights import FfnVariables
-from sparse_lm.ops.plan import RECIPES
+from sparse_lm.ops.plan import DENSE, RECIPES
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
 
@@ -191,6 +191,23 @@ def test_each_layer_gets_its_own_variables_and_key(monkeypatch):
     np.testing.assert_array_equal(stats["scale"], scales)
     np.testing.assert_array_equal(stats["layer"], [0, 1, 2])
     assert len({tuple(key.tolist()) for key in stats["key"]}) == SMALL.layers
+
+
+def test_first_layers_can_stay_dense(monkeypatch):
+    def spy(x, w1, w2, variables, key, order, weights, layer, *, plan, implementation, axes):
+        stats = {"layer": layer, "scale": variables.scale_up, "dense": jnp.array(plan == DENSE and weights is None)}
+        return x, stats if plan == DENSE else stats | {"load": layer}
+
+    monkeypatch.setattr(ffn, "feed_forward", spy)
+    graphdef, params = model(SMALL)
+    scales = jnp.array([1.0, 2.0, 3.0])
+    variables = FfnVariables(scale_up=scales, scale_down=scales)
+    arguments = dict(variables=variables, key=jax.random.key(0), dense_layers=2, implementation="reference")
+    _, stats = llama.merge(graphdef, params)(windows(SMALL), plan=RECIPES["venom"], **arguments)
+    np.testing.assert_array_equal(stats["dense"], [True, True, False])
+    np.testing.assert_array_equal(stats["layer"], [0, 1, 2])
+    np.testing.assert_array_equal(stats["scale"], scales)
+    np.testing.assert_array_equal(stats["load"], [2])
 
 
 def test_swiglu_refuses_sparse_plans():

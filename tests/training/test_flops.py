@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ModelConfig
+from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.ops.plan import DENSE, RECIPES
 from sparse_lm.training.flops import (
     PEAKS,
@@ -56,6 +56,14 @@ def test_a_product_saves_its_own_share():
     one_product = 2 * MODEL.ffn_dim * MODEL.dim * MODEL.layers
     saved = dense_flops_per_token(config) - executed_flops_per_token(config, work)
     np.testing.assert_allclose(saved, one_product / 2, rtol=1e-12)
+
+
+def test_dense_layers_save_nothing():
+    work = RECIPES["sste"].relative_work()
+    executed = lambda n: executed_flops_per_token(Config(model=MODEL, sparsity=SparsityConfig(dense_layers=n)), work)  # noqa: E731
+    saved = [dense_flops_per_token(Config(model=MODEL)) - executed(n) for n in range(MODEL.layers + 1)]
+    expected = saved[0] * (1 - np.arange(MODEL.layers + 1) / MODEL.layers)
+    np.testing.assert_allclose(saved, expected, atol=1e-9 * saved[0])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -15,10 +15,12 @@ from sparse_lm.training.workdir import WorkdirError, save_config
 from tests import small
 
 
-@pytest.mark.parametrize("recipe, step", [("sste", 6), ("fst", 6), ("venom", 6), ("sste", 3)])
-def test_same_parameters_as_when_read_whole(recipe, step, tmp_path):
+@pytest.mark.parametrize(
+    "recipe, step, dense_layers", [("sste", 6, 0), ("fst", 6, 0), ("venom", 6, 0), ("sste", 3, 0), ("venom", 6, 1)]
+)
+def test_same_parameters_as_when_read_whole(recipe, step, dense_layers, tmp_path):
     """In the sparse phase (step 6), those that its forward uses."""
-    config = small.config(recipe)
+    config = small.config(recipe, **{"sparsity.dense_layers": dense_layers})
     trainer, _ = small.compiled(config)
     state = trainer.init()
     masks = jax.vmap(ops.transposable_mask)(

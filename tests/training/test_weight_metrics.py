@@ -14,17 +14,18 @@ def two_largest_of_four(weights, axis):
     return np.moveaxis((ranks >= 2).reshape(groups.shape), -1, axis)
 
 
-@pytest.mark.parametrize("recipe", ["venom", "sste"])
-def test_flips_and_kept_energy(recipe):
-    config = small.config(recipe)
+@pytest.mark.parametrize("recipe, dense_layers", [("venom", 0), ("sste", 0), ("venom", 1)])
+def test_flips_and_kept_energy(recipe, dense_layers):
+    """By layer that is sparse."""
+    config = small.config(recipe, **{"sparsity.dense_layers": dense_layers})
     trainer, _ = small.compiled(config)
     state = small.entered(config)
-    metrics = WeightMetrics(trainer.plan, None)
+    metrics = WeightMetrics(trainer.plan, dense_layers, None)
 
-    before = {name: np.array(w) for name, w in state.params["layers"]["ffn"].items()}
+    before = {name: np.array(w)[dense_layers:] for name, w in state.params["layers"]["ffn"].items()}
     patterns = metrics.before(state)
     state, _ = trainer.sparse_step(state, small.windows(config))
-    after = {name: np.array(w) for name, w in state.params["layers"]["ffn"].items()}
+    after = {name: np.array(w)[dense_layers:] for name, w in state.params["layers"]["ffn"].items()}
     result = metrics.after(patterns, state)
 
     axes = {"up": trainer.plan.weight_axis("W1"), "down": trainer.plan.weight_axis("W2")}
