@@ -47,7 +47,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     "dense": dict(recipe="dense"),
     "venom_slices": _SLICES,
     "venom_slices_mvue": _SLICES | dict(weight_gradients="mvue"),
-    "venom_slices_mvue_2_dense": _SLICES | dict(weight_gradients="mvue", dense_layers=2),
+    "venom_slices_mvue_3_dense": _SLICES | dict(weight_gradients="mvue", dense_layers=3),
     "venom_slices_2_8": _SLICES | dict(m=8, clusters=2),
     "venom_sets": _VENOM | dict(selection="cluster_sets", v=256, clusters=16, neuron_run=256),
     "venom_magnitude": _VENOM | dict(selection="magnitude", clusters=16),

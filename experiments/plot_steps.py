@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from configs import llama60m
 from experiments.plot_losses import final_gaps, mean_curve
 from experiments.plot_results import Results, limit, new_figure
 from sparse_lm.config import SparsityConfig
@@ -103,19 +104,24 @@ def clocks_of_runs(quality: Results, steps: Results) -> dict[str, Clock]:
     """By the names of runs whose recipe was timed.
 
     A run and a timed recipe belong together if they choose what is sparse alike, whatever the shapes of
-    their models.
+    their models. Layers that a run leaves dense take a dense step's time.
     """
     recipes = steps.data["recipes"]
     relative_times = {
-        _choice(row["sparsity"]): row["step_ms"] / recipes["dense"]["step_ms"] for row in recipes.values()
+        _choice(row["sparsity"]): row["step_ms"] / recipes["dense"]["step_ms"]
+        for row in recipes.values()
+        if not row["sparsity"].get("dense_layers")
     }
+    layers = llama60m.get_config().model.layers  # of all suites
     clocks = {}
     for run in quality.data["runs"]:
         settings = quality.data["base"] | run["overrides"]
         choice = _choice({key.removeprefix("sparsity."): value for key, value in settings.items()})
         if choice in relative_times:
             sparse = settings["sparsity.start_step"], settings["sparsity.end_step"]
-            clocks[run["name"]] = Clock(settings["steps"], sparse, relative_times[choice])
+            dense_share = settings.get("sparsity.dense_layers", 0) / layers
+            sparse_step = dense_share + (1 - dense_share) * relative_times[choice]
+            clocks[run["name"]] = Clock(settings["steps"], sparse, sparse_step)
     return clocks
 
 

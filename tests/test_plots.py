@@ -97,6 +97,18 @@ def test_frontier_joins_runs_and_steps_by_what_they_choose(results):
     }  # act24: not timed
 
 
+def test_dense_layers_take_a_dense_steps_time(results):
+    path = results / "quality_recipes.json"
+    suite = json.loads(path.read_text())
+    for run in suite["runs"]:
+        run["overrides"] |= {"sparsity.dense_layers": 2} if run["name"] == SLICES else {}  # of 8
+    path.write_text(json.dumps(suite))
+    (figure,) = drawn(plots.frontiers("*_frontier", directory=results)).values()
+    (axes,) = figure.axes
+    (speedup,) = [bars.lines[0].get_xdata()[0] for bars in axes.containers if bars.get_label().startswith(SLICES)]
+    assert speedup == pytest.approx(1 / (0.5 + 0.5 * (0.25 + 0.75 / 1.5)))
+
+
 def test_losses_are_compared_with_the_dense_run_of_the_same_seed(results):
     gaps = final_gaps(read_results(results / "quality_recipes.json"))
     assert gaps == {"dense": [0, 0], SLICES: pytest.approx([0.3, 0.3]), "act24": pytest.approx([0.1, -0.1])}
