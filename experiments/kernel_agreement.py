@@ -58,7 +58,7 @@ def losses(config: config_lib.Config, state: TrainState, batches: list[np.ndarra
     for step, windows in enumerate(batches, start):
         if step == start:
             state = transitions.enter_sparse(state, windows)
-        elif step < end and needs_refresh(trainer.plan) and (step - start) % config.sparsity.refresh_every == 0:
+        elif needs_refresh(config, step):
             state, _ = transitions.refresh(state, windows)
         elif step == end:
             state = transitions.leave_sparse(state)

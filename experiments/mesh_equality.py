@@ -76,7 +76,7 @@ def losses(config: Config) -> np.ndarray:
                 state = dataclasses.replace(state, mask_decay=np.float32(1e-4))
         elif step == END and trainer.plan.operands:
             state = transitions.leave_sparse(state)
-        elif phase == "sparse" and needs_refresh(trainer.plan) and (step - START) % config.sparsity.refresh_every == 0:
+        elif needs_refresh(config, step):
             state, _ = transitions.refresh(state, windows)
         state, metrics = trainer.step(phase)(state, windows)
         trace.append(float(metrics["loss"]))

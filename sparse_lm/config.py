@@ -103,7 +103,7 @@ class SparsityConfig:
     dense_layers: int = 0  # the first layers, whose FFNs stay dense in the sparse phase
     implementation: str = ""  # empty: the best one that this machine supports
     moments: str = "keep"  # what both edges do to the optimizer moments of the FFN weights: MOMENTS
-    refresh_every: int = 40  # steps between mask (fst) or neuron-set (cluster_sets) refreshes
+    refresh_every: int = 40  # steps between refreshes of masks, neuron sets, token centres; none in a shorter phase
     dense_weights: str = "masked"  # "masked" or "full": weight read where the activation is sparse
     # venom
     selection: str = "magnitude"  # of the neurons that a block of tokens shares: SELECTIONS, see ops/plan.py

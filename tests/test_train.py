@@ -147,7 +147,7 @@ def compiled_once():
 @compiled_once()
 def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
     """A crash in every phase and just behind both flips; checkpoints are 3 steps apart."""
-    config = small_config(corpus, recipe)
+    config = small_config(corpus, recipe, **{"sparsity.centres": "tokens"})
     assert loop.train(config, str(tmp_path / "whole"))
     for step in (2, 5, 7, 10):
         with monkeypatch.context() as patch, pytest.raises(Crash):

@@ -126,10 +126,9 @@ def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weigh
     run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
     rows, load = arrange_rows(x, variables, order, plan)
     if plan.pattern_known_first:
-        y_all = None
         y, seen = up_listed(_permute(x, rows), listed_neurons(variables, rows, x.shape[0], run), run)
     else:
-        y, seen, y_all = activate(up(_permute(x, rows), run), run)
+        y, seen = activate(up(_permute(x, rows), run), run)
     o = collectives.sum_over_tensor(down(y, rows, run), axes)
     computed = 4 * run.neurons // plan.m if plan.pattern_known_first else run.neurons
     stats = {
@@ -138,8 +137,8 @@ def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weigh
     }
     if load is not None:
         stats["expert_load"] = load
-    if plan.measure_clusters:
-        stats["clusters"] = routing.cluster_sums(x, y_all, variables.centroids, plan.distance)
+    if plan.measure:
+        stats["clusters"] = measure_clusters(x, y, variables, run)
     y, rows = jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), (y, rows))
     return (o, stats), _Saved(x, y, rows, w1, w2, variables, key, weights, layer)
 
@@ -292,18 +291,25 @@ def listed_neurons(variables: FfnVariables, rows: routing.Rows, tokens: int, run
 
 
 @jax.named_call
-def activate(h: Array, run: _Run) -> tuple[Hidden, HiddenStats, Array]:
-    """The part of Y = relu(H)^2 that the down product reads, what its selection saw, and all of Y."""
+def activate(h: Array, run: _Run) -> tuple[Hidden, HiddenStats]:
+    """The part of Y = relu(H)^2 that the down product reads, and what its selection saw."""
     plan, implementation = run.plan, run.implementation
-    y_all = jnp.square(jax.nn.relu(h))
     if plan.venom:
-        y, seen = ops.squared_relu_venom(h, plan.v, plan.m, columns=plan.columns, implementation=implementation)
-    elif plan.down == Y_24:
-        y, seen = ops.squared_relu_24(h, implementation=implementation)
-    else:
-        energy = jnp.sum(jnp.square(y_all.astype(jnp.float32)))
-        y, seen = y_all, HiddenStats(jnp.sum(y_all != 0, dtype=jnp.float32), energy, energy)
-    return y, seen, y_all
+        return ops.squared_relu_venom(h, plan.v, plan.m, columns=plan.columns, implementation=implementation)
+    if plan.down == Y_24:
+        return ops.squared_relu_24(h, implementation=implementation)
+    y = jnp.square(jax.nn.relu(h))
+    energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
+    return y, HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
+
+
+@jax.named_call
+def measure_clusters(x: Array, y: Hidden, variables: FfnVariables, run: _Run) -> routing.ClusterSums:
+    """Sums over each cluster's tokens, x [T, D] in their own order, and if need be over their activations."""
+    plan, y_all = run.plan, None
+    if plan.measure == "energy":  # of all neurons, which a sparse Y has not
+        y_all = y if plan.down is None else jnp.square(jax.nn.relu(up(x, run)))
+    return routing.cluster_sums(x, y_all, variables.centroids, plan.distance)
 
 
 @jax.named_call

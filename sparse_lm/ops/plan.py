@@ -79,8 +79,8 @@ class GemmPlan:
     slice_parts: int = 1
     """"slices" of a run whose neurons were on so many devices: each has a part of every slice."""
     distance: str = "cosine"
-    measure_clusters: bool = False
-    """Return sums over the tokens of each cluster, from which centres and neuron sets are chosen."""
+    measure: str | None = None
+    """Return sums over each cluster's "tokens", for its centre, or also of all neurons' "energy" there, for its set."""
 
     def __post_init__(self):
         for product, operand in self.operands.items():
@@ -158,7 +158,7 @@ class GemmPlan:
     def for_measuring(self) -> GemmPlan:
         """A forward with 2:4 W1 and all else dense, and sums over each cluster's tokens among the stats."""
         dense = dict(down=None, grad_hidden=None, grad_input=None, grad_up=None, grad_down=None)
-        return dataclasses.replace(self, **dense, measure_clusters=True)
+        return dataclasses.replace(self, **dense, measure="energy")
 
     def relative_work(self) -> dict[str, float]:
         """FLOPs that each product executes on (sparse) tensor cores, as a share of the dense product's."""

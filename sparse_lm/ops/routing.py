@@ -98,13 +98,13 @@ class ClusterSums(NamedTuple):
     Attributes:
       tokens: float32 [E], how many tokens.
       inputs: float32 [E, D], sum of x; with distance "cosine" of x at length 1.
-      energy: float32 [E, F], sum of Y^2.
+      energy: float32 [E, F], sum of Y^2; None where only the tokens are looked at.
       candidates: float32 [E, D], tokens evenly spaced over the batch: centres for k-means to start from.
     """
 
     tokens: Array
     inputs: Array
-    energy: Array
+    energy: Array | None
     candidates: Array
 
     def centroids(self, old: Array) -> Array:
@@ -120,14 +120,17 @@ class ClusterSums(NamedTuple):
         return ClusterSums(tokens, inputs, energy, candidates)
 
 
-def cluster_sums(x: Array, y: Array, centroids: Array, distance: str) -> ClusterSums:
-    """Of tokens x [T, D] and their activations Y [T, F], by the nearest of E <= T centres."""
+def cluster_sums(x: Array, y: Array | None, centroids: Array, distance: str) -> ClusterSums:
+    """Of tokens x [T, D] and, if given, their activations Y [T, F], by the nearest of E <= T centres."""
     clusters = centroids.shape[0]
     member = assign_tokens(x, centroids, distance) == jnp.arange(clusters)[:, None]
+    energy = None
+    if y is not None:
+        energy = jnp.matmul(member.astype(y.dtype), jnp.square(y), preferred_element_type=jnp.float32)
     return ClusterSums(
         tokens=jnp.sum(member, axis=1, dtype=jnp.float32),
         inputs=jnp.dot(member.astype(jnp.float32), _oriented(x, distance), precision=lax.Precision.HIGHEST),
-        energy=jnp.matmul(member.astype(y.dtype), jnp.square(y), preferred_element_type=jnp.float32),
+        energy=energy,
         candidates=_oriented(x[jnp.arange(clusters) * (x.shape[0] // clusters)], distance),
     )
 

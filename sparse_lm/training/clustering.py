@@ -7,6 +7,10 @@ Two ways to place the clusters' centres (`config.sparsity.centres`):
            same neurons, so their shared set misses less (experiments/README.md has how much).
 
 Sets then follow from the energy of each neuron's activations over each cluster's tokens.
+
+The entry measures in a dense forward, since the model is dense there. A refresh measures in the forward of the sparse
+phase, from which the dense one is soon far off: centres among tokens move to the mean of the tokens that are routed to
+them, one update of k-means, and sets are chosen anew.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ def cluster(
     """
     parts = config.mesh.tensor  # of the neurons: each device has as many of every cluster's
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-    measure = functools.partial(_measure, windows=windows, config=config, plan=plan, graphdef=graphdef, layout=layout)
+    options = dict(windows=windows, config=config, plan=plan.for_measuring(), graphdef=graphdef, layout=layout)
+    measure = functools.partial(_measure, **options)
     cluster_rows = functools.partial(_cluster_rows, layout=layout)
     slices = plan.selection == "slices"
 
@@ -68,19 +73,33 @@ def cluster(
             runs = config.model.ffn_dim // plan.neuron_run
             _, run = cluster_rows(use, jax.random.fold_in(key, 1), runs, balanced=True, distance="cosine")
             state = _sort_neurons(state, jnp.argsort(run, axis=-1, stable=True))
-        state, _ = choose_sets(state, windows, config, plan, graphdef, layout)
+        state, _ = _choose_sets(state, measure(state).energy, config, plan)
     return state
 
 
-def choose_sets(
+def refresh(
     state: TrainState, windows: Array, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None = None
 ) -> tuple[TrainState, Metrics]:
-    """Each cluster's neurons, by the energy of their activations over the cluster's tokens in one batch.
+    """The state with centres among tokens moved to the mean of theirs, and with sets chosen anew, at the cost of one
+    forward pass. Neurons stay where they are, and so does the centre of a cluster without tokens.
+
+    Args:
+      state: between two sparse steps.
+      windows, config, plan, graphdef, layout: as in `cluster`.
 
     Returns:
-      The state, and "kept_set_energy" f32[L]: the share of the sum of Y^2 that the sets keep.
+      The state, and where sets are chosen "kept_set_energy" f32[L], the share of the sum of Y^2 that they keep.
     """
-    energy = _measure(state, windows=windows, config=config, plan=plan, graphdef=graphdef, layout=layout).energy
+    has_sets = plan.selection == "cluster_sets"
+    measuring = dataclasses.replace(plan, measure="energy" if has_sets else "tokens")
+    sums = _measure(state, windows=windows, config=config, plan=measuring, graphdef=graphdef, layout=layout)
+    if config.sparsity.centres == "tokens":
+        state = _move_centres(state, sums)
+    return _choose_sets(state, sums.energy, config, plan) if has_sets else (state, {})
+
+
+def _choose_sets(state: TrainState, energy: Array, config: Config, plan: GemmPlan) -> tuple[TrainState, Metrics]:
+    """With each cluster's neurons, by the energy [L, E, F] of their activations on its tokens, and what they keep."""
     if plan.neuron_run > 1:
         columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run, config.mesh.tensor))(energy)
     else:
@@ -92,8 +111,8 @@ def choose_sets(
 def _measure(
     state: TrainState, *, windows: Array, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
 ) -> routing.ClusterSums:
-    """Sums over each cluster's tokens, by layer: a leading axis L."""
-    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan.for_measuring())
+    """Sums over each cluster's tokens in a forward of `plan`, which measures, by layer: a leading axis L."""
+    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan)
 
     def measure(params: Params, variables: FfnVariables, windows: Array, axes: Axes = ONE_DEVICE):
         _, stats = loss(params, variables, windows, None, axes=axes)
@@ -101,20 +120,22 @@ def _measure(
 
     if layout:
         specs = layout.specs((state.params, state.variables))
-        sums = routing.ClusterSums(P(), P(), P(None, None, "tensor"), P())
+        energy = P(None, None, "tensor") if plan.measure == "energy" else None
+        sums = routing.ClusterSums(P(), P(), energy, P())
         measure = layout.local(functools.partial(measure, axes=layout.axes), (*specs, BATCH), sums)
     return measure(state.params, state.variables, windows)
 
 
 def _cluster_tokens(state: TrainState, measure) -> TrainState:
     """With centres by k-means over the tokens that `measure` sees; every iteration is a forward pass."""
-    means = jax.vmap(lambda sums, centroids: sums.centroids(centroids))
-
-    def move(_, state: TrainState) -> TrainState:
-        return _with_variables(state, centroids=means(measure(state), state.variables.centroids))
-
     state = _with_variables(state, centroids=measure(state).candidates)
-    return lax.fori_loop(0, ITERATIONS, move, state)
+    return lax.fori_loop(0, ITERATIONS, lambda _, state: _move_centres(state, measure(state)), state)
+
+
+def _move_centres(state: TrainState, sums: routing.ClusterSums) -> TrainState:
+    """With each centre at the mean of its tokens: one update of k-means."""
+    means = jax.vmap(lambda sums, centroids: sums.centroids(centroids))
+    return _with_variables(state, centroids=means(sums, state.variables.centroids))
 
 
 def _cluster_rows(

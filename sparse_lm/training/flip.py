@@ -2,7 +2,7 @@
 
   enter_sparse  before the first sparse step: fix beta (2409.09099), choose masks (2404.01847), or
                 cluster the neurons and choose each cluster's set of them (2602.06183);
-  refresh       every `refresh_every` sparse steps: masks or sets again;
+  refresh       every `refresh_every` sparse steps: masks or sets again, centres to where their tokens are;
   leave_sparse  before the first dense step: the weights become what the sparse forward used,
                 W <- beta S(W), so that the loss just after the flip is what it was just before.
 
@@ -57,9 +57,12 @@ def make_transitions(config: Config, plan: GemmPlan, graphdef: Any, layout: Layo
     )
 
 
-def needs_refresh(plan: GemmPlan) -> bool:
-    """The recipe has something that follows the weights during the sparse phase."""
-    return plan.weights == "transposable" or (plan.venom and plan.selection == "cluster_sets")
+def needs_refresh(config: Config, step: int) -> bool:
+    """Whether a refresh comes before `step`, inside a sparse window of a recipe with masks, sets or centres to move."""
+    s = config.sparsity
+    due = any(start < step < end and (step - start) % s.refresh_every == 0 for start, end in s.windows)
+    clusters_move = s.selection == "cluster_sets" or (s.selection == "slices" and s.centres == "tokens")
+    return due and (s.recipe == "fst" or (s.recipe == "venom" and clusters_move))
 
 
 def dense_params(
@@ -115,7 +118,7 @@ def _refresh(
         new = _transposable_masks(old, state.params["layers"]["ffn"], layout)
         flips = [jnp.mean(a ^ b, axis=(1, 2)) for a, b in ((old.mask_up, new.mask_up), (old.mask_down, new.mask_down))]
         return dataclasses.replace(state, variables=new), {"flip_rate": sum(flips) / len(flips)}
-    return clustering.choose_sets(state, windows, config, plan, graphdef, layout)
+    return clustering.refresh(state, windows, config, plan, graphdef, layout)
 
 
 def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan, layout: Layout | None) -> TrainState:

@@ -275,10 +275,8 @@ class _Run:
                 state = self._set_mask_decay(state, step)
         elif (before, now) == ("sparse", "dense"):
             state = self.transitions.leave_sparse(state)
-        elif now == "sparse" and needs_refresh(plan):
-            (start,) = (a for a, b in config.sparsity.windows if a <= step < b)
-            if (step - start) % config.sparsity.refresh_every == 0:
-                return self.transitions.refresh(state, windows)
+        elif needs_refresh(config, step):
+            return self.transitions.refresh(state, windows)
         return state, {}
 
     def _set_mask_decay(self, state: TrainState, step: int) -> TrainState:

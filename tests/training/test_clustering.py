@@ -1,4 +1,4 @@
-"""Centres that k-means places among the tokens of a batch."""
+"""Centres that k-means places among the tokens of a batch, and that follow them while the sparse phase lasts."""
 
 import dataclasses
 import functools
@@ -6,16 +6,31 @@ import functools
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
+from sparse_lm.model import llama
+from sparse_lm.training.flip import needs_refresh
 from sparse_lm.training.step import forward_loss
 from tests import small
+from tests.ops import masked_dense_ffn as dense64
+
+FOLLOWING = ["slices", "cluster_sets"]
 
 
-@pytest.fixture(scope="module")
-def entered():
-    """A run at the first step of its sparse phase: configuration, trainer, transitions, state and batch."""
-    config = small.config("cluster_sets", **{"sparsity.centres": "tokens"})
-    return config, *small.compiled(config), jax.device_get(small.entered(config)), small.windows(config)
+@functools.cache
+def entered(recipe):
+    """A run at the first step of its sparse phase: configuration, trainer, transitions and state."""
+    config = small.config(recipe, **{"sparsity.centres": "tokens"})
+    return config, *small.compiled(config), jax.device_get(small.entered(config))
+
+
+@functools.cache
+def later(recipe):
+    """The same with other weights, as if trained, and another batch."""
+    config, trainer, transitions, state = entered(recipe)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda w: w + np.float32(0.02) * rng.standard_normal(w.shape, np.float32), state.params)
+    return config, trainer, transitions, dataclasses.replace(state, params=params), small.windows(config, 1)
 
 
 def nearness(config, trainer, state, windows, centroids):
@@ -28,16 +43,103 @@ def nearness(config, trainer, state, windows, centroids):
     return (sums.inputs * directions).sum((1, 2)) / sums.tokens.sum(1), sums
 
 
-def test_centres_of_tokens_are_where_the_tokens_are(entered):
-    config, trainer, _, state, windows = entered
+def test_centres_of_tokens_are_where_the_tokens_are():
+    config, trainer, _, state = entered("cluster_sets")
+    windows = small.windows(config)
     near, sums = nearness(config, trainer, state, windows, np.asarray(state.variables.centroids))
     start, _ = nearness(config, trainer, state, windows, sums.candidates)
     assert (near > start + 0.02).all()
     assert (sums.tokens > 0).all()
 
 
-def test_a_refresh_leaves_the_centres_where_they_are(entered):
-    _, _, transitions, state, windows = entered
-    moved_weights = jax.tree.map(lambda w: w + 0.02 * np.sign(w), state.params)
-    after, _ = transitions.refresh(jax.device_put(dataclasses.replace(state, params=moved_weights)), windows)
-    np.testing.assert_array_equal(after.variables.centroids, state.variables.centroids)
+def routed(config, trainer, state, windows, *, sparse=True):
+    """Of each layer the FFN's inputs at length 1, the cluster of each and the energy of all its neurons.
+
+    The FFN is NumPy; without `sparse` all neurons reach the next layer.
+    """
+    model = llama.merge(trainer.graphdef, state.params)
+    structure, stacked = nnx.split(model.layers)
+    epsilon = config.model.norm_epsilon
+
+    @jax.jit
+    def attend(layer, x):
+        layer = nnx.merge(structure, layer)
+        x = x + layer.attention(llama.rms_norm(x, layer.attention_norm[...], epsilon))
+        return x, llama.rms_norm(x, layer.ffn_norm[...], epsilon)
+
+    x, found = model.embed(windows[:, :-1]), []
+    for number in range(config.model.layers):
+        layer, v = jax.tree.map(lambda a: a[number], (stacked, state.variables))  # noqa: B023
+        x, tokens = attend(layer, x)
+        tokens = np.asarray(tokens, np.float64).reshape(-1, config.model.dim)
+        w1, w2 = (np.asarray(state.params["layers"]["ffn"][name][number], np.float64) for name in ("up", "down"))
+        clusters = (tokens @ unit(v.centroids).T).argmax(1)
+        y = np.square(np.maximum(tokens @ (v.scale_up * dense64.soft_threshold(w1, axis=1)).T, 0))
+        found.append((unit(tokens), clusters, np.square(y)))
+        if sparse:
+            y = y * dense64.listed_mask(y, v.columns[clusters], v=1)
+        x = x + (y @ (v.scale_down * dense64.soft_threshold(w2, axis=1))).reshape(x.shape).astype(np.float32)
+    return found
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def means(tokens, clusters, empty):
+    """The mean token of each cluster; that of `empty` where there is none."""
+    return np.stack([tokens[clusters == e].mean(0) if (clusters == e).any() else empty[e] for e in range(len(empty))])
+
+
+@pytest.mark.parametrize("recipe", FOLLOWING)
+def test_a_refresh_moves_centres_to_the_tokens_that_the_sparse_forward_routes(recipe):
+    config, trainer, transitions, state, windows = later(recipe)
+    after, _ = transitions.refresh(jax.device_put(state), windows)
+    by_layer = zip(
+        state.variables.centroids,
+        after.variables.centroids,
+        routed(config, trainer, state, windows),
+        routed(config, trainer, state, windows, sparse=False),
+        strict=True,
+    )
+    for number, (old, new, (tokens, clusters, _), (of_dense, clusters_of_dense, _)) in enumerate(by_layer):
+        expected = means(tokens, clusters, old)
+        np.testing.assert_allclose(new, expected, atol=2e-5)
+        assert np.abs(expected - old).max() > 0.01
+        if number:  # the first layer's inputs are the same
+            assert np.abs(expected - means(of_dense, clusters_of_dense, old)).max() > 1e-3
+
+
+@pytest.mark.parametrize("recipe", FOLLOWING)
+def test_a_refresh_moves_no_neuron_and_no_centre_without_tokens(recipe):
+    _, _, transitions, state, windows = later(recipe)
+    centroids = state.variables.centroids.copy()
+    centroids[:, -1] = centroids[:, 0]  # of equally near centres a token takes the first
+    state = dataclasses.replace(state, variables=dataclasses.replace(state.variables, centroids=centroids))
+    after, _ = jax.device_get(transitions.refresh(jax.device_put(state), windows))
+    np.testing.assert_array_equal(after.variables.centroids[:, -1], centroids[:, -1])
+    assert (after.variables.centroids[:, 0] != centroids[:, 0]).any()
+    columns = (state if recipe == "slices" else after).variables.columns  # sets are chosen anew, slices stay
+    variables = dataclasses.replace(state.variables, centroids=after.variables.centroids, columns=columns)
+    jax.tree.map(np.testing.assert_array_equal, after, dataclasses.replace(state, variables=variables))
+
+
+def test_a_refresh_chooses_sets_by_the_energy_in_the_sparse_forward():
+    config, trainer, transitions, state, windows = later("cluster_sets")
+    after, metrics = transitions.refresh(jax.device_put(state), windows)
+    m, count = config.sparsity.m, config.sparsity.clusters
+    for number, (_, clusters, energy) in enumerate(routed(config, trainer, state, windows)):
+        by_cluster = np.stack([energy[clusters == e].sum(0) for e in range(count)])
+        best = np.sort(by_cluster.reshape(count, -1, m))[..., -4:].sum() / by_cluster.sum()
+        chosen = np.take_along_axis(by_cluster, np.asarray(after.variables.columns[number]), axis=1).sum()
+        assert chosen / by_cluster.sum() == pytest.approx(best, rel=1e-5)
+        assert float(metrics["kept_set_energy"][number]) == pytest.approx(best, rel=1e-4)
+
+
+@pytest.mark.parametrize("recipe", small.RECIPES)
+@pytest.mark.parametrize("centres", ["neurons", "tokens"])
+def test_what_follows_the_model_is_refreshed_inside_the_sparse_phase(recipe, centres):
+    follows = recipe in ("fst", "cluster_sets", "run_sets") or (recipe, centres) == ("slices", "tokens")
+    for every, due in ((2, [6]), (1, [5, 6, 7]), (4, [])):
+        config = small.config(recipe, **{"sparsity.centres": centres, "sparsity.refresh_every": every})
+        assert [step for step in range(config.steps) if needs_refresh(config, step)] == (due if follows else [])

@@ -192,7 +192,9 @@ def test_sets_hold_four_of_every_m_and_follow_the_activations():
     assert columns.shape == (2, 4, 128 * 4 // m)
     np.testing.assert_array_equal(columns // m, np.broadcast_to(np.repeat(np.arange(128 // m), 4), columns.shape))
     assert (np.diff(columns, axis=-1) > 0).all()
+    centres = np.asarray(run.state.variables.centroids)
     run.state, metrics = run.transitions.refresh(run.state, run.windows)
+    np.testing.assert_array_equal(run.state.variables.centroids, centres)  # among neurons they stay
     chosen = float(metrics["kept_set_energy"].mean())
     assert 4 / m + 0.05 < chosen <= 1  # more than as many neurons taken blindly would hold
 

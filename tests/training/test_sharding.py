@@ -46,7 +46,7 @@ def train(config):
             state = transitions.enter_sparse(state, windows)
         elif (before, now) == ("sparse", "dense"):
             state = transitions.leave_sparse(state)
-        elif now == "sparse" and needs_refresh(trainer.plan) and step % config.sparsity.refresh_every == 0:
+        elif needs_refresh(config, step):
             state, _ = transitions.refresh(state, windows)
         if now == "sparse" and trainer.plan.weights == "transposable":
             state = dataclasses.replace(state, mask_decay=np.float32(1e-4))
@@ -74,11 +74,31 @@ def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, s
         np.testing.assert_allclose(*(np.array(s, float) for s in series), rtol=tolerance, atol=tolerance, err_msg=name)
     losses = [[step["loss"] for step in trace] for trace in (alone, meshed)]
     np.testing.assert_allclose(*losses, rtol=3e-3)
-    for leaf in jax.tree.leaves((state.variables, state.step, state.skipped)):
+    assert_copies_are_equal((state.variables, state.step, state.skipped))
+
+
+def assert_copies_are_equal(tree):
+    """Devices that hold the same part of an array hold the same numbers."""
+    for leaf in jax.tree.leaves(tree):
         copies = {}
         for shard in leaf.addressable_shards:
             same = copies.setdefault(str(shard.index), np.asarray(shard.data))
             np.testing.assert_array_equal(same, shard.data)
+
+
+def test_centres_follow_the_tokens_of_all_devices():
+    centroids = {}
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        run = config("slices", mesh, **{"sparsity.centres": "tokens"})
+        trainer = trainer_of(run)
+        transitions = make_transitions(run, trainer.plan, trainer.graphdef, trainer.layout)
+        state = transitions.enter_sparse(trainer.init(), batch(trainer, 0))
+        placed = np.asarray(state.variables.centroids)
+        state, _ = transitions.refresh(state, batch(trainer, 1))
+        assert_copies_are_equal(state.variables)
+        centroids[mesh] = np.asarray(state.variables.centroids)
+        assert np.abs(centroids[mesh] - placed).max() > 1e-2
+    np.testing.assert_allclose(*centroids.values(), atol=1e-5)
 
 
 def test_microbatches_add_up_to_the_batch():
