@@ -47,6 +47,7 @@ _16 = {"sparsity.clusters": 16}
 _TOKENS = {"sparsity.centres": "tokens"}
 _TOKENS_ONCE = _TOKENS | {"sparsity.refresh_every": 1_000_000}  # centres stay where the entry places them
 _MVUE = {"sparsity.weight_gradients": "mvue"}
+_FIRST_DENSE = {"sparsity.dense_layers": 1}
 _WSD = {"optimizer.schedule": "wsd", "optimizer.decay_steps": 200}
 
 
@@ -151,13 +152,18 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "slices 2:16": _SLICES | _TOKENS_ONCE,
             "slices 2:16, earlier": _SLICES | _TOKENS_ONCE | _EARLIER,
             "slices 2:16, earlier, mvue": _SLICES | _TOKENS_ONCE | _EARLIER | _MVUE,
+            "slices 2:16, earlier, mvue, following": _SLICES | _TOKENS | _EARLIER | _MVUE,
+            "slices 2:16, 25%, earlier, mvue, following, first layer dense": _SLICES
+            | _TOKENS
+            | _sparse(102, 1632)
+            | _MVUE
+            | _FIRST_DENSE,
             # More tokens in less time: 12% more steps, 60% of them on slices.
             "slices 2:16, 60%, mvue, 12% longer": _SLICES
             | _TOKENS_ONCE
             | _MVUE
             | _sparse(102, 4214)
             | {"steps": 6854, "optimizer.decay_steps": 1371},
-            "slices 2:16, 25%, earlier, mvue": _SLICES | _TOKENS_ONCE | _sparse(102, 1632) | _MVUE,
             "runs 2:16, earlier, mvue": _RUNS | _16 | _TOKENS | _EARLIER | _MVUE,
             "magnitude 2:16, earlier": _VENOM | _16 | _EARLIER,
             "magnitude 2:16, earlier, mvue": _VENOM | _16 | _EARLIER | _MVUE,
@@ -173,13 +179,19 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "dense": _DENSE,
             "slices 2:16": _SLICES | _TOKENS_ONCE,
             "slices 2:16, from 102": _SLICES | _TOKENS_ONCE | {"sparsity.start_step": 102},
+            "slices 2:16, mvue, from 102": _SLICES | _TOKENS_ONCE | _MVUE | {"sparsity.start_step": 102},
+            "slices 2:16, mvue, from 102, following": _SLICES | _TOKENS | _MVUE | {"sparsity.start_step": 102},
+            "slices 2:16, mvue, from 30, following": _SLICES | _TOKENS | _MVUE | {"sparsity.start_step": 30},
+            "runs 2:16, mvue, from 102, following": _RUNS | _16 | _TOKENS | _MVUE | {"sparsity.start_step": 102},
             "slices 2:16, mvue, from 30": _SLICES | _TOKENS_ONCE | _MVUE | {"sparsity.start_step": 30},
             "slices 2:16, mvue, from 10": _SLICES | _TOKENS_ONCE | _MVUE | {"sparsity.start_step": 10},
             "slices 2:16, from the end of the warm-up": _SLICES | _TOKENS_ONCE | {"sparsity.start_step": 612},
             "slices 2:16, warm-up of 306": _SLICES | _TOKENS_ONCE | {"optimizer.warmup_steps": 306},
             "slices 2:8": _SLICES_OF_8 | _TOKENS_ONCE,
+            "slices 2:8, mvue, from 102": _SLICES_OF_8 | _TOKENS_ONCE | _MVUE | {"sparsity.start_step": 102},
             "magnitude 2:16": _VENOM | _16,
             "sste": {"sparsity.recipe": "sste"},
+            "sste, from 102": {"sparsity.recipe": "sste", "sparsity.start_step": 102},
         },
     ),
 }

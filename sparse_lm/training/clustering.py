@@ -88,7 +88,8 @@ def refresh(
       windows, config, plan, graphdef, layout: as in `cluster`.
 
     Returns:
-      The state, and where sets are chosen "kept_set_energy" f32[L], the share of the sum of Y^2 that they keep.
+      The state, and where sets are chosen "kept_set_energy" f32, by layer that is sparse the share of the sum of Y^2
+      that they keep.
     """
     has_sets = plan.selection == "cluster_sets"
     measuring = dataclasses.replace(plan, measure="energy" if has_sets else "tokens")
@@ -104,19 +105,22 @@ def _choose_sets(state: TrainState, energy: Array, config: Config, plan: GemmPla
         columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run, config.mesh.tensor))(energy)
     else:
         columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
-    kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), axis=(1, 2)) / jnp.sum(energy, axis=(1, 2))
-    return _with_variables(state, columns=columns), {"kept_set_energy": kept}
+    kept, total = (e[config.sparsity.dense_layers :] for e in (jnp.take_along_axis(energy, columns, axis=-1), energy))
+    return _with_variables(state, columns=columns), {"kept_set_energy": jnp.sum(kept, (1, 2)) / jnp.sum(total, (1, 2))}
 
 
 def _measure(
     state: TrainState, *, windows: Array, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
 ) -> routing.ClusterSums:
-    """Sums over each cluster's tokens in a forward of `plan`, which measures, by layer: a leading axis L."""
+    """Sums over each cluster's tokens in a forward of `plan`, which measures, by layer: a leading axis L. Layers that
+    stay dense route no tokens: theirs are zero."""
     loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan)
+    dense_layers = config.sparsity.dense_layers
 
     def measure(params: Params, variables: FfnVariables, windows: Array, axes: Axes = ONE_DEVICE):
         _, stats = loss(params, variables, windows, None, axes=axes)
-        return jax.vmap(lambda sums: sums.over(axes.batch))(stats["clusters"])
+        sums = jax.vmap(lambda sums: sums.over(axes.batch))(stats["clusters"])
+        return jax.tree.map(lambda a: jnp.pad(a, [(dense_layers, 0)] + [(0, 0)] * (a.ndim - 1)), sums)
 
     if layout:
         specs = layout.specs((state.params, state.variables))

@@ -18,16 +18,16 @@ FOLLOWING = ["slices", "cluster_sets"]
 
 
 @functools.cache
-def entered(recipe):
+def entered(recipe, dense_layers=0):
     """A run at the first step of its sparse phase: configuration, trainer, transitions and state."""
-    config = small.config(recipe, **{"sparsity.centres": "tokens"})
+    config = small.config(recipe, **{"sparsity.centres": "tokens", "sparsity.dense_layers": dense_layers})
     return config, *small.compiled(config), jax.device_get(small.entered(config))
 
 
 @functools.cache
-def later(recipe):
+def later(recipe, dense_layers=0):
     """The same with other weights, as if trained, and another batch."""
-    config, trainer, transitions, state = entered(recipe)
+    config, trainer, transitions, state = entered(recipe, dense_layers)
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda w: w + np.float32(0.02) * rng.standard_normal(w.shape, np.float32), state.params)
     return config, trainer, transitions, dataclasses.replace(state, params=params), small.windows(config, 1)
@@ -53,7 +53,7 @@ def test_centres_of_tokens_are_where_the_tokens_are():
 
 
 def routed(config, trainer, state, windows, *, sparse=True):
-    """Of each layer the FFN's inputs at length 1, the cluster of each and the energy of all its neurons.
+    """Of each layer that is not dense the FFN's inputs at length 1, the cluster of each and the energy of all neurons.
 
     The FFN is NumPy; without `sparse` all neurons reach the next layer.
     """
@@ -73,12 +73,17 @@ def routed(config, trainer, state, windows, *, sparse=True):
         x, tokens = attend(layer, x)
         tokens = np.asarray(tokens, np.float64).reshape(-1, config.model.dim)
         w1, w2 = (np.asarray(state.params["layers"]["ffn"][name][number], np.float64) for name in ("up", "down"))
-        clusters = (tokens @ unit(v.centroids).T).argmax(1)
-        y = np.square(np.maximum(tokens @ (v.scale_up * dense64.soft_threshold(w1, axis=1)).T, 0))
-        found.append((unit(tokens), clusters, np.square(y)))
-        if sparse:
-            y = y * dense64.listed_mask(y, v.columns[clusters], v=1)
-        x = x + (y @ (v.scale_down * dense64.soft_threshold(w2, axis=1))).reshape(x.shape).astype(np.float32)
+        is_dense = number < config.sparsity.dense_layers
+        if not is_dense:
+            w1 = v.scale_up * dense64.soft_threshold(w1, axis=1)
+            w2 = v.scale_down * dense64.soft_threshold(w2, axis=1)
+        y = np.square(np.maximum(tokens @ w1.T, 0))
+        if not is_dense:
+            clusters = (tokens @ unit(v.centroids).T).argmax(1)
+            found.append((unit(tokens), clusters, np.square(y)))
+            if sparse:
+                y = y * dense64.listed_mask(y, v.columns[clusters], v=1)
+        x = x + (y @ w2).reshape(x.shape).astype(np.float32)
     return found
 
 
@@ -91,23 +96,30 @@ def means(tokens, clusters, empty):
     return np.stack([tokens[clusters == e].mean(0) if (clusters == e).any() else empty[e] for e in range(len(empty))])
 
 
-@pytest.mark.parametrize("recipe", FOLLOWING)
-def test_a_refresh_moves_centres_to_the_tokens_that_the_sparse_forward_routes(recipe):
-    config, trainer, transitions, state, windows = later(recipe)
+@pytest.mark.parametrize("recipe, dense_layers", [("slices", 0), ("cluster_sets", 0), ("cluster_sets", 1)])
+def test_a_refresh_moves_centres_to_the_tokens_that_the_sparse_forward_routes(recipe, dense_layers):
+    config, trainer, transitions, state, windows = later(recipe, dense_layers)
     after, _ = transitions.refresh(jax.device_put(state), windows)
     by_layer = zip(
-        state.variables.centroids,
-        after.variables.centroids,
+        state.variables.centroids[dense_layers:],
+        after.variables.centroids[dense_layers:],
         routed(config, trainer, state, windows),
         routed(config, trainer, state, windows, sparse=False),
         strict=True,
     )
-    for number, (old, new, (tokens, clusters, _), (of_dense, clusters_of_dense, _)) in enumerate(by_layer):
+    for number, (old, new, (tokens, clusters, _), (of_all, clusters_of_all, _)) in enumerate(by_layer):
         expected = means(tokens, clusters, old)
         np.testing.assert_allclose(new, expected, atol=2e-5)
         assert np.abs(expected - old).max() > 0.01
-        if number:  # the first layer's inputs are the same
-            assert np.abs(expected - means(of_dense, clusters_of_dense, old)).max() > 1e-3
+        if number:  # the first one's inputs are the same
+            assert np.abs(expected - means(of_all, clusters_of_all, old)).max() > 1e-3
+
+
+def test_layers_that_stay_dense_have_no_centres_to_move():
+    _, _, transitions, state, windows = later("cluster_sets", 1)
+    after, metrics = transitions.refresh(jax.device_put(state), windows)
+    np.testing.assert_array_equal(after.variables.centroids[0], state.variables.centroids[0])
+    assert metrics["kept_set_energy"].shape == (1,)
 
 
 @pytest.mark.parametrize("recipe", FOLLOWING)
