@@ -4,7 +4,8 @@
 
 Parameters and moments in float32 take over 80 GB: it needs a larger device than an H100, or sharding over
 eight (`--config.mesh.fsdp=8 --config.batch_size=16`).
-`--config.model.layers=4 --config.model.vocab_size=32000 --config.batch_size=8` is the one-GPU benchmark shape: on an
+Three layers are dense, as in llama1b; benchmarks have all of them sparse.
+`--config.model.layers=4 --config.model.vocab_size=32000 --config.batch_size=8` is their one-GPU shape: on an
 H200 a dense step takes 349 ms and a sparse one 220 ms
 (experiments/results/step_llama7b_4_layers_8x4096_drawn_h200.json).
 The whole model on four H200s (`--config.mesh.fsdp=4 --config.batch_size=16`): 1304 and 829 ms, 71 and 60 GiB on each

@@ -28,6 +28,7 @@ def _base(steps: int, **overrides: Any) -> Overrides:
         "optimizer.schedule": "cosine",
         "sparsity.start_step": steps // 10,
         "sparsity.end_step": 6 * steps // 10,
+        "sparsity.dense_layers": 0,
         **overrides,
     }
 
