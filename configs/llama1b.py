@@ -9,7 +9,7 @@ steps sparse in all layers (`--config.sparsity.end_step=31000 --config.sparsity.
 (experiments/results/quality_long_wsd_h200.json).
 Hardware: one H100 or H200. On an H200 a dense step takes 172 ms and a sparse one, with weight gradients by magnitude,
 131 ms, all layers sparse (step_llama1b_2x4096_h200.json); at `--config.batch_size=8` 629 ms and, with drawn ones and
-three layers dense as here, 464 ms (step_llama1b_8x4096_dense_layers_h200.json). Result of the run: not measured yet;
+three layers dense as here, 464 ms (step_llama1b_dense_layers_8x4096_h200.json). Result of the run: not measured yet;
 300 steps through both flips are in llama1b_300_steps_h200.json.
 """
 

@@ -52,11 +52,12 @@ def frontier(quality: Results, steps: Results) -> Figure:
     gaps = final_gaps(quality)
     figure, axes = new_figure(8.5, 4, f"{quality.caption}; {steps.caption}")
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
-    for name, speedup in speedups_of_runs(quality, steps).items():
-        if name not in gaps:
-            continue  # no dense run of its seeds yet
+    # Of those with a dense run of their seeds.
+    speedups = {name: speedup for name, speedup in speedups_of_runs(quality, steps).items() if name in gaps}
+    for i, (name, speedup) in enumerate(speedups.items()):
+        marker = "os^"[i // 8 % 3]  # there are eight colours
         mean, deviation = statistics.fmean(gaps[name]), statistics.stdev(gaps[name]) if len(gaps[name]) > 1 else 0
-        axes.errorbar(speedup, mean, deviation, fmt="o", capsize=3, label=f"{name}: {mean:+.3f}")
+        axes.errorbar(speedup, mean, deviation, fmt=marker, capsize=3, label=f"{name}: {mean:+.3f}")
     axes.margins(x=0.1, y=0.15)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.set(xlabel=f"speed-up of the run (times), {_what(steps)}", ylabel="loss above dense (nats per token)")
