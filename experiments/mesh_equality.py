@@ -42,6 +42,7 @@ RECIPES = {
     "venom_cluster_sets": dict(recipe="venom", selection="cluster_sets"),
     "venom_run_sets": dict(recipe="venom", selection="cluster_sets", neuron_run=8),
     "venom_slices": dict(recipe="venom", selection="slices", clusters=2),
+    "venom_slices_following": dict(recipe="venom", selection="slices", clusters=2, centres="tokens", dense_layers=1),
 }
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
 START, END, STEPS = 6, 13, 20
