@@ -9,6 +9,7 @@ sparse phase leaves with the weights that its forward uses. `--format=sparse24` 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -62,7 +63,7 @@ def export(
       shard_bytes: the most bytes of weights in a file, unless one tensor is larger. Memory holds less than two.
 
     Raises:
-      WorkdirError: there is no such checkpoint, or not all its layers have 2:4 weights that "sparse24" could write.
+      WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
       ConfigError, DataError: config or tokenizer cannot be used.
       OutputError: `output` is not empty, or cannot be written.
     """
@@ -79,9 +80,8 @@ def export(
     _log.info("step %d of %s is now in %s", params.step, workdir, directory)
     if layers_24:
         (directory / "sparse24").mkdir()
-        HfModel(config.model, config.seq_len, params.read, tokenizer, card, layers_24).write(
-            directory / "sparse24", shard_bytes
-        )
+        compressed = dataclasses.replace(model, layers_24=layers_24, dense_layers=config.sparsity.dense_layers)
+        compressed.write(directory / "sparse24", shard_bytes)
         _log.info("with %s compressed as 2:4 in %s", " and ".join(layers_24), directory / "sparse24")
         if "down_proj" not in layers_24:
             _log.warning("down_proj stays dense there: it is 2:4 along its outputs, the layout wants inputs")
@@ -97,9 +97,6 @@ def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[st
     if step == 0 or config.phase(step - 1) == "dense":
         phases = " or ".join(f"{start + 1}..{end}" for start, end in sparsity.windows) or "none"
         reason = f"--format=sparse24 needs a checkpoint of the sparse phase (steps {phases}); {step} is a dense one"
-        raise WorkdirError(workdir, reason)
-    if sparsity.dense_layers:
-        reason = f"--format=sparse24 writes all layers 2:4; the first {sparsity.dense_layers} of this run are dense"
         raise WorkdirError(workdir, reason)
     return layers
 

@@ -85,13 +85,17 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
         assert part in card
 
 
-@pytest.mark.parametrize("recipe, layers", [("sste", {"up_proj", "down_proj"}), ("venom", {"up_proj"})])
-def test_sparse24_adds_compressed_weights(recipe, layers, tmp_path):
-    make_run(tmp_path, recipe)
+@pytest.mark.parametrize(
+    "recipe, dense_layers, layers",
+    [("sste", 0, {"up_proj", "down_proj"}), ("venom", 0, {"up_proj"}), ("sste", 1, {"up_proj", "down_proj"})],
+)
+def test_sparse24_adds_compressed_weights(recipe, dense_layers, layers, tmp_path):
+    make_run(tmp_path, recipe, dense_layers)
     export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24", shard_bytes=9000)
     dense, compressed = ShardedTensors(tmp_path / "out"), ShardedTensors(tmp_path / "out" / "sparse24")
     modules = {name.removesuffix(".compressed") for name in compressed.names if name.endswith(".compressed")}
-    assert modules == {f"model.layers.{layer}.mlp.{name}" for layer in range(MODEL.layers) for name in layers}
+    sparse = range(dense_layers, MODEL.layers)
+    assert modules == {f"model.layers.{layer}.mlp.{name}" for layer in sparse for name in layers}
     for name in dense.names:
         module, expected = name.removesuffix(".weight"), dense.read(name)
         if module in modules:
@@ -99,6 +103,7 @@ def test_sparse24_adds_compressed_weights(recipe, layers, tmp_path):
             np.testing.assert_array_equal(decode(module, parts), expected)
         else:
             np.testing.assert_array_equal(compressed.read(name), expected)
+    assert ("FFNs of the first 1 layers" in (tmp_path / "out" / "README.md").read_text()) == (dense_layers == 1)
     configs = [json.loads((tmp_path / "out" / part / "config.json").read_text()) for part in (".", "sparse24")]
     assert set(configs[1].pop("quantization_config")["sparsity_config"]["targets"]) == modules
     assert configs[0] == configs[1]
@@ -109,9 +114,6 @@ def test_sparse24_of_dense_weights_is_refused(workdir, tmp_path):
         export(workdir, tmp_path / "out", weight_format="sparse24")
     make_run(tmp_path, "act24")
     with pytest.raises(WorkdirError, match=r"needs a recipe with 2:4 weights .* not 'act24'"):
-        export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24")
-    make_run(tmp_path, "sste", dense_layers=1)
-    with pytest.raises(WorkdirError, match=r"writes all layers 2:4; the first 1 of this run are dense"):
         export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24")
     assert not (tmp_path / "out").exists()
 

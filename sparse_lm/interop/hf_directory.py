@@ -33,6 +33,7 @@ class HfModel:
       tokenizer: path of a tokenizer.json.
       card: the model card, Markdown.
       layers_24: linear layers, such as "up_proj", to write in the layout of `bitmask_24`.
+      dense_layers: how many of the model's layers, the first ones, have none of these.
     """
 
     model: ModelConfig
@@ -41,6 +42,7 @@ class HfModel:
     tokenizer: Path
     card: str
     layers_24: Sequence[str] = ()
+    dense_layers: int = 0
 
     def write(self, directory: Path, shard_bytes: int) -> None:
         """Writes safetensors, tokenizer files, model card and, last, config.json: a directory with one is whole.
@@ -85,7 +87,7 @@ class HfModel:
                 yield weight.name, array
 
     def _is_24(self, weight: Weight) -> bool:
-        return _module(weight).rpartition(".")[2] in self.layers_24
+        return _module(weight).rpartition(".")[2] in self.layers_24 and weight.layer >= self.dense_layers
 
 
 def _module(weight: Weight) -> str:
