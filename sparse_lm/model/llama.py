@@ -106,7 +106,7 @@ class Llama(nnx.Module):
 
         Returns:
           hidden: [B, S, D] in the computation's dtype.
-          stats: the FFNs' statistics, each with a leading axis L; what only sparse FFNs have is of theirs alone.
+          stats: the FFNs' statistics, each with a leading axis L. What only sparse FFNs have is zero in dense layers.
         """
         graphdef, layers = nnx.split(self.layers)
         variables = local_columns(variables or NO_VARIABLES, self.config.ffn_dim // size(axes.tensor), axes)
@@ -131,7 +131,8 @@ class Llama(nnx.Module):
             # Unrolled, the two parts cost nothing. A loop reads its weights in one piece, here a copy of them.
             x, dense_stats = run(x, DENSE, jax.tree.map(lambda a: a[:dense_layers], inputs))
             x, stats = run(x, plan, jax.tree.map(lambda a: a[dense_layers:], inputs))
-            stats |= {name: jnp.concatenate([of_first, stats[name]]) for name, of_first in dense_stats.items()}
+            none = jax.tree.map(lambda a: jnp.zeros((dense_layers, *a.shape[1:]), a.dtype), stats)
+            stats = jax.tree.map(lambda *parts: jnp.concatenate(parts), none | dense_stats, stats)
         else:
             x, stats = run(x, plan, inputs)
         return self._final_norm(x, axes), stats

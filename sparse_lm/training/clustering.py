@@ -8,9 +8,9 @@ Two ways to place the clusters' centres (`config.sparsity.centres`):
 
 Sets then follow from the energy of each neuron's activations over each cluster's tokens.
 
-The entry measures in a dense forward, since the model is dense there. A refresh measures in the forward of the sparse
-phase, from which the dense one is soon far off: centres among tokens move to the mean of the tokens that are routed to
-them, one update of k-means, and sets are chosen anew.
+The entry measures in a forward that is dense but for W1, since the model is dense there. A refresh measures in the
+forward of the sparse phase, from which the dense one is soon far off: centres among tokens move to the mean of the
+tokens that are routed to them, one update of k-means, and sets are chosen anew.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def refresh(
       windows, config, plan, graphdef, layout: as in `cluster`.
 
     Returns:
-      The state, and where sets are chosen "kept_set_energy" f32, by layer that is sparse the share of the sum of Y^2
-      that they keep.
+      The state, and where sets are chosen "kept_set_energy" f32[L], the share of the sum of Y^2 that they keep; 1 of
+      layers that stay dense.
     """
     has_sets = plan.selection == "cluster_sets"
     measuring = dataclasses.replace(plan, measure="energy" if has_sets else "tokens")
@@ -105,8 +105,9 @@ def _choose_sets(state: TrainState, energy: Array, config: Config, plan: GemmPla
         columns = jax.vmap(lambda e: routing.run_sets(e, plan.m, plan.neuron_run, config.mesh.tensor))(energy)
     else:
         columns = jax.vmap(lambda e: routing.neuron_sets(e, plan.m))(energy)
-    kept, total = (e[config.sparsity.dense_layers :] for e in (jnp.take_along_axis(energy, columns, axis=-1), energy))
-    return _with_variables(state, columns=columns), {"kept_set_energy": jnp.sum(kept, (1, 2)) / jnp.sum(total, (1, 2))}
+    kept = jnp.sum(jnp.take_along_axis(energy, columns, axis=-1), (1, 2)) / jnp.sum(energy, (1, 2))
+    of_all = jnp.where(jnp.arange(kept.size) < config.sparsity.dense_layers, 1, kept)
+    return _with_variables(state, columns=columns), {"kept_set_energy": of_all}
 
 
 def _measure(
@@ -115,12 +116,10 @@ def _measure(
     """Sums over each cluster's tokens in a forward of `plan`, which measures, by layer: a leading axis L. Layers that
     stay dense route no tokens: theirs are zero."""
     loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan)
-    dense_layers = config.sparsity.dense_layers
 
     def measure(params: Params, variables: FfnVariables, windows: Array, axes: Axes = ONE_DEVICE):
         _, stats = loss(params, variables, windows, None, axes=axes)
-        sums = jax.vmap(lambda sums: sums.over(axes.batch))(stats["clusters"])
-        return jax.tree.map(lambda a: jnp.pad(a, [(dense_layers, 0)] + [(0, 0)] * (a.ndim - 1)), sums)
+        return jax.vmap(lambda sums: sums.over(axes.batch))(stats["clusters"])
 
     if layout:
         specs = layout.specs((state.params, state.variables))

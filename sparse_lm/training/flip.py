@@ -28,6 +28,7 @@ from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.ops.plan import GemmPlan
 from sparse_lm.training import clustering, spikes
 from sparse_lm.training.ffn_state import MATRICES, map_adam, map_ffn, with_ffn
+from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.sharding import Layout
 from sparse_lm.training.step import Metrics, TrainState
 
@@ -58,11 +59,11 @@ def make_transitions(config: Config, plan: GemmPlan, graphdef: Any, layout: Layo
 
 
 def needs_refresh(config: Config, step: int) -> bool:
-    """Whether a refresh comes before `step`, inside a sparse window of a recipe with masks, sets or centres to move."""
-    s = config.sparsity
+    """Whether a refresh comes before `step`, inside a sparse window of a plan with masks, sets or centres to move."""
+    s, plan = config.sparsity, sparse_plan(config.sparsity)
     due = any(start < step < end and (step - start) % s.refresh_every == 0 for start, end in s.windows)
-    clusters_move = s.selection == "cluster_sets" or (s.selection == "slices" and s.centres == "tokens")
-    return due and (s.recipe == "fst" or (s.recipe == "venom" and clusters_move))
+    clusters_move = plan.selection == "cluster_sets" or (plan.selection == "slices" and s.centres == "tokens")
+    return due and (plan.weights == "transposable" or (plan.venom and clusters_move))
 
 
 def dense_params(

@@ -32,15 +32,15 @@ class WeightMetrics:
         self._compare = jax.jit(functools.partial(_compare, **bind), out_shardings=replicated)
 
     def before(self, state: TrainState) -> dict[str, Array]:
-        """Of the state that the step takes and donates: uint8[layers, F, D / 8] of each 2:4 matrix."""
+        """Of the state that the step takes and donates: uint8[L - dense_layers, F, D / 8] of each 2:4 matrix."""
         return self._patterns(state)
 
     def after(self, patterns: dict[str, Array], state: TrainState) -> Metrics:
         """Of the state that the step returned.
 
         Returns:
-          By layer that is sparse: "flip_rate" f32, decisions that the step changed, as a share of all weights;
-          "kept_weight_energy" f32, share of the sum of squares.
+          "flip_rate" f32[L]: decisions that the step changed, as a share of all weights; "kept_weight_energy"
+          f32[L]: share of the sum of squares. Of layers that stay dense 0 and 1.
         """
         return self._compare(patterns, state)
 
@@ -71,4 +71,8 @@ def _compare(
         flips.append(flipped / energy[0].size)
         mask = jnp.unpackbits(new, axis=-1, count=weights.shape[-1])
         kept.append(jnp.sum(energy * mask, axis=(1, 2)) / jnp.sum(energy, axis=(1, 2)))
-    return {"flip_rate": sum(flips) / len(flips), "kept_weight_energy": sum(kept) / len(kept)}
+
+    def of_all(values: list[Array], of_dense: int) -> Array:
+        return jnp.pad(sum(values) / len(values), (dense_layers, 0), constant_values=of_dense)
+
+    return {"flip_rate": of_all(flips, 0), "kept_weight_energy": of_all(kept, 1)}

@@ -14,7 +14,7 @@ from sparse_lm.model import ffn, llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.ops.collectives import ONE_DEVICE
 from sparse_lm.ops.ffn_weights import FfnVariables
-from sparse_lm.ops.plan import DENSE, RECIPES
+from sparse_lm.ops.plan import DENSE, RECIPES, W1_24, GemmPlan
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
 
@@ -43,9 +43,9 @@ def logits(graphdef, params, tokens):
     return net.logits(net(tokens)[0])
 
 
-def loss(graphdef, params, tokens):
+def loss(graphdef, params, tokens, **options):
     net = llama.merge(graphdef, params)
-    hidden, _ = net(tokens[:, :-1])
+    hidden, _ = net(tokens[:, :-1], **options)
     config = net.config
     hidden, targets = hidden.reshape(-1, config.dim), tokens[:, 1:].reshape(-1)
     return chunked_cross_entropy(hidden, net.unembedding(), targets, config.loss_chunk)
@@ -202,12 +202,37 @@ def test_first_layers_can_stay_dense(monkeypatch):
     graphdef, params = model(SMALL)
     scales = jnp.array([1.0, 2.0, 3.0])
     variables = FfnVariables(scale_up=scales, scale_down=scales)
-    arguments = dict(variables=variables, key=jax.random.key(0), dense_layers=2, implementation="reference")
-    _, stats = llama.merge(graphdef, params)(windows(SMALL), plan=RECIPES["venom"], **arguments)
+    arguments = dict(variables=variables, dense_layers=2, implementation="reference")
+
+    @jax.jit
+    def stats_of(params, key):
+        return llama.merge(graphdef, params)(windows(SMALL), plan=RECIPES["venom"], key=key, **arguments)[1]
+
+    stats = stats_of(params, jax.random.key(0))
     np.testing.assert_array_equal(stats["dense"], [True, True, False])
     np.testing.assert_array_equal(stats["layer"], [0, 1, 2])
     np.testing.assert_array_equal(stats["scale"], scales)
-    np.testing.assert_array_equal(stats["load"], [2])
+    np.testing.assert_array_equal(stats["load"], [0, 0, 2])
+
+
+def test_dense_layers_train_as_in_a_dense_model():
+    """The sparse ones do, too, as their up projections are 2:4 already."""
+    _, params = model(SMALL)
+    up = params["layers"]["ffn"]["up"]
+    kept = jnp.where((jnp.arange(SMALL.layers) < 2)[:, None, None], True, jnp.arange(SMALL.dim) % 4 < 2)
+    params = dict(params, layers=params["layers"] | {"ffn": params["layers"]["ffn"] | {"up": jnp.where(kept, up, 0)}})
+    scales = FfnVariables(scale_up=jnp.ones(SMALL.layers), scale_down=jnp.ones(SMALL.layers))
+    plan = GemmPlan(up=W1_24, weights="soft_threshold")
+
+    def loss_and_gradient(config, **options):
+        of_params = functools.partial(loss, llama.graphdef(config), tokens=windows(config), **options)
+        return jax.jit(jax.value_and_grad(of_params))(params)
+
+    dense = loss_and_gradient(SMALL)
+    for unrolled in (False, True):
+        config = dataclasses.replace(SMALL, unroll_layers=unrolled, remat="save_dots")
+        sparse = loss_and_gradient(config, plan=plan, variables=scales, dense_layers=2, implementation="reference")
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), sparse, dense)
 
 
 def test_swiglu_refuses_sparse_plans():

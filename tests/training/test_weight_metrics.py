@@ -16,7 +16,7 @@ def two_largest_of_four(weights, axis):
 
 @pytest.mark.parametrize("recipe, dense_layers", [("venom", 0), ("sste", 0), ("venom", 1)])
 def test_flips_and_kept_energy(recipe, dense_layers):
-    """By layer that is sparse."""
+    """Layers that stay dense flip nothing and keep all."""
     config = small.config(recipe, **{"sparsity.dense_layers": dense_layers})
     trainer, _ = small.compiled(config)
     state = small.entered(config)
@@ -35,5 +35,5 @@ def test_flips_and_kept_energy(recipe, dense_layers):
     energies = [np.square(after[n], dtype=np.float64) for n in axes]
     kept = np.mean([(e * new[n]).sum((1, 2)) / e.sum((1, 2)) for n, e in zip(axes, energies, strict=True)], axis=0)
     assert (flips > 0).all()
-    np.testing.assert_allclose(result["flip_rate"], flips, rtol=1e-6)
-    np.testing.assert_allclose(result["kept_weight_energy"], kept, rtol=1e-5)
+    np.testing.assert_allclose(result["flip_rate"], [0] * dense_layers + list(flips), rtol=1e-6)
+    np.testing.assert_allclose(result["kept_weight_energy"], [1] * dense_layers + list(kept), rtol=1e-5)
