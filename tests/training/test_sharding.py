@@ -56,16 +56,18 @@ def train(config):
 
 
 @pytest.mark.parametrize(
-    "recipe, mesh, microbatches, steps, sparse",
-    [("fst", (2, 4, 1), 2, 10, (0, 10)), ("cluster_sets", (2, 2, 2), 1, 20, (6, 13))],
+    "recipe, mesh, microbatches, steps, sparse, dense_layers",
+    [("fst", (2, 4, 1), 2, 10, (0, 10), 0), ("cluster_sets", (2, 2, 2), 1, 20, (6, 13), 1)],
 )
-def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, sparse):
+def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, sparse, dense_layers):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.
 
     experiments/mesh_equality.py does this for every recipe.
     """
-    _, alone = train(config(recipe, sparse=sparse, steps=steps, microbatches=mesh[0] * mesh[1] * microbatches))
-    state, meshed = train(config(recipe, mesh, sparse, steps, microbatches=microbatches))
+    changes = {"sparsity.dense_layers": dense_layers}
+    parts = mesh[0] * mesh[1] * microbatches
+    _, alone = train(config(recipe, sparse=sparse, steps=steps, microbatches=parts, **changes))
+    state, meshed = train(config(recipe, mesh, sparse, steps, microbatches=microbatches, **changes))
     # Sums have another order, above all along `tensor`, and now and then rounding decides a near tie: everything is
     # compared closely up to the first sparse step, then the losses less so. Shares are means of the shards' shares.
     tolerance = 1e-5 if mesh[2] == 1 else 1e-4
