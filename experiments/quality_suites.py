@@ -68,7 +68,8 @@ _LONG_WSD = (
 )
 
 
-# Results of sets are of ones chosen by a dense forward, about centres that stay, whose code is no longer in sparse_lm.
+# Results of sets and runs, but for those "following", are of ones chosen by a dense forward, about centres that stay,
+# whose code is no longer in sparse_lm.
 SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
     "learning_rate": (
         _base(1500) | _DENSE,

@@ -1,7 +1,7 @@
 """What happens to the training state between a dense and a sparse step, and while sparse.
 
   enter_sparse  before the first sparse step: fix beta (2409.09099), choose masks (2404.01847), or
-                cluster the neurons and choose each cluster's set of them (2602.06183);
+                make clusters and choose each one's neurons (2602.06183);
   refresh       every `refresh_every` sparse steps: masks or sets again, centres to where their tokens are;
   leave_sparse  before the first dense step: the weights become what the sparse forward used,
                 W <- beta S(W), so that the loss just after the flip is what it was just before.

@@ -265,7 +265,7 @@ class _Run:
         return (place(windows) for windows in batches)
 
     def _edge(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
-        """What the flip, or the refresh of a pattern, does to the state before `step`."""
+        """What a flip or a refresh does to the state before `step`, and the refresh's metrics."""
         config, plan = self.config, self.trainer.plan
         now = config.phase(step)
         before = config.phase(step - 1) if step else "dense"

@@ -10,6 +10,7 @@ from sparse_lm.model import llama
 from sparse_lm.ops.ffn_weights import FfnVariables, init_variables
 from sparse_lm.training import evaluation
 from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.ffn_state import with_ffn
 from sparse_lm.training.recipe import sparse_plan
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=61, dtype="float32", loss_chunk=24)
@@ -109,3 +110,18 @@ def test_sparse_evaluation_is_sparse(model):
     sparse, dense = run(params, FfnVariables(), batches(WINDOWS, 4)), evaluate(model)
     assert sparse["loss"] != dense["loss"]
     assert sparse["loss"] == pytest.approx(dense["loss"], rel=0.05)
+
+
+def test_sparse_evaluation_leaves_dense_layers_dense(model):
+    graphdef, params = model
+    params = with_ffn(params, {"up": params["layers"]["ffn"]["up"].at[1].set(0)})  # the second FFN adds nothing
+
+    def sparse_loss(dense_layers):
+        sparsity = dataclasses.replace(RECIPES["act24"], dense_layers=dense_layers)
+        config = dataclasses.replace(CONFIG, sparsity=sparsity)
+        run = make_evaluation(config, graphdef, BYTES_PER_TOKEN, sparse_plan(sparsity))
+        return run(params, FfnVariables(), batches(WINDOWS, 4))["loss"]
+
+    dense = evaluate((graphdef, params))["loss"]
+    assert sparse_loss(1) == pytest.approx(dense, rel=1e-6)
+    assert sparse_loss(0) != pytest.approx(dense, rel=1e-4)
