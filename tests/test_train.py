@@ -149,6 +149,8 @@ def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
     """A crash in every phase and just behind both flips; checkpoints are 3 steps apart."""
     config = small_config(corpus, recipe, **{"sparsity.centres": "tokens"})
     assert loop.train(config, str(tmp_path / "whole"))
+    before, first_refreshed = lines(tmp_path / "whole")[5:7]
+    assert first_refreshed["step_time"] < (first_refreshed["wall_time"] - before["wall_time"]) / 2  # which compiled
     for step in (2, 5, 7, 10):
         with monkeypatch.context() as patch, pytest.raises(Crash):
             crash_before(patch, step)

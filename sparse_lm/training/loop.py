@@ -154,6 +154,7 @@ class _Run:
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
         self.compiled: set[str] = set()  # phases
+        self.refreshed = False  # by this process, which compiles the first time
         self.pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet looked at
 
     def go(self, state: TrainState) -> bool:
@@ -276,8 +277,17 @@ class _Run:
         elif (before, now) == ("sparse", "dense"):
             state = self.transitions.leave_sparse(state)
         elif needs_refresh(config, step):
-            return self.transitions.refresh(state, windows)
+            return self._refresh(state, windows)
         return state, {}
+
+    def _refresh(self, state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
+        if self.refreshed:
+            return self.transitions.refresh(state, windows)
+        self.refreshed = True
+        self._finish_pending(state)  # or it would seem to take as long as the refresh compiles
+        state, metrics = self.transitions.refresh(state, windows)
+        self.timer.skip()
+        return state, metrics
 
     def _set_mask_decay(self, state: TrainState, step: int) -> TrainState:
         factor = self.config.sparsity.mask_decay
