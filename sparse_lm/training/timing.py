@@ -44,7 +44,7 @@ class StepTimer:
         self._last, self._phase = now, phase
 
     def skip(self) -> None:
-        """Leaves what was done since the last step (an evaluation, a save) out of the next step's time."""
+        """Leaves what was done since the last step (evaluating, saving, compiling) out of the next step's time."""
         self._last = self._clock()
 
     def lap(self) -> float | None:

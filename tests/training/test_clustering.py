@@ -11,6 +11,7 @@ from flax import nnx
 from sparse_lm.model import llama
 from sparse_lm.training.flip import needs_refresh
 from sparse_lm.training.step import forward_loss
+from sparse_lm.training.validity import check_variables
 from tests import small
 from tests.ops import masked_dense_ffn as dense64
 
@@ -116,10 +117,11 @@ def test_a_refresh_moves_centres_to_the_tokens_that_the_sparse_forward_routes(re
 
 
 def test_layers_that_stay_dense_have_no_centres_to_move():
-    _, _, transitions, state, windows = later("cluster_sets", 1)
+    config, _, transitions, state, windows = later("cluster_sets", 1)
     after, metrics = transitions.refresh(jax.device_put(state), windows)
     np.testing.assert_array_equal(after.variables.centroids[0], state.variables.centroids[0])
     assert metrics["kept_set_energy"][0] == 1 > metrics["kept_set_energy"][1]
+    check_variables(after.variables, config, config.sparsity.start_step + 1)
 
 
 @pytest.mark.parametrize("recipe", FOLLOWING)
