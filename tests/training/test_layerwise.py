@@ -15,9 +15,7 @@ from sparse_lm.training.workdir import WorkdirError, save_config
 from tests import small
 
 
-@pytest.mark.parametrize(
-    "recipe, step, dense_layers", [("sste", 6, 0), ("fst", 6, 0), ("venom", 6, 0), ("sste", 3, 0), ("venom", 6, 1)]
-)
+@pytest.mark.parametrize("recipe, step, dense_layers", [("sste", 6, 0), ("fst", 6, 0), ("sste", 3, 0), ("venom", 6, 1)])
 def test_same_parameters_as_when_read_whole(recipe, step, dense_layers, tmp_path):
     """In the sparse phase (step 6), those that its forward uses."""
     config = small.config(recipe, **{"sparsity.dense_layers": dense_layers})
