@@ -79,7 +79,7 @@ def without_activation_sparsity(plan):
 
 @pytest.mark.parametrize(
     "recipe, dense_layers",
-    [("fst", 0), ("sste", 0), ("venom", 0), ("slices", 0), ("cluster_sets", 0), ("slices", 1)],
+    [("fst", 0), ("sste", 0), ("venom", 0), ("cluster_sets", 0), ("slices", 1)],
 )
 def test_leaving_keeps_the_function_that_sparse_weights_computed(recipe, dense_layers):
     """The dense loss just after the flip is the loss with sparse weights just before, to rounding."""
