@@ -18,6 +18,7 @@ import jax
 PARTS = {  # scope: part
     "up": "FFN products",
     "up_listed": "FFN products",
+    "up_activated": "FFN products",
     "down": "FFN products",
     "grad_hidden": "FFN products",
     "grad_input": "FFN products",

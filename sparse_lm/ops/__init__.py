@@ -3,7 +3,13 @@
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, list_columns
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.hidden import sampled_squared_relu_24, squared_relu_24, squared_relu_gradients, squared_relu_venom
+from sparse_lm.ops.hidden import (
+    sampled_squared_relu_24,
+    sampled_squared_relu_venom,
+    squared_relu_24,
+    squared_relu_gradients,
+    squared_relu_venom,
+)
 from sparse_lm.ops.matmul import matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
 from sparse_lm.ops.sparsify import (
     soft_threshold_24,
@@ -28,6 +34,7 @@ __all__ = [
     "matmul_venom",
     "sampled_matmul_24",
     "sampled_squared_relu_24",
+    "sampled_squared_relu_venom",
     "scattered_matmul_24",
     "soft_threshold_24",
     "soft_threshold_scale",

@@ -128,7 +128,7 @@ def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weigh
     if plan.pattern_known_first:
         y, seen = up_listed(_permute(x, rows), listed_neurons(variables, rows, x.shape[0], run), run)
     else:
-        y, seen = activate(up(_permute(x, rows), run), run)
+        y, seen = up_activated(_permute(x, rows), run)
     o = collectives.sum_over_tensor(down(y, rows, run), axes)
     computed = 4 * run.neurons // plan.m if plan.pattern_known_first else run.neurons
     stats = {
@@ -291,6 +291,17 @@ def listed_neurons(variables: FfnVariables, rows: routing.Rows, tokens: int, run
 
 
 @jax.named_call
+def up_activated(x: Array, run: _Run) -> tuple[Hidden, HiddenStats]:
+    """The part of Y = relu(X W1^T)^2 that the down product reads, and what its selection saw."""
+    plan, w = run.plan, run.weights.up.along_model
+    if not plan.venom or plan.up != W1_24:
+        return activate(up(x, run), run)
+    listed, block, columns_run = _all_listed(w, x, run.neurons, run)
+    options = dict(run=columns_run, columns=plan.columns, implementation=run.implementation)
+    return ops.sampled_squared_relu_venom(w, x, listed, block, plan.v, plan.m, **options)
+
+
+@jax.named_call
 def activate(h: Array, run: _Run) -> tuple[Hidden, HiddenStats]:
     """The part of Y = relu(H)^2 that the down product reads, and what its selection saw."""
     plan, implementation = run.plan, run.implementation
@@ -347,10 +358,16 @@ def busiest_features(y: Hidden, share: float) -> Array | None:
 
 def _all_rows(w: Sparse24, x: Array, count: int, run: _Run) -> Array:
     """x times the transpose of this layer's `count` rows of w: [T, count]."""
+    listed, block, columns_run = _all_listed(w, x, count, run)
+    return ops.sampled_matmul_24(w, x, listed, block, run=columns_run, implementation=run.implementation)
+
+
+def _all_listed(w: Sparse24, x: Array, count: int, run: _Run) -> tuple[Array, int, int]:
+    """This layer's `count` rows of w, listed for one block of all tokens; the block's tokens; and how long runs are."""
     columns = jnp.arange(count, dtype=jnp.int32)[None]
     block = -(-x.shape[0] // _BLOCK) * _BLOCK
     contiguous = run.weights.layers * count == w.shape[0]  # no padding between layers
-    return _listed_rows(w, x, columns, block, count if contiguous else 1, run)
+    return _among_layers(w, columns, run), block, count if contiguous else 1
 
 
 def _listed_rows(w: Sparse24, x: Array, columns: Array, v: int, columns_run: int, run: _Run) -> Array:

@@ -15,8 +15,8 @@ from jax import Array
 from sparse_lm.ops import backends
 from sparse_lm.ops.columns import CHOICES
 from sparse_lm.ops.compress import check_block
-from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.matmul import check_sampled
+from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.matmul import check_sampled, sampled_matmul_24
 
 
 def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Sparse24, HiddenStats]:
@@ -81,10 +81,50 @@ def squared_relu_venom(
       NotImplementedError: the named backend cannot run this.
     """
     _check_matrix("h", h)
-    check_block(v)
-    if columns not in CHOICES:
-        raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
+    _check_choice(v, columns)
     return backends.dispatch("squared_relu_venom", implementation, h, v, m, columns=columns)
+
+
+def sampled_squared_relu_venom(
+    w: Sparse24,
+    x: Array,
+    listed: Array,
+    block: int,
+    v: int = 128,
+    m: int = 16,
+    *,
+    run: int = 1,
+    columns: str = "norm",
+    implementation: str | None = None,
+) -> tuple[SparseVenom, HiddenStats]:
+    """`squared_relu_venom` of the H that `sampled_matmul_24` gives, which a kernel need not read again as a whole.
+
+    Args:
+      w: 2:4 matrix [F, D], one row a neuron.
+      x: [T, D].
+      listed: int32 [ceil(T / block), Kc], the neurons of each block of the product, as in `sampled_matmul_24`.
+      block: rows of such a block.
+      v: rows of a block of Y: divides 64 or is a multiple of it.
+      m: columns of a group: a multiple of 4 that divides Kc.
+      run: `listed` come in runs of this many consecutive neurons, as in `SparseVenom`.
+      columns: how four of each m are chosen, "norm" or "exhaustive"; see `venom_columns`.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      Y [T, Kc], of H rounded to the dtype of x; and what selection saw.
+
+    Raises:
+      ValueError: shapes do not match, or v, m or columns is not allowed.
+      NotImplementedError: the named backend cannot run this.
+    """
+    check_sampled(w, x, listed, block, run)
+    _check_choice(v, columns)
+    if v % TILE or columns != "norm":  # what only a selection from the whole H can do; the product may be a kernel's
+        h = sampled_matmul_24(w, x, listed, block, run=run, implementation=implementation)
+        return squared_relu_venom(h, v, m, columns=columns, implementation=implementation)
+    return backends.dispatch(
+        "sampled_squared_relu_venom", implementation, w, x, listed, block, v, m, columns=columns, run=run
+    )
 
 
 def squared_relu_gradients(
@@ -112,6 +152,12 @@ def squared_relu_gradients(
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")
     return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=key)
+
+
+def _check_choice(v: int, columns: str) -> None:
+    check_block(v)
+    if columns not in CHOICES:
+        raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
 
 
 def _check_matrix(name: str, x: Array) -> None:

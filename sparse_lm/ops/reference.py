@@ -81,6 +81,14 @@ def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[Spars
     return sparse, _stats(y, sparse.values)
 
 
+def sampled_squared_relu_venom(
+    w: Sparse24, x: Array, listed: Array, block: int, v: int, m: int, *, columns: str, run: int = 1
+) -> tuple[SparseVenom, HiddenStats]:
+    """See `sparse_lm.ops.sampled_squared_relu_venom`."""
+    h = sampled_matmul_24(w, x, listed, block, run=run, out_dtype=x.dtype)
+    return squared_relu_venom(h, v, m, columns=columns)
+
+
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`."""
     if isinstance(y, Sparse24):

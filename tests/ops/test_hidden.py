@@ -107,6 +107,21 @@ def test_sampled_squared_relu_of_listed_neurons():
         ops.sampled_squared_relu_24(sparse_w, jnp.asarray(x), jnp.asarray(columns), v=16)
 
 
+@pytest.mark.parametrize("tokens, v", [(130, 64), (70, 16)])
+def test_sampled_squared_relu_in_venom_form(tokens, v):
+    """Integers, so that nothing is rounded."""
+    rng = np.random.default_rng(6)
+    w, x = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((64, 24), (tokens, 24)))
+    w *= top_two_of_four(w)
+    y = _relu_squared(x @ w.T)
+    sparse_w, listed = ops.compress_24(jnp.asarray(w), jnp.asarray(w != 0)), jnp.arange(64)[None]
+    sparse, stats = jax.jit(lambda w, x: ops.sampled_squared_relu_venom(w, x, listed, 768, v, 8, run=64))(sparse_w, x)
+    np.testing.assert_array_equal(sparse.to_dense(), y * venom_mask(y, v, 8))
+    assert float(stats.nonzeros) == np.count_nonzero(y)
+    with pytest.raises(ValueError, match="columns = 'best' must be one of norm, exhaustive"):
+        ops.sampled_squared_relu_venom(sparse_w, jnp.asarray(x), listed, 768, v, 8, columns="best")
+
+
 def test_gradients_round_once():
     h, dy = jnp.asarray(_random((64, 64), 3), jnp.bfloat16), jnp.asarray(_random((64, 64), 4), jnp.bfloat16)
     y, _ = ops.squared_relu_24(h)

@@ -4,7 +4,7 @@ The functions have the names and arguments of the public ops, less `implementati
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
     products       matmul_24, matmul_venom, matmul_venom_runs, scattered_matmul_24,
-                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24
+                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24, sampled_squared_relu_venom
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
@@ -20,6 +20,7 @@ from sparse_lm.ops.hopper.matmul_24 import matmul_24
 from sparse_lm.ops.hopper.matmul_venom import matmul_venom
 from sparse_lm.ops.hopper.sampled_matmul_24 import sampled_matmul_24
 from sparse_lm.ops.hopper.sampled_squared_relu_24 import sampled_squared_relu_24
+from sparse_lm.ops.hopper.sampled_squared_relu_venom import sampled_squared_relu_venom
 from sparse_lm.ops.hopper.scattered_matmul_24 import scattered_matmul_24
 from sparse_lm.ops.hopper.sparsify_24 import soft_threshold_24, sparsify_24
 from sparse_lm.ops.hopper.sparsify_24_tiles import sparsify_24_tiles
@@ -32,6 +33,7 @@ __all__ = [
     "matmul_venom",
     "sampled_matmul_24",
     "sampled_squared_relu_24",
+    "sampled_squared_relu_venom",
     "scattered_matmul_24",
     "soft_threshold_24",
     "sparsify_24",

@@ -12,6 +12,8 @@ rank otherwise than in the reference. All else is the reference bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -75,7 +77,7 @@ def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[Spars
 
 
 def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
-    _check(x, v, m, choice)
+    check_venom(x, v, m, choice)
     shape = rows, width = x.shape
     groups = _groups_of_tile(v, m, x.dtype)
     tile_columns = groups * m
@@ -92,7 +94,7 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         element = ir.MemRefType(x_gmem.type).element_type
         seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
         gpu.barrier()
-        _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
+        choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
         for row, column in _runs_of_thread(v, kept_columns):
             run = _gather(tile_smem, kept, row, column, stride)
@@ -141,7 +143,7 @@ def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
     return groups if v * groups * m * dtype.itemsize <= _SHARED_TILE else groups // 2
 
 
-def _check(x: Array, v: int, m: int, choice: str) -> None:
+def check_venom(x: Array | jax.ShapeDtypeStruct, v: int, m: int, choice: str) -> None:
     """Raises NotImplementedError for what this kernel cannot take."""
     check_dtype(x.dtype)
     if choice != "norm":
@@ -213,27 +215,57 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
     return seen
 
 
-def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
+def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[ir.Value], ir.Value]:
+    """Of a column of the tile, the sum of what each warp added up of its squares."""
+    tile_columns = ir.MemRefType(norms.type).shape[0] // warps
+    base = mgpu_utils.memref_ptr(norms)
+
+    def norm_of(column):
+        indices = (arith.addi(column, i32(warp * tile_columns)) for warp in range(warps))
+        pointers = (mgpu_utils.getelementptr(base, [index], ir.F32Type.get()) for index in indices)
+        return sum_of([f32(0.0), *(llvm.load(ir.F32Type.get(), pointer) for pointer in pointers)])
+
+    return norm_of
+
+
+def choose_columns(
+    norm_of: Callable[[ir.Value], ir.Value],
+    kept: ir.Value,
+    columns: ir.Value,
+    block: ir.Value,
+    tile_number: ir.Value,
+    m: int,
+    warps: int,
+) -> ir.Value:
     """The four columns of largest norm of each group: their places in the tile to `kept`, in the matrix to `columns`.
 
     Lane l of a warp looks after columns l, l + 32, .. of the warp's share; a group's columns are neighbouring lanes
     of one warp, so that a vote tells how many kept ones come before.
+
+    Args:
+      norm_of: of a column of the tile, its sum of squares.
+      kept: int32 [columns kept of the tile], in shared memory.
+      columns: int32 [blocks, columns kept], in global memory.
+      block: number of the tile's rows.
+      tile_number: of its columns.
+      m: columns of a group.
+      warps: of the block.
+
+    Returns:
+      A thread's part of the sum of all norms.
     """
     kept_columns = ir.MemRefType(kept.type).shape[0]
     tile_columns = kept_columns // _KEPT * m
     thread = mgpu_utils.thread_idx()
-    base = mgpu_utils.memref_ptr(norms)
     width = ir.MemRefType(columns.type).shape[1]
+    total = f32(0.0)
     for first in range(0, tile_columns, warps * WARP_SIZE):
-        column = arith.addi(thread, i32(first))
+        own = arith.addi(thread, i32(first))
         # With more threads than columns the last warps repeat the work of others and write the same.
-        column = arith.remui(column, i32(tile_columns))
-        norm = f32(0.0)
-        for warp in range(warps):
-            index = arith.addi(column, i32(warp * tile_columns))
-            norm = arith.addf(
-                norm, llvm.load(ir.F32Type.get(), mgpu_utils.getelementptr(base, [index], ir.F32Type.get()))
-            )
+        column = arith.remui(own, i32(tile_columns))
+        norm = norm_of(column)
+        is_first = arith.cmpi(arith.CmpIPredicate.ult, own, i32(tile_columns))
+        total = arith.addf(total, arith.select(is_first, norm, f32(0.0)))
         keep, slot = _four_largest(magnitude_rank(norm), arith.remui(column, i32(m)), m)
         condensed = arith.addi(arith.muli(arith.divui(column, i32(m)), i32(_KEPT)), slot)
         start = mul64(block, width)
@@ -245,6 +277,7 @@ def _choose_columns(norms, kept, columns, block, tile_number, m, warps) -> None:
         absolute = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
         store_if(keep, shared, [column], space="shared")
         store_if(keep, target, [absolute])
+    return total
 
 
 def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir.Value]:

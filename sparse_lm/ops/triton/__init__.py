@@ -8,6 +8,7 @@ from sparse_lm.ops.triton.matmul_24 import matmul_24
 from sparse_lm.ops.triton.matmul_venom import matmul_venom
 from sparse_lm.ops.triton.sampled_matmul_24 import sampled_matmul_24
 from sparse_lm.ops.triton.sampled_squared_relu_24 import sampled_squared_relu_24
+from sparse_lm.ops.triton.sampled_squared_relu_venom import sampled_squared_relu_venom
 from sparse_lm.ops.triton.scattered_matmul_24 import scattered_matmul_24
 from sparse_lm.ops.triton.sparsify_24 import soft_threshold_24, sparsify_24, squared_relu_24
 from sparse_lm.ops.triton.sparsify_24_tiles import sparsify_24_tiles
@@ -19,6 +20,7 @@ __all__ = [
     "matmul_venom",
     "sampled_matmul_24",
     "sampled_squared_relu_24",
+    "sampled_squared_relu_venom",
     "scattered_matmul_24",
     "soft_threshold_24",
     "sparsify_24",

@@ -49,6 +49,12 @@ def listed(kernel: Callable, v: int, run: int) -> Call:
     return functools.partial(kernel, v=v, run=run), operands
 
 
+def sampled_squared_relu_venom() -> Call:
+    operands = random_24(NEURONS, DIM, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1)
+    options = dict(listed=jnp.arange(NEURONS, dtype=jnp.int32)[None], block=1536, run=NEURONS, columns="norm")
+    return functools.partial(hopper.sampled_squared_relu_venom, v=128, m=16, **options), operands
+
+
 def scattered_matmul_24(v: int, run: int) -> Call:
     columns = random_runs(-(-TOKENS // v), KEPT, run, NEURONS, seed=2)
     operands = random_24(KEPT, TOKENS, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
@@ -102,6 +108,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, v=128, run=1),
     "sampled_matmul_24, runs of 128": lambda: listed(hopper.sampled_matmul_24, v=128, run=128),
     "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, v=128, run=128),
+    "sampled_squared_relu_venom": sampled_squared_relu_venom,
     "scattered_matmul_24, runs of 128": lambda: scattered_matmul_24(v=128, run=128),
     "scattered_matmul_24, runs of 256": lambda: scattered_matmul_24(v=256, run=256),
     "sparsify_24 magnitude, rows": lambda: sparsify_24("magnitude", -1),
