@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sparse_lm.ops import reference
 from tests.ops.operands import assert_same_bits, random_or_special
@@ -16,7 +17,10 @@ def check(squared_relu_gradients, dy, y, *, drawn=False, device=None):
     for key in (jax.random.key(2), jax.random.fold_in(jax.random.key(3), 4)) if drawn else (None,):
         wanted = expected(*jax.device_put((dy, y, key), device))
         for _ in range(2):
-            assert_same_bits(compute(dy, y, key), wanted)
+            ours = compute(dy, y, key)
+            if drawn:  # compiled for an H100, the reference loses the signs of zeros that are drawn, at some shapes
+                ours, wanted = _without_signs_of_zeros(ours), _without_signs_of_zeros(wanted)
+            assert_same_bits(ours, wanted)
 
 
 def check_24(squared_relu_gradients, shape, dtype, *, special, drawn=False, device=None):
@@ -32,3 +36,7 @@ def check_venom(squared_relu_gradients, tokens, neurons, v, m, *, drawn=False, d
     y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(h)
     dy = random_or_special((tokens, 4 * neurons // m), jnp.bfloat16, 4)
     check(squared_relu_gradients, dy, y, drawn=drawn, device=device)
+
+
+def _without_signs_of_zeros(tree):
+    return jax.tree.map(lambda x: np.asarray(x) + np.zeros((), x.dtype), tree)
