@@ -21,7 +21,8 @@ neurons, with T tokens, S = 4F/m kept neurons, bf16; experiments/README.md has t
     dH and the transposes of dH and Y       3.125 T S read, 3.25 T S written, drawn or not
 
 O and dX need no pass: the Venom products store rows in the order of the tokens. (Other backends permute them, 4 T D
-each.) Of neurons that are chosen one by one the transposes have all F rows, 2.25 T F written.
+each.) Of neurons that are chosen one by one the transposes have all F rows, 2.25 T F written; and by magnitude the up
+product writes all of Y, 2 T F, of which selection reads 2 T S.
 """
 
 from __future__ import annotations
