@@ -1,11 +1,13 @@
 """A model and a run small enough to train many times in a test."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
 
 from sparse_lm import config as config_lib
+from sparse_lm.ops.ffn_weights import init_variables
 from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import make_trainer
 
@@ -44,6 +46,9 @@ def config(recipe="dense", **changes):
     return config_lib.parse(config_dict(recipe, **changes))
 
 
+_DENSE = config().sparsity
+
+
 @functools.cache
 def compiled(config):
     """Trainer and transitions of a configuration: what is compiled once is shared by all tests of a process."""
@@ -52,9 +57,32 @@ def compiled(config):
 
 
 @functools.cache
+def _after_dense_steps(config, steps):
+    trainer, _ = compiled(config)
+    state = trainer.init()
+    for step in range(steps):
+        state, _ = trainer.dense_step(state, windows(config, step))
+    return jax.device_get(state)
+
+
+def after_dense_steps(config, steps):
+    """The state of a run after its first steps, if they are dense; its own copy, to donate.
+
+    Recipes differ in nothing then but in variables that no dense step reads: all begin with the same dense run.
+    """
+    dense = dataclasses.replace(config, sparsity=_DENSE)
+    state, model = _after_dense_steps(dense, steps), config.model
+    variables = jax.tree.map(
+        lambda x: np.broadcast_to(x, (model.layers, *x.shape)),
+        init_variables(compiled(config)[0].plan, model.dim, model.ffn_dim),
+    )
+    return jax.device_put(dataclasses.replace(state, variables=variables))
+
+
+@functools.cache
 def _entered(config):
-    trainer, transitions = compiled(config)
-    return jax.device_get(transitions.enter_sparse(trainer.init(), windows(config)))
+    _, transitions = compiled(config)
+    return jax.device_get(transitions.enter_sparse(after_dense_steps(config, 0), windows(config)))
 
 
 def entered(config):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -118,8 +119,11 @@ def _measure(
     loss = functools.partial(forward_loss, config=config, graphdef=graphdef, plan=plan)
 
     def measure(params: Params, variables: FfnVariables, windows: Array, axes: Axes = ONE_DEVICE):
-        _, stats = loss(params, variables, windows, None, axes=axes)
-        return jax.vmap(lambda sums: sums.over(axes.batch))(stats["clusters"])
+        def measure_part(windows: Array) -> routing.ClusterSums:
+            return loss(params, variables, windows, None, axes=axes)[1]["clusters"]
+
+        sums = _sums_of_parts(measure_part, windows.reshape(config.microbatches, -1, windows.shape[1]))
+        return jax.vmap(lambda sums: sums.over(axes.batch))(sums)
 
     if layout:
         specs = layout.specs((state.params, state.variables))
@@ -127,6 +131,21 @@ def _measure(
         sums = routing.ClusterSums(P(), P(), energy, P())
         measure = layout.local(functools.partial(measure, axes=layout.axes), (*specs, BATCH), sums)
     return measure(state.params, state.variables, windows)
+
+
+def _sums_of_parts(measure: Callable[[Array], routing.ClusterSums], windows: Array) -> routing.ClusterSums:
+    """Of the windows [parts, B, S + 1], a part after the other: a batch that trains in parts may not fit as a whole."""
+
+    def add(total: routing.ClusterSums, windows: Array) -> tuple[routing.ClusterSums, Array]:
+        sums = measure(windows)
+        return jax.tree.map(jnp.add, total, sums), sums.candidates
+
+    shapes = jax.eval_shape(measure, windows[0])
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    total, candidates = lax.scan(add, zeros, windows)
+    parts, layers, _, width = candidates.shape
+    in_order = candidates.swapaxes(0, 1).reshape(layers, -1, width)
+    return total._replace(candidates=in_order[:, ::parts])  # still evenly spaced
 
 
 def _cluster_tokens(state: TrainState, measure) -> TrainState:

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from sparse_lm.model import llama
-from sparse_lm.training.flip import needs_refresh
+from sparse_lm.training.flip import make_transitions, needs_refresh
 from sparse_lm.training.step import forward_loss
 from sparse_lm.training.validity import check_variables
 from tests import small
@@ -163,3 +163,25 @@ def test_every_window_counts_its_own_steps():
     windows = {"sparsity.start_step": 1, "sparsity.end_step": 6, "sparsity.extra_windows": ((8, 12),)}
     config = small.config("cluster_sets", **windows)
     assert [step for step in range(config.steps) if needs_refresh(config, step)] == [3, 5, 10]
+
+
+@pytest.mark.parametrize("recipe", FOLLOWING)
+def test_microbatches_leave_centres_and_sets_what_they_were(recipe):
+    config, trainer, _, state = entered(recipe)
+    in_parts = dataclasses.replace(config, microbatches=4)
+    enter = make_transitions(in_parts, trainer.plan, trainer.graphdef).enter_sparse
+    after = enter(trainer.init(), small.windows(config)).variables
+    np.testing.assert_allclose(after.centroids, state.variables.centroids, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(after.columns, state.variables.columns)
+
+
+def test_the_entry_takes_the_memory_of_a_microbatch():
+    config, trainer, _, _ = entered("slices")
+    state, windows = jax.eval_shape(trainer.init), jax.ShapeDtypeStruct((64, config.seq_len + 1), np.int32)
+
+    def temporaries(microbatches):
+        changed = dataclasses.replace(config, microbatches=microbatches)
+        enter = make_transitions(changed, trainer.plan, trainer.graphdef).enter_sparse
+        return enter.lower(state, windows).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(16) < 0.2 * temporaries(1)

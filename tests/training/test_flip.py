@@ -16,16 +16,6 @@ from tests import small
 
 
 @functools.cache
-def after_dense_steps(config):
-    """The state after a few dense steps, on the host."""
-    trainer, _ = small.compiled(config)
-    state = trainer.init()
-    for step in range(3):
-        state, _ = trainer.dense_step(state, small.windows(config, step))
-    return jax.device_get(state)
-
-
-@functools.cache
 def compiled_loss(config, plan):
     trainer, _ = small.compiled(config)
     return jax.jit(
@@ -42,7 +32,7 @@ class Run:
     def __init__(self, recipe, **changes):
         self.config = small.config(recipe, **changes)
         self.trainer, self.transitions = small.compiled(self.config)
-        self.state = jax.device_put(after_dense_steps(self.config))
+        self.state = small.after_dense_steps(self.config, 3)
         self.windows = small.windows(self.config, 100)
 
     def loss(self, plan):
