@@ -22,7 +22,7 @@ import optax
 from jax import Array
 
 from sparse_lm import ops
-from sparse_lm.config import Config
+from sparse_lm.config import Config, SparsityConfig
 from sparse_lm.model.llama import Params
 from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.ops.plan import GemmPlan
@@ -101,7 +101,7 @@ def fix_scales(variables: FfnVariables, ffn: dict[str, Array], plan: GemmPlan) -
 def _enter_sparse(
     state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
 ) -> TrainState:
-    state = _forget_losses(_edge_moments(state, config.sparsity.moments))
+    state = _forget_losses(_edge_moments(state, config.sparsity))
     ffn, variables = state.params["layers"]["ffn"], state.variables
     if plan.weights == "soft_threshold":
         variables = fix_scales(variables, ffn, plan)
@@ -128,7 +128,7 @@ def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan, layout: 
         params=dense_params(state.params, state.variables, plan, config.sparsity.dense_layers, layout),
         mask_decay=jnp.zeros((), jnp.float32),
     )
-    return _forget_losses(_edge_moments(state, config.sparsity.moments))
+    return _forget_losses(_edge_moments(state, config.sparsity))
 
 
 def _transposable_masks(variables: FfnVariables, ffn: dict[str, Array], layout: Layout | None) -> FfnVariables:
@@ -145,13 +145,16 @@ def _forget_losses(state: TrainState) -> TrainState:
     return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=spikes.no_losses())
 
 
-def _edge_moments(state: TrainState, option: str) -> TrainState:
-    """Adam's moments of the FFN weights at either edge: "keep" both, "reset" both, or "reset_first" only."""
-    if option == "keep":
+def _edge_moments(state: TrainState, sparsity: SparsityConfig) -> TrainState:
+    """Adam's moments of the FFN weights that flip, at either edge: "keep" both, "reset" both, or "reset_first"."""
+    if sparsity.moments == "keep":
         return state
 
+    def zeroed(moment: Array) -> Array:
+        return moment.at[sparsity.dense_layers :].set(0)
+
     def reset(adam: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
-        second = map_ffn(adam.nu, jnp.zeros_like) if option == "reset" else adam.nu
-        return adam._replace(mu=map_ffn(adam.mu, jnp.zeros_like), nu=second)
+        second = map_ffn(adam.nu, zeroed) if sparsity.moments == "reset" else adam.nu
+        return adam._replace(mu=map_ffn(adam.mu, zeroed), nu=second)
 
     return dataclasses.replace(state, opt_state=map_adam(state.opt_state, reset))

@@ -19,8 +19,7 @@ from tests import small
 def test_same_parameters_as_when_read_whole(recipe, step, dense_layers, tmp_path):
     """In the sparse phase (step 6), those that its forward uses."""
     config = small.config(recipe, **{"sparsity.dense_layers": dense_layers})
-    trainer, _ = small.compiled(config)
-    state = trainer.init()
+    state = small.after_dense_steps(config, 0)
     masks = jax.vmap(ops.transposable_mask)(
         jax.random.normal(jax.random.key(1), state.params["layers"]["ffn"]["up"].shape)
     )
