@@ -1,4 +1,4 @@
-"""What CUDA graphs do for a training step: the same steps with other settings of XLA's, in one process.
+r"""What CUDA graphs do for a training step: the same steps with other settings of XLA's, in one process.
 
     python -m experiments.bench_graphs --config=configs/llama1b.py --config.model.layers=6 \
         --recipes=dense,venom_slices --output=experiments/results/graphs_llama1b_6_layers_h200.json

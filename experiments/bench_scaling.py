@@ -1,4 +1,4 @@
-"""Weak scaling on one host: the whole step on 1, 2, 4, ... GPUs with the same batch on each.
+r"""Weak scaling on one host: the whole step on 1, 2, 4, ... GPUs with the same batch on each.
 
     python -m experiments.bench_scaling --config=configs/llama1b.py --devices=1,2,4,8 \
         --output=experiments/results/scaling_llama1b_data_h200.json

@@ -1,4 +1,4 @@
-"""The whole training step: dense and each recipe in one process, on the run's real code.
+r"""The whole training step: dense and each recipe in one process, on the run's real code.
 
     python -m experiments.bench_step --config=configs/llama1b.py --output=experiments/results/step_1b_h100.json
     python -m experiments.bench_step --config=configs/llama7b.py --config.model.layers=4 \

@@ -1,4 +1,4 @@
-"""The dense training step of `bench_step` in PyTorch: what a practitioner would run instead.
+r"""The dense training step of `bench_step` in PyTorch: what a practitioner would run instead.
 
     python -m experiments.bench_step_torch --config=configs/llama1b.py \
         --output=experiments/results/step_torch_h200.json

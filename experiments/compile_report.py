@@ -1,4 +1,4 @@
-"""What the compiler says of a step on many GPUs that are not there: memory of a device, and its collectives.
+r"""What the compiler says of a step on many GPUs that are not there: memory of a device, and its collectives.
 
     JAX_PLATFORMS=cpu python -m experiments.compile_report --config=configs/llama7b.py --hosts=8 \
         --config.mesh.data=8 --config.mesh.fsdp=8 --config.batch_size=128 --config.model.unroll_layers=False \

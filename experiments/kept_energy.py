@@ -1,4 +1,4 @@
-"""How much of the hidden layer sets of neurons keep that are chosen before the up product, by how they are chosen.
+r"""How much of the hidden layer sets of neurons keep that are chosen before the up product, by how they are chosen.
 
     python -m experiments.kept_energy --workdir=runs/dense --checkpoints=150,1500 \
         --output=experiments/results/kept_energy_60m.json

@@ -1,4 +1,4 @@
-"""Whether training on the kernels and training on the reference tell the same story, across a flip.
+r"""Whether training on the kernels and training on the reference tell the same story, across a flip.
 
 From one state, taken where the sparse phase starts: sparse steps, the flip out, dense steps. Four times:
 on the kernels, on the reference, on the reference again, and on the reference with every sum of a product

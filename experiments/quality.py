@@ -1,4 +1,4 @@
-"""Trains the runs of a suite and records their losses: what a recipe costs at equal tokens.
+r"""Trains the runs of a suite and records their losses: what a recipe costs at equal tokens.
 
     python -m experiments.quality --suite=recipes --data=data/corpus --seeds=0,1 \
         --workdir=runs/quality --output=experiments/results/quality_recipes.json --minutes=9

@@ -1,4 +1,4 @@
-"""What the Triton backend's 2:4 product should reach on GPUs that it has not run on. An expectation, not a measurement.
+r"""What the Triton backend's 2:4 product should reach on GPUs it has not run on. An expectation, not a measurement.
 
     python -m experiments.triton_expectation --measured=experiments/results/triton_h200.json \
         --output=experiments/results/triton_expectation.json

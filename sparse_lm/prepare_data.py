@@ -1,4 +1,4 @@
-"""Turns local text into prepared data: packed windows of tokens, and the tokenizer.
+r"""Turns local text into prepared data: packed windows of tokens, and the tokenizer.
 
     python -m sparse_lm.prepare_data --files='corpus/**/*.txt' --output=data/corpus --vocab_size=32768
     python -m sparse_lm.train --config=configs/llama60m.py --config.data.path=data/corpus
