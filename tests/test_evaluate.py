@@ -24,6 +24,7 @@ from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.flip import dense_params
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
+from tests.command_lines import run_each
 from tests.interop.harness.examples import write_choice_task
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
@@ -115,20 +116,17 @@ def test_missing_checkpoint_is_refused(workdir):
         evaluate(workdir, 7)
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--checkpoint=newest"], "must be latest, best or a step"),
-        (["--tasks=arc_easy", "--sparse"], "--sparse: tasks are evaluated with dense FFNs"),
-        (["--limit=3"], "--limit: is for tasks; name some with --tasks\n"),
-    ],
-)
-def test_mistakes_get_a_clear_line(flags, message):
-    command = [sys.executable, "-m", "sparse_lm.evaluate", "--workdir=/nowhere"]
-    run = subprocess.run([*command, *flags], capture_output=True, text=True)
-    assert run.returncode != 0
-    assert message in run.stderr
-    assert "Traceback" not in run.stderr
+def test_mistakes_get_a_clear_line(tmp_path):
+    mistakes = {
+        ("--checkpoint=newest",): "must be latest, best or a step",
+        ("--tasks=arc_easy", "--sparse"): "--sparse: tasks are evaluated with dense FFNs",
+        ("--limit=3",): "--limit: is for tasks; name some with --tasks\n",
+    }
+    command_lines = [["--workdir=/nowhere", *flags] for flags in mistakes]
+    for message, run in zip(mistakes.values(), run_each("sparse_lm.evaluate", command_lines, tmp_path), strict=True):
+        assert run.returncode != 0
+        assert message in run.stderr
+        assert "Traceback" not in run.stderr
 
 
 def test_tasks_from_the_command_line(workdir, tmp_path):
