@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from absl import flags
 
+flags.disclaim_key_flags()  # the flag is one of the entry point that defines it, and so in its --help
+
 
 class _CheckpointParser(flags.ArgumentParser):
     syntactic_help = "latest, best or a step"

@@ -128,6 +128,15 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
             export(workdir, output)
 
 
+def test_help_tells_of_all_flags():
+    """Also of the one that is defined beside several entry points."""
+    help_text = subprocess.run(
+        [sys.executable, "-m", "sparse_lm.export", "--help"], capture_output=True, text=True
+    ).stdout
+    for flag in ("--workdir", "--output", "--checkpoint", "--format", "--shard_gb"):
+        assert f"\n  {flag}: " in help_text
+
+
 def test_mistakes_get_a_clear_line(tmp_path):
     command = [sys.executable, "-m", "sparse_lm.export", f"--output={tmp_path / 'out'}", "--workdir=/nowhere"]
     run = subprocess.run(command, capture_output=True, text=True)
