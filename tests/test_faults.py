@@ -65,13 +65,13 @@ def terminate_once(function, *, before: bool):
 
 
 class CompilesForever:
-    """A step whose compilation is interrupted, and goes on."""
+    """A program whose compilation is interrupted, and goes on."""
 
-    def __init__(self, step):
-        self._step = step
+    def __init__(self, program):
+        self._program = program
 
     def __call__(self, *args):
-        return self._step(*args)
+        return self._program(*args)
 
     def lower(self, *_):
         return self
@@ -85,6 +85,16 @@ def in_compilation(patch, config):
     trainer = loop.make_trainer(config)
     interrupted = dataclasses.replace(trainer, sparse_step=CompilesForever(trainer.sparse_step))
     patch.setattr(loop, "make_trainer", lambda _: interrupted)
+
+
+def in_compilation_of_the_entry(patch, config):
+    make = loop.make_transitions
+
+    def interrupted(*args):
+        transitions = make(*args)
+        return dataclasses.replace(transitions, enter_sparse=CompilesForever(transitions.enter_sparse))
+
+    patch.setattr(loop, "make_transitions", interrupted)
 
 
 def in_evaluation(patch, config):
@@ -101,7 +111,14 @@ def in_restoring(patch, config):
 
 
 @pytest.mark.parametrize(
-    "moment, saved", [(in_compilation, [3, 4]), (in_evaluation, [3, 6]), (in_a_save, [3]), (in_restoring, [])]
+    "moment, saved",
+    [
+        (in_compilation, [3, 4]),
+        (in_compilation_of_the_entry, [3, 4]),
+        (in_evaluation, [3, 6]),
+        (in_a_save, [3]),
+        (in_restoring, []),
+    ],
 )
 def test_sigterm_is_obeyed(moment, saved, config, whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:

@@ -154,7 +154,7 @@ class _Run:
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
         self.compiled: set[str] = set()  # phases
-        self.refreshed = False  # by this process, which compiles the first time
+        self.coming: set[str | None] = set()  # edges that this process has before it when it starts
         self.pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet looked at
 
     def go(self, state: TrainState) -> bool:
@@ -166,6 +166,7 @@ class _Run:
         if start:
             print(f"{self.workdir}: going on from step {start}")
         self._print_implementations(state)
+        self.coming = {self._edge_before(step) for step in range(start, config.steps)}
         self.timer = StepTimer(config, start)
         self.progress = Progress(config.steps, start)
         wandb_run = WandbRun(self.reports, config) if self.wandb else None
@@ -196,7 +197,7 @@ class _Run:
                 self.profile.turn()
                 self.timer.skip()
                 self.summary.spent_on("profile")
-            state, edge_metrics = self._edge(state, step, windows)
+            state, edge_metrics = self._cross_edge(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self._step(step, state, windows)
             self._finish_pending(state)  # by now the device has the next step to work on
@@ -220,16 +221,28 @@ class _Run:
         return True
 
     def _compile(self, step: int, state: TrainState, windows: Array) -> bool:
-        """Compiles the step of a phase that begins, which takes minutes; False if a signal came first.
+        """Compiles what a phase that begins needs, which takes minutes; False if a signal came first.
 
         It is compiled before the state crosses the edge, and so the state can be saved. Processes of several wait
         for their compilations: they could not agree on what to do instead.
         """
         phase = self.config.phase(step)
-        if phase in self.compiled or jax.process_count() > 1:
+        if phase in self.compiled:
             return True
         self.compiled.add(phase)
-        return self.interrupt.wait_for(lambda: self.trainer.step(phase).lower(state, windows).compile())
+        programs = [self.trainer.step(phase)]
+        if phase == "sparse":
+            taken = {"enter": self.transitions.enter_sparse, "refresh": self.transitions.refresh}
+            programs += [program for edge, program in taken.items() if edge in self.coming]
+
+        def compile_all() -> None:
+            for program in programs:
+                program.lower(state, windows).compile()
+
+        if jax.process_count() > 1:
+            compile_all()
+            return True
+        return self.interrupt.wait_for(compile_all)
 
     def _step(self, step: int, state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
         """One step; if it is one to log, with what it did to the pattern of 2:4 weights."""
@@ -265,29 +278,25 @@ class _Run:
         place = layout.place_rows if layout else jax.device_put
         return (place(windows) for windows in batches)
 
-    def _edge(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
-        """What a flip or a refresh does to the state before `step`, and the refresh's metrics."""
-        config, plan = self.config, self.trainer.plan
-        now = config.phase(step)
-        before = config.phase(step - 1) if step else "dense"
-        if (before, now) == ("dense", "sparse"):
-            state = self.transitions.enter_sparse(state, windows)
-            if plan.weights == "transposable":
-                state = self._set_mask_decay(state, step)
-        elif (before, now) == ("sparse", "dense"):
-            state = self.transitions.leave_sparse(state)
-        elif needs_refresh(config, step):
-            return self._refresh(state, windows)
-        return state, {}
+    def _edge_before(self, step: int) -> str | None:
+        """What happens to the state before `step`: "enter" or "leave" the sparse phase, "refresh", or nothing."""
+        now, before = self.config.phase(step), self.config.phase(step - 1) if step else "dense"
+        if now != before:
+            return "enter" if now == "sparse" else "leave"
+        return "refresh" if needs_refresh(self.config, step) else None
 
-    def _refresh(self, state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
-        if self.refreshed:
-            return self.transitions.refresh(state, windows)
-        self.refreshed = True
-        self._finish_pending(state)  # or it would seem to take as long as the refresh compiles
-        state, metrics = self.transitions.refresh(state, windows)
-        self.timer.skip()
-        return state, metrics
+    def _cross_edge(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
+        """The state as `step` needs it, and a refresh's metrics."""
+        match self._edge_before(step):
+            case "enter":
+                state = self.transitions.enter_sparse(state, windows)
+                if self.trainer.plan.weights == "transposable":
+                    state = self._set_mask_decay(state, step)
+            case "leave":
+                state = self.transitions.leave_sparse(state)
+            case "refresh":
+                return self.transitions.refresh(state, windows)
+        return state, {}
 
     def _set_mask_decay(self, state: TrainState, step: int) -> TrainState:
         factor = self.config.sparsity.mask_decay
