@@ -60,10 +60,12 @@ def make_transitions(config: Config, plan: GemmPlan, graphdef: Any, layout: Layo
 
 def needs_refresh(config: Config, step: int) -> bool:
     """Whether a refresh comes before `step`, inside a sparse window of a plan with masks, sets or centres to move."""
-    s, plan = config.sparsity, sparse_plan(config.sparsity)
-    due = any(start < step < end and (step - start) % s.refresh_every == 0 for start, end in s.windows)
+    s = config.sparsity
+    if not any(start < step < end and (step - start) % s.refresh_every == 0 for start, end in s.windows):
+        return False
+    plan = sparse_plan(s)
     clusters_move = plan.selection == "cluster_sets" or (plan.selection == "slices" and s.centres == "tokens")
-    return due and (plan.weights == "transposable" or (plan.venom and clusters_move))
+    return plan.weights == "transposable" or (plan.venom and clusters_move)
 
 
 def dense_params(
