@@ -42,7 +42,7 @@ def test_runs_from_top_to_bottom(name, without_display):
         if "parameters" in cell["metadata"].get("tags", ()):
             namespace |= FEWER[name]
         for number in plt.get_fignums():
-            plt.figure(number).canvas.draw()
+            plt.figure(number).draw_without_rendering()
         plt.close("all")
 
 
