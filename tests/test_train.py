@@ -17,6 +17,8 @@ import pytest
 
 from sparse_lm import config as config_lib
 from sparse_lm.data import errors, pipeline
+from sparse_lm.evaluate import evaluate
+from sparse_lm.generate import continue_text
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.report import report
 from sparse_lm.training import loop
@@ -107,6 +109,14 @@ def test_run_can_be_reported(whole, tmp_path):
     last = lines(whole)[-1]
     for shown in ("80 of 80", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "Zeros among activations", "compile"):
         assert shown in text
+
+
+def test_evaluate_and_generate_from_the_workdir_alone(whole):
+    evaluated = evaluate(whole)
+    assert evaluated.keys() == {"step", "loss", "perplexity", "bits_per_byte"}
+    assert evaluated["step"] == 80
+    assert evaluated["loss"] == pytest.approx(lines(whole)[-1]["eval_loss"], rel=1e-6)
+    assert continue_text(whole, "def", max_new_tokens=8, temperature=0.0).startswith("def")
 
 
 def test_finished_run_says_so(whole, corpus, capsys):
@@ -344,17 +354,3 @@ def test_bad_command_line_is_one_clear_line(corpus, tmp_path):
         assert words in result.stderr
         assert "Traceback" not in result.stderr
     assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_evaluate_and_generate_from_the_workdir_alone(whole):
-    result = run([sys.executable, "-m", "sparse_lm.evaluate", f"--workdir={whole}"])
-    assert result.returncode == 0, result.stderr
-    evaluated = json.loads(result.stdout.splitlines()[-1])
-    assert evaluated.keys() == {"step", "loss", "perplexity", "bits_per_byte"}
-    assert evaluated["step"] == 80
-    assert evaluated["loss"] == pytest.approx(lines(whole)[-1]["eval_loss"], rel=1e-6)
-    result = run(
-        [sys.executable, "-m", "sparse_lm.generate", f"--workdir={whole}", "--prompt=def", "--max_new_tokens=8"]
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("def")
