@@ -52,7 +52,7 @@ from sparse_lm.ops.hopper.sampled_matmul_24 import (
 from sparse_lm.ops.hopper.sparsify_venom import check_venom, choose_columns, squared_relu_venom
 from sparse_lm.ops.hopper.squared_relu_24 import STATS, WARPS, Seen, store_stats
 from sparse_lm.ops.hopper.store import store_tile
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, groups, half_word, run_pointers
+from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, groups, store_run
 from sparse_lm.ops.hopper.tiling import Epilogue
 
 _CHUNK = 8  # tokens of 16 bytes
@@ -213,9 +213,7 @@ def _select(y: Array, norms: Array, tokens: int, v: int, m: int) -> list[Array]:
             pairs = [packed_24.two_of_four([(word, half) for word in four], signed=False) for four in groups(words)]
             token = arith.addi(arith.addi(first_token, first_token_of_pair), i32(half))
             column = arith.addi(arith.muli(tile_number, i32(TILE)), run)
-            values_pointer, metadata_pointer = run_pointers(values_gmem, metadata_gmem, token, column)
-            llvm.store(vector([pair.values for pair in pairs]), values_pointer, alignment=16)
-            llvm.store(half_word(pairs), metadata_pointer)
+            store_run(values_gmem, metadata_gmem, token, column, pairs)
             seen = seen.add([], [pair.values for pair in pairs], ir.MemRefType(values_gmem.type).element_type)
         block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
         store_stats(stats_gmem, block_number, seen._replace(energy=energy).stats())

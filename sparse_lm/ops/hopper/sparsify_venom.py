@@ -44,7 +44,7 @@ from sparse_lm.ops.hopper.emit import (
     vector_lanes,
 )
 from sparse_lm.ops.hopper.squared_relu_24 import STATS, Seen, check_dtype, count_nonzeros, squared_relu, store_stats
-from sparse_lm.ops.hopper.thread_tile import RUN, half_word, run_pointers
+from sparse_lm.ops.hopper.thread_tile import RUN, store_run
 from sparse_lm.ops.hopper.thread_tile import groups as fours
 from sparse_lm.ops.hopper.two_of_four import magnitude_rank
 
@@ -99,14 +99,9 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         for row, column in _runs_of_thread(v, kept_columns):
             run = _gather(tile_smem, kept, row, column, stride)
             pairs = [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in fours(run)]
-            values_pointer, metadata_pointer = run_pointers(
-                values_gmem,
-                metadata_gmem,
-                arith.addi(arith.muli(block, i32(v)), row),
-                arith.addi(arith.muli(tile_number, i32(kept_columns)), column),
-            )
-            llvm.store(vector([pair.values for pair in pairs]), values_pointer, alignment=16)
-            llvm.store(half_word(pairs), metadata_pointer)
+            matrix_row = arith.addi(arith.muli(block, i32(v)), row)
+            matrix_column = arith.addi(arith.muli(tile_number, i32(kept_columns)), column)
+            store_run(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
             seen = seen.add([], [pair.values for pair in pairs], element)
         block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
         store_stats(stats_gmem, block_number, seen.stats())

@@ -28,6 +28,7 @@ from sparse_lm.ops.hopper.emit import (
     narrow,
     store_vectors,
     store_words,
+    vector,
     vector_lanes,
 )
 from sparse_lm.ops.hopper.packed_24 import PackedPair
@@ -178,6 +179,15 @@ def run_pointers(values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir
         mgpu_utils.getelementptr(global_pointer(values), [start], element),
         mgpu_utils.getelementptr(global_pointer(metadata), [index], ir.IntegerType.get_signless(16)),
     )
+
+
+def store_run(
+    values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir.Value, pairs: Sequence[PackedPair]
+) -> None:
+    """The survivors of 16 columns of a row, from `column` on."""
+    values_pointer, metadata_pointer = run_pointers(values, metadata, row, column)
+    llvm.store(vector([pair.values for pair in pairs]), values_pointer, alignment=16)
+    llvm.store(half_word(pairs), metadata_pointer)
 
 
 def half_word(pairs: Sequence[PackedPair]) -> ir.Value:
