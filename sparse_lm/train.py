@@ -14,6 +14,7 @@ every process; `sparse_lm.training.processes` says how they find each other.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ def main(argv: Sequence[str]) -> None:
     workdir = flags.FLAGS.workdir or str(Path("runs", name))
     try:
         config = parse(flags.FLAGS.config)
+        profile_steps = _profile_steps(config.steps)
         if config.deterministic:
             request_determinism()
         if flags.FLAGS.wandb:
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
         processes.join()
         processes.check(config)
         with processes.silence_all_but_leader():
-            finished = train(config, workdir, _profile_steps(), flags.FLAGS.wandb)
+            finished = train(config, workdir, profile_steps, flags.FLAGS.wandb)
         if finished and jax.process_count() == 1:
             print("sample:")
             print(continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=SAMPLE_TOKENS, temperature=0.7))
@@ -69,13 +71,15 @@ def _exit_now() -> None:
     os._exit(0)
 
 
-def _profile_steps() -> tuple[int, int]:
+def _profile_steps(steps: int) -> tuple[int, int]:
+    """What --profile_steps says for a run of so many steps; (0, 0), which are none, if it is not given."""
     text = flags.FLAGS.profile_steps
-    try:
-        first, end = map(int, text.split(","))
-    except ValueError:
-        sys.exit(f"--profile_steps={text}: must be two steps, such as 100,105")
-    return first, end
+    if text is None:
+        return 0, 0
+    match = re.fullmatch(r"(\d+),(\d+)", text)
+    if not match or not int(match[1]) < int(match[2]) <= steps:
+        sys.exit(f"--profile_steps={text}: must be first,end with first < end <= config.steps = {steps}")
+    return int(match[1]), int(match[2])
 
 
 def _define_flags() -> None:
@@ -83,7 +87,7 @@ def _define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Configuration file, such as configs/tiny.py.")
     flags.mark_flag_as_required("config")
     flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
-    flags.DEFINE_string("profile_steps", "0,0", "first,end: steps first <= step < end are traced into the workdir.")
+    flags.DEFINE_string("profile_steps", None, "first,end: steps first <= step < end are traced into the workdir.")
     flags.DEFINE_bool("wandb", False, "Log to Weights & Biases, too; WANDB_MODE=offline to the workdir only.")
 
 

@@ -85,6 +85,7 @@ def _train(
     wandb: bool,
 ) -> bool:
     summary = RunSummary(reports, config)
+    trainer = make_trainer(config)  # which refuses a mesh that there are no devices for, while nothing is written
     processes.wait_for_all("configurations are checked")
     if not processes.is_leader():
         processes.wait_for_all("data is prepared")
@@ -95,7 +96,6 @@ def _train(
     shutil.copyfile(data.tokenizer_path, Path(reports, "tokenizer.json"))
     _log.info(data.describe())
 
-    trainer = make_trainer(config)
     with (
         summary,
         Checkpoints(workdir, config.keep_checkpoints, meaning(config)) as checkpoints,
@@ -402,5 +402,6 @@ class _Run:
         if self.config.sparsity.dense_layers:
             print(f"  {'dense':<18} FFNs of the first {self.config.sparsity.dense_layers} layers")
         print("implementations:")
+        width = max(map(len, used))
         for op, names in sorted(used.items()):
-            print(f"  {op:<18} {', '.join(sorted(names))}")
+            print(f"  {op:<{width}} {', '.join(sorted(names))}")
