@@ -147,7 +147,9 @@ def _define_flags() -> None:
     flags.DEFINE_string(
         "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
     )
-    flags.DEFINE_string("output", None, "Directory to write, for --config.data.path.", required=True)
+    flags.DEFINE_string(
+        "output", None, "Directory to write, for --config.data.path. Prepared data there is replaced.", required=True
+    )
     flags.DEFINE_integer("vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE}).")
     flags.DEFINE_string(
         "tokenizer", None, "A tokenizer.json, or Llama 3's tokenizer.model, to use instead of training one."
