@@ -94,12 +94,13 @@ def meaning(config: Config) -> dict[str, Any]:
 def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     """Refuses to resume a run with a configuration that would train something else.
 
-    Changes in `RESUMABLE_CHANGES` are logged. A workdir without a run takes any configuration.
+    Changes in `RESUMABLE_CHANGES` are logged. A workdir takes any configuration if it has no run, or one that ended
+    before its first step, for want of memory, say.
 
     Raises:
       ConfigError: naming the key and both values.
     """
-    if not Path(workdir, "config.json").exists():
+    if not Path(workdir, "config.json").exists() or not _has_begun(workdir):
         return
     before, now = (flatten_dict(to_dict(c), sep=".") for c in (load_config(workdir), config))
     for key, value in now.items():
@@ -109,3 +110,9 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
             reason = f"the run in {os.fspath(workdir)} has {before[key]!r}; use that, or another --workdir"
             raise ConfigError(key, value, reason)
         _log.warning("resuming with config.%s = %r (was %r)", key, value, before[key])
+
+
+def _has_begun(workdir: str | os.PathLike) -> bool:
+    """Whether the run has logged a step or saved one; else there is nothing to go on from, or to lose."""
+    metrics, checkpoints = Path(workdir, "metrics.jsonl"), Path(workdir, "checkpoints")
+    return (metrics.exists() and metrics.stat().st_size > 0) or (checkpoints.exists() and any(checkpoints.iterdir()))

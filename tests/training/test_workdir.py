@@ -14,6 +14,15 @@ CONFIG = Config(
 )
 
 
+def begin_run(workdir, config, begun="metrics.jsonl"):
+    """The workdir of a run that has logged a step, or saved one."""
+    save_config(workdir, config)
+    if begun == "metrics.jsonl":
+        (workdir / begun).write_text('{"step": 0}\n')
+    else:
+        (workdir / begun).mkdir(parents=True)
+
+
 @pytest.mark.parametrize("mask_decay", [None, 2e-5])
 def test_config_round_trip(tmp_path, mask_decay):
     config = dataclasses.replace(CONFIG, sparsity=dataclasses.replace(CONFIG.sparsity, mask_decay=mask_decay))
@@ -29,8 +38,15 @@ def test_directory_without_a_run(tmp_path):
 
 
 def test_same_config_resumes(tmp_path):
-    save_config(tmp_path, CONFIG)
+    begin_run(tmp_path, CONFIG)
     check_same_config(tmp_path, CONFIG)
+
+
+def test_run_that_ended_before_its_first_step_may_have_had_any_config(tmp_path):
+    save_config(tmp_path, CONFIG)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    check_same_config(tmp_path, dataclasses.replace(CONFIG, batch_size=8))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +59,9 @@ def test_same_config_resumes(tmp_path):
         ("sparsity.recipe", "'fst'", {"sparsity": dataclasses.replace(CONFIG.sparsity, recipe="sste")}),
     ],
 )
-def test_another_config_is_refused_with_key_and_both_values(tmp_path, key, there, change):
-    save_config(tmp_path, CONFIG)
+@pytest.mark.parametrize("begun", ["metrics.jsonl", "checkpoints/100"])
+def test_another_config_is_refused_with_key_and_both_values(tmp_path, key, there, change, begun):
+    begin_run(tmp_path, CONFIG, begun)
     with pytest.raises(ConfigError) as error:
         check_same_config(tmp_path, dataclasses.replace(CONFIG, **change))
     message = str(error.value)
@@ -62,7 +79,7 @@ def test_another_config_is_refused_with_key_and_both_values(tmp_path, key, there
     ],
 )
 def test_harmless_changes_are_allowed_and_logged(tmp_path, key, change, caplog):
-    save_config(tmp_path, CONFIG)
+    begin_run(tmp_path, CONFIG)
     with caplog.at_level(logging.WARNING):
         check_same_config(tmp_path, dataclasses.replace(CONFIG, **change))
     assert f"config.{key} = " in caplog.text
