@@ -92,9 +92,13 @@ def _define_flags() -> None:
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """An override of a key that the config lacks is the user's mistake, not one with a traceback."""
+    """No config file, or an override of a key that it lacks, is the user's mistake, not one with a traceback."""
     try:
-        return app.parse_flags_with_usage(argv)
+        arguments = app.parse_flags_with_usage(argv)
+        flags.FLAGS.config.lock()  # which raises what loading the file raised, if no override has
+        return arguments
+    except OSError as error:
+        sys.exit(f"--config: {str(error).splitlines()[-1].strip()}")
     except (AttributeError, KeyError) as error:
         overrides = [argument for argument in argv if argument.startswith("--config.")]
         (message,) = error.args[0].args if isinstance(error.args[0], KeyError) else error.args

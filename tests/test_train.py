@@ -347,6 +347,7 @@ def test_bad_command_line_is_one_clear_line(corpus, tmp_path):
         "--config.data.path=nowhere": "config.data.path = 'nowhere'",
         "--workdir=/proc/nowhere": "--workdir=/proc/nowhere: cannot be written",
         "--config.mesh.data=4": "takes 4 devices; the processes of this run have",
+        "--config=configs/none.py": "--config: [Errno 2] No such file or directory: 'configs/none.py'",
         "--profile_steps=3,2": "--profile_steps=3,2: must be first,end with first < end <= config.steps = ",
         "--profile_steps=3,1000": "--profile_steps=3,1000: must be first,end",
     }
