@@ -85,6 +85,13 @@ def test_harmless_changes_are_allowed_and_logged(tmp_path, key, change, caplog):
     assert f"config.{key} = " in caplog.text
 
 
+def test_refused_config_is_not_said_to_be_resumed_with(tmp_path, caplog):
+    begin_run(tmp_path, CONFIG)
+    with pytest.raises(ConfigError):
+        check_same_config(tmp_path, dataclasses.replace(CONFIG, steps=800, model=ModelConfig(dim=128)))
+    assert not caplog.text
+
+
 def test_workdir_is_made(tmp_path):
     made = make_workdir(tmp_path / "runs" / "tiny")
     assert made.is_dir() and not list(made.iterdir())
