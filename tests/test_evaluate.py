@@ -89,7 +89,7 @@ def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workd
     shutil.copy(workdir / "config.json", tmp_path)
     config, plan = load_config(workdir), sparse_plan(SPARSITY)
     params, variables, _ = restore_params(workdir, 20)
-    left = dense_params(params, FfnVariables(**variables), plan, 0)
+    left = jax.jit(dense_params, static_argnums=(2, 3))(params, FfnVariables(**variables), plan, 0)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(config.steps, {"params": left, "variables": FfnVariables(**variables)})
     assert evaluate(tmp_path)["loss"] == pytest.approx(evaluate(tmp_path, sparse=True)["loss"], rel=1e-6)

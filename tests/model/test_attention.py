@@ -36,7 +36,7 @@ def test_derivative_of_the_rotation_turns_back():
     cotangent = normal(1, 2, 3, 4, 8)
     pairs = np.asarray(cotangent, np.float64)[..., :4] + 1j * np.asarray(cotangent, np.float64)[..., 4:]
     turned = pairs * np.exp(-1j * np.outer(positions, theta ** (-np.arange(4) / 4)))[:, None]
-    _, vjp = jax.vjp(lambda x: rotate(x, jnp.asarray(positions), theta), normal(2, 2, 3, 4, 8))
+    _, vjp = jax.vjp(jax.jit(lambda x: rotate(x, jnp.asarray(positions), theta)), normal(2, 2, 3, 4, 8))
     np.testing.assert_allclose(vjp(cotangent)[0], np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
 
 
@@ -56,21 +56,24 @@ def test_matches_float64(kv_heads):
     attention = Attention(c, nnx.Rngs(0))
     x = normal(3, 2, 9, c.dim)
     weights = {name: np.asarray(getattr(attention, name)[...], np.float64) for name in "qkvo"}
-    np.testing.assert_allclose(attention(x), numpy_llama.attention(np.asarray(x, np.float64), weights, c), atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(lambda x: attention(x))(x), numpy_llama.attention(np.asarray(x, np.float64), weights, c), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("pieces", [(9,), (1,) * 9, (4, 1, 4)])
 def test_cached_pieces_equal_the_whole(pieces):
     c = config()
     attention = Attention(c, nnx.Rngs(1))
+    whole, extend = jax.jit(lambda x: attention(x)), jax.jit(lambda *piece: attention.extend(*piece))
     x = normal(4, 2, 9, c.dim)
     garbage = jnp.full((2, 12, c.kv_heads, c.head_dim), 1e3)  # beyond the filled part nothing may be read
     cache, start, outputs = KVCache(garbage, garbage), 0, []
     for piece in pieces:
-        out, cache = attention.extend(x[:, start : start + piece], cache, jnp.int32(start))
+        out, cache = extend(x[:, start : start + piece], cache, jnp.int32(start))
         outputs.append(out)
         start += piece
-    np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), attention(x), atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from tests.model import numpy_llama
 from tests.model.jaxprs import equations
 
 D, V = 24, 101
+losses_of_tokens, mean_loss = (jax.jit(f, static_argnums=3) for f in (token_losses, chunked_cross_entropy))
+mean_loss_and_gradients = jax.jit(jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1)), static_argnums=3)
 
 
 def inputs(tokens, seed, dtype=jnp.float32):
@@ -34,9 +36,9 @@ def test_matches_float64(tokens, chunk):
     hidden, unembedding, targets = inputs(tokens, seed=tokens)
     losses, grad_hidden, grad_unembedding = expected(hidden, unembedding, np.asarray(targets))
 
-    np.testing.assert_allclose(token_losses(hidden, unembedding, targets, chunk), losses, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(chunked_cross_entropy(hidden, unembedding, targets, chunk), losses.mean(), rtol=1e-6)
-    loss, grads = jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(hidden, unembedding, targets, chunk)
+    np.testing.assert_allclose(losses_of_tokens(hidden, unembedding, targets, chunk), losses, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mean_loss(hidden, unembedding, targets, chunk), losses.mean(), rtol=1e-6)
+    loss, grads = mean_loss_and_gradients(hidden, unembedding, targets, chunk)
     np.testing.assert_allclose(loss, losses.mean(), rtol=1e-6)
     np.testing.assert_allclose(grads[0], grad_hidden, rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(grads[1], grad_unembedding, rtol=1e-4, atol=1e-7)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
+from tests.ops import jitted
 from tests.ops.masked_dense_ffn import top_two_of_four, venom_mask
 
 
@@ -114,9 +115,9 @@ def test_sampled_squared_relu_in_venom_form(tokens, v):
     w, x = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((64, 24), (tokens, 24)))
     w *= top_two_of_four(w)
     y = _relu_squared(x @ w.T)
-    sparse_w, listed = ops.compress_24(jnp.asarray(w), jnp.asarray(w != 0)), jnp.arange(64)[None]
+    sparse_w, listed = jitted.compress_24(w, w != 0), np.arange(64)[None]
     sparse, stats = jax.jit(lambda w, x: ops.sampled_squared_relu_venom(w, x, listed, 768, v, 8, run=64))(sparse_w, x)
-    np.testing.assert_array_equal(sparse.to_dense(), y * venom_mask(y, v, 8))
+    np.testing.assert_array_equal(jitted.dense(sparse), y * venom_mask(y, v, 8))
     assert float(stats.nonzeros) == np.count_nonzero(y)
     with pytest.raises(ValueError, match="columns = 'best' must be one of norm, exhaustive"):
         ops.sampled_squared_relu_venom(sparse_w, jnp.asarray(x), listed, 768, v, 8, columns="best")
@@ -124,9 +125,9 @@ def test_sampled_squared_relu_in_venom_form(tokens, v):
 
 def test_gradients_round_once():
     h, dy = jnp.asarray(_random((64, 64), 3), jnp.bfloat16), jnp.asarray(_random((64, 64), 4), jnp.bfloat16)
-    y, _ = ops.squared_relu_24(h)
-    exact = 2 * np.sqrt(np.asarray(y.to_dense(), np.float64)) * np.asarray(dy, np.float64)
-    result = np.asarray(ops.squared_relu_gradients(dy, y).dh.to_dense(), np.float64)
+    y, _ = jax.jit(ops.squared_relu_24)(h)
+    exact = 2 * np.sqrt(np.asarray(jitted.dense(y), np.float64)) * np.asarray(dy, np.float64)
+    result = np.asarray(jitted.dense(jax.jit(ops.squared_relu_gradients)(dy, y).dh), np.float64)
     np.testing.assert_allclose(result, exact, rtol=float(jnp.finfo(jnp.bfloat16).eps) / 2)
 
 
