@@ -204,7 +204,7 @@ def test_venom_with_full_dense_weights(inputs):
     assert_close(run(plan, variables, key, order=order, **inputs), reorder(expected, rows))
 
 
-@pytest.mark.parametrize("recipe", ["fst", "sste", "venom", "cluster_sets", "slices"])
+@pytest.mark.parametrize("recipe", ["fst", "sste", "venom", "cluster_sets"])
 def test_a_layer_finds_its_weights_among_those_of_all(inputs, recipe):
     """Weights prepared for all layers at once give what a layer's own give, bit for bit."""
     plan = RECIPES.get(recipe, RECIPES["venom"])
@@ -241,7 +241,7 @@ def drawing(plan):
     return dataclasses.replace(plan, grad_up=DH_MVUE, grad_down=Y_MVUE)
 
 
-@pytest.mark.parametrize("recipe", ["fst", "sste", "magnitude", "cluster_sets", "slices"])
+@pytest.mark.parametrize("recipe", ["fst", "sste", "magnitude", "cluster_sets"])
 def test_mvue_gradients_are_unbiased(inputs, recipe):
     """The mean weight gradient over many draws is that of dense dH, and dO or Y, within its own spread."""
     plan = RECIPES.get(recipe, RECIPES["venom"])
@@ -254,7 +254,7 @@ def test_mvue_gradients_are_unbiased(inputs, recipe):
         mask_up=ops.transposable_mask(inputs["w1"]),
         mask_down=ops.transposable_mask(inputs["w2"]),
         centroids=jax.random.normal(jax.random.key(13), (2, DIM)),
-        columns=routing.slice_sets(NEURONS, 2) if recipe == "slices" else sets,
+        columns=sets,
     )
 
     @functools.partial(jax.jit, static_argnums=1)
