@@ -402,6 +402,6 @@ class _Run:
         if self.config.sparsity.dense_layers:
             print(f"  {'dense':<18} FFNs of the first {self.config.sparsity.dense_layers} layers")
         print("implementations:")
-        width = max(map(len, used))
+        width = max(map(len, used), default=0)  # none if this process has traced the step before
         for op, names in sorted(used.items()):
             print(f"  {op:<{width}} {', '.join(sorted(names))}")
