@@ -11,7 +11,8 @@ C4 as published, with its own held-out documents and Llama 3's tokenizer:
 --files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, and .json.gz and .json.zst
 (JSON lines too); --tfds takes a TFDS directory instead. Unless --tokenizer names one, a byte-level BPE
 is trained on the corpus. The corpus is never held in memory. Files are read by several processes, and
-the result does not depend on how many. The same command goes on where it was stopped, or killed.
+the result does not depend on how many. The same command goes on where it was stopped, or killed, and of a
+finished one only reads the text again.
 """
 
 from __future__ import annotations
@@ -76,8 +77,18 @@ def prepare_files(
         tokenizer=loaded,
         vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
         processes=processes,
+        keep=_is_whole(output),
     )
     return open_prepared(output)
+
+
+def _is_whole(output: Path) -> bool:
+    """Whether prepared data is there, and not damaged."""
+    try:
+        open_prepared(output)
+    except DataError:
+        return False
+    return True
 
 
 def open_files(
@@ -148,7 +159,10 @@ def _define_flags() -> None:
         "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
     )
     flags.DEFINE_string(
-        "output", None, "Directory to write, for --config.data.path. Prepared data there is replaced.", required=True
+        "output",
+        None,
+        "Directory to write, for --config.data.path. Other prepared data there is replaced.",
+        required=True,
     )
     flags.DEFINE_integer("vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE}).")
     flags.DEFINE_string(

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,8 @@ from sparse_lm.data.surveying import survey
 from sparse_lm.data.tasks import Workers
 from sparse_lm.data.tokenising import tokenise
 from sparse_lm.data.workspace import Workspace, open_workspace
+
+_log = logging.getLogger(__name__)
 
 FORMAT = "sparse_lm windows 1"  # changes whenever the same text would be prepared differently
 TOKENIZER_FILE = "tokenizer.json"
@@ -159,6 +162,7 @@ def prepare(
     vocab_size: int = 4096,
     source: dict[str, Any] | None = None,
     processes: int = 1,
+    keep: bool = False,
 ) -> None:
     """Writes prepared data to `directory`, replacing what is there.
 
@@ -175,6 +179,7 @@ def prepare(
       vocab_size: of a tokenizer to be trained.
       source: what the data is made from, recorded in the metadata for a cache to recognise.
       processes: to use at most; the result does not depend on it.
+      keep: leave what is there if it is of the same text, tokenizer and length, which reading the text tells.
 
     Raises:
       DataError: the text cannot be read, or does not go with the tokenizer.
@@ -189,9 +194,19 @@ def prepare(
         split = hold_out(corpus, read) if heldout is None else already_split(corpus, heldout, read)
         metadata = workspace.folder / "tfds"
         shutil.rmtree(metadata, ignore_errors=True)  # of a run that was killed when it had it: TFDS would read it
+        tokenizer = tokenizer or train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace)
+        made_of = {
+            "format": FORMAT,
+            "corpus_sha256": split.sha256,
+            "tokenizer_sha256": tokenizer_lib.fingerprint(tokenizer),
+            "seq_len": seq_len,
+        }
+        if keep and made_of.items() <= read_metadata(directory).items():
+            _log.info("%s is already prepared from the same text, with the same tokenizer", directory)
+            return
         builder = PackedText(
             split=split,
-            tokenizer=tokenizer or train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace),
+            tokenizer=tokenizer,
             seq_len=seq_len,
             source=source,
             workspace=workspace,

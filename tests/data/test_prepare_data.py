@@ -1,3 +1,4 @@
+import functools
 import os
 import subprocess
 import sys
@@ -61,6 +62,21 @@ def test_prepared_data_is_replaced_and_nothing_else_is(files, tmp_path):
     with pytest.raises(DataError, match="exists and is not prepared data"):
         prepare_data.prepare_files([f"{files}/**/*.txt"], files, seq_len=8, vocab_size=300)
     assert len(list(files.glob("deep/*.txt"))) == 30
+
+
+def test_the_same_data_is_left_as_it_is_unless_it_is_damaged(files, tmp_path):
+    prepare = functools.partial(
+        prepare_data.prepare_files, [f"{files}/**/*.txt"], tmp_path / "out", seq_len=8, vocab_size=300
+    )
+    made = prepare()
+    shards = sorted(made.directory.glob("*.array_record*"))
+    times = [path.stat().st_mtime_ns for path in shards]
+    assert prepare().info == made.info
+    assert [path.stat().st_mtime_ns for path in shards] == times
+    content = shards[0].read_bytes()
+    shards[0].write_bytes(content[:-10])
+    prepare()
+    assert shards[0].read_bytes() == content
 
 
 def test_a_named_tokenizer_is_used(files, tmp_path):
