@@ -114,7 +114,10 @@ def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | 
     Raises:
       DataError: there is no such dataset, or it holds tokens and there is no tokenizer.
     """
-    directory = tfds_corpus.find_dataset(path)
+    try:
+        directory = tfds_corpus.find_dataset(path)
+    except DataError as error:
+        raise DataError(f"--tfds={path}: {error}") from error
     corpus, heldout = tfds_corpus.open_splits(directory, end_of_text(tokenizer) if tokenizer else None)
     if corpus.feature == "tokens" and tokenizer is None:
         raise DataError(f"--tfds={path} holds tokens: name their tokenizer with --tokenizer")

@@ -89,6 +89,11 @@ def test_a_named_tokenizer_is_used(files, tmp_path):
         prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", vocab_size=300, **arguments)
 
 
+def test_a_dataset_that_is_not_there_is_refused_by_the_flag(tmp_path):
+    with pytest.raises(DataError, match="--tfds=.*none: no directory"):
+        prepare_data.prepare_files([], tmp_path / "out", seq_len=8, tfds=str(tmp_path / "none"))
+
+
 def test_files_without_text_are_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="the corpus is empty"):
