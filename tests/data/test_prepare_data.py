@@ -90,7 +90,7 @@ def test_a_named_tokenizer_is_used(files, tmp_path):
 
 
 def test_a_dataset_that_is_not_there_is_refused_by_the_flag(tmp_path):
-    with pytest.raises(DataError, match="--tfds=.*none: no directory"):
+    with pytest.raises(DataError, match=r"--tfds=.*none: no directory"):
         prepare_data.prepare_files([], tmp_path / "out", seq_len=8, tfds=str(tmp_path / "none"))
 
 
