@@ -1,6 +1,6 @@
 // Rates of device memory, beside which passes can be put: writes, reads and copies of 268 MB.
 //
-//     nvcc -arch=sm_90a -O3 -o /tmp/memory_rates experiments/memory_rates.cu && /tmp/memory_rates
+//     nvcc -arch=sm_90a -O3 -o memory_rates experiments/memory_rates.cu && ./memory_rates
 //
 // Medians of 20 runs by CUDA events. Four buffers take turns, so that the cache holds nothing of the next one. A block
 // of 256 threads takes 16 KB, 16 bytes a thread at a time.
