@@ -194,24 +194,18 @@ def prepare(
         split = hold_out(corpus, read) if heldout is None else already_split(corpus, heldout, read)
         metadata = workspace.folder / "tfds"
         shutil.rmtree(metadata, ignore_errors=True)  # of a run that was killed when it had it: TFDS would read it
-        tokenizer = tokenizer or train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace)
-        made_of = {
-            "format": FORMAT,
-            "corpus_sha256": split.sha256,
-            "tokenizer_sha256": tokenizer_lib.fingerprint(tokenizer),
-            "seq_len": seq_len,
-        }
-        if keep and made_of.items() <= read_metadata(directory).items():
-            _log.info("%s is already prepared from the same text, with the same tokenizer", directory)
-            return
         builder = PackedText(
             split=split,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer or train_tokenizer(split, vocab_size, TOKENIZER_SAMPLE, workspace),
             seq_len=seq_len,
             source=source,
             workspace=workspace,
             data_dir=metadata,
         )
+        made_of = {name: value for name, value in builder.info.metadata.items() if name != "splits"}
+        if keep and made_of.items() <= read_metadata(directory).items():
+            _log.info("%s is already prepared from the same text, with the same tokenizer", directory)
+            return
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download here; there is none
             builder.download_and_prepare()
         complete = builder.shard_folder(workspace)

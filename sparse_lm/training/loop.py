@@ -154,7 +154,6 @@ class _Run:
         self.device_kind = jax.devices()[0].device_kind
         self.schedule = learning_rate(config)
         self.compiled: set[str] = set()  # phases
-        self.coming: set[str | None] = set()  # edges that this process has before it when it starts
         self.pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet looked at
 
     def go(self, state: TrainState) -> bool:
@@ -166,7 +165,6 @@ class _Run:
         if start:
             print(f"{self.workdir}: going on from step {start}")
         self._print_implementations(state)
-        self.coming = {self._edge_before(step) for step in range(start, config.steps)}
         self.timer = StepTimer(config, start)
         self.progress = Progress(config.steps, start)
         wandb_run = WandbRun(self.reports, config) if self.wandb else None
@@ -232,8 +230,9 @@ class _Run:
         self.compiled.add(phase)
         programs = [self.trainer.step(phase)]
         if phase == "sparse":
-            taken = {"enter": self.transitions.enter_sparse, "refresh": self.transitions.refresh}
-            programs += [program for edge, program in taken.items() if edge in self.coming]
+            edges = {"enter": self.transitions.enter_sparse, "refresh": self.transitions.refresh}
+            coming = {self._edge_before(later) for later in range(step, self.config.steps)}
+            programs += [program for edge, program in edges.items() if edge in coming]
 
         def compile_all() -> None:
             for program in programs:
