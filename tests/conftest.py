@@ -15,9 +15,11 @@ if version("jaxlib").startswith("0.10."):  # as of 0.11 there is no older code g
     _COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", f"{_COMPILE_FAST} --xla_force_host_platform_device_count=8")
 
-# Processes that tests start, and tests of the same small model, compile the same functions again.
-_COMPILED = tempfile.TemporaryDirectory()
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _COMPILED.name)
+# Processes that tests start, and tests of the same small model, compile the same functions again. Workers have the
+# directory of the process that started them.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _COMPILED = tempfile.TemporaryDirectory()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _COMPILED.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax  # noqa: E402
