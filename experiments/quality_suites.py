@@ -165,6 +165,11 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             | _sparse(102, 2244)
             | _MVUE
             | _FIRST_DENSE,
+            "slices 2:16, earlier, mvue, following, first layer dense": _SLICES
+            | _TOKENS
+            | _EARLIER
+            | _MVUE
+            | _FIRST_DENSE,
             # More tokens in less time: 12% more steps, 60% of them on slices.
             "slices 2:16, 60%, mvue, 12% longer": _SLICES
             | _TOKENS_ONCE
