@@ -9,8 +9,8 @@ Three layers are dense, as in llama1b; benchmarks have all of them sparse.
 H200 a dense step takes 349 ms and a sparse one 220 ms
 (experiments/results/step_llama7b_4_layers_8x4096_drawn_h200.json).
 The whole model on four H200s (`--config.mesh.fsdp=4 --config.batch_size=16`): 1304 and 829 ms, 71 and 60 GiB on each
-(experiments/results/step_llama7b_fsdp_4_h200.json); on two (`--config.mesh.fsdp=2 --config.batch_size=8`): 1391 and 851 ms,
-95 and 84 GiB (experiments/results/step_llama7b_fsdp_2_h200.json). Time and result of the run: not measured yet.
+(experiments/results/step_llama7b_fsdp_4_h200.json); on two (`--config.mesh.fsdp=2 --config.batch_size=8`): 1391 and
+851 ms, 95 and 84 GiB (experiments/results/step_llama7b_fsdp_2_h200.json). Time and result of the run: not measured yet.
 """
 
 from configs import llama1b
