@@ -45,6 +45,7 @@ PLANS: dict[str, GemmPlan] = {
     "magnitude 128:2:16": _VENOM(selection="magnitude", v=128, m=16),
     "magnitude 256:2:16": _VENOM(selection="magnitude", v=256, m=16),
     "sets 2:16, 64 clusters": _VENOM(selection="cluster_sets", v=128, m=16, clusters=64),
+    "sets of runs 2:16, 64 clusters": _VENOM(selection="cluster_sets", v=128, m=16, clusters=64, neuron_run=128),
     "sets of runs 2:8, 16 clusters": _VENOM(selection="cluster_sets", v=256, m=8, clusters=16, neuron_run=256),
     "sets of runs 2:16, 16 clusters": _VENOM(selection="cluster_sets", v=256, m=16, clusters=16, neuron_run=256),
     "slices 2:8": _VENOM(selection="slices", v=256, m=8, clusters=2),
