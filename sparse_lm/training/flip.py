@@ -4,7 +4,8 @@
                 make clusters and choose each one's neurons (2602.06183);
   refresh       every `refresh_every` sparse steps: masks or sets again, centres to where their tokens are;
   leave_sparse  before the first dense step: the weights become what the sparse forward used,
-                W <- beta S(W), so that the loss just after the flip is what it was just before.
+                W <- beta S(W), so that the loss just after the flip is what it was just before. Of such weights
+                beta is 1: to leave twice, as a run does that is made longer after its end, changes nothing.
 
 All three are pure functions of the state, so that a run resumed at the edge takes the same turn.
 """
@@ -125,11 +126,12 @@ def _refresh(
 
 
 def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan, layout: Layout | None) -> TrainState:
-    state = dataclasses.replace(
-        state,
-        params=dense_params(state.params, state.variables, plan, config.sparsity.dense_layers, layout),
-        mask_decay=jnp.zeros((), jnp.float32),
-    )
+    variables = state.variables
+    params = dense_params(state.params, variables, plan, config.sparsity.dense_layers, layout)
+    if plan.weights == "soft_threshold":
+        ones = jnp.ones_like(variables.scale_up)
+        variables = dataclasses.replace(variables, scale_up=ones, scale_down=ones)
+    state = dataclasses.replace(state, params=params, variables=variables, mask_decay=jnp.zeros((), jnp.float32))
     return _forget_losses(_edge_moments(state, config.sparsity))
 
 

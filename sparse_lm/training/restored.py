@@ -65,5 +65,6 @@ def _restore(workdir: str | os.PathLike, config: Config, checkpoint: int | str) 
 
 
 def is_sparse(config: Config, step: int) -> bool:
-    """Whether the state after `step` steps is one of the sparse phase. A finished run has left it."""
-    return 0 < step < config.steps and config.phase(step - 1) == "sparse"
+    """Whether the state after `step` steps is one of the sparse phase, or that of a run which ended in it: having
+    left it, that has weights which its sparse forward uses as they are."""
+    return step > 0 and config.phase(step - 1) == "sparse"

@@ -111,6 +111,18 @@ def test_baked_weights_are_two_of_four(recipe):
             assert ((groups != 0).sum(1) <= 2).all()
 
 
+@pytest.mark.parametrize("recipe", ["fst", "sste", "venom"])
+def test_leaving_again_changes_nothing(recipe):
+    """A run that ended in its sparse phase leaves it again if it is made longer; readers do likewise."""
+    run = Run(recipe)
+    run.enter()
+    run.train_sparse()
+    run.leave()
+    once = jax.device_get(run.state)
+    run.leave()
+    jax.tree.map(np.testing.assert_array_equal, once, jax.device_get(run.state))
+
+
 def test_leaving_twice_changes_nothing_more():
     """Weights that are 2:4 already have beta 1 and stay as they are."""
     run = Run("venom")

@@ -37,6 +37,17 @@ def test_same_parameters_as_when_read_whole(recipe, step, dense_layers, tmp_path
         np.testing.assert_array_equal(read, expected, err_msg="/".join(path))
 
 
+def test_where_a_run_is_to_end_does_not_change_what_is_read(tmp_path):
+    """Its sparse phase ends with step 8, and then perhaps the run."""
+    config = small.config("sste")
+    state = small.after_dense_steps(config, 0)
+    variables = jax.tree.map(lambda x: np.full_like(x, 1.5), state.variables)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(8, {"params": state.params, "variables": variables})
+    longer, shorter = (restore_for_dense(tmp_path, small.config("sste", steps=steps))[0] for steps in (12, 8))
+    jax.tree.map(np.testing.assert_array_equal, longer, shorter)
+
+
 def test_a_layer_is_read_alone(tmp_path):
     config = small.config()
     with Checkpoints(tmp_path, keep=1) as checkpoints:
