@@ -48,4 +48,5 @@ class Interrupt:
 
     def _note(self, number: int, _frame: object) -> None:
         self.requested = signal.Signals(number).name
-        signal.signal(number, self._before[number])
+        for either, handler in self._before.items():
+            signal.signal(either, handler)
