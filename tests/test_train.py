@@ -24,6 +24,8 @@ from sparse_lm.report import report
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.flip import make_transitions
+from sparse_lm.training.metrics import read_metrics
+from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.summary import read_summary
 from tests import small
@@ -230,7 +232,7 @@ def test_mask_decay_is_searched_if_not_given(corpus, tmp_path, capsys, monkeypat
 
 
 def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
-    config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 3})
+    config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 3, "checkpoint_every": 12})
 
     def with_an_infinite_weight(config):
         trainer = make_trainer(config)
@@ -251,7 +253,11 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     first = make_trainer(config).init()  # nothing was learnt from bad steps
     jax.tree.map(np.testing.assert_array_equal, state.params["layers"], first.params["layers"])
     summary = read_summary(tmp_path)
-    assert (summary["state"], summary["loss"], summary["skipped"]) == ("failed: TooManyBadSteps", None, 2)
+    assert (summary["state"], summary["loss"]) == ("failed: TooManyBadSteps", None)
+    lines = list(read_metrics(tmp_path))  # of every step that the state has counted, all at the first one's rate
+    assert [line["step"] for line in lines] == list(range(int(state.step)))
+    assert lines[-1]["skipped"] == summary["skipped"] == int(state.skipped)
+    assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
 
 def test_other_config_is_refused(whole, corpus):

@@ -62,7 +62,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
 
     Raises:
       ConfigError, WorkdirError, DataError, WandbError: before anything compiles.
-      TooManyBadSteps: the last good state is saved.
+      TooManyBadSteps: the state, which bad steps do not change, is saved.
       WorkdirError: at the end, too, if the last checkpoint could not be written.
     """
     check_determinism(config)
@@ -198,8 +198,8 @@ class _Run:
             state, edge_metrics = self._cross_edge(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self._step(step, state, windows)
-            self._finish_pending(state)  # by now the device has the next step to work on
-            self.pending = step, edge_metrics | metrics
+            before, self.pending = self.pending, (step, edge_metrics | metrics)
+            self._finish(before, state)  # by now the device has the next step to work on
 
             done = step + 1
             last = done == config.steps
@@ -322,33 +322,49 @@ class _Run:
 
     def _finish_pending(self, state: TrainState, *, evaluates: bool = False) -> dict[str, float] | None:
         """Waits for the dispatched step, if there is one, and reports it; on request with an evaluation, returned."""
-        if self.pending is None:
+        pending, self.pending = self.pending, None
+        return self._finish(pending, state, evaluates=evaluates)
+
+    def _finish(
+        self, dispatched: tuple[int, Metrics] | None, state: TrainState, *, evaluates: bool = False
+    ) -> dict[str, float] | None:
+        if dispatched is None:
             return None
-        (step, metrics), self.pending = self.pending, None
-        self._settle(step, metrics, state)
-        results = self._evaluate(state, step) if evaluates else None
+        step, metrics = dispatched
+        bad_in_a_row = self._settle(step, metrics)
+        too_many = bad_in_a_row >= self.config.optimizer.max_skipped_steps
+        results = self._evaluate(state, step) if evaluates and not too_many else None
         self._report(step, metrics, results)
+        if too_many:
+            self._give_up(state, step, bad_in_a_row)
         return results
 
-    def _settle(self, step: int, metrics: Metrics, state: TrainState) -> None:
-        """Waits for a step, and stops the run if too many have been bad."""
+    def _settle(self, step: int, metrics: Metrics) -> int:
+        """Waits for a step; how many have been bad in a row."""
         bad_in_a_row = int(metrics["skipped_in_a_row"])
         self.timer.step_done(self.config.phase(step))
         self.summary.step_done(self.config.phase(step))
-        if bad_in_a_row >= self.config.optimizer.max_skipped_steps:
-            self._save(state, int(state.step))
-            self.checkpoints.wait()
-            raise TooManyBadSteps(
-                f"loss or gradient was not finite, or the loss a spike, in {bad_in_a_row} steps in a row, "
-                f"up to step {step}; "
-                f"the state before them is saved in {self.workdir}"
-            )
+        return bad_in_a_row
+
+    def _give_up(self, state: TrainState, step: int, bad_in_a_row: int) -> None:
+        """Saves the state, in which the step dispatched behind the last bad one is, and ends the run."""
+        if self.pending:
+            (behind, metrics), self.pending = self.pending, None
+            self._settle(behind, metrics)
+            self._report(behind, metrics)
+        self._save(state, int(state.step))
+        self.checkpoints.wait()
+        raise TooManyBadSteps(
+            f"loss or gradient was not finite, or the loss a spike, in {bad_in_a_row} steps in a row, "
+            f"up to step {step}; they changed nothing, and the state is saved in {self.workdir}"
+        )
 
     def _report(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
         """Writes and shows the metrics of a settled step, if it is one to log."""
         config, phase = self.config, self.config.phase(step)
-        loss, skipped = float(metrics["loss"]), int(metrics["skipped"])
+        loss, skipped_before = float(metrics["loss"]), int(metrics["skipped"])
         if int(metrics["skipped_in_a_row"]):
+            skipped_before -= 1
             _log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results:
             return
@@ -356,7 +372,7 @@ class _Run:
         speed = config.tokens_per_step / step_time if step_time else None
         line = {
             "phase": phase,
-            "learning_rate": float(self.schedule(step - skipped)),  # a skipped step does not count in Optax
+            "learning_rate": float(self.schedule(step - skipped_before)),  # a skipped step does not count in Optax
             "tokens": (step + 1) * config.tokens_per_step,
             "tokens_per_second": speed,
             "step_time": step_time,
