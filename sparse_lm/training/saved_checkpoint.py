@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -23,6 +24,11 @@ from sparse_lm.training.workdir import WorkdirError
 ITEMS = ("params", "variables", "state")
 MANIFEST = "manifest"
 _MANIFEST_FILE = "manifest.json"
+
+
+# What is wrong with the machine, or with who asks, rather than with a checkpoint: as Python says it, and TensorStore.
+_MACHINE_ERRNOS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
+_MACHINE_STATUSES = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 class DamagedCheckpoint(WorkdirError):
@@ -107,17 +113,21 @@ class SavedCheckpoint:
         return restored
 
     def _check_together(self, paths: Iterable[ArrayPath]) -> None:
-        """Reads every array in one of the processes, so that all of them find damage, or none: to restore, each
-        reads what its devices hold and waits for the others, who would not know that it has found some."""
-        damage = None
+        """Reads every array in one of the processes, so that all of them fail in the same way, or none: to restore,
+        each reads what its devices hold and waits for the others, who would not know that it has failed."""
+        failure = None
         try:
             for path in list(paths)[jax.process_index() :: jax.process_count()]:
                 self.open(path).read()
-        except DamagedCheckpoint as error:
-            damage = error
-        if processes.any_of(damage is not None):
+        except WorkdirError as error:
+            failure = error
+        damaged = isinstance(failure, DamagedCheckpoint)
+        if processes.any_of(failure is not None and not damaged):
+            elsewhere = f"checkpoint {self._step} cannot be read now: another process says why"
+            raise WorkdirError(self._workdir, elsewhere) if damaged or failure is None else failure
+        if processes.any_of(damaged):
             elsewhere = f"checkpoint {self._step} is damaged: another process says where"
-            raise damage or DamagedCheckpoint(self._workdir, elsewhere)
+            raise failure or DamagedCheckpoint(self._workdir, elsewhere)
 
     def open(self, path: ArrayPath) -> SavedArray:
         """An array that is read when it is asked for.
@@ -130,12 +140,18 @@ class SavedCheckpoint:
 
     @contextlib.contextmanager
     def damage_named(self) -> Iterator[None]:
-        """Whatever error a library meets in bytes that it did not write is damage; a full accelerator is not."""
+        """Whatever error a library meets in bytes that it did not write is damage. A full accelerator is not, nor a
+        machine that cannot read them now, nor a checkpoint that the run deletes meanwhile: these are WorkdirErrors."""
         try:
             yield
         except (WorkdirError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:
+            if not self._directory.exists():
+                raise WorkdirError(self._workdir, f"checkpoint {self._step} was deleted while it was read") from error
+            if _is_of_the_machine(error):
+                cannot = f"checkpoint {self._step} cannot be read now: {first_line(error)}"
+                raise WorkdirError(self._workdir, cannot) from error
             reason = str(error) if isinstance(error, ManifestError) else first_line(error)
             raise DamagedCheckpoint(self._workdir, f"checkpoint {self._step} is damaged: {reason}") from error
 
@@ -169,6 +185,12 @@ class SavedArray:
                 array = self._stored[layer].read().result()
                 manifest.check_layer(self._path, layer, array)
         return array
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _MACHINE_ERRNOS
+    return isinstance(error, MemoryError) or str(error).startswith(_MACHINE_STATUSES)
 
 
 def first_line(error: Exception) -> str:

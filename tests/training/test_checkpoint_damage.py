@@ -1,5 +1,6 @@
 """Checkpoints that a disk damaged: refused by name, and the one before is used."""
 
+import errno
 import re
 import shutil
 
@@ -9,6 +10,7 @@ import pytest
 import tensorstore
 
 from sparse_lm.training.checkpoint import Checkpoints, open_params, restore_params
+from sparse_lm.training.manifest import Manifest
 from sparse_lm.training.saved_checkpoint import DamagedCheckpoint
 from sparse_lm.training.workdir import WorkdirError
 from tests.training.test_checkpoint import assert_same_bits, make_state, steps_on_disk
@@ -168,3 +170,28 @@ def test_a_state_that_no_run_has_saved_counts_as_damage(workdir, caplog):
     with Checkpoints(workdir, keep=2) as checkpoints:
         assert int(checkpoints.restore_latest(make_state(), check).step) == 1
     assert "checkpoint 2 is damaged: ValueError: mask_up is not 2:4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), MemoryError(), ValueError("RESOURCE_EXHAUSTED: Error reading")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_machine_cannot_read_now_is_not_damaged(error, workdir, monkeypatch):
+    def refuse(_):
+        raise error
+
+    monkeypatch.setattr(Manifest, "from_json", refuse)
+    with pytest.raises(WorkdirError, match=f"cannot be read now: {type(error).__name__}") as caught:
+        restore_params(workdir)
+    assert not isinstance(caught.value, DamagedCheckpoint)
+    assert steps_on_disk(workdir) == [1, 2]
+
+
+def test_what_is_deleted_while_it_is_read_is_not_damaged(workdir):
+    """As by a run that goes on training."""
+    params, _, step = open_params(workdir)
+    shutil.rmtree(workdir / "checkpoints" / str(step))
+    with pytest.raises(WorkdirError, match=f"checkpoint {step} was deleted while it was read") as caught:
+        next(iter(params.values())).read()
+    assert not isinstance(caught.value, DamagedCheckpoint)
