@@ -112,12 +112,14 @@ def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | 
     """Training documents of a TFDS directory, and held-out ones if it has a split for them.
 
     Raises:
-      DataError: there is no such dataset, or it holds tokens and there is no tokenizer.
+      DataError: there is no such dataset, it is prepared data, or it holds tokens and there is no tokenizer.
     """
     try:
         directory = tfds_corpus.find_dataset(path)
     except DataError as error:
         raise DataError(f"--tfds={path}: {error}") from error
+    if is_prepared(directory):  # windows that overlap: joined, they would repeat a token each
+        raise DataError(f"--tfds={path}: {directory} holds packed windows, prepared by this library: name their source")
     corpus, heldout = tfds_corpus.open_splits(directory, end_of_text(tokenizer) if tokenizer else None)
     if corpus.feature == "tokens" and tokenizer is None:
         raise DataError(f"--tfds={path} holds tokens: name their tokenizer with --tokenizer")

@@ -35,7 +35,8 @@ from sparse_lm.data.workspace import Workspace, open_workspace
 
 _log = logging.getLogger(__name__)
 
-FORMAT = "sparse_lm windows 1"  # changes whenever the same text would be prepared differently
+WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
+FORMAT = f"{WINDOWS} 1"  # changes whenever the same text would be prepared differently
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
 SHARD_BYTES = 256 * 2**20

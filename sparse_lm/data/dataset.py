@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, read_metadata
+from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, WINDOWS, read_metadata
 from sparse_lm.data.errors import DataError
 
 
@@ -71,19 +71,21 @@ class Data:
 
 
 def is_prepared(directory: Path) -> bool:
-    """Whether `directory` holds windows of this library, rather than some other TFDS dataset."""
-    return read_metadata(directory).get("format") == FORMAT
+    """Whether `directory` holds windows of this library, of whatever version, rather than some other TFDS dataset."""
+    return str(read_metadata(directory).get("format")).startswith(WINDOWS)
 
 
 def open_prepared(directory: Path) -> Data:
     """Opens what `builder.prepare` wrote.
 
     Raises:
-      DataError: the directory is not there, not complete, or damaged.
+      DataError: the directory is not there, not complete, damaged, or of another version's format.
     """
-    metadata = read_metadata(directory)
-    if metadata.get("format") != FORMAT:
+    if not is_prepared(directory):
         raise DataError(f"{directory} is not prepared data")
+    metadata = read_metadata(directory)
+    if metadata["format"] != FORMAT:
+        raise DataError(f"{directory} has format {metadata['format']!r}, not {FORMAT!r}: prepare its text again")
     tokenizer = tokenizer_lib.load_tokenizer(directory / TOKENIZER_FILE)
     if tokenizer_lib.fingerprint(tokenizer) != metadata["tokenizer_sha256"]:
         raise DataError(f"{directory / TOKENIZER_FILE} is not the tokenizer that the data was prepared with")

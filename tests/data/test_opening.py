@@ -164,6 +164,12 @@ class TestPreparedWindows:
         with pytest.raises(ConfigError, match=r"ids up to \d+; the prepared tokens are uint16, .* ids up to 65535"):
             open_data(with_data(config, path=path, tokenizer=other))
 
+    def test_those_of_another_version_are_refused(self, config, path):
+        metadata = Path(path, "metadata.json")
+        metadata.write_text(metadata.read_text().replace(builder.FORMAT, f"{builder.WINDOWS} 0"))
+        with pytest.raises(DataError, match=r"prepared has format 'sparse_lm windows 0', not '.* 1': prepare its text"):
+            open_data(with_data(config, path=path))
+
     def test_damage_is_reported_not_repaired(self, config, path):
         shard = next(Path(path).glob("*train*"))
         os.truncate(shard, shard.stat().st_size // 2)

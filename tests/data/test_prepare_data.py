@@ -94,6 +94,15 @@ def test_a_dataset_that_is_not_there_is_refused_by_the_flag(tmp_path):
         prepare_data.prepare_files([], tmp_path / "out", seq_len=8, tfds=str(tmp_path / "none"))
 
 
+def test_prepared_data_is_no_source(files, tmp_path):
+    data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "a" / "data", seq_len=8, vocab_size=300)
+    for tfds in (data.directory, tmp_path / "a"):  # windows overlap: a token of each would be repeated
+        with pytest.raises(DataError, match=rf"--tfds={tfds}: .*/a/data holds packed windows, prepared by .*: name their source"):
+            prepare_data.prepare_files(
+                [], tmp_path / "out", seq_len=8, tfds=str(tfds), tokenizer=str(data.tokenizer_path)
+            )
+
+
 def test_files_without_text_are_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="the corpus is empty"):
