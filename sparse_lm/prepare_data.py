@@ -97,13 +97,14 @@ def open_files(
     """Documents to train on and, if patterns name them, to evaluate on.
 
     Raises:
-      DataError: a pattern matches nothing readable, or a file is among both.
+      DataError: a pattern matches nothing readable, or a file is among both, however its path is spelled.
     """
     corpus = find_files(patterns, text_field)
     if not heldout_patterns:
         return corpus, None
     heldout = find_files(heldout_patterns, text_field)
-    if both := sorted({*corpus.paths} & {*heldout.paths}):
+    files = {path.resolve() for path in corpus.paths}
+    if both := [path for path in heldout.paths if path.resolve() in files]:
         raise DataError(f"{both[0]} is among --files and among --heldout_files: match it with one of them")
     return corpus, heldout
 

@@ -121,7 +121,7 @@ def file_stamp(paths: Iterable[Path], *context: object) -> str:
 
 
 def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
-    """The readable files that glob patterns match, sorted by path; `**` matches any folders.
+    """The readable files that glob patterns match, each once, sorted by path; `**` matches any folders.
 
     Raises:
       DataError: a pattern matches no file, or nothing that it matches is a kind of text.
@@ -137,7 +137,8 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
         if len(texts) < len(files):
             _log.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), READABLE)
         paths.update(texts)
-    return TextFiles(tuple(sorted(paths)), text_field)
+    spelled = {path.resolve(): path for path in sorted(paths, reverse=True)}  # of a file's paths the first one
+    return TextFiles(tuple(sorted(spelled.values())), text_field)
 
 
 def python_library() -> TextFiles:

@@ -117,6 +117,20 @@ def test_files_come_sorted_whatever_the_patterns(tmp_path):
     assert list(found) == ["a/c.py", "a/d/e.md", "b.txt"]
 
 
+def test_a_file_is_read_once_however_its_path_is_spelled(tmp_path, monkeypatch):
+    for name in ("a.txt", "c.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "b.txt").symlink_to("c.txt")
+    (tmp_path / "here").symlink_to(".")
+    monkeypatch.chdir(tmp_path)
+    patterns = ["./*.txt", f"{tmp_path}/*.txt", "here/a.txt", "../*/c.txt"]
+    for order in (patterns, patterns[::-1]):
+        found = corpus.find_files(order)
+        assert sorted(found) == ["a.txt", "c.txt"]
+        assert found.paths == tuple(sorted(found.paths)) == corpus.find_files(patterns).paths
+    assert [str(path) for path in corpus.find_files(["*.txt", "here/*.txt"]).paths] == ["a.txt", "b.txt"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

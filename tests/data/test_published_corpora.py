@@ -124,6 +124,17 @@ def test_token_documents_come_in_parts_and_windows_of_tokens_do_not(tmp_path):
     assert len(train.parts()) == 1
 
 
+def test_a_file_is_not_both_read_and_held_out_however_its_path_is_spelled(tmp_path, monkeypatch):
+    write_c4(tmp_path / "train.json.gz", TRAIN)
+    write_c4(tmp_path / "val.json.gz", VALIDATION)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "b.json.gz").symlink_to(tmp_path / "val.json.gz")
+    monkeypatch.chdir(tmp_path)
+    for heldout in (f"{tmp_path}/val.json.gz", "link/../val.json.gz", "link/*"):
+        with pytest.raises(DataError, match=r"(val|b)\.json\.gz is among --files and among --heldout_files"):
+            prepare_files(["*.gz"], tmp_path / "out", heldout_files=[heldout], seq_len=8)
+
+
 def test_contradictory_sources_are_refused(tmp_path, tokenizer):
     with pytest.raises(DataError, match="no text: name it with --files or --tfds"):
         prepare_files([], tmp_path / "out", seq_len=8)
