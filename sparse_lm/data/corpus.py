@@ -189,11 +189,14 @@ def pieces(stream: TextIO, limit: int) -> Iterator[str]:
 @contextlib.contextmanager
 def _open_text(path: Path) -> Iterator[TextIO]:
     """`path` decompressed and decoded; line ends are left as they are."""
+    compression = path.suffix.lower()
     with open(path, "rb") as raw:
+        if compression in COMPRESSIONS and not os.fstat(raw.fileno()).st_size:
+            raise EOFError("the file is empty, which no compressed file is")  # of which gzip makes an empty text
         binary = raw
-        if path.suffix.lower() == ".gz":
+        if compression == ".gz":
             binary = gzip.GzipFile(fileobj=raw)
-        elif path.suffix.lower() == ".zst":
+        elif compression == ".zst":
             binary = open_zst(raw)
         with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="\n") as stream:
             yield stream
@@ -205,8 +208,8 @@ def _json_texts(stream: TextIO, path: Path, field: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:  # the latter, and some of the former: more than Python takes
+            raise DataError(f"{path}:{number}: not JSON that can be read: {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
             fields = ", ".join(record) if isinstance(record, dict) else "none"
             raise DataError(f"{path}:{number}: no text in field {field!r}; fields of this line: {fields}")

@@ -64,7 +64,7 @@ def test_a_zst_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path, chec
     skippable = bytes.fromhex("532a4d18 02000000 ffff")
     frames = [compress(b"a" * 300_000), skippable, compress(random.Random(0).randbytes(300)), compress(b"")]
     whole = b"".join(frames)
-    ends = {len(b"".join(frames[:count])) for count in range(len(frames) + 1)}
+    ends = {len(b"".join(frames[:count])) for count in range(1, len(frames) + 1)}
     path = tmp_path / "a.txt.zst"
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
@@ -135,12 +135,16 @@ def test_a_file_is_read_once_however_its_path_is_spelled(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"tex', "a.jsonl:2: not JSON"),
+        ("a.jsonl", b'{"text": "x", "id": %s}' % (b"1" * 5000), "a.jsonl:1: not JSON that can be read: Exceeds"),
+        ("a.jsonl", b'{"text": "x", "id": %s}' % (b"[" * 100_000), "a.jsonl:1: not JSON that can be read: maximum rec"),
         ("a.jsonl", b'{"body": "x", "id": 3}', "a.jsonl:1: no text in field 'text'; fields of this line: body, id"),
         ("a.jsonl", b'{"text": 7}', "no text in field 'text'"),
         ("a.jsonl", b"[1]", "no text in field 'text'"),
         ("a.txt.gz", b"plain", "cannot read .*a.txt.gz"),
         ("a.txt.gz", gzip.compress(b"cut off" * 100, mtime=0)[:-9], "cannot read .*a.txt.gz"),
         ("a.txt.zst", b"plain", "cannot read .*a.txt.zst"),
+        ("a.jsonl.gz", b"", "cannot read .*a.jsonl.gz: the file is empty"),
+        ("a.jsonl.zst", b"", "cannot read .*a.jsonl.zst: the file is empty"),
     ],
 )
 def test_unreadable_files_are_named(tmp_path, name, content, message):
