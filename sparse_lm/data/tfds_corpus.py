@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import struct
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
-from google.protobuf.message import DecodeError
 
 from sparse_lm.data.corpus import Document, file_stamp
 from sparse_lm.data.errors import DataError
@@ -86,7 +85,7 @@ class TfdsCorpus:
         """
         try:
             yield from filter(len, self._texts() if self.feature == "text" else self._token_documents())
-        except (OSError, RuntimeError, DecodeError) as error:  # the last two: damaged ArrayRecord files, records
+        except (OSError, RuntimeError) as error:  # the latter: damaged ArrayRecord files
             raise DataError(f"cannot read {self.directory}: {error}") from error
 
     def parts(self) -> list[TfdsCorpus]:
@@ -98,11 +97,14 @@ class TfdsCorpus:
 
     def stamp(self) -> str:
         """Of the names, sizes and times of the files."""
-        return file_stamp([self.directory / INFO_FILE, *self._files()], self.feature, self.end_of_text)
+        files = [path for path, _ in self._shards()]
+        return file_stamp([self.directory / INFO_FILE, *files], self.feature, self.end_of_text)
 
-    def _files(self) -> list[Path]:
-        files = [Path(path) for path in _builder(self.directory).info.splits[self.split].filepaths]
-        return files if self.shard is None else [files[self.shard]]
+    def _shards(self) -> list[tuple[Path, int]]:
+        """The files, each with the number of its records."""
+        split = _builder(self.directory).info.splits[self.split]
+        shards = list(zip(map(Path, split.filepaths), split.shard_lengths, strict=True))
+        return shards if self.shard is None else [shards[self.shard]]
 
     def _feature_info(self) -> tfds.features.FeatureConnector:
         return _builder(self.directory).info.features[self.feature]
@@ -121,16 +123,22 @@ class TfdsCorpus:
         return (row[:-1] if len(row) and row[-1] == self.end_of_text else row for row in rows)
 
     def _values(self, feature: str) -> Iterator[bytes | np.ndarray]:
-        wanted = tfds.features.FeaturesDict({feature: _builder(self.directory).info.features[feature]})
+        wanted = tfds.features.FeaturesDict({feature: self._feature_info()})
         for record in self._records():
-            yield wanted.deserialize_example_np(record)[feature]
+            try:
+                value = wanted.deserialize_example_np(record)[feature]
+            except Exception as error:  # what damage leads to, in the words of several libraries
+                raise DataError(f"cannot read {self.directory}: a damaged record: {error}") from error
+            if value is None:
+                raise DataError(f"cannot read {self.directory}: a record without {feature}")
+            yield value
 
     def _records(self) -> Iterator[bytes]:
         builder = _builder(self.directory)
         file_format = builder.info.file_format.value
         if file_format == "tfrecord":
-            for path in self._files():
-                yield from _tfrecords(path)
+            for path, length in self._shards():
+                yield from _tfrecords(path, length)
         elif file_format == "array_record":
             source = builder.as_data_source(
                 self._records_wanted(builder), deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -193,12 +201,19 @@ def _documents_of_windows(rows: Iterator[np.ndarray], end_of_text: int | None) -
         yield np.concatenate(parts)
 
 
-def _tfrecords(path: Path) -> Iterator[bytes]:
-    """Records of a TFRecord file: each has its length and a checksum in front, another checksum behind."""
+def _tfrecords(path: Path, count: int) -> Iterator[bytes]:
+    """Records of a TFRecord file: each has its length and a checksum in front, another checksum behind.
+
+    Raises:
+      DataError: there are not `count` of them, or not all are whole.
+    """
     with open(path, "rb") as file:
-        while header := file.read(12):
-            (length,) = struct.unpack("<Q4x", header)
-            record = file.read(length + 4)
-            if len(record) != length + 4:
-                raise DataError(f"{path} is cut off")
-            yield record[:-4]
+        left = os.fstat(file.fileno()).st_size
+        for number in range(count):
+            length = int.from_bytes(file.read(12)[:8], "little")
+            left -= 12 + length + 4
+            if left < 0:
+                raise DataError(f"{path} is cut off or damaged: {number} of its {count} records are whole")
+            yield file.read(length + 4)[:-4]
+    if left:
+        raise DataError(f"{path} is damaged: {left} bytes follow the {count} records that {INFO_FILE} tells of")

@@ -109,6 +109,39 @@ def test_a_damaged_record_is_told_by_its_dataset(tmp_path):
         list(tfds_corpus.open_splits(directory)[0])
 
 
+def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path):
+    write_tfds(tmp_path / "c4", {"text": tfds.features.Text()}, shards=2, train=[{"text": "x" * 9}] * 4)
+    directory = tfds_corpus.find_dataset(tmp_path / "c4")
+    as_tfrecords(directory)
+    train, _ = tfds_corpus.open_splits(directory)
+    shard = sorted(directory.glob("*tfrecord*"))[1]
+    whole = shard.read_bytes()
+    far = (2**62).to_bytes(8, "little")  # a length that no file has
+    damaged = {whole[:size]: "is cut off or damaged: [01] of its 2 records are whole" for size in range(len(whole))}
+    damaged[far + whole[8:]] = "is cut off or damaged: 0 of its 2"
+    damaged[whole * 2] = f"is damaged: {len(whole)} bytes follow"
+    parts = train.parts()
+    for content, message in damaged.items():
+        shard.write_bytes(content)
+        with pytest.raises(DataError, match=rf"{shard.name} {message}"):
+            list(parts[1])
+    assert len(list(parts[0])) == 2
+    with pytest.raises(DataError, match=rf"{shard.name} {message}"):
+        list(train)
+
+
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_records_without_what_is_wanted_are_refused(tmp_path, name):
+    feature = {"text": tfds.features.Text(), "tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}[name]
+    write_tfds(tmp_path / "t", {name: feature}, train=[{name: {"text": "x", "tokens": np.arange(3)}[name]}] * 2)
+    directory = tfds_corpus.find_dataset(tmp_path / "t")
+    as_tfrecords(directory)
+    (shard,) = directory.glob("*tfrecord*")
+    shard.write_bytes(shard.read_bytes().replace(name.encode(), b"?" * len(name)))
+    with pytest.raises(DataError, match=rf"cannot read {directory}: a record without {name}"):
+        list(tfds_corpus.open_splits(directory)[0])
+
+
 def test_token_documents_come_in_parts_and_windows_of_tokens_do_not(tmp_path):
     rows = [{"tokens": np.arange(length, dtype=np.int64)} for length in (5, 0, 7, 3, 9, 1)]
     ragged = {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}
