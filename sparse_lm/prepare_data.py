@@ -29,7 +29,7 @@ from sparse_lm import logs
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import Corpus, find_files
-from sparse_lm.data.dataset import Data, is_prepared, open_prepared
+from sparse_lm.data.dataset import Data, is_prepared, is_whole, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.progress import duration
 from sparse_lm.data.tasks import available_cores
@@ -77,18 +77,9 @@ def prepare_files(
         tokenizer=loaded,
         vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
         processes=processes,
-        keep=_is_whole(output),
+        keep=is_whole,
     )
     return open_prepared(output)
-
-
-def _is_whole(output: Path) -> bool:
-    """Whether prepared data is there, and not damaged."""
-    try:
-        open_prepared(output)
-    except DataError:
-        return False
-    return True
 
 
 def open_files(

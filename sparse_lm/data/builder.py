@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -163,7 +164,7 @@ def prepare(
     vocab_size: int = 4096,
     source: dict[str, Any] | None = None,
     processes: int = 1,
-    keep: bool = False,
+    keep: Callable[[Path], bool] | None = None,
 ) -> None:
     """Writes prepared data to `directory`, replacing what is there.
 
@@ -180,7 +181,8 @@ def prepare(
       vocab_size: of a tokenizer to be trained.
       source: what the data is made from, recorded in the metadata for a cache to recognise.
       processes: to use at most; the result does not depend on it.
-      keep: leave what is there if it is of the same text, tokenizer and length, which reading the text tells.
+      keep: whether what is in a directory is whole, asked when no other process prepares it. If so, it is left
+        if it is of the same `source`, or else of the same text, tokenizer and length, which reading the text tells.
 
     Raises:
       DataError: the text cannot be read, or does not go with the tokenizer.
@@ -189,8 +191,9 @@ def prepare(
     # One part is read by this process, and tokenised by as many threads as there are cores.
     used = min(processes, len(corpus.parts()))
     with open_workspace(directory, Workers(used, threads=processes // used)) as workspace:
-        if workspace.shared and source and read_metadata(directory).get("source") == source:
-            return  # the other process has just prepared the same
+        whole = keep is not None and keep(directory)
+        if whole and source and read_metadata(directory).get("source") == source:
+            return  # another process has just prepared the same
         read = functools.partial(survey, workspace=workspace)
         split = hold_out(corpus, read) if heldout is None else already_split(corpus, heldout, read)
         metadata = workspace.folder / "tfds"
@@ -204,7 +207,7 @@ def prepare(
             data_dir=metadata,
         )
         made_of = {name: value for name, value in builder.info.metadata.items() if name != "splits"}
-        if keep and made_of.items() <= read_metadata(directory).items():
+        if whole and made_of.items() <= read_metadata(directory).items():
             _log.info("%s is already prepared from the same text, with the same tokenizer", directory)
             return
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS announces a download here; there is none

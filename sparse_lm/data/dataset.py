@@ -75,6 +75,15 @@ def is_prepared(directory: Path) -> bool:
     return str(read_metadata(directory).get("format")).startswith(WINDOWS)
 
 
+def is_whole(directory: Path) -> bool:
+    """Whether prepared data is there, of this version's format and not damaged."""
+    try:
+        open_prepared(directory)
+    except DataError:
+        return False
+    return True
+
+
 def open_prepared(directory: Path) -> Data:
     """Opens what `builder.prepare` wrote.
 

@@ -15,7 +15,7 @@ from sparse_lm.data import tfds_corpus
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, prepare
 from sparse_lm.data.corpus import Corpus, python_library
-from sparse_lm.data.dataset import Data, is_prepared, open_prepared
+from sparse_lm.data.dataset import Data, is_prepared, is_whole, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import survey_corpus
 from sparse_lm.data.tasks import available_cores
@@ -130,6 +130,7 @@ def _open_cached(
             vocab_size=config.model.vocab_size,
             source=source,
             processes=available_cores(),
+            keep=is_whole,
         )
     except OSError as error:
         raise ConfigError("data.cache_dir", config.data.cache_dir, f"must be writable: {error}") from error

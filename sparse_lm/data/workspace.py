@@ -31,12 +31,10 @@ class Workspace:
     Attributes:
       folder: belongs to this process alone.
       workers: run the tasks.
-      shared: whether another process had the folder when this one came, and has left it since.
     """
 
     folder: Path
     workers: Workers
-    shared: bool = False
 
     def path(self, kind: str, *deciding: object) -> Path:
         """The file for a result: its name has a hash of whatever decides the result."""
@@ -71,19 +69,17 @@ def open_workspace(directory: Path, workers: Workers) -> Iterator[Workspace]:
     """
     folder = directory.parent / f".{directory.name}.incomplete"
     done = directory.parent / f".{directory.name}.incomplete-done"
-    lock, shared = _lock(folder)
-    with lock, workers:
+    with _lock(folder), workers:
         shutil.rmtree(done, ignore_errors=True)  # of a run that was killed while it removed this
         for partial in folder.rglob("*.part"):
             partial.unlink()
-        yield Workspace(folder, workers, shared)
+        yield Workspace(folder, workers)
         folder.rename(done)  # at once: a folder that is half removed must not be taken for work to go on from
-        shutil.rmtree(done)
+        shutil.rmtree(done, ignore_errors=True)  # the next process may be removing it, too
 
 
-def _lock(folder: Path) -> tuple[TextIO, bool]:
-    """The folder's lock, held until the file is closed or the process ends, and whether it had to be waited for."""
-    shared = False
+def _lock(folder: Path) -> TextIO:
+    """The folder's lock, held until the file is closed or the process ends."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -94,14 +90,13 @@ def _lock(folder: Path) -> tuple[TextIO, bool]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _log.info("waiting for another process, which prepares data in %s", folder)
-            shared = True
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
             _log.warning("no locks in %s: let no other process prepare the same data meanwhile", folder)
         if _is_open_file(folder / LOCK_FILE, lock):
-            return lock, shared
+            return lock
         lock.close()  # who held it has finished, and removed the folder
 
 

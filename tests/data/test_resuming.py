@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from sparse_lm.data import builder, corpus, tokenising
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import find_files
-from sparse_lm.data.dataset import open_prepared
+from sparse_lm.data.dataset import is_whole, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.tasks import Workers
 from sparse_lm.data.tokenizer import load_tokenizer
@@ -178,7 +179,7 @@ def test_another_length_takes_nothing_of_a_run_that_was_stopped(tmp_path, monkey
 
 def test_two_preparations_of_the_same_take_turns(tmp_path):
     source = {"from": "a test"}
-    arguments = dict(seq_len=SEQ_LEN, tokenizer=make_tokenizer(), source=source)
+    arguments = dict(seq_len=SEQ_LEN, tokenizer=make_tokenizer(), source=source, keep=is_whole)
     second = threading.Thread(
         target=builder.prepare, args=(tmp_path / "data", Documents(make_documents(60))), kwargs=arguments
     )
@@ -192,6 +193,24 @@ def test_two_preparations_of_the_same_take_turns(tmp_path):
     second.join()
     assert (tmp_path / "data" / "metadata.json").stat().st_mtime_ns == stamp  # what the first one made will do
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_the_next_preparation_may_start_while_the_folder_is_removed(tmp_path, monkeypatch):
+    rmtree = shutil.rmtree
+    removed = []
+
+    def rmtree_after_the_next_has_come(path, **options):
+        if path.exists() and not removed:
+            removed.append(path.name)
+            with open_workspace(tmp_path / "data", Workers(1)):
+                assert not path.exists()
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree_after_the_next_has_come)
+    with open_workspace(tmp_path / "data", Workers(1)):
+        pass
+    assert removed == [".data.incomplete-done"]
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
