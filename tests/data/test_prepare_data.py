@@ -111,7 +111,7 @@ def test_a_dataset_that_is_not_there_is_refused_by_the_flag(tmp_path):
 def test_prepared_data_is_no_source(files, tmp_path):
     data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "a" / "data", seq_len=8, vocab_size=300)
     for tfds in (data.directory, tmp_path / "a"):  # windows overlap: a token of each would be repeated
-        with pytest.raises(DataError, match=rf"--tfds={tfds}: .*/a/data holds packed windows, prepared by .*: name their source"):
+        with pytest.raises(DataError, match=rf"--tfds={tfds}: .*/a/data holds packed windows, .*: name their source"):
             prepare_data.prepare_files(
                 [], tmp_path / "out", seq_len=8, tfds=str(tfds), tokenizer=str(data.tokenizer_path)
             )
