@@ -416,6 +416,9 @@ def _check_windows(c: Config) -> None:
         raise ConfigError("sparsity.start_step", s.start_step, "must not be negative")
     if s.end_step < s.start_step:
         raise ConfigError("sparsity.end_step", s.end_step, f"must not be before sparsity.start_step = {s.start_step}")
+    if s.extra_windows and s.start_step == s.end_step:
+        needs = "needs a first window: sparsity.start_step < sparsity.end_step"
+        raise ConfigError("sparsity.extra_windows", s.extra_windows, needs)
     end = s.end_step
     for window in s.extra_windows:
         if len(window) != 2 or not end < window[0] < window[1]:

@@ -69,6 +69,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"sparsity.end_step": 5000}, "sparsity.end_step", "config.steps = 1000"),
         ({"sparsity.extra_windows": ((400, 600),)}, "sparsity.extra_windows", "ascending"),
         ({"sparsity.extra_windows": ((600, 1600),)}, "sparsity.extra_windows", "config.steps"),
+        ({"sparsity.end_step": 100, "sparsity.extra_windows": ((600, 700),)}, "sparsity.extra_windows", "first window"),
         ({"sparsity.selection": "slices"}, "sparsity.clusters", "m / 4 = 4"),
         ({"sparsity.neuron_run": 0, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "1 or more"),
         ({"sparsity.neuron_run": 7, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "must divide"),
