@@ -16,12 +16,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from absl import app, flags
 from ml_collections import config_flags
+from ml_collections.config_flags import config_path
 
 from sparse_lm import logs
 from sparse_lm.config import ConfigError, parse
@@ -92,7 +94,7 @@ def _define_flags() -> None:
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """No config file, or an override of a key that it lacks, is the user's mistake, not one with a traceback."""
+    """No config file, or an override of a key that it lacks, is one line; the file's own errors are as they are."""
     try:
         arguments = app.parse_flags_with_usage(argv)
         flags.FLAGS.config.lock()  # which raises what loading the file raised, if no override has
@@ -100,6 +102,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except OSError as error:
         sys.exit(f"--config: {str(error).splitlines()[-1].strip()}")
     except (AttributeError, KeyError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if all(frame.filename != config_path.__file__ for frame in frames):  # where overrides look up their keys
+            raise
         overrides = [argument for argument in argv if argument.startswith("--config.")]
         (message,) = error.args[0].args if isinstance(error.args[0], KeyError) else error.args
         sys.exit(f"unknown key in {' '.join(overrides)}: {' '.join(message.split())}")

@@ -358,9 +358,15 @@ def test_bad_command_line_is_one_clear_line(corpus, tmp_path):
         "--profile_steps=3,1000": "--profile_steps=3,1000: must be first,end",
     }
     _, _, _, *arguments = command(corpus, tmp_path / "run")
-    results = run_each("sparse_lm.train", [[*arguments, mistake] for mistake in mistakes], tmp_path)
+    faulty = tmp_path / "faulty.py"
+    faulty.write_text("import os\n\ndef get_config():\n    return os.no_such_thing\n")
+    command_lines = [[*arguments, mistake] for mistake in mistakes]
+    command_lines.append([f"--config={faulty}", "--config.steps=3"])
+    *results, of_the_file = run_each("sparse_lm.train", command_lines, tmp_path)
     for words, result in zip(mistakes.values(), results, strict=True):
         assert result.returncode != 0
         assert words in result.stderr
         assert "Traceback" not in result.stderr
     assert not (tmp_path / "run" / "config.json").exists()
+    assert f'File "{faulty}", line 4' in of_the_file.stderr  # whoever wrote it has to know where
+    assert "unknown key" not in of_the_file.stderr
