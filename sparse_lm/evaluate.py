@@ -39,7 +39,7 @@ from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.metrics import to_json
-from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.recipe import check_implementation, sparse_plan
 from sparse_lm.training.restored import restore_for_dense, restore_for_sparse
 from sparse_lm.training.workdir import WorkdirError, load_config
 
@@ -58,6 +58,7 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
     """
     config = load_config(workdir)
     if sparse:
+        check_implementation(config.sparsity)
         params, variables, step = restore_for_sparse(workdir, config, checkpoint)
         plan = dataclasses.replace(sparse_plan(config.sparsity), slice_parts=config.mesh.tensor)
     else:

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.model import llama
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.prepare_data import prepare_files
+from sparse_lm.training import recipe
 from sparse_lm.training.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.flip import dense_params
@@ -108,6 +109,14 @@ def test_sparse_of_a_dense_run_is_refused(workdir, tmp_path):
     config = Config(model=MODEL, seq_len=32, data=DataConfig(path=str(workdir / "data")))
     save_config(tmp_path, dataclasses.replace(config, batch_size=5))
     with pytest.raises(WorkdirError, match="dense throughout"):
+        evaluate(tmp_path, sparse=True)
+
+
+def test_sparse_with_an_implementation_for_other_machines_is_refused(workdir, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe.backends, "unavailable", lambda _: "needs an NVIDIA GPU")
+    config = load_config(workdir)
+    save_config(tmp_path, dataclasses.replace(config, sparsity=dataclasses.replace(SPARSITY, implementation="hopper")))
+    with pytest.raises(ConfigError, match=r"sparsity\.implementation = 'hopper': needs an NVIDIA GPU"):
         evaluate(tmp_path, sparse=True)
 
 

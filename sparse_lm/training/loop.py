@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches, train_batches
@@ -31,6 +31,7 @@ from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.metrics import MetricsWriter
 from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
+from sparse_lm.training.recipe import check_implementation
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.sharding import Layout, row_share
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
@@ -66,7 +67,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
       WorkdirError: at the end, too, if the last checkpoint could not be written.
     """
     check_determinism(config)
-    check_implementation(config)
+    check_implementation(config.sparsity)
     pretrained = Pretrained(config) if config.init_from else None
     if pretrained:
         config = pretrained.with_tokenizer()
@@ -114,14 +115,6 @@ def _train(
 
 def _place(params: Params, layout: Layout | None) -> Params:
     return jax.device_put(params, layout.state.params) if layout else jax.tree.map(jnp.array, params)
-
-
-def check_implementation(config: Config) -> None:
-    """Refuses `sparsity.implementation` by name if this machine cannot run it."""
-    name = config.sparsity.implementation
-    reason = backends.unavailable(name) if name else None
-    if reason:
-        raise ConfigError("sparsity.implementation", name, reason)
 
 
 class _Run:

@@ -1,10 +1,11 @@
-"""From the configuration's recipe to the plan of the six FFN products."""
+"""From the configuration's recipe to the plan of the six FFN products, and whether this machine can compute it."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from sparse_lm.config import SparsityConfig
+from sparse_lm.config import ConfigError, SparsityConfig
+from sparse_lm.ops import backends
 from sparse_lm.ops.plan import DH_MVUE, RECIPES, Y_MVUE, GemmPlan
 
 
@@ -31,3 +32,11 @@ def sparse_plan(sparsity: SparsityConfig) -> GemmPlan:
             )
         case _:
             return plan
+
+
+def check_implementation(sparsity: SparsityConfig) -> None:
+    """Refuses `sparsity.implementation` by name if this machine cannot run it."""
+    name = sparsity.implementation
+    reason = backends.unavailable(name) if name else None
+    if reason:
+        raise ConfigError("sparsity.implementation", name, reason)
