@@ -72,7 +72,7 @@ def _define_flags() -> None:
     flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.", lower_bound=0.0)
     flags.DEFINE_float("top_p", 0.95, "Sample among the most probable tokens that together reach it.")
     flags.register_validator("top_p", lambda top_p: 0 < top_p <= 1, "must be in (0, 1]")
-    flags.DEFINE_integer("seed", 0, "Of the random numbers.")
+    flags.DEFINE_integer("seed", 0, "Of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def generate(
       max_new_tokens: the most tokens to make.
       temperature: divides the logits; 0 takes the most probable token each time.
       top_p: sample among the most probable tokens that together reach this probability, in (0, 1].
-      seed: of the random numbers; the same arguments give the same tokens.
+      seed: of the random numbers, in 0..2^32 - 1; the same arguments give the same tokens.
       stop: token id that ends the text, and is not returned.
 
     Returns:
@@ -96,13 +96,15 @@ def generate_batch(
             f"temperature = {temperature} and max_new_tokens = {max_new_tokens} must not be negative, "
             f"top_p = {top_p} must be in (0, 1]"
         )
+    if any(not 0 <= seed < 2**32 for seed in seeds):
+        raise ValueError(f"seeds = {list(seeds)} must be in 0..2^32 - 1")
     longest = int(lengths.max())
     padded = np.zeros((len(prompts), round_up(longest)), np.int32)
     for row, prompt in zip(padded, prompts, strict=True):
         row[: len(prompt)] = prompt
     scalars = np.int32(max_new_tokens), np.float32(temperature), np.float32(top_p)
     inputs = jax.device_put(
-        (padded, lengths, *scalars, np.asarray(seeds, np.int32), np.int32(NO_TOKEN if stop is None else stop))
+        (padded, lengths, *scalars, np.asarray(seeds, np.uint32), np.int32(NO_TOKEN if stop is None else stop))
     )
     made, counts = jax.device_get(_generate(graphdef, params, *inputs, capacity=round_up(longest + max_new_tokens)))
     return [row[:count].tolist() for row, count in zip(made, counts, strict=True)]

@@ -61,6 +61,7 @@ def test_sampling_is_reproducible_by_seed(model):
     first, again, other = (decode.generate(*model, PROMPT, max_new_tokens=20, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first != other
+    assert decode.generate(*model, PROMPT, max_new_tokens=20, seed=2**32 - 1) not in (first, other)
 
 
 def test_sampled_tokens_follow_the_distribution():
@@ -115,6 +116,8 @@ def test_few_compilations(model):
         (PROMPT, dict(temperature=-1.0), "temperature = -1.0"),
         (PROMPT, dict(top_p=0.0), "top_p = 0.0"),
         (PROMPT, dict(max_new_tokens=-1), "max_new_tokens = -1"),
+        (PROMPT, dict(seed=-1), r"seeds = \[-1\]"),
+        (PROMPT, dict(seed=2**32), r"seeds = \[4294967296\]"),
     ],
 )
 def test_bad_arguments_are_refused(model, prompt, options, message):
