@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +50,34 @@ class WorkdirError(ValueError):
         super().__init__(f"--workdir={os.fspath(workdir)}: {reason}")
 
 
+@contextlib.contextmanager
+def writing(workdir: str | os.PathLike) -> Iterator[None]:
+    """Raises WorkdirError for what the system has against writing to the directory."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkdirError(workdir, f"cannot be written: {error.strerror}") from error
+
+
 def make_workdir(workdir: str | os.PathLike) -> Path:
     """The directory, made if need be.
 
     Raises:
       WorkdirError: it cannot be made or written.
     """
-    try:
+    with writing(workdir):
         Path(workdir).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=workdir).close()
-    except OSError as error:
-        raise WorkdirError(workdir, f"cannot be written: {error.strerror}") from error
     return Path(workdir)
 
 
 def save_config(workdir: str | os.PathLike, config: Config) -> None:
-    """Writes config.json, all of it or nothing."""
-    with replacing(Path(workdir, "config.json")) as partial:
+    """Writes config.json, all of it or nothing.
+
+    Raises:
+      WorkdirError: it cannot be written.
+    """
+    with writing(workdir), replacing(Path(workdir, "config.json")) as partial:
         partial.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
@@ -100,7 +113,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     Raises:
       ConfigError: naming the key and both values.
     """
-    if not Path(workdir, "config.json").exists() or not _has_begun(workdir):
+    if not Path(workdir, "config.json").exists() or not has_begun(workdir):
         return
     before, now = (flatten_dict(to_dict(c), sep=".") for c in (load_config(workdir), config))
     changed = {key: value for key, value in now.items() if value != before[key]}
@@ -112,7 +125,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
         _log.warning("resuming with config.%s = %r (was %r)", key, value, before[key])
 
 
-def _has_begun(workdir: str | os.PathLike) -> bool:
+def has_begun(workdir: str | os.PathLike) -> bool:
     """Whether the run has logged a step or saved one; else there is nothing to go on from, or to lose."""
     metrics, checkpoints = Path(workdir, "metrics.jsonl"), Path(workdir, "checkpoints")
     return (metrics.exists() and metrics.stat().st_size > 0) or (checkpoints.exists() and any(checkpoints.iterdir()))

@@ -105,6 +105,12 @@ def test_workdir_under_a_file_is_refused(tmp_path):
             make_workdir(workdir)
 
 
+def test_config_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: cannot be written: Is a directory$"):
+        save_config(tmp_path, CONFIG)
+
+
 def test_unwritable_workdir_is_refused(tmp_path, monkeypatch):
     """Permissions do not bind a superuser, so the system's answer is played."""
 
