@@ -41,6 +41,7 @@ from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.metrics import to_json
 from sparse_lm.training.recipe import check_implementation, sparse_plan
 from sparse_lm.training.restored import restore_for_dense, restore_for_sparse
+from sparse_lm.training.run_data import check_same_tokenizer
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
         params, step = restore_for_dense(workdir, config, checkpoint)
         variables, plan = FfnVariables(), DENSE
     data = open_data(config)
+    check_same_tokenizer(workdir, config, data)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
     evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, plan)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=0)

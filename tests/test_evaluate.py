@@ -14,6 +14,7 @@ import pytest
 
 from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
 from sparse_lm.data import heldout_batches, open_data
+from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.model import llama
@@ -118,6 +119,14 @@ def test_sparse_with_an_implementation_for_other_machines_is_refused(workdir, tm
     save_config(tmp_path, dataclasses.replace(config, sparsity=dataclasses.replace(SPARSITY, implementation="hopper")))
     with pytest.raises(ConfigError, match=r"sparsity\.implementation = 'hopper': needs an NVIDIA GPU"):
         evaluate(tmp_path, sparse=True)
+
+
+def test_data_with_another_tokenizer_is_refused(workdir, tmp_path):
+    shutil.copy(workdir / "config.json", tmp_path)
+    (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
+    train_tokenizer(["other words"] * 8, vocab_size=280).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=rf"data\.path = .* has another tokenizer than the run in {tmp_path};"):
+        evaluate(tmp_path)
 
 
 def test_missing_checkpoint_is_refused(workdir):

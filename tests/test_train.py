@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.data import errors, pipeline
+from sparse_lm.data import errors, open_data, pipeline
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.prepare_data import prepare_files
@@ -78,8 +78,8 @@ def whole(corpus, tmp_path_factory):
 
 
 def test_run_leaves_what_it_should(whole, corpus):
-    files = {"config.json", "metrics.jsonl", "checkpoints", "tensorboard", "tokenizer.json", "profile", "summary.json"}
-    assert files <= set(os.listdir(whole))
+    files = {"config.json", "data.json", "metrics.jsonl", "summary.json", "tokenizer.json"}
+    assert files | {"checkpoints", "profile", "tensorboard"} <= set(os.listdir(whole))
     assert len(list((whole / "profile").rglob("*.xplane.pb"))) == 1
     logged = lines(whole)
     assert [line["step"] for line in logged] == list(range(80))
@@ -263,6 +263,19 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
 def test_other_config_is_refused(whole, corpus):
     with pytest.raises(config_lib.ConfigError, match=r"optimizer\.learning_rate = 0\.5: the run in .* has 0\.01"):
         loop.train(small_config(corpus, **LONG, **{"optimizer.learning_rate": 0.5}), str(whole))
+
+
+@pytest.mark.parametrize(
+    "fingerprint, difference", [("tokenizer_sha256", "another tokenizer"), ("corpus_sha256", "other text")]
+)
+def test_other_data_is_refused(fingerprint, difference, whole, corpus, monkeypatch):
+    def open_other(config):
+        data = open_data(config)
+        return dataclasses.replace(data, info=data.info | {fingerprint: "0" * 64})
+
+    monkeypatch.setattr(loop, "open_data", open_other)
+    with pytest.raises(config_lib.ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {whole};"):
+        loop.train(small_config(corpus, **LONG), str(whole))
 
 
 def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +30,7 @@ from sparse_lm.training.metrics import MetricsWriter
 from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.recipe import check_implementation
+from sparse_lm.training.run_data import check_same_data, save_data
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.sharding import Layout, row_share
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
@@ -62,7 +61,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
       Whether the run is finished; False if a signal stopped it early (its state is saved).
 
     Raises:
-      ConfigError, WorkdirError, DataError, WandbError: before anything compiles.
+      ConfigError, WorkdirError, DataError, WandbError, LaunchError: before anything compiles.
       TooManyBadSteps: the state, which bad steps do not change, is saved.
       WorkdirError: at the end, too, if the last checkpoint could not be written.
     """
@@ -92,9 +91,11 @@ def _train(
         processes.wait_for_all("data is prepared")
     data = open_data(config)
     if processes.is_leader():
+        check_same_data(workdir, config, data)
         save_config(workdir, config)
+        save_data(workdir, data)
         processes.wait_for_all("data is prepared")
-    shutil.copyfile(data.tokenizer_path, Path(reports, "tokenizer.json"))
+    processes.check_data(data.info)
     _log.info(data.describe())
 
     with (

@@ -21,6 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -87,17 +88,32 @@ def check(config: Config) -> None:
     if jax.process_count() == 1:
         return
     try:
-        seen = multihost_utils.process_allgather(_fingerprint(config))
+        different = _different([jax.__version__, to_dict(config)])
     except jax.errors.JaxRuntimeError as error:
         raise LaunchError(
             f"the devices of {jax.process_count()} processes cannot add numbers up: {str(error).splitlines()[0]}. "
             "NCCL_DEBUG=INFO shows NCCL's side; NCCL_SOCKET_IFNAME chooses the network interface"
         ) from error
-    different = [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]
     if different:
         raise LaunchError(
             f"processes {different} have another configuration, or another version of JAX, than process 0: "
             "start all of them with the same command, from the same installation"
+        )
+
+
+def check_data(info: Mapping[str, Any]) -> None:
+    """Raises LaunchError if processes have opened different data. All of them must call this, and wait for each other.
+
+    Args:
+      info: `data.dataset.Data.info` of this process.
+    """
+    if jax.process_count() == 1:
+        return
+    different = _different([info["corpus_sha256"], info["tokenizer_sha256"]])
+    if different:
+        raise LaunchError(
+            f"processes {different} have other text, or another tokenizer, than process 0: all of them must find "
+            "the same data at config.data.path or, if that is empty, the same Python"
         )
 
 
@@ -159,6 +175,8 @@ def wait_for_all(reason: str) -> None:
         multihost_utils.sync_global_devices(reason)
 
 
-def _fingerprint(config: Config) -> np.ndarray:
-    text = json.dumps([jax.__version__, to_dict(config)], sort_keys=True)
-    return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+def _different(value: Any) -> list[int]:
+    """Of several processes, those whose value, which is JSON-ready, is not that of process 0."""
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    seen = multihost_utils.process_allgather(np.frombuffer(digest, np.uint32))
+    return [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]

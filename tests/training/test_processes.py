@@ -145,6 +145,26 @@ def test_uneven_devices_are_refused_by_name(devices, words):
         processes.check_devices(devices)
 
 
+def test_data_that_differs_between_processes_is_refused(monkeypatch):
+    of_each = []
+
+    def gather(row):
+        of_each.append(row)
+        return np.stack(of_each)
+
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 3)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
+    data = {"corpus_sha256": "a", "tokenizer_sha256": "b", "vocab_size": 300}
+    processes.check_data(data)
+    processes.check_data(data)
+    for other in ({"corpus_sha256": "c"}, {"tokenizer_sha256": "c"}):
+        with pytest.raises(
+            LaunchError, match=r"^processes \[2\] have other text, or another tokenizer, than process 0"
+        ):
+            processes.check_data(data | other)
+        of_each.pop()
+
+
 def test_gpus_that_jax_does_not_see_are_missed_on_a_mesh(monkeypatch, tmp_path, caplog):
     (tmp_path / "version").touch()
     monkeypatch.setattr(processes, "_NVIDIA_DRIVER", tmp_path / "version")

@@ -1,0 +1,67 @@
+"""The data of a run: the same text and the same tokenizer from its first step to its last evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from sparse_lm.config import Config, ConfigError
+from sparse_lm.data import Data
+from sparse_lm.data.builder import TOKENIZER_FILE
+from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
+from sparse_lm.files import replacing
+from sparse_lm.training.workdir import has_begun, writing
+
+FILE = "data.json"
+
+
+def save_data(workdir: str | os.PathLike, data: Data) -> None:
+    """Writes tokenizer.json and, of the text, data.json; of each file, all of it or nothing.
+
+    Raises:
+      WorkdirError: they cannot be written.
+    """
+    with writing(workdir):
+        with replacing(Path(workdir, TOKENIZER_FILE)) as partial:
+            shutil.copyfile(data.tokenizer_path, partial)
+        with replacing(Path(workdir, FILE)) as partial:
+            text = {"corpus_sha256": data.info["corpus_sha256"]}
+            partial.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+
+
+def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> None:
+    """Refuses to resume a run on other text, some of which it would skip or repeat, or with another tokenizer.
+
+    A workdir takes any data if it has no run, or one that ended before its first step; and any text if it has no
+    data.json, which runs did not always write.
+
+    Raises:
+      ConfigError: naming the data and the workdir.
+      DataError: the workdir's tokenizer.json cannot be read.
+    """
+    if not has_begun(workdir):
+        return
+    check_same_tokenizer(workdir, config, data)
+    path = Path(workdir, FILE)
+    if path.exists():
+        before, now = json.loads(path.read_text(encoding="utf-8"))["corpus_sha256"], data.info["corpus_sha256"]
+        if before != now:
+            difference = f"has other text (sha256 {now[:12]}, not {before[:12]}) than"
+            raise _refusal(workdir, config, data, difference)
+
+
+def check_same_tokenizer(workdir: str | os.PathLike, config: Config, data: Data) -> None:
+    """Refuses data with another tokenizer than the workdir's, if it has one: tokens would mean something else.
+
+    Raises: as `check_same_data`.
+    """
+    path = Path(workdir, TOKENIZER_FILE)
+    if path.exists() and fingerprint(load_tokenizer(path)) != data.info["tokenizer_sha256"]:
+        raise _refusal(workdir, config, data, "has another tokenizer than")
+
+
+def _refusal(workdir: str | os.PathLike, config: Config, data: Data, difference: str) -> ConfigError:
+    reason = f"{data.directory} {difference} the run in {os.fspath(workdir)}; use the data of that run"
+    return ConfigError("data.path", config.data.path, f"{reason}, or another --workdir")
