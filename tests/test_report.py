@@ -122,6 +122,14 @@ def test_several_runs_that_disagree_in_their_phases(tmp_path):
     assert maps == ["Zeros among activations: whole", "Zeros among activations: cut"]
 
 
+def test_a_run_with_damaged_files_is_drawn_without_what_they_lost(tmp_path):
+    workdir = make_run(tmp_path / "damaged", lines(3), summary(3), tail='{"step": 3, "lo{"step": 4, "loss": 7.8}\n')
+    (tmp_path / "damaged" / "summary.json").write_text('{"state": "fini')
+    axes = drawn(workdir)
+    assert len(axes["Loss by tokens"].lines[0].get_xdata()) == 3
+    assert [text.get_text() for text in axes["Where the time went"].texts] == ["not recorded"]
+
+
 def test_losses_that_are_not_finite_are_marked(tmp_path):
     some = make_run(tmp_path / "some", lines(loss=lambda step: None if step in (5, 6, 11) else 4.0))
     never = make_run(tmp_path / "never", lines(loss=lambda step: None))

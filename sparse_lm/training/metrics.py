@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ import numpy as np
 from sparse_lm.files import replacing
 from sparse_lm.training.telemetry import AppendedFile
 from sparse_lm.training.wandb_run import WandbRun
+
+_log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
 
@@ -84,21 +87,50 @@ def to_json(values: Mapping[str, Any]) -> str:
 
 
 def read_metrics(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
-    """The lines of a workdir's metrics.jsonl, oldest first; a last one that is cut short is left out.
+    """The lines of a workdir's metrics.jsonl, oldest first; a last one that is cut short is left out, and damaged
+    ones with a warning.
 
     Raises:
       FileNotFoundError: there is none.
     """
-    with Path(workdir, FILE).open(encoding="utf-8") as lines:
-        yield from (json.loads(line) for line in lines if line.endswith("\n"))
+    yield from (values for _, values in _whole_lines(Path(workdir, FILE)))
 
 
 def _drop_from(path: Path, step: int) -> None:
-    """Rewrites a JSONL file without its lines of `step` and later, and without a last line cut short."""
+    """Rewrites a JSONL file without its lines of `step` and later, damaged ones, and a last one cut short."""
     if not path.exists():
         return
-    with replacing(path) as partial, path.open(encoding="utf-8") as old, partial.open("w", encoding="utf-8") as new:
-        new.writelines(line for line in old if line.endswith("\n") and json.loads(line)["step"] < step)
+    with replacing(path) as partial, partial.open("wb") as new:
+        new.writelines(line for line, values in _whole_lines(path) if values["step"] < step)
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line of a JSONL file, as it is and as read; without a last one that is cut short, as a kill leaves it.
+
+    Other damage, such as a cut line that another was appended to, is left out with a warning.
+    """
+    damaged = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                break
+            values = _parse(line)
+            if values is None:
+                damaged.append(number)
+            else:
+                yield line, values
+    if damaged:
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        _log.warning("%s: line %d%s cannot be read and is left out", path, damaged[0], more)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """What a line of metrics.jsonl says; None if it is damaged."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) and type(values.get("step")) is int else None
 
 
 def _plain(value: Any) -> Any:

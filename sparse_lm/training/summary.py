@@ -147,9 +147,18 @@ class RunSummary:
 
 
 def read_summary(workdir: str | os.PathLike) -> dict[str, Any] | None:
-    """What summary.json holds (see `RunSummary`); None if there is none yet."""
+    """What summary.json holds (see `RunSummary`); None if there is none yet, or, with a warning, if it is damaged."""
     path = Path(workdir, FILE)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or not isinstance(summary.get("processes"), list):
+            raise ValueError("it lists no processes")
+    except (OSError, ValueError) as error:
+        _log.warning("%s cannot be read and counts as none: %s", path, error)
+        return None
+    return summary
 
 
 def _sum(processes: list[dict[str, Any]], table: str) -> Counter[str]:

@@ -85,13 +85,19 @@ def load_config(workdir: str | os.PathLike) -> Config:
     """The configuration that a workdir's run was started or last resumed with.
 
     Raises:
-      WorkdirError: there is no run in this directory.
+      WorkdirError: there is no run in this directory, or its config.json is damaged.
       ConfigError: it has keys or values that this version does not allow.
     """
     path = Path(workdir, "config.json")
     if not path.exists():
         raise WorkdirError(workdir, "holds no run (no config.json)")
-    return parse(ml_collections.ConfigDict(json.loads(path.read_text(encoding="utf-8"))))
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WorkdirError(workdir, f"config.json cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise WorkdirError(workdir, f"config.json must be a group of keys, not {type(values).__name__}")
+    return parse(ml_collections.ConfigDict(values))
 
 
 def meaning(config: Config) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import json
+import logging
 import struct
 
 import jax.numpy as jnp
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from sparse_lm.training.metrics import MetricsWriter, to_json
+from sparse_lm.training.metrics import MetricsWriter, read_metrics, to_json
 
 
 def lines(workdir) -> list[dict]:
@@ -93,6 +94,21 @@ def test_resume_drops_a_last_line_that_a_kill_cut_short(tmp_path):
     with MetricsWriter(tmp_path, resume_step=5) as writer:
         writer.write(5, {"loss": 2.0})
     assert [line["step"] for line in lines(tmp_path)] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"step": 1, "lo{"step": 2, "loss": 1.0}', b"\0\0\0\0", b'{"step": 1, "\xff', b"0", b"{}"]
+)
+def test_damaged_lines_in_the_middle_are_left_out_with_one_warning(tmp_path, damage, caplog):
+    whole = [b'{"step": %d, "loss": 1.0}' % step for step in (0, 3, 4)]
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b"\n".join([whole[0], damage, *whole[1:], damage, b""]))
+    with caplog.at_level(logging.WARNING):
+        assert [line["step"] for line in read_metrics(tmp_path)] == [0, 3, 4]
+    assert caplog.messages == [f"{file}: line 2 and 1 more cannot be read and is left out"]
+    with MetricsWriter(tmp_path, resume_step=4) as writer:
+        writer.write(4, {"loss": 2.0})
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(0, 1.0), (3, 1.0), (4, 2.0)]
 
 
 def test_resume_replaces_the_file_in_one_rename(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import logging
 
 import pytest
 
@@ -89,6 +90,19 @@ def test_after_a_kill_the_last_checkpoint_counts(tmp_path, monkeypatch):
     assert summary["seconds"]["dense"] + summary["seconds"]["sparse"] == 6 + 9
     assert summary["tokens_per_second"]["dense"] == 128
     assert walls(tmp_path) == sorted(walls(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", '{"state": "run', "[]", "{}"])
+def test_a_damaged_file_counts_as_none(tmp_path, content, caplog):
+    go(tmp_path, 0, 6, state="stopped by SIGTERM")
+    (tmp_path / "summary.json").write_text(content)
+    with caplog.at_level(logging.WARNING):
+        go(tmp_path, 6, 12, state="finished")
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/summary.json cannot be read and counts as none: ") and "\n" not in message
+    summary = read_summary(tmp_path)
+    assert (summary["state"], summary["step"], summary["evaluation"]["step"]) == ("finished", 12, 11)
+    assert [(p["start_step"], p["step"]) for p in summary["processes"]] == [(6, 12)]
 
 
 def test_an_error_is_named_and_its_time_counts(tmp_path):

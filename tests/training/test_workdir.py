@@ -37,6 +37,15 @@ def test_directory_without_a_run(tmp_path):
     check_same_config(tmp_path, CONFIG)
 
 
+@pytest.mark.parametrize("content", [b"", b'{"seed": 3, "ste', b"\0\0\0\0", b"\xff{}", b"[1]"])
+def test_damaged_config_is_named(tmp_path, content):
+    begin_run(tmp_path, CONFIG)
+    (tmp_path / "config.json").write_bytes(content)
+    for read in (load_config, lambda workdir: check_same_config(workdir, CONFIG)):
+        with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: config\.json (cannot be read|must be)[^\n]+$"):
+            read(tmp_path)
+
+
 def test_same_config_resumes(tmp_path):
     begin_run(tmp_path, CONFIG)
     check_same_config(tmp_path, CONFIG)
