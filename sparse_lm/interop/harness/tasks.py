@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+from jinja2 import TemplateError
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
@@ -48,7 +50,7 @@ def load_tasks(names: Sequence[str], include_path: str | os.PathLike | None) -> 
       include_path: a directory with task files of one's own, which come before the harness's.
 
     Raises:
-      HarnessError: there is no such task or directory, or data that cannot be downloaded.
+      HarnessError: there is no such task or directory, a task file has a mistake, or its data cannot be had.
     """
     random.seed(RANDOM_SEED)
     np.random.seed(NUMPY_SEED)
@@ -62,15 +64,34 @@ def load_tasks(names: Sequence[str], include_path: str | os.PathLike | None) -> 
     manager = TaskManager(include_path=include_path)
     for name in names:
         if not manager.match_tasks([name]):
+            if include_path is not None:
+                _check_files(include_path, name)
             raise HarnessError(f"--tasks={name}: lm-eval {version('lm_eval')} has no such task, nor has --include_path")
     return _load(manager, manager.match_tasks(names))
+
+
+def _check_files(include_path: str | os.PathLike, name: str) -> None:
+    """Refuses a task file that is not YAML, which the harness passes over without a word."""
+    for file in sorted(Path(include_path).rglob("*.yaml")):
+        try:
+            yaml.compose(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise HarnessError(f"--tasks={name}: no such task, and {file} cannot be read: {reason}") from error
 
 
 def _load(manager: TaskManager, names: Sequence[str]) -> TaskDict:
     try:
         return manager.load(names)
-    except ConnectionError as error:
-        raise HarnessError(f"--tasks={','.join(names)}: {error}") from error
+    except Exception as error:  # a task file names templates, functions and data, which raise what they like
+        raise _refusal(names, error) from error
+
+
+def _refusal(names: Iterable[str], error: Exception) -> HarnessError:
+    reason = " ".join(str(error).split())
+    if not isinstance(error, (OSError, ValueError)):  # others say less: "'train'" for a split that is not there
+        reason = f"{type(error).__name__}: {reason}"
+    return HarnessError(f"--tasks={','.join(names)}: {reason}")
 
 
 def score_tasks(
@@ -88,7 +109,7 @@ def score_tasks(
       "results" by task and metric, "n-shot", "n-samples", "versions", "configs" and more.
 
     Raises:
-      HarnessError: a task asks for what the model cannot do.
+      HarnessError: a task asks for what the model cannot do, or has a template that a document does not fill.
     """
     for task in tasks["tasks"].values():
         configured = task.get_config("num_fewshot")
@@ -100,7 +121,10 @@ def score_tasks(
     # Else the harness forks, which can hang a process that runs JAX.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     adapter = HarnessModel(model)
-    report = evaluate(adapter, tasks, limit=limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
+    try:
+        report = evaluate(adapter, tasks, limit=limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
+    except TemplateError as error:
+        raise _refusal(tasks["tasks"], error) from error
     report["results"] = {task: _numbers(metrics) for task, metrics in report["results"].items()}
     return {**report, "lm_eval_version": version("lm_eval")}
 
