@@ -75,12 +75,15 @@ class Pretrained:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self._directory / name).read_text(encoding="utf-8"))
+            content = json.loads((self._directory / name).read_text(encoding="utf-8"))
         except OSError as error:
             reason = f"must be a directory with {name}: {error.strerror}"
             raise self._refusal(reason) from error
         except ValueError as error:
             raise self._refusal(f"its {name} is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise self._refusal(f"its {name} must be a group of keys, not {type(content).__name__}")
+        return content
 
     def _check_model(self, fixed: dict[str, Any]) -> None:
         here = {key: getattr(self._config.model, key) for key in fixed}

@@ -111,12 +111,23 @@ def _files(directory: Path) -> list[Path]:
         if not (directory / SINGLE).is_file():
             raise ValueError(f"has neither {SINGLE} nor {INDEX}; other formats of weights are not read")
         return [directory / SINGLE]
-    names: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    files = [directory / name for name in sorted(set(names.values()))]
+    files = [directory / name for name in sorted(set(_weight_map(index).values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ValueError(f"lacks {', '.join(missing)}, which {INDEX} names")
     return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """File by tensor."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{index.name} is not JSON: {error}") from error
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{index.name} must have a weight_map that gives the file of each tensor")
+    return names
 
 
 def _open(file: Path) -> Any:

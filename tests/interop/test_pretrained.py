@@ -96,6 +96,32 @@ def test_other_files_are_refused_by_name(save, tmp_path):
         Pretrained(config)
 
 
+@pytest.mark.parametrize(
+    "file, content, reason",
+    [
+        ("config.json", "[1]", "its config.json must be a group of keys, not list"),
+        ("model.safetensors.index.json", "", "model.safetensors.index.json is not JSON: Expecting value: .*"),
+        ("model.safetensors.index.json", "[1]", "model.safetensors.index.json must have a weight_map .*"),
+        ("model.safetensors.index.json", "{}", "model.safetensors.index.json must have a weight_map .*"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": ["a"]}',
+            "model.safetensors.index.json must have a weight_map .*",
+        ),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": 1}}',
+            "model.safetensors.index.json must have a weight_map .*",
+        ),
+    ],
+)
+def test_json_of_another_shape_is_refused_by_file(file, content, reason, save, tmp_path):
+    config = save("grouped", shard_bytes=10_000)
+    (tmp_path / "hf" / file).write_text(content)
+    with pytest.raises(ConfigError, match=rf"^config\.init_from = '{config.init_from}': {reason}$"):
+        Pretrained(config)
+
+
 def test_a_config_of_another_model_is_told_what_to_change(save):
     config = save("grouped")
     other = dataclasses.replace(config.model, dim=32, rope_theta=5.0)
