@@ -8,11 +8,13 @@ Prints the prompt and its continuation.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from absl import app, flags
 
 from sparse_lm import logs
@@ -24,6 +26,15 @@ from sparse_lm.training.restored import restore_for_dense
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 _log = logging.getLogger(__name__)
+
+MOST_NEW_TOKENS = 2**29  # with a prompt, and rounded up to a power of two, positions must be int32
+
+
+class TooManyTokensError(ValueError):
+    """More new tokens than memory has room for."""
+
+    def __init__(self, max_new_tokens: int, reason: str):
+        super().__init__(f"--max_new_tokens={max_new_tokens}: {reason}")
 
 
 def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: int, **sampling) -> str:
@@ -37,6 +48,7 @@ def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: in
 
     Raises:
       WorkdirError, ConfigError, DataError: config, checkpoint or tokenizer are absent or cannot be used.
+      TooManyTokensError: memory has no room for so many tokens.
     """
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
@@ -49,7 +61,13 @@ def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: in
     if total > config.seq_len:
         _log.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
     graphdef = llama.graphdef(config.model)
-    made = decode.generate(graphdef, params, prompt_tokens, max_new_tokens=max_new_tokens, stop=end, **sampling)
+    try:
+        made = decode.generate(graphdef, params, prompt_tokens, max_new_tokens=max_new_tokens, stop=end, **sampling)
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        reason = f"memory has no room for {total} tokens, those of the prompt included; ask for fewer"
+        raise TooManyTokensError(max_new_tokens, reason) from error
     return tokenizer.decode([*prompt_tokens, *made])
 
 
@@ -60,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     options = {name: flags.FLAGS[name].value for name in ("max_new_tokens", "temperature", "top_p", "seed")}
     try:
         print(continue_text(flags.FLAGS.workdir, flags.FLAGS.prompt, **options))
-    except (ConfigError, DataError, WorkdirError) as error:
+    except (ConfigError, DataError, TooManyTokensError, WorkdirError) as error:
         sys.exit(str(error))
 
 
@@ -68,8 +86,9 @@ def _define_flags() -> None:
     """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     flags.DEFINE_string("prompt", "", "Text to continue; empty for a new document.")
-    flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", lower_bound=0)
+    flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", 0, MOST_NEW_TOKENS)
     flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.", lower_bound=0.0)
+    flags.register_validator("temperature", math.isfinite, "must be finite")
     flags.DEFINE_float("top_p", 0.95, "Sample among the most probable tokens that together reach it.")
     flags.register_validator("top_p", lambda top_p: 0 < top_p <= 1, "must be in (0, 1]")
     flags.DEFINE_integer("seed", 0, "Of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)

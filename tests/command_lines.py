@@ -38,6 +38,6 @@ def run_each(
     assert done.returncode == 0, done.stderr
     results = []
     for number, (given, code) in enumerate(zip(command_lines, json.loads(done.stdout), strict=True)):
-        stdout, stderr = ((directory / f"{number}.{stream}").read_text() for stream in (1, 2))
+        stdout, stderr = ((directory / f"{number}.{stream}").read_bytes().decode() for stream in (1, 2))
         results.append(subprocess.CompletedProcess(given, code, stdout, stderr))
     return results

@@ -2,8 +2,6 @@
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -14,6 +12,7 @@ from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.workdir import WorkdirError, save_config
+from tests.command_lines import run_each
 
 OPTIONS = dict(max_new_tokens=12, temperature=1.0, top_p=0.9)
 
@@ -43,11 +42,20 @@ def test_an_empty_prompt_starts_a_document(workdir):
     assert isinstance(generate.continue_text(workdir, "", **OPTIONS), str)
 
 
-def test_command_line(workdir):
-    command = [sys.executable, "-m", "sparse_lm.generate", f"--workdir={workdir}", "--prompt=def main("]
-    flags = [f"--{name}={value}" for name, value in OPTIONS.items()]
-    run = subprocess.run([*command, *flags, "--seed=3000000000"], capture_output=True, check=True)
-    assert run.stdout.decode() == generate.continue_text(workdir, "def main(", seed=3_000_000_000, **OPTIONS) + "\n"
+def test_command_line_and_mistakes_in_it(workdir, tmp_path):
+    mistakes = {
+        "--temperature=nan": "flag --temperature=nan: must be finite",
+        "--temperature=inf": "flag --temperature=inf: must be finite",
+        "--max_new_tokens=536870913": "536870913 is not an integer in the range [0, 536870912]",
+    }
+    flags = [f"--workdir={workdir}", "--prompt=def main(", *(f"--{name}={value}" for name, value in OPTIONS.items())]
+    command_lines = [[*flags, flag] for flag in ("--seed=3000000000", *mistakes)]
+    good, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
+    assert good.stdout == generate.continue_text(workdir, "def main(", seed=3_000_000_000, **OPTIONS) + "\n"
+    for message, run in zip(mistakes.values(), bad, strict=True):
+        assert run.returncode != 0
+        assert message in run.stderr
+        assert "Traceback" not in run.stderr
 
 
 @pytest.mark.parametrize("missing", ["config.json", "checkpoints"])
@@ -57,3 +65,12 @@ def test_an_incomplete_workdir_is_named(workdir, tmp_path, missing):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(WorkdirError, match=tmp_path.name):
         generate.continue_text(tmp_path, "x", **OPTIONS)
+
+
+def test_more_tokens_than_memory_has_room_for(workdir, monkeypatch):
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 94489291240 bytes.")
+
+    monkeypatch.setattr("sparse_lm.model.decode.generate", full)
+    with pytest.raises(generate.TooManyTokensError, match=r"^--max_new_tokens=12: memory has no room for 1\d tokens"):
+        generate.continue_text(workdir, "x", **OPTIONS)
