@@ -30,7 +30,7 @@ from absl import app, flags
 from sparse_lm import logs
 from sparse_lm.checkpoint_flag import define_checkpoint_flag
 from sparse_lm.config import ConfigError
-from sparse_lm.data import DataError, heldout_batches, open_data
+from sparse_lm.data import DataError, heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.interop.harness.text_model import TextModel
@@ -41,7 +41,7 @@ from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.metrics import to_json
 from sparse_lm.training.recipe import check_implementation, sparse_plan
 from sparse_lm.training.restored import restore_for_dense, restore_for_sparse
-from sparse_lm.training.run_data import check_same_tokenizer
+from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
     else:
         params, step = restore_for_dense(workdir, config, checkpoint)
         variables, plan = FfnVariables(), DENSE
-    data = open_data(config)
+    data = open_run_data(workdir, config)
     check_same_tokenizer(workdir, config, data)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
     evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, plan)

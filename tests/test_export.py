@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 
 from sparse_lm.config import Config, ConfigError, ModelConfig, OptimizerConfig, SparsityConfig
 from sparse_lm.data import open_data, train_batches
+from sparse_lm.evaluate import evaluate
 from sparse_lm.export import OutputError, export
 from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.pretrained import Pretrained
@@ -180,3 +182,6 @@ def test_a_model_is_trained_on_sparsely(corpus, tmp_path):
     assert loop.train(config, str(tmp_path / "run"))  # the same configuration finds the run finished
     with pytest.raises(ConfigError, match=r"config\.init_from = '': the run in .* has"):
         loop.train(dataclasses.replace(config, init_from=""), str(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "hf")  # the run goes on without it
+    assert loop.train(dataclasses.replace(config, steps=3), str(tmp_path / "run"))
+    assert evaluate(str(tmp_path / "run"))["step"] == 3

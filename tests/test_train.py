@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.report import report
-from sparse_lm.training import loop
+from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.metrics import read_metrics
@@ -260,6 +261,16 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
 
+def test_data_may_be_moved_under_a_run(corpus, tmp_path):
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    config = small_config(corpus, "dense", **{"data.path": str(moved)})
+    loop.train(config, str(tmp_path / "run"))
+    moved = moved.rename(tmp_path / "moved_again")
+    again = small_config(corpus, "dense", **{"data.path": str(moved), "steps": 13})
+    assert loop.train(again, str(tmp_path / "run"))
+    assert evaluate(str(tmp_path / "run"))["step"] == 13
+
+
 def test_other_config_is_refused(whole, corpus):
     with pytest.raises(config_lib.ConfigError, match=r"optimizer\.learning_rate = 0\.5: the run in .* has 0\.01"):
         loop.train(small_config(corpus, **LONG, **{"optimizer.learning_rate": 0.5}), str(whole))
@@ -273,7 +284,7 @@ def test_other_data_is_refused(fingerprint, difference, whole, corpus, monkeypat
         data = open_data(config)
         return dataclasses.replace(data, info=data.info | {fingerprint: "0" * 64})
 
-    monkeypatch.setattr(loop, "open_data", open_other)
+    monkeypatch.setattr(run_data, "open_data", open_other)
     with pytest.raises(config_lib.ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {whole};"):
         loop.train(small_config(corpus, **LONG), str(whole))
 

@@ -13,7 +13,6 @@ from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
-from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches, train_batches
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.model.llama import Params
@@ -30,7 +29,7 @@ from sparse_lm.training.metrics import MetricsWriter
 from sparse_lm.training.profile import StepProfile
 from sparse_lm.training.progress import Progress
 from sparse_lm.training.recipe import check_implementation
-from sparse_lm.training.run_data import check_same_data, save_data
+from sparse_lm.training.run_data import check_same_data, open_run_data, save_data, with_tokenizer_of_run
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.sharding import Layout, row_share
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
@@ -39,7 +38,7 @@ from sparse_lm.training.timing import StepTimer
 from sparse_lm.training.validity import check_variables
 from sparse_lm.training.wandb_run import WandbRun
 from sparse_lm.training.weight_metrics import WeightMetrics
-from sparse_lm.training.workdir import check_same_config, make_workdir, meaning, save_config
+from sparse_lm.training.workdir import check_same_config, has_saved, make_workdir, meaning, save_config
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +66,11 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
     """
     check_determinism(config)
     check_implementation(config.sparsity)
-    pretrained = Pretrained(config) if config.init_from else None
-    if pretrained:
+    pretrained = None
+    if config.init_from and has_saved(workdir):  # which goes on from its checkpoint: the model may be gone
+        config = with_tokenizer_of_run(workdir, config)
+    elif config.init_from:
+        pretrained = Pretrained(config)
         config = pretrained.with_tokenizer()
     make_workdir(workdir)
     check_same_config(workdir, config)
@@ -89,7 +91,7 @@ def _train(
     processes.wait_for_all("configurations are checked")
     if not processes.is_leader():
         processes.wait_for_all("data is prepared")
-    data = open_data(config)
+    data = open_run_data(workdir, config)
     if processes.is_leader():
         check_same_data(workdir, config, data)
         save_config(workdir, config)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
 
 from sparse_lm.config import Config, ConfigError
-from sparse_lm.data import Data
+from sparse_lm.data import Data, open_data
 from sparse_lm.data.builder import TOKENIZER_FILE
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
 from sparse_lm.files import replacing
-from sparse_lm.training.workdir import has_begun, writing
+from sparse_lm.training.workdir import has_begun, load_config, writing
+
+_log = logging.getLogger(__name__)
 
 FILE = "data.json"
 
@@ -29,6 +33,24 @@ def save_data(workdir: str | os.PathLike, data: Data) -> None:
         with replacing(Path(workdir, FILE)) as partial:
             text = {"corpus_sha256": data.info["corpus_sha256"]}
             partial.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+
+
+def open_run_data(workdir: str | os.PathLike, config: Config) -> Data:
+    """`open_data`, with the workdir's tokenizer if the file that the configuration names is gone."""
+    named, own = config.data.tokenizer, Path(workdir, TOKENIZER_FILE)
+    if named and own.exists() and not Path(named).exists():
+        _log.warning("config.data.tokenizer = %r is gone: %s is used", named, own)
+        config = _with_tokenizer(config, str(own))
+    return open_data(config)
+
+
+def with_tokenizer_of_run(workdir: str | os.PathLike, config: Config) -> Config:
+    """A configuration that names no tokenizer, with that of the workdir's run: of the model that it started from."""
+    return config if config.data.tokenizer else _with_tokenizer(config, load_config(workdir).data.tokenizer)
+
+
+def _with_tokenizer(config: Config, path: str) -> Config:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=path))
 
 
 def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> None:

@@ -31,6 +31,8 @@ RESUMABLE_CHANGES = frozenset(
         "mesh.data",
         "mesh.fsdp",
         "mesh.tensor",
+        "data.path",  # what it and the tokenizer's path lead to is compared: run_data.py
+        "data.tokenizer",
         "data.cache_dir",
         "data.eval_windows",
         "model.remat",
@@ -135,3 +137,8 @@ def has_begun(workdir: str | os.PathLike) -> bool:
     """Whether the run has logged a step or saved one; else there is nothing to go on from, or to lose."""
     metrics, checkpoints = Path(workdir, "metrics.jsonl"), Path(workdir, "checkpoints")
     return (metrics.exists() and metrics.stat().st_size > 0) or (checkpoints.exists() and any(checkpoints.iterdir()))
+
+
+def has_saved(workdir: str | os.PathLike) -> bool:
+    """Whether there is a checkpoint, which a run goes on from, or says that it is damaged."""
+    return any(path.name.isdigit() for path in Path(workdir, "checkpoints").glob("*"))
