@@ -282,6 +282,7 @@ def _optimizer_rules(c: Config) -> Iterator[Rule]:
     yield _not_negative("optimizer.warmup_steps", o.warmup_steps)
     yield "optimizer.warmup_steps", o.warmup_steps, o.warmup_steps < c.steps, f"must be under config.steps = {c.steps}"
     yield _one_of("optimizer.schedule", o.schedule, SCHEDULES)
+    yield _not_negative("optimizer.decay_steps", o.decay_steps)
     yield (
         "optimizer.decay_steps", o.decay_steps,
         o.schedule == "cosine" or 0 < o.decay_steps <= c.steps - o.warmup_steps,
@@ -299,17 +300,12 @@ def _optimizer_rules(c: Config) -> Iterator[Rule]:
 
 def _sparsity_rules(c: Config) -> Iterator[Rule]:
     m, s = c.model, c.sparsity
-    yield _one_of("sparsity.recipe", s.recipe, RECIPES)
-    if s.implementation:
-        yield _one_of("sparsity.implementation", s.implementation, IMPLEMENTATIONS)
+    yield from _sparsity_ranges(s)
     yield "sparsity.dense_layers", s.dense_layers, 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}"
     yield (
         "sparsity.dense_layers", s.dense_layers, s.dense_layers == 0 or s.recipe != "fst",
         "must be 0 with recipe 'fst', whose masked decay is of all layers",
     )  # fmt: skip
-    yield _one_of("sparsity.moments", s.moments, MOMENTS)
-    yield _positive("sparsity.refresh_every", s.refresh_every)
-    yield _one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)
     yield (
         "sparsity.recipe", s.recipe, s.recipe == "dense" or m.activation == "squared_relu",
         f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",
@@ -323,12 +319,32 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
             "batch_size", c.batch_size, tokens % 4 == 0,
             f"times seq_len{_of_parts(c)} = {tokens} tokens must be a multiple of 4",
         )  # fmt: skip
-    if s.recipe == "act24":
-        yield "sparsity.dense_features", s.dense_features, 0 <= s.dense_features <= 1, "must be in 0..1"
-    if s.recipe == "fst" and s.mask_decay is not None:
-        yield _not_negative("sparsity.mask_decay", s.mask_decay)
     if s.recipe == "venom":
         yield from _venom_rules(c)
+
+
+def _sparsity_ranges(s: SparsityConfig) -> Iterator[Rule]:
+    """What each key may be by itself, whether or not the recipe reads it."""
+    yield _one_of("sparsity.recipe", s.recipe, RECIPES)
+    yield _not_negative("sparsity.start_step", s.start_step)
+    yield _not_negative("sparsity.end_step", s.end_step)
+    if s.implementation:
+        yield _one_of("sparsity.implementation", s.implementation, IMPLEMENTATIONS)
+    yield _one_of("sparsity.moments", s.moments, MOMENTS)
+    yield _positive("sparsity.refresh_every", s.refresh_every)
+    yield _one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)
+    yield _one_of("sparsity.selection", s.selection, SELECTIONS)
+    yield "sparsity.v", s.v, s.v >= 4 and s.v & (s.v - 1) == 0, "must be a power of two, 4 or more"
+    yield "sparsity.m", s.m, s.m >= 4 and s.m % 4 == 0, "must be a multiple of 4"
+    yield _one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
+    yield _positive("sparsity.clusters", s.clusters)
+    yield "sparsity.neuron_run", s.neuron_run, s.neuron_run >= 1, "must be 1 or more"
+    yield _one_of("sparsity.distance", s.distance, DISTANCES)
+    yield _one_of("sparsity.weight_gradients", s.weight_gradients, WEIGHT_GRADIENTS)
+    yield _one_of("sparsity.centres", s.centres, CENTRES)
+    yield "sparsity.dense_features", s.dense_features, 0 <= s.dense_features <= 1, "must be in 0..1"
+    if s.mask_decay is not None:
+        yield _not_negative("sparsity.mask_decay", s.mask_decay)
 
 
 def _mesh_rules(c: Config) -> Iterator[Rule]:
@@ -369,16 +385,10 @@ def _of_parts(c: Config) -> str:
 
 def _venom_rules(c: Config) -> Iterator[Rule]:
     m, s, tokens = c.model, c.sparsity, c.tokens_per_part
-    yield _one_of("sparsity.selection", s.selection, SELECTIONS)
-    yield _one_of("sparsity.distance", s.distance, DISTANCES)
-    yield _one_of("sparsity.centres", s.centres, CENTRES)
-    yield _one_of("sparsity.weight_gradients", s.weight_gradients, WEIGHT_GRADIENTS)
     yield (
         "sparsity.clusters", s.clusters, s.centres == "neurons" or s.clusters <= tokens,
         f"must be at most the {tokens} tokens of a step with sparsity.centres = 'tokens'",
     )  # fmt: skip
-    yield _one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
-    yield "sparsity.m", s.m, s.m >= 4 and s.m % 4 == 0, "must be a multiple of 4"
     yield "sparsity.m", s.m, m.ffn_dim % s.m == 0, f"must divide model.ffn_dim = {m.ffn_dim}"
     yield (
         "sparsity.columns",
@@ -386,18 +396,16 @@ def _venom_rules(c: Config) -> Iterator[Rule]:
         s.columns != "exhaustive" or s.m <= 32,
         f"must be 'norm' for m = {s.m} (over 32)",
     )
-    yield "sparsity.v", s.v, s.v >= 4 and s.v & (s.v - 1) == 0, "must be a power of two, 4 or more"
     yield (
         "sparsity.v", s.v, tokens % s.v == 0,
         f"must divide the {tokens} tokens of a step (batch_size * seq_len{_of_parts(c)})",
     )  # fmt: skip
-    yield "sparsity.clusters", s.clusters, 0 < s.clusters <= m.ffn_dim, f"must be in 1..{m.ffn_dim} (model.ffn_dim)"
+    yield "sparsity.clusters", s.clusters, s.clusters <= m.ffn_dim, f"must be in 1..{m.ffn_dim} (model.ffn_dim)"
     yield (
         "sparsity.clusters", s.clusters, s.selection != "slices" or s.clusters == s.m // 4,
         f"must be m / 4 = {s.m // 4} with selection 'slices': each cluster owns F * 4 / m neurons",
     )  # fmt: skip
     set_size = 4 * m.ffn_dim // s.m
-    yield "sparsity.neuron_run", s.neuron_run, s.neuron_run >= 1, "must be 1 or more"
     yield (
         "sparsity.neuron_run", s.neuron_run, set_size % s.neuron_run == 0,
         f"must divide the {set_size} neurons of a set (4 * model.ffn_dim / sparsity.m)",
@@ -412,8 +420,6 @@ def _check_windows(c: Config) -> None:
     s = c.sparsity
     if s.recipe == "dense":
         return
-    if s.start_step < 0:
-        raise ConfigError("sparsity.start_step", s.start_step, "must not be negative")
     if s.end_step < s.start_step:
         raise ConfigError("sparsity.end_step", s.end_step, f"must not be before sparsity.start_step = {s.start_step}")
     if s.extra_windows and s.start_step == s.end_step:

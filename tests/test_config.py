@@ -13,6 +13,7 @@ from sparse_lm import config as config_lib
 from sparse_lm.config import Config, ConfigError
 from sparse_lm.model import ffn
 from sparse_lm.ops import backends, columns, formats, plan, routing
+from tests import small
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
 
@@ -108,6 +109,32 @@ def test_bad_value_is_refused_by_name(changes, key, words):
     assert words in message
     assert "\n" not in message
     assert "  " not in message
+
+
+@pytest.mark.parametrize("recipe", config_lib.RECIPES)
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("optimizer.decay_steps", -5),
+        ("sparsity.start_step", -1),
+        ("sparsity.end_step", -1),
+        ("sparsity.selection", "sets"),
+        ("sparsity.v", 6),
+        ("sparsity.m", 6),
+        ("sparsity.columns", "all"),
+        ("sparsity.clusters", 0),
+        ("sparsity.neuron_run", 0),
+        ("sparsity.distance", "l1"),
+        ("sparsity.weight_gradients", "mvua"),
+        ("sparsity.centres", "token"),
+        ("sparsity.dense_features", 3.0),
+        ("sparsity.mask_decay", -1.0),
+    ],
+)
+def test_bad_value_is_refused_whether_or_not_it_would_be_read(recipe, key, value):
+    with pytest.raises(ConfigError) as error:
+        small.config(recipe, **{key: value})
+    assert error.value.key == key
 
 
 @pytest.mark.parametrize(
