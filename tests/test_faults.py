@@ -11,9 +11,12 @@ import jax
 import numpy as np
 import pytest
 
+from sparse_lm.data import DataError
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.summary import read_summary
 from sparse_lm.training.workdir import WorkdirError
+from tests.data.examples import damage_records
 from tests.test_train import compiled_once, corpus, small_config, trace  # noqa: F401 (a fixture)
 from tests.training.test_checkpoint import steps_on_disk
 from tests.unfinished_io import leaves_io_unfinished
@@ -190,6 +193,27 @@ def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(config
     assert loop.train(config, str(tmp_path))
     assert "checkpoint 6 is damaged" in caplog.text
     assert "using checkpoint 3 instead of 6" in caplog.text
+    assert_same_end(tmp_path, whole, config)
+
+
+def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whole, tmp_path, monkeypatch, corpus):  # noqa: F811
+    shard = next(corpus.glob("*train*"))
+    sound, save = shard.read_bytes(), Checkpoints.save
+
+    def save_before_damage(self, step, *args):
+        save(self, step, *args)
+        if step == 6:
+            damage_records(shard, 60_000)
+
+    try:
+        with monkeypatch.context() as patch, pytest.raises(DataError, match=f"^{shard} is damaged: "):
+            patch.setattr(Checkpoints, "save", save_before_damage)
+            loop.train(config, str(tmp_path))
+    finally:
+        shard.write_bytes(sound)
+    assert read_summary(tmp_path)["state"] == "failed: DataError"
+    assert steps_on_disk(tmp_path) == [3, 6]
+    assert loop.train(config, str(tmp_path))
     assert_same_end(tmp_path, whole, config)
 
 

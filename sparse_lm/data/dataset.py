@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from google.protobuf.message import DecodeError
 
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, WINDOWS, read_metadata
 from sparse_lm.data.errors import DataError
 
+_READ_ERRORS = (OSError, RuntimeError, DecodeError)  # the last two: damaged ArrayRecord files, records
+
 
 class Windows:
-    """Random access to one split: int32 windows [seq_len + 1], of which w[:-1] is input and w[1:] target."""
+    """Random access to one split: int32 windows [seq_len + 1], of which w[:-1] is input and w[1:] target.
 
-    def __init__(self, source: Sequence[dict[str, np.ndarray]]):
+    Args:
+      source: the records of all windows.
+      shards: the files that they are in, in order, and how many are in each.
+    """
+
+    def __init__(self, source: Sequence[dict[str, np.ndarray]], shards: Mapping[Path, int]):
         self._source = source
+        self._files, self._ends = list(shards), list(itertools.accumulate(shards.values()))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -29,9 +39,25 @@ class Windows:
         return self.read(np.array([index]))[0]
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """[n, seq_len + 1] int32, the windows at `indices` [n]; much faster than one by one."""
-        records = self._source.__getitems__(indices.tolist())
+        """[n, seq_len + 1] int32, the windows at `indices` [n]; much faster than one by one.
+
+        Raises:
+          DataError: a file is damaged, or cannot be read now.
+        """
+        try:
+            records = self._source.__getitems__(indices.tolist())
+        except _READ_ERRORS as error:
+            raise self._fault(indices, error) from error
         return np.stack([record["tokens"] for record in records]).astype(np.int32)
+
+    def _fault(self, indices: np.ndarray, error: Exception) -> DataError:
+        """What `error`, which does not say where it was met, tells: a fault that has passed is not damage."""
+        for index in indices.tolist():
+            try:
+                self._source[index]
+            except _READ_ERRORS as damage:
+                return DataError(f"{self._files[bisect.bisect_right(self._ends, index)]} is damaged: {damage}")
+        return DataError(f"cannot read {self._files[0].parent}: {error}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +141,9 @@ def _open_windows(directory: Path, split: str) -> Windows:
     try:
         builder = tfds.builder_from_directory(directory)
         source = builder.as_data_source(split)
-        for end in itertools.accumulate(builder.info.splits[split].shard_lengths):
+        files, lengths = builder.info.splits[split].filepaths, builder.info.splits[split].shard_lengths
+        for end in itertools.accumulate(lengths):
             source[end - 1]
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
         raise DataError(f"{directory} is damaged: {error}") from error
-    return Windows(source)
+    return Windows(source, dict(zip(map(Path, files), lengths, strict=True)))

@@ -33,7 +33,7 @@ def train_batches(
         [process_index, process_index + 1) * batch_size / process_count of each batch.
 
     Returns:
-      Iterator over int32 [batch_size / process_count, seq_len + 1].
+      Iterator over int32 [batch_size / process_count, seq_len + 1], which raises what `Windows.read` does.
 
     Raises:
       ValueError: `process_count` does not divide `batch_size`.
@@ -66,6 +66,9 @@ def heldout_batches(data: Data, *, batch_size: int, windows: int = 0) -> Iterato
 
     Yields:
       int32 [batch_size, seq_len + 1]; the last batch may have fewer rows.
+
+    Raises:
+      DataError: a file is damaged, or cannot be read now.
     """
     total = len(data.heldout)
     count = min(windows, total) if windows else total

@@ -62,6 +62,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
     Raises:
       ConfigError, WorkdirError, DataError, WandbError, LaunchError: before anything compiles.
       TooManyBadSteps: the state, which bad steps do not change, is saved.
+      DataError: later, too, if a window cannot be read; checkpoints stay as they are.
       WorkdirError: at the end, too, if the last checkpoint could not be written.
     """
     check_determinism(config)

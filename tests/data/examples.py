@@ -133,6 +133,14 @@ class Foreign(tfds.core.GeneratorBasedBuilder):
         yield from enumerate(rows)
 
 
+def damage_records(shard: Path, end: int = 3000) -> None:
+    """In the bytes from 300 to `end` of an ArrayRecord file, before the last record, which is read to open it."""
+    content = bytearray(shard.read_bytes())
+    for start in range(300, end, 100):
+        content[start : start + 30] = bytes(30)
+    shard.write_bytes(content)
+
+
 def write_tfds(folder, feature: dict, shards: int = 1, **splits: list[dict]) -> str:
     """A dataset as TFDS writes it, below `folder`; the records of each split by name."""
     config = tfds.download.DownloadConfig(num_shards=shards)

@@ -8,11 +8,12 @@ import pytest
 import tensorflow_datasets as tfds
 
 from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig
-from sparse_lm.data import DataError, builder, corpus, open_data, opening, train_batches
+from sparse_lm.data import DataError, builder, corpus, heldout_batches, open_data, opening, train_batches
 from sparse_lm.data.holdout import hold_out
 from tests.data.examples import (
     Documents,
     as_tfrecords,
+    damage_records,
     make_documents,
     make_tokenizer,
     stream_of,
@@ -187,6 +188,21 @@ class TestPreparedWindows:
         os.truncate(shard, shard.stat().st_size // 2)
         with pytest.raises(DataError, match="prepared is damaged: "):
             open_data(with_data(config, path=path))
+
+    def test_damage_that_is_met_later_is_told_by_its_file(self, config, tmp_path, monkeypatch):
+        monkeypatch.setattr(builder, "SHARD_BYTES", 4000)
+        path = tmp_path / "shards"
+        heldout = Documents(make_documents(60, seed=2))
+        builder.prepare(path, DOCUMENTS, heldout=heldout, seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+        train, heldout = sorted(path.glob("*train*"))[1], sorted(path.glob("*heldout*"))[0]
+        damage_records(train)
+        damage_records(heldout)
+        data = open_data(with_data(config, path=str(path)))
+        every = len(data.train)
+        with pytest.raises(DataError, match=f"^{train} is damaged: Corrupted "):
+            next(train_batches(data, batch_size=every, seed=0))
+        with pytest.raises(DataError, match=f"^{heldout} is damaged: Corrupted "):
+            next(heldout_batches(data, batch_size=every))
 
 
 def token_rows(documents: list[str]) -> list[dict]:

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.data.dataset import Data, Windows
+from sparse_lm.data.errors import DataError
 from sparse_lm.data.pipeline import heldout_batches, train_batches
 
 SEQ_LEN = 3
@@ -19,12 +21,16 @@ class Records:
     def __len__(self) -> int:
         return self.count
 
+    def __getitem__(self, index):
+        return {"tokens": np.full(SEQ_LEN + 1, index, np.uint16)}
+
     def __getitems__(self, indices):
-        return [{"tokens": np.full(SEQ_LEN + 1, index, np.uint16)} for index in indices]
+        return [self[index] for index in indices]
 
 
 def make_data(train: int = 50, heldout: int = 23) -> Data:
-    windows = dict(train=Windows(Records(train)), heldout=Windows(Records(heldout)))
+    counts = dict(train=train, heldout=heldout)
+    windows = {split: Windows(Records(count), {Path(split): count}) for split, count in counts.items()}
     return Data(
         Path(), Path("tokenizer.json"), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info={}, **windows
     )
@@ -76,6 +82,16 @@ def test_processes_read_the_rows_of_one_batch(processes, start_step):
 def test_processes_must_share_a_batch_evenly():
     with pytest.raises(ValueError, match="batch_size = 8: must be a multiple of the 3 processes"):
         train_batches(make_data(), batch_size=8, seed=0, process_count=3)
+
+
+def test_a_fault_in_reading_that_has_passed_is_not_called_damage():
+    class Unreadable(Records):
+        def __getitems__(self, indices):
+            raise RuntimeError("can't start new thread")
+
+    data = dataclasses.replace(make_data(), train=Windows(Unreadable(50), {Path("prepared", "train"): 50}))
+    with pytest.raises(DataError, match="cannot read prepared: can't start new thread"):
+        next(train_batches(data, batch_size=8, seed=0))
 
 
 def test_a_batch_may_be_larger_than_the_data():
