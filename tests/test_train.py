@@ -263,12 +263,12 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
 
 def test_data_may_be_moved_under_a_run(corpus, tmp_path):
     moved = shutil.copytree(corpus, tmp_path / "moved")
-    config = small_config(corpus, "dense", **{"data.path": str(moved)})
-    loop.train(config, str(tmp_path / "run"))
+    short = {"steps": 2, "optimizer.warmup_steps": 1, "data.eval_windows": 4}
+    loop.train(small_config(corpus, "dense", **short | {"data.path": str(moved)}), str(tmp_path / "run"))
     moved = moved.rename(tmp_path / "moved_again")
-    again = small_config(corpus, "dense", **{"data.path": str(moved), "steps": 13})
+    again = small_config(corpus, "dense", **short | {"data.path": str(moved), "steps": 3})
     assert loop.train(again, str(tmp_path / "run"))
-    assert evaluate(str(tmp_path / "run"))["step"] == 13
+    assert evaluate(str(tmp_path / "run"))["step"] == 3
 
 
 def test_other_config_is_refused(whole, corpus):
