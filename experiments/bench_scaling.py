@@ -60,11 +60,12 @@ def start(first: int, count: int, output: Path) -> subprocess.Popen:
 
 
 def with_efficiency(results: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The results with, for each recipe, the step time of the smallest count over that of each count."""
-    smallest = results[min(results)]["recipes"]
-    for result in results.values():
+    """The results with, for each recipe, the tokens a second of one GPU over those of one of the smallest count."""
+    fewest = min(results)
+    for count, result in results.items():
         for name, row in result["recipes"].items():
-            row["efficiency"] = smallest[name]["step_ms"] / row["step_ms"]
+            alone = results[fewest]["recipes"][name]["tokens_per_second"] / fewest
+            row["efficiency"] = row["tokens_per_second"] / count / alone
     return results
 
 

@@ -52,8 +52,8 @@ def loss_curves(results: Results) -> Figure:
     for panel, (ax,) in zip(panels, axes, strict=True):
         for name, (tokens, loss) in (curves if panel == "loss" else _gap_curves(runs, names)).items():
             ax.plot(tokens / 1e6, loss, label=name)
-        if results.data["base"].get("sparsity.recipe") != "dense":
-            shade_sparse(ax, *_sparse_tokens(results))
+        if window := _sparse_tokens(results):
+            shade_sparse(ax, *window)
         ax.set_ylabel("held-out loss (nats per token)" if panel == "loss" else "above dense (nats per token)")
     axes[0, 0].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes[-1, 0].set_xlabel("tokens (millions)")
@@ -114,8 +114,9 @@ def _gap_curves(runs: list[Run], names: list[str]) -> dict[str, tuple[np.ndarray
     for name in names:
         if pairs := _pairs(runs, name):
             compared, dense = zip(*pairs, strict=True)
-            tokens, loss = mean_curve(compared)
-            curves[name] = tokens, loss - np.interp(tokens, *mean_curve(dense))
+            (tokens, loss), (dense_tokens, dense_loss) = mean_curve(compared), mean_curve(dense)
+            both = tokens <= dense_tokens[-1]
+            curves[name] = tokens[both], loss[both] - np.interp(tokens[both], dense_tokens, dense_loss)
     return curves
 
 
@@ -125,8 +126,14 @@ def mean_curve(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
     return tokens[0], losses.mean(axis=0)
 
 
-def _sparse_tokens(results: Results) -> tuple[float, float]:
-    """Where the suite's sparse phase starts and ends, in millions of tokens."""
+def _sparse_tokens(results: Results) -> tuple[float, float] | None:
+    """Where the runs' sparse phase starts and ends, in millions of tokens; None if it is not the same for all."""
     base = results.data["base"]
+    settings = [base | run["overrides"] for run in results.data["runs"]]
+    windows = {
+        (run["sparsity.start_step"], run["sparsity.end_step"])
+        for run in settings
+        if run.get("sparsity.recipe") != "dense"
+    }
     tokens_per_step = base["batch_size"] * base["seq_len"]
-    return tuple(base[f"sparsity.{edge}_step"] * tokens_per_step / 1e6 for edge in ("start", "end"))
+    return tuple(step * tokens_per_step / 1e6 for step in windows.pop()) if len(windows) == 1 else None

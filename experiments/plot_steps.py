@@ -117,6 +117,8 @@ def clocks_of_runs(quality: Results, steps: Results) -> dict[str, Clock]:
     clocks = {}
     for run in quality.data["runs"]:
         settings = quality.data["base"] | run["overrides"]
+        if settings.get("sparsity.stages") or settings.get("sparsity.extra_windows"):
+            continue  # a clock has one sparse phase, with steps of one kind
         choice = _choice({key.removeprefix("sparsity."): value for key, value in settings.items()})
         if choice in relative_times:
             sparse = settings["sparsity.start_step"], settings["sparsity.end_step"]
@@ -156,4 +158,7 @@ def _choice(sparsity: dict[str, Any]) -> tuple:
     """What decides how fast a recipe is: its name and, of Venom, how columns and tokens are chosen, and how many."""
     known = {field.name for field in dataclasses.fields(SparsityConfig)} & sparsity.keys()
     s = SparsityConfig(**{name: sparsity[name] for name in known})
-    return (s.recipe, s.selection, s.m, s.neuron_run > 1, s.weight_gradients) if s.recipe == "venom" else (s.recipe,)
+    if s.recipe != "venom":
+        return (s.recipe,)
+    v = s.v if s.selection == "magnitude" else None  # elsewhere blocks only pad the clusters' tokens
+    return s.recipe, s.selection, s.m, v, s.neuron_run > 1, s.weight_gradients

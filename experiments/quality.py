@@ -40,15 +40,17 @@ LAST_STEPS = 100  # the training loss is averaged over this many
 
 
 def read_run(workdir: pathlib.Path) -> dict:
-    """Losses and sparsity of a finished run, from its metrics."""
+    """Losses and sparsity of a finished run, from its metrics; without losses that were not finite."""
     lines = list(read_metrics(workdir))
-    last = [line["loss"] for line in lines if line["step"] > lines[-1]["step"] - LAST_STEPS]
+    finite = [line for line in lines if line["loss"] is not None]
+    evaluated = [line for line in lines if line.get("eval_loss") is not None]
+    last = [line["loss"] for line in finite if line["step"] > lines[-1]["step"] - LAST_STEPS]
     sparse = [line for line in lines if line["phase"] == "sparse"]
     return dict(
         heldout_loss=lines[-1]["eval_loss"],
-        train_loss=statistics.fmean(last),
-        curve=[[line["tokens"], round(line["loss"], 4)] for line in lines],
-        heldout_curve=[[line["tokens"], round(line["eval_loss"], 4)] for line in lines if "eval_loss" in line],
+        train_loss=statistics.fmean(last) if last else None,
+        curve=[[line["tokens"], round(line["loss"], 4)] for line in finite],
+        heldout_curve=[[line["tokens"], round(line["eval_loss"], 4)] for line in evaluated],
         last_sparse_step={
             name: value
             for name, value in (sparse[-1] if sparse else {}).items()

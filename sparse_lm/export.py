@@ -9,14 +9,17 @@ sparse phase leaves with the weights that its forward uses. `--format=sparse24` 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from absl import app, flags
+from safetensors import SafetensorError
 
 from sparse_lm import logs
 from sparse_lm.checkpoint_flag import define_checkpoint_flag
@@ -74,14 +77,17 @@ def export(
     layers_24 = _layers_24(workdir, config, params.step) if weight_format == "sparse24" else []
 
     directory = _make_output(output)
-    card = model_card(config, params.step, [w.shape for w in weights(config.model)], _eval_loss(workdir, params.step))
+    shapes, eval_loss = [w.shape for w in weights(config.model)], _eval_loss(workdir, config, params.step)
+    card = model_card(config, params.step, shapes, eval_loss)
     model = HfModel(config.model, config.seq_len, params.read, tokenizer, card)
-    model.write(directory, shard_bytes)
+    with _whole_or_empty(directory):
+        model.write(directory, shard_bytes)
+        if layers_24:
+            (directory / "sparse24").mkdir()
+            compressed = dataclasses.replace(model, layers_24=layers_24, dense_layers=config.sparsity.dense_layers)
+            compressed.write(directory / "sparse24", shard_bytes)
     _log.info("step %d of %s is now in %s", params.step, workdir, directory)
     if layers_24:
-        (directory / "sparse24").mkdir()
-        compressed = dataclasses.replace(model, layers_24=layers_24, dense_layers=config.sparsity.dense_layers)
-        compressed.write(directory / "sparse24", shard_bytes)
         _log.info("with %s compressed as 2:4 in %s", " and ".join(layers_24), directory / "sparse24")
         if "down_proj" not in layers_24:
             _log.warning("down_proj stays dense there: it is 2:4 along its outputs, the layout wants inputs")
@@ -112,14 +118,27 @@ def _make_output(output: str | os.PathLike) -> Path:
     return directory
 
 
-def _eval_loss(workdir: str | os.PathLike, step: int) -> float | None:
-    """Nats per token after `step` steps as the run logged it, if it evaluated then, densely."""
+@contextlib.contextmanager
+def _whole_or_empty(directory: Path) -> Iterator[None]:
+    """What fails half way leaves nothing, which might look whole, and which the next try would refuse."""
+    try:
+        yield
+    except BaseException as error:
+        for path in directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if isinstance(error, (OSError, SafetensorError)):
+            raise OutputError(directory, f"cannot be written: {error}") from error
+        raise
+
+
+def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float | None:
+    """Nats per token after `step` steps as the run logged it, if it evaluated then, densely: as at its end, always."""
     try:
         lines = list(read_metrics(workdir))
     except FileNotFoundError:
         return None
-    losses = {line["step"] + 1: line["eval_loss"] for line in lines if "eval_loss" in line and line["phase"] == "dense"}
-    return losses.get(step)
+    evaluated = [line for line in lines if "eval_loss" in line and line["step"] + 1 == step]
+    return next((line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps), None)
 
 
 def main(argv: Sequence[str]) -> None:

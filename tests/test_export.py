@@ -1,6 +1,7 @@
 """The entry point, and runs that start from what it wrote."""
 
 import dataclasses
+import errno
 import json
 import shutil
 import subprocess
@@ -85,6 +86,18 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
     card = (tmp_path / "out" / "README.md").read_text()
     for part in ("ArceeForCausalLM", "40 of 50", "sste, sparse in steps 10 to 30", "2.5000 nats"):
         assert part in card
+
+
+def test_what_cannot_be_written_whole_leaves_nothing(workdir, tmp_path, monkeypatch):
+    def write_some(model, directory, shard_bytes):
+        (directory / "model.safetensors").write_text("some")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OutputError, match=r"cannot be written: .*No space left"):
+        patched.setattr(HfModel, "write", write_some)
+        export(workdir, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+    export(workdir, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

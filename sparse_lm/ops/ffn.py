@@ -133,7 +133,7 @@ def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weigh
     o = collectives.sum_over_tensor(down(y, rows, run), axes)
     computed = 4 * run.neurons // plan.m if plan.pattern_known_first else run.neurons
     stats = {
-        "activation_sparsity": 1 - seen.nonzeros / (x.shape[0] * computed),  # padded rows are all zero
+        "activation_sparsity": 1 - seen.nonzeros / float(x.shape[0] * computed),  # padded rows are all zero
         "kept_energy": seen.kept_energy / jnp.maximum(seen.energy, jnp.finfo(jnp.float32).tiny),
     }
     if load is not None:

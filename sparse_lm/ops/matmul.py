@@ -161,6 +161,8 @@ def scattered_matmul_24(
     """
     _check_contraction("a", a.shape, "b", b.shape)
     _check_columns(columns, v, run, "columns of a", a.shape[1])
+    if columns.shape[1] != a.shape[0]:
+        raise ValueError(f"columns {list(columns.shape)} must list a neuron for each of the {a.shape[0]} rows of a")
     return backends.dispatch(
         "scattered_matmul_24", implementation, a, b, columns, v, rows, run=run, out_dtype=out_dtype or b.dtype
     )
@@ -173,6 +175,8 @@ def check_sampled(w: Sparse24, x: Array, columns: Array, v: int, run: int) -> No
 
 
 def _check_columns(columns: Array, v: int, run: int, what: str, size: int) -> None:
+    if v < 1 or run < 1:
+        raise ValueError(f"v = {v} and run = {run} must be positive")
     if columns.shape[0] != -(-size // v):
         raise ValueError(f"columns {list(columns.shape)} must have a row for each {v} of the {size} {what}")
     if columns.shape[1] % run:

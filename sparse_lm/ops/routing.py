@@ -87,9 +87,11 @@ def assign_tokens(x: Array, centroids: Array, distance: str = "l2") -> Array:
       int32 [T]; of equally near centres the lowest, and 0 for a row that holds a NaN.
     """
     # A token's own length does not change which centre is nearest in direction: x is read once, as it is.
-    centroids = _oriented(centroids, distance)
-    dots = jnp.dot(x, centroids.astype(x.dtype).T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-    return _assign(jnp.sum(jnp.square(centroids), axis=-1) - 2 * dots if distance == "l2" else -dots)
+    # Centres are rounded once, or lengths and products of tokens far from the origin would be of different ones.
+    centroids = _oriented(centroids, distance).astype(x.dtype)
+    dots = jnp.dot(x, centroids.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    lengths = jnp.sum(jnp.square(centroids.astype(jnp.float32)), axis=-1)
+    return _assign(lengths - 2 * dots if distance == "l2" else -dots)
 
 
 class ClusterSums(NamedTuple):

@@ -94,7 +94,8 @@ def _window_nats(
         variables=variables,
         key=key,
         dense_layers=config.sparsity.dense_layers,
-        implementation=config.sparsity.implementation or None,
+        # By magnitude a token is a block by itself here, which no kernel takes.
+        implementation=None if plan.venom and plan.v == 1 else config.sparsity.implementation or None,
         axes=axes,
     )
     hidden = hidden.reshape(-1, hidden.shape[-1])

@@ -162,6 +162,7 @@ class _Run:
         if start:
             print(f"{self.workdir}: going on from step {start}")
         self._print_implementations(state)
+        float(self.schedule(start))  # compiles, which is no step's time
         self.timer = StepTimer(config, start)
         self.progress = Progress(config.steps, start)
         wandb_run = WandbRun(self.reports, config) if self.wandb else None

@@ -40,6 +40,8 @@ class StepTimer:
             self._timed[phase] += 1
             self._lap_seconds += now - self._last
             self._lap_steps += 1
+        else:
+            self._lap_seconds, self._lap_steps = 0.0, 0  # of the phase before
         self._left[phase] -= 1
         self._last, self._phase = now, phase
 
@@ -48,7 +50,7 @@ class StepTimer:
         self._last = self._clock()
 
     def lap(self) -> float | None:
-        """Mean seconds of the steps timed since the last lap; None if there was none."""
+        """Mean seconds of this phase's steps timed since the last lap; None if there was none."""
         mean = self._lap_seconds / self._lap_steps if self._lap_steps else None
         self._lap_seconds, self._lap_steps = 0.0, 0
         return mean

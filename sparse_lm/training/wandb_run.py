@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparse_lm.config import Config, to_dict
+from sparse_lm.files import replacing
 
 PROJECT = "sparse_lm"
 
@@ -68,6 +69,6 @@ class WandbRun:
 def _run_id(workdir: str | os.PathLike) -> str:
     path = Path(workdir, "wandb", "run_id")
     if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+        with replacing(path) as partial:
+            partial.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
     return path.read_text(encoding="utf-8")

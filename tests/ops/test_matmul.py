@@ -127,6 +127,8 @@ def test_what_listed_columns_must_be():
     w, x = jitted.sparsify_24(_random((16, 8), jnp.float32, 0)), _random((10, 8), jnp.float32, 1)
     with pytest.raises(ValueError, match="a row for each 4 of the 10 rows of x"):
         ops.sampled_matmul_24(w, x, jnp.zeros((2, 4), jnp.int32), 4)
+    with pytest.raises(ValueError, match="v = 0 and run = 1 must be positive"):
+        ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 0)
     with pytest.raises(ValueError, match="run = 3 must divide the 4 neurons"):
         ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, run=3)
 
@@ -176,3 +178,5 @@ def test_shapes_that_do_not_match_are_refused():
         ops.sampled_matmul_24(w, jnp.ones((5, 11)), jnp.zeros((2, 4), jnp.int32), 4)
     with pytest.raises(ValueError, match="must have a row for each 4 of the 5 rows of x"):
         ops.sampled_matmul_24(w, jnp.ones((5, 12)), jnp.zeros((1, 4), jnp.int32), 4)
+    with pytest.raises(ValueError, match=r"columns \[3, 4\] must list a neuron for each of the 8 rows of a"):
+        ops.scattered_matmul_24(w, jnp.ones((12, 3)), jnp.zeros((3, 4), jnp.int32), 4, 16)

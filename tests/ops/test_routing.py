@@ -152,6 +152,16 @@ def test_tokens_go_to_the_nearest_centre(distance, dtype):
     np.testing.assert_array_equal(assignment, expected)
 
 
+def test_tokens_far_from_the_origin_go_to_the_nearest_centre():
+    """What bfloat16 rounds off a centre is more than they differ by, if its length is that of before."""
+    rng, common = np.random.default_rng(0), 16 * _random((256,), seed=2)
+    x = jnp.array(common + 0.3 * rng.standard_normal((500, 256)), jnp.bfloat16)
+    centroids = jnp.array(common + 0.3 * rng.standard_normal((16, 256)), jnp.float32)
+    rounded = np.asarray(centroids.astype(jnp.bfloat16), np.float64)
+    expected = _distances(np.asarray(x, np.float64), rounded, "l2").argmin(1)
+    assert np.mean(routing.assign_tokens(x, centroids) == expected) > 0.98  # float32 decides near ties
+
+
 def test_a_token_is_assigned_from_itself_alone():
     x, centroids = _random((32, 12)), _random((7, 12), seed=1)
     together = np.asarray(routing.assign_tokens(x, centroids, "cosine"))

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import jax
@@ -7,6 +8,7 @@ import pytest
 
 from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.model import llama
+from sparse_lm.ops import backends
 from sparse_lm.ops.ffn_weights import FfnVariables, init_variables
 from sparse_lm.training import evaluation
 from sparse_lm.training.evaluation import make_evaluation
@@ -54,6 +56,20 @@ def test_short_last_batch_counts_its_own_windows_only(model):
     whole = evaluate(model, config=dataclasses.replace(CONFIG, batch_size=11))
     assert evaluate(model) == pytest.approx(whole, rel=1e-6)
     assert evaluate(model, WINDOWS[:1])["loss"] != pytest.approx(whole["loss"], rel=1e-3)
+
+
+def test_evaluation_by_magnitude_is_possible_where_a_backend_is_named(monkeypatch):
+    """Its blocks are of one token, which no kernel takes. Traced only: it takes a GPU to run."""
+    monkeypatch.setattr(backends, "unavailable", lambda name: None if name in ("hopper", "reference") else "absent")
+    model = dataclasses.replace(MODEL, dim=64, ffn_dim=256, dtype="bfloat16")
+    sparsity = SparsityConfig(recipe="venom", v=64, m=16, clusters=2, implementation="hopper")
+    config, plan = dataclasses.replace(CONFIG, model=model, sparsity=sparsity), sparse_plan(sparsity)
+    params = jax.eval_shape(lambda: llama.init(model, jax.random.key(0))[1])
+    variables = jax.eval_shape(jax.vmap(lambda _: init_variables(plan, model.dim, model.ffn_dim)), np.arange(2))
+    nats = functools.partial(evaluation._window_nats, config=config, graphdef=llama.graphdef(model))
+    for each in (plan, plan.for_evaluation()):  # in training as well: so kernels can be traced here at all
+        traced = jax.eval_shape(functools.partial(nats, plan=each), params, variables, WINDOWS)
+        assert traced.shape == (len(WINDOWS),)
 
 
 def test_compiles_once(model, monkeypatch):

@@ -58,6 +58,15 @@ def test_resume_reckons_from_its_own_steps():
     assert timer.seconds_left() == 0
 
 
+def test_lap_is_of_one_phase():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
+    run(timer, clock, range(21), {"dense": 2.0, "sparse": 1.0})
+    assert timer.lap() is None
+    run(timer, clock, range(21, 25), {"dense": 2.0, "sparse": 1.0}, compile_seconds=0)
+    assert timer.lap() == pytest.approx(1.0)
+
+
 def test_lap_is_the_mean_since_the_last_lap():
     clock = Clock()
     timer = StepTimer(SPARSE_MIDDLE, 0, clock)
