@@ -33,7 +33,9 @@ def whole_steps(results: Results) -> Figure:
         axes.barh(names, widths, 0.5, list(starts.values()), color=f"C{i % 8}", alpha=1 - 0.3 * (i // 8), label=part)
         starts = {name: starts[name] + width for name, width in zip(names, widths, strict=True)}
     for i, ms in enumerate(times):
-        text = f"{ms:.0f} ms, {recipes['dense']['step_ms'] / ms:.2f} times"
+        text = f"{ms:.0f} ms"
+        if "dense" in recipes:
+            text += f", {recipes['dense']['step_ms'] / ms:.2f} times"
         axes.annotate(text, (ms, i), xytext=(4, 0), textcoords="offset points", va="center")
     if rival:
         limit(axes, rival["step_ms"], "PyTorch, dense")

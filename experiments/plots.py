@@ -63,8 +63,9 @@ def frontiers(*patterns: str, directory: pathlib.Path = RESULTS) -> Iterator[tup
     """Loss against speed, and over time, of every suite of runs that end dense, with dense ones among them and with
     recipes whose steps were timed in llama1b; all of them, or those with a name like one of these."""
     suites = [suite for suite in find_results("quality", "runs", directory) if suite.has_dense_run and suite.ends_dense]
-    for suite, steps in itertools.product(suites, find_results("step_llama1b_8x4096", "recipes", directory)):
-        if len(speedups_of_runs(suite, steps)) > 1:
+    timed = find_results("step_llama1b_8x4096", "recipes", directory)
+    for suite, steps in itertools.product(suites, timed):
+        if "dense" in steps.data["recipes"] and len(speedups_of_runs(suite, steps)) > 1:
             for draw in (frontier, losses_over_time):
                 name = f"{suite.name}_{steps.name}_{draw.__name__}"
                 if _is_like(name, patterns):

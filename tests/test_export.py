@@ -88,6 +88,18 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
         assert part in card
 
 
+@pytest.mark.parametrize("steps, told", [(20, True), (50, False)])
+def test_the_card_has_the_loss_of_what_was_evaluated_densely(steps, told, tmp_path):
+    """In the sparse phase, as at step 20, only if the run ends there."""
+    make_run(tmp_path, "sste")
+    config = load_config(tmp_path)
+    sparsity = dataclasses.replace(config.sparsity, end_step=20)
+    save_config(tmp_path, dataclasses.replace(config, steps=steps, sparsity=sparsity))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 19, "phase": "sparse", "eval_loss": 2.5}) + "\n")
+    export(tmp_path, tmp_path / "out", checkpoint=20)
+    assert ("2.5000 nats" in (tmp_path / "out" / "README.md").read_text()) == told
+
+
 def test_what_cannot_be_written_whole_leaves_nothing(workdir, tmp_path, monkeypatch):
     def write_some(model, directory, shard_bytes):
         (directory / "model.safetensors").write_text("some")

@@ -158,6 +158,16 @@ def test_loss_curves_are_means_over_seeds_and_distances_from_dense(results):
     assert last == [pytest.approx([3.1, 3.4, 3.1]), pytest.approx([0.0, 0.3, 0.0])]
 
 
+def test_steps_without_a_dense_one_show_their_times(results):
+    path = results / "step_llama1b_8x4096_h200.json"
+    steps = json.loads(path.read_text())
+    del steps["recipes"]["dense"]
+    path.write_text(json.dumps(steps))
+    (axes,) = drawn(plots.figures("step_*", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
+    assert [text.get_text() for text in axes.texts] == ["400 ms", "500 ms", "PyTorch, dense"]
+    assert not dict(plots.frontiers(directory=results))
+
+
 def test_steps_show_time_speedup_parts_and_pytorch(results):
     (axes,) = drawn(plots.figures("step_*", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
     texts = [text.get_text() for text in axes.texts]
