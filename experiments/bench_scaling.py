@@ -1,4 +1,4 @@
-r"""Weak scaling on one host: the whole step on 1, 2, 4, ... GPUs with the same batch on each.
+r"""Scaling on one host: the whole step on 1, 2, 4, ... GPUs with the same batch on each; along tensor, of all.
 
     python -m experiments.bench_scaling --config=configs/llama1b.py --devices=1,2,4,8 \
         --output=experiments/results/scaling_llama1b_data_h200.json
@@ -6,8 +6,9 @@ r"""Weak scaling on one host: the whole step on 1, 2, 4, ... GPUs with the same 
 
 Every count is a process of `experiments.bench_step` that sees so many GPUs. With --together, counts that
 the host has GPUs for run side by side, which is quicker and, where they share power or cooling, slower
-a step. The batch size of the configuration is that of one device. Efficiency is the step time of the
-smallest count over that of each.
+a step. The batch size of the configuration is that of one device. Efficiency is the tokens a second of a
+GPU over those of a GPU of the smallest count: where the batch grows with the count, its step time over that
+of each.
 """
 
 from __future__ import annotations

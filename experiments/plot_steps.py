@@ -162,5 +162,5 @@ def _choice(sparsity: dict[str, Any]) -> tuple:
     s = SparsityConfig(**{name: sparsity[name] for name in known})
     if s.recipe != "venom":
         return (s.recipe,)
-    v = s.v if s.selection == "magnitude" else None  # elsewhere blocks only pad the clusters' tokens
+    v = s.v if s.selection == "magnitude" else None  # sets of any runs are clocked as those that were timed
     return s.recipe, s.selection, s.m, v, s.neuron_run > 1, s.weight_gradients

@@ -14,7 +14,7 @@ from sparse_lm.data import Data, open_data
 from sparse_lm.data.builder import TOKENIZER_FILE
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
 from sparse_lm.files import replacing
-from sparse_lm.training.workdir import has_begun, load_config, writing
+from sparse_lm.training.workdir import WorkdirError, has_begun, load_config, writing
 
 _log = logging.getLogger(__name__)
 
@@ -62,22 +62,32 @@ def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> N
     Raises:
       ConfigError: naming the data and the workdir.
       DataError: the workdir's tokenizer.json cannot be read.
+      WorkdirError: its data.json cannot be read.
     """
     if not has_begun(workdir):
         return
     check_same_tokenizer(workdir, config, data)
+    before, now = _corpus(workdir), data.info["corpus_sha256"]
+    if before not in (None, now):
+        raise _refusal(workdir, config, data, f"has other text (sha256 {now[:12]}, not {before[:12]}) than")
+
+
+def _corpus(workdir: str | os.PathLike) -> str | None:
+    """SHA-256 of the text that the run began with, if its workdir has that."""
     path = Path(workdir, FILE)
-    if path.exists():
-        before, now = json.loads(path.read_text(encoding="utf-8"))["corpus_sha256"], data.info["corpus_sha256"]
-        if before != now:
-            difference = f"has other text (sha256 {now[:12]}, not {before[:12]}) than"
-            raise _refusal(workdir, config, data, difference)
+    if not path.exists():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["corpus_sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WorkdirError(workdir, f"{FILE} cannot be read, which tells the run's text: {error}") from error
 
 
 def check_same_tokenizer(workdir: str | os.PathLike, config: Config, data: Data) -> None:
     """Refuses data with another tokenizer than the workdir's, if it has one: tokens would mean something else.
 
-    Raises: as `check_same_data`.
+    Raises:
+      ConfigError, DataError: as `check_same_data`.
     """
     path = Path(workdir, TOKENIZER_FILE)
     if path.exists() and fingerprint(load_tokenizer(path)) != data.info["tokenizer_sha256"]:

@@ -85,3 +85,10 @@ def test_a_full_disk_leaves_the_tokenizer_that_there_is(tmp_path, workdir, data,
         save_data(workdir, prepared(tmp_path / "other", "lambda yield"))
     assert (workdir / "tokenizer.json").read_bytes() == data.tokenizer_path.read_bytes()
     assert sorted(path.name for path in workdir.iterdir()) == ["data.json", "metrics.jsonl", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "[1]", "{}"])
+def test_a_damaged_record_of_the_text_is_refused_by_name(content, workdir, data):
+    (workdir / "data.json").write_text(content)
+    with pytest.raises(WorkdirError, match=r"data\.json cannot be read"):
+        check_same_data(workdir, CONFIG, data)
