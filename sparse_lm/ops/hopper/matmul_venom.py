@@ -89,10 +89,12 @@ def matmul_venom(
         return matmul_venom_runs(a, b, rows=rows, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
-    (m, k), n = a.shape, b.shape[1]
+    m, n, kept = a.shape[0], b.shape[1], a.columns.shape[1]
     if config is None:
-        config = tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Config)
-        config = config or heuristic_config(m, n, a.columns.shape[1], a.v)
+        # The neurons of one layer: b may be that of all layers, of which a lists one's.
+        neurons = kept * a.m // 4
+        config = tuning.lookup("matmul_venom", (m, n, neurons, a.v, a.m), Config)
+        config = config or heuristic_config(m, n, kept, a.v)
     # Rows stay as they are: a padded column of a is row k, past the end of b.
     b = pad(b, rows=False)
     return _call(config, a, b, rows, out_dtype)[: m if rows is None else rows.position.shape[0], :n]

@@ -59,7 +59,9 @@ def matmul_venom(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
     (m, k), n = a.shape, b.shape[1]
-    config = config or tuning.lookup("matmul_venom", (m, n, k, a.v, a.m), Tiling) or heuristic_config(m, n, a.v)
+    # The neurons of one layer: b may be that of all layers, of which a lists one's.
+    neurons = a.columns.shape[1] * a.m // 4
+    config = config or tuning.lookup("matmul_venom", (m, n, neurons, a.v, a.m), Tiling) or heuristic_config(m, n, a.v)
     b = align_rows(b)
     shape = Product(
         m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v

@@ -83,6 +83,16 @@ def test_matmul_venom(config, out_dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
+def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch):
+    tuned_for = []
+    monkeypatch.setattr(tuning, "lookup", lambda _, shape, config: tuned_for.append(shape))
+    neurons, layers = 512, 3
+    condensed = _sparse_24(384, 4 * neurons // 16)
+    a = SparseVenom(condensed.values, condensed.metadata, _columns(3, 128), (300, layers * neurons), v=128, m=16)
+    _lower(hopper.matmul_venom, a, jax.ShapeDtypeStruct((layers * neurons, 500), jnp.bfloat16))
+    assert tuned_for == [(300, 500, neurons, 128, 16)]
+
+
 def _rows(tokens, slots):
     return routing.Rows(jax.ShapeDtypeStruct((slots,), jnp.int32), jax.ShapeDtypeStruct((tokens,), jnp.int32))
 
