@@ -183,6 +183,18 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             "slices 2:16, earlier, lr 0.002, warm-up of 306": _SLICES | _TOKENS_ONCE | _EARLIER | _FASTER,
         },
     ),
+    # Twice the tokens: 400 M, all but the dense warm-up in proportion.
+    "longer_wsd": (
+        _LONG_WSD | {"steps": 12_240, "optimizer.decay_steps": 2448, "eval_every": 1530},
+        {
+            "dense": _DENSE,
+            "slices 2:16, mvue, following, first layer dense": _SLICES
+            | _TOKENS
+            | _sparse(102, 6222)
+            | _MVUE
+            | _FIRST_DENSE,
+        },
+    ),
     # How far the sparse phase falls behind: the first quarter of "long_wsd", at the same rates. What counts is the
     # held-out loss of step 1530, as the sparse phase computes; the last step is there to leave it.
     "behind": (
