@@ -193,6 +193,11 @@ SUITES: dict[str, tuple[Overrides, dict[str, Overrides]]] = {
             | _sparse(102, 6222)
             | _MVUE
             | _FIRST_DENSE,
+            "slices 2:16, 35%, mvue, following, first layer dense": _SLICES
+            | _TOKENS
+            | _sparse(102, 4386)
+            | _MVUE
+            | _FIRST_DENSE,
         },
     ),
     # How far the sparse phase falls behind: the first quarter of "long_wsd", at the same rates. What counts is the
