@@ -10,6 +10,7 @@ losses, of every step and held out, must be those of the other run, bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -117,8 +118,9 @@ def finish(arguments: list[str]) -> str:
 
 
 def kill_once(arguments: list[str], workdir: pathlib.Path, goal: int, rng: random.Random) -> dict:
-    """Starts the run, kills it at about step `goal`, and says what was there then."""
-    before = newest_checkpoint(workdir)
+    """Starts the run, kills it at about step `goal`, or at the next one if it was there before, and says what it left."""
+    before, leftovers = newest_checkpoint(workdir), half_written(workdir)
+    goal = max(goal, steps_done(workdir) + 1)
     kind = rng.choice(KINDS)
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     if kind == "at a time":
@@ -126,7 +128,7 @@ def kill_once(arguments: list[str], workdir: pathlib.Path, goal: int, rng: rando
     else:
         wait_for(process, lambda: steps_done(workdir) >= goal)
     if kind == "while saving":
-        wait_for(process, lambda: half_written(workdir))
+        wait_for(process, lambda: half_written(workdir) - leftovers)
         time.sleep(rng.uniform(0, 0.01))
     else:
         time.sleep(rng.uniform(0, 0.05))
@@ -139,7 +141,7 @@ def kill_once(arguments: list[str], workdir: pathlib.Path, goal: int, rng: rando
     assert lost <= 2 * SAVE_EVERY, (done, newest)
     return {
         "kind": kind,
-        "half_written": half_written(workdir),
+        "half_written": bool(half_written(workdir) - leftovers),
         "newest_checkpoint": newest,
         "steps_lost": max(lost, 0),
     }
@@ -168,9 +170,13 @@ def newest_checkpoint(workdir: pathlib.Path) -> int:
     return max(steps, default=0)
 
 
-def half_written(workdir: pathlib.Path) -> bool:
-    """Whether a checkpoint is being written, or its writing was cut short."""
-    return any((workdir / "checkpoints").glob("*-tmp"))
+def half_written(workdir: pathlib.Path) -> set[int]:
+    """The checkpoints that are being written, or whose writing was cut short, by number of inode: names come again."""
+    inodes = set()
+    for path in (workdir / "checkpoints").glob("*-tmp"):
+        with contextlib.suppress(FileNotFoundError):  # it became whole meanwhile, or was removed
+            inodes.add(path.stat().st_ino)
+    return inodes
 
 
 def trace(workdir: pathlib.Path) -> list[dict]:

@@ -371,6 +371,20 @@ def test_plan_refuses_to_draw_one_half_of_a_pass(recipe, changes):
         dataclasses.replace(RECIPES[recipe], **changes)
 
 
+@pytest.mark.parametrize(
+    "recipe, changes",
+    [
+        ("fst", {}),  # dO is 2:4 in grad_down, whose rows are no neurons
+        ("dense", {}),
+        ("venom", dict(selection="slices")),
+        ("venom", dict(selection="cluster_sets", neuron_run=128)),
+    ],
+)
+def test_plan_refuses_dense_features_that_no_product_would_have(recipe, changes):
+    with pytest.raises(ValueError, match="dense_features = 0.05 must be 0"):
+        dataclasses.replace(RECIPES[recipe], dense_features=0.05, **changes)
+
+
 def test_a_plan_that_draws_needs_a_key(inputs):
     plan = drawing(dataclasses.replace(RECIPES["act24"], dense_features=0.0))
     with pytest.raises(ValueError, match="Y mvue draws at random: key must be given"):
