@@ -214,10 +214,32 @@ def test_several_sparse_windows(corpus, tmp_path):
     assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddssddsssddd"
 
 
-def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, capsys):
-    """The last evaluation is dense, and close to the loss of the sparse steps before it."""
+class Recorded:
+    """A program that keeps a list of what is done with it."""
+
+    def __init__(self, program):
+        self._program, self.done = program, []
+
+    def __call__(self, *args):
+        self.done.append("run")
+        return self._program(*args)
+
+    def lower(self, *args):
+        return self
+
+    def compile(self):
+        self.done.append("compiled")
+
+
+def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, monkeypatch):
+    """The last evaluation is dense, and close to the loss of the sparse steps before it, none of which waits for
+    leaving to compile."""
     config = small_config(corpus, "sste", **{"sparsity.end_step": 12})
+    _, transitions = small.compiled(config)
+    leave = Recorded(transitions.leave_sparse)
+    monkeypatch.setattr(loop, "make_transitions", lambda *_: dataclasses.replace(transitions, leave_sparse=leave))
     assert loop.train(config, str(tmp_path))
+    assert leave.done == ["compiled", "run"]
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         state = checkpoints.restore_latest(jax.eval_shape(make_trainer(config).init))
     groups = np.asarray(state.params["layers"]["ffn"]["up"]).reshape(-1, 4)

@@ -235,6 +235,8 @@ class _Run:
         def compile_all() -> None:
             for program in programs:
                 program.lower(state, windows).compile()
+            if phase == "sparse":  # which ends some time
+                self.transitions.leave_sparse.lower(state).compile()
 
         if jax.process_count() > 1:
             compile_all()
