@@ -118,7 +118,7 @@ def finish(arguments: list[str]) -> str:
 
 
 def kill_once(arguments: list[str], workdir: pathlib.Path, goal: int, rng: random.Random) -> dict:
-    """Starts the run, kills it at about step `goal`, or at the next one if it was there before, and says what it left."""
+    """Starts the run, kills it at about step `goal`, or the next one if it was there before, and says what it left."""
     before, leftovers = newest_checkpoint(workdir), half_written(workdir)
     goal = max(goal, steps_done(workdir) + 1)
     kind = rng.choice(KINDS)

@@ -100,8 +100,8 @@ class GemmPlan:
         in_runs = self.pattern_known_first and (self.selection == "slices" or self.neuron_run > 1)
         if self.dense_features and (in_runs or not sparse_along_tokens):
             raise ValueError(
-                f"dense_features = {self.dense_features} must be 0 but with 2:4 dH and Y in grad_up ({self.grad_up}) and "
-                f"grad_down ({self.grad_down}), of neurons that come one by one"
+                f"dense_features = {self.dense_features} must be 0 but with 2:4 dH and Y in grad_up ({self.grad_up}) "
+                f"and grad_down ({self.grad_down}), of neurons that come one by one"
             )
         if self.weights == "full" and {"W1", "W2"} & {p.name for p in self.operands.values()}:
             raise ValueError("weights = 'full' must be 'soft_threshold' or 'transposable' where a weight is sparse")

@@ -381,7 +381,7 @@ def test_plan_refuses_to_draw_one_half_of_a_pass(recipe, changes):
     ],
 )
 def test_plan_refuses_dense_features_that_no_product_would_have(recipe, changes):
-    with pytest.raises(ValueError, match="dense_features = 0.05 must be 0"):
+    with pytest.raises(ValueError, match=r"dense_features = .* must be 0"):
         dataclasses.replace(RECIPES[recipe], dense_features=0.05, **changes)
 
 
