@@ -27,7 +27,13 @@ def compress_24(
 
     Returns:
       Sparse24 [M, K]; [K, M] for axis 0.
+
+    Raises:
+      ValueError: another axis, or a mask of another shape.
     """
+    check_axis(axis)
+    if mask.shape != x.shape:
+        raise ValueError(f"mask {list(mask.shape)} must have the shape of x, {list(x.shape)}")
     kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
     first, second = top_two([member.astype(jnp.int32) for member in split_groups(pad_to_tiles(mask), axis)])
     return pack_24(kept, first, second, axis=axis, shape=x.shape, scale=scale, dtype=dtype or x.dtype)
@@ -71,8 +77,12 @@ def condense(x: Array, columns: Array, v: int) -> Array:
 
     Returns:
       [M, Kc].
+
+    Raises:
+      ValueError: not a list for each block.
     """
     rows, width = x.shape
+    _check_lists(columns, rows, columns.shape[1], v)
     blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width)
     condensed = jnp.take_along_axis(blocks, columns[:, None, :], axis=2, mode="fill", fill_value=0)
     return condensed.reshape(-1, columns.shape[1])[:rows]
@@ -98,6 +108,9 @@ def compress_venom(
       m: columns of a group.
       like: keep the positions of this one instead of each group's two largest magnitudes.
       dtype: of the values; that of `condensed` by default.
+
+    Raises:
+      ValueError: v is not allowed, or the lists do not fit `condensed`.
     """
     check_block(v)
     padded = _pad(condensed.astype(jnp.float32), max(v, TILE), TILE)
@@ -121,8 +134,12 @@ def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group.
       run: of `columns`, see `SparseVenom`.
+
+    Raises:
+      ValueError: v is not allowed, or the lists do not fit `condensed`.
     """
     check_block(v)
+    _check_lists(columns, *condensed.shape, v)
     rows = condensed.values.shape[0]
     missing_rows = -rows % max(v, TILE)
     blocks = (rows + missing_rows) // v
@@ -142,6 +159,18 @@ def check_block(v: int) -> None:
     """Raises ValueError for a number of rows that whole 64-row tiles cannot hold."""
     if v < 1 or (TILE % v and v % TILE):
         raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
+
+
+def check_axis(axis: int) -> None:
+    """Raises ValueError for a dimension that groups of four do not run along."""
+    if axis not in (-1, 0):
+        raise ValueError(f"axis = {axis} must be -1 or 0")
+
+
+def _check_lists(columns: Array, rows: int, kept: int, v: int) -> None:
+    expected = -(-rows // v), kept
+    if columns.shape != expected:
+        raise ValueError(f"columns {list(columns.shape)} must be {list(expected)}, a list for each {v} of the {rows} rows")
 
 
 def pad_to_tiles(x: Array) -> Array:

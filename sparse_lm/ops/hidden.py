@@ -30,7 +30,7 @@ def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Spa
       Y [T, F], 2:4 along F, in the dtype of h: squared in float32, rounded once; and what selection saw.
 
     Raises:
-      ValueError: not a matrix.
+      ValueError: not a matrix, or empty.
       NotImplementedError: the named backend cannot run this.
     """
     _check_matrix("h", h)
@@ -54,7 +54,7 @@ def sampled_squared_relu_24(
       Y [T, Kc], 2:4 along the listed neurons, of H rounded to the dtype of x; and what selection saw.
 
     Raises:
-      ValueError: shapes do not match.
+      ValueError: shapes do not match, an operand is empty, or columns are not int32.
       NotImplementedError: the named backend cannot run this.
     """
     check_sampled(w, x, columns, v, run)
@@ -77,7 +77,7 @@ def squared_relu_venom(
       Y [T, F] in the dtype of h, and what selection saw.
 
     Raises:
-      ValueError: not a matrix, or v, m or columns is not allowed.
+      ValueError: not a matrix, empty, or v, m or columns is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
     _check_matrix("h", h)
@@ -161,5 +161,5 @@ def _check_choice(v: int, columns: str) -> None:
 
 
 def _check_matrix(name: str, x: Array) -> None:
-    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"{name} must be a matrix of floats, not {x.dtype}{list(x.shape)}")
+    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.size == 0:
+        raise ValueError(f"{name} must be a matrix of floats, not empty; got {x.dtype}{list(x.shape)}")

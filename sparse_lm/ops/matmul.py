@@ -38,7 +38,7 @@ def matmul_24(
       [M, N] or [N, M].
 
     Raises:
-      ValueError: shapes do not match, or the total is not float32.
+      ValueError: shapes do not match, an operand is empty, or the total is not float32.
       NotImplementedError: the named backend cannot run this.
     """
     if b_transposed:
@@ -83,10 +83,11 @@ def matmul_venom(
       [M, N], or [T, N] of the T tokens of `rows`.
 
     Raises:
-      ValueError: shapes do not match.
+      ValueError: shapes do not match, an operand is empty, or columns are not int32.
       NotImplementedError: the named backend cannot run this.
     """
     _check_contraction("a", a.shape, "b", b.shape)
+    _check_list("a.columns", a.columns)
     if rows is not None and rows.slots.shape != a.shape[:1]:
         raise ValueError(f"rows order {rows.slots.shape[0]} slots, not the {a.shape[0]} rows of a")
     return backends.dispatch("matmul_venom", implementation, a, b, rows=rows, out_dtype=out_dtype or b.dtype)
@@ -107,7 +108,8 @@ def sampled_matmul_24(
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
       x: [T, D].
-      columns: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, and in runs for a run of them.
+      columns: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, and in runs for a run of them. What
+        other numbers outside of 0..F do is not defined.
       v: rows of a block.
       run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
       out_dtype: of the result; that of x by default.
@@ -117,7 +119,7 @@ def sampled_matmul_24(
       [T, Kc]; row t, column j is the pre-activation of neuron `columns[t // v, j]` for token t.
 
     Raises:
-      ValueError: shapes do not match.
+      ValueError: shapes do not match, an operand is empty, or columns are not int32.
       NotImplementedError: the named backend cannot run this.
     """
     check_sampled(w, x, columns, v, run)
@@ -145,7 +147,7 @@ def scattered_matmul_24(
       a: [Kc, T], 2:4 along T.
       b: [T, D].
       columns: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, and in
-        runs for a run of none.
+        runs for a run of none. What other numbers outside of 0..`rows` do is not defined.
       v: columns of a that share a list.
       rows: F, of the result.
       run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
@@ -156,7 +158,7 @@ def scattered_matmul_24(
       [F, D]; neurons that no block lists have zeros.
 
     Raises:
-      ValueError: shapes do not match.
+      ValueError: shapes do not match, an operand is empty, or columns are not int32.
       NotImplementedError: the named backend cannot run this.
     """
     _check_contraction("a", a.shape, "b", b.shape)
@@ -177,15 +179,23 @@ def check_sampled(w: Sparse24, x: Array, columns: Array, v: int, run: int) -> No
 def _check_columns(columns: Array, v: int, run: int, what: str, size: int) -> None:
     if v < 1 or run < 1:
         raise ValueError(f"v = {v} and run = {run} must be positive")
+    _check_list("columns", columns)
     if columns.shape[0] != -(-size // v):
         raise ValueError(f"columns {list(columns.shape)} must have a row for each {v} of the {size} {what}")
     if columns.shape[1] % run:
         raise ValueError(f"run = {run} must divide the {columns.shape[1]} neurons of a block")
 
 
+def _check_list(name: str, columns: Array) -> None:
+    if columns.ndim != 2 or jnp.result_type(columns) != jnp.int32 or 0 in columns.shape:
+        raise ValueError(f"{name} must be a matrix of int32, not empty; got {jnp.result_type(columns)}{list(columns.shape)}")
+
+
 def _check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_shape: tuple[int, ...]) -> None:
     if len(right_shape) != 2 or left_shape[1] != right_shape[0]:
         raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} cannot be multiplied")
+    if 0 in (*left_shape, *right_shape):
+        raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} must not be empty")
 
 
 def _check_total(total: Array, shape: tuple[int, int], out_dtype: DTypeLike | None) -> None:

@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.columns import CHOICES
-from sparse_lm.ops.compress import check_block, pad_to_tiles
+from sparse_lm.ops.compress import check_axis, check_block, pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
 
@@ -41,14 +41,13 @@ def sparsify_24(
       Sparse24 [M, K]; [K, M] for axis 0.
 
     Raises:
-      ValueError: not a matrix, unknown method or axis, or "mvue" without a key.
+      ValueError: not a matrix, empty, unknown method or axis, or "mvue" without a key.
       NotImplementedError: the named backend cannot run this.
     """
     _check_matrix(x)
     if method not in METHODS:
         raise ValueError(f"method = {method!r} must be one of {', '.join(METHODS)}")
-    if axis not in (-1, 0):
-        raise ValueError(f"axis = {axis} must be -1 or 0")
+    check_axis(axis)
     if method == "mvue" and key is None:
         raise ValueError("method = 'mvue' draws at random: key must be given")
     return backends.dispatch(
@@ -71,11 +70,11 @@ def soft_threshold_24(
       Sparse24 [M, K], and the same matrix dense.
 
     Raises:
-      ValueError: not a matrix, or n does not divide M.
+      ValueError: not a matrix, empty, or n does not divide M.
       NotImplementedError: the named backend cannot run this.
     """
     _check_matrix(w)
-    if scale.ndim != 1 or w.shape[0] % scale.shape[0]:
+    if scale.ndim != 1 or scale.shape[0] == 0 or w.shape[0] % scale.shape[0]:
         raise ValueError(f"scale {list(scale.shape)} must be a list whose length divides the {w.shape[0]} rows")
     return backends.dispatch("soft_threshold_24", implementation, w, scale, dtype=dtype or w.dtype)
 
@@ -96,7 +95,7 @@ def sparsify_24_tiles(
       (Sparse24 [M, K], Sparse24 [K, M]) of the same masked matrix.
 
     Raises:
-      ValueError: not a matrix, or a mask of another shape.
+      ValueError: not a matrix, empty, or a mask of another shape.
       NotImplementedError: the named backend cannot run this.
     """
     _check_matrix(x)
@@ -114,8 +113,12 @@ def soft_threshold_scale(w: Array, axis: int = -1) -> Array:
 
     Returns:
       float32 scalar; 1 when S(w) is zero.
+
+    Raises:
+      ValueError: not a matrix, empty, or another axis.
     """
     _check_matrix(w)
+    check_axis(axis)
     members = split_groups(pad_to_tiles(w.astype(jnp.float32)), axis)
     thresholded = soft_threshold(members)
     overlap = sum(jnp.sum(x * s) for x, s in zip(members, thresholded, strict=True))
@@ -143,7 +146,7 @@ def sparsify_venom(
       implementation: backend that must run this; the best one by default.
 
     Raises:
-      ValueError: not a matrix, or v, m or columns is not allowed.
+      ValueError: not a matrix, empty, or v, m or columns is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
     _check_matrix(x)
@@ -156,3 +159,5 @@ def sparsify_venom(
 def _check_matrix(x: Array) -> None:
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"a matrix of floats is wanted, not {x.dtype}{list(x.shape)}; use vmap for a stack of them")
+    if x.size == 0:
+        raise ValueError(f"a matrix of floats is wanted, not an empty one, {list(x.shape)}")

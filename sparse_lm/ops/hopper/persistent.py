@@ -131,7 +131,8 @@ def multiply(
         run = compat.kernel_in_place(kernel, out_types, aliases, plgpu.Mesh(**mesh), COMPILER_PARAMS)
     else:
         run = plgpu.kernel(kernel, out_type=out_types, compiler_params=COMPILER_PARAMS, **mesh)
-    return run(*operands)[: len(outs)]
+    # A stack of products is one after the other: clusters signal one another through semaphores that are not batched.
+    return jax.custom_batching.sequential_vmap(run)(*operands)[: len(outs)]
 
 
 def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:

@@ -171,7 +171,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
             collective_axes="warpgroup",
         )
 
-    return plgpu.kernel(
+    run = plgpu.kernel(
         kernel,
         out_type=out,
         grid=(clusters,),
@@ -182,7 +182,9 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
         thread_name="warpgroup",
         kernel_name="sampled_rows_24",
         compiler_params=COMPILER_PARAMS,
-    )(w.values, gather_24.metadata_by_rows(w.metadata), columns, x)
+    )
+    # A stack of products is one after the other: TMA takes no batch of matrices.
+    return jax.custom_batching.sequential_vmap(run)(w.values, gather_24.metadata_by_rows(w.metadata), columns, x)
 
 
 def _fill_tile(

@@ -73,9 +73,13 @@ def gluon_call(
       An array, or a list of them, like `out`.
 
     Raises:
+      NotImplementedError: a dtype.
       ValueError: a thread block needs more shared memory than this GPU has.
     """
-    types = tuple(_TYPES[jnp.dtype(array.dtype)] for array in (*operands, *jax.tree.leaves(out)))
+    dtypes = [jnp.dtype(array.dtype) for array in (*operands, *jax.tree.leaves(out))]
+    if unknown := set(dtypes) - set(_TYPES):
+        raise NotImplementedError(f"takes {', '.join(map(str, _TYPES))}, not {', '.join(map(str, unknown))}")
+    types = tuple(_TYPES[dtype] for dtype in dtypes)
     capability = device.compute_capability()
     compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
     if compiled.shared_bytes > device.shared_bytes(capability):
@@ -91,6 +95,7 @@ def gluon_call(
         out,
         custom_call_api_version=2,
         input_output_aliases=aliases,
+        vmap_method="sequential",
         legacy_backend_config=zlib.compress(launch.to_proto(kernel.__name__, b"")),
     )
     return call(*operands)

@@ -21,6 +21,7 @@ from sparse_lm.ops.hopper.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.sampled_rows_24 import Config as ConfigSampledRows
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.scattered_matmul_24 import CANDIDATES as SCATTERED
+from tests.ops.hopper import sanitize
 
 TUNED = json.loads(tuning.PATH.read_text())
 
@@ -91,6 +92,20 @@ def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch)
     a = SparseVenom(condensed.values, condensed.metadata, _columns(3, 128), (300, layers * neurons), v=128, m=16)
     _lower(hopper.matmul_venom, a, jax.ShapeDtypeStruct((layers * neurons, 500), jnp.bfloat16))
     assert tuned_for == [(300, 500, neurons, 128, 16)]
+
+
+@pytest.mark.parametrize(
+    "name", ["matmul_24, split along k", "matmul_venom 128:2:16", "sampled_matmul_24", "scattered_matmul_24, runs of 128"]
+)
+def test_a_stack_of_products_is_one_after_the_other(name):
+    """Semaphores, by which clusters signal one another, belong to one product."""
+    product, operands = sanitize.CALLS[name]()
+    one = jax.eval_shape(product, *operands)
+    stacks = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), operands)
+    lowered = _lower(jax.vmap(product), *stacks)
+    assert lowered.out_info.shape == (3, *one.shape)
+    text = lowered.as_text()
+    assert text.count("@mosaic_gpu") == 1 and "stablehlo.while" in text
 
 
 def _rows(tokens, slots):
