@@ -170,7 +170,9 @@ def check_axis(axis: int) -> None:
 def _check_lists(columns: Array, rows: int, kept: int, v: int) -> None:
     expected = -(-rows // v), kept
     if columns.shape != expected:
-        raise ValueError(f"columns {list(columns.shape)} must be {list(expected)}, a list for each {v} of the {rows} rows")
+        raise ValueError(
+            f"columns {list(columns.shape)} must be {list(expected)}, a list for each {v} of the {rows} rows"
+        )
 
 
 def pad_to_tiles(x: Array) -> Array:

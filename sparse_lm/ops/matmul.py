@@ -188,7 +188,9 @@ def _check_columns(columns: Array, v: int, run: int, what: str, size: int) -> No
 
 def _check_list(name: str, columns: Array) -> None:
     if columns.ndim != 2 or jnp.result_type(columns) != jnp.int32 or 0 in columns.shape:
-        raise ValueError(f"{name} must be a matrix of int32, not empty; got {jnp.result_type(columns)}{list(columns.shape)}")
+        raise ValueError(
+            f"{name} must be a matrix of int32, not empty; got {jnp.result_type(columns)}{list(columns.shape)}"
+        )
 
 
 def _check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_shape: tuple[int, ...]) -> None:

@@ -32,14 +32,12 @@ class Config(Tiling):
     """How the product is cut up.
 
     Attributes:
-      raster_along_m: whether the blocks that run together cover a band of `raster_width` tiles along
-        M (else along N), so that the L2 cache serves them all.
-      raster_width: clusters' tiles in the band.
+      raster_width: clusters' tiles along M in the band that the blocks which run together cover, so that the L2 cache
+        serves them all.
       split_tail: whether the tiles of the last wave are split along k (split_k.py). Without, all configurations
         add up in one order, and so give the same bits.
     """
 
-    raster_along_m: bool = True
     raster_width: int = 8
     split_tail: bool = True
 
@@ -100,8 +98,7 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
 
     def jobs(_, cluster, peer):
         def origin(tile):
-            minor = 0 if config.raster_along_m else 1
-            tile = plgpu.planar_snake(tile, config.grid(w.shape[0], n), minor, config.raster_width)
+            tile = plgpu.planar_snake(tile, config.grid(w.shape[0], n), 0, config.raster_width)
             return config.origin(*tile, peer)
 
         return plan.jobs(cluster, origin)

@@ -24,7 +24,7 @@ from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
 from sparse_lm.ops.hopper.operands import check_dtypes, pad
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.store_rows import to_order
-from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
+from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling, check_in_block
 from sparse_lm.ops.routing import Rows
 
 
@@ -83,6 +83,7 @@ def matmul_venom(
 
     Raises:
       NotImplementedError: the dtypes, or v.
+      ValueError: a config whose tiles do not lie in one block.
     """
     # Runs of whole steps need no gather, if the rows of a block fill a tile of that kernel.
     if a.run % wgmma_sp.ROWS == 0 and a.v % (2 * wgmma_sp.ROWS) == 0:
@@ -95,6 +96,7 @@ def matmul_venom(
         neurons = kept * a.m // 4
         config = tuning.lookup("matmul_venom", (m, n, neurons, a.v, a.m), Config)
         config = config or heuristic_config(m, n, kept, a.v)
+    check_in_block(config.cluster_m, a.v, "rows")
     # Rows stay as they are: a padded column of a is row k, past the end of b.
     b = pad(b, rows=False)
     return _call(config, a, b, rows, out_dtype)[: m if rows is None else rows.position.shape[0], :n]

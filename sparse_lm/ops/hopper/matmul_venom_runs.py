@@ -22,7 +22,7 @@ from sparse_lm.ops.hopper.operands import check_dtypes, pad
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.schedule import rows_in_use
 from sparse_lm.ops.hopper.store_rows import to_order
-from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
+from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling, check_in_block
 from sparse_lm.ops.routing import Rows
 
 
@@ -73,13 +73,14 @@ def matmul_venom_runs(
       b: [K, N] in the dtype of a.
       rows: the order of a's rows, from which those of the result are put back into the tokens'; as they are by default.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling; tile_m divides v.
+      config: tiling; what a cluster has of rows divides v.
 
     Returns:
       [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no block lists are not read.
 
     Raises:
       NotImplementedError: the dtypes, v, or run.
+      ValueError: a config whose clusters' tiles do not lie in one block.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
@@ -87,6 +88,7 @@ def matmul_venom_runs(
         raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {a.run}")
     m, n = a.shape[0], b.shape[1]
     config = config or heuristic_config(m, n, a.columns.shape[1], a.v)
+    check_in_block(config.cluster_m, a.v, "rows")
     return _call(config, a, pad(b), rows, out_dtype)[: m if rows is None else rows.position.shape[0], :n]
 
 

@@ -27,7 +27,7 @@ from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.schedule import rows_in_use
-from sparse_lm.ops.hopper.tiling import STEP, Epilogue, Loads, Tiling
+from sparse_lm.ops.hopper.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +79,14 @@ def sampled_matmul_24(
       v: rows of a block.
       run: that many columns are consecutive, and start at a multiple of it.
       out_dtype: bfloat16, float16 or float32; that of x by default.
-      config: tiling of runs; tile_n divides v.
+      config: tiling of runs; what a cluster has of tokens divides v.
 
     Returns:
       [T, Kc].
 
     Raises:
       NotImplementedError: the dtypes, or v.
+      ValueError: a config whose clusters' tiles do not lie in one block.
     """
     if not takes_runs(run, v):
         return sampled_rows_24(w, x, columns, v, out_dtype=out_dtype)
@@ -117,6 +118,7 @@ def multiply_listed(
 ) -> list[Array]:
     """The product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], columns.shape[1]
+    check_in_block(config.cluster_n, v, "tokens")
     plan = split_k.plan_product(config, kept, tokens, w.values.shape[1] // wgmma_sp.KEPT)
     box = math.gcd(run, config.tile_m)
 

@@ -30,7 +30,7 @@ from sparse_lm.ops.hopper.mainloop import accumulate
 from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.store import staging, store_tile, stores
-from sparse_lm.ops.hopper.tiling import CONSUMERS, PRODUCER
+from sparse_lm.ops.hopper.tiling import CONSUMERS, PRODUCER, check_in_block, check_slots
 
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
@@ -45,8 +45,11 @@ class Config:
       tokens: of a block's tile; divides v. A consumer thread holds rows * tokens / 256 accumulators.
       stages: of the ring, each of 64 logical columns; at least three, as a gather fills two while a third is read.
       cluster: blocks that share the tokens' tile.
-      store_slots: output tiles of 64 rows in shared memory, per consumer.
+      store_slots: output tiles of 64 rows in shared memory, per consumer; at least 2.
       raster_width: clusters' tiles of rows that run together, before the next tokens.
+
+    Raises:
+      ValueError: sizes that the kernel does not have.
     """
 
     rows: int
@@ -55,6 +58,11 @@ class Config:
     cluster: int = 2
     store_slots: int = 2
     raster_width: int = 4
+
+    def __post_init__(self):
+        if self.rows not in (128, 256) or self.tokens % 64 or not 0 < self.tokens <= 256 or self.stages < 3:
+            raise ValueError(f"rows must be 128 or 256, tokens a multiple of 64 up to 256, stages at least 3: {self}")
+        check_slots(self.store_slots)
 
 
 CANDIDATES = (Config(rows=256, tokens=128, stages=5), Config(rows=256, tokens=64, stages=6))
@@ -83,6 +91,7 @@ def sampled_rows_24(
 
     Raises:
       NotImplementedError: the dtypes, or v.
+      ValueError: a config whose tokens do not divide v.
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_dtypes(w.dtype, x.dtype, out_dtype)
@@ -91,6 +100,7 @@ def sampled_rows_24(
     (tokens, dim), kept = x.shape, columns.shape[1]
     if config is None:
         config = tuning.lookup("sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
+    check_in_block(config.tokens, v, "tokens")
     return _call(config, w, pad(x), columns, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
 
 

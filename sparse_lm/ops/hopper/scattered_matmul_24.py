@@ -24,7 +24,7 @@ from sparse_lm.ops.hopper import device, wgmma_sp
 from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.stream_k import StreamK, descending
-from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
+from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling, check_in_block
 from sparse_lm.ops.listings import listed_at
 
 
@@ -123,6 +123,7 @@ def scattered_matmul_24(
 
     Raises:
       NotImplementedError: the dtypes, run, v, rows, or a T of 64 at most.
+      ValueError: a config whose clusters' tiles do not lie in one run.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_dtypes(a.dtype, b.dtype, out_dtype)
@@ -130,6 +131,7 @@ def scattered_matmul_24(
     config = config or heuristic_config(run, columns.shape[1] // run, n)
     if v % STEP:
         raise NotImplementedError(f"needs v to be a multiple of {STEP}, not {v}")
+    check_in_block(config.cluster_m, run, "rows")
     if rows % run:
         raise NotImplementedError(f"needs runs of {run} to divide the {rows} rows of the result")
     if a.values.shape[1] == wgmma_sp.KEPT:

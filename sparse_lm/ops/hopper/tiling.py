@@ -22,6 +22,18 @@ CONSUMERS = 2  # warpgroups of a block, which multiply
 PRODUCER = CONSUMERS  # index of the warpgroup that copies
 
 
+def check_slots(store_slots: int) -> None:
+    """Raises ValueError for fewer than two: epilogues write one slot while slower threads read the other."""
+    if store_slots < 2:
+        raise ValueError(f"store_slots = {store_slots} must be at least 2")
+
+
+def check_in_block(tile: int, block: int, what: str) -> None:
+    """Raises ValueError for a configuration whose tiles do not lie in one block or run of `what` each."""
+    if block % tile:
+        raise ValueError(f"config: the {tile} {what} of a tile must divide the {block} of a block or run")
+
+
 @dataclasses.dataclass(frozen=True)
 class Tiling:
     """How a product is cut up, of which the 2:4 operand has the rows and the dense one the columns.
@@ -29,13 +41,16 @@ class Tiling:
     Attributes:
       tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer; or 64, of
         which each consumer computes half of the columns.
-      tile_n: columns of a block's tile, a multiple of 64, at most 256. A consumer thread holds
+      tile_n: columns of a block's tile, a multiple of 64 (128 if tile_m is 64), at most 256. A consumer thread holds
         tile_m * tile_n / 256 accumulators, of its 240 registers.
       stages: of the ring, each of 64 logical columns of the sparse operand.
       cluster: blocks that share an operand's tile.
       share_b: whether the blocks of a cluster compute tiles under one another, and so share that of the dense
         operand; else tiles side by side, and share that of the sparse one.
-      store_slots: output tiles of 64 rows in shared memory, per consumer.
+      store_slots: output tiles of 64 rows in shared memory, per consumer; at least 2.
+
+    Raises:
+      ValueError: sizes that the kernels do not have.
     """
 
     tile_m: int
@@ -44,6 +59,12 @@ class Tiling:
     cluster: int = 2
     share_b: bool = True
     store_slots: int = 2
+
+    def __post_init__(self):
+        columns = wgmma_sp.ROWS * (CONSUMERS if self.tile_m == wgmma_sp.ROWS else 1)
+        if self.tile_m not in (64, 128, 256) or self.tile_n % columns or not 0 < self.tile_n <= 256:
+            raise ValueError(f"tile_m must be 64, 128 or 256, and tile_n a multiple of {columns} up to 256: {self}")
+        check_slots(self.store_slots)
 
     @property
     def consumer_tile(self) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Every kernel lowers for Hopper on a machine without a GPU: shapes, tiles and shared memory fit."""
 
+import dataclasses
 import json
 import re
 
@@ -95,7 +96,8 @@ def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "name", ["matmul_24, split along k", "matmul_venom 128:2:16", "sampled_matmul_24", "scattered_matmul_24, runs of 128"]
+    "name",
+    ["matmul_24, split along k", "matmul_venom 128:2:16", "sampled_matmul_24", "scattered_matmul_24, runs of 128"],
 )
 def test_a_stack_of_products_is_one_after_the_other(name):
     """Semaphores, by which clusters signal one another, belong to one product."""
@@ -106,6 +108,43 @@ def test_a_stack_of_products_is_one_after_the_other(name):
     assert lowered.out_info.shape == (3, *one.shape)
     text = lowered.as_text()
     assert text.count("@mosaic_gpu") == 1 and "stablehlo.while" in text
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        (dict(tile_m=192, tile_n=128), "tile_m must be 64, 128 or 256"),
+        (dict(tile_m=64, tile_n=192), "a multiple of 128"),
+        (dict(tile_m=128, tile_n=320), "up to 256"),
+        (dict(tile_m=128, tile_n=128, store_slots=1), "store_slots = 1 must be at least 2"),
+    ],
+)
+def test_tilings_that_kernels_do_not_have_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        Config24(**sizes)
+
+
+@pytest.mark.parametrize("tokens, stages", [(96, 5), (128, 2)])
+def test_tilings_of_gathered_rows_that_the_kernel_does_not_have_are_refused(tokens, stages):
+    with pytest.raises(ValueError, match="stages at least 3"):
+        ConfigSampledRows(rows=256, tokens=tokens, stages=stages)
+
+
+def test_tiles_that_do_not_lie_in_one_block_are_refused():
+    condensed, b = _sparse_24(256, 128), jax.ShapeDtypeStruct((512, 128), jnp.bfloat16)
+    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 128), (256, 512), v=128, m=16)
+    with pytest.raises(ValueError, match="the 256 rows of a tile must divide the 128"):
+        hopper.matmul_venom(a, b, config=ConfigVenom(256, 192))
+    clusters_of_256_rows, _ = VENOM_RUNS[1]
+    with pytest.raises(ValueError, match="the 256 rows of a tile must divide the 128"):
+        matmul_venom_runs(dataclasses.replace(a, run=64), b, config=clusters_of_256_rows)
+    w, x = _sparse_24(256, 128), jax.ShapeDtypeStruct((256, 128), jnp.bfloat16)
+    with pytest.raises(ValueError, match="the 192 tokens of a tile must divide the 128"):
+        hopper.sampled_matmul_24(w, x, _columns(2, 128), 128, run=64, config=SAMPLED[0][0])
+    with pytest.raises(ValueError, match="the 128 tokens of a tile must divide the 64"):
+        sampled_rows_24(w, x, _columns(4, 128), 64, config=SAMPLED_ROWS[0])
+    with pytest.raises(ValueError, match="the 512 rows of a tile must divide the 128"):
+        hopper.scattered_matmul_24(_sparse_24(128, 256), x, _columns(2, 128), 128, 256, run=128, config=SCATTERED[0][0])
 
 
 def _rows(tokens, slots):

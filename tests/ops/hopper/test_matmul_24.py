@@ -22,7 +22,7 @@ LARGE, SMALL = Config(tile_m=256, tile_n=192), Config(tile_m=128, tile_n=256)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [LARGE, SMALL, Config(128, 128, stages=6, cluster=1, raster_along_m=False)])
+@pytest.mark.parametrize("config", [LARGE, SMALL, Config(128, 128, stages=6, cluster=1)])
 @pytest.mark.parametrize("b_transposed, out_transposed", properties.ORIENTATIONS)
 @pytest.mark.parametrize("m, k, n", [(512, 320, 768), (300, 333, 1001), (64, 64, 64), (1000, 2000, 200), (1, 4, 1)])
 def test_matches_reference(m, k, n, b_transposed, out_transposed, config):
