@@ -6,10 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from sparse_lm.ops.formats import EMPTY_GROUP, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
+from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
 from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
-
-_EMPTY_WORD = EMPTY_GROUP * 0x11111111  # metadata of eight groups
 
 
 def compress_24(
@@ -146,7 +144,7 @@ def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int
     extra = blocks - columns.shape[0], 2 * condensed.values.shape[1] - columns.shape[1]
     return SparseVenom(
         jnp.pad(condensed.values, ((0, missing_rows), (0, 0))),
-        jnp.pad(condensed.metadata, ((0, missing_rows // TILE), (0, 0), (0, 0)), constant_values=_EMPTY_WORD),
+        jnp.pad(condensed.metadata, ((0, missing_rows // TILE), (0, 0), (0, 0)), constant_values=EMPTY_WORD),
         jnp.pad(columns, ((0, extra[0]), (0, extra[1])), constant_values=width),
         (condensed.shape[0], width),
         v,

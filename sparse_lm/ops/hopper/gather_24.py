@@ -21,7 +21,7 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.formats import EMPTY_GROUP
+from sparse_lm.ops.formats import EMPTY_WORD
 from sparse_lm.ops.hopper.emit import (
     SCALAR,
     WARPGROUP_SIZE,
@@ -43,7 +43,6 @@ WORDS = 4  # of metadata, that hold a row's columns of one gather
 
 _CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
 _CHUNKS = KEPT // _CHUNK  # of a row's values, in a stage
-_EMPTY = EMPTY_GROUP * 0x11111111  # a word of groups with nothing to keep
 _LOWER, _UPPER = "0x5410", "0x7632"  # halves of two words, as `prmt` numbers their eight bytes
 
 
@@ -62,7 +61,7 @@ def metadata_by_rows(metadata: Array) -> Array:
     tiles, steps, _ = metadata.shape
     gathers = -(-steps // STAGES)
     padding = (0, 0), (0, gathers * STAGES - steps), (0, 0)
-    words = jnp.pad(lax.bitcast_convert_type(metadata, jnp.uint32), padding, constant_values=_EMPTY)
+    words = jnp.pad(lax.bitcast_convert_type(metadata, jnp.uint32), padding, constant_values=EMPTY_WORD)
     first, second = jnp.unstack(words.reshape(tiles, gathers, STAGES, 4, 8, WORDS), axis=2)
     row = first & 0xFFFF | second << 16
     row_plus_8 = first >> 16 | second >> 16 << 16

@@ -21,10 +21,11 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import split_k, tuning, wgmma_sp
-from sparse_lm.ops.hopper.operands import check_dtypes, pad, pad_to, result_type
+from sparse_lm.ops.hopper.operands import pad, pad_to, result_type
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.store_sum import store_sum
 from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ def matmul_24(
       NotImplementedError: the dtypes.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_dtypes(w.dtype, b.dtype, out_dtype)
+    check_product_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[0 if b_transposed else 1]
     if config is None:
         config = tuning.lookup("matmul_24", (m, n, k), Config) or heuristic_config(m, n, k)

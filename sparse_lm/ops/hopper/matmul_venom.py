@@ -21,10 +21,11 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import gather, split_k, tuning, wgmma_sp
 from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
-from sparse_lm.ops.hopper.operands import check_dtypes, pad
+from sparse_lm.ops.hopper.operands import pad
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.store_rows import to_order
 from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling, check_in_block
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.routing import Rows
 
 
@@ -89,7 +90,7 @@ def matmul_venom(
     if a.run % wgmma_sp.ROWS == 0 and a.v % (2 * wgmma_sp.ROWS) == 0:
         return matmul_venom_runs(a, b, rows=rows, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_dtypes(a.dtype, b.dtype, out_dtype)
+    check_product_dtypes(a.dtype, b.dtype, out_dtype)
     m, n, kept = a.shape[0], b.shape[1], a.columns.shape[1]
     if config is None:
         # The neurons of one layer: b may be that of all layers, of which a lists one's.

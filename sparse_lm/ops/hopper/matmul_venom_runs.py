@@ -18,11 +18,12 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper import split_k, wgmma_sp
-from sparse_lm.ops.hopper.operands import check_dtypes, pad
+from sparse_lm.ops.hopper.operands import pad
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.schedule import rows_in_use
 from sparse_lm.ops.hopper.store_rows import to_order
 from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling, check_in_block
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.routing import Rows
 
 
@@ -83,7 +84,7 @@ def matmul_venom_runs(
       ValueError: a config whose clusters' tiles do not lie in one block.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_dtypes(a.dtype, b.dtype, out_dtype)
+    check_product_dtypes(a.dtype, b.dtype, out_dtype)
     if a.run % wgmma_sp.ROWS:
         raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {a.run}")
     m, n = a.shape[0], b.shape[1]

@@ -10,14 +10,6 @@ _ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
 _FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dimension of a single tile: give it two
 
 
-def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
-    """Raises NotImplementedError for dtypes of w, b and the result that no product here has."""
-    if w not in (jnp.bfloat16, jnp.float16) or b != w:
-        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
-    if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
-
-
 def round_up(size: int) -> int:
     """To whole tiles."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

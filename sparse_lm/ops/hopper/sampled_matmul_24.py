@@ -23,11 +23,12 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import split_k, wgmma_sp
-from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
+from sparse_lm.ops.hopper.operands import pad, result_type
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.schedule import rows_in_use
 from sparse_lm.ops.hopper.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ def sampled_matmul_24(
     if not takes_runs(run, v):
         return sampled_rows_24(w, x, columns, v, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
-    check_dtypes(w.dtype, x.dtype, out_dtype)
+    check_product_dtypes(w.dtype, x.dtype, out_dtype)
     tokens, kept = x.shape[0], columns.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     out = result_type(tokens, kept, out_dtype)

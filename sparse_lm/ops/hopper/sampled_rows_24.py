@@ -27,10 +27,11 @@ from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import device, gather_24, tuning, wgmma_sp
 from sparse_lm.ops.hopper.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.mainloop import accumulate
-from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
+from sparse_lm.ops.hopper.operands import pad, result_type
 from sparse_lm.ops.hopper.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.store import staging, store_tile, stores
 from sparse_lm.ops.hopper.tiling import CONSUMERS, PRODUCER, check_in_block, check_slots
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
@@ -94,7 +95,7 @@ def sampled_rows_24(
       ValueError: a config whose tokens do not divide v.
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
-    check_dtypes(w.dtype, x.dtype, out_dtype)
+    check_product_dtypes(w.dtype, x.dtype, out_dtype)
     if v % CANDIDATES[-1].tokens:
         raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1].tokens}, not {v}")
     (tokens, dim), kept = x.shape, columns.shape[1]

@@ -22,7 +22,7 @@ from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.emit import SCALAR, i32
-from sparse_lm.ops.hopper.operands import check_dtypes, pad, round_up
+from sparse_lm.ops.hopper.operands import pad, round_up
 from sparse_lm.ops.hopper.sampled_matmul_24 import (
     Config,
     heuristic_config,
@@ -34,6 +34,7 @@ from sparse_lm.ops.hopper.squared_relu_24 import out_types, sparsify, squared_re
 from sparse_lm.ops.hopper.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
 from sparse_lm.ops.hopper.thread_tile import HALVES, Thread, Tile
 from sparse_lm.ops.hopper.tiling import Epilogue
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 
 def sampled_squared_relu_24(
@@ -48,7 +49,7 @@ def sampled_squared_relu_24(
     """
     if not takes_runs(run, v):
         return squared_relu_24(sampled_matmul_24(w, x, columns, v, run=run))
-    check_dtypes(w.dtype, x.dtype, x.dtype)
+    check_product_dtypes(w.dtype, x.dtype, x.dtype)
     tokens, kept = x.shape[0], columns.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     h = jax.ShapeDtypeStruct((round_up(tokens), kept), x.dtype)

@@ -41,7 +41,7 @@ from sparse_lm.ops.hopper.emit import (
     sum_of,
     vector,
 )
-from sparse_lm.ops.hopper.operands import check_dtypes, pad_to, result_type, round_up
+from sparse_lm.ops.hopper.operands import pad_to, result_type, round_up
 from sparse_lm.ops.hopper.sampled_matmul_24 import (
     Config,
     heuristic_config,
@@ -54,6 +54,7 @@ from sparse_lm.ops.hopper.squared_relu_24 import STATS, WARPS, Seen, store_stats
 from sparse_lm.ops.hopper.store import store_tile
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, groups, store_run
 from sparse_lm.ops.hopper.tiling import Epilogue
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 _CHUNK = 8  # tokens of 16 bytes
 _ROWS_AT_ONCE = 16  # of a tile, whatever v, by 2 v threads with a chunk each
@@ -82,7 +83,7 @@ def sampled_squared_relu_venom(
     if not takes_runs(run, block) or block % v:
         h = sampled_matmul_24(w, x, listed, block, run=run)
         return squared_relu_venom(h, v, m, columns=columns)
-    check_dtypes(w.dtype, x.dtype, x.dtype)
+    check_product_dtypes(w.dtype, x.dtype, x.dtype)
     tokens, neurons = x.shape[0], listed.shape[1]
     check_venom(jax.ShapeDtypeStruct((tokens, neurons), x.dtype), v, m, columns)
     x = pad_to(x, (-(-tokens // v) * v, round_up(x.shape[1])))

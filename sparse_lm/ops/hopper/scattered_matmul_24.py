@@ -21,10 +21,11 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper import device, wgmma_sp
-from sparse_lm.ops.hopper.operands import check_dtypes, pad, result_type
+from sparse_lm.ops.hopper.operands import pad, result_type
 from sparse_lm.ops.hopper.persistent import multiply
 from sparse_lm.ops.hopper.stream_k import StreamK, descending
 from sparse_lm.ops.hopper.tiling import STEP, Loads, Tiling, check_in_block
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.listings import listed_at
 
 
@@ -126,7 +127,7 @@ def scattered_matmul_24(
       ValueError: a config whose clusters' tiles do not lie in one run.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_dtypes(a.dtype, b.dtype, out_dtype)
+    check_product_dtypes(a.dtype, b.dtype, out_dtype)
     n = b.shape[1]
     config = config or heuristic_config(run, columns.shape[1] // run, n)
     if v % STEP:

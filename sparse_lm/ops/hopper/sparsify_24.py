@@ -34,6 +34,7 @@ from sparse_lm.ops.hopper.emit import (
 )
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, SHARED_STRIDE, Thread, Tile, groups, load_tile
 from sparse_lm.ops.hopper.two_of_four import Pair, two_of_four
+from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.mvue import threefry_key
 
 
@@ -52,7 +53,7 @@ def sparsify_24(
       NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
     """
     dtype = jnp.dtype(dtype)
-    check_dtypes(x.dtype, dtype)
+    check_selection_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
     key = threefry_key(key) if method == "mvue" else None
@@ -67,7 +68,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
       NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
     """
     dtype = jnp.dtype(dtype)
-    check_dtypes(w.dtype, dtype)
+    check_selection_dtypes(w.dtype, dtype)
     rows, columns = w.shape
     if rows // scale.shape[0] % TILE:
         raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {rows // scale.shape[0]}")
@@ -131,12 +132,6 @@ def _call(
         compiler_params=COMPILER_PARAMS,
         kernel_name="sparsify_24",
     )(x, scale, jnp.zeros(2, jnp.int32) if key is None else key)
-
-
-def check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
-    """Raises NotImplementedError for dtypes of a matrix and of its values that no selection here has."""
-    if x not in (jnp.float32, jnp.bfloat16, jnp.float16) or out not in (jnp.bfloat16, jnp.float16):
-        raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
 
 def _above_one(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int], transposed: bool):

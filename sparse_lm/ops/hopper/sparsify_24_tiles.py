@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
 from sparse_lm.ops.hopper.emit import (
     COMPILER_PARAMS,
     SCALAR,
@@ -34,9 +34,9 @@ from sparse_lm.ops.hopper.emit import (
     mul64,
     widen,
 )
-from sparse_lm.ops.hopper.sparsify_24 import check_dtypes
 from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, SHARED_STRIDE, Thread, Tile, load_tile
 from sparse_lm.ops.hopper.two_of_four import Pair
+from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.select import LARGEST
 from sparse_lm.ops.transposable import TRANSPOSABLE_PATTERNS
 
@@ -51,7 +51,7 @@ def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tupl
       NotImplementedError: the dtypes.
     """
     dtype = jnp.dtype(dtype)
-    check_dtypes(x.dtype, dtype)
+    check_selection_dtypes(x.dtype, dtype)
     operands = [pad_to_tiles(x)]
     if mask is not None:
         operands.append(pad_to_tiles(mask))
@@ -208,16 +208,12 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: 
 
 
 def _nibble(mask: ir.Value) -> ir.Value:
-    """Metadata of a group from the four bits of its mask, by a table: the two lowest ones, filled up by the lowest."""
-    table = 0
-    for bits in range(16):
-        free_last = sorted(range(4), key=lambda position: (not bits >> position & 1, position))
-        first, second = sorted(free_last[:2])
-        table |= (first | second << 2) << 4 * bits
+    """Metadata of a group from the four bits of its mask."""
     i64 = i64_type()
-    entries = arith.constant(i64, ir.IntegerAttr.get(i64, table - (1 << 64) if table >> 63 else table))
-    shifted = arith.shrui(entries, arith.extui(i64, arith.shli(mask, i32(2))))
-    return arith.andi(arith.trunci(i32_type(), shifted), i32(15))
+    signed = METADATA_OF_MASKS - (1 << 64) if METADATA_OF_MASKS >> 63 else METADATA_OF_MASKS
+    table = arith.constant(i64, ir.IntegerAttr.get(i64, signed))
+    entry = arith.shrui(table, arith.extui(i64, arith.shli(mask, i32(2))))
+    return arith.andi(arith.trunci(i32_type(), entry), i32(15))
 
 
 def _load_entry(tile_smem: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.triton import product, tuning
 from sparse_lm.ops.triton.gluon_call import align_rows
 from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
@@ -64,7 +65,7 @@ def matmul_24(
       NotImplementedError: the dtypes.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_dtypes(w.dtype, b.dtype, out_dtype)
+    check_product_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[0 if b_transposed else 1]
     config = config or choose_config(m, n, k)
     b = align_rows(b)
@@ -86,10 +87,3 @@ def matmul_24(
 def choose_config(m: int, n: int, k: int) -> Tiling:
     """The tuned one for the shape and device, or else the largest that occupies this GPU."""
     return tuning.lookup("matmul_24", (m, n, k), Tiling) or largest_that_occupies(CANDIDATES, m, n)
-
-
-def check_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
-    if w not in (jnp.bfloat16, jnp.float16) or b != w:
-        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
-    if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")

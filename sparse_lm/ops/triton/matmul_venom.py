@@ -15,10 +15,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, SparseVenom
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.routing import Rows, unpermute
 from sparse_lm.ops.triton import product, tuning
 from sparse_lm.ops.triton.gluon_call import align_rows
-from sparse_lm.ops.triton.matmul_24 import check_dtypes
 from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
 
 # Largest first.
@@ -57,7 +57,7 @@ def matmul_venom(
       NotImplementedError: the dtypes, or v.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_dtypes(a.dtype, b.dtype, out_dtype)
+    check_product_dtypes(a.dtype, b.dtype, out_dtype)
     (m, k), n = a.shape, b.shape[1]
     # The neurons of one layer: b may be that of all layers, of which a lists one's.
     neurons = a.columns.shape[1] * a.m // 4

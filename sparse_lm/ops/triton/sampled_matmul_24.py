@@ -16,9 +16,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.triton import product
 from sparse_lm.ops.triton.gluon_call import align_rows
-from sparse_lm.ops.triton.matmul_24 import check_dtypes
 from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
 
 # Largest first. M counts listed rows, N tokens.
@@ -60,7 +60,7 @@ def sampled_matmul_24(
     """
     del run
     out_dtype = jnp.dtype(out_dtype or x.dtype)
-    check_dtypes(w.dtype, x.dtype, out_dtype)
+    check_product_dtypes(w.dtype, x.dtype, out_dtype)
     (tokens, dim), kept = x.shape, columns.shape[1]
     config = config or heuristic_config(kept, tokens, v)
     x = align_rows(x)

@@ -19,10 +19,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.listings import listed_at
 from sparse_lm.ops.triton import mma_sp, product
 from sparse_lm.ops.triton.gluon_call import align_rows
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES, check_dtypes
+from sparse_lm.ops.triton.matmul_24 import CANDIDATES
 from sparse_lm.ops.triton.product import STEP, Product, Tiling, largest_that_occupies, launch
 
 
@@ -117,7 +118,7 @@ def scattered_matmul_24(
       NotImplementedError: the dtypes, run, v or rows.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
-    check_dtypes(a.dtype, b.dtype, out_dtype)
+    check_product_dtypes(a.dtype, b.dtype, out_dtype)
     if v % TILE or run % TILE:
         raise NotImplementedError(f"needs v and run to be multiples of {TILE}, not {v} and {run}")
     if rows % run:

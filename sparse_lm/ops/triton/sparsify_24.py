@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
+from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton import mvue, packed_24
 from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
@@ -128,7 +129,7 @@ def sparsify_24(
     Raises:
       NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
     """
-    check_dtypes(x.dtype, jnp.dtype(dtype))
+    check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     shape = x.shape[::-1] if axis == 0 else x.shape
     constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1], METHOD=method, TRANSPOSED=axis == 0)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
@@ -143,7 +144,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     Raises:
       NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
     """
-    check_dtypes(w.dtype, jnp.dtype(dtype))
+    check_selection_dtypes(w.dtype, jnp.dtype(dtype))
     scaled_rows = w.shape[0] // scale.shape[0]
     if scaled_rows % TILE and scale.shape[0] > 1:
         raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {scaled_rows}")
@@ -160,7 +161,7 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     Raises:
       NotImplementedError: h is not of 16-bit floats.
     """
-    check_dtypes(h.dtype, h.dtype)
+    check_selection_dtypes(h.dtype, h.dtype)
     padded = align_rows(h)
     values, metadata = outputs(h.shape, h.dtype)
     stats = jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
@@ -168,11 +169,6 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     out = values, metadata, stats
     values, metadata, stats = call_by_tiles(_squared_relu_24_kernel, padded, out=out, constants=constants)
     return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
-
-
-def check_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
-    if x not in (jnp.float32, jnp.bfloat16, jnp.float16) or out not in (jnp.bfloat16, jnp.float16):
-        raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
 
 def outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

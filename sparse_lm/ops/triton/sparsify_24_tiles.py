@@ -14,9 +14,10 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
+from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.triton import packed_24
-from sparse_lm.ops.triton.sparsify_24 import call_by_tiles, check_dtypes, outputs
+from sparse_lm.ops.triton.sparsify_24 import call_by_tiles, outputs
 from sparse_lm.ops.triton.tiles import GROUPS, GROUPS_LAYOUT, load_tile, offsets, store_metadata, store_survivors
 from sparse_lm.ops.triton.transposable import best_mask
 from sparse_lm.ops.triton.two_of_four import members
@@ -51,14 +52,7 @@ _EACH_ROW_LAYOUT = gl.constexpr(  # GROUPS_LAYOUT, with the four rows of a tile 
 )
 
 
-def _nibble(bits: int) -> int:
-    """Metadata of a group from its bits in the mask: the two lowest ones, filled up by the lowest free positions."""
-    kept_first = sorted(range(4), key=lambda position: (not bits >> position & 1, position))
-    first, second = sorted(kept_first[:2])
-    return first | second << 2
-
-
-_NIBBLES = gl.constexpr(sum(_nibble(bits) << 4 * bits for bits in range(16)))
+_METADATA_OF_MASKS = gl.constexpr(METADATA_OF_MASKS)
 
 
 @gluon.jit
@@ -158,7 +152,7 @@ def _column_bits(mask, COLUMN: gl.constexpr):
 @gluon.jit
 def _keep(row, bits):
     """Survivors of a row in one word, and their nibble, by its four bits in the mask."""
-    nibble = (_NIBBLES >> (bits << 2).to(gl.int64)).to(gl.int32) & 15
+    nibble = (_METADATA_OF_MASKS >> (bits << 2).to(gl.int64)).to(gl.int32) & 15
     return packed_24.take_two(row[0], row[1], nibble), nibble
 
 
@@ -230,7 +224,7 @@ def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tupl
     Raises:
       NotImplementedError: the dtypes.
     """
-    check_dtypes(x.dtype, jnp.dtype(dtype))
+    check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     out = *outputs(x.shape, dtype), *outputs(x.shape[::-1], dtype)
     constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1])
     if mask is None:
