@@ -82,12 +82,13 @@ class SparseVenom:
     The matrix is a 2:4 matrix over *condensed* columns: of block b, condensed column j is the
     logical column `columns[b, j]`. There are Kc = 4 K / m of them. The format does not require
     that a block's columns are four of every m: any Kc distinct columns do, such as one contiguous
-    slice of neurons. Products take any; `squared_relu_gradients` says what it requires.
+    slice of neurons. Products take any; `squared_relu_gradients` says what it requires. `matmul_venom` also takes
+    fewer than Kc, such as one layer's where b has the rows of all layers; `condensed` and `listed` do not.
 
     Attributes:
       values: [Mp, Kcp / 2]; Mp is M rounded up to max(v, 64), Kcp is Kc rounded up to 64.
       metadata: [Mp / 64, Kcp / 64, 128] int32, over condensed columns.
-      columns: [Mp / v, Kcp] int32; K where padded.
+      columns: [Mp / v, Kcp] int32; K where padded. What other numbers outside of 0..K do is not defined.
       shape: logical (M, K).
       v: rows of a block.
       m: columns of a group.

@@ -9,6 +9,8 @@ from jax import Array
 def listed_at(lists: Array, runs: int) -> tuple[Array, Array]:
     """Which blocks list each run, and where.
 
+    Compares runs * blocks * (2 blocks + P) numbers in a few fused kernels: meant for up to about a thousand blocks.
+
     Args:
       lists: int32 [blocks, P], the runs that a block lists, distinct.
       runs: how many there are.

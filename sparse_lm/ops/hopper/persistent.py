@@ -8,6 +8,10 @@ is a kernel's `Jobs` (schedule.py), what is copied its `Loads`.
 What limits the products is what instructions read of shared memory, at most 128 bytes a cycle: m64nNk32 reads
 2 + N / 16 KB, and computes for N / 2 cycles. Copies cost these reads little, but come from the L2 cache: so a tile
 is as large as registers allow.
+
+In CUTLASS' terms `Ring` is a PipelineTmaAsync, whose step number is index and phase in one; `Jobs` the persistent tile
+scheduler, with split_k.py and stream_k.py as its stream-K modes and partial_sums.py as their fix-up; `Epilogue` the
+epilogue visitor; `planar_snake` the swizzle of thread blocks.
 """
 
 from __future__ import annotations

@@ -176,6 +176,7 @@ def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
 
 
 def _barrier(full: ir.Value, slot: ir.Value) -> mgpu.BarrierRef:
+    """Without phases: whoever waits says which parity for."""
     return mgpu.BarrierRef(mgpu_utils.memref_ptr(full), slot, None, 1)
 
 

@@ -110,6 +110,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
     consumer_rows = tile_rows // CONSUMERS
     blocks = consumer_rows // wgmma_sp.ROWS
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
+    # Past the last step the values are zeros. The tokens need not be: of a D up to 64 their only tile is copied again.
     steps = gathers * gather_24.STAGES
     grid = pl.cdiv(columns.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens)
     clusters = min(grid[0] * grid[1], device.cluster_count(config.cluster))

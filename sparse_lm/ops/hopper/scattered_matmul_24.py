@@ -135,6 +135,7 @@ def scattered_matmul_24(
     check_in_block(config.cluster_m, run, "rows")
     if rows % run:
         raise NotImplementedError(f"needs runs of {run} to divide the {rows} rows of the result")
+    # Steps past the end must read zeros, but copies ignore the index into a dimension of a single tile (operands.py).
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")
     return _call(config, a, pad(b), columns, v, run, result_type(rows, n, out_dtype))[:, :n]

@@ -39,7 +39,8 @@ class Grid:
       odd: whether every job has an odd number of steps; else every job has an even number.
       contributors: clusters 0 to `contributors` - 1 may contribute, once each.
       contributor_stride: the p-th contribution to a tile of cluster c, p > 0, is that of cluster
-        c - p * contributor_stride: of one that was launched earlier, and does not wait for anyone.
+        c - p * contributor_stride: of one with a lower index, which contributes before it waits for anyone itself.
+        That waiting ends relies on thread blocks starting in the order of their indices, which CUDA does not promise.
     """
 
     clusters: int

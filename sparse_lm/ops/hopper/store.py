@@ -38,7 +38,7 @@ def store_tile(
     slots: Any,
     out: Any,
     origin: tuple[Array, Array],
-    first_store: Array,
+    first_store: Array | int,
     *,
     transposed: bool,
     accumulate: bool = False,
@@ -52,7 +52,7 @@ def store_tile(
       slots: this warpgroup's of `staging`, [slots, ...]; they take turns.
       out: global memory.
       origin: (row, column).
-      first_store: number of stores that this warpgroup made before.
+      first_store: number of the first store, from where all slots were known to be free; picks the slots.
       transposed: whether `out` is [columns, rows].
       accumulate: add the tile to what is there, in the L2 cache, instead of replacing it.
     """

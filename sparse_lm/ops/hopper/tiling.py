@@ -125,6 +125,7 @@ class Stage:
         first_tile, tiles = first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS
         multicast = self.tiling.cluster > 1 and not self.tiling.share_b
         values_origin = row, k * wgmma_sp.KEPT
+        # Past the end words are zeros, which are no valid positions; values are zeros there, too, and nothing is added.
         metadata_origin = lax.div(row, wgmma_sp.ROWS), k, jnp.int32(0)
         return [
             Copy(values, self.values.at[pl.ds(first, rows)], values_origin, wgmma_sp.VALUES_TRANSFORMS, multicast),

@@ -140,6 +140,7 @@ def finish(carry: Carry) -> tuple[Array, ...]:
 
 def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, word: ir.Value, n: int) -> np.ndarray:
     """The two instructions of one block of rows, on the 64 * n / 128 accumulator registers of a lane."""
+    # logical_k_major: whether the first dimension of the reference is k, of A [m, k] not, of B [k, n] so.
     (values_base, (_, (values_stride,))), (block_stride, _), _ = mma_utils.create_descriptor(
         values, swizzle=2 * KEPT, group_size=(ROWS, KEPT), logical_k_major=False
     )
@@ -156,6 +157,8 @@ def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, wor
 
     flat = list(registers.flat)
     for i in range(_INSTRUCTIONS):
+        # After the metadata's word: which pairs of lanes hold it (sp-sel); scale-d; the signs of A and B; whether A
+        # and B are transposed.
         code = (
             f"wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{dtype}.{dtype} {{{outputs}}}, "
             f"${2 * count}, ${2 * count + 1}, ${2 * count + 2}, {i}, 1, 1, 1, 0, {b_columns_fastest};"
