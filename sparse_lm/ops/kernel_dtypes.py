@@ -17,3 +17,9 @@ def check_selection_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
     """Raises NotImplementedError for dtypes of a matrix and of its values that no kernel's selection has."""
     if x not in (jnp.float32, jnp.bfloat16, jnp.float16) or out not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
+
+
+def check_hidden_dtype(dtype: jnp.dtype) -> None:
+    """Raises NotImplementedError for a hidden layer that is not of 16-bit floats."""
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"takes bfloat16 or float16, not {dtype}")

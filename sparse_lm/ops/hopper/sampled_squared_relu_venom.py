@@ -41,6 +41,7 @@ from sparse_lm.ops.hopper.emit import (
     sum_of,
     vector,
 )
+from sparse_lm.ops.hopper.hidden_stats import STATS, WARPS, Seen, store_stats
 from sparse_lm.ops.hopper.operands import pad_to, result_type, round_up
 from sparse_lm.ops.hopper.sampled_matmul_24 import (
     Config,
@@ -50,9 +51,8 @@ from sparse_lm.ops.hopper.sampled_matmul_24 import (
     takes_runs,
 )
 from sparse_lm.ops.hopper.sparsify_venom import check_venom, choose_columns, squared_relu_venom
-from sparse_lm.ops.hopper.squared_relu_24 import STATS, WARPS, Seen, store_stats
 from sparse_lm.ops.hopper.store import store_tile
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, Thread, groups, store_run
+from sparse_lm.ops.hopper.thread_tile import HALVES, THREAD_COLUMNS, Thread, groups, store_thread_columns
 from sparse_lm.ops.hopper.tiling import Epilogue
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
@@ -195,26 +195,26 @@ def _select(y: Array, norms: Array, tokens: int, v: int, m: int) -> list[Array]:
     A block of threads takes 16 groups of neurons of one block of tokens: 64 rows of Y^T are kept, of v tokens each.
     Of Y^T and the sums, which may be padded, `tokens` are read.
     """
-    blocks, tiles, warpgroups = tokens // v, norms.shape[1] // (RUN * m), v // TILE
+    blocks, tiles, warpgroups = tokens // v, norms.shape[1] // (THREAD_COLUMNS * m), v // TILE
     warps = warpgroups * WARPS
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
     def select_tile(_, y_gmem, norms_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, kept, *at):
         tile_number, block = (number.registers.item() for number in at)
-        norm_of = _sums_of_block(norms_gmem, block, tile_number, v, RUN * m)
+        norm_of = _sums_of_block(norms_gmem, block, tile_number, v, THREAD_COLUMNS * m)
         energy = choose_columns(norm_of, kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
-        first_neuron, first_token = arith.muli(tile_number, i32(RUN * m)), arith.muli(block, i32(v))
+        first_neuron, first_token = arith.muli(tile_number, i32(THREAD_COLUMNS * m)), arith.muli(block, i32(v))
         _load_kept(y_gmem, kept, tile_smem, first_neuron, first_token, v)
         gpu.barrier()
         seen = Seen.nothing()
-        run, first_token_of_pair = _place_of_thread()
-        words = _load_pair_of_tokens(tile_smem, run, first_token_of_pair, v)
+        first_column, first_token_of_pair = _place_of_thread()
+        words = _load_pair_of_tokens(tile_smem, first_column, first_token_of_pair, v)
         for half in HALVES:
             pairs = [packed_24.two_of_four([(word, half) for word in four], signed=False) for four in groups(words)]
             token = arith.addi(arith.addi(first_token, first_token_of_pair), i32(half))
-            column = arith.addi(arith.muli(tile_number, i32(TILE)), run)
-            store_run(values_gmem, metadata_gmem, token, column, pairs)
+            column = arith.addi(arith.muli(tile_number, i32(TILE)), first_column)
+            store_thread_columns(values_gmem, metadata_gmem, token, column, pairs)
             seen = seen.add([], [pair.values for pair in pairs], ir.MemRefType(values_gmem.type).element_type)
         block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
         store_stats(stats_gmem, block_number, seen._replace(energy=energy).stats())
@@ -234,7 +234,10 @@ def _select(y: Array, norms: Array, tokens: int, v: int, m: int) -> list[Array]:
         grid_names=("tile", "block"),
         num_threads=warpgroups,
         thread_name="warpgroup",
-        scratch_types=[plgpu.SMEM((TILE * v + TILE // RUN * _SKEW,), y.dtype), plgpu.SMEM((TILE,), jnp.int32)],
+        scratch_types=[
+            plgpu.SMEM((TILE * v + TILE // THREAD_COLUMNS * _SKEW,), y.dtype),
+            plgpu.SMEM((TILE,), jnp.int32),
+        ],
         compiler_params=COMPILER_PARAMS,
         kernel_name="select_venom",
     )(y, norms)
@@ -276,19 +279,20 @@ def _place_of_thread() -> tuple[ir.Value, ir.Value]:
 
     Neighbouring threads have neighbouring neurons, so that they write neighbouring values.
     """
-    thread, runs = mgpu_utils.thread_idx(), TILE // RUN
-    return arith.muli(arith.remui(thread, i32(runs)), i32(RUN)), arith.muli(arith.divui(thread, i32(runs)), i32(2))
+    thread, threads_of_row = mgpu_utils.thread_idx(), TILE // THREAD_COLUMNS
+    column = arith.muli(arith.remui(thread, i32(threads_of_row)), i32(THREAD_COLUMNS))
+    return column, arith.muli(arith.divui(thread, i32(threads_of_row)), i32(2))
 
 
 def _load_pair_of_tokens(tile_smem: ir.Value, first_row: ir.Value, token: ir.Value, v: int) -> list[ir.Value]:
     """Of 16 rows of the tile, a word of two tokens each."""
-    rows = (arith.addi(first_row, i32(i)) for i in range(RUN))
+    rows = (arith.addi(first_row, i32(i)) for i in range(THREAD_COLUMNS))
     return [llvm.load(i32_type(), _shared_pointer(tile_smem, row, token, v)) for row in rows]
 
 
 def _shared_pointer(tile_smem: ir.Value, row: ir.Value, token: ir.Value, v: int) -> ir.Value:
     """Where a token of a row of the tile is in shared memory, see `_SKEW`."""
-    skew = arith.muli(arith.divui(row, i32(RUN)), i32(_SKEW))
+    skew = arith.muli(arith.divui(row, i32(THREAD_COLUMNS)), i32(_SKEW))
     index = arith.addi(arith.addi(arith.muli(row, i32(v)), skew), token)
     return mgpu_utils.getelementptr(
         mgpu_utils.memref_ptr(tile_smem), [index], ir.MemRefType(tile_smem.type).element_type

@@ -32,7 +32,7 @@ from sparse_lm.ops.hopper.emit import (
     i32,
     widen,
 )
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, SHARED_STRIDE, Thread, Tile, groups, load_tile
+from sparse_lm.ops.hopper.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Thread, Tile, groups, load_tile
 from sparse_lm.ops.hopper.two_of_four import Pair, two_of_four
 from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.mvue import threefry_key
@@ -141,7 +141,7 @@ def _above_one(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int
     for half in HALVES:
         row = arith.addi(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.row), i32(8 * half))
         rows.append([])
-        for first in range(0, RUN, 8):
+        for first in range(0, THREAD_COLUMNS, 8):
             pair = arith.addi(arith.shrui(column, i32(3)), i32(first // 8))
             index = (pair, shape[1], row) if transposed else (row, shape[1] // 8, pair)
             number = arith.addi(arith.muli(index[0], i32(index[1])), index[2])
@@ -170,7 +170,7 @@ def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[
     for half in HALVES:
         x_column = arith.addi(thread.row, i32(8 * half))
         run = []
-        for i in range(RUN):
+        for i in range(THREAD_COLUMNS):
             index = arith.muli(arith.addi(thread.column, i32(i)), i32(SHARED_STRIDE))
             run.append(llvm.load(element, mgpu_utils.getelementptr(shared, [arith.addi(index, x_column)], element)))
         runs.append(run)

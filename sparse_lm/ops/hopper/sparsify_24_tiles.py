@@ -34,7 +34,7 @@ from sparse_lm.ops.hopper.emit import (
     mul64,
     widen,
 )
-from sparse_lm.ops.hopper.thread_tile import HALVES, RUN, SHARED_STRIDE, Thread, Tile, load_tile
+from sparse_lm.ops.hopper.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Thread, Tile, load_tile
 from sparse_lm.ops.hopper.two_of_four import Pair
 from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.select import LARGEST
@@ -183,7 +183,7 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: 
     """Of the 16 entries of one of the thread's rows; or, `transposed`, of its column of that number."""
     line = arith.addi(thread.row, i32(8 * half))
     pairs = []
-    for first in range(0, RUN, 4):
+    for first in range(0, THREAD_COLUMNS, 4):
         start = arith.addi(thread.column, i32(first))
         row, column = (start, line) if transposed else (line, start)
         place = arith.addi(arith.muli(arith.shrui(row, i32(2)), i32(_ACROSS)), arith.shrui(column, i32(2)))

@@ -25,6 +25,7 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
 from sparse_lm.ops.hopper import packed_24
+from sparse_lm.ops.hopper.activation import squared_relu
 from sparse_lm.ops.hopper.emit import (
     COMPILER_PARAMS,
     SCALAR,
@@ -43,10 +44,11 @@ from sparse_lm.ops.hopper.emit import (
     vector,
     vector_lanes,
 )
-from sparse_lm.ops.hopper.squared_relu_24 import STATS, Seen, check_dtype, count_nonzeros, squared_relu, store_stats
-from sparse_lm.ops.hopper.thread_tile import RUN, store_run
+from sparse_lm.ops.hopper.hidden_stats import STATS, Seen, count_nonzeros, store_stats
+from sparse_lm.ops.hopper.thread_tile import THREAD_COLUMNS, store_thread_columns
 from sparse_lm.ops.hopper.thread_tile import groups as fours
 from sparse_lm.ops.hopper.two_of_four import magnitude_rank
+from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 
 _KEPT = 4  # columns of a group
 _ROWS_AT_ONCE = 4  # that a warp has under way
@@ -96,12 +98,12 @@ def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[Spa
         gpu.barrier()
         choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
-        for row, column in _runs_of_thread(v, kept_columns):
+        for row, column in _thread_columns(v, kept_columns):
             run = _gather(tile_smem, kept, row, column, stride)
             pairs = [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in fours(run)]
             matrix_row = arith.addi(arith.muli(block, i32(v)), row)
             matrix_column = arith.addi(arith.muli(tile_number, i32(kept_columns)), column)
-            store_run(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
+            store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
             seen = seen.add([], [pair.values for pair in pairs], element)
         block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
         store_stats(stats_gmem, block_number, seen.stats())
@@ -140,7 +142,7 @@ def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
 
 def check_venom(x: Array | jax.ShapeDtypeStruct, v: int, m: int, choice: str) -> None:
     """Raises NotImplementedError for what this kernel cannot take."""
-    check_dtype(x.dtype)
+    check_hidden_dtype(x.dtype)
     if choice != "norm":
         raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
     group_bytes = _groups_of_tile(v, m, x.dtype) * x.dtype.itemsize
@@ -298,26 +300,26 @@ def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir
     return keep, math.ctpop(before)
 
 
-def _runs_of_thread(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]]:
+def _thread_columns(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]]:
     """Row and first column of the 16 condensed ones that a thread selects from, once or twice.
 
-    Neighbouring lanes have neighbouring runs of a row.
+    Neighbouring lanes have neighbouring columns of a row.
     """
-    runs_of_row = kept_columns // RUN
+    threads_of_row = kept_columns // THREAD_COLUMNS
     thread, threads = mgpu_utils.thread_idx(), 2 * v
-    column = arith.muli(arith.remui(thread, i32(runs_of_row)), i32(RUN))
-    row = arith.divui(thread, i32(runs_of_row))
-    return [(arith.addi(row, i32(first)), column) for first in range(0, v, threads // runs_of_row)]
+    column = arith.muli(arith.remui(thread, i32(threads_of_row)), i32(THREAD_COLUMNS))
+    row = arith.divui(thread, i32(threads_of_row))
+    return [(arith.addi(row, i32(first)), column) for first in range(0, v, threads // threads_of_row)]
 
 
 def _gather(tile_smem, kept, row: ir.Value, column: ir.Value, stride: int) -> list[ir.Value]:
     """16 condensed columns of a row, each in the low half of a word."""
     element, i16 = ir.MemRefType(tile_smem.type).element_type, ir.IntegerType.get_signless(16)
     start = arith.muli(row, i32(stride))
-    run = []
-    for i in range(RUN):
+    words = []
+    for i in range(THREAD_COLUMNS):
         index = arith.addi(column, i32(i))
         place = llvm.load(i32_type(), mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [index], i32_type()))
         pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(tile_smem), [arith.addi(start, place)], element)
-        run.append(arith.extui(i32_type(), llvm.load(i16, pointer)))
-    return run
+        words.append(arith.extui(i32_type(), llvm.load(i16, pointer)))
+    return words

@@ -40,17 +40,17 @@ from sparse_lm.ops.hopper.emit import (
     true,
 )
 from sparse_lm.ops.hopper.packed_24 import PackedPair
-from sparse_lm.ops.hopper.squared_relu_24 import check_dtype
 from sparse_lm.ops.hopper.thread_tile import (
     HALVES,
-    RUN,
+    THREAD_COLUMNS,
     Thread,
     Tile,
     groups,
     half_word,
     nibbles,
-    run_pointers,
+    thread_columns_pointers,
 )
+from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 from sparse_lm.ops.mvue import threefry_key
 
 # A word of row r and column c lies at r * _STRIDE + 8 (r // 32) + c + 8 (c // 32): neither the rows nor the
@@ -70,7 +70,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width, or its columns
         come in runs, which are not four of each m; or a key of another generator than JAX's default one.
     """
-    check_dtype(dy.dtype)
+    check_hidden_dtype(dy.dtype)
     if y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in one dtype, not {dy.dtype} and {y.dtype}")
     padded = pad_to_tiles(dy)
@@ -207,7 +207,10 @@ def _position(thread: Thread, half: int, column: int) -> tuple[ir.Value, ir.Valu
 
 def _load_column(words: ir.Value, thread: Thread, column: ir.Value) -> list[ir.Value]:
     """A thread's 16 tokens of one of its two columns: dH and Y."""
-    return [llvm.load(i32_type(), _word_pointer(words, arith.addi(thread.column, i32(i)), column)) for i in range(RUN)]
+    return [
+        llvm.load(i32_type(), _word_pointer(words, arith.addi(thread.column, i32(i)), column))
+        for i in range(THREAD_COLUMNS)
+    ]
 
 
 def _select_along_tokens(tokens: list[ir.Value]) -> tuple[list[PackedPair], list[PackedPair]]:
@@ -238,7 +241,7 @@ def _draw_along_tokens(
 
 def _scatter_rows(outs, rows: list[ir.Value], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Both columns' pairs to the rows of their neurons, and empty rows for the neurons that are not kept."""
-    nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (RUN // 4)
+    nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
     always = true()
     for half in HALVES:
         for pairs, values, metadata in outs:
@@ -257,7 +260,7 @@ def _store_row_if(
 ) -> None:
     """A thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
     tokens = arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column)
-    values_pointer, metadata_pointer = run_pointers(values, metadata, neuron, tokens)
+    values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, neuron, tokens)
     store_if(condition, values_pointer, [pair.values for pair in pairs])
     store_if(condition, metadata_pointer, [half_word(pairs)])
 

@@ -34,7 +34,7 @@ from sparse_lm.ops.hopper.emit import (
 from sparse_lm.ops.hopper.packed_24 import PackedPair
 from sparse_lm.ops.hopper.two_of_four import Pair
 
-RUN = 16  # columns of a row that a thread holds: four groups
+THREAD_COLUMNS = 16  # columns of a row that a thread holds: four groups
 HALVES = range(2)  # of a thread's rows
 SHARED_STRIDE = TILE + 1  # of a tile's rows in shared memory, where they are read by columns: these keep off one bank
 
@@ -54,7 +54,7 @@ class Thread:
         lane = arith.remui(index, i32(WARP_SIZE))
         warp_row = arith.muli(arith.divui(index, i32(WARP_SIZE)), i32(16))
         row = arith.addi(warp_row, arith.divui(lane, i32(4)))
-        return cls(index, row, arith.muli(arith.remui(lane, i32(4)), i32(RUN)))
+        return cls(index, row, arith.muli(arith.remui(lane, i32(4)), i32(THREAD_COLUMNS)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Tile:
     def load(self, x: ir.Value) -> list[list[ir.Value]]:
         """Both rows' columns of a matrix in global memory."""
         width = ir.MemRefType(x.type).shape[1]
-        return [load_vectors(x, self.start(half, width), RUN) for half in HALVES]
+        return [load_vectors(x, self.start(half, width), THREAD_COLUMNS) for half in HALVES]
 
     def store(self, x: ir.Value, rows: Sequence[Sequence[ir.Value]]) -> None:
         """Both rows' columns, rounded to the matrix's dtype."""
@@ -85,12 +85,12 @@ class Tile:
     def load_words(self, x: ir.Value) -> list[list[ir.Value]]:
         """Both rows' columns of a matrix of 16-bit elements, eight words each."""
         width = ir.MemRefType(x.type).shape[1]
-        return [load_words(x, self.start(half, width), RUN // 2) for half in HALVES]
+        return [load_words(x, self.start(half, width), THREAD_COLUMNS // 2) for half in HALVES]
 
     def load_packed(self, values: ir.Value) -> list[list[ir.Value]]:
         """Both rows' survivors, four words each, of a compressed matrix of 16-bit elements."""
         width = ir.MemRefType(values.type).shape[1]
-        return [load_words(values, self._start_of_pairs(half, width), RUN // 4) for half in HALVES]
+        return [load_words(values, self._start_of_pairs(half, width), THREAD_COLUMNS // 4) for half in HALVES]
 
     def store_packed(self, values: ir.Value, rows: Sequence[Sequence[ir.Value]]) -> None:
         """Both rows' survivors, a word a group."""
@@ -114,7 +114,7 @@ class Tile:
         word = i32(0)
         for half, pairs in zip(HALVES, rows, strict=True):
             for group, pair in enumerate(pairs):
-                word = arith.ori(word, arith.shli(pair.nibble, i32(RUN * half + 4 * group)))
+                word = arith.ori(word, arith.shli(pair.nibble, i32(THREAD_COLUMNS * half + 4 * group)))
         llvm.store(word, self._word(metadata))
 
     def _start_of_pairs(self, half: int, width: int) -> ir.Value:
@@ -152,17 +152,22 @@ def load_tile(x: ir.Value, tile: Tile) -> tuple[ir.Value, ir.Value, list[tuple[i
 def nibbles(word: ir.Value) -> list[list[ir.Value]]:
     """Of both rows of a thread, four groups each."""
     return [
-        [arith.andi(arith.shrui(word, i32(RUN * half + 4 * group)), i32(15)) for group in range(RUN // 4)]
+        [
+            arith.andi(arith.shrui(word, i32(THREAD_COLUMNS * half + 4 * group)), i32(15))
+            for group in range(THREAD_COLUMNS // 4)
+        ]
         for half in HALVES
     ]
 
 
-def groups(run: Sequence[ir.Value]) -> list[list[ir.Value]]:
+def groups(columns: Sequence[ir.Value]) -> list[list[ir.Value]]:
     """A row's columns by fours."""
-    return [list(run[first : first + 4]) for first in range(0, len(run), 4)]
+    return [list(columns[first : first + 4]) for first in range(0, len(columns), 4)]
 
 
-def run_pointers(values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+def thread_columns_pointers(
+    values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir.Value
+) -> tuple[ir.Value, ir.Value]:
     """Where the survivors of 16 columns of a row, from `column` on, go: 16 bytes of values, half a word of metadata."""
     width, element = ir.MemRefType(values.type).shape[1], ir.MemRefType(values.type).element_type
     start = arith.addi(mul64(row, width), arith.extui(i64_type(), arith.shrui(column, i32(1))))
@@ -181,11 +186,11 @@ def run_pointers(values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir
     )
 
 
-def store_run(
+def store_thread_columns(
     values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir.Value, pairs: Sequence[PackedPair]
 ) -> None:
     """The survivors of 16 columns of a row, from `column` on."""
-    values_pointer, metadata_pointer = run_pointers(values, metadata, row, column)
+    values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, row, column)
     llvm.store(vector([pair.values for pair in pairs]), values_pointer, alignment=16)
     llvm.store(half_word(pairs), metadata_pointer)
 
