@@ -1,7 +1,7 @@
 """Configuration: an ml_collections ConfigDict in, frozen dataclasses out.
 
 Config files (`configs/*.py`) return a `ConfigDict`, because that is what command-line overrides
-work on. Nothing else in the library sees one: `parse` turns it into the dataclasses below and
+work on. `parse` turns it into the dataclasses below, which the rest of the library sees, and
 refuses every bad value here, by name, before anything compiles.
 """
 
@@ -42,7 +42,7 @@ class ConfigError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A Llama. Shapes of the named models: 2602.06183 and the baselines that it builds on."""
+    """A Llama. The defaults are no published model's; configs/ has the shapes of 2602.06183."""
 
     dim: int = 256
     layers: int = 4
@@ -66,11 +66,11 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Where tokens come from. `path` empty: the embedded corpus, prepared on first use."""
+    """Where tokens come from."""
 
-    path: str = ""  # a prepared TFDS directory; empty for the embedded corpus
+    path: str = ""  # what prepare_data wrote, or a TFDS directory of `text` or `tokens`; empty: Python's own source
     tokenizer: str = ""  # a tokenizer.json; empty: the one beside the data, or trained on the corpus
-    cache_dir: str = "data"  # where the embedded corpus is prepared
+    cache_dir: str = "data"  # where Python's source, and TFDS directories of others, are packed on first use
     eval_windows: int = 256  # held-out windows per evaluation; 0 for all
 
 
@@ -103,7 +103,9 @@ class SparsityConfig:
     dense_layers: int = 0  # the first layers, whose FFNs stay dense in the sparse phase
     implementation: str = ""  # empty: the best one that this machine supports
     moments: str = "keep"  # what both edges do to the optimizer moments of the FFN weights: MOMENTS
-    refresh_every: int = 40  # steps between refreshes of masks, neuron sets, token centres; none in a shorter phase
+    # Steps between refreshes of masks, neuron sets, token centres; none in a shorter phase. Of `fst` also the length of
+    # the trials that choose its masked decay, up to 40.
+    refresh_every: int = 40
     dense_weights: str = "masked"  # "masked" or "full": weight read where the activation is sparse
     # venom
     selection: str = "magnitude"  # of the neurons that a block of tokens shares: SELECTIONS, see ops/plan.py
@@ -159,7 +161,7 @@ class Config:
     log_every: int = 10
     eval_every: int = 100
     checkpoint_every: int = 100
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = 2  # the newest, and besides these the best
     deterministic: bool = False  # on a GPU: the same bits from each run, at some cost in speed
     init_from: str = ""  # a directory of a transformers model to start from; empty for random weights
     model: ModelConfig = ModelConfig()
@@ -334,7 +336,8 @@ def _sparsity_ranges(s: SparsityConfig) -> Iterator[Rule]:
     yield _positive("sparsity.refresh_every", s.refresh_every)
     yield _one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)
     yield _one_of("sparsity.selection", s.selection, SELECTIONS)
-    yield "sparsity.v", s.v, s.v >= 4 and s.v & (s.v - 1) == 0, "must be a power of two, 4 or more"
+    whole_tiles = WEIGHT_TILE % s.v == 0 or s.v % WEIGHT_TILE == 0 if s.v >= 4 else False
+    yield "sparsity.v", s.v, whole_tiles, f"must be 4 or more, and divide {WEIGHT_TILE} or be a multiple of it"
     yield "sparsity.m", s.m, s.m >= 4 and s.m % 4 == 0, "must be a multiple of 4"
     yield _one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
     yield _positive("sparsity.clusters", s.clusters)
@@ -387,7 +390,7 @@ def _venom_rules(c: Config) -> Iterator[Rule]:
     m, s, tokens = c.model, c.sparsity, c.tokens_per_part
     yield (
         "sparsity.clusters", s.clusters, s.centres == "neurons" or s.clusters <= tokens,
-        f"must be at most the {tokens} tokens of a step with sparsity.centres = 'tokens'",
+        f"must be at most the {tokens} tokens of a part of a step with sparsity.centres = 'tokens'",
     )  # fmt: skip
     yield "sparsity.m", s.m, m.ffn_dim % s.m == 0, f"must divide model.ffn_dim = {m.ffn_dim}"
     yield (
@@ -398,7 +401,7 @@ def _venom_rules(c: Config) -> Iterator[Rule]:
     )
     yield (
         "sparsity.v", s.v, tokens % s.v == 0,
-        f"must divide the {tokens} tokens of a step (batch_size * seq_len{_of_parts(c)})",
+        f"must divide the {tokens} tokens of a part of a step (batch_size * seq_len{_of_parts(c)})",
     )  # fmt: skip
     yield "sparsity.clusters", s.clusters, s.clusters <= m.ffn_dim, f"must be in 1..{m.ffn_dim} (model.ffn_dim)"
     yield (

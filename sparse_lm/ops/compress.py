@@ -80,7 +80,7 @@ def condense(x: Array, columns: Array, v: int) -> Array:
       ValueError: not a list for each block.
     """
     rows, width = x.shape
-    _check_lists(columns, rows, columns.shape[1], v)
+    _check_lists(columns, rows, columns.shape[-1], v)
     blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width)
     condensed = jnp.take_along_axis(blocks, columns[:, None, :], axis=2, mode="fill", fill_value=0)
     return condensed.reshape(-1, columns.shape[1])[:rows]
@@ -166,6 +166,8 @@ def check_axis(axis: int) -> None:
 
 
 def _check_lists(columns: Array, rows: int, kept: int, v: int) -> None:
+    if v < 1:
+        raise ValueError(f"v = {v} must be positive")
     expected = -(-rows // v), kept
     if columns.shape != expected:
         raise ValueError(

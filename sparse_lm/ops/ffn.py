@@ -97,9 +97,10 @@ def feed_forward(
         of the computed neurons.
 
     Raises:
-      ValueError: in the backward, the plan draws at random and there is no key.
+      ValueError: the plan reads variables that are not given; in the backward, it draws at random and there is no key.
       NotImplementedError: `implementation` cannot compute one of the products.
     """
+    _check_given(variables, plan, prepared=weights is not None)
     layer = jnp.asarray(layer, jnp.int32)
     return _feed_forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer)
 
@@ -160,6 +161,19 @@ def _backward(plan, implementation, axes, saved, cotangents):
 
 
 _feed_forward.defvjp(_forward, _backward)
+
+
+def _check_given(variables: FfnVariables, plan: GemmPlan, *, prepared: bool) -> None:
+    """Raises ValueError for a variable that the plan reads and that is not there."""
+    of_weights = {"soft_threshold": ("scale_up", "scale_down"), "transposable": ("mask_up", "mask_down")}
+    read = {
+        "centroids": plan.routed,
+        "columns": plan.pattern_known_first,
+        **dict.fromkeys(of_weights.get(plan.weights, ()), not prepared),
+    }
+    for name, is_read in read.items():
+        if is_read and getattr(variables, name) is None:
+            raise ValueError(f"the plan reads variables.{name}: see ffn_weights.init_variables")
 
 
 class _Run(NamedTuple):

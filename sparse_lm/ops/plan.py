@@ -31,6 +31,15 @@ PRODUCTS: dict[str, tuple[Operand, ...]] = {
 }
 """The six products, and the operands that each can take as its sparse one."""
 
+_ALLOWED = {
+    "weights": ("full", "soft_threshold", "transposable"),
+    "dense_weights": ("masked", "full"),
+    "selection": ("magnitude", "cluster_sets", "slices"),
+    "columns": ("norm", "exhaustive"),
+    "distance": ("l2", "cosine"),
+    "measure": (None, "tokens", "energy"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class GemmPlan:
@@ -83,6 +92,9 @@ class GemmPlan:
     """Return sums over each cluster's "tokens", for its centre, or also of all neurons' "energy" there, for its set."""
 
     def __post_init__(self):
+        for name, allowed in _ALLOWED.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} = {getattr(self, name)!r} must be one of {', '.join(map(str, allowed))}")
         for product, operand in self.operands.items():
             if operand not in PRODUCTS[product]:
                 names = ", ".join(map(str, PRODUCTS[product]))
@@ -97,8 +109,7 @@ class GemmPlan:
                 f"({self.grad_down}) must be both of these or neither, with down ({self.down})"
             )
         sparse_along_tokens = self.grad_up in (DH_24, DH_MVUE) and self.grad_down in (Y_24, Y_MVUE)
-        in_runs = self.pattern_known_first and (self.selection == "slices" or self.neuron_run > 1)
-        if self.dense_features and (in_runs or not sparse_along_tokens):
+        if self.dense_features and (self.in_runs or not sparse_along_tokens):
             raise ValueError(
                 f"dense_features = {self.dense_features} must be 0 but with 2:4 dH and Y in grad_up ({self.grad_up}) "
                 f"and grad_down ({self.grad_down}), of neurons that come one by one"
@@ -128,6 +139,11 @@ class GemmPlan:
     def pattern_known_first(self) -> bool:
         """The kept neurons follow from a token's cluster, before the up product."""
         return self.venom and self.selection != "magnitude"
+
+    @property
+    def in_runs(self) -> bool:
+        """The kept neurons of a block are runs of neighbours."""
+        return self.pattern_known_first and (self.selection == "slices" or self.neuron_run > 1)
 
     def run(self, neurons: int) -> int:
         """How many neighbours at a time a block's kept neurons are, of F: see `formats.SparseVenom`."""
@@ -175,8 +191,9 @@ class GemmPlan:
             share = 1.0 if operand is None else 0.5
             if operand is not None and product in ("grad_up", "grad_down"):
                 share += (1 - share) * self.dense_features
-            of_kept_neurons = product in ("down", "grad_hidden", "grad_input")
-            if self.pattern_known_first or (self.venom and of_kept_neurons):
+            # The weight gradients' transposes have the rows of all neurons, but for runs.
+            of_kept_neurons = {"up": self.pattern_known_first, "grad_up": self.in_runs, "grad_down": self.in_runs}
+            if of_kept_neurons.get(product, self.venom):
                 share *= 4 / self.m
             work[product] = share
         return work

@@ -75,7 +75,7 @@ def cluster_neurons(
     return state
 
 
-def assign_tokens(x: Array, centroids: Array, distance: str = "l2") -> Array:
+def assign_tokens(x: Array, centroids: Array, distance: str) -> Array:
     """The nearest centre of each token, from that token alone.
 
     Args:

@@ -20,6 +20,7 @@ from sparse_lm.training.step import TrainState
 
 CANDIDATES = (6e-6, 2e-5, 6e-5, 2e-4)  # the range that the paper reports
 HEALTHY = (0.60, 0.95)
+TRIAL_STEPS = 40  # at most: as many as masks stay for by default
 
 Step = Callable[[TrainState, Array], tuple[TrainState, dict[str, Array]]]
 
@@ -31,7 +32,7 @@ def search_mask_decay(state: TrainState, batches: Iterable[Array], sparse_step: 
 
     Args:
       state: at the start of the sparse phase, masks chosen; it is copied, not donated.
-      batches: the trial's batches, the same for every trial.
+      batches: the trial's, the same for every trial; at most `TRIAL_STEPS`, as all are on the devices at once.
       sparse_step: (state, windows) -> (state, metrics).
       dense_step: likewise.
     """

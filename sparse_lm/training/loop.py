@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterator
 
@@ -20,7 +21,7 @@ from sparse_lm.ops import backends
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import flops, processes
 from sparse_lm.training.checkpoint import Checkpoints
-from sparse_lm.training.decay_search import search_mask_decay
+from sparse_lm.training.decay_search import TRIAL_STEPS, search_mask_decay
 from sparse_lm.training.determinism import check_determinism
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.flip import make_transitions, needs_refresh
@@ -301,7 +302,7 @@ class _Run:
         factor = self.config.sparsity.mask_decay
         if factor is None:
             trial = self._batches(step)
-            batches = [next(trial) for _ in range(self.config.sparsity.refresh_every)]
+            batches = itertools.islice(trial, min(self.config.sparsity.refresh_every, TRIAL_STEPS))
             factor = search_mask_decay(state, batches, self.trainer.sparse_step, self.trainer.dense_step)
             print(f"step {step}: masked decay {factor:g}, by flip rate")
         return dataclasses.replace(state, mask_decay=jnp.full_like(state.mask_decay, factor))

@@ -161,8 +161,9 @@ class SavedArray:
 
     def __init__(self, checkpoint: SavedCheckpoint, directory: Path, path: ArrayPath):
         self._checkpoint, self._path = checkpoint, path
-        # As Orbax lays it out: Zarr in one OCDBT store an item, named by its path.
-        store = {"driver": "ocdbt", "base": f"file://{directory / path[0]}/", "path": f"{'.'.join(path[1:])}/"}
+        # As Orbax lays it out: Zarr in one OCDBT store an item, named by its path. In a URL # or ? would end the path.
+        base = {"driver": "file", "path": f"{directory / path[0]}/"}
+        store = {"driver": "ocdbt", "base": base, "path": f"{'.'.join(path[1:])}/"}
         self._stored = tensorstore.open({"driver": "zarr", "kvstore": store}, open=True, read=True).result()
 
     @property

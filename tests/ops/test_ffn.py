@@ -396,10 +396,31 @@ def test_relative_work_counts_half_for_each_sparse_product(recipe, total):
     assert sum(RECIPES[recipe].relative_work().values()) == total
 
 
-@pytest.mark.parametrize("selection, total", [("magnitude", 0.5 * 3 + 3 / 8), ("cluster_sets", 6 / 8)])
-def test_relative_work_of_venom(selection, total):
-    plan = dataclasses.replace(RECIPES["venom"], m=16, selection=selection)
+@pytest.mark.parametrize(
+    "selection, neuron_run, total",
+    [
+        ("magnitude", 1, 0.5 * 3 + 3 / 8),
+        ("cluster_sets", 1, 4 / 8 + 0.5 * 2),  # the weight gradients' sparse operands have a row for every neuron
+        ("cluster_sets", 64, 6 / 8),
+        ("slices", 1, 6 / 8),
+    ],
+)
+def test_relative_work_of_venom(selection, neuron_run, total):
+    plan = dataclasses.replace(RECIPES["venom"], m=16, selection=selection, neuron_run=neuron_run)
     assert sum(plan.relative_work().values()) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("changes", [dict(selection="slice"), dict(dense_weights="ful"), dict(distance="l1")])
+def test_plan_refuses_words_that_it_does_not_know(changes):
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"{name} = .* must be one of"):
+        dataclasses.replace(RECIPES["venom"], **changes)
+
+
+@pytest.mark.parametrize("recipe, name", [("sste", "scale_up"), ("fst", "mask_up"), ("venom", "centroids")])
+def test_variables_that_are_missing_are_named(inputs, recipe, name):
+    with pytest.raises(ValueError, match=f"the plan reads variables.{name}"):
+        ffn.feed_forward(inputs["x"], inputs["w1"], inputs["w2"], plan=RECIPES[recipe])
 
 
 @pytest.mark.gpu

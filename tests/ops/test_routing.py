@@ -159,7 +159,7 @@ def test_tokens_far_from_the_origin_go_to_the_nearest_centre():
     centroids = jnp.array(common + 0.3 * rng.standard_normal((16, 256)), jnp.float32)
     rounded = np.asarray(centroids.astype(jnp.bfloat16), np.float64)
     expected = _distances(np.asarray(x, np.float64), rounded, "l2").argmin(1)
-    assert np.mean(routing.assign_tokens(x, centroids) == expected) > 0.98  # float32 decides near ties
+    assert np.mean(routing.assign_tokens(x, centroids, "l2") == expected) > 0.98  # float32 decides near ties
 
 
 def test_a_token_is_assigned_from_itself_alone():

@@ -57,6 +57,16 @@ def test_a_layer_is_read_alone(tmp_path):
     assert params["layers", "ffn", "up"].chunk_shape == (1, model.ffn_dim, model.dim)
 
 
+def test_a_workdir_may_have_any_name(tmp_path):
+    """Also one that would be cut short in a URL."""
+    config, workdir = small.config(), tmp_path / "run #1, 50%20?"
+    params = llama.init(config.model, jax.random.key(0))[1]
+    with Checkpoints(workdir, keep=1) as checkpoints:
+        checkpoints.save(1, {"params": params})
+    read, _, _ = open_params(workdir)
+    np.testing.assert_array_equal(read["layers", "ffn", "up"].read(), params["layers"]["ffn"]["up"])
+
+
 def test_missing_checkpoint_is_refused(tmp_path):
     with pytest.raises(WorkdirError, match="holds no checkpoint"):
         LayerwiseParams(tmp_path, small.config())
