@@ -22,10 +22,11 @@ from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.report import report
-from sparse_lm.training import loop, run_data
+from sparse_lm.training import flops, loop, run_data
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.metrics import read_metrics
+from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.summary import read_summary
@@ -206,12 +207,20 @@ def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def test_several_sparse_windows(corpus, tmp_path):
+def test_several_sparse_windows(corpus, tmp_path, monkeypatch):
+    """The utilisation of each step is of its phase's plan."""
+    monkeypatch.setitem(flops.PEAKS, jax.devices()[0].device_kind, flops.Peak(1e12))
     config = small_config(
         corpus, **{"sparsity.start_step": 2, "sparsity.end_step": 4, "sparsity.extra_windows": ((6, 9),)}
     )
     assert loop.train(config, str(tmp_path))
     assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddssddsssddd"
+    work = sparse_plan(config.sparsity).relative_work()
+    share = flops.executed_flops_per_token(config, work) / flops.dense_flops_per_token(config)
+    assert share < 0.95
+    timed = [line for line in lines(tmp_path) if line["mfu"]]
+    executed = {line["phase"]: 2 * line["executed_utilisation"] / line["mfu"] for line in timed}
+    assert executed == {"dense": pytest.approx(1), "sparse": pytest.approx(share)}
 
 
 class Recorded:

@@ -24,6 +24,7 @@ import statistics
 from collections.abc import Mapping
 
 from sparse_lm.config import Config, ModelConfig
+from sparse_lm.ops.plan import GemmPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +100,29 @@ def executed_utilisation(
     if device_kind not in PEAKS:
         return None
     return tokens_per_second * executed_flops_per_token(config, relative_work) / PEAKS[device_kind].sparse
+
+
+def utilisation(
+    config: Config, plan: GemmPlan, tokens_per_second: float | None, device_kind: str
+) -> dict[str, float | None]:
+    """Both utilisations of a run's devices, each beside its denominator in FLOP/s, as the metrics name them.
+
+    Args:
+      config: the run.
+      plan: that its steps compute by.
+      tokens_per_second: of all devices together; None if not known yet.
+      device_kind: JAX's name of each.
+    """
+    peak = PEAKS.get(device_kind)
+    if tokens_per_second is None or peak is None:
+        return {"mfu": None, "executed_utilisation": None}
+    speed_of_device = tokens_per_second / config.mesh.devices
+    return {
+        "mfu": mfu(config, speed_of_device, device_kind),
+        "mfu_peak": peak.dense,
+        "executed_utilisation": executed_utilisation(config, plan.relative_work(), speed_of_device, device_kind),
+        "executed_peak": peak.sparse,
+    }
 
 
 def _outside_ffn(config: Config) -> float:

@@ -18,7 +18,7 @@ from sparse_lm.data.pipeline import heldout_batches, train_batches
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.model.llama import Params
 from sparse_lm.ops import backends
-from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.ops.plan import DENSE
 from sparse_lm.training import flops, processes
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.decay_search import TRIAL_STEPS, search_mask_decay
@@ -142,9 +142,10 @@ class _Run:
         self.checkpoints, self.interrupt, self.profile, self.workdir = checkpoints, interrupt, profile, workdir
         self.reports, self.summary, self.wandb = reports, summary, wandb and processes.is_leader()
         self.transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+        self.plans = {"dense": DENSE, "sparse": trainer.plan}  # by phase
         self.evaluations = {
             phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan, trainer.layout)
-            for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
+            for phase, plan in self.plans.items()
         }
         soft = trainer.plan.weights == "soft_threshold"
         dense_layers = config.sparsity.dense_layers
@@ -378,7 +379,7 @@ class _Run:
             "tokens_per_second": speed,
             "step_time": step_time,
             "wall_time": self.summary.wall_time(),
-            **self._utilisation(phase, speed),
+            **flops.utilisation(config, self.plans[phase], speed, self.device_kind),
             **metrics,
         }
         if results:
@@ -387,23 +388,6 @@ class _Run:
         self.progress.update(
             step + 1, phase=phase, loss=loss, tokens_per_second=speed, seconds_left=self.timer.seconds_left()
         )
-
-    def _utilisation(self, phase: str, tokens_per_second: float | None) -> dict[str, float | None]:
-        """Dense-equivalent MFU and executed-FLOP utilisation, each beside its denominator in FLOP/s."""
-        peak = flops.PEAKS.get(self.device_kind)
-        if tokens_per_second is None or peak is None:
-            return {"mfu": None, "executed_utilisation": None}
-        tokens_per_second /= self.config.mesh.devices  # of one
-        work = self._plan(phase).relative_work()
-        return {
-            "mfu": flops.mfu(self.config, tokens_per_second, self.device_kind),
-            "mfu_peak": peak.dense,
-            "executed_utilisation": flops.executed_utilisation(self.config, work, tokens_per_second, self.device_kind),
-            "executed_peak": peak.sparse,
-        }
-
-    def _plan(self, phase: str) -> GemmPlan:
-        return self.trainer.plan if phase == "sparse" else DENSE
 
     def _print_implementations(self, state: TrainState) -> None:
         """Which product is sparse, and which backend runs each operation."""

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ModelConfig, SparsityConfig
+from sparse_lm.config import Config, MeshConfig, ModelConfig, SparsityConfig
 from sparse_lm.ops.plan import DENSE, RECIPES
 from sparse_lm.training.flops import (
     PEAKS,
@@ -11,6 +11,7 @@ from sparse_lm.training.flops import (
     executed_flops_per_token,
     executed_utilisation,
     mfu,
+    utilisation,
 )
 
 MODEL = ModelConfig(dim=24, layers=3, heads=6, kv_heads=2, ffn_dim=40, vocab_size=101)
@@ -88,6 +89,23 @@ def test_unknown_devices_are_not_guessed(device_kind):
     config = Config(model=MODEL)
     assert mfu(config, 1e6, device_kind) is None
     assert executed_utilisation(config, DENSE.relative_work(), 1e6, device_kind) is None
+
+
+@pytest.mark.parametrize("recipe", ["dense", "sste"])
+def test_utilisation_is_of_one_device_beside_its_peaks(recipe):
+    config, plan, kind = Config(model=MODEL, mesh=MeshConfig(data=8)), RECIPES[recipe], "NVIDIA H200"
+    assert utilisation(config, plan, 8e6, kind) == {
+        "mfu": mfu(config, 1e6, kind),
+        "mfu_peak": 989e12,
+        "executed_utilisation": executed_utilisation(config, plan.relative_work(), 1e6, kind),
+        "executed_peak": 2 * 989e12,
+    }
+
+
+@pytest.mark.parametrize("tokens_per_second, device_kind", [(None, "NVIDIA H200"), (1e6, "cpu")])
+def test_utilisation_that_is_not_known_is_none(tokens_per_second, device_kind):
+    found = utilisation(Config(model=MODEL), DENSE, tokens_per_second, device_kind)
+    assert found == {"mfu": None, "executed_utilisation": None}
 
 
 def test_peaks_are_dense_ones():
