@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.config import Config, ConfigError, DataConfig, MeshConfig, ModelConfig, SparsityConfig
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.model import llama
+from sparse_lm.ops import routing
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.training import recipe
@@ -25,7 +26,7 @@ from sparse_lm.training.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.flip import dense_params
 from sparse_lm.training.recipe import sparse_plan
-from sparse_lm.training.workdir import WorkdirError, load_config, save_config
+from sparse_lm.training.workdir import WorkdirError, load_config, meaning, save_config
 from tests.command_lines import run_each
 from tests.interop.harness.examples import write_choice_task
 
@@ -50,9 +51,8 @@ def workdir(tmp_path_factory):
     return path
 
 
-def _save(checkpoints: Checkpoints, step: int, eval_loss: float) -> None:
-    scale = jnp.full(MODEL.layers, 1.5)
-    variables = FfnVariables(scale_up=scale, scale_down=scale)
+def _save(checkpoints: Checkpoints, step: int, eval_loss: float, scale_up: float = 1.5) -> None:
+    variables = FfnVariables(scale_up=jnp.full(MODEL.layers, scale_up), scale_down=jnp.full(MODEL.layers, 1.5))
     params = llama.init(MODEL, jax.random.key(step))[1]
     checkpoints.save(step, {"params": params, "variables": variables}, {"eval_loss": eval_loss})
 
@@ -75,6 +75,13 @@ def test_checkpoints_by_name_and_step(workdir):
     assert best["loss"] != evaluate(workdir, "latest")["loss"]
 
 
+def test_every_held_out_window_counts_however_few_training_evaluates(workdir, tmp_path):
+    shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
+    config = load_config(workdir)
+    save_config(tmp_path, dataclasses.replace(config, data=dataclasses.replace(config.data, eval_windows=1)))
+    assert evaluate(tmp_path) == evaluate(workdir)
+
+
 def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(workdir):
     """Products of S-STE's weights give one loss, dense or sparse; the master weights give another."""
     dense, sparse = evaluate(workdir, 20), evaluate(workdir, 20, sparse=True)
@@ -95,6 +102,24 @@ def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workd
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(config.steps, {"params": left, "variables": FfnVariables(**variables)})
     assert evaluate(tmp_path)["loss"] == pytest.approx(evaluate(tmp_path, sparse=True)["loss"], rel=1e-6)
+
+
+def test_slices_of_which_two_devices_had_parts_are_read_in_runs_of_a_part(workdir, tmp_path, monkeypatch):
+    sparsity = SparsityConfig(recipe="venom", selection="slices", start_step=10, end_step=30, v=16, m=16, clusters=4)
+    config = dataclasses.replace(load_config(workdir), sparsity=sparsity, mesh=MeshConfig(tensor=2), batch_size=4)
+    save_config(tmp_path, config)
+    sets, scale = routing.slice_sets(MODEL.ffn_dim, 4, parts=2), jnp.ones(MODEL.layers)
+    columns = jnp.broadcast_to(sets, (MODEL.layers, *sets.shape))
+    centroids = jax.random.normal(jax.random.key(1), (MODEL.layers, 4, MODEL.dim))
+    variables = FfnVariables(scale_up=scale, scale_down=scale, centroids=centroids, columns=columns)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(20, {"params": llama.init(MODEL, jax.random.key(0))[1], "variables": variables})
+    plans = []
+    patched = lambda *args: plans.append(args[3]) or make_evaluation(*args)  # noqa: E731
+    monkeypatch.setattr("sparse_lm.evaluate.make_evaluation", patched)
+    evaluate(tmp_path, sparse=True)
+    (plan,) = plans
+    assert (np.diff(sets.reshape(4, -1, plan.run(MODEL.ffn_dim))) == 1).all()
 
 
 def test_sparse_before_the_sparse_phase_is_refused(workdir, tmp_path):
@@ -126,6 +151,25 @@ def test_data_with_another_tokenizer_is_refused(workdir, tmp_path):
     (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
     train_tokenizer(["other words"] * 8, vocab_size=280).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match=rf"data\.path = .* has another tokenizer than the run in {tmp_path};"):
+        evaluate(tmp_path)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_checkpoint_of_another_run_is_refused(workdir, tmp_path, sparse):
+    config = load_config(workdir)
+    save_config(tmp_path, config)
+    other = dataclasses.replace(config, model=dataclasses.replace(MODEL, rope_theta=500.0))
+    with Checkpoints(tmp_path, keep=1, run=meaning(other)) as checkpoints:
+        _save(checkpoints, 20, 1.0)
+    with pytest.raises(WorkdirError, match=r"checkpoint 20 is of another run: config\.model\.rope_theta"):
+        evaluate(tmp_path, sparse=sparse)
+
+
+def test_variables_that_no_run_has_are_refused(workdir, tmp_path):
+    shutil.copy(workdir / "config.json", tmp_path)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        _save(checkpoints, 20, 1.0, scale_up=-1.5)
+    with pytest.raises(WorkdirError, match="checkpoint 20 cannot be used: scale_up is not a positive number"):
         evaluate(tmp_path)
 
 

@@ -145,6 +145,20 @@ def test_sparse24_of_dense_weights_is_refused(workdir, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_sparse24_takes_the_last_state_of_the_phase_and_not_the_one_before_its_first_step(tmp_path):
+    make_run(tmp_path, "sste")
+    config = load_config(tmp_path)
+
+    def export_20(output, **window):
+        save_config(tmp_path, dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, **window)))
+        export(tmp_path, output, checkpoint=20, weight_format="sparse24")
+
+    export_20(tmp_path / "last", end_step=20)
+    assert (tmp_path / "last" / "sparse24").is_dir()
+    with pytest.raises(WorkdirError, match="20 is a dense one"):
+        export_20(tmp_path / "before", start_step=20)
+
+
 def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
     (tmp_path / "file").touch()
     for output, message in (

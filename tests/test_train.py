@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.data import errors, open_data, pipeline
+from sparse_lm.data import errors, heldout_batches, open_data, pipeline
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.prepare_data import prepare_files
@@ -221,6 +221,21 @@ def test_several_sparse_windows(corpus, tmp_path, monkeypatch):
     timed = [line for line in lines(tmp_path) if line["mfu"]]
     executed = {line["phase"]: 2 * line["executed_utilisation"] / line["mfu"] for line in timed}
     assert executed == {"dense": pytest.approx(1), "sparse": pytest.approx(share)}
+
+
+def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monkeypatch):
+    config = small_config(corpus, "dense", steps=2, **{"optimizer.warmup_steps": 1, "data.eval_windows": 1})
+    assert len(open_data(config).heldout) > 1
+    read = []
+
+    def recorded(*args, **options):
+        for windows in heldout_batches(*args, **options):
+            read.append(len(windows))
+            yield windows
+
+    monkeypatch.setattr(loop, "heldout_batches", recorded)
+    assert loop.train(config, str(tmp_path))
+    assert read == [1]
 
 
 class Recorded:

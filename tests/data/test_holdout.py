@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from sparse_lm.data import holdout
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import already_split, hold_out
 from tests.data.examples import make_documents
@@ -15,6 +16,13 @@ def test_every_document_is_in_exactly_one_part_in_order():
     assert train == [text for text in documents if text not in held]
     assert heldout == [text for text in documents if text in held]
     assert 0.01 < len(heldout) / len(documents) < 0.03
+
+
+def test_no_more_than_so_many_bytes_are_held_out(monkeypatch):
+    documents = make_documents(5000)
+    size = sum(len(text.encode()) for text in documents)
+    monkeypatch.setattr(holdout, "HELDOUT_BYTES", size // 500)
+    assert 1 <= len(list(hold_out(documents).heldout)) < 25  # about 10; 2% are 100
 
 
 def test_a_documents_part_depends_on_its_content_alone():
@@ -76,3 +84,8 @@ def test_a_sample_is_about_as_large_as_asked_and_never_held_out():
     assert 0.2 < sum(len(text.encode()) for text in sample) / split.size < 0.3
     assert set(sample) <= set(split.train)
     assert list(split.sample(2 * split.size)) == list(split.train)
+
+
+def test_a_sample_may_be_a_smaller_share_than_what_is_held_out():
+    split = hold_out(make_documents(5000))
+    assert 25 < len(list(split.sample(split.size // 100))) < 90  # about 50

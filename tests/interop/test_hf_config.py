@@ -32,6 +32,12 @@ def test_rope_as_transformers_4_writes_it():
     assert fixed["rope_theta"] == 123.0
 
 
+def test_rope_as_transformers_5_writes_it():
+    new = {key: value for key, value in ARCEE.items() if key != "rope_theta"}
+    fixed = from_hf_config(new | {"rope_parameters": {"rope_type": "default", "rope_theta": 123.0}}, gated=False)
+    assert fixed["rope_theta"] == 123.0
+
+
 def test_a_llama_without_gates_and_with_squared_relu_is_ours():
     assert from_hf_config(ARCEE | {"model_type": "llama"}, gated=False)["activation"] == "squared_relu"
 
@@ -46,6 +52,8 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
         (ARCEE | {"attention_bias": True}, False, "attention_bias = True: must be False"),
         (ARCEE | {"head_dim": 8}, False, "head_dim = 8: must be 4 "),
         (ARCEE | {"rope_parameters": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
+        (ARCEE | {"rope_parameters": {"partial_rotary_factor": 0.5}}, False, r"partial_rotary_factor = 0\.5: must be"),
+        (ARCEE | {"partial_rotary_factor": 0.5}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"quantization_config": {"quant_method": "fp8"}}, False, "quant_method = 'fp8': must be None"),
         ({k: v for k, v in ARCEE.items() if k != "vocab_size"}, False, "vocab_size = None: must be a positive integer"),
     ],

@@ -82,6 +82,17 @@ def test_top_p_keeps_the_smallest_sufficient_set(top_p, kept):
     np.testing.assert_array_equal(filtered[jnp.array(kept)], logits[jnp.array(kept)])
 
 
+def test_top_p_is_of_the_probabilities_at_the_temperature():
+    logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))  # at 0.5, 0.66 of the mass is on the first
+    keys = jax.random.split(jax.random.key(0), 200)
+
+    @jax.jit
+    def drawn(temperature):
+        return jax.vmap(lambda key: sampling.sample(logits, key, temperature, 0.6))(keys)
+
+    assert (set(drawn(1.0).tolist()), set(drawn(0.5).tolist())) == ({0, 1}, {0})
+
+
 def test_top_p_breaks_ties_by_lower_token_and_never_drops_all():
     assert np.flatnonzero(np.isfinite(sampling.keep_top_p(jnp.zeros(4), 0.4))).tolist() == [0, 1]
     assert np.flatnonzero(np.isfinite(sampling.keep_top_p(jnp.zeros(4), 1e-9))).tolist() == [0]

@@ -78,6 +78,15 @@ def test_bfloat16_forward_rounds_but_no_more():
     assert np.abs(logits(graphdef, params, tokens) - wanted).max() < 0.05 * np.abs(wanted).max()
 
 
+def test_a_norm_of_bfloat16_is_rounded_once():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(8, 512)), jnp.bfloat16)
+    scale = jnp.asarray(rng.uniform(0.5, 1.5, 512), jnp.float32)
+    x64, scale64 = np.asarray(x, np.float64), np.asarray(scale, np.float64)
+    wanted = scale64 * x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(np.asarray(llama.rms_norm(x, scale, 1e-5), np.float64), wanted, rtol=2**-8)
+
+
 @pytest.mark.parametrize("overrides", [{}, dict(tie_embeddings=True, activation="swiglu")], ids=str)
 def test_gradients_match_finite_differences(overrides):
     """Along a random direction of each parameter array, in float64."""

@@ -1,4 +1,4 @@
-"""Centres that k-means places among the tokens of a batch, and that follow them while the sparse phase lasts."""
+"""Centres that k-means places among the neurons, or among the tokens of a batch, which they follow from then on."""
 
 import dataclasses
 import functools
@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from sparse_lm.model import llama
+from sparse_lm.ops import routing
 from sparse_lm.training.flip import make_transitions, needs_refresh
 from sparse_lm.training.step import forward_loss
 from sparse_lm.training.validity import check_variables
@@ -51,6 +52,17 @@ def test_centres_of_tokens_are_where_the_tokens_are():
     start, _ = nearness(config, trainer, state, windows, sums.candidates)
     assert (near > start + 0.02).all()
     assert (sums.tokens > 0).all()
+
+
+@pytest.mark.parametrize("distance", ["cosine", "l2"])
+def test_centres_of_neurons_are_ten_iterations_of_k_means_by_the_distance(distance):
+    config = small.config("cluster_sets", **{"sparsity.distance": distance})
+    up = small.after_dense_steps(config, 0).params["layers"]["ffn"]["up"]
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(config.seed), 0), len(up))
+    options = dict(clusters=config.sparsity.clusters, balanced=False, distance=distance, iterations=10)
+    for w, key, centroids in zip(up, keys, small.entered(config).variables.centroids, strict=True):
+        expected, _ = routing.cluster_neurons(w, key=key, **options)
+        np.testing.assert_allclose(centroids, expected, rtol=1e-5, atol=1e-6)
 
 
 def routed(config, trainer, state, windows, *, sparse=True):

@@ -1,13 +1,15 @@
 """One training step of every recipe: it learns, it donates, it compiles once, and a bad one leaves no trace."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.training.step import make_trainer
+from sparse_lm.model import llama
+from sparse_lm.training.step import forward_loss, in_compute_dtype, loss_and_gradients, make_trainer
 from tests import small
 
 
@@ -105,3 +107,55 @@ def test_seed_decides_the_run():
 
     assert losses(0) == losses(0)
     assert losses(0) != losses(1)
+
+
+def with_plan(function, config):
+    """`function` of params, variables, windows and key, computed as the sparse phase does."""
+    trainer, _ = small.compiled(config)
+    return functools.partial(function, config=config, graphdef=trainer.graphdef, plan=trainer.plan)
+
+
+def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
+    state = small.entered(small.config("venom"))
+    config, key = small.config("venom", microbatches=2), jax.random.key(5)
+    windows = small.windows(config)
+    loss_of_part = jax.jit(with_plan(forward_loss, config))
+    losses = [
+        float(loss_of_part(state.params, state.variables, part, jax.random.fold_in(key, number))[0])
+        for number, part in enumerate(np.split(windows, 2))
+    ]
+    loss_of_step = jax.jit(lambda *args: with_plan(loss_and_gradients, config)(*args)[0][0])
+    loss = float(loss_of_step(state.params, state.variables, windows, key))
+    assert loss == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+def traced(config):
+    """Gradients of a step, as shapes and dtypes."""
+    state = small.compiled(config)[0].abstract_state()
+    arguments = state.params, state.variables, small.windows(config), jax.random.key(0)
+    return jax.eval_shape(with_plan(loss_and_gradients, config), *arguments)[1]
+
+
+def test_gradients_of_microbatches_are_added_in_float32():
+    gradients = traced(small.config("dense", microbatches=2, **{"model.dtype": "bfloat16"}))
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+
+def test_sparse_forms_are_made_of_the_master_weights_once_a_step(monkeypatch):
+    prepare, read = llama.Llama.prepare_weights, []
+
+    def spy(model, *args):
+        read.append(model.layers.ffn.up[...].dtype)
+        return prepare(model, *args)
+
+    monkeypatch.setattr(llama.Llama, "prepare_weights", spy)
+    traced(small.config("sste", microbatches=2, **{"model.dtype": "bfloat16"}))
+    assert read == [jnp.float32]
+
+
+def test_only_the_layers_matrices_are_read_in_the_computations_dtype():
+    params = small.compiled(small.config("dense"))[0].abstract_state().params
+    cast = jax.eval_shape(lambda params: in_compute_dtype(params, "bfloat16"), params)
+    for path, leaf in jax.tree.leaves_with_path(cast):
+        is_layers_matrix = path[0].key == "layers" and not path[-1].key.endswith("norm")
+        assert leaf.dtype == (jnp.bfloat16 if is_layers_matrix else jnp.float32), path

@@ -77,6 +77,13 @@ def test_a_stopped_run_and_its_resumption_add_up(tmp_path):
     assert walls(tmp_path) == sorted(walls(tmp_path)) and len(walls(tmp_path)) == 12
 
 
+def test_the_overall_speed_counts_repeated_steps_as_often_as_they_were_computed(tmp_path):
+    go(tmp_path, 0, 6, state="stopped by SIGTERM")
+    go(tmp_path, 3, 12, state="finished")
+    summary = read_summary(tmp_path)
+    assert summary["tokens_per_second"]["overall"] == pytest.approx((6 + 9) * 128 / summary["wall_time"])
+
+
 def test_after_a_kill_the_last_checkpoint_counts(tmp_path, monkeypatch):
     """Steps behind it leave no trace; those that a resumption repeats count as often as they are known of."""
     with monkeypatch.context() as patch:

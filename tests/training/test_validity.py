@@ -65,6 +65,15 @@ def test_what_is_broken_is_named(entered):
             check_variables(dataclasses.replace(variables, columns=twice), config, BEGUN)
 
 
+def test_a_mask_that_is_two_of_four_along_columns_alone_is_refused():
+    config = small.config("fst")
+    variables = small.entered(config).variables
+    along_rows = random_mask(np.random.default_rng(0), variables.mask_down.shape[:0:-1])
+    broken = dataclasses.replace(variables, mask_down=variables.mask_down.at[1].set(along_rows.T))
+    with pytest.raises(ValueError, match=r"^mask_down is not 2:4 along both axes in layer 1$"):
+        check_variables(broken, config, BEGUN)
+
+
 def test_single_neurons_are_four_of_each_group(entered):
     """Kernels count on it, and would write elsewhere."""
     config, variables = entered
