@@ -118,6 +118,16 @@ def test_a_backend_that_cannot_be_imported_says_why(monkeypatch):
     assert backends.unavailable("triton").startswith("cannot be imported: ")
 
 
+def test_any_import_error_is_a_reason(monkeypatch):
+    def broken(name):
+        raise ImportError("libcuda.so.1: cannot open shared object file")
+
+    gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability="9.0")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    monkeypatch.setattr(backends, "_module", broken)
+    assert backends.unavailable("triton") == "cannot be imported: libcuda.so.1: cannot open shared object file"
+
+
 def test_records_nest_and_end():
     with backends.record() as outer:
         with backends.record() as inner:
@@ -125,3 +135,10 @@ def test_records_nest_and_end():
         ops.sparsify_24(B)
     ops.sparsify_venom(jnp.ones((8, 8)), 4, 4)
     assert set(inner) == {"matmul_24"} and set(outer) == {"matmul_24", "sparsify_24"}
+
+
+def test_a_record_ends_with_an_error():
+    with pytest.raises(ValueError, match="top_k"), backends.record() as used:
+        ops.sparsify_24(B, "top_k")
+    ops.matmul_24(W, B)
+    assert not used

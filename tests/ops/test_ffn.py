@@ -10,7 +10,8 @@ import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import ffn, ffn_weights, routing
-from sparse_lm.ops.plan import DENSE, DH_MVUE, PRODUCTS, RECIPES, W1_24, Y_24, Y_MVUE, GemmPlan
+from sparse_lm.ops.plan import DENSE, DH_MVUE, PRODUCTS, RECIPES, W1_24, W2_24, Y_24, Y_MVUE, GemmPlan
+from tests.model import jaxprs
 from tests.ops import masked_dense_ffn as dense64
 
 TOKENS, DIM, NEURONS = 96, 24, 160
@@ -237,6 +238,46 @@ def test_a_layer_finds_its_weights_among_those_of_all(inputs, recipe):
         np.testing.assert_array_equal(alone, among_all)
 
 
+@pytest.mark.parametrize("dim, columns_run", [(64, 64), (24, 1)])
+def test_padded_layers_are_not_one_run(dim, columns_run):
+    """A run starts at a multiple of its length; layers of 24 rows, in whole tiles, start at multiples of 64."""
+    plan, w = RECIPES["sste"], jax.ShapeDtypeStruct((3, 128, dim), jnp.float32)
+    variables = ffn_weights.FfnVariables(scale_up=jnp.ones(3), scale_down=jnp.ones(3))
+    prepare = functools.partial(ffn_weights.prepare_weights, variables=variables, plan=plan, dtype=jnp.float32)
+    weights = jax.eval_shape(prepare, w, w)
+    of_layer = ffn._Run(plan, None, weights, jnp.int32(1))
+    listed, _, listed_run = ffn._all_listed(weights.down.along_neurons, jnp.ones((8, 128)), dim, of_layer)
+    np.testing.assert_array_equal(listed, [64 + np.arange(dim)])
+    assert listed_run == columns_run
+
+
+@pytest.mark.parametrize("recipe", ["sste", "venom"])
+def test_more_tokens_than_a_block(recipe):
+    plan = RECIPES[recipe]
+    variables = ffn_weights.init_variables(plan, 64, 128)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((800, 64), (128, 64), (128, 64))]
+    o, _ = jax.eval_shape(lambda *args: ffn.feed_forward(*args, variables, plan=plan), *shapes)
+    assert o.shape == (800, 64)
+
+
+def test_tokens_are_shuffled_where_the_plan_says():
+    plan, x, order = RECIPES["act24"], jnp.ones((12, 4)), jax.random.permutation(jax.random.key(0), 12)
+    rows, _ = ffn.arrange_rows(x, ffn_weights.NO_VARIABLES, order, plan)
+    np.testing.assert_array_equal(rows.slots, order)
+    for arguments in ((None, plan), (order, plan.for_evaluation())):
+        assert ffn.arrange_rows(x, ffn_weights.NO_VARIABLES, *arguments) == (None, None)
+
+
+@pytest.mark.parametrize("selection", ["magnitude", "cluster_sets"])
+def test_tokens_of_a_cluster_are_taken_in_the_order_given(inputs, selection):
+    plan = dataclasses.replace(RECIPES["venom"], selection=selection, v=16, m=8, clusters=2)
+    x, order = inputs["x"], np.random.default_rng(0).permutation(TOKENS)
+    variables = ffn_weights.FfnVariables(centroids=jax.random.normal(jax.random.key(1), (2, DIM)))
+    slots = np.asarray(arrange_rows(x, variables, jnp.asarray(order), plan)[0].slots)
+    clusters = np.asarray(routing.assign_tokens(x, variables.centroids, plan.distance))
+    np.testing.assert_array_equal(slots[slots < TOKENS], order[np.argsort(clusters[order], kind="stable")])
+
+
 def drawing(plan):
     return dataclasses.replace(plan, grad_up=DH_MVUE, grad_down=Y_MVUE)
 
@@ -294,6 +335,56 @@ def test_bfloat16_error_is_rounding(inputs, recipe):
         for dtype in (jnp.bfloat16, jnp.float32)
     )
     assert float(jnp.linalg.norm(low - high) / jnp.linalg.norm(high)) < 2e-2
+
+
+def bfloat16_gradients(plan, variables):
+    """The gradients of a step in bfloat16 as a function of x, W1, W2 and dO, and shapes to trace it with."""
+
+    def gradients(x, w1, w2, do):
+        f = functools.partial(ffn.feed_forward, variables=variables, key=jax.random.key(0), plan=plan)
+        return jax.vjp(f, x, w1, w2, has_aux=True)[1](do)
+
+    tokens, weight = jax.ShapeDtypeStruct((96, 64), jnp.bfloat16), jax.ShapeDtypeStruct((128, 64), jnp.float32)
+    return gradients, (tokens, weight, weight, tokens)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_weight_gradients_have_the_dtype_of_the_weights(recipe):
+    plan = RECIPES[recipe]
+    gradients, shapes = bfloat16_gradients(plan, ffn_weights.init_variables(plan, 64, 128))
+    dx, dw1, dw2 = jax.eval_shape(gradients, *shapes)
+    assert (dx.dtype, dw1.dtype, dw2.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+
+
+def test_weight_gradients_are_made_in_float32():
+    """By the products themselves, as XLA might leave out a rounding on the way but need not."""
+    gradients, shapes = bfloat16_gradients(DENSE, ffn_weights.NO_VARIABLES)
+    products = [
+        e for e in jaxprs.equations(jax.make_jaxpr(gradients)(*shapes).jaxpr) if e.primitive.name == "dot_general"
+    ]
+    made = [e.outvars[0].aval for e in products]
+    of_weights = [a.dtype for a in made if sorted(a.shape) == [64, 128]]
+    assert of_weights == [jnp.float32] * 2
+
+
+@pytest.mark.parametrize("recipe", ["act24", "cluster_sets"])
+def test_weight_gradients_of_a_bfloat16_step_are_not_rounded(inputs, recipe):
+    plan = RECIPES.get(recipe, RECIPES["venom"])
+    if plan.venom:
+        plan = dataclasses.replace(plan, selection=recipe, v=16, m=8, clusters=4, neuron_run=4)
+    variables = dataclasses.replace(
+        ffn_weights.init_variables(plan, DIM, NEURONS),
+        centroids=jax.random.normal(jax.random.key(0), (4, DIM)),
+        columns=routing.run_sets(jax.random.uniform(jax.random.key(1), (4, NEURONS)), 8, 4),
+    )
+    result = run(plan, variables, None, **inputs, dtype=jnp.bfloat16)
+    for dw in (result.dw1, result.dw2):
+        assert np.mean(dw != dw.astype(jnp.bfloat16).astype(np.float64)) > 0.5
+
+
+def test_no_energy_is_not_nan():
+    _, stats = jax.jit(ffn.feed_forward)(jnp.zeros((8, 8)), jnp.ones((16, 8)), jnp.ones((16, 8)))
+    assert stats["kept_energy"] == 0 and stats["activation_sparsity"] == 1
 
 
 def test_statistics(inputs):
@@ -385,6 +476,19 @@ def test_plan_refuses_dense_features_that_no_product_would_have(recipe, changes)
         dataclasses.replace(RECIPES[recipe], dense_features=0.05, **changes)
 
 
+@pytest.mark.parametrize(
+    "operands, weights, message",
+    [
+        (dict(up=W1_24), "full", "weights = 'full' must be"),
+        (dict(up=W1_24, grad_input=W1_24), "soft_threshold", "W1 is 2:4 along both dimensions"),
+        (dict(down=W2_24, grad_hidden=W2_24), "soft_threshold", "W2 is 2:4 along both dimensions"),
+    ],
+)
+def test_plan_refuses_weights_that_cannot_be_sparse_so(operands, weights, message):
+    with pytest.raises(ValueError, match=message):
+        GemmPlan(**operands, weights=weights)
+
+
 def test_a_plan_that_draws_needs_a_key(inputs):
     plan = drawing(dataclasses.replace(RECIPES["act24"], dense_features=0.0))
     with pytest.raises(ValueError, match="Y mvue draws at random: key must be given"):
@@ -421,6 +525,12 @@ def test_plan_refuses_words_that_it_does_not_know(changes):
 def test_variables_that_are_missing_are_named(inputs, recipe, name):
     with pytest.raises(ValueError, match=f"the plan reads variables.{name}"):
         ffn.feed_forward(inputs["x"], inputs["w1"], inputs["w2"], plan=RECIPES[recipe])
+
+
+def test_relative_work_counts_dense_features():
+    plan = dataclasses.replace(RECIPES["act24"], dense_features=0.2)
+    expected = dict(up=1, down=0.5, grad_hidden=1, grad_input=0.5, grad_up=0.6, grad_down=0.6)
+    assert plan.relative_work() == pytest.approx(expected)
 
 
 @pytest.mark.gpu

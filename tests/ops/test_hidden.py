@@ -1,5 +1,7 @@
 """The passes over the hidden layer, against masks written out in NumPy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +125,42 @@ def test_sampled_squared_relu_in_venom_form(tokens, v):
         ops.sampled_squared_relu_venom(sparse_w, jnp.asarray(x), listed, 768, v, 8, columns="best")
 
 
+def test_columns_are_chosen_as_asked_of_a_sampled_product():
+    w, x = jitted.sparsify_24(_random((64, 24), 14)), _random((64, 24), 15)
+    listed = np.arange(64, dtype=np.int32)[None]
+
+    @jax.jit
+    def columns(w, x):
+        sampled, _ = ops.sampled_squared_relu_venom(w, x, listed, 64, 8, 16, run=64, columns="exhaustive")
+        h = ops.sampled_matmul_24(w, x, listed, 64, run=64)
+        of_h = [ops.squared_relu_venom(h, 8, 16, columns=choice)[0].columns for choice in ("exhaustive", "norm")]
+        return sampled.columns, *of_h
+
+    sampled, exhaustive, by_norm = map(np.asarray, columns(w, x))
+    np.testing.assert_array_equal(sampled, exhaustive)
+    assert (sampled != by_norm).any()
+
+
+def test_sampled_squared_relu_is_of_h_in_the_dtype_of_x():
+    w, x = jitted.sparsify_24(jnp.asarray(_random((16, 8), 16), jnp.bfloat16)), jnp.asarray(_random((8, 8), 17))
+    columns = np.arange(16, dtype=np.int32)[None]
+
+    @jax.jit
+    def both(w, x):
+        y, _ = ops.sampled_squared_relu_24(w, x, columns, 8)
+        expected, _ = ops.squared_relu_24(ops.sampled_matmul_24(w, x, columns, 8))
+        return y, expected
+
+    y, expected = both(w, x.astype(jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(jitted.dense(y), jitted.dense(expected))
+
+
+def test_energy_is_added_up_in_float32():
+    _, stats = jax.jit(ops.squared_relu_24)(jnp.full((8, 8), 20, jnp.float16))  # 20^4 is no float16
+    assert stats.energy == 64 * 20.0**4 and stats.kept_energy == 32 * 20.0**4
+
+
 def test_gradients_round_once():
     h, dy = jnp.asarray(_random((64, 64), 3), jnp.bfloat16), jnp.asarray(_random((64, 64), 4), jnp.bfloat16)
     y, _ = jax.jit(ops.squared_relu_24)(h)
@@ -148,6 +186,21 @@ def test_weights_of_several_layers_have_their_own_scales():
         np.testing.assert_array_equal(dense[rows], alone)
 
 
-def test_scales_must_share_out_the_rows():
-    with pytest.raises(ValueError, match="divides the 10 rows"):
-        ops.soft_threshold_24(jnp.ones((10, 8)), jnp.ones(3))
+def test_weights_are_read_in_the_dtype_that_is_asked_for():
+    sparse, dense = jax.jit(lambda w: ops.soft_threshold_24(w, jnp.ones(1), dtype=jnp.bfloat16))(_random((8, 8), 13))
+    assert sparse.dtype == dense.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("selection", [ops.squared_relu_24, ops.squared_relu_venom])
+@pytest.mark.parametrize(
+    "h, got",
+    [
+        (jnp.ones((0, 16)), "float32[0, 16]"),
+        (jnp.ones((16, 0)), "float32[16, 0]"),
+        (jnp.ones(16), "float32[16]"),
+        (jnp.ones((16, 16), jnp.int32), "int32[16, 16]"),
+    ],
+)
+def test_what_is_no_matrix_of_floats_is_refused(h, got, selection):
+    with pytest.raises(ValueError, match=f"h must be a matrix of floats, not empty; got {re.escape(got)}"):
+        selection(h)

@@ -1,4 +1,6 @@
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -123,12 +125,25 @@ def test_scattered_matmul_24_is_the_sum_over_blocks(tokens, dim, neurons, run, k
     _check(scattered, a, b, exact=exact, dtype=dtype)
 
 
+def test_neurons_that_are_none_are_left_out():
+    a, b = jitted.sparsify_24(_random((4, 8), jnp.float32, 9)), _random((8, 5), jnp.float32, 10)
+    columns = np.array([[6, 5, 1, 6], [2, 6, 5, 3]], np.int32)  # 6: none
+    exact = np.zeros((7, 5))
+    for block, listed in enumerate(columns):
+        slots = slice(4 * block, 4 * block + 4)
+        exact[listed] += _float64(jitted.dense(a))[:, slots] @ _float64(b)[slots]
+    scattered = jax.jit(ops.scattered_matmul_24, static_argnums=(3, 4))(a, b, columns, 4, 6)
+    np.testing.assert_allclose(scattered, exact[:6], rtol=1e-5, atol=1e-5)
+
+
 def test_what_listed_columns_must_be():
     w, x = jitted.sparsify_24(_random((16, 8), jnp.float32, 0)), _random((10, 8), jnp.float32, 1)
     with pytest.raises(ValueError, match="a row for each 4 of the 10 rows of x"):
         ops.sampled_matmul_24(w, x, jnp.zeros((2, 4), jnp.int32), 4)
     with pytest.raises(ValueError, match="v = 0 and run = 1 must be positive"):
         ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 0)
+    with pytest.raises(ValueError, match="v = 4 and run = 0 must be positive"):
+        ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, run=0)
     with pytest.raises(ValueError, match="run = 3 must divide the 4 neurons"):
         ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, run=3)
 
@@ -172,6 +187,8 @@ def test_shapes_that_do_not_match_are_refused():
     w, a = jitted.sparsify_24(jnp.ones((8, 12))), jitted.sparsify_venom(jnp.ones((8, 12)), 4, 4)
     with pytest.raises(ValueError, match=r"w \[8, 12\] and b \[8, 3\] cannot be multiplied"):
         ops.matmul_24(w, jnp.ones((8, 3)))
+    with pytest.raises(ValueError, match=r"w \[8, 12\] and b \[12, 3, 2\] cannot be multiplied"):
+        ops.matmul_24(w, jnp.ones((12, 3, 2)))
     with pytest.raises(ValueError, match=r"a \[8, 12\] and b \[11, 3\] cannot be multiplied"):
         ops.matmul_venom(a, jnp.ones((11, 3)))
     with pytest.raises(ValueError, match=r"w \[8, 12\] and x\^T \[11, 5\] cannot be multiplied"):
@@ -180,3 +197,43 @@ def test_shapes_that_do_not_match_are_refused():
         ops.sampled_matmul_24(w, jnp.ones((5, 12)), jnp.zeros((1, 4), jnp.int32), 4)
     with pytest.raises(ValueError, match=r"columns \[3, 4\] must list a neuron for each of the 8 rows of a"):
         ops.scattered_matmul_24(w, jnp.ones((12, 3)), jnp.zeros((3, 4), jnp.int32), 4, 16)
+
+
+@pytest.mark.parametrize(
+    "columns, got",
+    [
+        (jnp.zeros((2, 4), jnp.int16), "int16[2, 4]"),
+        (jnp.zeros((2, 4)), "float32[2, 4]"),
+        (jnp.zeros(8, jnp.int32), "int32[8]"),
+        (jnp.zeros((2, 0), jnp.int32), "int32[2, 0]"),
+    ],
+)
+def test_columns_that_are_no_lists_are_refused(columns, got):
+    w, x = jitted.sparsify_24(jnp.ones((16, 8))), jnp.ones((8, 8))
+    a, a_t = jitted.sparsify_venom(jnp.ones((8, 16)), 4, 4), jitted.sparsify_24(jnp.ones((4, 8)))
+    for name, product in (
+        ("columns", lambda: ops.sampled_matmul_24(w, x, columns, 4)),
+        ("columns", lambda: ops.sampled_squared_relu_24(w, x, columns, 4)),
+        ("columns", lambda: ops.sampled_squared_relu_venom(w, x, columns, 4, 4, 4)),
+        ("columns", lambda: ops.scattered_matmul_24(a_t, x, columns, 4, 16)),
+        ("a.columns", lambda: ops.matmul_venom(dataclasses.replace(a, columns=columns), jnp.ones((16, 3)))),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must be a matrix of int32, not empty; got {re.escape(got)}"):
+            product()
+
+
+def test_empty_operands_are_refused():
+    w, a = jitted.sparsify_24(jnp.ones((8, 12))), jitted.sparsify_venom(jnp.ones((8, 12)), 4, 4)
+    columns = jnp.zeros((2, 8), jnp.int32)
+    with pytest.raises(ValueError, match=r"w \[8, 12\] and b \[12, 0\] must not be empty"):
+        ops.matmul_24(w, jnp.ones((12, 0)))
+    with pytest.raises(ValueError, match=r"w \[8, 12\] and b\^T \[12, 0\] must not be empty"):
+        ops.matmul_24(w, jnp.ones((0, 12)), b_transposed=True)
+    with pytest.raises(ValueError, match=r"w \[0, 12\] and b \[12, 3\] must not be empty"):
+        ops.matmul_24(dataclasses.replace(w, shape=(0, 12)), jnp.ones((12, 3)))
+    with pytest.raises(ValueError, match=r"a \[8, 12\] and b \[12, 0\] must not be empty"):
+        ops.matmul_venom(a, jnp.ones((12, 0)))
+    with pytest.raises(ValueError, match=r"w \[8, 12\] and x\^T \[12, 0\] must not be empty"):
+        ops.sampled_matmul_24(w, jnp.ones((0, 12)), columns, 4)
+    with pytest.raises(ValueError, match=r"a \[8, 12\] and b \[12, 0\] must not be empty"):
+        ops.scattered_matmul_24(w, jnp.ones((12, 0)), columns, 6, 16)

@@ -93,6 +93,27 @@ def test_members_are_drawn_with_the_probabilities_of_least_variance(group):
     np.testing.assert_allclose(kept.mean(1), group, atol=2**-15 * np.abs(group).sum())
 
 
+@pytest.mark.parametrize(
+    "group",
+    [[2**-17 * (1 - 2**-20), 2.0, 1 - 2**-17, 0.0], [0.0, 2**-17 * (1 - 2**-20), 2.0, 1 - 2**-17]],
+)
+def test_rounding_draws_none_twice(group):
+    """One is larger than the others together, and rounding puts both points on it."""
+    uniform = (jnp.arange(2**16) + 0.5) / 2**16
+    members = [jnp.full(uniform.shape, member, jnp.float32) for member in group]
+    first, second, _ = jax.jit(mvue.sample_two)(members, uniform)
+    assert (np.asarray(first) < np.asarray(second)).all()
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_every_group_has_a_number_of_its_own(axis):
+    shape = (64, 16) if axis == -1 else (16, 64)
+    uniform = np.asarray(mvue.uniform_of_groups(jax.random.key(10), shape, axis))
+    assert uniform.shape == shape and np.unique(uniform).size > 1000
+    many = np.asarray(mvue.uniform_of_groups(jax.random.key(10), (1024, 1024), axis))
+    assert 0 < many.min() < many.max() < 1
+
+
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_at_most_two_of_a_group_are_kept_as_they_are(axis):
     rng = np.random.default_rng(8)

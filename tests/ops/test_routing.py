@@ -1,3 +1,5 @@
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -60,6 +62,12 @@ def test_cluster_sums(distance):
         np.testing.assert_allclose(moved[e], expected, atol=1e-5)
 
 
+def test_a_token_of_zeros_has_no_direction():
+    x, centres = np.array([[0, 0], [3, 4]], np.float32), np.array([[1, 1], [-1, -1]], np.float32)
+    sums = routing.cluster_sums(x, None, centres, "cosine")
+    np.testing.assert_allclose(sums.inputs, [[0.6, 0.8], [0, 0]], rtol=1e-6)
+
+
 def test_a_cluster_without_tokens_keeps_its_centre():
     x, centres = np.ones((4, 2), np.float32), np.array([[1, 1], [-1, -1]], np.float32)
     sums = routing.cluster_sums(x, np.ones((4, 4), np.float32), centres, "cosine")
@@ -117,6 +125,27 @@ def test_an_empty_cluster_keeps_its_centre():
     centroids, assignment = routing.cluster_neurons(w, 3, key=KEY, balanced=False, distance="l2")
     np.testing.assert_array_equal(assignment, 0)
     np.testing.assert_array_equal(centroids, 1)
+
+
+def test_clusters_are_improved_until_nothing_moves():
+    w = _random((60, 8))
+    cluster = functools.partial(routing.cluster_neurons, w, 5, key=KEY, balanced=False, distance="l2")
+    centroids, assignment = cluster(iterations=50)
+    np.testing.assert_array_equal(routing.assign_tokens(w, centroids, "l2"), assignment)
+    once, assignment = cluster(iterations=1)
+    assert (routing.assign_tokens(w, once, "l2") != assignment).any()
+
+
+def test_clusters_start_from_different_neurons_that_the_key_draws():
+    w = _random((16, 8))
+
+    def start(seed):
+        options = dict(key=jax.random.key(seed), balanced=False, iterations=0, distance="l2")
+        return np.asarray(routing.cluster_neurons(w, 16, **options)[0])
+
+    for seed in range(2):
+        np.testing.assert_array_equal(np.sort(start(seed)[:, 0]), np.sort(w[:, 0]))
+    assert (start(0) != start(1)).any()
 
 
 def test_layers_are_clustered_under_vmap():

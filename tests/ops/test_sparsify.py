@@ -98,6 +98,8 @@ def test_tiles_under_a_mask_that_is_given():
         np.testing.assert_array_equal(jitted.dense(form), expected)
     with pytest.raises(ValueError, match=r"mask bool\[46, 33\] must be bool\[33, 46\]"):
         ops.sparsify_24_tiles(x, mask.T)
+    with pytest.raises(ValueError, match=r"mask float32\[33, 46\] must be bool\[33, 46\]"):
+        ops.sparsify_24_tiles(x, mask.astype(jnp.float32))
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
@@ -138,3 +140,47 @@ def test_stacks_of_matrices_go_through_jit_and_vmap():
 def test_what_sparsify_24_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         ops.sparsify_24(**arguments)
+
+
+@pytest.mark.parametrize(
+    "sparsify",
+    [
+        ops.sparsify_24,
+        ops.sparsify_24_tiles,
+        ops.sparsify_venom,
+        ops.soft_threshold_scale,
+        lambda x: ops.soft_threshold_24(x, jnp.ones(1)),
+    ],
+)
+@pytest.mark.parametrize(
+    "x, message",
+    [
+        (jnp.ones((0, 8)), r"not an empty one, \[0, 8\]"),
+        (jnp.ones((8, 0)), r"not an empty one, \[8, 0\]"),
+        (jnp.ones(8), r"not float32\[8\]"),
+        (jnp.ones((8, 8), bool), r"not bool\[8, 8\]"),
+    ],
+)
+def test_what_is_no_matrix_of_floats_is_refused(x, message, sparsify):
+    with pytest.raises(ValueError, match=f"a matrix of floats is wanted, {message}"):
+        sparsify(x)
+
+
+@pytest.mark.parametrize("axis", [-2, 1])
+def test_other_axes_are_refused(axis):
+    x = jnp.ones((8, 8))
+    with pytest.raises(ValueError, match=f"axis = {axis} must be -1 or 0"):
+        ops.compress_24(x, x > 0, axis)
+    with pytest.raises(ValueError, match=f"axis = {axis} must be -1 or 0"):
+        ops.soft_threshold_scale(x, axis)
+
+
+def test_compress_24_refuses_masks_of_another_shape():
+    with pytest.raises(ValueError, match=r"mask \[8, 1\] must have the shape of x, \[8, 4\]"):
+        ops.compress_24(jnp.ones((8, 4)), jnp.ones((8, 1), bool))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1)])
+def test_scales_must_be_a_list_that_shares_out_the_rows(shape):
+    with pytest.raises(ValueError, match="must be a list whose length divides the 10 rows"):
+        ops.soft_threshold_24(jnp.ones((10, 8)), jnp.ones(shape))

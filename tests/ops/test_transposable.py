@@ -69,6 +69,13 @@ def test_huge_and_non_finite_values_are_kept_in_a_valid_mask(value):
     assert mask[1, 2] and mask[3, 0]
 
 
+def test_several_infinite_values_are_all_kept():
+    x = np.random.default_rng(2).normal(size=(4, 4)).astype(np.float32)
+    x[1, 2] = x[3, 0] = x[2, 3] = np.inf
+    mask = np.asarray(jitted.transposable_mask(jnp.array(x)))
+    assert mask[1, 2] and mask[3, 0] and mask[2, 3]
+
+
 def test_stacks_go_through_vmap():
     x = jax.random.normal(jax.random.key(3), (2, 8, 12))
     for layer, mask in enumerate(jax.vmap(jitted.transposable_mask)(x)):

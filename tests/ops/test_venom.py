@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +90,12 @@ def test_values_and_metadata_are_those_of_the_condensed_matrix():
     np.testing.assert_array_equal(np.asarray(sparse.metadata).view(np.uint32), metadata)
 
 
+def test_magnitudes_of_bfloat16_columns_are_added_up_in_float32():
+    """256 + 1 is no bfloat16: rounded, columns 4 and 5 would be worth no more than 2 and 3."""
+    x = jnp.zeros((2, 8)).at[0, 0].set(256).at[1, 1].set(256).at[0, 4].set(1).at[1, 5].set(1)
+    np.testing.assert_array_equal(jitted.venom_columns(x.astype(jnp.bfloat16), 2, 8, "exhaustive"), [[0, 1, 4, 5]])
+
+
 def test_condense_reads_the_columns_of_each_block():
     x = np.random.default_rng(5).normal(size=(10, 6)).astype(np.float32)
     columns = np.array([[5, 0, 2], [1, 1, 6], [3, 4, 6]], np.int32)  # 6 is one past the last: zeros
@@ -119,6 +126,26 @@ def test_like_keeps_the_positions_of_another():
     np.testing.assert_array_equal(sparse.metadata, like.metadata)
 
 
+def test_like_of_blocks_taller_than_a_tile():
+    x, other = _random((150, 64), seed=7), _random((150, 64), seed=8)
+    like = jitted.sparsify_venom(x, 256, 8)
+    columns = jitted.venom_columns(x, 256, 8)
+    sparse = jitted.compress_venom(jitted.condense(other, columns, 256), columns, (150, 64), 256, 8, like=like)
+    np.testing.assert_array_equal(jitted.dense(sparse), jnp.where(jitted.mask(like), other, 0))
+
+
+def test_blocks_taller_than_a_tile_are_padded():
+    condensed = jitted.sparsify_24(_random((8, 8)), "magnitude")
+    sparse = ops.list_columns(condensed, jnp.arange(8, dtype=jnp.int32)[None], 16, 128, 8)
+    assert sparse.values.shape == (128, 32) and sparse.columns.shape == (1, 64)
+    np.testing.assert_array_equal(np.asarray(sparse.metadata)[1].view(np.uint32), 0x44444444)
+
+
+def test_runs_are_told_to_the_products():
+    columns = jnp.array([[8, 9, 10, 11, 0, 1, 2, 3]], jnp.int32)
+    assert ops.list_columns(jitted.sparsify_24(_random((8, 8))), columns, 16, 8, 8, run=4).run == 4
+
+
 def test_stacks_go_through_vmap():
     x = _random((2, 20, 32), seed=9)
     for choice in ("norm", "exhaustive"):
@@ -134,11 +161,33 @@ def test_stacks_go_through_vmap():
     "arguments, message",
     [
         (dict(v=48, m=4), "v = 48 must divide 64 or be a multiple of it"),
+        (dict(v=0, m=4), "v = 0 must divide 64 or be a multiple of it"),
         (dict(v=64, m=6), "m = 6 must be a multiple of 4 that divides the 20 columns"),
         (dict(v=64, m=8), "m = 8 must be a multiple of 4 that divides the 20 columns"),
+        (dict(v=64, m=10), "m = 10 must be a multiple of 4 that divides the 20 columns"),
         (dict(v=64, m=4, columns="random"), "columns = 'random' must be one of norm, exhaustive"),
     ],
 )
 def test_what_sparsify_venom_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         ops.sparsify_venom(jnp.ones((8, 20)), **arguments)
+
+
+@pytest.mark.parametrize("shape, expected", [((2, 8), [3, 8]), ((3, 4), [3, 8]), ((24,), [3, 8])])
+def test_lists_that_do_not_fit_the_condensed_columns_are_refused(shape, expected):
+    columns, condensed = jnp.zeros(shape, jnp.int32), jnp.ones((10, 8))
+    message = re.escape(f"columns {list(shape)} must be {expected}, a list for each 4 of the 10 rows")
+    with pytest.raises(ValueError, match=message):
+        ops.compress_venom(condensed, columns, (10, 16), 4, 8)
+    with pytest.raises(ValueError, match=message):
+        ops.list_columns(jitted.sparsify_24(condensed), columns, 16, 4, 8)
+
+
+def test_what_condense_and_compress_refuse():
+    columns = jnp.zeros((2, 8), jnp.int32)
+    with pytest.raises(ValueError, match=r"columns \[2, 8\] must be \[3, 8\], a list for each 4 of the 10 rows"):
+        ops.condense(jnp.ones((10, 16)), columns, 4)
+    with pytest.raises(ValueError, match="v = 48 must divide 64 or be a multiple of it"):
+        ops.compress_venom(jnp.ones((96, 8)), columns, (96, 16), 48, 8)
+    with pytest.raises(ValueError, match="v = 48 must divide 64 or be a multiple of it"):
+        ops.list_columns(jitted.sparsify_24(jnp.ones((96, 8))), columns, 16, 48, 8)

@@ -32,6 +32,7 @@ def _work(stream, pairs):
 )
 def test_every_pair_of_steps_is_done_once_and_summed(clusters, pairs):
     stream, pairs = StreamK(clusters), np.asarray(pairs, np.int32)
+    assert not stream.grid.odd
     work = _work(stream, pairs)
     done = [np.zeros(count, int) for count in pairs]
     finished = np.zeros(len(done), int)
@@ -41,6 +42,7 @@ def test_every_pair_of_steps_is_done_once_and_summed(clusters, pairs):
             done[tile][first : first + count] += 1
             finished[tile] += not contributes
             assert contributes == (first > 0)
+            assert not contributes or (cluster < stream.grid.contributors and parts == 0)
             reached = first + count
             for part in range(1, parts + 1):
                 contributions = [job for job in work[cluster - part * stream.grid.contributor_stride] if job[3]]
