@@ -119,7 +119,7 @@ def test_slices_of_which_two_devices_had_parts_are_read_in_runs_of_a_part(workdi
     monkeypatch.setattr("sparse_lm.evaluate.make_evaluation", patched)
     evaluate(tmp_path, sparse=True)
     (plan,) = plans
-    assert (np.diff(sets.reshape(4, -1, plan.run(MODEL.ffn_dim))) == 1).all()
+    assert (np.diff(sets.reshape(4, -1, plan.run_length(MODEL.ffn_dim))) == 1).all()
 
 
 def test_sparse_before_the_sparse_phase_is_refused(workdir, tmp_path):

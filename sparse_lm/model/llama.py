@@ -99,7 +99,8 @@ class Llama(nnx.Module):
           plan: how the products of every FFN are computed.
           variables: of all layers, stacked on a leading axis L; None for a dense plan.
           key: random key; needed if `plan.random`.
-          weights: `prepare_weights` of this model in full precision; made here by default.
+          weights: the forms, in the computation's dtype, that `prepare_weights` makes of the float32 weights of all
+            layers; made here by default.
           dense_layers: how many layers, the first ones, have dense FFNs whatever the plan.
           implementation: of the sparse operations.
           axes: of the mesh.

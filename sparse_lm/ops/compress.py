@@ -57,6 +57,9 @@ def pack_24(
       shape: logical shape of the matrix that was split.
       scale: multiplies the survivors.
       dtype: of the values.
+
+    Returns:
+      Sparse24 of that shape; for axis 0 of the transpose.
     """
     low, high = ((survivor * scale).astype(dtype) for survivor in take_two(members, first, second))
     if axis == 0:
@@ -107,6 +110,9 @@ def compress_venom(
       like: keep the positions of this one instead of each group's two largest magnitudes.
       dtype: of the values; that of `condensed` by default.
 
+    Returns:
+      SparseVenom [M, K].
+
     Raises:
       ValueError: v is not allowed, or the lists do not fit `condensed`.
     """
@@ -132,6 +138,9 @@ def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group.
       run: of `columns`, see `SparseVenom`.
+
+    Returns:
+      SparseVenom [M, K].
 
     Raises:
       ValueError: v is not allowed, or the lists do not fit `condensed`.

@@ -125,14 +125,16 @@ class _Saved(NamedTuple):
 
 
 def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weights, layer):
-    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
+    shared = _Shared(
+        plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes)
+    )
     rows, load = arrange_rows(x, variables, order, plan)
     if plan.pattern_known_first:
-        y, seen = up_listed(_permute(x, rows), listed_neurons(variables, rows, x.shape[0], run), run)
+        y, seen = up_listed(_permute(x, rows), listed_neurons(variables, rows, x.shape[0], shared), shared)
     else:
-        y, seen = up_activated(_permute(x, rows), run)
-    o = collectives.sum_over_tensor(down(y, rows, run), axes)
-    computed = 4 * run.neurons // plan.m if plan.pattern_known_first else run.neurons
+        y, seen = up_activated(_permute(x, rows), shared)
+    o = collectives.sum_over_tensor(down(y, rows, shared), axes)
+    computed = 4 * shared.neurons // plan.m if plan.pattern_known_first else shared.neurons
     stats = {
         "activation_sparsity": 1 - seen.nonzeros / float(x.shape[0] * computed),  # padded rows are all zero
         "kept_energy": seen.kept_energy / jnp.maximum(seen.energy, jnp.finfo(jnp.float32).tiny),
@@ -140,7 +142,7 @@ def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weigh
     if load is not None:
         stats["expert_load"] = load
     if plan.measure:
-        stats["clusters"] = measure_clusters(x, y, variables, run)
+        stats["clusters"] = measure_clusters(x, y, variables, shared)
     y, rows = jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), (y, rows))
     return (o, stats), _Saved(x, y, rows, w1, w2, variables, key, weights, layer)
 
@@ -148,14 +150,16 @@ def _forward(plan, implementation, axes, x, w1, w2, variables, key, order, weigh
 def _backward(plan, implementation, axes, saved, cotangents):
     do, _ = cotangents
     x, y, rows, w1, w2, variables, key, weights, layer = saved
-    run = _Run(plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes))
+    shared = _Shared(
+        plan, implementation, *_resolve(weights, layer, w1, w2, variables, plan, x.dtype, implementation, axes)
+    )
     key = collectives.fold_index(key, axes.tensor)
     x, do = _permute(x, rows), _permute(do, rows)
-    gradients = hidden_gradients(grad_hidden(do, y, run), y, _subkey(key, 3), run)
-    dx = collectives.sum_over_tensor(grad_input(gradients.dh, rows, run), axes)
+    gradients = hidden_gradients(grad_hidden(do, y, shared), y, _subkey(key, 3), shared)
+    dx = collectives.sum_over_tensor(grad_input(gradients.dh, rows, shared), axes)
     busy = busiest_features(y, plan.dense_features)
-    dw1 = grad_up(gradients, x, busy, _subkey(key, 1), run, w1.dtype)
-    dw2 = grad_down(gradients, y, do, busy, _subkey(key, 2), run, w2.dtype)
+    dw1 = grad_up(gradients, x, busy, _subkey(key, 1), shared, w1.dtype)
+    dw2 = grad_down(gradients, y, do, busy, _subkey(key, 2), shared, w2.dtype)
     dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
     return dx, dw1, dw2, None, None, None, None, None
 
@@ -176,7 +180,7 @@ def _check_given(variables: FfnVariables, plan: GemmPlan, *, prepared: bool) -> 
             raise ValueError(f"the plan reads variables.{name}: see ffn_weights.init_variables")
 
 
-class _Run(NamedTuple):
+class _Shared(NamedTuple):
     """What all six products of one FFN share."""
 
     plan: GemmPlan
@@ -205,72 +209,74 @@ def _resolve(weights, layer, w1, w2, variables, plan, dtype, implementation, axe
 
 
 @jax.named_call
-def up(x: Array, run: _Run) -> Array:
+def up(x: Array, shared: _Shared) -> Array:
     """H = X W1^T: [T, F]."""
-    forms = run.weights.up
-    if run.plan.up != W1_24:
-        return x @ _of_layer(forms.dense, run).T
-    return _all_rows(forms.along_model, x, run.neurons, run)
+    forms = shared.weights.up
+    if shared.plan.up != W1_24:
+        return x @ _of_layer(forms.dense, shared).T
+    return _all_rows(forms.along_model, x, shared.neurons, shared)
 
 
 @jax.named_call
-def up_listed(x: Array, columns: Array, run: _Run) -> tuple[SparseVenom, HiddenStats]:
+def up_listed(x: Array, columns: Array, shared: _Shared) -> tuple[SparseVenom, HiddenStats]:
     """Y = relu(X W1^T)^2 at the columns that each block lists, as the down product reads it, and what selection saw."""
-    plan, w, columns_run = run.plan, run.weights.up.along_model, run.plan.run(run.neurons)
-    listed = _among_layers(w, columns, run)
-    y, seen = ops.sampled_squared_relu_24(w, x, listed, plan.v, run=columns_run, implementation=run.implementation)
-    return ops.list_columns(y, columns, run.neurons, plan.v, plan.m, columns_run), seen
+    plan, w, columns_run = shared.plan, shared.weights.up.along_model, shared.plan.run_length(shared.neurons)
+    listed = _among_layers(w, columns, shared)
+    y, seen = ops.sampled_squared_relu_24(w, x, listed, plan.v, run=columns_run, implementation=shared.implementation)
+    return ops.list_columns(y, columns, shared.neurons, plan.v, plan.m, columns_run), seen
 
 
 @jax.named_call
-def down(y: Hidden, rows: routing.Rows | None, run: _Run) -> Array:
+def down(y: Hidden, rows: routing.Rows | None, shared: _Shared) -> Array:
     """O = Y W2: [T, D], in the order of the tokens."""
-    forms = run.weights.down
-    if run.plan.down == W2_24:
-        return _unpermute(_all_rows(forms.along_neurons, y, run.weights.dim, run), rows)
-    return _hidden_matmul(y, forms.dense, rows, run)
+    forms = shared.weights.down
+    if shared.plan.down == W2_24:
+        return _unpermute(_all_rows(forms.along_neurons, y, shared.weights.dim, shared), rows)
+    return _hidden_matmul(y, forms.dense, rows, shared)
 
 
 @jax.named_call
-def grad_hidden(do: Array, y: Hidden, run: _Run) -> Array:
+def grad_hidden(do: Array, y: Hidden, shared: _Shared) -> Array:
     """dY = dO W2^T: [T, F], or condensed like Y, whose dropped neurons need none."""
-    forms = run.weights.down
-    if run.plan.grad_hidden != W2_24:
-        return do @ _of_layer(forms.dense, run).T
+    forms = shared.weights.down
+    if shared.plan.grad_hidden != W2_24:
+        return do @ _of_layer(forms.dense, shared).T
     if isinstance(y, SparseVenom):
-        return _listed_rows(forms.along_model, do, y.listed(), y.v, y.run, run)
-    return _all_rows(forms.along_model, do, run.neurons, run)
+        return _listed_rows(forms.along_model, do, y.listed(), y.v, y.run, shared)
+    return _all_rows(forms.along_model, do, shared.neurons, shared)
 
 
 @jax.named_call
-def grad_input(dh: Hidden, rows: routing.Rows | None, run: _Run) -> Array:
+def grad_input(dh: Hidden, rows: routing.Rows | None, shared: _Shared) -> Array:
     """dX = dH W1: [T, D], in the order of the tokens."""
-    forms = run.weights.up
-    if run.plan.grad_input == W1_24:
-        return _unpermute(_all_rows(forms.along_neurons, dh, run.weights.dim, run), rows)
-    return _hidden_matmul(dh, forms.dense, rows, run)
+    forms = shared.weights.up
+    if shared.plan.grad_input == W1_24:
+        return _unpermute(_all_rows(forms.along_neurons, dh, shared.weights.dim, shared), rows)
+    return _hidden_matmul(dh, forms.dense, rows, shared)
 
 
 @jax.named_call
-def grad_up(gradients: HiddenGradients, x: Array, busy, key, run: _Run, dtype: DTypeLike) -> Array:
+def grad_up(gradients: HiddenGradients, x: Array, busy, key, shared: _Shared, dtype: DTypeLike) -> Array:
     """dW1 = dH^T X: [F, D]; the neurons `busy` are computed densely."""
     dh, dh_t = gradients.dh, gradients.dh_t
-    if run.plan.grad_up is None:
+    if shared.plan.grad_up is None:
         return jnp.matmul(_dense(dh).T, x, preferred_element_type=dtype)
-    if run.plan.grad_up == DH_MVUE and dh_t is None:
-        dh_t = ops.sparsify_24(_dense(dh), "mvue", 0, key=key, implementation=run.implementation)
-    return _weight_gradient(dh_t, dh, x, busy, run, dtype)
+    if shared.plan.grad_up == DH_MVUE and dh_t is None:
+        dh_t = ops.sparsify_24(_dense(dh), "mvue", 0, key=key, implementation=shared.implementation)
+    return _weight_gradient(dh_t, dh, x, busy, shared, dtype)
 
 
 @jax.named_call
-def grad_down(gradients: HiddenGradients, y: Hidden, do: Array, busy, key, run: _Run, dtype: DTypeLike) -> Array:
+def grad_down(gradients: HiddenGradients, y: Hidden, do: Array, busy, key, shared: _Shared, dtype: DTypeLike) -> Array:
     """dW2 = Y^T dO: [F, D]; the neurons `busy` are computed densely."""
-    if run.plan.grad_down is None:
+    if shared.plan.grad_down is None:
         return jnp.matmul(_dense(y).T, do, preferred_element_type=dtype)
-    if run.plan.grad_down == DO_MVUE:  # the sparse operand comes first: dW2^T = dO^T Y
-        do_t = ops.sparsify_24(do, "mvue", 0, key=key, implementation=run.implementation)
-        return ops.matmul_24(do_t, _dense(y), out_transposed=True, out_dtype=dtype, implementation=run.implementation)
-    return _weight_gradient(gradients.y_t, y, do, busy, run, dtype)
+    if shared.plan.grad_down == DO_MVUE:  # the sparse operand comes first: dW2^T = dO^T Y
+        do_t = ops.sparsify_24(do, "mvue", 0, key=key, implementation=shared.implementation)
+        return ops.matmul_24(
+            do_t, _dense(y), out_transposed=True, out_dtype=dtype, implementation=shared.implementation
+        )
+    return _weight_gradient(gradients.y_t, y, do, busy, shared, dtype)
 
 
 # Between the products.
@@ -293,33 +299,33 @@ def arrange_rows(
     return routing.sort_rows(clusters, plan.clusters, order), load
 
 
-def listed_neurons(variables: FfnVariables, rows: routing.Rows, tokens: int, run: _Run) -> Array:
+def listed_neurons(variables: FfnVariables, rows: routing.Rows, tokens: int, shared: _Shared) -> Array:
     """int32 [Tp / v, 4F/m]: the neurons of each block of slots.
 
     Where they come in runs, a block without tokens lists F throughout, no neuron, and products skip it.
     """
     columns = variables.columns[rows.block_clusters]
-    if run.plan.run(run.neurons) == 1:
+    if shared.plan.run_length(shared.neurons) == 1:
         return columns
-    has_token = rows.slots[:: run.plan.v, None] < tokens  # a block is filled from its first slot on
-    return jnp.where(has_token, columns, run.neurons)
+    has_token = rows.slots[:: shared.plan.v, None] < tokens  # a block is filled from its first slot on
+    return jnp.where(has_token, columns, shared.neurons)
 
 
 @jax.named_call
-def up_activated(x: Array, run: _Run) -> tuple[Hidden, HiddenStats]:
+def up_activated(x: Array, shared: _Shared) -> tuple[Hidden, HiddenStats]:
     """The part of Y = relu(X W1^T)^2 that the down product reads, and what its selection saw."""
-    plan, w = run.plan, run.weights.up.along_model
+    plan, w = shared.plan, shared.weights.up.along_model
     if not plan.venom or plan.up != W1_24:
-        return activate(up(x, run), run)
-    listed, block, columns_run = _all_listed(w, x, run.neurons, run)
-    options = dict(run=columns_run, columns=plan.columns, implementation=run.implementation)
+        return activate(up(x, shared), shared)
+    listed, block, columns_run = _all_listed(w, x, shared.neurons, shared)
+    options = dict(run=columns_run, columns=plan.columns, implementation=shared.implementation)
     return ops.sampled_squared_relu_venom(w, x, listed, block, plan.v, plan.m, **options)
 
 
 @jax.named_call
-def activate(h: Array, run: _Run) -> tuple[Hidden, HiddenStats]:
+def activate(h: Array, shared: _Shared) -> tuple[Hidden, HiddenStats]:
     """The part of Y = relu(H)^2 that the down product reads, and what its selection saw."""
-    plan, implementation = run.plan, run.implementation
+    plan, implementation = shared.plan, shared.implementation
     if plan.venom:
         return ops.squared_relu_venom(h, plan.v, plan.m, columns=plan.columns, implementation=implementation)
     if plan.down == Y_24:
@@ -330,24 +336,24 @@ def activate(h: Array, run: _Run) -> tuple[Hidden, HiddenStats]:
 
 
 @jax.named_call
-def measure_clusters(x: Array, y: Hidden, variables: FfnVariables, run: _Run) -> routing.ClusterSums:
+def measure_clusters(x: Array, y: Hidden, variables: FfnVariables, shared: _Shared) -> routing.ClusterSums:
     """Sums over each cluster's tokens, x [T, D] in their own order, and if need be over their activations."""
-    plan, y_all = run.plan, None
+    plan, y_all = shared.plan, None
     if plan.measure == "energy":  # of all neurons, which a sparse Y has not
-        y_all = y if plan.down is None else jnp.square(jax.nn.relu(up(x, run)))
+        y_all = y if plan.down is None else jnp.square(jax.nn.relu(up(x, shared)))
     return routing.cluster_sums(x, y_all, variables.centroids, plan.distance)
 
 
 @jax.named_call
-def hidden_gradients(dy: Array, y: Hidden, key: Array | None, run: _Run) -> HiddenGradients:
+def hidden_gradients(dy: Array, y: Hidden, key: Array | None, shared: _Shared) -> HiddenGradients:
     """dH where Y is stored, and the transposes that the weight gradients read, drawn with the key if the plan says so.
 
     Those of neurons that come in runs stay condensed, for a product that knows where they belong. Of a
     dense Y they are None: few plans read them.
     """
-    if run.plan.draws_hidden and key is None:
-        raise ValueError(f"grad_down = {run.plan.grad_down} draws at random: key must be given")
-    options = dict(key=key if run.plan.draws_hidden else None, implementation=run.implementation)
+    if shared.plan.draws_hidden and key is None:
+        raise ValueError(f"grad_down = {shared.plan.grad_down} draws at random: key must be given")
+    options = dict(key=key if shared.plan.draws_hidden else None, implementation=shared.implementation)
     if isinstance(y, SparseVenom) and y.run > 1:
         condensed = Sparse24(y.values, y.metadata, dy.shape)
         dh, dh_t, y_t = ops.squared_relu_gradients(dy, condensed, **options)
@@ -371,52 +377,54 @@ def busiest_features(y: Hidden, share: float) -> Array | None:
 # Forms of the products, by what is sparse.
 
 
-def _all_rows(w: Sparse24, x: Array, count: int, run: _Run) -> Array:
+def _all_rows(w: Sparse24, x: Array, count: int, shared: _Shared) -> Array:
     """x times the transpose of this layer's `count` rows of w: [T, count]."""
-    listed, block, columns_run = _all_listed(w, x, count, run)
-    return ops.sampled_matmul_24(w, x, listed, block, run=columns_run, implementation=run.implementation)
+    listed, block, columns_run = _all_listed(w, x, count, shared)
+    return ops.sampled_matmul_24(w, x, listed, block, run=columns_run, implementation=shared.implementation)
 
 
-def _all_listed(w: Sparse24, x: Array, count: int, run: _Run) -> tuple[Array, int, int]:
+def _all_listed(w: Sparse24, x: Array, count: int, shared: _Shared) -> tuple[Array, int, int]:
     """This layer's `count` rows of w, listed for one block of all tokens; the block's tokens; and how long runs are."""
     columns = jnp.arange(count, dtype=jnp.int32)[None]
     block = -(-x.shape[0] // _BLOCK) * _BLOCK
-    contiguous = run.weights.layers * count == w.shape[0]  # no padding between layers
-    return _among_layers(w, columns, run), block, count if contiguous else 1
+    contiguous = shared.weights.layers * count == w.shape[0]  # no padding between layers
+    return _among_layers(w, columns, shared), block, count if contiguous else 1
 
 
-def _listed_rows(w: Sparse24, x: Array, columns: Array, v: int, columns_run: int, run: _Run) -> Array:
+def _listed_rows(w: Sparse24, x: Array, columns: Array, v: int, columns_run: int, shared: _Shared) -> Array:
     """x times the transpose of those of this layer's rows of w that each block of v tokens lists."""
-    columns = _among_layers(w, columns, run)
-    return ops.sampled_matmul_24(w, x, columns, v, run=columns_run, implementation=run.implementation)
+    columns = _among_layers(w, columns, shared)
+    return ops.sampled_matmul_24(w, x, columns, v, run=columns_run, implementation=shared.implementation)
 
 
-def _among_layers(w: Sparse24, rows: Array, run: _Run) -> Array:
+def _among_layers(w: Sparse24, rows: Array, shared: _Shared) -> Array:
     """This layer's rows, by their numbers in w, which has those of all layers; one past the end stays that."""
-    count = w.shape[0] // run.weights.layers
-    return jnp.where(rows == count, w.shape[0], rows + run.layer * count)
+    count = w.shape[0] // shared.weights.layers
+    return jnp.where(rows == count, w.shape[0], rows + shared.layer * count)
 
 
-def _hidden_matmul(hidden: Hidden, w: Array, rows: routing.Rows | None, run: _Run) -> Array:
+def _hidden_matmul(hidden: Hidden, w: Array, rows: routing.Rows | None, shared: _Shared) -> Array:
     """hidden times this layer's [F, D] of w, in the order of the tokens."""
     match hidden:
         case SparseVenom():
-            columns = jnp.where(hidden.columns == run.neurons, w.shape[0], hidden.columns + run.layer * run.neurons)
+            columns = jnp.where(
+                hidden.columns == shared.neurons, w.shape[0], hidden.columns + shared.layer * shared.neurons
+            )
             of_all_layers = dataclasses.replace(hidden, columns=columns, shape=(hidden.shape[0], w.shape[0]))
-            return ops.matmul_venom(of_all_layers, w, rows=rows, implementation=run.implementation)
+            return ops.matmul_venom(of_all_layers, w, rows=rows, implementation=shared.implementation)
         case Sparse24():
-            return _unpermute(ops.matmul_24(hidden, _of_layer(w, run), implementation=run.implementation), rows)
+            return _unpermute(ops.matmul_24(hidden, _of_layer(w, shared), implementation=shared.implementation), rows)
         case _:
-            return _unpermute(hidden @ _of_layer(w, run), rows)
+            return _unpermute(hidden @ _of_layer(w, shared), rows)
 
 
-def _weight_gradient(a_t: Sparse24 | None, a: Hidden, b: Array, busy, run: _Run, dtype: DTypeLike) -> Array:
+def _weight_gradient(a_t: Sparse24 | None, a: Hidden, b: Array, busy, shared: _Shared, dtype: DTypeLike) -> Array:
     """a^T b: [F, D], from the 2:4 form of a^T, but for its rows `busy`."""
-    options = dict(out_dtype=dtype, implementation=run.implementation)
+    options = dict(out_dtype=dtype, implementation=shared.implementation)
     if isinstance(a, SparseVenom) and a.run > 1:
-        return ops.scattered_matmul_24(a_t, b, a.listed(), a.v, run.neurons, run=a.run, **options)
+        return ops.scattered_matmul_24(a_t, b, a.listed(), a.v, shared.neurons, run=a.run, **options)
     if a_t is None:
-        a_t = ops.sparsify_24(a, "magnitude", 0, implementation=run.implementation)
+        a_t = ops.sparsify_24(a, "magnitude", 0, implementation=shared.implementation)
     product = ops.matmul_24(a_t, b, **options)
     if busy is None:
         return product
@@ -427,9 +435,11 @@ def _weight_gradient(a_t: Sparse24 | None, a: Hidden, b: Array, busy, run: _Run,
 # Small pieces.
 
 
-def _of_layer(w: Array, run: _Run) -> Array:
+def _of_layer(w: Array, shared: _Shared) -> Array:
     """[F, D] of [L F, D]."""
-    return w if run.weights.layers == 1 else lax.dynamic_slice_in_dim(w, run.layer * run.neurons, run.neurons)
+    return (
+        w if shared.weights.layers == 1 else lax.dynamic_slice_in_dim(w, shared.layer * shared.neurons, shared.neurons)
+    )
 
 
 def _dense(hidden: Hidden) -> Array:

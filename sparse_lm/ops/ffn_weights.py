@@ -122,6 +122,9 @@ def prepare_weights(
       plan: the six products.
       dtype: of the forms.
       implementation: of the sparse operations.
+
+    Returns:
+      The forms of all layers, one under the other.
     """
     forms = [_forms(name, w, variables, plan, dtype, implementation) for name, w in (("W1", up), ("W2", down))]
     return FfnWeights(*forms, *up.shape)

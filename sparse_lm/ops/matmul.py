@@ -24,14 +24,15 @@ def matmul_24(
     """w @ b, or total + w @ b.
 
     Args:
-      w: 2:4 matrix [M, K].
-      b: [K, N], or [N, K] if `b_transposed`.
+      w: 2:4 matrix [M, K], float.
+      b: [K, N], or [N, K] if `b_transposed`, in the dtype of w. Kernels take bfloat16 and float16, and refuse others and
+        mixed ones; the reference takes any.
       b_transposed: b's contracted dimension is its last.
       out_transposed: give the result as [N, M]. Neither transposition costs a pass over memory.
       out_dtype: of the result; that of b by default, float32 with a total.
       total: float32, in the shape of the result: what the product is added to before it is rounded or written to
         memory. The sum takes the total's place where that is donated or nothing else reads it, else that of a
-        copy. Nothing is added by default.
+        copy. Nothing is added by default, and training adds nothing.
       implementation: backend that must run this; the best one by default.
 
     Returns:
@@ -72,8 +73,8 @@ def matmul_venom(
     """a @ b; of b, each block of rows of a reads only the rows that it keeps.
 
     Args:
-      a: V:2:M matrix [M, K].
-      b: [K, N].
+      a: V:2:M matrix [M, K], float.
+      b: [K, N] in the dtype of a, as in `matmul_24`.
       rows: the order of the tokens that a's rows are in. The result's are put back into the tokens' own, as
         `routing.unpermute` does, without a pass over memory where the kernel stores them there. Not by default.
       out_dtype: of the result; that of b by default.

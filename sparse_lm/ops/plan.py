@@ -145,7 +145,7 @@ class GemmPlan:
         """The kept neurons of a block are runs of neighbours."""
         return self.pattern_known_first and (self.selection == "slices" or self.neuron_run > 1)
 
-    def run(self, neurons: int) -> int:
+    def run_length(self, neurons: int) -> int:
         """How many neighbours at a time a block's kept neurons are, of F: see `formats.SparseVenom`."""
         return 4 * neurons // self.m // self.slice_parts if self.selection == "slices" else self.neuron_run
 

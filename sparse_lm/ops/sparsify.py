@@ -145,6 +145,9 @@ def sparsify_venom(
       dtype: of the values; that of x by default.
       implementation: backend that must run this; the best one by default.
 
+    Returns:
+      SparseVenom [M, K].
+
     Raises:
       ValueError: not a matrix, empty, or v, m or columns is not allowed.
       NotImplementedError: the named backend cannot run this.

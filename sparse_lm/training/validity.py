@@ -37,7 +37,7 @@ def check_variables(variables: FfnVariables, config: Config, step: int) -> None:
         ascending = (jnp.diff(columns, axis=-1) > 0).all(axis=(1, 2))
         within = ((columns >= 0) & (columns < neurons)).all(axis=(1, 2))
         _require(ascending & within, f"columns are not ascending numbers of the {neurons} neurons")
-        if plan.run(neurons) == 1:
+        if plan.run_length(neurons) == 1:
             of_group = jnp.repeat(jnp.arange(neurons // plan.m), 4)
             _require((columns // plan.m == of_group).all(axis=(1, 2)), f"columns are not four of each {plan.m}")
 

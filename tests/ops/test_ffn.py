@@ -245,7 +245,7 @@ def test_padded_layers_are_not_one_run(dim, columns_run):
     variables = ffn_weights.FfnVariables(scale_up=jnp.ones(3), scale_down=jnp.ones(3))
     prepare = functools.partial(ffn_weights.prepare_weights, variables=variables, plan=plan, dtype=jnp.float32)
     weights = jax.eval_shape(prepare, w, w)
-    of_layer = ffn._Run(plan, None, weights, jnp.int32(1))
+    of_layer = ffn._Shared(plan, None, weights, jnp.int32(1))
     listed, _, listed_run = ffn._all_listed(weights.down.along_neurons, jnp.ones((8, 128)), dim, of_layer)
     np.testing.assert_array_equal(listed, [64 + np.arange(dim)])
     assert listed_run == columns_run
