@@ -79,6 +79,8 @@ def unavailable(name: str) -> str | None:
     major = int(device.compute_capability.split(".")[0])
     if name == "hopper" and major != 9:
         return f"needs compute capability 9.x; {device.device_kind} has {device.compute_capability}"
+    if name == "hopper" and jax.config.jax_enable_x64:
+        return "needs jax_enable_x64 off: its kernels count in int32"
     if name == "triton" and major not in (8, 9):
         return f"needs compute capability 8.x or 9.x; {device.device_kind} has {device.compute_capability}"
     try:

@@ -25,8 +25,8 @@ def matmul_24(
 
     Args:
       w: 2:4 matrix [M, K], float.
-      b: [K, N], or [N, K] if `b_transposed`, in the dtype of w. Kernels take bfloat16 and float16, and refuse others and
-        mixed ones; the reference takes any.
+      b: [K, N], or [N, K] if `b_transposed`, in the dtype of w. Kernels take bfloat16 and float16, and refuse others
+        and mixed ones; the reference takes any.
       b_transposed: b's contracted dimension is its last.
       out_transposed: give the result as [N, M]. Neither transposition costs a pass over memory.
       out_dtype: of the result; that of b by default, float32 with a total.

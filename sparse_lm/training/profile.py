@@ -14,6 +14,8 @@ _log = logging.getLogger(__name__)
 class StepProfile:
     """Traces the steps `first <= step < end` into `<workdir>/profile`; those of this process, if it resumes.
 
+    Evaluations and saves between these steps, and after the run's last one, are in the trace, too.
+
     Starting and stopping take seconds, and the device should have nothing left to do: the caller asks
     whether it `turns` before a step, waits, and then calls `turn`.
     """

@@ -97,6 +97,13 @@ def test_other_gpus_are_named(name, capability, reason, monkeypatch):
         ops.matmul_24(W, B, implementation=name)
 
 
+def test_hopper_needs_numbers_of_32_bits(monkeypatch):
+    gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability="9.0")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    with jax.enable_x64(True):
+        assert backends.unavailable("hopper") == "needs jax_enable_x64 off: its kernels count in int32"
+
+
 @pytest.mark.parametrize(
     "capability, best",
     [("8.0", "triton"), ("8.6", "triton"), ("8.9", "triton"), ("9.0", "hopper"), ("10.0", "reference")],
