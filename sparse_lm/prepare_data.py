@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from sparse_lm import logs
 from sparse_lm.data import tfds_corpus
-from sparse_lm.data.builder import prepare
+from sparse_lm.data.builder import prepare, replaceable
 from sparse_lm.data.corpus import Corpus, find_files
 from sparse_lm.data.dataset import Data, is_prepared, is_whole, open_prepared
 from sparse_lm.data.errors import DataError
@@ -53,11 +53,16 @@ def prepare_files(
     """Does what the flags of the same names say, and opens the result.
 
     Raises:
-      DataError: the files, the tokenizer or their combination cannot be used, or `output` holds something else.
+      DataError: the files, the tokenizer or their combination cannot be used, or `output` cannot be replaced or holds
+        something else.
       OSError: `output` cannot be written.
     """
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
+    try:
+        replaceable(output)
+    except DataError as error:
+        raise DataError(f"--output={output}: {error}") from error
     if output.exists() and not is_prepared(output) and (not output.is_dir() or any(output.iterdir())):
         raise DataError(f"--output={output} exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
@@ -158,7 +163,7 @@ def _define_flags() -> None:
     flags.DEFINE_string(
         "output",
         None,
-        "Directory to write, for --config.data.path. Other prepared data there is replaced.",
+        "Directory to write, for --config.data.path; a link stays. Other prepared data there is replaced.",
         required=True,
     )
     flags.DEFINE_integer("vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE}).")

@@ -15,6 +15,7 @@ import functools
 import io
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from tokenizers import Tokenizer
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data import writing
 from sparse_lm.data.corpus import Corpus, python_library
+from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import Split, already_split, hold_out
 from sparse_lm.data.sampling import train_tokenizer
 from sparse_lm.data.surveying import survey
@@ -166,7 +168,7 @@ def prepare(
     processes: int = 1,
     keep: Callable[[Path], bool] | None = None,
 ) -> None:
-    """Writes prepared data to `directory`, replacing what is there.
+    """Writes prepared data to `directory`, or to what it leads to if it is a link, replacing what is there.
 
     The directory appears complete, by one rename, or not at all. Until then everything is in a hidden
     folder beside it, which nothing reads but the next run of the same preparation: that one goes on
@@ -185,9 +187,10 @@ def prepare(
         if it is of the same `source`, or else of the same text, tokenizer and length, which reading the text tells.
 
     Raises:
-      DataError: the text cannot be read, or does not go with the tokenizer.
+      DataError: the text cannot be read, or does not go with the tokenizer, or `directory` cannot be replaced.
       OSError: the directory cannot be written.
     """
+    directory = replaceable(directory)
     # One part is read by this process, and tokenised by as many threads as there are cores.
     used = min(processes, len(corpus.parts()))
     with open_workspace(directory, Workers(used, threads=processes // used)) as workspace:
@@ -220,6 +223,20 @@ def prepare(
             shutil.rmtree(replaced, ignore_errors=True)
             directory.rename(replaced)
         complete.rename(directory)
+
+
+def replaceable(directory: Path) -> Path:
+    """The directory without links, to which a rename can move another.
+
+    Raises:
+      DataError: it is a mount point, or the current directory, which whoever works in it would lose.
+    """
+    directory = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError where links go in a circle
+    if directory.is_mount():
+        raise DataError(f"{directory} is a mount point, which cannot be replaced: name a directory in it")
+    if directory == Path.cwd():
+        raise DataError(f"{directory} is the current directory, which cannot be replaced: name a directory in it")
+    return directory
 
 
 def read_metadata(directory: Path) -> dict[str, Any]:

@@ -64,6 +64,36 @@ def test_prepared_data_is_replaced_and_nothing_else_is(files, tmp_path):
     assert len(list(files.glob("deep/*.txt"))) == 30
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(there, files, tmp_path):
+    target, link = tmp_path / "disk" / "data", tmp_path / "out"
+    if there:
+        target.mkdir(parents=True)
+    link.symlink_to(target)
+    for seq_len in (8, 16):
+        data = prepare_data.prepare_files([f"{files}/**/*.txt"], link, seq_len=seq_len, vocab_size=300)
+        assert data.seq_len == seq_len
+        assert link.readlink() == target
+    assert [path.name for path in target.parent.iterdir()] == ["data"]
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "disk", "out"}
+
+
+def test_an_output_that_cannot_be_replaced_is_refused_at_once(tmp_path, monkeypatch):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (tmp_path / "link").symlink_to(volume)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda path: path == volume)
+        for output in (volume, tmp_path / "link"):
+            message = rf"^--output={output}: {volume} is a mount point, .*: name a directory in it$"
+            with pytest.raises(DataError, match=message):
+                prepare_data.prepare_files([f"{tmp_path}/none/*.txt"], output, seq_len=8)
+    monkeypatch.chdir(volume)
+    with pytest.raises(DataError, match=rf"^--output=\.: {volume} is the current directory, .*: name a directory"):
+        prepare_data.prepare_files([f"{tmp_path}/none/*.txt"], Path("."), seq_len=8)
+    assert {path.name for path in tmp_path.rglob("*")} == {"volume", "link"}
+
+
 def test_the_same_data_is_left_as_it_is_unless_it_is_damaged(files, tmp_path):
     prepare = functools.partial(
         prepare_data.prepare_files, [f"{files}/**/*.txt"], tmp_path / "out", seq_len=8, vocab_size=300
