@@ -34,7 +34,7 @@ from sparse_lm.training.determinism import request_determinism
 from sparse_lm.training.loop import TooManyBadSteps, train
 from sparse_lm.training.processes import LaunchError
 from sparse_lm.training.wandb_run import WandbError, check_installed
-from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.training.workdir import WorkdirError, has_begun
 
 SAMPLE_PROMPT = "def "
 SAMPLE_TOKENS = 200
@@ -64,6 +64,8 @@ def main(argv: Sequence[str]) -> None:
             _exit_now()
     except (ConfigError, DataError, WorkdirError, WandbError, LaunchError, TooManyBadSteps) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:  # while data is prepared, say, or a second one in training
+        sys.exit(f"interrupted{'' if has_begun(workdir) else ' before training began'}; the same command goes on")
 
 
 def _exit_now() -> None:

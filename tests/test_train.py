@@ -415,6 +415,24 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_sigint_while_data_is_prepared_is_one_line(begun, corpus, tmp_path):
+    """Also of a run that goes on, which is not told that it has not begun."""
+    code = (
+        "import os, runpy, signal; from sparse_lm.training import run_data;"
+        "run_data.open_data = lambda config: os.kill(os.getpid(), signal.SIGINT);"
+        "runpy.run_module('sparse_lm.train', run_name='__main__', alter_sys=True)"
+    )
+    _, _, _, *arguments = command(corpus, tmp_path / "run")
+    if begun:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    result = run([sys.executable, "-c", code, *arguments])
+    message = f"interrupted{'' if begun else ' before training began'}; the same command goes on"
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, message)
+    assert "Traceback" not in result.stderr
+
+
 def test_bad_command_line_is_one_clear_line(corpus, tmp_path):
     mistakes = {
         "--config.sparsity.m=6": "config.sparsity.m = 6: must be a multiple of 4",
