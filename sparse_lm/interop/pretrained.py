@@ -19,10 +19,12 @@ from sparse_lm.interop.shards import ShardedTensors
 from sparse_lm.model.llama import Params
 
 DTYPES = ("F32", "BF16", "F16")
+EMBED, UNEMBED = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Pretrained:
-    """The model in `config.init_from`, checked against the run; its weights are not read yet.
+    """The model in `config.init_from`, checked against the run; its weights are not read yet, but for
+    tied embeddings that it has twice.
 
     Raises:
       ConfigError: the directory is not a model of this family, lacks tensors or has others, or
@@ -97,6 +99,8 @@ class Pretrained:
         wanted = {weight.name: weight.shape for weight in weights(self._config.model)}
         # Llama 1 and 2 were published with RoPE's frequencies, which the configuration decides.
         there = {name for name in self._tensors.names if not name.endswith("rotary_emb.inv_freq")}
+        if self._config.model.tie_embeddings:
+            there.discard(UNEMBED)
         for what, names in (("lacks", wanted.keys() - there), ("has unexpected", there - wanted.keys())):
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -106,6 +110,14 @@ class Pretrained:
                 raise self._refusal(f"its {name} is {list(self._tensors.shape(name))}; must be {list(shape)}")
             if self._tensors.dtype(name) not in DTYPES:
                 raise self._refusal(f"its {name} is {self._tensors.dtype(name)}; must be one of {', '.join(DTYPES)}")
+        if self._config.model.tie_embeddings and UNEMBED in self._tensors.names:
+            self._check_tied()
+
+    def _check_tied(self) -> None:
+        """Some programs write the embeddings twice. If the two differ, transformers does not tie them."""
+        one, other = self._tensors.dtype(EMBED), self._tensors.dtype(UNEMBED)
+        if one != other or not np.array_equal(self._tensors.read(EMBED), self._tensors.read(UNEMBED)):
+            raise self._refusal(f"its {UNEMBED} is not {EMBED}, but its config.json has tie_word_embeddings")
 
     def _check_same_tokens(self, named: str, own: Path) -> None:
         try:

@@ -64,6 +64,17 @@ def test_frequencies_that_older_files_hold_are_ignored(save, tmp_path):
     Pretrained(config)
 
 
+@pytest.mark.parametrize("name", ["tied", "swiglu_tied"])
+def test_tied_embeddings_may_be_there_twice(name, save, tmp_path):
+    params = random_params(MODELS[name])
+    config = save(name, params)
+    change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
+    jax.tree.map(np.testing.assert_array_equal, Pretrained(config).params(), params)
+    change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": t["lm_head.weight"] + 1}))
+    with pytest.raises(ConfigError, match=r"its lm_head\.weight is not model\.embed_tokens\.weight, but its config"):
+        Pretrained(config)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
