@@ -1,6 +1,7 @@
 """Continues a prompt with a trained model, from its workdir alone.
 
     python -m sparse_lm.generate --workdir=runs/tiny --prompt="def main(" --max_new_tokens=64 --temperature=0.8
+                                 [--checkpoint=best]
 
 Prints the prompt and its continuation.
 """
@@ -18,6 +19,7 @@ import jax
 from absl import app, flags
 
 from sparse_lm import logs
+from sparse_lm.checkpoint_flag import define_checkpoint_flag
 from sparse_lm.config import ConfigError
 from sparse_lm.data import DataError
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
@@ -27,6 +29,7 @@ from sparse_lm.training.workdir import WorkdirError, load_config
 
 _log = logging.getLogger(__name__)
 
+OPTIONS = ("max_new_tokens", "checkpoint", "temperature", "top_p", "seed")
 MOST_NEW_TOKENS = 2**29  # with a prompt, and rounded up to a power of two, positions must be int32
 
 
@@ -37,13 +40,16 @@ class TooManyTokensError(ValueError):
         super().__init__(f"--max_new_tokens={max_new_tokens}: {reason}")
 
 
-def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: int, **sampling) -> str:
-    """A prompt and what the newest checkpoint of a run makes of it.
+def continue_text(
+    workdir: str | os.PathLike, prompt: str, *, max_new_tokens: int, checkpoint: int | str = "latest", **sampling
+) -> str:
+    """A prompt and what a checkpoint of a run makes of it.
 
     Args:
       workdir: of the run.
       prompt: text; empty for a new document.
       max_new_tokens: the most tokens to make; the end of the document ends it sooner.
+      checkpoint: "latest", "best" (least held-out loss in training) or a step.
       **sampling: temperature, top_p and seed of `model.decode.generate`.
 
     Raises:
@@ -52,7 +58,7 @@ def continue_text(workdir: str | os.PathLike, prompt: str, *, max_new_tokens: in
     """
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
-    params, step = restore_for_dense(workdir, config)
+    params, step = restore_for_dense(workdir, config, checkpoint)
     _log.info("checkpoint of step %d", step)
 
     end = end_of_text(tokenizer)
@@ -75,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}")
     logs.configure()
-    options = {name: flags.FLAGS[name].value for name in ("max_new_tokens", "temperature", "top_p", "seed")}
+    options = {name: flags.FLAGS[name].value for name in OPTIONS}
     try:
         print(continue_text(flags.FLAGS.workdir, flags.FLAGS.prompt, **options))
     except (ConfigError, DataError, TooManyTokensError, WorkdirError) as error:
@@ -85,6 +91,7 @@ def main(argv: Sequence[str]) -> None:
 def _define_flags() -> None:
     """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+    define_checkpoint_flag()
     flags.DEFINE_string("prompt", "", "Text to continue; empty for a new document.")
     flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", 0, MOST_NEW_TOKENS)
     flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.", lower_bound=0.0)

@@ -24,8 +24,10 @@ def workdir(tmp_path_factory):
     tokenizer.save(str(path / "tokenizer.json"))
     model = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=280, dtype="float32")
     save_config(path, dataclasses.replace(Config(), model=model, seq_len=32))
-    with Checkpoints(path, keep=1) as checkpoints:
-        checkpoints.save(3, {"params": llama.init(model, jax.random.key(0))[1]})
+    with Checkpoints(path, keep=2) as checkpoints:
+        for step, eval_loss in ((3, 4.0), (5, 5.0)):
+            params = llama.init(model, jax.random.key(step))[1]
+            checkpoints.save(step, {"params": params}, {"eval_loss": eval_loss})
         checkpoints.wait()
     return path
 
@@ -38,6 +40,17 @@ def test_continues_the_prompt_reproducibly(workdir):
     assert len(first) > len("def main(")
 
 
+def test_any_checkpoint_continues_the_prompt(workdir):
+    made = {
+        which: generate.continue_text(workdir, "def main(", checkpoint=which, **OPTIONS)
+        for which in ("latest", 5, "best", 3)
+    }
+    assert made["latest"] == made[5] == generate.continue_text(workdir, "def main(", **OPTIONS)
+    assert made["best"] == made[3] != made[5]
+    with pytest.raises(WorkdirError, match="no checkpoint of step 4; there are 3, 5"):
+        generate.continue_text(workdir, "def main(", checkpoint=4, **OPTIONS)
+
+
 def test_an_empty_prompt_starts_a_document(workdir):
     assert isinstance(generate.continue_text(workdir, "", **OPTIONS), str)
 
@@ -47,11 +60,13 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
         "--temperature=nan": "flag --temperature=nan: must be finite",
         "--temperature=inf": "flag --temperature=inf: must be finite",
         "--max_new_tokens=536870913": "536870913 is not an integer in the range [0, 536870912]",
+        "--checkpoint=newest": "must be latest, best or a step",
     }
     flags = [f"--workdir={workdir}", "--prompt=def main(", *(f"--{name}={value}" for name, value in OPTIONS.items())]
-    command_lines = [[*flags, flag] for flag in ("--seed=3000000000", *mistakes)]
-    good, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
+    command_lines = [[*flags, flag] for flag in ("--seed=3000000000", "--checkpoint=best", *mistakes)]
+    good, best, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
     assert good.stdout == generate.continue_text(workdir, "def main(", seed=3_000_000_000, **OPTIONS) + "\n"
+    assert best.stdout == generate.continue_text(workdir, "def main(", checkpoint="best", **OPTIONS) + "\n"
     for message, run in zip(mistakes.values(), bad, strict=True):
         assert run.returncode != 0
         assert message in run.stderr
