@@ -204,6 +204,11 @@ def parse(config_dict: ml_collections.ConfigDict) -> Config:
     return config
 
 
+def with_tokenizer(config: Config, path: str) -> Config:
+    """The configuration with another `data.tokenizer`."""
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=path))
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Plain, JSON-ready form; `parse(ConfigDict(to_dict(c))) == c`."""
     return dataclasses.asdict(config)

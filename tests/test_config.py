@@ -36,6 +36,12 @@ def test_names_are_those_that_the_model_and_its_operations_know():
     assert formats.TILE == config_lib.WEIGHT_TILE
 
 
+def test_another_tokenizer_changes_nothing_else():
+    config = config_lib.parse(venom(**{"data.path": "corpus", "data.tokenizer": "old.json"}))
+    before, after = (config_lib.to_dict(c) for c in (config, config_lib.with_tokenizer(config, "new.json")))
+    assert after == before | {"data": before["data"] | {"tokenizer": "new.json"}}
+
+
 def test_default_parses():
     assert config_lib.parse(config_lib.default()) == Config()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config, ConfigError, with_tokenizer
 from sparse_lm.data import DataError
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.interop.hf_config import from_hf_config
@@ -43,7 +42,7 @@ class Pretrained:
         self._check_model(fixed)
         self._check_tensors()
 
-    def with_tokenizer(self) -> Config:
+    def config_with_tokenizer(self) -> Config:
         """The run's configuration, with the model's tokenizer if it names none: embeddings are of its tokens.
 
         Raises:
@@ -57,7 +56,7 @@ class Pretrained:
         if named:
             self._check_same_tokens(named, own)
             return self._config
-        return dataclasses.replace(self._config, data=dataclasses.replace(self._config.data, tokenizer=str(own)))
+        return with_tokenizer(self._config, str(own))
 
     def params(self) -> Params:
         """float32 arrays: the stored values, exactly."""

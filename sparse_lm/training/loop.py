@@ -73,7 +73,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
         config = with_tokenizer_of_run(workdir, config)
     elif config.init_from:
         pretrained = Pretrained(config)
-        config = pretrained.with_tokenizer()
+        config = pretrained.config_with_tokenizer()
     make_workdir(workdir)
     check_same_config(workdir, config)
     with processes.reports_directory(workdir) as reports:

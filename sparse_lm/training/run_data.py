@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import shutil
 from pathlib import Path
 
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config, ConfigError, with_tokenizer
 from sparse_lm.data import Data, open_data
 from sparse_lm.data.builder import TOKENIZER_FILE
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
@@ -40,17 +39,13 @@ def open_run_data(workdir: str | os.PathLike, config: Config) -> Data:
     named, own = config.data.tokenizer, Path(workdir, TOKENIZER_FILE)
     if named and own.exists() and not Path(named).exists():
         _log.warning("config.data.tokenizer = %r is gone: %s is used", named, own)
-        config = _with_tokenizer(config, str(own))
+        config = with_tokenizer(config, str(own))
     return open_data(config)
 
 
 def with_tokenizer_of_run(workdir: str | os.PathLike, config: Config) -> Config:
     """A configuration that names no tokenizer, with that of the workdir's run: of the model that it started from."""
-    return config if config.data.tokenizer else _with_tokenizer(config, load_config(workdir).data.tokenizer)
-
-
-def _with_tokenizer(config: Config, path: str) -> Config:
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=path))
+    return config if config.data.tokenizer else with_tokenizer(config, load_config(workdir).data.tokenizer)
 
 
 def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> None:

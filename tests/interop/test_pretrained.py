@@ -146,20 +146,20 @@ def test_a_config_of_another_model_is_told_what_to_change(save):
 def test_tokens_are_those_of_the_model(save, tmp_path):
     config = save("grouped")
     own = tmp_path / "hf" / "tokenizer.json"
-    assert Pretrained(config).with_tokenizer().data.tokenizer == str(own)
+    assert Pretrained(config).config_with_tokenizer().data.tokenizer == str(own)
 
     def named(path):
         return dataclasses.replace(config, data=DataConfig(tokenizer=str(path)))
 
     same = named(tmp_path / "tokenizer.json")
-    assert Pretrained(same).with_tokenizer() == same
+    assert Pretrained(same).config_with_tokenizer() == same
     train_tokenizer(["other words"] * 9, vocab_size=280).save(str(tmp_path / "other.json"))
     with pytest.raises(ConfigError, match=r"must be empty or have the tokens of .*hf/tokenizer\.json"):
-        Pretrained(named(tmp_path / "other.json")).with_tokenizer()
+        Pretrained(named(tmp_path / "other.json")).config_with_tokenizer()
     own.unlink()
     with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '': must name the tokenizer of"):
-        Pretrained(config).with_tokenizer()
-    assert Pretrained(same).with_tokenizer() == same
+        Pretrained(config).config_with_tokenizer()
+    assert Pretrained(same).config_with_tokenizer() == same
 
 
 @pytest.mark.parametrize("name", ["grouped", "swiglu_tied"])
