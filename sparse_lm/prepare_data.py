@@ -31,9 +31,9 @@ from sparse_lm.data.builder import prepare, replaceable
 from sparse_lm.data.corpus import Corpus, find_files
 from sparse_lm.data.dataset import Data, is_prepared, is_whole, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.progress import duration
 from sparse_lm.data.tasks import available_cores
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.durations import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
 

@@ -6,6 +6,8 @@ import logging
 import time
 from typing import Any
 
+from sparse_lm.durations import duration
+
 _log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 10
@@ -54,12 +56,3 @@ class Progress:
         tokens, size = self._done["tokens"], self._done["bytes"]
         rates = [f"{tokens / seconds / 1e6:,.2f} M tokens/s"] if tokens else []
         return [*rates, f"{size / tokens:.2f} bytes a token"] if size else rates
-
-
-def duration(seconds: float) -> str:
-    """Such as 2 h 05 min, 3 min 20 s or 9 s."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

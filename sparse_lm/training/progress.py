@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from sparse_lm.durations import duration
+
 
 class Progress:
     """Shows step, phase, loss, speed and time left.
@@ -32,7 +34,8 @@ class Progress:
         self, step: int, *, phase: str, loss: float, tokens_per_second: float | None, seconds_left: float | None
     ) -> None:
         """Reports a run of which `step` steps are done; None for what is not known yet."""
-        text = " | ".join([phase, f"loss {loss:.4f}", _speed(tokens_per_second), f"{_duration(seconds_left)} left"])
+        left = "-" if seconds_left is None else duration(seconds_left)
+        text = " | ".join([phase, f"loss {loss:.4f}", _speed(tokens_per_second), f"{left} left"])
         if self._bar:
             self._bar.update(self._task, completed=step, description=text, refresh=True)
         else:
@@ -50,17 +53,3 @@ def _open_bar(stream: TextIO) -> Bar:
 
 def _speed(tokens_per_second: float | None) -> str:
     return "- tokens/s" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
-
-
-def _duration(seconds: float | None) -> str:
-    """In the two largest units, such as 1h 02m; "-" where not known."""
-    if seconds is None:
-        return "-"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d {hours:02}h"
-    if hours:
-        return f"{hours}h {minutes:02}m"
-    return f"{minutes}m {seconds:02}s"

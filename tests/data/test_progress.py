@@ -35,10 +35,3 @@ def test_what_is_quick_or_done_already_is_not_mentioned(clock, caplog):
     watch({"parts": 1})
     watch.finish()
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(8.6, "9 s"), (59.7, "1 min 00 s"), (200, "3 min 20 s"), (7_500, "2 h 05 min")]
-)
-def test_durations_are_for_people(seconds, text):
-    assert progress.duration(seconds) == text
