@@ -20,6 +20,7 @@ import torch
 from absl import app, flags
 
 from experiments.kernel_shapes import SHAPES_24
+from experiments.torch_operands import random_24
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
@@ -36,12 +37,6 @@ def median_ms(function: Callable[[], object], iterations: int = 15) -> float:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             durations[event.name].append(event.device_time)
     return sum(statistics.median(times) * len(times) / iterations for times in durations.values()) / 1e3
-
-
-def random_24(m: int, k: int) -> torch.Tensor:
-    """[M, K] with two entries of each four at random positions."""
-    kept = torch.rand(m, k // 4, 4, device="cuda").argsort(dim=-1) < 2
-    return torch.randn(m, k, device="cuda", dtype=torch.bfloat16) * kept.reshape(m, k)
 
 
 def bench(m: int, n: int, k: int) -> dict:

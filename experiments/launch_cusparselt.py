@@ -13,6 +13,7 @@ from absl import app, flags
 
 from experiments.kernel_shapes import SHAPES_24
 from experiments.nsight_compute import profiled
+from experiments.torch_operands import random_24
 
 LAUNCHED = flags.DEFINE_string("launched", None, "JSON file to write: what is launched, in order.", required=True)
 
@@ -24,10 +25,8 @@ def main(_) -> None:
     versions = dict(torch=torch.__version__, cusparselt=torch.backends.cusparselt.version())
     launched = []
     for m, n, k in SHAPES_24[:2]:
-        kept = torch.rand(m, k // 4, 4, device="cuda").argsort(dim=-1) < 2
-        dense = torch.randn(m, k, device="cuda", dtype=torch.bfloat16) * kept.reshape(m, k)
+        compressed = torch._cslt_compress(random_24(m, k))
         b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-        compressed = torch._cslt_compress(dense)
         algorithm = torch._cslt_sparse_mm_search(compressed, b)
         torch.cuda.synchronize()
         with profiled():
