@@ -1,6 +1,6 @@
 """Kills a run again and again, and compares what it ends with to a run that was left alone.
 
-    python -m experiments.kill_training --kills=50 --result=experiments/results/kills_cpu.json
+    python -m experiments.kill_training --kills=50 --output=experiments/results/kills_cpu.json
 
 Kills (SIGKILL) come in three kinds, at random: while a checkpoint is being written, at any step, and at
 any time after the process was started, before it trains included. Each time, the run must go on from the
@@ -32,7 +32,7 @@ from sparse_lm.training.metrics import FILE, read_metrics
 
 KILLS = flags.DEFINE_integer("kills", 50, "How many.")
 SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
-OUTPUT = flags.DEFINE_string("result", None, "JSON file to write.", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
 STEPS = 400
 SAVE_EVERY = 5
