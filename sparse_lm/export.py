@@ -66,10 +66,13 @@ def export(
       shard_bytes: the most bytes of weights in a file, unless one tensor is larger. Memory holds less than two.
 
     Raises:
+      ValueError: `weight_format` is none of these.
       WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
       ConfigError, DataError: config or tokenizer cannot be used.
       OutputError: `output` is not empty, or cannot be written.
     """
+    if weight_format not in FORMATS:
+        raise ValueError(f"weight_format = {weight_format!r}: must be one of {', '.join(FORMATS)}")
     config = load_config(workdir)
     tokenizer = Path(workdir, "tokenizer.json")
     load_tokenizer(tokenizer)

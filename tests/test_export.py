@@ -159,6 +159,12 @@ def test_sparse24_takes_the_last_state_of_the_phase_and_not_the_one_before_its_f
         export_20(tmp_path / "before", start_step=20)
 
 
+def test_a_format_that_there_is_not_is_refused(workdir, tmp_path):
+    with pytest.raises(ValueError, match=r"^weight_format = 'sparse-24': must be one of dense, sparse24$"):
+        export(workdir, tmp_path / "out", checkpoint=20, weight_format="sparse-24")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
     (tmp_path / "file").touch()
     for output, message in (
