@@ -419,8 +419,9 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
 def test_sigint_while_data_is_prepared_is_one_line(begun, corpus, tmp_path):
     """Also of a run that goes on, which is not told that it has not begun."""
     code = (
-        "import os, runpy, signal; from sparse_lm.training import run_data;"
-        "run_data.open_data = lambda config: os.kill(os.getpid(), signal.SIGINT);"
+        "import runpy, signal; from sparse_lm.training import run_data;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's background jobs ignore it
+        "run_data.open_data = lambda config: signal.raise_signal(signal.SIGINT);"
         "runpy.run_module('sparse_lm.train', run_name='__main__', alter_sys=True)"
     )
     _, _, _, *arguments = command(corpus, tmp_path / "run")
