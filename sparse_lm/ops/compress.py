@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from sparse_lm.ops.checks import check_axis, check_block
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
 from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
 
@@ -162,28 +163,6 @@ def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int
     )
 
 
-def check_block(v: int) -> None:
-    """Raises ValueError for a number of rows that whole 64-row tiles cannot hold."""
-    if v < 1 or (TILE % v and v % TILE):
-        raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
-
-
-def check_axis(axis: int) -> None:
-    """Raises ValueError for a dimension that groups of four do not run along."""
-    if axis not in (-1, 0):
-        raise ValueError(f"axis = {axis} must be -1 or 0")
-
-
-def _check_lists(columns: Array, rows: int, kept: int, v: int) -> None:
-    if v < 1:
-        raise ValueError(f"v = {v} must be positive")
-    expected = -(-rows // v), kept
-    if columns.shape != expected:
-        raise ValueError(
-            f"columns {list(columns.shape)} must be {list(expected)}, a list for each {v} of the {rows} rows"
-        )
-
-
 def pad_to_tiles(x: Array) -> Array:
     """[M, K] to [Mp, Kp], whole 64 x 64 tiles, with zeros."""
     return _pad(x, TILE, TILE)
@@ -197,3 +176,13 @@ def _interleave(low: Array, high: Array) -> Array:
 def _pad(x: Array, row_multiple: int, column_multiple: int) -> Array:
     rows, columns = x.shape
     return jnp.pad(x, ((0, -rows % row_multiple), (0, -columns % column_multiple)))
+
+
+def _check_lists(columns: Array, rows: int, kept: int, v: int) -> None:
+    if v < 1:
+        raise ValueError(f"v = {v} must be positive")
+    expected = -(-rows // v), kept
+    if columns.shape != expected:
+        raise ValueError(
+            f"columns {list(columns.shape)} must be {list(expected)}, a list for each {v} of the {rows} rows"
+        )

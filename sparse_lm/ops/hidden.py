@@ -9,12 +9,10 @@ experiments/README.md).
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.columns import CHOICES
-from sparse_lm.ops.compress import check_block
+from sparse_lm.ops.checks import check_block, check_column_choice, check_matrix
 from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.matmul import check_sampled, sampled_matmul_24
 
@@ -33,7 +31,7 @@ def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Spa
       ValueError: not a matrix, or empty.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_matrix("h", h)
+    check_matrix("h", h)
     return backends.dispatch("squared_relu_24", implementation, h)
 
 
@@ -80,8 +78,9 @@ def squared_relu_venom(
       ValueError: not a matrix, empty, or v, m or columns is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_matrix("h", h)
-    _check_choice(v, columns)
+    check_matrix("h", h)
+    check_block(v)
+    check_column_choice(columns)
     return backends.dispatch("squared_relu_venom", implementation, h, v, m, columns=columns)
 
 
@@ -118,7 +117,8 @@ def sampled_squared_relu_venom(
       NotImplementedError: the named backend cannot run this.
     """
     check_sampled(w, x, listed, block, run)
-    _check_choice(v, columns)
+    check_block(v)
+    check_column_choice(columns)
     if v % TILE or columns != "norm":  # what only a selection from the whole H can do; the product may be a kernel's
         h = sampled_matmul_24(w, x, listed, block, run=run, implementation=implementation)
         return squared_relu_venom(h, v, m, columns=columns, implementation=implementation)
@@ -152,14 +152,3 @@ def squared_relu_gradients(
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")
     return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=key)
-
-
-def _check_choice(v: int, columns: str) -> None:
-    check_block(v)
-    if columns not in CHOICES:
-        raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
-
-
-def _check_matrix(name: str, x: Array) -> None:
-    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.size == 0:
-        raise ValueError(f"{name} must be a matrix of floats, not empty; got {x.dtype}{list(x.shape)}")

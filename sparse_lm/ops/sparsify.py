@@ -7,8 +7,8 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.columns import CHOICES
-from sparse_lm.ops.compress import check_axis, check_block, pad_to_tiles
+from sparse_lm.ops.checks import check_axis, check_block, check_column_choice, check_matrix
+from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
 
@@ -44,7 +44,7 @@ def sparsify_24(
       ValueError: not a matrix, empty, unknown method or axis, or "mvue" without a key.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_matrix(x)
+    check_matrix("x", x)
     if method not in METHODS:
         raise ValueError(f"method = {method!r} must be one of {', '.join(METHODS)}")
     check_axis(axis)
@@ -73,7 +73,7 @@ def soft_threshold_24(
       ValueError: not a matrix, empty, or n does not divide M.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_matrix(w)
+    check_matrix("w", w)
     if scale.ndim != 1 or scale.shape[0] == 0 or w.shape[0] % scale.shape[0]:
         raise ValueError(f"scale {list(scale.shape)} must be a list whose length divides the {w.shape[0]} rows")
     return backends.dispatch("soft_threshold_24", implementation, w, scale, dtype=dtype or w.dtype)
@@ -98,7 +98,7 @@ def sparsify_24_tiles(
       ValueError: not a matrix, empty, or a mask of another shape.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_matrix(x)
+    check_matrix("x", x)
     if mask is not None and (mask.shape != x.shape or mask.dtype != bool):
         raise ValueError(f"mask {mask.dtype}{list(mask.shape)} must be bool{list(x.shape)}")
     return backends.dispatch("sparsify_24_tiles", implementation, x, mask, dtype=dtype or x.dtype)
@@ -117,7 +117,7 @@ def soft_threshold_scale(w: Array, axis: int = -1) -> Array:
     Raises:
       ValueError: not a matrix, empty, or another axis.
     """
-    _check_matrix(w)
+    check_matrix("w", w)
     check_axis(axis)
     members = split_groups(pad_to_tiles(w.astype(jnp.float32)), axis)
     thresholded = soft_threshold(members)
@@ -152,15 +152,7 @@ def sparsify_venom(
       ValueError: not a matrix, empty, or v, m or columns is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_matrix(x)
+    check_matrix("x", x)
     check_block(v)
-    if columns not in CHOICES:
-        raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
+    check_column_choice(columns)
     return backends.dispatch("sparsify_venom", implementation, x, v, m, columns=columns, dtype=dtype or x.dtype)
-
-
-def _check_matrix(x: Array) -> None:
-    if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"a matrix of floats is wanted, not {x.dtype}{list(x.shape)}; use vmap for a stack of them")
-    if x.size == 0:
-        raise ValueError(f"a matrix of floats is wanted, not an empty one, {list(x.shape)}")

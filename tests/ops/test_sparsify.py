@@ -155,14 +155,14 @@ def test_what_sparsify_24_refuses(arguments, message):
 @pytest.mark.parametrize(
     "x, message",
     [
-        (jnp.ones((0, 8)), r"not an empty one, \[0, 8\]"),
-        (jnp.ones((8, 0)), r"not an empty one, \[8, 0\]"),
-        (jnp.ones(8), r"not float32\[8\]"),
-        (jnp.ones((8, 8), bool), r"not bool\[8, 8\]"),
+        (jnp.ones((0, 8)), r"got float32\[0, 8\]"),
+        (jnp.ones((8, 0)), r"got float32\[8, 0\]"),
+        (jnp.ones(8), r"got float32\[8\]"),
+        (jnp.ones((8, 8), bool), r"got bool\[8, 8\]"),
     ],
 )
 def test_what_is_no_matrix_of_floats_is_refused(x, message, sparsify):
-    with pytest.raises(ValueError, match=f"a matrix of floats is wanted, {message}"):
+    with pytest.raises(ValueError, match=f"must be a matrix of floats, not empty; {message}"):
         sparsify(x)
 
 
