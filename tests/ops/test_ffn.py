@@ -238,6 +238,27 @@ def test_a_layer_finds_its_weights_among_those_of_all(inputs, recipe):
         np.testing.assert_array_equal(alone, among_all)
 
 
+@pytest.mark.parametrize("dense_weights", ["masked", "full"])
+def test_transposable_weights_that_a_product_reads_dense(inputs, dense_weights):
+    plan = dataclasses.replace(RECIPES["fst"], grad_hidden=None, grad_input=None, dense_weights=dense_weights)
+    up, down = inputs["w1"][None], inputs["w2"][None]
+    mask_up, mask_down = (jax.random.bernoulli(jax.random.key(seed), shape=up.shape) for seed in range(2))
+    variables = ffn_weights.FfnVariables(mask_up=mask_up, mask_down=mask_down)
+    weights = ffn_weights.prepare_weights(up, down, variables, plan=plan, dtype=jnp.float32)
+    for form, w, mask in ((weights.up, up, mask_up), (weights.down, down, mask_down)):
+        np.testing.assert_array_equal(form.dense, (w if dense_weights == "full" else w * mask)[0])
+
+
+def test_ragged_shards_do_not_travel_compressed():
+    plan, w = RECIPES["sste"], jax.ShapeDtypeStruct((1, 96, 64), jnp.float32)
+    variables = ffn_weights.FfnVariables(scale_up=jnp.ones(1), scale_down=jnp.ones(1))
+    prepare = functools.partial(ffn_weights.prepare_weights, variables=variables, plan=plan, dtype=jnp.float32)
+    gather = functools.partial(ffn_weights.gather_layer, layer=jnp.int32(0), axis="fsdp")
+    on_two_devices = jax.vmap(gather, in_axes=None, out_axes=None, axis_size=2, axis_name="fsdp")
+    with pytest.raises(ValueError, match="a shard of 96 neurons must be a multiple of 64"):
+        jax.eval_shape(on_two_devices, jax.eval_shape(prepare, w, w))
+
+
 @pytest.mark.parametrize("dim, columns_run", [(64, 64), (24, 1)])
 def test_padded_layers_are_not_one_run(dim, columns_run):
     """A run starts at a multiple of its length; layers of 24 rows, in whole tiles, start at multiples of 64."""
@@ -414,10 +435,10 @@ def test_measured_energy_is_each_clusters_own(inputs):
     np.testing.assert_allclose(stats["clusters"].energy, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_effective_weights_reproduce_the_weight_sparse_forward(inputs, recipe):
+@pytest.mark.parametrize("recipe, dense_weights", [*((recipe, "masked") for recipe in RECIPES), ("sste", "full")])
+def test_effective_weights_reproduce_the_weight_sparse_forward(inputs, recipe, dense_weights):
     """Dense products with the effective weights give what the plan gives if activations are left alone."""
-    plan = RECIPES[recipe]
+    plan = dataclasses.replace(RECIPES[recipe], dense_weights=dense_weights)
     if plan.venom or recipe == "act24":
         plan = dataclasses.replace(plan, down=None, grad_input=None, shuffle_tokens=False)
     variables = ffn_weights.FfnVariables(
@@ -493,6 +514,22 @@ def test_a_plan_that_draws_needs_a_key(inputs):
     plan = drawing(dataclasses.replace(RECIPES["act24"], dense_features=0.0))
     with pytest.raises(ValueError, match="Y mvue draws at random: key must be given"):
         run(plan, ffn_weights.FfnVariables(), None, **inputs)
+
+
+@pytest.mark.parametrize(
+    "recipe, changes, ordered, random",
+    [
+        ("dense", {}, False, False),
+        ("fst", {}, False, True),
+        ("act24", {}, True, True),
+        ("act24", dict(shuffle_tokens=False), False, False),
+        ("venom", {}, True, True),
+        ("venom", dict(v=1), False, False),  # a block is one token, whatever the order
+    ],
+)
+def test_what_of_a_plan_is_random(recipe, changes, ordered, random):
+    plan = dataclasses.replace(RECIPES[recipe], **changes)
+    assert (plan.ordered, plan.random) == (ordered, random)
 
 
 @pytest.mark.parametrize("recipe, total", [("dense", 6), ("fst", 3), ("sste", 4)])
