@@ -15,7 +15,7 @@ from sparse_lm.data import DataError
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoint import Checkpoints
 from sparse_lm.training.summary import read_summary
-from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.training.workdir import WorkdirError, meaning
 from tests.data.examples import damage_records
 from tests.test_train import compiled_once, corpus, small_config, trace  # noqa: F401 (a fixture)
 from tests.training.test_checkpoint import steps_on_disk
@@ -194,6 +194,15 @@ def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(config
     assert "checkpoint 6 is damaged" in caplog.text
     assert "using checkpoint 3 instead of 6" in caplog.text
     assert_same_end(tmp_path, whole, config)
+
+
+def test_a_checkpoint_of_values_that_no_run_has_saved_is_damaged(config, tmp_path):
+    state = loop.make_trainer(config).init()
+    broken = dataclasses.replace(state.variables, scale_up=state.variables.scale_up.at[1].set(np.nan))
+    with Checkpoints(tmp_path, keep=2, run=meaning(config)) as checkpoints:
+        checkpoints.save(6, dataclasses.replace(state, step=state.step + 6, variables=broken))
+    with pytest.raises(WorkdirError, match="all of its checkpoints are damaged: 6"):
+        loop.train(config, str(tmp_path))
 
 
 def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whole, tmp_path, monkeypatch, corpus):  # noqa: F811

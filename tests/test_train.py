@@ -23,13 +23,14 @@ from sparse_lm.generate import continue_text
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.report import report
 from sparse_lm.training import flops, loop, run_data
-from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.metrics import read_metrics
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.summary import read_summary
+from sparse_lm.training.timing import StepTimer
 from tests import small
 from tests.command_lines import run_each
 
@@ -68,6 +69,7 @@ def trace(workdir):
 # A run that lasts long enough to be stopped from outside.
 LONG = {
     "steps": 80, "sparsity.start_step": 20, "sparsity.end_step": 50, "checkpoint_every": 10, "eval_every": 40,
+    "keep_checkpoints": 5,
 }  # fmt: skip
 
 
@@ -116,10 +118,13 @@ def test_run_can_be_reported(whole, tmp_path):
 
 
 def test_evaluate_and_generate_from_the_workdir_alone(whole):
-    evaluated = evaluate(whole)
-    assert evaluated.keys() == {"step", "loss", "perplexity", "bits_per_byte"}
-    assert evaluated["step"] == 80
-    assert evaluated["loss"] == pytest.approx(lines(whole)[-1]["eval_loss"], rel=1e-6)
+    for name, step, sparse in (("latest", 80, False), (40, 40, True)):  # each as its step was computed
+        evaluated = evaluate(whole, name, sparse)
+        assert evaluated.keys() == {"step", "loss", "perplexity", "bits_per_byte"}
+        assert evaluated["step"] == step
+        assert evaluated["loss"] == pytest.approx(lines(whole)[step - 1]["eval_loss"], rel=1e-6)
+    losses = {line["step"] + 1: line["eval_loss"] for line in lines(whole) if "eval_loss" in line}
+    assert restore_params(whole, "best")[2] == min(losses, key=losses.get)
     assert continue_text(whole, "def", max_new_tokens=8, temperature=0.0).startswith("def")
 
 
@@ -198,6 +203,8 @@ def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
             loop.train(config, str(tmp_path / "stopped"))
     assert loop.train(config, str(tmp_path / "stopped"))
     assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
+    if recipe == "fst":  # whose flip rate is a refresh's
+        assert [line["step"] for line in lines(tmp_path / "whole") if "flip_rate" in line] == [6]
 
     abstract = jax.eval_shape(make_trainer(config).init)
     states = []
@@ -208,13 +215,14 @@ def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
 
 
 def test_several_sparse_windows(corpus, tmp_path, monkeypatch):
-    """The utilisation of each step is of its phase's plan."""
+    """The utilisation of each step is of its phase's plan, and the last evaluation dense, as the run is left."""
     monkeypatch.setitem(flops.PEAKS, jax.devices()[0].device_kind, flops.Peak(1e12))
     config = small_config(
-        corpus, **{"sparsity.start_step": 2, "sparsity.end_step": 4, "sparsity.extra_windows": ((6, 9),)}
+        corpus, **{"sparsity.start_step": 2, "sparsity.end_step": 4, "sparsity.extra_windows": ((6, 9), (11, 12))}
     )
     assert loop.train(config, str(tmp_path))
-    assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddssddsssddd"
+    assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddssddsssdds"
+    assert lines(tmp_path)[-1]["eval_loss"] == pytest.approx(evaluate(tmp_path)["loss"], rel=1e-6)
     work = sparse_plan(config.sparsity).relative_work()
     share = flops.executed_flops_per_token(config, work) / flops.dense_flops_per_token(config)
     assert share < 0.95
@@ -224,7 +232,8 @@ def test_several_sparse_windows(corpus, tmp_path, monkeypatch):
 
 
 def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monkeypatch):
-    config = small_config(corpus, "dense", steps=2, **{"optimizer.warmup_steps": 1, "data.eval_windows": 1})
+    """And logs what it finds, also of steps that are not to be logged; steps after it are not the longer for it."""
+    config = small_config(corpus, "dense", steps=5, log_every=3, eval_every=2, **{"data.eval_windows": 1})
     assert len(open_data(config).heldout) > 1
     read = []
 
@@ -234,8 +243,24 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
             yield windows
 
     monkeypatch.setattr(loop, "heldout_batches", recorded)
+    monkeypatch.setattr(loop, "StepTimer", functools.partial(StepTimer, clock=lambda: 100.0 * len(read)))
     assert loop.train(config, str(tmp_path))
-    assert read == [1]
+    assert read == [1, 1, 1]
+    logged = [(line["step"], "eval_loss" in line, line["step_time"]) for line in lines(tmp_path)]
+    assert logged == [(0, False, None), (1, True, 0), (3, True, 0), (4, True, 0)]
+
+
+def test_the_seed_orders_the_data(corpus, tmp_path, monkeypatch):
+    seeds = []
+
+    def recorded(*args, seed, **options):
+        seeds.append(seed)
+        raise Crash
+
+    monkeypatch.setattr(loop, "train_batches", recorded)
+    with pytest.raises(Crash):
+        loop.train(small_config(corpus, "dense", seed=7), str(tmp_path))
+    assert seeds == [7]
 
 
 class Recorded:
@@ -273,9 +298,18 @@ def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, mo
 
 
 def test_mask_decay_is_searched_if_not_given(corpus, tmp_path, capsys, monkeypatch):
+    """On the batches of the steps that follow."""
     monkeypatch.setitem(small.RECIPES, "fst", {"recipe": "fst"})
+    starts, original = [], pipeline.train_batches
+
+    def recorded(*args, start_step, **options):
+        starts.append(start_step)
+        return original(*args, start_step=start_step, **options)
+
+    monkeypatch.setattr(loop, "train_batches", recorded)
     assert loop.train(small_config(corpus, "fst"), str(tmp_path))
-    assert "masked decay" in capsys.readouterr().out
+    assert "step 4: masked decay" in capsys.readouterr().out
+    assert starts == [0, 4]
 
 
 def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):

@@ -110,6 +110,7 @@ def test_keeps_the_newest_and_the_best(tmp_path):
         for step, loss in losses.items():
             checkpoints.save(step, make_state(step), None if loss is None else {"eval_loss": jnp.float32(loss)})
     assert steps_on_disk(tmp_path) == [2, 5, 6]
+    assert not list((tmp_path / "checkpoints" / ".deleted").glob("*"))
     for wanted, found in (("best", 2), ("latest", 6), (5, 5)):
         params, _, step = restore_params(tmp_path, wanted)
         assert step == found
@@ -125,9 +126,19 @@ def test_best_survives_a_resume(tmp_path):
     assert steps_on_disk(tmp_path) == [1, 4]
 
 
+def test_a_loss_that_is_not_a_number_is_never_best(tmp_path):
+    save(tmp_path, 1, make_state(1), eval_loss=math.nan)
+    with pytest.raises(WorkdirError, match="no checkpoint was evaluated"):
+        restore_params(tmp_path, "best")
+    save(tmp_path, 2, make_state(2), eval_loss=1.0)
+    assert restore_params(tmp_path, "best")[2] == 2
+
+
 def test_saving_a_step_again_does_nothing(tmp_path):
     save(tmp_path, 3, make_state(3))
-    save(tmp_path, 3, make_state(4))
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(3, make_state(4))
+        checkpoints.wait()
     params, _, _ = restore_params(tmp_path)
     assert_same_bits(params, make_state(3).params)
 
@@ -212,6 +223,7 @@ def test_error_of_a_save_is_raised_and_the_one_before_it_stays(tmp_path):
     assert step == 1
     assert_same_bits(params, small.params)
     checkpoints.save(3, big)
+    checkpoints.wait()  # which raises of the last save alone
     checkpoints.close()
     assert restore_params(tmp_path)[2] == 3
 

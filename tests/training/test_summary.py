@@ -135,6 +135,16 @@ def test_the_best_evaluation_is_kept(tmp_path):
     assert (found["best_evaluation"]["step"], found["evaluation"]["step"]) == (2, 3)
 
 
+def test_losses_of_earlier_processes_count_before_a_step_is_logged(tmp_path):
+    go(tmp_path, 0, 8, state="stopped by SIGTERM")
+    before = read_summary(tmp_path)
+    go(tmp_path, 8, 8, state="stopped by SIGTERM")
+    summary = read_summary(tmp_path)
+    assert (summary["loss"], summary["evaluation"]["step"]) == (8.0 - 7 / 4, 5)
+    for name in ("loss", "evaluation", "best_evaluation"):
+        assert summary[name] == before[name]
+
+
 def test_a_process_that_finds_nothing_to_do_changes_nothing(tmp_path):
     go(tmp_path, 0, 12, state="finished")
     before = (tmp_path / "summary.json").read_text()
