@@ -94,6 +94,19 @@ def test_a_fault_in_reading_that_has_passed_is_not_called_damage():
         next(train_batches(data, batch_size=8, seed=0))
 
 
+@pytest.mark.parametrize("index, file", [(0, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "c")])
+def test_damage_is_told_by_the_file_that_it_is_in(index, file):
+    class Damaged(Records):
+        def __getitem__(self, read):
+            if read == index:
+                raise RuntimeError("corrupted")
+            return super().__getitem__(read)
+
+    windows = Windows(Damaged(6), {Path("a"): 3, Path("b"): 2, Path("c"): 1})
+    with pytest.raises(DataError, match=f"^{file} is damaged: corrupted"):
+        windows.read(np.arange(6))
+
+
 def test_a_batch_may_be_larger_than_the_data():
     assert np.bincount(take(1, batch_size=120)[0], minlength=50).min() == 2
 
