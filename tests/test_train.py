@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -298,7 +299,7 @@ def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, mo
 
 
 def test_mask_decay_is_searched_if_not_given(corpus, tmp_path, capsys, monkeypatch):
-    """On the batches of the steps that follow."""
+    """On the batches of the steps that follow, which then have it."""
     monkeypatch.setitem(small.RECIPES, "fst", {"recipe": "fst"})
     starts, original = [], pipeline.train_batches
 
@@ -306,10 +307,20 @@ def test_mask_decay_is_searched_if_not_given(corpus, tmp_path, capsys, monkeypat
         starts.append(start_step)
         return original(*args, start_step=start_step, **options)
 
+    class RecordedDecay(Recorded):
+        def __call__(self, state):
+            self.done.append(float(state.mask_decay))
+            return super().__call__(state)
+
+    config = small_config(corpus, "fst")
+    _, transitions = small.compiled(config)
+    leave = RecordedDecay(transitions.leave_sparse)
+    monkeypatch.setattr(loop, "make_transitions", lambda *_: dataclasses.replace(transitions, leave_sparse=leave))
     monkeypatch.setattr(loop, "train_batches", recorded)
-    assert loop.train(small_config(corpus, "fst"), str(tmp_path))
-    assert "step 4: masked decay" in capsys.readouterr().out
+    assert loop.train(config, str(tmp_path))
+    found = re.search(r"step 4: masked decay (\S+),", capsys.readouterr().out)
     assert starts == [0, 4]
+    assert leave.done == ["compiled", pytest.approx(float(found[1])), "run"]
 
 
 def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
