@@ -117,21 +117,14 @@ def test_any_columns_can_be_compressed():
     np.testing.assert_array_equal(jitted.dense(sparse), expected.astype(jnp.bfloat16))
 
 
-def test_like_keeps_the_positions_of_another():
-    x, other = _random((37, 64), seed=7), _random((37, 64), seed=8)
-    like = jitted.sparsify_venom(x, 16, 8)
-    columns = jitted.venom_columns(x, 16, 8)
-    sparse = jitted.compress_venom(jitted.condense(other, columns, 16), columns, (37, 64), 16, 8, like=like)
+@pytest.mark.parametrize("rows, v", [(37, 16), (150, 256)])
+def test_like_keeps_the_positions_of_another(rows, v):
+    x, other = _random((rows, 64), seed=7), _random((rows, 64), seed=8)
+    like = jitted.sparsify_venom(x, v, 8)
+    columns = jitted.venom_columns(x, v, 8)
+    sparse = jitted.compress_venom(jitted.condense(other, columns, v), columns, (rows, 64), v, 8, like=like)
     np.testing.assert_array_equal(jitted.dense(sparse), jnp.where(jitted.mask(like), other, 0))
     np.testing.assert_array_equal(sparse.metadata, like.metadata)
-
-
-def test_like_of_blocks_taller_than_a_tile():
-    x, other = _random((150, 64), seed=7), _random((150, 64), seed=8)
-    like = jitted.sparsify_venom(x, 256, 8)
-    columns = jitted.venom_columns(x, 256, 8)
-    sparse = jitted.compress_venom(jitted.condense(other, columns, 256), columns, (150, 64), 256, 8, like=like)
-    np.testing.assert_array_equal(jitted.dense(sparse), jnp.where(jitted.mask(like), other, 0))
 
 
 def test_blocks_taller_than_a_tile_are_padded():
