@@ -19,8 +19,6 @@ from jaxlib.mlir import ir
 
 from tests.ops.hopper import sanitize
 
-OUTPUT = flags.DEFINE_string("output", None, "Directory to write, a file for each call of sanitize.py.", required=True)
-
 _SERIALISED = re.compile(r'(kernel_hash|module) = "(?:[^"\\]|\\.)*"')  # with the lines that operations come from
 
 
@@ -44,7 +42,7 @@ def _kernels(operation: ir.Operation) -> Iterator[str]:
 
 
 def main(_) -> None:
-    output = Path(OUTPUT.value)
+    output = Path(flags.FLAGS.output)
     output.mkdir(parents=True, exist_ok=True)
     for name, make in sanitize.CALLS.items():
         path = output / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.txt"
@@ -53,4 +51,5 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("output", None, "Directory to write, a file for each call of sanitize.py.", required=True)
     app.run(main)
