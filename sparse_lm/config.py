@@ -341,8 +341,8 @@ def _sparsity_ranges(s: SparsityConfig) -> Iterator[Rule]:
     yield _positive("sparsity.refresh_every", s.refresh_every)
     yield _one_of("sparsity.dense_weights", s.dense_weights, DENSE_WEIGHTS)
     yield _one_of("sparsity.selection", s.selection, SELECTIONS)
-    whole_tiles = WEIGHT_TILE % s.v == 0 or s.v % WEIGHT_TILE == 0 if s.v >= 4 else False
-    yield "sparsity.v", s.v, whole_tiles, f"must be 4 or more, and divide {WEIGHT_TILE} or be a multiple of it"
+    in_tiles = s.v >= 4 and (WEIGHT_TILE % s.v == 0 or s.v % WEIGHT_TILE == 0)
+    yield "sparsity.v", s.v, in_tiles, f"must be 4 or more, and divide {WEIGHT_TILE} or be a multiple of it"
     yield "sparsity.m", s.m, s.m >= 4 and s.m % 4 == 0, "must be a multiple of 4"
     yield _one_of("sparsity.columns", s.columns, COLUMN_CHOICES)
     yield _positive("sparsity.clusters", s.clusters)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from sparse_lm.ops.columns import CHOICES
+from sparse_lm.ops.routing import DISTANCES
+
 
 class Operand(NamedTuple):
     """The sparse operand of one product and the format that it is brought to."""
@@ -35,8 +38,8 @@ _ALLOWED = {
     "weights": ("full", "soft_threshold", "transposable"),
     "dense_weights": ("masked", "full"),
     "selection": ("magnitude", "cluster_sets", "slices"),
-    "columns": ("norm", "exhaustive"),
-    "distance": ("l2", "cosine"),
+    "columns": CHOICES,
+    "distance": DISTANCES,
     "measure": (None, "tokens", "energy"),
 }
 

@@ -37,8 +37,7 @@ def accumulate(
       first_step: number of the first.
       steps: how many; at least one.
       operands: from a slot of the ring, this warpgroup's (values, metadata, b) in shared memory.
-      odd: whether `steps` is odd; by default that of a constant. A kernel must know when it is traced: a branch around
-        the last step would make the compiler move accumulators that are still being written.
+      odd: whether `steps` is odd, which a kernel must know when it is traced; by default that of a constant.
       blocks: of 64 rows.
       n: columns.
       b_transposed: whether b is stored with the contracted dimension last.

@@ -1,7 +1,7 @@
 """Every Hopper kernel's program as text, without locations: whether a change of the code changes what a GPU runs.
 
-    python -m tests.ops.hopper.programs --output=/tmp/before    # and again after the change, elsewhere
-    diff -r /tmp/before /tmp/after
+    python -m tests.ops.hopper.programs --output=BEFORE    # and after the change --output=AFTER
+    diff -r BEFORE AFTER
 
 Needs no GPU. Equal programs need no tests on one.
 """
