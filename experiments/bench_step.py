@@ -36,9 +36,9 @@ from experiments.result_files import write_results
 from experiments.step_timing import step_times, time_steps
 from sparse_lm.config import Config, parse
 from sparse_lm.ops.plan import DENSE
-from sparse_lm.training import flops
-from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import Trainer, TrainState, make_trainer
+from sparse_lm.training.telemetry.appended_file import flops
+from sparse_lm.training.transitions import make_transitions
 
 _VENOM = dict(recipe="venom", m=16, neuron_run=1, weight_gradients="magnitude")
 _SLICES = _VENOM | dict(selection="slices", v=256, clusters=4)

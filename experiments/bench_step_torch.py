@@ -24,7 +24,7 @@ from ml_collections import config_flags
 from torch import Tensor, nn
 
 from sparse_lm.config import Config, ModelConfig, parse
-from sparse_lm.training import flops
+from sparse_lm.training.telemetry.appended_file import flops
 
 config_flags.DEFINE_config_file("config", "configs/llama1b.py")
 STEPS = flags.DEFINE_integer("steps", 30, "Timed steps.")

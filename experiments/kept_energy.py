@@ -29,7 +29,7 @@ from sparse_lm.model import llama
 from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.ops import routing
 from sparse_lm.ops.plan import DENSE
-from sparse_lm.training.restored import restore_for_dense
+from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.workdir import load_config
 
 WORKDIR = flags.DEFINE_string("workdir", None, "A dense run.", required=True)

@@ -29,8 +29,8 @@ from sparse_lm import config as config_lib
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.ops import reference
-from sparse_lm.training.flip import make_transitions, needs_refresh
 from sparse_lm.training.step import TrainState, make_trainer
+from sparse_lm.training.transitions import make_transitions, needs_refresh
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)

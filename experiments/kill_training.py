@@ -28,7 +28,7 @@ from importlib.metadata import version
 from absl import app, flags
 
 from sparse_lm.prepare_data import prepare_files
-from sparse_lm.training.metrics import FILE, read_metrics
+from sparse_lm.training.telemetry.metrics import FILE, read_metrics
 
 KILLS = flags.DEFINE_integer("kills", 50, "How many.")
 SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")

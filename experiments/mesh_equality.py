@@ -30,8 +30,8 @@ from absl import app, flags
 from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.config import Config
-from sparse_lm.training.flip import make_transitions, needs_refresh
 from sparse_lm.training.step import make_trainer
+from sparse_lm.training.transitions import make_transitions, needs_refresh
 
 RECIPES = {
     "dense": dict(recipe="dense"),

@@ -26,7 +26,7 @@ from experiments.quality_suites import SUITES, config
 from experiments.result_files import machine
 from sparse_lm.files import replacing
 from sparse_lm.training.loop import train
-from sparse_lm.training.metrics import read_metrics
+from sparse_lm.training.telemetry.metrics import read_metrics
 
 SUITE = flags.DEFINE_enum("suite", None, list(SUITES), "Set of runs.", required=True)
 RUNS = flags.DEFINE_list("runs", [], "Names of runs; all of the suite by default (';' stands for a comma).")

@@ -24,14 +24,15 @@ from experiments.kernel_shapes import FFN_SHAPES, SHAPES_24, UNTUNED_FFN_SHAPES
 from experiments.kernel_timing import median_ms, random_24, random_columns, random_matrix
 from experiments.result_files import write_results
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper import matmul_24, matmul_venom, tuning
-from sparse_lm.ops.hopper.matmul_24 import Config as Config24
-from sparse_lm.ops.hopper.matmul_24 import heuristic_config as heuristic_24
-from sparse_lm.ops.hopper.matmul_venom import Config as ConfigVenom
-from sparse_lm.ops.hopper.matmul_venom import heuristic_config as heuristic_venom
-from sparse_lm.ops.hopper.sampled_rows_24 import Config as ConfigRows
-from sparse_lm.ops.hopper.sampled_rows_24 import heuristic_config as heuristic_rows
-from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
+from sparse_lm.ops.hopper.frame import tuning
+from sparse_lm.ops.hopper.products import matmul_24, matmul_venom
+from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
+from sparse_lm.ops.hopper.products.matmul_24 import heuristic_config as heuristic_24
+from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
+from sparse_lm.ops.hopper.products.matmul_venom import heuristic_config as heuristic_venom
+from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigRows
+from sparse_lm.ops.hopper.products.sampled_rows_24 import heuristic_config as heuristic_rows
+from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 
 REPORT = flags.DEFINE_string("report", None, "JSON file: compare the heuristics, tune nothing.")
 

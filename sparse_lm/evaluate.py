@@ -37,11 +37,11 @@ from sparse_lm.interop.harness.text_model import TextModel
 from sparse_lm.model import llama
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE
+from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.metrics import to_json
 from sparse_lm.training.recipe import check_implementation, sparse_plan
-from sparse_lm.training.restored import restore_for_dense, restore_for_sparse
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
+from sparse_lm.training.telemetry.metrics import to_json
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 _log = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.hf_weights import weights
 from sparse_lm.interop.model_card import model_card
-from sparse_lm.training.layerwise import LayerwiseParams
-from sparse_lm.training.metrics import read_metrics
+from sparse_lm.training.checkpoints.layerwise import LayerwiseParams
 from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 _log = logging.getLogger(__name__)

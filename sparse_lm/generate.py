@@ -24,7 +24,7 @@ from sparse_lm.config import ConfigError
 from sparse_lm.data import DataError
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.model import decode, llama
-from sparse_lm.training.restored import restore_for_dense
+from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.workdir import WorkdirError, load_config
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ not stopped. At the end it prints the held-out loss and a sample. `--config.init
 from the weights of a transformers model, such as one that `sparse_lm.export` wrote.
 
 `--config.mesh.data=8` takes the eight GPUs of one host. Over several hosts, the same command runs in
-every process; `sparse_lm.training.processes` says how they find each other.
+every process; `sparse_lm.training.mesh.processes` says how they find each other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sparse_lm import logs
 from sparse_lm.config import ConfigError, parse
 from sparse_lm.data.errors import DataError
 from sparse_lm.generate import continue_text
-from sparse_lm.training import processes
 from sparse_lm.training.determinism import request_determinism
 from sparse_lm.training.loop import TooManyBadSteps, train
-from sparse_lm.training.processes import LaunchError
-from sparse_lm.training.wandb_run import WandbError, check_installed
+from sparse_lm.training.mesh import processes
+from sparse_lm.training.mesh.processes import LaunchError
+from sparse_lm.training.telemetry.wandb_run import WandbError, check_installed
 from sparse_lm.training.workdir import WorkdirError, has_begun
 
 SAMPLE_PROMPT = "def "

@@ -8,8 +8,8 @@ import numpy as np
 
 from sparse_lm import config as config_lib
 from sparse_lm.ops.ffn_weights import init_variables
-from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import make_trainer
+from sparse_lm.training.transitions import make_transitions
 
 RECIPES = {
     "dense": {"recipe": "dense"},

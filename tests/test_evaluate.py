@@ -22,10 +22,10 @@ from sparse_lm.ops import routing
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.training import recipe
-from sparse_lm.training.checkpoint import Checkpoints, restore_params
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.flip import dense_params
 from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, meaning, save_config
 from tests.command_lines import run_each
 from tests.interop.harness.examples import write_choice_task

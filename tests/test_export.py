@@ -24,11 +24,11 @@ from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.training import loop
-from sparse_lm.training.checkpoint import Checkpoints
-from sparse_lm.training.flip import dense_params, fix_scales
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.recipe import sparse_plan
-from sparse_lm.training.restored import restore_for_dense
 from sparse_lm.training.step import forward_loss
+from sparse_lm.training.transitions import dense_params, fix_scales
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
 from tests import small
 from tests.interop.models import random_params, reader, save_tokenizer

@@ -10,7 +10,7 @@ from sparse_lm import generate
 from sparse_lm.config import Config, ModelConfig
 from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.model import llama
-from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.workdir import WorkdirError, save_config
 from tests.command_lines import run_each
 

@@ -23,15 +23,16 @@ from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.report import report
-from sparse_lm.training import flops, loop, run_data
-from sparse_lm.training.checkpoint import Checkpoints, restore_params
-from sparse_lm.training.flip import make_transitions
-from sparse_lm.training.metrics import read_metrics
+from sparse_lm.training import loop, run_data
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
-from sparse_lm.training.summary import read_summary
-from sparse_lm.training.timing import StepTimer
+from sparse_lm.training.telemetry import flops
+from sparse_lm.training.telemetry.metrics import read_metrics
+from sparse_lm.training.telemetry.summary import read_summary
+from sparse_lm.training.telemetry.timing import StepTimer
+from sparse_lm.training.transitions import make_transitions
 from tests import small
 from tests.command_lines import run_each
 

@@ -15,9 +15,9 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
 ROTATED = "rotated"  # what they call the queries and keys that it takes

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from sparse_lm.collectives import ONE_DEVICE, Axes, read
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes, read
 
 
 class Embedding(nnx.Module):

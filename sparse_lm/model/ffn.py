@@ -11,9 +11,9 @@ import jax
 from flax import nnx
 from jax import Array
 
+from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
 from sparse_lm.ops.ffn import feed_forward
 from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights
 from sparse_lm.ops.plan import DENSE, GemmPlan

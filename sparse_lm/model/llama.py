@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
+from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated, size
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.attention import Attention, KVCache
 from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import FFNS, FfnInputs
 from sparse_lm.model.remat import remat
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes, read, read_replicated, size
 from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, local_columns, prepare_weights
 from sparse_lm.ops.plan import DENSE, GemmPlan
 

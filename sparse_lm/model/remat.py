@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import jax
 
+from sparse_lm.collectives import GATHERED
 from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
-from sparse_lm.ops.collectives import GATHERED
 from sparse_lm.ops.ffn import RESIDUALS
 
 _policies = jax.checkpoint_policies

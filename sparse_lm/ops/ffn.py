@@ -37,9 +37,9 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from sparse_lm import ops
-from sparse_lm.ops import collectives, routing
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes
+from sparse_lm import collectives, ops
+from sparse_lm.collectives import ONE_DEVICE, Axes
+from sparse_lm.ops import routing
 from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, gather_layer, prepare_weights
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.plan import DENSE, DH_MVUE, DO_MVUE, W1_24, W2_24, Y_24, GemmPlan

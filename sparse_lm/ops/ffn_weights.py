@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from sparse_lm import ops
-from sparse_lm.ops import collectives
-from sparse_lm.ops.collectives import Axes
+from sparse_lm import collectives, ops
+from sparse_lm.collectives import Axes
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.plan import GemmPlan, Operand
 

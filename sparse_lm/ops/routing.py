@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops import collectives
+from sparse_lm import collectives
 from sparse_lm.ops.columns import absolute_columns
 from sparse_lm.ops.select import largest
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sparse_lm.training.metrics import read_metrics
-from sparse_lm.training.summary import read_summary
+from sparse_lm.training.telemetry.metrics import read_metrics
+from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import WorkdirError
 
 

@@ -25,14 +25,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
 from sparse_lm.model.llama import Params
 from sparse_lm.ops import routing
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import GemmPlan
 from sparse_lm.training.ffn_state import map_adam, map_ffn
-from sparse_lm.training.sharding import BATCH, Layout
+from sparse_lm.training.mesh.layout import BATCH, Layout
 from sparse_lm.training.step import Metrics, TrainState, forward_loss
 
 ITERATIONS = 10  # of k-means

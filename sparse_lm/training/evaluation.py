@@ -12,13 +12,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.loss import token_losses
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE, GemmPlan
-from sparse_lm.training.sharding import BATCH, Layout
+from sparse_lm.training.mesh.layout import BATCH, Layout
 
 Evaluation = Callable[[llama.Params, FfnVariables, Iterable[np.ndarray]], dict[str, float]]
 

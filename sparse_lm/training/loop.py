@@ -19,25 +19,26 @@ from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.model.llama import Params
 from sparse_lm.ops import backends
 from sparse_lm.ops.plan import DENSE
-from sparse_lm.training import flops, processes
-from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.decay_search import TRIAL_STEPS, search_mask_decay
 from sparse_lm.training.determinism import check_determinism
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.flip import make_transitions, needs_refresh
 from sparse_lm.training.interrupt import Interrupt
-from sparse_lm.training.metrics import MetricsWriter
-from sparse_lm.training.profile import StepProfile
-from sparse_lm.training.progress import Progress
+from sparse_lm.training.mesh import processes
+from sparse_lm.training.mesh.layout import Layout, row_share
 from sparse_lm.training.recipe import check_implementation
 from sparse_lm.training.run_data import check_same_data, open_run_data, save_data, with_tokenizer_of_run
 from sparse_lm.training.schedule import learning_rate
-from sparse_lm.training.sharding import Layout, row_share
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
-from sparse_lm.training.summary import RunSummary
-from sparse_lm.training.timing import StepTimer
+from sparse_lm.training.telemetry import flops
+from sparse_lm.training.telemetry.metrics import MetricsWriter
+from sparse_lm.training.telemetry.profile import StepProfile
+from sparse_lm.training.telemetry.progress import Progress
+from sparse_lm.training.telemetry.summary import RunSummary
+from sparse_lm.training.telemetry.timing import StepTimer
+from sparse_lm.training.telemetry.wandb_run import WandbRun
+from sparse_lm.training.transitions import make_transitions, needs_refresh
 from sparse_lm.training.validity import check_variables
-from sparse_lm.training.wandb_run import WandbRun
 from sparse_lm.training.weight_metrics import WeightMetrics
 from sparse_lm.training.workdir import check_same_config, has_saved, make_workdir, meaning, save_config
 

@@ -18,19 +18,19 @@ import optax
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
+from sparse_lm import collectives
+from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.llama import Params
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops import collectives
-from sparse_lm.ops.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training import spikes
 from sparse_lm.training.mask_decay import masked_decay
+from sparse_lm.training.mesh.layout import BATCH, Layout, make_mesh
 from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.recipe import sparse_plan
-from sparse_lm.training.sharding import BATCH, Layout, make_mesh
 
 Metrics = dict[str, Array]
 

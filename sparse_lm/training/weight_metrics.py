@@ -10,7 +10,7 @@ from jax import Array
 
 from sparse_lm.ops.ffn_weights import soft_threshold_mask
 from sparse_lm.ops.plan import GemmPlan
-from sparse_lm.training.sharding import Layout
+from sparse_lm.training.mesh.layout import Layout
 from sparse_lm.training.step import Metrics, TrainState
 
 

@@ -16,8 +16,8 @@ from sparse_lm.data.corpus import TextFiles
 from sparse_lm.data.errors import DataError
 from sparse_lm.interop.hf_config import UnsupportedModelError, from_hf_config
 from sparse_lm.interop.shards import SINGLE, ShardedTensors
-from sparse_lm.training.manifest import Manifest, ManifestError, describe
-from sparse_lm.training.metrics import read_metrics
+from sparse_lm.training.checkpoints.manifest import Manifest, ManifestError, describe
+from sparse_lm.training.telemetry.metrics import read_metrics
 from tests.fuzz.cases import cases
 
 seeds = st.integers(0, 2**32 - 1)

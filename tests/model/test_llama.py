@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from sparse_lm import config as config_lib
+from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import ffn, llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops.collectives import ONE_DEVICE
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE, RECIPES, W1_24, GemmPlan
 from tests.model import numpy_llama

@@ -10,8 +10,8 @@ import pytest
 from jax import Array
 
 from sparse_lm.training import spikes, step
-from sparse_lm.training.flip import make_transitions
 from sparse_lm.training.step import make_trainer
+from sparse_lm.training.transitions import make_transitions
 from tests import small
 
 

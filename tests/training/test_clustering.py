@@ -10,8 +10,8 @@ from flax import nnx
 
 from sparse_lm.model import llama
 from sparse_lm.ops import routing
-from sparse_lm.training.flip import make_transitions, needs_refresh
 from sparse_lm.training.step import forward_loss
+from sparse_lm.training.transitions import make_transitions, needs_refresh
 from sparse_lm.training.validity import check_variables
 from tests import small
 from tests.ops import masked_dense_ffn as dense64

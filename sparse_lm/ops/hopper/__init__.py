@@ -16,17 +16,17 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
     both           emit, compat
 """
 
-from sparse_lm.ops.hopper.matmul_24 import matmul_24
-from sparse_lm.ops.hopper.matmul_venom import matmul_venom
-from sparse_lm.ops.hopper.sampled_matmul_24 import sampled_matmul_24
-from sparse_lm.ops.hopper.sampled_squared_relu_24 import sampled_squared_relu_24
-from sparse_lm.ops.hopper.sampled_squared_relu_venom import sampled_squared_relu_venom
-from sparse_lm.ops.hopper.scattered_matmul_24 import scattered_matmul_24
-from sparse_lm.ops.hopper.sparsify_24 import soft_threshold_24, sparsify_24
-from sparse_lm.ops.hopper.sparsify_24_tiles import sparsify_24_tiles
-from sparse_lm.ops.hopper.sparsify_venom import sparsify_venom, squared_relu_venom
-from sparse_lm.ops.hopper.squared_relu_24 import squared_relu_24
-from sparse_lm.ops.hopper.squared_relu_gradients import squared_relu_gradients
+from sparse_lm.ops.hopper.passes.sparsify_24 import soft_threshold_24, sparsify_24
+from sparse_lm.ops.hopper.passes.sparsify_24_tiles import sparsify_24_tiles
+from sparse_lm.ops.hopper.passes.sparsify_venom import sparsify_venom, squared_relu_venom
+from sparse_lm.ops.hopper.passes.squared_relu_24 import squared_relu_24
+from sparse_lm.ops.hopper.passes.squared_relu_gradients import squared_relu_gradients
+from sparse_lm.ops.hopper.products.matmul_24 import matmul_24
+from sparse_lm.ops.hopper.products.matmul_venom import matmul_venom
+from sparse_lm.ops.hopper.products.sampled_matmul_24 import sampled_matmul_24
+from sparse_lm.ops.hopper.products.sampled_squared_relu_24 import sampled_squared_relu_24
+from sparse_lm.ops.hopper.products.sampled_squared_relu_venom import sampled_squared_relu_venom
+from sparse_lm.ops.hopper.products.scattered_matmul_24 import scattered_matmul_24
 
 __all__ = [
     "matmul_24",

@@ -10,7 +10,7 @@ import yaml
 from sparse_lm.config import Config, OptimizerConfig
 from sparse_lm.interop.harness.text_model import TextModel
 from sparse_lm.model import llama
-from sparse_lm.training.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.workdir import save_config
 from tests.interop.models import MODELS, random_params, save_tokenizer
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from sparse_lm.ops import hopper
-from sparse_lm.ops.hopper.matmul_24 import Config
+from sparse_lm.ops.hopper.products.matmul_24 import Config
 from tests.ops.operands import random, random_24, random_runs, random_venom, random_venom_in_runs
 
 ONLY = flags.DEFINE_string("only", ".", "Regular expression found in the names of the calls to make.")

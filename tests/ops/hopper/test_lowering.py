@@ -10,18 +10,18 @@ import pytest
 
 from sparse_lm.ops import hopper, routing
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper import tuning
-from sparse_lm.ops.hopper.matmul_24 import CANDIDATES
-from sparse_lm.ops.hopper.matmul_24 import Config as Config24
-from sparse_lm.ops.hopper.matmul_venom import CANDIDATES as VENOM
-from sparse_lm.ops.hopper.matmul_venom import Config as ConfigVenom
-from sparse_lm.ops.hopper.matmul_venom_runs import CANDIDATES as VENOM_RUNS
-from sparse_lm.ops.hopper.matmul_venom_runs import matmul_venom_runs
-from sparse_lm.ops.hopper.sampled_matmul_24 import CANDIDATES as SAMPLED
-from sparse_lm.ops.hopper.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
-from sparse_lm.ops.hopper.sampled_rows_24 import Config as ConfigSampledRows
-from sparse_lm.ops.hopper.sampled_rows_24 import sampled_rows_24
-from sparse_lm.ops.hopper.scattered_matmul_24 import CANDIDATES as SCATTERED
+from sparse_lm.ops.hopper.frame import tuning
+from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
+from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
+from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
+from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
+from sparse_lm.ops.hopper.products.matmul_venom_runs import CANDIDATES as VENOM_RUNS
+from sparse_lm.ops.hopper.products.matmul_venom_runs import matmul_venom_runs
+from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
+from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
+from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigSampledRows
+from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
+from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCATTERED
 from tests.ops.hopper import sanitize
 
 TUNED = json.loads(tuning.PATH.read_text())

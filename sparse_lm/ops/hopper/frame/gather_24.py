@@ -1,0 +1,272 @@
+"""Scattered rows of a 2:4 matrix in global memory to the tiles that `wgmma.sp` reads, with `cp.async`.
+
+A row is copied 128 columns at a time: 128 bytes of values, which fill two stages of 64 columns, and the
+16 bytes of metadata of both, which the first stage holds. In the format a word has two rows, and the next
+64 columns of a row lie elsewhere: twice the copies would bring as much of other rows as of those listed. So
+the metadata is first arranged by rows (`metadata_by_rows`). In the instruction's metadata two *gathered*
+rows share a word, which the consumer puts together from halves of theirs (`load_words`).
+What a thread copies from and to changes by a constant from step to step, so it is computed once a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.experimental.mosaic.gpu as mgpu
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from sparse_lm.ops.formats import EMPTY_WORD
+from sparse_lm.ops.hopper.frame.emit import (
+    SCALAR,
+    WARPGROUP_SIZE,
+    global_pointer,
+    i32,
+    i32_type,
+    i64,
+    i64_type,
+    ptx,
+    times,
+    true,
+)
+from sparse_lm.ops.hopper.frame.gather import load_number, per_thread, start_copy, warp_and_lane
+from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat
+
+STAGES = 2  # of the ring that one gather fills
+
+WORDS = 4  # of metadata, that hold a row's columns of one gather
+
+_CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
+_CHUNKS = KEPT // _CHUNK  # of a row's values, in a stage
+_LOWER, _UPPER = "0x5410", "0x7632"  # halves of two words, as `prmt` numbers their eight bytes
+
+
+def metadata_by_rows(metadata: Array) -> Array:
+    """A 2:4 matrix' metadata, row by row.
+
+    Word 4 p + t of a row has the groups of columns 128 p + 16 t to 128 p + 16 t + 15 in its lower half and
+    those of the columns 64 further on in its upper half; where these lie past D, they are empty.
+
+    Args:
+      metadata: int32 [F / 64, D / 64, 128], as formats.py says.
+
+    Returns:
+      int32 [F, 4 * ceil(D / 128)].
+    """
+    tiles, steps, _ = metadata.shape
+    gathers = -(-steps // STAGES)
+    padding = (0, 0), (0, gathers * STAGES - steps), (0, 0)
+    words = jnp.pad(lax.bitcast_convert_type(metadata, jnp.uint32), padding, constant_values=EMPTY_WORD)
+    first, second = jnp.unstack(words.reshape(tiles, gathers, STAGES, 4, 8, WORDS), axis=2)
+    row = first & 0xFFFF | second << 16
+    row_plus_8 = first >> 16 | second >> 16 << 16
+    rows = jnp.stack([row, row_plus_8], axis=3)  # tile, gather, warp, half of the word, g, word
+    rows = rows.transpose(0, 2, 3, 4, 1, 5).reshape(tiles * ROWS, gathers * WORDS)
+    return lax.bitcast_convert_type(rows, jnp.int32)
+
+
+def load_offsets(
+    columns: Any, values: Any, metadata: Any, block: Array, first: Array, rows: int
+) -> tuple[Array, Array]:
+    """Where this thread's copies of rows `columns[block, first : first + rows]` of a 2:4 matrix start.
+
+    Args:
+      columns: global memory int32 [B, Kc]. What lies past Kc counts as a row that does not exist.
+      values: global memory, the matrix' values.
+      metadata: global memory, the matrix' `metadata_by_rows`.
+      block: row of `columns`.
+      first: of the rows.
+      rows: a multiple of 128.
+
+    Returns:
+      Offsets into values and metadata, in units of 16 bytes; of values that do not exist, -1.
+    """
+    width = columns.shape[1]
+    height, value_chunks, gathers = values.shape[0], values.shape[1] // _CHUNK, metadata.shape[1] // WORDS
+    per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=(_offsets_type(per_value), _offsets_type(per_metadata))
+    )
+    def emit(_, columns, block, first):
+        block, first = block.registers.item(), first.registers.item()
+        row, stage, chunk = _value_position()
+        chunk = arith.addi(times(stage, _CHUNKS), chunk)
+        value_offsets = []
+        for i in range(per_value):
+            number = load_number(columns, block, arith.addi(first, arith.addi(row, i32(16 * i))), width)
+            exists = arith.cmpi(arith.CmpIPredicate.ult, number, i32(height))
+            offset = arith.addi(times(number, value_chunks), chunk)
+            value_offsets.append(arith.select(exists, offset, i32(-1)))
+        metadata_offsets = []
+        for i in range(per_metadata):
+            row = arith.addi(_thread(), i32(WARPGROUP_SIZE * i))
+            number = load_number(columns, block, arith.addi(first, row), width)
+            # The instruction wants valid positions of rows that do not exist, too.
+            metadata_offsets.append(times(arith.minui(number, i32(height - 1)), gathers))
+        return per_thread(value_offsets), per_thread(metadata_offsets)
+
+    return emit(columns, block, first)
+
+
+def start_gather(
+    values: Any,
+    metadata: Any,
+    values_stages: tuple[Any, Any],
+    metadata_stage: Any,
+    offsets: tuple[Array, Array],
+    gather: Array,
+) -> None:
+    """Starts copying 128 columns, two steps along k, of the rows that `offsets` stand for.
+
+    Args:
+      values: global memory [F, D / 2] of 16-bit elements.
+      metadata: global memory, `metadata_by_rows`.
+      values_stages: of the ring: shared memory [rows, 32] with `VALUES_TRANSFORMS`.
+      metadata_stage: of the first of the two: shared memory int32 [rows, 4].
+      offsets: of `load_offsets`.
+      gather: which 128 columns. Values of a step past the last become zeros.
+    """
+    rows = metadata_stage.shape[0]
+    k_tiles = values.shape[1] // KEPT
+
+    @plgpu.inline_mgpu(
+        arg_types=(
+            plgpu.RefType(),
+            plgpu.RefType(),
+            (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES,
+            plgpu.RefType(),
+            (_offsets_layout(rows // 16), _offsets_layout(rows // WARPGROUP_SIZE)),
+            SCALAR,
+        )
+    )
+    def emit(_, values, metadata, values_stages, metadata_stage, offsets, gather):
+        value_offsets, metadata_offsets = offsets
+        gather = gather.registers.item()
+        _start_values(values, values_stages, value_offsets, times(gather, STAGES), k_tiles)
+        _start_metadata(metadata, metadata_stage, metadata_offsets, gather)
+
+    emit(values, metadata, values_stages, metadata_stage, offsets, gather)
+
+
+def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
+    row, stage, chunk = _value_position()
+    exists = _exists(first_k, stage, k_tiles)
+    source = _advance(global_pointer(values), times(first_k, _CHUNKS))
+    # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
+    swizzled = arith.xori(chunk, arith.remui(arith.divui(row, i32(2)), i32(4)))
+    target = _advance(_of_stage(stages, stage), arith.addi(times(row, _CHUNKS), swizzled))
+    for i, offset in enumerate(_scalars(offsets)):
+        row_exists = arith.cmpi(arith.CmpIPredicate.sge, offset, i32(0))
+        start_copy(_advance(target, i32(16 * _CHUNKS * i)), _advance(source, offset), arith.andi(exists, row_exists))
+
+
+def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: ir.Value) -> None:
+    source = _advance(global_pointer(metadata), gather)
+    target = _advance(mgpu_utils.memref_ptr(stage), _thread())
+    for i, offset in enumerate(_scalars(offsets)):
+        start_copy(_advance(target, i32(WARPGROUP_SIZE * i)), _advance(source, offset), true())
+
+
+def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
+    """This lane's metadata words of a step, as `wgmma_sp.step` wants them; `load_words` of `mainloop.accumulate`.
+
+    Shared memory is read once for both steps of a gather, at the first. The second's words are nevertheless put
+    together at the second only: words made while those of the two steps before are still read would need a third
+    set of registers, and two take turns (wgmma_sp.py).
+
+    Args:
+      metadata: of the step's stage, shared memory int32 [64 * blocks, 4]; the first's as `start_gather` fills it.
+      read_ahead: at the first step, None; at the second, what the first returned.
+
+    Returns:
+      The words, and what the next step is to be given.
+    """
+    if read_ahead is None:
+        rows = _load_rows(metadata)
+        return _join_halves(rows, _LOWER), rows
+    return _join_halves(read_ahead, _UPPER), None
+
+
+def _load_rows(metadata: Any) -> Words:
+    """For each 64 rows, this lane's word of each of the two rows that share a word in the instruction's metadata."""
+    blocks = metadata.shape[0] // ROWS
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_words_type(2 * blocks))
+    def emit(_, metadata):
+        warp, lane = warp_and_lane()
+        first = arith.addi(times(warp, 16 * WORDS), lane)  # row 16 * warp + lane // 4, word lane % 4
+        rows = [ROWS * block + half for block in range(blocks) for half in (0, 8)]
+        return tuple(splat(load_word(metadata, arith.addi(first, i32(row * WORDS)))) for row in rows)
+
+    return emit(metadata)
+
+
+def _join_halves(rows: Words, selector: str) -> Words:
+    """Of every two words one, of the halves that `selector` takes."""
+
+    @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=_words_type(len(rows) // 2))
+    def emit(_, rows):
+        words = [row.registers.item() for row in rows]
+        code = f"prmt.b32 $0, $1, $2, {selector};"
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return tuple(splat(ptx(code, "=r,r,r", pair, i32_type())) for pair in pairs)
+
+    return emit(rows)
+
+
+def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
+    """(row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank twice."""
+    warp, lane = warp_and_lane()
+
+    def bits(first, count):
+        shifted = arith.divui(lane, i32(1 << first))
+        return arith.remui(shifted, i32(1 << count))
+
+    row = arith.addi(times(warp, 4), arith.addi(bits(2, 1), times(bits(4, 1), 2)))
+    return row, bits(3, 1), bits(0, 2)
+
+
+def _thread() -> ir.Value:
+    """This thread's number in its warpgroup."""
+    return arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+
+
+def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
+    """Whether the stage's step is not past the last."""
+    if k_tiles % STAGES == 0:
+        return true()
+    return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), i32(k_tiles))
+
+
+def _scalars(offsets: mgpu.FragmentedArray) -> list[ir.Value]:
+    return [llvm.extractelement(register, i32(0)) for register in offsets.registers.flat]
+
+
+def _of_stage(stages: Sequence[ir.Value], stage: ir.Value) -> ir.Value:
+    """Address of the first or second stage's memory."""
+    first = arith.cmpi(arith.CmpIPredicate.eq, stage, i32(0))
+    return arith.select(first, *map(mgpu_utils.memref_ptr, stages))
+
+
+def _advance(pointer: ir.Value, offset: ir.Value) -> ir.Value:
+    """`offset` counts 16 bytes."""
+    byte_offset = arith.muli(arith.extsi(i64_type(), offset), i64(16))
+    return mgpu_utils.getelementptr(pointer, [byte_offset], ir.IntegerType.get_signless(8))
+
+
+def _offsets_layout(count: int) -> Any:
+    return plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE * count,), 1)
+
+
+def _offsets_type(count: int) -> plgpu.ShapeDtypeStruct:
+    return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=_offsets_layout(count))
+
+
+def _words_type(count: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
+    return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * count

@@ -1,0 +1,338 @@
+"""The frame of the products with a 2:4 operand: a persistent grid of warp-specialized thread blocks.
+
+In each block one producer warpgroup keeps a ring of shared-memory stages full, with TMA copies and
+gathers, and two consumer warpgroups each hold the accumulators of half the tile. The blocks of a cluster
+share one operand's tile (multicast), and so do the same steps at the same time. What is computed where
+is a kernel's `Jobs` (schedule.py), what is copied its `Loads`.
+
+What limits the products is what instructions read of shared memory, at most 128 bytes a cycle: m64nNk32 reads
+2 + N / 16 KB, and computes for N / 2 cycles. Copies cost these reads little, but come from the L2 cache: so a tile
+is as large as registers allow.
+
+In CUTLASS' terms `Ring` is a PipelineTmaAsync, whose step number is index and phase in one; `Jobs` the persistent tile
+scheduler, with split_k.py and stream_k.py as its stream-K modes and partial_sums.py as their fix-up; `Epilogue` the
+epilogue visitor; `planar_snake` the swizzle of thread blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+
+from sparse_lm.ops.hopper.frame import compat, partial_sums, wgmma_sp
+from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
+from sparse_lm.ops.hopper.frame.mainloop import accumulate
+from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work
+from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STEP, Epilogue, Loads, Stage, Tiling
+
+_FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
+_LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
+
+
+def multiply(
+    tiling: Tiling,
+    grid: Grid,
+    jobs: Jobs,
+    loads: Callable[[Any, Job], Loads],
+    operands: Sequence[Array],
+    out: jax.ShapeDtypeStruct,
+    *,
+    name: str,
+    dtype: jnp.dtype,
+    b_transposed: bool,
+    out_transposed: bool,
+    gathers: bool = False,
+    epilogue: Epilogue | None = None,
+) -> list[Array]:
+    """Runs the jobs; gives the product, or the outputs of the epilogue.
+
+    Args:
+      tiling: of the product.
+      grid: how many clusters there are, and who exchanges sums with whom.
+      jobs: from the operands, the cluster and the block in it, what to compute.
+      loads: from the operands and a job, what to copy.
+      operands: arrays that jobs and loads read, in global memory.
+      out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
+      name: of the kernel, in profiles.
+      dtype: of the operands that are multiplied.
+      b_transposed: whether the dense operand's tiles are [tile_n, 64].
+      out_transposed: whether `out` is.
+      gathers: whether the loads have `gather`.
+      epilogue: what to write instead of `out`; the product itself by default.
+    """
+
+    def store_product(part, slots, _, outs_gmem, origin, number):
+        store_tile(part, slots, *outs_gmem, origin, first_store=number, transposed=out_transposed)
+
+    outs, store = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
+    blocks, n = tiling.consumer_tile[0] // wgmma_sp.ROWS, tiling.consumer_tile[1]
+    producer_registers, consumer_registers = _registers(tiling, gathers)
+    workspace = (grid.contributors, tiling.cluster, CONSUMERS)
+
+    def kernel(*refs):
+        operands_gmem, results_gmem = refs[: len(operands)], refs[len(operands) :]
+        outs_gmem, sums_gmem = results_gmem[: len(outs)], results_gmem[len(outs) :]
+        semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
+
+        def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
+            ring = Ring(full, empty, tiling.stages, gathers)
+            ring.initialize()
+            warpgroup = lax.axis_index("warpgroup")
+            cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
+            work = jobs(operands_gmem, cluster, peer)
+            stages = _Stages(values_smem, metadata_smem, b_smem, tiling, b_transposed)
+
+            def produce():
+                plgpu.set_max_registers(producer_registers, action="decrease")
+                _produce(ring, stages, work, lambda job: loads(operands_gmem, job))
+
+            def consume():
+                plgpu.set_max_registers(consumer_registers, action="increase")
+                own = _ConsumerTile.of(tiling, warpgroup)
+                sums = _Sums(grid, sums_gmem[0], semaphores, cluster, peer, warpgroup) if grid.contributors else None
+
+                def store_part(part, origin, number):
+                    store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, number)
+
+                def finish(accumulators, job):
+                    _finish(accumulators, job, own, sums, stores(n, out.dtype), store_part)
+
+                _consume(ring, stages, work, own, grid.odd, finish)
+                plgpu.wait_smem_to_gmem(0)
+
+            lax.cond(warpgroup == PRODUCER, produce, consume)
+
+        pl.run_scoped(
+            scope,
+            *_Stages.scratch(tiling, dtype, b_transposed),
+            staging(CONSUMERS, tiling.store_slots, out.dtype, transposed=out_transposed),
+            full_barriers(tiling.stages),
+            empty_barriers(tiling.stages, CONSUMERS),
+            collective_axes="warpgroup",
+        )
+
+    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * n), jnp.float32)
+    out_types = [*outs, sums] if grid.contributors else [*outs]
+    mesh = dict(
+        grid=(grid.clusters,),
+        grid_names=("cluster",),
+        cluster=(tiling.cluster,),
+        cluster_names=(CLUSTER_AXIS,),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name=name,
+    )
+    if epilogue and epilogue.in_place:
+        aliases = {len(operands) - 1: 0}
+        run = compat.kernel_in_place(kernel, out_types, aliases, plgpu.Mesh(**mesh), COMPILER_PARAMS)
+    else:
+        run = plgpu.kernel(kernel, out_type=out_types, compiler_params=COMPILER_PARAMS, **mesh)
+    # A stack of products is one after the other: clusters signal one another through semaphores that are not batched.
+    return jax.custom_batching.sequential_vmap(run)(*operands)[: len(outs)]
+
+
+def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:
+    """Of each thread of the producer and of the consumers: together at most the 65,536 of a multiprocessor."""
+    accumulators = tiling.tile_m * tiling.tile_n // (CONSUMERS * WARPGROUP_SIZE)
+    return (24, 240) if accumulators > _FEW_ACCUMULATORS and not gathers else (56, 224)
+
+
+class _Stages(NamedTuple):
+    """The ring in shared memory: what `Stage` has, of all slots."""
+
+    values: Any
+    metadata: Any
+    b: Any
+    tiling: Tiling
+    b_transposed: bool
+
+    @staticmethod
+    def scratch(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
+        """For values, metadata and b."""
+        b_tile = (tiling.tile_n, STEP) if b_transposed else (STEP, tiling.tile_n)
+        metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE
+        return (
+            plgpu.SMEM((tiling.stages, tiling.tile_m, wgmma_sp.KEPT), dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
+            plgpu.SMEM((tiling.stages, *metadata_tile), jnp.int32),
+            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+        )
+
+    def stage(self, slot: Array) -> Stage:
+        return Stage(self.values.at[slot], self.metadata.at[slot], self.b.at[slot], self.tiling)
+
+    def operands(self, slot: Array, own: _ConsumerTile) -> tuple[Any, Any, Any]:
+        """What a consumer multiplies."""
+        b = self.b.at[slot, own.columns] if self.b_transposed else self.b.at[slot, :, own.columns]
+        return self.values.at[slot, own.rows], self.metadata.at[slot, own.row_tiles], b
+
+
+class _ConsumerTile(NamedTuple):
+    """The part of a block's tile that one consumer computes."""
+
+    first_row: Array | int
+    first_column: Array | int
+    blocks: int  # of 64 rows
+    n: int  # columns
+    row_tiles: Any  # where the blocks are in the stage's metadata
+
+    @classmethod
+    def of(cls, tiling: Tiling, warpgroup: Array) -> _ConsumerTile:
+        m, n = tiling.consumer_tile
+        blocks = m // wgmma_sp.ROWS
+        first_row = warpgroup * m if m < tiling.tile_m else 0
+        first_column = warpgroup * n if n < tiling.tile_n else 0
+        # Divided here, once, rather than in the loop.
+        return cls(first_row, first_column, blocks, n, pl.ds(first_row // wgmma_sp.ROWS, blocks))
+
+    @property
+    def rows(self) -> Any:
+        return pl.ds(self.first_row, self.blocks * wgmma_sp.ROWS)
+
+    @property
+    def columns(self) -> Any:
+        return pl.ds(self.first_column, self.n)
+
+
+class _Sums(NamedTuple):
+    """Parts of a tile's sum that clusters leave for one another (partial_sums.py), as one warpgroup sees them.
+
+    Workspace and semaphores are [contributors, blocks of a cluster, consumers, ...].
+    """
+
+    grid: Grid
+    workspace: Any
+    semaphores: Any
+    cluster: Array
+    peer: Array
+    warpgroup: Array
+
+    def contribute(self, accumulators: tuple[Array, ...]) -> None:
+        partial_sums.contribute(accumulators, self._of(self.workspace, 0), self._of(self.semaphores, 0))
+
+    def wait(self, parts: Array) -> None:
+        partial_sums.wait(parts, lambda part: self._of(self.semaphores, part))
+
+    def collect(self, tile: Array, parts: Array, where: tuple) -> Array:
+        return partial_sums.collect(tile, parts, lambda part: self._of(self.workspace, part).at[where])
+
+    def _of(self, ref: Any, part: Array | int) -> Any:
+        """What is this warpgroup's in the cluster that has a part of the tile; part 0 is this cluster's."""
+        contributor = _opaque(self.cluster) - part * self.grid.contributor_stride
+        return ref.at[contributor, self.peer, self.warpgroup]
+
+
+def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], Loads]) -> None:
+    """Fills a stage of the ring for each step of each job; what its copies look up was read some steps before."""
+    count, job_at = work
+
+    def fill(i, first_step):
+        job = job_at(i)
+        loads = loads_of(job)
+
+        def look_up(j):
+            return loads.look_up(job.first_k + lax.min(j, job.steps))
+
+        def fill_step(j, looked_up):
+            slot, k = ring.slot(first_step + j), job.first_k + j
+            stage = stages.stage(slot)
+            ring.fill(first_step + j, loads.copies(k, looked_up[0], stage))
+            following = look_up(j + _LOOK_AHEAD)
+            if ring.gathers:
+                loads.gather(looked_up[0], stage)
+                ring.arrive_gathered(first_step + j)
+            return *looked_up[1:], following
+
+        lax.fori_loop(0, job.steps, fill_step, tuple(look_up(j) for j in range(_LOOK_AHEAD)))
+        return first_step + job.steps
+
+    ring.close(lax.fori_loop(0, count, fill, jnp.int32(0)))
+
+
+def _consume(
+    ring: Ring,
+    stages: _Stages,
+    work: Work,
+    own: _ConsumerTile,
+    odd: bool,
+    finish: Callable[[tuple[Array, ...], Job], None],
+) -> None:
+    """Multiplies job after job, and hands over the accumulators of each."""
+    count, job_at = work
+
+    def compute(i, first_step):
+        steps = job_at(i).steps
+        accumulators = accumulate(
+            ring,
+            first_step,
+            steps,
+            lambda slot: stages.operands(slot, own),
+            odd=odd,
+            blocks=own.blocks,
+            n=own.n,
+            b_transposed=stages.b_transposed,
+        )
+        finish(accumulators, job_at(_opaque(i)))
+        return first_step + steps
+
+    lax.fori_loop(0, count, compute, jnp.int32(0))
+
+
+def _finish(
+    accumulators: tuple[Array, ...],
+    job: Job,
+    own: _ConsumerTile,
+    sums: _Sums | None,
+    stores_of_a_block: int,
+    store_part: Callable[[Array, tuple[Array, Array], int], None],
+) -> None:
+    """Leaves the accumulators to the cluster that has the tile's first steps, or adds up what others left and stores.
+
+    Args:
+      accumulators: [64, n] float32 for each block of rows.
+      job: that they are of.
+      own: where they are in the tile.
+      sums: None if no cluster of the grid contributes.
+      stores_of_a_block: how many parts [64, columns] of an accumulator are stored one by one.
+      store_part: stores one, of an origin in the product and a number.
+    """
+
+    def store():
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
+        if sums is not None:
+            sums.wait(job.parts)
+        width = own.n // stores_of_a_block
+        for number in range(own.blocks * stores_of_a_block):
+            block, first = number // stores_of_a_block, number % stores_of_a_block * width
+            part = accumulators[block][:, first : first + width]
+            if sums is not None:
+                where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
+                part = sums.collect(part, job.parts, where)
+            origin = job.row + own.first_row + block * wgmma_sp.ROWS, job.column + own.first_column + first
+            store_part(part, origin, number)
+
+    if sums is None:
+        return store()
+
+    @pl.when(job.contributes)
+    def _contribute():
+        sums.contribute(accumulators)
+
+    pl.when(~job.contributes)(store)
+
+
+def _opaque(number: Array) -> Array:
+    """The same, unknown to the compiler: what depends on it is not kept in registers that accumulators need."""
+
+    @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
+    def emit(_, number):
+        return wgmma_sp.splat(ptx("mov.b32 $0, $1;", "=r,r", [number.registers.item()], i32_type()))
+
+    return emit(number)

@@ -1,0 +1,190 @@
+"""A ring of shared-memory stages between one producer warpgroup, whose TMA copies fill them, and its consumers.
+
+Pallas' own barriers are arrived at by all 128 threads of a warpgroup, once a copy. The `full` barriers
+here take one arrival a stage, of one thread, for all TMA copies together; and, if the producer also
+*gathers* rows with `cp.async`, one of each of its threads, when that thread's copies have landed.
+Step s uses stage s % stages for the (s // stages)-th time; both sides count steps, so the barriers'
+parities need no state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.experimental.mosaic.gpu as mgpu
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, gpu, nvvm
+
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, i32, ptx
+
+CLUSTER_AXIS = "peer"  # thread blocks that share what is multicast
+
+
+def full_barriers(stages: int) -> Any:
+    """Scratch for `Ring.full`."""
+    return plgpu.SMEM((stages, 2), jnp.int32)  # an mbarrier is 8 bytes
+
+
+def empty_barriers(stages: int, consumers: int) -> Any:
+    """Scratch for `Ring.empty`: one arrival a consumer warpgroup, of every block of the cluster."""
+    return plgpu.ClusterBarrier(collective_axes=(CLUSTER_AXIS,), num_arrivals=consumers, num_barriers=stages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A tile to bring in.
+
+    Attributes:
+      source: global memory.
+      target: shared memory, of the tile's shape.
+      origin: where the tile starts in the source; out of bounds reads give zeros.
+      transforms: tiling and swizzle of the target, if any.
+      multicast: whether the blocks of the cluster want the same tile; each then reads a part of it.
+    """
+
+    source: Any
+    target: Any
+    origin: tuple[Array, ...]
+    transforms: tuple = ()
+    multicast: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The barriers of `stages` stages, see the module docstring; `gathers` if the producer calls `arrive_gathered`."""
+
+    full: Any
+    empty: Any
+    stages: int
+    gathers: bool = False
+
+    def slot(self, step: Array) -> Array:
+        """The stage that a step uses."""
+        return lax.rem(step, self.stages)
+
+    def initialize(self) -> None:
+        """Must run in every thread of the cluster before any other use."""
+        arrivals = 1 + (WARPGROUP_SIZE if self.gathers else 0)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+        def emit(_, full):
+            first_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.BLOCK)
+            for stage in range(self.stages):
+                address = _barrier(full, i32(stage)).get_ptr()
+                nvvm.mbarrier_init(address, i32(arrivals), predicate=first_thread)
+            ptx("fence.mbarrier_init.release.cluster;", "", [])
+            nvvm.cluster_arrive(aligned=ir.UnitAttr.get())
+            nvvm.cluster_wait(aligned=ir.UnitAttr.get())
+
+        emit(self.full)
+
+    def fill(self, step: Array, copies: Sequence[Copy]) -> None:
+        """Producer: waits until the consumers have left the stage, then starts the copies into it."""
+
+        @pl.when(step >= self.stages)
+        def _wait():
+            plgpu.barrier_wait(self.empty.at[self.slot(step)])
+
+        args: list[Any] = [self.full, self.slot(step)]
+        arg_types: list[Any] = [plgpu.RefType(), SCALAR]
+        for copy in copies:
+            args += [copy.source, copy.target, *copy.origin]
+            arg_types += [plgpu.RefType(), plgpu.RefType(copy.transforms), *(SCALAR for _ in copy.origin)]
+
+        @plgpu.inline_mgpu(arg_types=tuple(arg_types))
+        def emit(ctx, full, slot, *rest):
+            mgpu_utils.warpgroup_barrier()  # no warp may start to wait for a phase that is already the last but one
+            barrier = _barrier(full, slot.registers.item())
+            one_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.WARPGROUP)
+            rest = list(rest)
+            tiles = []
+            for copy in copies:
+                source, target = rest.pop(0), rest.pop(0)
+                tiles.append((copy, source, target, [rest.pop(0) for _ in copy.origin]))
+            barrier.arrive_expect_tx(sum(_bytes(target) for _, _, target, _ in tiles), one_thread)
+            for copy, source, target, origin in tiles:
+                _start_copy(ctx, copy, source, target, origin, barrier, one_thread)
+
+        emit(*args)
+
+    def arrive_gathered(self, step: Array) -> None:
+        """Producer: once the `cp.async` copies that each thread has issued so far have landed, it arrives."""
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR))
+        def emit(_, full, slot):
+            address = _barrier(full, slot.registers.item()).get_ptr()
+            ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "l", [address])
+
+        emit(self.full, self.slot(step))
+
+    def wait_full(self, step: Array) -> Array:
+        """Consumer: waits until the stage of `step` has been filled for it; returns its slot."""
+        parity = lax.rem(lax.div(step, self.stages), 2)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR))
+        def emit(_, full, slot, parity):
+            parity = arith.trunci(ir.IntegerType.get_signless(1), parity.registers.item())
+            _barrier(full, slot.registers.item()).wait_parity(parity)
+            if self.gathers:  # wgmma reads through another proxy than cp.async writes
+                ptx("fence.proxy.async.shared::cta;", "", [])
+
+        emit(self.full, self.slot(step), parity)
+        return self.slot(step)
+
+    def release(self, step: Array) -> None:
+        """Consumer: this warpgroup reads the stage of `step` no more."""
+        plgpu.barrier_arrive(self.empty.at[self.slot(step)])
+
+    def close(self, steps: Array) -> None:
+        """Producer, after all its steps: waits for the consumers of the cluster, which signal into this block."""
+
+        @pl.loop(0, self.stages)
+        def _stage(i):
+            @pl.when(steps + i >= self.stages)
+            def _wait():
+                plgpu.barrier_wait(self.empty.at[self.slot(steps + i)])
+
+
+def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
+    index = ir.IndexType.get()
+    extents = _untiled_shape(target)
+    tiling = {}
+    if copy.transforms:
+        tile, swizzle = copy.transforms
+        tiling = dict(gmem_transform=(mgpu.TileTransform(tile.tiling),), swizzle=swizzle.swizzle)
+    ctx.async_copy(
+        src_ref=source,
+        dst_ref=target,
+        gmem_slice=tuple(
+            mgpu.DynamicSlice(arith.index_cast(index, start.registers.item()), extent)
+            for start, extent in zip(origin, extents, strict=True)
+        ),
+        barrier=barrier,
+        arrive=False,
+        collective=(gpu.Dimension.x,) if copy.multicast else None,
+        predicate=one_thread,
+        **tiling,
+    )
+
+
+def _barrier(full: ir.Value, slot: ir.Value) -> mgpu.BarrierRef:
+    """Without phases: whoever waits says which parity for."""
+    return mgpu.BarrierRef(mgpu_utils.memref_ptr(full), slot, None, 1)
+
+
+def _untiled_shape(ref: ir.Value) -> list[int]:
+    shape = ir.MemRefType(ref.type).shape
+    return [shape[0] * shape[2], shape[1] * shape[3]] if len(shape) == 4 else list(shape)
+
+
+def _bytes(ref: ir.Value) -> int:
+    ref_type = ir.MemRefType(ref.type)
+    return math.prod(ref_type.shape) * mgpu_utils.bitwidth(ref_type.element_type) // 8

@@ -1,0 +1,131 @@
+"""Splitting the last tiles of a persistent grid along k.
+
+When the tiles do not fill the last wave, its few tiles are computed by several clusters each, a part
+of the steps apiece. Part 0 belongs to the clusters that start last, so that whoever waits, waits for
+clusters that run or have run (partial_sums.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from sparse_lm.ops.hopper.frame import device
+from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Work
+from sparse_lm.ops.hopper.frame.tiling import Tiling
+
+C = TypeVar("C", bound=Tiling)
+
+_MAX_PARTS = 8
+_MIN_STEPS = 8  # of a part: fewer are not worth the exchange
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which cluster computes what.
+
+    Attributes:
+      clusters: in the persistent grid.
+      waves: whole tiles that every cluster computes.
+      tail_tiles: tiles that are left over.
+      parts: along k, of each of those.
+      steps: of a whole tile.
+      part_steps: of a part; odd if `steps` is.
+    """
+
+    clusters: int
+    waves: int
+    tail_tiles: int
+    parts: int
+    steps: int
+    part_steps: int
+
+    @property
+    def grid(self) -> Grid:
+        """Parts of a tile lie `tail_tiles` clusters apart, part 0 last."""
+        contributors = self.tail_tiles * (self.parts - 1)
+        return Grid(self.clusters, self.steps % 2 == 1, contributors, contributor_stride=self.tail_tiles)
+
+    @property
+    def _fewest_steps(self) -> int:
+        return 1 if self.grid.odd else 2
+
+    @property
+    def length(self) -> float:
+        """Of the schedule, in units of a tile's time."""
+        return self.waves + (1 / self.parts if self.tail_tiles else 0)
+
+    def jobs(
+        self,
+        cluster: Array,
+        origin: Callable[[Array], tuple[Array, Array]],
+        in_use: Callable[[Array, Array], Array] | None = None,
+    ) -> Work:
+        """The number of jobs of a cluster, and the i-th.
+
+        Args:
+          cluster: which.
+          origin: of a tile, its first row and column.
+          in_use: of those, whether the tile has anything to sum up. Of others, whose operand is all zeros, as few
+            steps are taken as there may be. By default all have.
+        """
+        tail_tile = lax.rem(cluster, max(self.tail_tiles, 1))
+        part = self.parts - 1 - lax.div(cluster, max(self.tail_tiles, 1))
+
+        def job(i: Array) -> Job:
+            in_tail = i == self.waves
+            row, column = origin(self.clusters * i + jnp.where(in_tail, tail_tile, cluster))
+            contributes = in_tail & (part > 0)
+            steps = jnp.where(in_tail, self.part_steps, self.steps)
+            if in_use is not None:
+                steps = jnp.where(in_use(row, column), steps, self._fewest_steps)
+            return Job(
+                row=row,
+                column=column,
+                first_k=jnp.where(in_tail, part * self.part_steps, 0),
+                steps=steps,
+                contributes=contributes,
+                parts=jnp.where(in_tail & ~contributes, self.parts - 1, 0),
+            )
+
+        return self.waves + jnp.where(cluster < self.tail_tiles * self.parts, 1, 0), job
+
+
+def plan_product(tiling: Tiling, m: int, n: int, steps: int, *, split: bool = True) -> Plan:
+    """`plan` for the tiles of a product [m, n] on this process' GPU."""
+    return plan(math.prod(tiling.grid(m, n)), device.cluster_count(tiling.cluster), steps, split=split)
+
+
+def fastest(candidates: Sequence[tuple[C, float]], m: int, n: int, steps: int) -> C:
+    """The tiling that is done first with a product [m, n] of so many steps along k.
+
+    A larger tile takes less time for its size, but there are fewer to share out.
+
+    Args:
+      candidates: tilings, each with the time of a tile, in any unit.
+      m: rows of the sparse operand.
+      n: columns of the dense one.
+      steps: of a whole tile.
+    """
+    return min(candidates, key=lambda candidate: plan_product(candidate[0], m, n, steps).length * candidate[1])[0]
+
+
+def plan(tiles: int, clusters: int, steps: int, *, split: bool) -> Plan:
+    """As many parts for each tile of the last wave as there are clusters for; one, if not `split`.
+
+    Where the parts are uneven, the last one's last steps lie past the end, where copies read zeros.
+    """
+    waves, tail_tiles = divmod(tiles, clusters)
+    parts = 1
+    if split and tail_tiles:
+        parts = max(1, min(clusters // tail_tiles, steps // _MIN_STEPS, _MAX_PARTS))
+    part_steps = -(-steps // parts)
+    part_steps += (part_steps - steps) % 2
+    parts = -(-steps // part_steps)
+    launched = clusters if waves else tail_tiles * parts
+    return Plan(launched, waves, tail_tiles, parts, steps, part_steps)

@@ -1,0 +1,102 @@
+"""From a warpgroup's registers through shared memory, the staging, to global memory, with TMA or otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.experimental.mosaic.gpu as mgpu
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from sparse_lm.ops.hopper.frame import compat
+from sparse_lm.ops.hopper.frame.emit import elements, i32, i32_type
+
+SWIZZLE = 128  # bytes, of a row of a staging slot
+SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
+_ROWS = 64  # of the accumulator
+
+
+def staging(warpgroups: int, slots: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
+    """Scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
+    columns = _columns(dtype)
+    tile = (columns, _ROWS) if transposed else (_ROWS, columns)
+    return plgpu.SMEM((warpgroups, slots, *tile), dtype, transforms=transforms(dtype))
+
+
+def stores(n: int, dtype: jnp.dtype) -> int:
+    """How many stores `store_tile` makes of [64, n]."""
+    return n // _columns(dtype)
+
+
+def store_tile(
+    tile: Array,
+    slots: Any,
+    out: Any,
+    origin: tuple[Array, Array],
+    first_store: Array | int,
+    *,
+    transposed: bool,
+    accumulate: bool = False,
+) -> None:
+    """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
+
+    What lies out of bounds is dropped. The copies read the slots after this returns.
+
+    Args:
+      tile: in layout WGMMA and the dtype of `out`.
+      slots: this warpgroup's of `staging`, [slots, ...]; they take turns.
+      out: global memory.
+      origin: (row, column).
+      first_store: number of the first store, from where all slots were known to be free; picks the slots.
+      transposed: whether `out` is [columns, rows].
+      accumulate: add the tile to what is there, in the L2 cache, instead of replacing it.
+    """
+    row, column = origin
+    count = slots.shape[0]
+    columns = _columns(tile.dtype)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(tile.dtype))))
+    def write(_, part, ref):
+        write_tile(part, ref, transposed=transposed)
+
+    for i in range(stores(tile.shape[1], tile.dtype)):
+        slot = slots.at[lax.rem(first_store + i, count)]
+        plgpu.wait_smem_to_gmem(count - 1, wait_read_only=True)
+        write(tile[:, i * columns : (i + 1) * columns], slot)
+        plgpu.commit_smem()
+        rows, cols = pl.ds(row, _ROWS), pl.ds(column + i * columns, columns)
+        target = out.at[cols, rows] if transposed else out.at[rows, cols]
+        plgpu.copy_smem_to_gmem(slot, target, reduction_op="add" if accumulate else None)
+
+
+def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -> None:
+    """A warpgroup's registers, in layout WGMMA, to one slot of its staging; part of an `inline_mgpu`."""
+    if transposed:
+        ref = mgpu_utils.memref_transpose(ref, (1, 0, 3, 2))
+        if part.mlir_dtype == ir.F32Type.get() or not compat.TRANSPOSING_STORES:
+            # Two neighbours in a row are no vector in a column: store single elements.
+            part = part.to_layout(mgpu.fragmented_array.WGMMA_LAYOUT_ACC_32BIT)
+    part.store_tiled(ref, swizzle=SWIZZLE)
+
+
+def load_chunk(slot: ir.Value, row: ir.Value, chunk: ir.Value) -> list[ir.Value]:
+    """Four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
+    swizzled = arith.xori(chunk, arith.andi(row, i32(SWIZZLE // SWIZZLE_CHUNK - 1)))
+    offset = arith.addi(arith.muli(row, i32(SWIZZLE)), arith.muli(swizzled, i32(SWIZZLE_CHUNK)))
+    pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(slot), [offset], ir.IntegerType.get_signless(8))
+    return elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=SWIZZLE_CHUNK))
+
+
+def _columns(dtype: jnp.dtype) -> int:
+    """Columns of the accumulator that one store takes: a row of the swizzle."""
+    return SWIZZLE // jnp.dtype(dtype).itemsize
+
+
+def transforms(dtype: jnp.dtype) -> tuple:
+    """Of a slot of the staging."""
+    return (plgpu.TilingTransform((8, _columns(dtype))), plgpu.SwizzleTransform(SWIZZLE))

@@ -1,0 +1,171 @@
+"""How a product with a 2:4 operand is cut up, and what a kernel says of it: what to copy, and what to write.
+
+The frame that runs it is persistent.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.numpy as jnp
+from jax import Array, lax
+
+from sparse_lm.ops.hopper.frame import wgmma_sp
+from sparse_lm.ops.hopper.frame.ring import Copy
+
+STEP = wgmma_sp.STEP
+CONSUMERS = 2  # warpgroups of a block, which multiply
+PRODUCER = CONSUMERS  # index of the warpgroup that copies
+
+
+def check_slots(store_slots: int) -> None:
+    """Raises ValueError for fewer than two: epilogues write one slot while slower threads read the other."""
+    if store_slots < 2:
+        raise ValueError(f"store_slots = {store_slots} must be at least 2")
+
+
+def check_in_block(tile: int, block: int, what: str) -> None:
+    """Raises ValueError for a configuration whose tiles do not lie in one block or run of `what` each."""
+    if block % tile:
+        raise ValueError(f"config: the {tile} {what} of a tile must divide the {block} of a block or run")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """How a product is cut up, of which the 2:4 operand has the rows and the dense one the columns.
+
+    Attributes:
+      tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer; or 64, of
+        which each consumer computes half of the columns.
+      tile_n: columns of a block's tile, a multiple of 64 (128 if tile_m is 64), at most 256. A consumer thread holds
+        tile_m * tile_n / 256 accumulators, of its 240 registers.
+      stages: of the ring, each of 64 logical columns of the sparse operand.
+      cluster: blocks that share an operand's tile.
+      share_b: whether the blocks of a cluster compute tiles under one another, and so share that of the dense
+        operand; else tiles side by side, and share that of the sparse one.
+      store_slots: output tiles of 64 rows in shared memory, per consumer; at least 2.
+
+    Raises:
+      ValueError: sizes that the kernels do not have.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int = 4
+    cluster: int = 2
+    share_b: bool = True
+    store_slots: int = 2
+
+    def __post_init__(self):
+        columns = wgmma_sp.ROWS * (CONSUMERS if self.tile_m == wgmma_sp.ROWS else 1)
+        if self.tile_m not in (64, 128, 256) or self.tile_n % columns or not 0 < self.tile_n <= 256:
+            raise ValueError(f"tile_m must be 64, 128 or 256, and tile_n a multiple of {columns} up to 256: {self}")
+        check_slots(self.store_slots)
+
+    @property
+    def consumer_tile(self) -> tuple[int, int]:
+        """Rows and columns of the part of a tile that a consumer computes."""
+        if self.tile_m == wgmma_sp.ROWS:
+            return self.tile_m, self.tile_n // CONSUMERS
+        return self.tile_m // CONSUMERS, self.tile_n
+
+    @property
+    def cluster_m(self) -> int:
+        """Rows of a cluster's tiles."""
+        return self.tile_m * (self.cluster if self.share_b else 1)
+
+    @property
+    def cluster_n(self) -> int:
+        """Columns of a cluster's tiles."""
+        return self.tile_n * (1 if self.share_b else self.cluster)
+
+    def grid(self, m: int, n: int) -> tuple[int, int]:
+        """How many clusters' tiles cover m rows, and n columns."""
+        return pl.cdiv(m, self.cluster_m), pl.cdiv(n, self.cluster_n)
+
+    def origin(self, row: Array, column: Array, peer: Array) -> tuple[Array, Array]:
+        """First row and column of a block's tile, where the cluster's is number (row, column) of the grid."""
+        row_in_cluster, column_in_cluster = (peer, 0) if self.share_b else (0, peer)
+        return (
+            row * self.cluster_m + row_in_cluster * self.tile_m,
+            column * self.cluster_n + column_in_cluster * self.tile_n,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Of the ring, in shared memory: values [tile_m, 32], metadata [tile_m / 64, 1, 128], b [64, tile_n].
+
+    b is [tile_n, 64] if the dense operand is stored with the contracted dimension last.
+    """
+
+    values: Any
+    metadata: Any
+    b: Any
+    tiling: Tiling
+
+    def copy_sparse(
+        self, values: Any, metadata: Any, row: Array, k: Array, *, first: int = 0, rows: int | None = None
+    ) -> list[Copy]:
+        """Rows of the sparse operand, and their metadata, to rows of the stage; all three of them multiples of 64.
+
+        Args:
+          values: of the operand, in global memory.
+          metadata: of the operand, in global memory.
+          row: of the operand, the first.
+          k: step along k.
+          first: row of the stage that the first goes to.
+          rows: how many; the stage's by default.
+        """
+        rows = rows or self.tiling.tile_m
+        first_tile, tiles = first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS
+        multicast = self.tiling.cluster > 1 and not self.tiling.share_b
+        values_origin = row, k * wgmma_sp.KEPT
+        # Past the end words are zeros, which are no valid positions; values are zeros there, too, and nothing is added.
+        metadata_origin = lax.div(row, wgmma_sp.ROWS), k, jnp.int32(0)
+        return [
+            Copy(values, self.values.at[pl.ds(first, rows)], values_origin, wgmma_sp.VALUES_TRANSFORMS, multicast),
+            Copy(metadata, self.metadata.at[pl.ds(first_tile, tiles)], metadata_origin, (), multicast),
+        ]
+
+    def copy_b(self, source: Any, *origin: Array) -> Copy:
+        """The dense operand's tile from `origin` in the source on, to the stage's."""
+        multicast = self.tiling.cluster > 1 and self.tiling.share_b
+        return Copy(source, self.b, origin, wgmma_sp.DENSE_TRANSFORMS, multicast)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+    """What one job copies.
+
+    Attributes:
+      copies: from a step along k, what `look_up` gave for it, and the stage, what to copy.
+      look_up: from a step along k, what its copies need to read first, which is read some steps ahead. It
+        may be asked for the step after the job's last.
+      gather: from what `look_up` gave and the stage, starts further copies, with `cp.async`.
+    """
+
+    copies: Callable[[Array, Any, Stage], Sequence[Copy]]
+    look_up: Callable[[Array], Any] = lambda k: ()
+    gather: Callable[[Any, Stage], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """What is written instead of the product.
+
+    Attributes:
+      out_types: of the outputs.
+      store: called with a part [64, columns] of a consumer's tile, rounded, in layout WGMMA; the consumer's staging;
+        the operands and the outputs in global memory; the part's first row and column in the product; and its
+        number in the tile.
+      in_place: whether the output takes the place of the last operand.
+    """
+
+    out_types: Sequence[jax.ShapeDtypeStruct]
+    store: Callable[[Array, Any, Sequence[Any], Sequence[Any], tuple[Array, Array], int], None]
+    in_place: bool = False

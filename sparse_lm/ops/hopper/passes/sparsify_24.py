@@ -1,0 +1,185 @@
+"""Dense matrix to its 2:4 form in one pass over memory.
+
+Why: weights are sparsified every step and activations in every layer. XLA reads the matrix once for
+the values and again for the metadata, and writes what lies between.
+
+A block is one warpgroup and takes one tile of 64 x 64 (thread_tile.py). For the transpose (axis 0) a
+tile takes the way through shared memory, whose odd row length keeps columns off one bank.
+
+Numerics: those of the reference bit for bit; `sparse_lm.ops.select` has the rules.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jax.typing import ArrayLike, DTypeLike
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from sparse_lm.ops.compress import pad_to_tiles
+from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.hopper.frame import mvue
+from sparse_lm.ops.hopper.frame.emit import (
+    COMPILER_PARAMS,
+    SCALAR,
+    WARPGROUP_SIZE,
+    f32,
+    i32,
+    widen,
+)
+from sparse_lm.ops.hopper.frame.thread_tile import (
+    HALVES,
+    SHARED_STRIDE,
+    THREAD_COLUMNS,
+    Thread,
+    Tile,
+    groups,
+    load_tile,
+)
+from sparse_lm.ops.hopper.frame.two_of_four import Pair, two_of_four
+from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
+from sparse_lm.ops.mvue import threefry_key
+
+
+def sparsify_24(
+    x: Array,
+    method: str,
+    axis: int,
+    *,
+    scale: ArrayLike,
+    dtype: DTypeLike,
+    key: Array | None = None,
+) -> Sparse24:
+    """See `sparse_lm.ops.sparsify_24`.
+
+    Raises:
+      NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
+    """
+    dtype = jnp.dtype(dtype)
+    check_selection_dtypes(x.dtype, dtype)
+    padded = pad_to_tiles(x)
+    scale = jnp.asarray(scale, jnp.float32).reshape(1)
+    key = threefry_key(key) if method == "mvue" else None
+    values, metadata = _call(padded, scale, method, dtype, transposed=axis == 0, key=key)
+    return Sparse24(values, metadata, x.shape[::-1] if axis == 0 else x.shape)
+
+
+def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
+    """See `sparse_lm.ops.soft_threshold_24`.
+
+    Raises:
+      NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
+    """
+    dtype = jnp.dtype(dtype)
+    check_selection_dtypes(w.dtype, dtype)
+    rows, columns = w.shape
+    if rows // scale.shape[0] % TILE:
+        raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {rows // scale.shape[0]}")
+    scale = scale.astype(jnp.float32)
+    values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, transposed=False, dense=True)
+    return Sparse24(values, metadata, w.shape), dense[:rows, :columns]
+
+
+def _call(
+    x: Array,
+    scale: Array,
+    method: str,
+    dtype: jnp.dtype,
+    *,
+    transposed: bool,
+    dense: bool = False,
+    key: Array | None = None,
+) -> tuple[Array, ...]:
+    """Values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
+
+    `key`, int32 [2], is that of "mvue".
+    """
+    rows, columns = x.shape[::-1] if transposed else x.shape
+    row_tiles, column_tiles = rows // TILE, columns // TILE
+    out_type = [
+        jax.ShapeDtypeStruct((rows, columns // 2), dtype),
+        jax.ShapeDtypeStruct((row_tiles, column_tiles, WARPGROUP_SIZE), jnp.int32),
+    ]
+    if dense:
+        out_type.append(jax.ShapeDtypeStruct((rows, columns), dtype))
+
+    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * (3 + len(out_type)), *(SCALAR,) * 3))
+    def sparsify_tile(_, x_gmem, key_gmem, tile_smem, *rest):
+        values_gmem, metadata_gmem, *dense_gmem, factor, row, column = rest
+        tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
+        runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
+        grouped = [groups(widen(run)) for run in runs]
+        if method == "mvue":
+            above_one = _above_one(mvue.load_key(key_gmem), tile, x.shape, transposed)
+            pairs = [map(mvue.sample_two, *row) for row in zip(grouped, above_one, strict=True)]
+        else:
+            pairs = [[two_of_four(four, method) for four in row] for row in grouped]
+        pairs = [[_scaled(pair, factor) for pair in row] for row in pairs]
+        tile.store_pairs(values_gmem, pairs)
+        tile.store_word(metadata_gmem, pairs)
+        for ref in dense_gmem:
+            tile.store(ref, [[member for pair in row for member in pair.spread(f32(0.0))] for row in pairs])
+
+    def kernel(x_gmem, scale_gmem, key_gmem, *rest):
+        *out_gmem, tile_smem = rest
+        row, column = lax.axis_index("row"), lax.axis_index("column")
+        factor = scale_gmem[lax.div(row, pl.cdiv(row_tiles, scale.shape[0]))]
+        sparsify_tile(x_gmem, key_gmem, tile_smem, *out_gmem, factor, row, column)
+
+    return plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        grid=(column_tiles, row_tiles),
+        grid_names=("column", "row"),
+        scratch_types=[plgpu.SMEM((TILE, SHARED_STRIDE) if transposed else (1, 1), x.dtype)],
+        compiler_params=COMPILER_PARAMS,
+        kernel_name="sparsify_24",
+    )(x, scale, jnp.zeros(2, jnp.int32) if key is None else key)
+
+
+def _above_one(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int], transposed: bool):
+    """`mvue.uniform_above_one` for each group of a thread's two rows, of a matrix [M, K]."""
+    column = arith.addi(arith.muli(tile.column, i32(TILE)), tile.thread.column)
+    rows = []
+    for half in HALVES:
+        row = arith.addi(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.row), i32(8 * half))
+        rows.append([])
+        for first in range(0, THREAD_COLUMNS, 8):
+            pair = arith.addi(arith.shrui(column, i32(3)), i32(first // 8))
+            index = (pair, shape[1], row) if transposed else (row, shape[1] // 8, pair)
+            number = arith.addi(arith.muli(index[0], i32(index[1])), index[2])
+            rows[-1] += mvue.uniform_above_one(mvue.random_bits(key, number))
+    return rows
+
+
+def _scaled(pair: Pair, factor: ir.Value) -> Pair:
+    factor = factor.registers.item()
+    return Pair(arith.mulf(pair.low, factor), arith.mulf(pair.high, factor), pair.nibble)
+
+
+def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[ir.Value]]:
+    """Both rows' columns of the transpose of x: columns of x, by way of shared memory."""
+    element = ir.MemRefType(x.type).element_type
+    thread = tile.thread
+    # A tile's rows are columns of the result: the tile at (column, row) of x.
+    row, column, loaded = load_tile(x, Tile(thread, tile.column, tile.row))
+    shared = mgpu_utils.memref_ptr(tile_smem)
+    for first_row, values in loaded:
+        start = arith.addi(arith.muli(arith.addi(row, i32(first_row)), i32(SHARED_STRIDE)), column)
+        for i, value in enumerate(values):
+            llvm.store(value, mgpu_utils.getelementptr(shared, [arith.addi(start, i32(i))], element))
+    mgpu_utils.warpgroup_barrier()
+    runs = []
+    for half in HALVES:
+        x_column = arith.addi(thread.row, i32(8 * half))
+        run = []
+        for i in range(THREAD_COLUMNS):
+            index = arith.muli(arith.addi(thread.column, i32(i)), i32(SHARED_STRIDE))
+            run.append(llvm.load(element, mgpu_utils.getelementptr(shared, [arith.addi(index, x_column)], element)))
+        runs.append(run)
+    return runs

@@ -1,0 +1,158 @@
+"""Listed rows of a 2:4 matrix times the rows of a dense one, block by block, where the listed rows come in runs.
+
+A tile's rows of the sparse operand are boxes that start where the block's list says; the rest is
+`matmul_24` with b and the result transposed. The blocks of a cluster compute tiles under one another,
+so that they share the tile of tokens, and blocks that run together cover all listed rows of a few
+tiles of tokens.
+
+Numerics: as `matmul_24`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
+from sparse_lm.ops.hopper.frame.operands import pad, result_type
+from sparse_lm.ops.hopper.frame.persistent import multiply
+from sparse_lm.ops.hopper.frame.schedule import rows_in_use
+from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
+from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Tiling):
+    """How the product is cut up; M counts listed rows, N tokens.
+
+    Attributes:
+      raster_width: clusters' tiles along M that run together.
+    """
+
+    raster_width: int = 8
+
+
+# With the time of a tile (measured on an H200).
+CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 128), 1.04))
+
+
+def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
+    """The candidate that is done first, of those whose tiles of tokens lie in one block.
+
+    Raises:
+      NotImplementedError: there is none.
+    """
+    fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_n == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs v to be a multiple of 128 or 192, not {v}")
+    return split_k.fastest(fitting, kept, tokens, pl.cdiv(dim, STEP))
+
+
+def sampled_matmul_24(
+    w: Sparse24,
+    x: Array,
+    columns: Array,
+    v: int,
+    *,
+    run: int = 1,
+    out_dtype: DTypeLike | None = None,
+    config: Config | None = None,
+) -> Array:
+    """x @ w[columns of the block].T, for each block of v rows of x.
+
+    Runs that no tile here fits are taken row by row (sampled_rows_24.py).
+
+    Args:
+      w: 2:4 matrix [F, D], bfloat16 or float16.
+      x: [T, D] in the dtype of w.
+      columns: int32 [ceil(T / v), Kc], rows of w; F stands for a row of zeros. Blocks that list nothing else cost
+        little, if they are the last ones and come in runs.
+      v: rows of a block.
+      run: that many columns are consecutive, and start at a multiple of it.
+      out_dtype: bfloat16, float16 or float32; that of x by default.
+      config: tiling of runs; what a cluster has of tokens divides v.
+
+    Returns:
+      [T, Kc].
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+      ValueError: a config whose clusters' tiles do not lie in one block.
+    """
+    if not takes_runs(run, v):
+        return sampled_rows_24(w, x, columns, v, out_dtype=out_dtype)
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    check_product_dtypes(w.dtype, x.dtype, out_dtype)
+    tokens, kept = x.shape[0], columns.shape[1]
+    config = config or heuristic_config(tokens, kept, x.shape[1], v)
+    out = result_type(tokens, kept, out_dtype)
+    (product,) = multiply_listed(config, w, pad(x), columns, v, run, out, name="sampled_matmul_24")
+    return product[:tokens, :kept]
+
+
+def takes_runs(run: int, v: int) -> bool:
+    """Whether a tile here fits the runs and the blocks."""
+    return run % wgmma_sp.ROWS == 0 and any(v % candidate.tile_n == 0 for candidate, _ in CANDIDATES)
+
+
+def multiply_listed(
+    config: Config,
+    w: Sparse24,
+    x: Array,
+    columns: Array,
+    v: int,
+    run: int,
+    out: jax.ShapeDtypeStruct,
+    *,
+    name: str,
+    epilogue: Epilogue | None = None,
+) -> list[Array]:
+    """The product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
+    tokens, kept = x.shape[0], columns.shape[1]
+    check_in_block(config.cluster_n, v, "tokens")
+    plan = split_k.plan_product(config, kept, tokens, w.values.shape[1] // wgmma_sp.KEPT)
+    box = math.gcd(run, config.tile_m)
+
+    def jobs(operands, cluster, peer):
+        *_, first_of_padding = operands  # read for each job anew, from the cache: consumers lack a register for it
+
+        def origin(tile):
+            tile = plgpu.planar_snake(tile, config.grid(kept, tokens), 0, config.raster_width)
+            return config.origin(*tile, peer)
+
+        return plan.jobs(cluster, origin, lambda _, token: token < first_of_padding[0])
+
+    def loads(operands, job):
+        values, metadata, x, columns, _ = operands
+        block = lax.div(job.column, v)
+        rows = {first: columns[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)}
+
+        def copies(k, _, stage):
+            boxes = [stage.copy_sparse(values, metadata, row, k, first=first, rows=box) for first, row in rows.items()]
+            return [*itertools.chain(*boxes), stage.copy_b(x, job.column, k * STEP)]
+
+        return Loads(copies)
+
+    return multiply(
+        config,
+        plan.grid,
+        jobs,
+        loads,
+        (w.values, w.metadata, x, columns, rows_in_use(columns[:, ::run], v, w.shape[0])),
+        out,
+        name=name,
+        dtype=x.dtype,
+        b_transposed=True,
+        out_transposed=True,
+        epilogue=epilogue,
+    )

@@ -1,0 +1,254 @@
+"""Dense matrix times the transpose of rows of a 2:4 matrix, of rows that each block of tokens chooses.
+
+The rows, which are the sparse operand of the instruction, are gathered (gather_24.py); the tokens come
+by TMA, and the blocks of a cluster, which compute different rows for the same tokens, share them. The
+result is transposed on its way out, so that it is [tokens, rows].
+
+Shared memory limits it: for 64 columns of a tile of 256 x 128 the instructions read 80 KB and copies write
+34 KB, and it delivers 128 bytes a cycle.
+
+Numerics: float32 accumulation in the order of the columns, one rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.hopper.frame import device, gather_24, tuning, wgmma_sp
+from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS
+from sparse_lm.ops.hopper.frame.mainloop import accumulate
+from sparse_lm.ops.hopper.frame.operands import pad, result_type
+from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block, check_slots
+from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+
+# Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How the product is cut up.
+
+    Attributes:
+      rows: of the 2:4 matrix in a block's tile, 128 or 256: one or two blocks of 64 for each consumer.
+      tokens: of a block's tile; divides v. A consumer thread holds rows * tokens / 256 accumulators.
+      stages: of the ring, each of 64 logical columns; at least three, as a gather fills two while a third is read.
+      cluster: blocks that share the tokens' tile.
+      store_slots: output tiles of 64 rows in shared memory, per consumer; at least 2.
+      raster_width: clusters' tiles of rows that run together, before the next tokens.
+
+    Raises:
+      ValueError: sizes that the kernel does not have.
+    """
+
+    rows: int
+    tokens: int
+    stages: int
+    cluster: int = 2
+    store_slots: int = 2
+    raster_width: int = 4
+
+    def __post_init__(self):
+        if self.rows not in (128, 256) or self.tokens % 64 or not 0 < self.tokens <= 256 or self.stages < 3:
+            raise ValueError(f"rows must be 128 or 256, tokens a multiple of 64 up to 256, stages at least 3: {self}")
+        check_slots(self.store_slots)
+
+
+CANDIDATES = (Config(rows=256, tokens=128, stages=5), Config(rows=256, tokens=64, stages=6))
+
+
+def heuristic_config(v: int) -> Config:
+    """The candidate with the most tokens, all in one block, that share a gathered row."""
+    return next(config for config in CANDIDATES if v % config.tokens == 0)
+
+
+def sampled_rows_24(
+    w: Sparse24, x: Array, columns: Array, v: int, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+) -> Array:
+    """x @ w[columns of the block].T, for each block of v rows of x.
+
+    Args:
+      w: 2:4 matrix [F, D], bfloat16 or float16.
+      x: [T, D] in the dtype of w.
+      columns: int32 [ceil(T / v), Kc], rows of w in any order; F stands for a row of zeros.
+      v: rows of a block, a multiple of 64.
+      out_dtype: bfloat16, float16 or float32; that of x by default.
+      config: tiling; the tuned one for the shape and device by default.
+
+    Returns:
+      [T, Kc].
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+      ValueError: a config whose tokens do not divide v.
+    """
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    check_product_dtypes(w.dtype, x.dtype, out_dtype)
+    if v % CANDIDATES[-1].tokens:
+        raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1].tokens}, not {v}")
+    (tokens, dim), kept = x.shape, columns.shape[1]
+    if config is None:
+        config = tuning.lookup("sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
+    check_in_block(config.tokens, v, "tokens")
+    return _call(config, w, pad(x), columns, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
+
+
+def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
+    tile_rows, tile_tokens = config.rows, config.tokens
+    consumer_rows = tile_rows // CONSUMERS
+    blocks = consumer_rows // wgmma_sp.ROWS
+    gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
+    # Past the last step the values are zeros. The tokens need not be: of a D up to 64 their only tile is copied again.
+    steps = gathers * gather_24.STAGES
+    grid = pl.cdiv(columns.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens)
+    clusters = min(grid[0] * grid[1], device.cluster_count(config.cluster))
+    shared = config.cluster > 1
+
+    def kernel(values_gmem, metadata_gmem, columns_gmem, x_gmem, out_gmem):
+        def scope(values_smem, metadata_smem, x_smem, out_smem, full, empty):
+            ring = Ring(full, empty, config.stages, gathers=True)
+            ring.initialize()
+            warpgroup = lax.axis_index("warpgroup")
+            first_tile = lax.axis_index("cluster")
+            tiles = lax.div(grid[0] * grid[1] - first_tile + clusters - 1, clusters)
+
+            def for_each_tile(body):
+                """`body(i, block, row, token)` for this cluster's i-th tile: which row of columns, where in it."""
+
+                @pl.loop(0, tiles)
+                def _tile(i):
+                    tile = plgpu.planar_snake(first_tile + i * clusters, grid, 0, config.raster_width)
+                    row = (tile[0] * config.cluster + lax.axis_index(CLUSTER_AXIS)) * tile_rows
+                    token = tile[1] * tile_tokens
+                    body(i, lax.div(token, v), row, token)
+
+            def produce():
+                plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+
+                def fill(i, block, row, token):
+                    offsets = gather_24.load_offsets(columns_gmem, values_gmem, metadata_gmem, block, row, tile_rows)
+                    stages, sources = (values_smem, metadata_smem, x_smem), (values_gmem, metadata_gmem, x_gmem)
+                    _fill_tile(ring, stages, sources, offsets, token, gathers, lambda k: i * steps + k, shared)
+
+                for_each_tile(fill)
+                ring.close(tiles * steps)
+
+            def consume():
+                plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+                own_rows = pl.ds(warpgroup * consumer_rows, consumer_rows)
+
+                def operands(slot):
+                    return values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot]
+
+                def compute(i, block, row, token):
+                    row = row + warpgroup * consumer_rows
+                    accumulators = accumulate(
+                        ring,
+                        i * steps,
+                        steps,
+                        operands,
+                        blocks=blocks,
+                        n=tile_tokens,
+                        b_transposed=True,
+                        load_words=gather_24.load_words,
+                    )
+                    _store_tile(accumulators, out_smem.at[warpgroup], out_gmem, row, token, i)
+
+                for_each_tile(compute)
+                plgpu.wait_smem_to_gmem(0)
+
+            lax.cond(warpgroup == PRODUCER, produce, consume)
+
+        pl.run_scoped(
+            scope,
+            plgpu.SMEM((config.stages, tile_rows, wgmma_sp.KEPT), x.dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
+            # The second stage of a gather leaves its metadata's unused; with an odd number, each is that in turn.
+            plgpu.SMEM((config.stages, tile_rows, gather_24.WORDS), jnp.int32),
+            plgpu.SMEM((config.stages, tile_tokens, wgmma_sp.STEP), x.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+            staging(CONSUMERS, config.store_slots, out.dtype, transposed=True),
+            full_barriers(config.stages),
+            empty_barriers(config.stages, CONSUMERS),
+            collective_axes="warpgroup",
+        )
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=out,
+        grid=(clusters,),
+        grid_names=("cluster",),
+        cluster=(config.cluster,),
+        cluster_names=(CLUSTER_AXIS,),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="sampled_rows_24",
+        compiler_params=COMPILER_PARAMS,
+    )
+    # A stack of products is one after the other: TMA takes no batch of matrices.
+    return jax.custom_batching.sequential_vmap(run)(w.values, gather_24.metadata_by_rows(w.metadata), columns, x)
+
+
+def _fill_tile(
+    ring: Ring,
+    stages: tuple[Any, Any, Any],
+    sources: tuple[Any, Any, Any],
+    offsets: tuple[Array, Array],
+    token: Array,
+    gathers: int,
+    step_of: Callable[[Array], Array],
+    shared: bool,
+) -> None:
+    """Fills a stage for each step of a tile: the tokens by TMA, the listed rows by gathers, which fill several each.
+
+    Args:
+      ring: of the stages.
+      stages: values, metadata and tokens, of all slots.
+      sources: values, metadata by rows and tokens in global memory.
+      offsets: of the tile's rows, from `gather_24.load_offsets`.
+      token: the tile's first.
+      gathers: how many.
+      step_of: of a step along k, its number in the ring.
+      shared: whether the blocks of the cluster share the tokens.
+    """
+    values, metadata, x = stages
+    values_gmem, metadata_gmem, x_gmem = sources
+
+    @pl.loop(0, gathers)
+    def _gather(gather):
+        first_k = gather * gather_24.STAGES
+        ks = [first_k + stage for stage in range(gather_24.STAGES)]
+        slots = [ring.slot(step_of(k)) for k in ks]
+        for k, slot in zip(ks, slots, strict=True):
+            origin = token, k * wgmma_sp.STEP
+            ring.fill(step_of(k), [Copy(x_gmem, x.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, shared)])
+        values_stages = tuple(values.at[slot] for slot in slots)
+        gather_24.start_gather(values_gmem, metadata_gmem, values_stages, metadata.at[slots[0]], offsets, gather)
+        for k in ks:
+            ring.arrive_gathered(step_of(k))
+
+
+def _store_tile(
+    accumulators: tuple[Array, ...], slots: Any, out: Any, row: Array, token: Array, tile_number: Array
+) -> None:
+    """A consumer's part of a tile, [64, tokens] each, to `out[token:, row:]`; `tile_number` counts its tiles."""
+    stores_of_a_block = stores(accumulators[0].shape[1], out.dtype)
+    for block, accumulator in enumerate(accumulators):
+        store_tile(
+            accumulator.astype(out.dtype),
+            slots,
+            out,
+            (row + block * wgmma_sp.ROWS, token),
+            first_store=(tile_number * len(accumulators) + block) * stores_of_a_block,
+            transposed=True,
+        )

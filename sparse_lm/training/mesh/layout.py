@@ -1,0 +1,131 @@
+"""Where the arrays of a run live: a mesh of devices and, by name, which axis of an array is split over it.
+
+    mesh axis   splits
+    data        the sequences of a batch
+    fsdp        the sequences, and the rows of every matrix and its moments where they are stored
+    tensor      attention heads and FFN neurons
+
+The state is laid out with `NamedSharding`, and what is element-wise in it (the optimizer) is left to
+the compiler. Model, loss and gradients run under `shard_map`, on local shapes: kernels are calls that
+the compiler cannot partition, and the order of their collectives is ours (`ops.collectives`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sparse_lm.collectives import Axes
+from sparse_lm.config import Config, ConfigError
+
+_ROWS = P(None, ("tensor", "fsdp"))
+_SPECS = {
+    "q": _ROWS,
+    "k": _ROWS,
+    "v": _ROWS,
+    "o": P(None, "fsdp", "tensor"),
+    "up": _ROWS,
+    "down": _ROWS,
+    "gate": _ROWS,
+    "mask_up": _ROWS,
+    "mask_down": _ROWS,
+    "columns": P(None, None, "tensor"),
+    "embedding": P("fsdp"),
+    "unembed": P("fsdp"),
+}
+"""By the last name in an array's path: parameters, their moments, and variables. Others are replicated."""
+
+BATCH = P(("data", "fsdp"))
+"""Of arrays whose first axis is sequences."""
+
+
+class Layout:
+    """The layout of a run over several devices.
+
+    Args:
+      mesh: with axes data, fsdp and tensor.
+      state: the run's `TrainState`, or its shapes.
+
+    Attributes:
+      axes: those of the mesh that have more than one device.
+      state: `NamedSharding`s of the state.
+      batch: of the windows of a step.
+      replicated: of what every device has.
+    """
+
+    def __init__(self, mesh: Mesh, state: Any):
+        self.mesh = mesh
+        split = {name for name, count in mesh.shape.items() if count > 1}
+        self.axes = Axes(
+            batch=tuple(name for name in ("data", "fsdp") if name in split),
+            fsdp="fsdp" if "fsdp" in split else None,
+            tensor="tensor" if "tensor" in split else None,
+        )
+        self.state = self.shardings(state)
+        self.batch = NamedSharding(mesh, BATCH)
+        self.replicated = NamedSharding(mesh, P())
+
+    def specs(self, tree: Any) -> Any:
+        """A `PartitionSpec` for each array of a tree, by its name."""
+        return jax.tree.map_with_path(lambda path, _: _spec(path), tree)
+
+    def shardings(self, tree: Any) -> Any:
+        """A `NamedSharding` for each array of a tree, by its name."""
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs(tree), is_leaf=_is_spec)
+
+    def place_rows(self, windows: np.ndarray) -> jax.Array:
+        """A batch on the devices, of each process's own rows: `row_share` says which."""
+        return jax.make_array_from_process_local_data(self.batch, windows)
+
+    def place_batch(self, windows: np.ndarray) -> jax.Array:
+        """A whole batch, which every process has, on the devices."""
+        return jax.make_array_from_callback(windows.shape, self.batch, lambda index: windows[index])
+
+    def local(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        """`function` of local shards, as one of whole arrays."""
+        # Kernels do not say over which axes their results vary, so that nothing can be checked here.
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
+    """The mesh that `config.mesh` asks for, of all devices of this run if none are given; None for one device.
+
+    Raises:
+      ConfigError: this machine, or all processes together, have another number of devices.
+    """
+    axes, wanted = dataclasses.asdict(config.mesh), config.mesh.devices
+    if wanted == 1:
+        return None
+    devices = jax.devices() if devices is None else devices
+    if wanted != len(devices):
+        found = f"{len(devices)} ({devices[0].device_kind})"
+        raise ConfigError("mesh", axes, f"takes {wanted} devices; the processes of this run have {found}")
+    auto = (jax.sharding.AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto, devices=devices)
+
+
+def row_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
+    """(index, count): this process's devices hold the index-th of `count` equal parts of a batch's rows."""
+    held = {
+        row
+        for index in sharding.addressable_devices_indices_map((rows,)).values()
+        for row in range(*index[0].indices(rows))
+    }
+    first, count = min(held), len(held)
+    if max(held) != first + count - 1 or rows % count or first % count:
+        raise ValueError(f"process {jax.process_index()} holds rows {sorted(held)} of {rows}, not one of equal parts")
+    return first // count, rows // count
+
+
+def _spec(path: tuple) -> P:
+    return _SPECS.get(jax.tree_util.keystr(path[-1:], simple=True), P())
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, P)

@@ -1,0 +1,48 @@
+"""What a process ran on: device, versions, commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+_ROOT = Path(__file__).parents[3]
+
+
+def provenance() -> dict[str, Any]:
+    """JSON-ready: "device" (kind, platform, count), "versions" by package, "git_commit" (see `git_commit`)."""
+    devices = jax.devices()
+    return {
+        "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
+        "versions": {"python": platform.python_version(), **_installed(PACKAGES)},
+        "git_commit": git_commit(),
+    }
+
+
+def git_commit(root: Path = _ROOT) -> str | None:
+    """The commit of a checkout, with "-dirty" if tracked files have changed since.
+
+    None if `root` is not the top of a checkout, or git cannot tell.
+    """
+    if not (root / ".git").exists():
+        return None  # a directory further up may be some other project's
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _installed(packages: tuple[str, ...]) -> dict[str, str]:
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # such as the CUDA plugin on a machine without a GPU
+    return versions

@@ -1,0 +1,272 @@
+import dataclasses
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sparse_lm.ops.ffn_weights import FfnVariables
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
+from sparse_lm.training.workdir import WorkdirError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A training state in small."""
+
+    step: Any
+    params: Any
+    opt_state: Any
+    variables: Any
+
+
+def make_state(seed: int = 0, dim: int = 4, variables: FfnVariables | None = None) -> State:
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    params = {"embed": {"embedding": draw(5, dim)}, "layers": {"ffn": {"up": draw(2, 8, dim)}}}
+    if variables is None:
+        variables = FfnVariables(
+            scale_up=draw(2), mask_up=draw(2, 8, dim) > 0, columns=jnp.asarray(rng.integers(0, 99, (2, 3)), jnp.int32)
+        )
+    optimizer = optax.chain(optax.clip(1.0), optax.scale_by_adam(mu_dtype=jnp.bfloat16))
+    return State(
+        step=jnp.int32(seed),
+        params=params,
+        opt_state=(optimizer.init(params), None, draw(3).astype(jnp.bfloat16), jnp.asarray([7, 250], jnp.uint8)),
+        variables=variables,
+    )
+
+
+def save(workdir: Path, step: int, state: State, **metrics: float) -> None:
+    with Checkpoints(workdir, keep=2) as checkpoints:
+        checkpoints.save(step, state, metrics)
+
+
+def steps_on_disk(workdir: Path) -> list[int]:
+    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
+
+
+def assert_same_bits(actual: Any, expected: Any) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_restores_every_leaf_bit_for_bit(tmp_path):
+    """Floats of both widths, integers, bools and scalars; None and empty nodes; NaN and signed zeros."""
+    state = make_state()
+    odd = jnp.asarray([-0.0, math.nan, math.inf, 1e-45], jnp.float32)
+    state = dataclasses.replace(state, params={**state.params, "norm": odd})
+    save(tmp_path, 7, state)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert_same_bits(checkpoints.restore_latest(jax.eval_shape(lambda: state)), state)
+        assert_same_bits(checkpoints.restore_latest(state), state)
+
+
+def test_nothing_to_restore(tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.restore_latest(make_state()) is None
+
+
+def test_state_without_variables(tmp_path):
+    state = make_state(variables=FfnVariables())
+    save(tmp_path, 1, state)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert_same_bits(checkpoints.restore_latest(state), state)
+    _, variables, _ = restore_params(tmp_path)
+    assert variables == {}
+
+
+def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
+    state = dataclasses.replace(make_state(), params={"x": jnp.arange(4_000_000, dtype=jnp.float32)})
+    expected = np.arange(4_000_000, dtype=np.float32)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(1, state)
+        x = state.params["x"]
+        for _ in range(10):
+            x = jax.jit(lambda x: -x - 1, donate_argnums=0)(x)
+        x.block_until_ready()
+    params, _, _ = restore_params(tmp_path)
+    assert np.array_equal(params["x"], expected)
+
+
+def test_keeps_the_newest_and_the_best(tmp_path):
+    losses = {1: 3.0, 2: 1.0, 3: math.nan, 4: None, 5: 2.0, 6: None}
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, loss in losses.items():
+            checkpoints.save(step, make_state(step), None if loss is None else {"eval_loss": jnp.float32(loss)})
+    assert steps_on_disk(tmp_path) == [2, 5, 6]
+    assert not list((tmp_path / "checkpoints" / ".deleted").glob("*"))
+    for wanted, found in (("best", 2), ("latest", 6), (5, 5)):
+        params, _, step = restore_params(tmp_path, wanted)
+        assert step == found
+        assert_same_bits(params, make_state(found).params)
+
+
+def test_best_survives_a_resume(tmp_path):
+    save(tmp_path, 1, make_state(1), eval_loss=1.0)
+    save(tmp_path, 2, make_state(2), eval_loss=2.0)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(3, make_state(3))
+        checkpoints.save(4, make_state(4), {"eval_loss": 3.0})
+    assert steps_on_disk(tmp_path) == [1, 4]
+
+
+def test_a_loss_that_is_not_a_number_is_never_best(tmp_path):
+    save(tmp_path, 1, make_state(1), eval_loss=math.nan)
+    with pytest.raises(WorkdirError, match="no checkpoint was evaluated"):
+        restore_params(tmp_path, "best")
+    save(tmp_path, 2, make_state(2), eval_loss=1.0)
+    assert restore_params(tmp_path, "best")[2] == 2
+
+
+def test_saving_a_step_again_does_nothing(tmp_path):
+    save(tmp_path, 3, make_state(3))
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(3, make_state(4))
+        checkpoints.wait()
+    params, _, _ = restore_params(tmp_path)
+    assert_same_bits(params, make_state(3).params)
+
+
+def test_params_and_variables_without_a_template(tmp_path):
+    state = make_state()
+    save(tmp_path, 5, state)
+    params, variables, step = restore_params(tmp_path)
+    assert step == 5
+    assert_same_bits(params, state.params)
+    assert_same_bits(FfnVariables(**variables), state.variables)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (
+            make_state(dim=6),
+            r"params/embed/embedding is float32\[5, 4\] in the checkpoint and float32\[5, 6\] here \(\d+ more",
+        ),
+        (
+            make_state(variables=FfnVariables()),
+            r"variables/columns is int32\[2, 3\] in the checkpoint and absent here \(2 more",
+        ),
+        (
+            dataclasses.replace(make_state(), step=jnp.float32(0)),
+            r"state/step is int32\[\] in the checkpoint and float32\[\] here$",
+        ),
+        (
+            dataclasses.replace(make_state(), params={**make_state().params, "unembed": jnp.ones(3)}),
+            r"params/unembed is absent in the checkpoint and float32\[3\] here$",
+        ),
+    ],
+)
+def test_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path, changed, message):
+    save(tmp_path, 5, make_state())
+    with (
+        Checkpoints(tmp_path, keep=2) as checkpoints,
+        pytest.raises(WorkdirError, match=f"^--workdir={tmp_path}: checkpoint 5 does not fit this run: {message}"),
+    ):
+        checkpoints.restore_latest(changed)
+
+
+@pytest.mark.parametrize(
+    "step, message", [(4, "no checkpoint of step 4; there are 5"), ("best", "no checkpoint was evaluated")]
+)
+def test_missing_checkpoint_is_refused(tmp_path, step, message):
+    with pytest.raises(WorkdirError, match=r"holds no checkpoint$"):
+        restore_params(tmp_path, step)
+    save(tmp_path, 5, make_state())
+    with pytest.raises(WorkdirError, match=message):
+        restore_params(tmp_path, step)
+
+
+def test_reading_changes_nothing(tmp_path):
+    """A run may be evaluated while it saves: the reader leaves unfinished saves alone."""
+    save(tmp_path, 5, make_state())
+    unfinished = tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "checkpoints" / "5", unfinished)
+    before = sorted(tmp_path.rglob("*"))
+    assert restore_params(tmp_path)[2] == 5
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_error_of_a_save_is_raised_and_the_one_before_it_stays(tmp_path):
+    """The disk refuses files over 64 KiB in the background; `wait` says so."""
+    small = make_state()
+    noise = np.random.default_rng(0).standard_normal(500_000)
+    big = dataclasses.replace(small, params={"x": jnp.asarray(noise, jnp.float32)})
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, small)
+    checkpoints.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, unlimited[1]))
+    try:
+        checkpoints.save(2, big)
+        with pytest.raises(WorkdirError, match=r"checkpoint 2 could not be saved, and the newest is 1: .*File too"):
+            checkpoints.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    params, _, step = restore_params(tmp_path)
+    assert step == 1
+    assert_same_bits(params, small.params)
+    checkpoints.save(3, big)
+    checkpoints.wait()  # which raises of the last save alone
+    checkpoints.close()
+    assert restore_params(tmp_path)[2] == 3
+
+
+SAVE_UNTIL_KILLED = """
+    import sys
+    import jax, jax.numpy as jnp
+    from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+
+    state = {"params": {f"w{i}": jnp.zeros(200_000) for i in range(8)}, "variables": {}, "step": jnp.int32(0)}
+    with Checkpoints(sys.argv[1], keep=1) as checkpoints:
+        state = checkpoints.restore_latest(state) or state
+        while True:
+            state = jax.tree.map(lambda x: x + 1, state)
+            checkpoints.save(int(state["step"]), state, {"eval_loss": 1.0 / int(state["step"])})
+"""
+
+
+def test_sigkill_during_a_save_leaves_the_one_before_it(tmp_path):
+    """Three processes in turn save as fast as they can and are killed; each goes on from the last save.
+
+    Between two saves there is next to nothing else, so that the kill falls into one.
+    """
+    newest = 0
+    for delay in (0.0, 0.013, 0.031):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(SAVE_UNTIL_KILLED), str(tmp_path)],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+        deadline = time.monotonic() + 60
+        while not _finished_after(tmp_path, newest + 2):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for step in steps_on_disk(tmp_path):
+            params, _, _ = restore_params(tmp_path, step)
+            assert all(np.all(np.asarray(w) == step) for w in params.values())
+        assert step > newest
+        newest = step
+
+
+def _finished_after(workdir: Path, step: int) -> bool:
+    directory = workdir / "checkpoints"
+    return directory.exists() and max(steps_on_disk(workdir), default=0) >= step

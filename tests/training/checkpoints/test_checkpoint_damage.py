@@ -1,0 +1,197 @@
+"""Checkpoints that a disk damaged: refused by name, and the one before is used."""
+
+import errno
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tensorstore
+
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints, open_params, restore_params
+from sparse_lm.training.checkpoints.manifest import Manifest
+from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint
+from sparse_lm.training.workdir import WorkdirError
+from tests.training.checkpoints.test_checkpoint import assert_same_bits, make_state, steps_on_disk
+from tests.unfinished_io import leaves_io_unfinished
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Checkpoints of steps 1 and 2."""
+    workdir = tmp_path_factory.mktemp("saved")
+    with Checkpoints(workdir, keep=2) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, make_state(step), {"eval_loss": 3.0 - step})
+    return workdir
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def files_of(workdir, step):
+    return sorted(path for path in (workdir / "checkpoints" / str(step)).rglob("*") if path.is_file())
+
+
+def flip_byte(path, rng):
+    content = bytearray(path.read_bytes())
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    path.write_bytes(content)
+
+
+def truncate(path, rng):
+    path.write_bytes(path.read_bytes()[: rng.integers(path.stat().st_size)])
+
+
+def delete(path, rng):
+    path.unlink()
+
+
+@leaves_io_unfinished
+def test_whatever_happens_to_a_file_the_state_is_one_that_was_saved(saved, tmp_path):
+    """Files of the newest checkpoint, damaged in turn. The libraries do without some of them."""
+    rng = np.random.default_rng(0)
+    files = [file for file in files_of(saved, 2) if file.stat().st_size]
+    used = [file for file in files if file.name in ("manifest.json", "manifest.ocdbt", "_METADATA")]
+    refused = 0
+    for index, file in enumerate([*used, *rng.choice(files, 10, replace=False)]):
+        workdir = shutil.copytree(saved, tmp_path / str(index))
+        (flip_byte, truncate, delete)[index % 3](workdir / file.relative_to(saved), rng)
+        with Checkpoints(workdir, keep=2) as checkpoints:
+            state = checkpoints.restore_latest(jax.eval_shape(make_state))
+        step = int(state.step)
+        assert_same_bits(state, make_state(step))
+        assert steps_on_disk(workdir) == list(range(1, step + 1))
+        assert (workdir / "checkpoints" / "2.damaged").exists() == (step == 1)
+        refused += step == 1
+    assert refused >= 5
+
+
+def change_a_value(workdir, step, path, index):
+    """Through the libraries, so that all of their own checksums fit it."""
+    store = workdir / "checkpoints" / str(step) / path[0]
+    kvstore = {"driver": "ocdbt", "base": f"file://{store}/", "path": f"{'.'.join(path[1:])}/"}
+    array = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True).result()
+    array[index].write(array[index].read().result() + 1).result()
+
+
+@pytest.mark.parametrize(
+    "path, index, name",
+    [
+        (("params", "layers", "ffn", "up"), (1, 3, 2), "params/layers/ffn/up, layer 1,"),
+        (("params", "embed", "embedding"), (4, 0), "params/embed/embedding"),
+        (("variables", "columns"), (0, 1), "variables/columns, layer 0,"),
+        (("state", "opt_state", "0", "1", "count"), (), "state/opt_state/0/1/count"),
+    ],
+)
+def test_one_changed_value_is_noticed(path, index, name, workdir, caplog):
+    change_a_value(workdir, 2, path, index)
+    with Checkpoints(workdir, keep=2) as checkpoints:
+        state = checkpoints.restore_latest(make_state())
+        assert_same_bits(state, make_state(1))
+        refusal, choice, renamed = (
+            record.getMessage() for record in caplog.records if record.name.startswith("sparse")
+        )
+        assert re.search(rf"checkpoint 2 is damaged: {name} has checksum \w+ and was saved with \w+$", refusal)
+        assert choice == "using checkpoint 1 instead of 2"
+        assert renamed.endswith("2.damaged")
+
+        checkpoints.save(2, make_state(2))  # the run comes to this step again
+    with Checkpoints(workdir, keep=2) as checkpoints:
+        assert_same_bits(checkpoints.restore_latest(make_state()), make_state(2))
+
+
+def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
+    change_a_value(workdir, 2, ("params", "layers", "ffn", "up"), (1, 3, 2))
+    before = sorted(workdir.rglob("*"))
+    params, _, step = restore_params(workdir)
+    assert step == 1
+    assert_same_bits(params, make_state(1).params)
+    assert "checkpoint 2 is damaged: params/layers/ffn/up, layer 1," in caplog.text
+    for wanted in (2, "best"):  # by name there is no other
+        with pytest.raises(DamagedCheckpoint, match="checkpoint 2 is damaged"):
+            restore_params(workdir, wanted)
+    params, _, _ = open_params(workdir)
+    up = params["layers", "ffn", "up"]
+    np.testing.assert_array_equal(up.read(0), make_state(2).params["layers"]["ffn"]["up"][0])
+    for layer in (1, None):
+        with pytest.raises(DamagedCheckpoint, match="layers/ffn/up, layer 1, has checksum"):
+            up.read(layer)
+    assert sorted(workdir.rglob("*")) == before
+
+
+@leaves_io_unfinished
+def test_nothing_is_renamed_while_no_checkpoint_is_whole(workdir):
+    for step in (1, 2):
+        shutil.rmtree(workdir / "checkpoints" / str(step) / "params" / "d")
+    before = sorted(workdir.rglob("*"))
+    message = "all of its checkpoints are damaged: 1, 2$"
+    with Checkpoints(workdir, keep=2) as checkpoints, pytest.raises(WorkdirError, match=message):
+        checkpoints.restore_latest(make_state())
+    with pytest.raises(WorkdirError, match=message):
+        restore_params(workdir)
+    assert sorted(workdir.rglob("*")) == before
+
+
+def test_copied_by_half(workdir):
+    """A directory of the right name with nothing, or not all, in it."""
+    (workdir / "checkpoints" / "4").mkdir()
+    shutil.copytree(workdir / "checkpoints" / "2", workdir / "checkpoints" / "3")
+    shutil.rmtree(workdir / "checkpoints" / "3" / "state")
+    with pytest.raises(DamagedCheckpoint, match="checkpoint 4 is damaged: it is incomplete, without a manifest"):
+        restore_params(workdir, 4)
+    with Checkpoints(workdir, keep=2) as checkpoints:
+        assert_same_bits(checkpoints.restore_latest(make_state()), make_state(2))
+    assert steps_on_disk(workdir) == [1, 2]
+
+
+def test_checkpoint_of_another_run_is_refused_with_both_named(tmp_path):
+    """A dense run and an act24 run have the same arrays; only the manifest tells them apart."""
+    with Checkpoints(tmp_path, keep=2, run={"sparsity.recipe": "dense", "model.heads": 4}) as checkpoints:
+        checkpoints.save(1, make_state(1))
+    message = "checkpoint 1 is of another run: config.sparsity.recipe is 'dense' in the checkpoint and 'act24' here"
+    other = {"sparsity.recipe": "act24", "model.heads": 4}
+    with Checkpoints(tmp_path, keep=2, run=other) as checkpoints, pytest.raises(WorkdirError, match=message):
+        checkpoints.restore_latest(make_state())
+    for read in (restore_params, open_params):
+        with pytest.raises(WorkdirError, match=message):
+            read(tmp_path, run=other)
+    assert steps_on_disk(tmp_path) == [1]
+
+
+def test_a_state_that_no_run_has_saved_counts_as_damage(workdir, caplog):
+    def check(state):
+        if int(state.step) == 2:
+            raise ValueError("mask_up is not 2:4")
+
+    with Checkpoints(workdir, keep=2) as checkpoints:
+        assert int(checkpoints.restore_latest(make_state(), check).step) == 1
+    assert "checkpoint 2 is damaged: ValueError: mask_up is not 2:4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), MemoryError(), ValueError("RESOURCE_EXHAUSTED: Error reading")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_machine_cannot_read_now_is_not_damaged(error, workdir, monkeypatch):
+    def refuse(_):
+        raise error
+
+    monkeypatch.setattr(Manifest, "from_json", refuse)
+    with pytest.raises(WorkdirError, match=f"cannot be read now: {type(error).__name__}") as caught:
+        restore_params(workdir)
+    assert not isinstance(caught.value, DamagedCheckpoint)
+    assert steps_on_disk(workdir) == [1, 2]
+
+
+def test_what_is_deleted_while_it_is_read_is_not_damaged(workdir):
+    """As by a run that goes on training."""
+    params, _, step = open_params(workdir)
+    shutil.rmtree(workdir / "checkpoints" / str(step))
+    with pytest.raises(WorkdirError, match=f"checkpoint {step} was deleted while it was read") as caught:
+        next(iter(params.values())).read()
+    assert not isinstance(caught.value, DamagedCheckpoint)

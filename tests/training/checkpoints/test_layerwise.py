@@ -1,0 +1,72 @@
+"""Checkpoints read a matrix at a time hold what they hold when read whole."""
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from sparse_lm import ops
+from sparse_lm.model import llama
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints, open_params
+from sparse_lm.training.checkpoints.layerwise import LayerwiseParams
+from sparse_lm.training.checkpoints.restored import restore_for_dense
+from sparse_lm.training.workdir import WorkdirError, save_config
+from tests import small
+
+
+@pytest.mark.parametrize("recipe, step, dense_layers", [("sste", 6, 0), ("fst", 6, 0), ("sste", 3, 0), ("venom", 6, 1)])
+def test_same_parameters_as_when_read_whole(recipe, step, dense_layers, tmp_path):
+    """In the sparse phase (step 6), those that its forward uses."""
+    config = small.config(recipe, **{"sparsity.dense_layers": dense_layers})
+    state = small.after_dense_steps(config, 0)
+    other_weights = np.random.default_rng(1).standard_normal(state.params["layers"]["ffn"]["up"].shape, np.float32)
+    masks = jax.jit(jax.vmap(ops.transposable_mask))(other_weights)
+    variables = jax.tree.map(lambda x: masks if x.dtype == bool else np.full_like(x, 1.5), state.variables)
+    save_config(tmp_path, config)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(step, {"params": state.params, "variables": variables})
+    whole, _ = restore_for_dense(tmp_path, config)
+    layerwise = LayerwiseParams(tmp_path, config)
+    assert layerwise.step == step
+    for path, expected in flatten_dict(whole).items():
+        if path[0] == "layers":
+            read = np.stack([layerwise.read(path, layer) for layer in range(config.model.layers)])
+        else:
+            read = layerwise.read(path)
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(read, expected, err_msg="/".join(path))
+
+
+def test_where_a_run_is_to_end_does_not_change_what_is_read(tmp_path):
+    """Its sparse phase ends with step 8, and then perhaps the run."""
+    config = small.config("sste")
+    state = small.after_dense_steps(config, 0)
+    variables = jax.tree.map(lambda x: np.full_like(x, 1.5), state.variables)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(8, {"params": state.params, "variables": variables})
+    longer, shorter = (restore_for_dense(tmp_path, small.config("sste", steps=steps))[0] for steps in (12, 8))
+    jax.tree.map(np.testing.assert_array_equal, longer, shorter)
+
+
+def test_a_layer_is_read_alone(tmp_path):
+    config = small.config()
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, {"params": llama.init(config.model, jax.random.key(0))[1]})
+    params, _, _ = open_params(tmp_path)
+    model = config.model
+    assert params["layers", "ffn", "up"].chunk_shape == (1, model.ffn_dim, model.dim)
+
+
+def test_a_workdir_may_have_any_name(tmp_path):
+    """Also one that would be cut short in a URL."""
+    config, workdir = small.config(), tmp_path / "run #1, 50%20?"
+    params = llama.init(config.model, jax.random.key(0))[1]
+    with Checkpoints(workdir, keep=1) as checkpoints:
+        checkpoints.save(1, {"params": params})
+    read, _, _ = open_params(workdir)
+    np.testing.assert_array_equal(read["layers", "ffn", "up"].read(), params["layers"]["ffn"]["up"])
+
+
+def test_missing_checkpoint_is_refused(tmp_path):
+    with pytest.raises(WorkdirError, match="holds no checkpoint"):
+        LayerwiseParams(tmp_path, small.config())

@@ -1,0 +1,42 @@
+import importlib.metadata
+import json
+import shutil
+import subprocess
+
+import jax
+import pytest
+
+from sparse_lm.training.telemetry.provenance import git_commit, provenance
+
+
+def git(directory, *arguments):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    command = ["git", "-C", str(directory), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_names_the_device_and_the_versions():
+    found = json.loads(json.dumps(provenance()))
+    assert found["device"] == {
+        "kind": jax.devices()[0].device_kind,
+        "platform": jax.default_backend(),
+        "count": jax.device_count(),
+    }
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["versions"]["flax"] == importlib.metadata.version("flax")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_commit_is_the_checkouts_own(tmp_path):
+    assert git_commit(tmp_path) is None
+    git(tmp_path, "init")
+    assert git_commit(tmp_path) is None  # nothing is committed yet
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "one")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert git_commit(tmp_path) == head
+    (tmp_path / "file").write_text("two")
+    assert git_commit(tmp_path) == f"{head}-dirty"
+    (tmp_path / "inside").mkdir()
+    assert git_commit(tmp_path / "inside") is None  # the checkout around it is some other project's

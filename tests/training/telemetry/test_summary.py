@@ -1,0 +1,154 @@
+import dataclasses
+import json
+import logging
+
+import pytest
+
+from sparse_lm.training.telemetry.metrics import MetricsWriter
+from sparse_lm.training.telemetry.summary import RunSummary, read_summary
+from tests import small
+
+CONFIG = small.config("sste")  # 12 steps of 128 tokens, sparse on 4..8, evaluated every 6
+
+
+@dataclasses.dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def go(workdir, start, end, seconds=1.0, state=None, error=None, losses=None):
+    """One process as the training loop goes about it: 10 s of setup, steps of `seconds`, saves every 3 that take 2 s,
+    evaluations every 6 that take 5 s; it dies of `error` behind step `end`, or goes on to its end."""
+    clock = Clock()
+    with RunSummary(workdir, CONFIG, clock) as summary, MetricsWriter(workdir, start) as writer:
+        clock.now += 10
+        summary.begin(start)
+        for step in range(start, end):
+            clock.now += seconds
+            summary.step_done(CONFIG.phase(step))
+            line = {"loss": (losses or {}).get(step, 8.0 - step / 4), "skipped": 0, "wall_time": summary.wall_time()}
+            if (step + 1) % 6 == 0:
+                clock.now += 5
+                summary.spent_on("evaluation")
+                line |= {"eval_loss": 9.0 - step / 4, "eval_perplexity": 2.0, "eval_bits_per_byte": 1.0}
+            summary.logged(writer.write(step, line))
+            if (step + 1) % 3 == 0:
+                summary.write()
+                clock.now += 2
+                summary.spent_on("checkpoint")
+        if error:
+            raise error
+        summary.state = state
+
+
+def walls(workdir):
+    return [json.loads(line)["wall_time"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_whole_run(tmp_path):
+    go(tmp_path, 0, 12, state="finished")
+    summary = read_summary(tmp_path)
+    assert (summary["state"], summary["step"], summary["steps"], summary["tokens"]) == ("finished", 12, 12, 12 * 128)
+    spent = {kind: seconds for kind, seconds in summary["seconds"].items() if seconds}
+    assert spent == {"setup": 10, "dense": 8, "sparse": 4, "evaluation": 10, "checkpoint": 8}
+    assert summary["wall_time"] == 40
+    assert summary["tokens_per_second"] == {"dense": 128, "sparse": 128, "overall": pytest.approx(12 * 128 / 40)}
+    assert summary["loss"] == 8.0 - 11 / 4
+    assert summary["evaluation"] == {"step": 11, "loss": 9.0 - 11 / 4, "perplexity": 2.0, "bits_per_byte": 1.0}
+    (process,) = summary["processes"]
+    assert (process["start_step"], process["step"], process["steps"]) == (0, 12, {"dense": 8, "sparse": 4})
+    assert {"device", "versions", "git_commit", "started"} <= process.keys()
+
+
+def test_a_stopped_run_and_its_resumption_add_up(tmp_path):
+    go(tmp_path, 0, 6, state="stopped by SIGTERM")
+    assert read_summary(tmp_path)["state"] == "stopped by SIGTERM"
+    go(tmp_path, 6, 12, seconds=3.0, state="finished")
+    summary = read_summary(tmp_path)
+    assert summary["seconds"] | {"compile": 0} == {
+        "setup": 20, "dense": 4 + 4 * 3, "sparse": 2 + 2 * 3, "evaluation": 10, "checkpoint": 8, "compile": 0,
+    }  # fmt: skip
+    assert summary["wall_time"] == sum(summary["seconds"].values())
+    assert summary["tokens_per_second"]["sparse"] == 4 * 128 / 8
+    assert [(p["start_step"], p["step"]) for p in summary["processes"]] == [(0, 6), (6, 12)]
+    assert walls(tmp_path) == sorted(walls(tmp_path)) and len(walls(tmp_path)) == 12
+
+
+def test_the_overall_speed_counts_repeated_steps_as_often_as_they_were_computed(tmp_path):
+    go(tmp_path, 0, 6, state="stopped by SIGTERM")
+    go(tmp_path, 3, 12, state="finished")
+    summary = read_summary(tmp_path)
+    assert summary["tokens_per_second"]["overall"] == pytest.approx((6 + 9) * 128 / summary["wall_time"])
+
+
+def test_after_a_kill_the_last_checkpoint_counts(tmp_path, monkeypatch):
+    """Steps behind it leave no trace; those that a resumption repeats count as often as they are known of."""
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSummary, "__exit__", lambda *_: None)  # a killed process writes nothing at its end
+        go(tmp_path, 0, 8)
+    killed = read_summary(tmp_path)
+    assert (killed["state"], killed["step"], killed["evaluation"]["step"]) == ("running", 6, 5)
+    go(tmp_path, 3, 12, state="finished")  # the save of step 6 was not whole yet
+    summary = read_summary(tmp_path)
+    assert (summary["step"], summary["tokens"]) == (12, 12 * 128)
+    assert summary["seconds"]["dense"] + summary["seconds"]["sparse"] == 6 + 9
+    assert summary["tokens_per_second"]["dense"] == 128
+    assert walls(tmp_path) == sorted(walls(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", '{"state": "run', "[]", "{}"])
+def test_a_damaged_file_counts_as_none(tmp_path, content, caplog):
+    go(tmp_path, 0, 6, state="stopped by SIGTERM")
+    (tmp_path / "summary.json").write_text(content)
+    with caplog.at_level(logging.WARNING):
+        go(tmp_path, 6, 12, state="finished")
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/summary.json cannot be read and counts as none: ") and "\n" not in message
+    summary = read_summary(tmp_path)
+    assert (summary["state"], summary["step"], summary["evaluation"]["step"]) == ("finished", 12, 11)
+    assert [(p["start_step"], p["step"]) for p in summary["processes"]] == [(6, 12)]
+
+
+def test_an_error_is_named_and_its_time_counts(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        go(tmp_path, 0, 4, error=ZeroDivisionError())
+    summary = read_summary(tmp_path)
+    assert (summary["state"], summary["step"], summary["evaluation"]) == ("failed: ZeroDivisionError", 4, None)
+
+
+def test_losses_that_are_not_finite_are_null(tmp_path):
+    go(tmp_path, 0, 12, losses={11: float("nan")}, state="finished")
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert summary["loss"] is None
+
+
+def test_the_best_evaluation_is_kept(tmp_path):
+    with RunSummary(tmp_path, CONFIG, Clock()) as summary, MetricsWriter(tmp_path):
+        summary.begin(0)
+        for step, loss in enumerate([3.0, None, 2.0, 2.5]):
+            results = {"eval_loss": loss, "eval_perplexity": None, "eval_bits_per_byte": None}
+            summary.logged({"step": step, "loss": 3.0, "skipped": 0, **results})
+    found = read_summary(tmp_path)
+    assert (found["best_evaluation"]["step"], found["evaluation"]["step"]) == (2, 3)
+
+
+def test_losses_of_earlier_processes_count_before_a_step_is_logged(tmp_path):
+    go(tmp_path, 0, 8, state="stopped by SIGTERM")
+    before = read_summary(tmp_path)
+    go(tmp_path, 8, 8, state="stopped by SIGTERM")
+    summary = read_summary(tmp_path)
+    assert (summary["loss"], summary["evaluation"]["step"]) == (8.0 - 7 / 4, 5)
+    for name in ("loss", "evaluation", "best_evaluation"):
+        assert summary[name] == before[name]
+
+
+def test_a_process_that_finds_nothing_to_do_changes_nothing(tmp_path):
+    go(tmp_path, 0, 12, state="finished")
+    before = (tmp_path / "summary.json").read_text()
+    with RunSummary(tmp_path, CONFIG):
+        pass
+    assert (tmp_path / "summary.json").read_text() == before
+    assert read_summary(tmp_path / "nowhere") is None

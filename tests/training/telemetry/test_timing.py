@@ -1,0 +1,91 @@
+import dataclasses
+
+import pytest
+
+from sparse_lm.config import Config, SparsityConfig
+from sparse_lm.training.telemetry.timing import StepTimer
+
+SPARSE_MIDDLE = Config(steps=100, sparsity=SparsityConfig(recipe="sste", start_step=20, end_step=60))
+
+
+@dataclasses.dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(timer: StepTimer, clock: Clock, steps: range, seconds: dict[str, float], compile_seconds: float = 50.0) -> None:
+    """Steps of fixed length by phase; the first of each phase in this run takes longer."""
+    previous = None
+    for step in steps:
+        phase = SPARSE_MIDDLE.phase(step)
+        clock.now += seconds[phase] + (compile_seconds if phase != previous else 0)
+        timer.step_done(phase)
+        previous = phase
+
+
+def test_nothing_is_known_before_the_first_timed_step():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
+    assert timer.lap() is None and timer.seconds_left() is None
+    run(timer, clock, range(1), {"dense": 2.0})
+    assert timer.lap() is None and timer.seconds_left() is None
+
+
+def test_unseen_phase_is_taken_to_run_like_the_seen_one():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
+    run(timer, clock, range(11), {"dense": 2.0})
+    assert timer.lap() == pytest.approx(2.0)
+    assert timer.seconds_left() == pytest.approx(89 * 2.0)
+
+
+def test_each_phase_has_its_own_speed_and_compilation_does_not_count():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
+    run(timer, clock, range(30), {"dense": 2.0, "sparse": 1.0})
+    assert timer.seconds_left() == pytest.approx(30 * 1.0 + 40 * 2.0)
+
+
+def test_resume_reckons_from_its_own_steps():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 50, clock)
+    run(timer, clock, range(50, 55), {"sparse": 3.0})
+    assert timer.seconds_left() == pytest.approx(45 * 3.0)
+    run(timer, clock, range(55, 100), {"dense": 2.0, "sparse": 3.0})
+    assert timer.seconds_left() == 0
+
+
+def test_lap_is_of_one_phase():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
+    run(timer, clock, range(21), {"dense": 2.0, "sparse": 1.0})
+    assert timer.lap() is None
+    run(timer, clock, range(21, 25), {"dense": 2.0, "sparse": 1.0}, compile_seconds=0)
+    assert timer.lap() == pytest.approx(1.0)
+
+
+def test_lap_is_the_mean_since_the_last_lap():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
+    run(timer, clock, range(5), {"dense": 2.0})
+    assert timer.lap() == pytest.approx(2.0)
+    for seconds in (1.0, 3.0, 5.0):
+        clock.now += seconds
+        timer.step_done("dense")
+    assert timer.lap() == pytest.approx(3.0)
+    assert timer.lap() is None
+
+
+def test_skipped_time_counts_nowhere():
+    clock = Clock()
+    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
+    run(timer, clock, range(3), {"dense": 2.0})
+    clock.now += 1000.0  # an evaluation
+    timer.skip()
+    clock.now += 2.0
+    timer.step_done("dense")
+    assert timer.lap() == pytest.approx(2.0)
+    assert timer.seconds_left() == pytest.approx(96 * 2.0)
