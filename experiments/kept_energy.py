@@ -27,7 +27,7 @@ from sparse_lm.config import Config
 from sparse_lm.data.opening import open_data
 from sparse_lm.model import llama
 from sparse_lm.model.ffn import FfnInputs
-from sparse_lm.ops import routing
+from sparse_lm.ops import routing, row_order
 from sparse_lm.ops.plan import DENSE
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.workdir import load_config
@@ -117,7 +117,7 @@ def magnitude_kept(x: Array, up: Array, m: int) -> Array:
         centres, _ = routing.cluster_neurons(up, 16, key=jax.random.key(0), balanced=False)
         order = jax.random.permutation(jax.random.key(2), len(x))
         rows = routing.sort_rows(routing.assign_tokens(x, centres, "cosine"), 16, order)
-        h = routing.permute(x, rows) @ up.T.astype(x.dtype)
+        h = row_order.dispatch(x, rows) @ up.T.astype(x.dtype)
         _, stats = ops.squared_relu_venom(h, 128, m, implementation="reference")
         return stats.kept_energy / stats.energy
 

@@ -11,6 +11,7 @@ from sparse_lm.ops.hidden import (
     squared_relu_venom,
 )
 from sparse_lm.ops.matmul import matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
+from sparse_lm.ops.row_order import RowOrder
 from sparse_lm.ops.sparsify import (
     soft_threshold_24,
     soft_threshold_scale,
@@ -24,6 +25,7 @@ __all__ = [
     "TRANSPOSABLE_PATTERNS",
     "HiddenGradients",
     "HiddenStats",
+    "RowOrder",
     "Sparse24",
     "SparseVenom",
     "compress_24",

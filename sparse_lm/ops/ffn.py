@@ -39,7 +39,7 @@ from jax.typing import DTypeLike
 
 from sparse_lm import collectives, ops
 from sparse_lm.collectives import ONE_DEVICE, Axes
-from sparse_lm.ops import routing
+from sparse_lm.ops import routing, row_order
 from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, gather_layer, prepare_weights
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.plan import DENSE, DH_MVUE, DO_MVUE, W1_24, W2_24, Y_24, GemmPlan
@@ -448,12 +448,12 @@ def _dense(hidden: Hidden) -> Array:
 
 @jax.named_call
 def _permute(x: Array, rows: routing.Rows | None) -> Array:
-    return x if rows is None else routing.permute(x, rows)
+    return x if rows is None else row_order.dispatch(x, rows)
 
 
 @jax.named_call
 def _unpermute(x: Array, rows: routing.Rows | None) -> Array:
-    return x if rows is None else routing.unpermute(x, rows)
+    return x if rows is None else row_order.combine(x, rows)
 
 
 def _subkey(key: Array | None, use: int) -> Array | None:

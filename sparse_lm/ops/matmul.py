@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.routing import Rows
+from sparse_lm.ops.row_order import RowOrder
 
 
 def matmul_24(
@@ -66,7 +66,7 @@ def matmul_venom(
     a: SparseVenom,
     b: Array,
     *,
-    rows: Rows | None = None,
+    rows: RowOrder | None = None,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Array:
@@ -76,7 +76,7 @@ def matmul_venom(
       a: V:2:M matrix [M, K], float.
       b: [K, N] in the dtype of a, as in `matmul_24`.
       rows: the order of the tokens that a's rows are in. The result's are put back into the tokens' own, as
-        `routing.unpermute` does, without a pass over memory where the kernel stores them there. Not by default.
+        `row_order.combine` does, without a pass over memory where the kernel stores them there. Not by default.
       out_dtype: of the result; that of b by default.
       implementation: backend that must run this; the best one by default.
 

@@ -18,7 +18,7 @@ from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
-from sparse_lm.ops.routing import Rows, unpermute
+from sparse_lm.ops.row_order import RowOrder, combine
 from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
 from sparse_lm.ops.transposable import transposable_mask
 
@@ -120,7 +120,7 @@ def matmul_24(
     return out if total is None else total + out
 
 
-def matmul_venom(a: SparseVenom, b: Array, *, rows: Rows | None = None, out_dtype: DTypeLike) -> Array:
+def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_dtype: DTypeLike) -> Array:
     """See `sparse_lm.ops.matmul_venom`."""
     condensed = a.condensed()
     columns = a.columns[:, : condensed.shape[1]]
@@ -129,7 +129,7 @@ def matmul_venom(a: SparseVenom, b: Array, *, rows: Rows | None = None, out_dtyp
         return _dot(block, _rows(b, columns)).astype(out_dtype)
 
     product_of_rows = _map_blocks(product, condensed, columns, a.v, width=b.shape[1])
-    return product_of_rows if rows is None else unpermute(product_of_rows, rows)
+    return product_of_rows if rows is None else combine(product_of_rows, rows)
 
 
 def sampled_matmul_24(w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, out_dtype: DTypeLike) -> Array:

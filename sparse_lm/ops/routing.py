@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from sparse_lm import collectives
 from sparse_lm.ops.columns import absolute_columns
+from sparse_lm.ops.row_order import RowOrder
 from sparse_lm.ops.select import largest
 
 DISTANCES = ("l2", "cosine")
@@ -24,17 +25,13 @@ _FAR = 1e30  # farther than any centre, nearer than one that is full
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """An order of T tokens in Tp slots, some of which may be padding.
+class Rows(RowOrder):
+    """An order of tokens, and the cluster of each block of slots.
 
     Attributes:
-      slots: int32 [Tp], the token of each slot; T where padded.
-      position: int32 [T], the slot of each token.
       block_clusters: int32 [Tp / v], the cluster of each block of v slots, where rows are grouped.
     """
 
-    slots: Array
-    position: Array
     block_clusters: Array | None = None
 
 
@@ -248,16 +245,6 @@ def group_rows(assignment: Array, clusters: int, v: int, order: Array | None) ->
     first_slots = jnp.arange(0, slot_count, v, dtype=jnp.int32)
     block_clusters = jnp.sum(first_slots[:, None] >= ends, axis=1, dtype=jnp.int32)
     return Rows(slots, position, jnp.minimum(block_clusters, clusters - 1))
-
-
-def permute(x: Array, rows: Rows) -> Array:
-    """[T, ...] in token order to [Tp, ...] in slot order; padded slots are zero."""
-    return jnp.take(x, rows.slots, axis=0, mode="fill", fill_value=0)
-
-
-def unpermute(y: Array, rows: Rows) -> Array:
-    """[Tp, ...] in slot order to [T, ...] in token order."""
-    return y[rows.position]
 
 
 def neuron_sets(energy: Array, m: int) -> Array:

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_lm.ops import routing
 from sparse_lm.ops.formats import Sparse24, SparseVenom, pack_metadata
+from sparse_lm.ops.row_order import RowOrder
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
@@ -84,11 +84,13 @@ def random_venom_in_runs(m_rows, k, kept, v, run, dtype, seed) -> SparseVenom:
     return SparseVenom(condensed.values, condensed.metadata, columns, (m_rows, k), v, 4 * k // kept, run)
 
 
-def random_rows(tokens, clusters, v, seed) -> routing.Rows:
-    """An order of tokens by cluster, each from a multiple of v on; one of them has none."""
+def random_rows(tokens, slots, seed) -> RowOrder:
+    """An order of tokens in which the slots that are padding lie anywhere."""
     rng = np.random.default_rng(seed)
-    assignment, order = rng.integers(1, clusters, size=tokens), rng.permutation(tokens)
-    return routing.group_rows(jnp.asarray(assignment), clusters, v, jnp.asarray(order))
+    position = rng.permutation(slots)[:tokens]
+    token = np.full(slots, tokens)
+    token[position] = np.arange(tokens)
+    return RowOrder(jnp.asarray(token, jnp.int32), jnp.asarray(position, jnp.int32))
 
 
 def exact_stats(h, kept):

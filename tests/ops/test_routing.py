@@ -275,21 +275,6 @@ def test_grouped_rows_are_random_within_a_cluster_or_in_order_without_a_key():
     assert (np.asarray(shuffled.slots) != np.asarray(in_order.slots)).any()
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_unpermute_inverts_permute_and_padding_is_zero(dtype):
-    x = jnp.array(_random((61, 6)), dtype)
-    assignment = jnp.array(np.random.default_rng(4).integers(5, size=61))
-    there_and_back = jax.jit(lambda x, rows: (y := routing.permute(x, rows), routing.unpermute(y, rows)))
-    for rows in (
-        routing.shuffle_rows(_order(61)),
-        routing.sort_rows(assignment, 5, _order(61)),
-        _group_rows(assignment, _order(61)),
-    ):
-        y, back = there_and_back(x, rows)
-        np.testing.assert_array_equal(back, x)
-        np.testing.assert_array_equal(y, np.pad(x, ((0, 1), (0, 0)))[np.asarray(rows.slots)])
-
-
 def test_rows_pass_through_vmap():
     assignment = jnp.array(np.random.default_rng(5).integers(5, size=(2, 61)))
     orders = jnp.stack([_order(61, seed) for seed in range(2)])

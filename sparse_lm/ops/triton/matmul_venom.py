@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, SparseVenom
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
-from sparse_lm.ops.routing import Rows, unpermute
+from sparse_lm.ops.row_order import RowOrder, combine
 from sparse_lm.ops.triton import product, tuning
 from sparse_lm.ops.triton.gluon_call import align_rows
 from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
@@ -39,7 +39,7 @@ def matmul_venom(
     a: SparseVenom,
     b: Array,
     *,
-    rows: Rows | None = None,
+    rows: RowOrder | None = None,
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
@@ -67,7 +67,7 @@ def matmul_venom(
         m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v
     )
     out = launch(_matmul_venom_kernel, a.values, a.metadata, a.columns, b, shape=shape, out_dtype=out_dtype)
-    return out if rows is None else unpermute(out, rows)
+    return out if rows is None else combine(out, rows)
 
 
 def heuristic_config(m: int, n: int, v: int) -> Tiling:

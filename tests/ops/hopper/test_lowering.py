@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sparse_lm.ops import hopper, routing
+from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame import tuning
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
@@ -22,6 +22,7 @@ from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_
 from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigSampledRows
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCATTERED
+from sparse_lm.ops.row_order import RowOrder
 from tests.ops.hopper import sanitize
 
 TUNED = json.loads(tuning.PATH.read_text())
@@ -148,7 +149,7 @@ def test_tiles_that_do_not_lie_in_one_block_are_refused():
 
 
 def _rows(tokens, slots):
-    return routing.Rows(jax.ShapeDtypeStruct((slots,), jnp.int32), jax.ShapeDtypeStruct((tokens,), jnp.int32))
+    return RowOrder(jax.ShapeDtypeStruct((slots,), jnp.int32), jax.ShapeDtypeStruct((tokens,), jnp.int32))
 
 
 @pytest.mark.parametrize("config", [config for config, _ in VENOM + VENOM_RUNS])

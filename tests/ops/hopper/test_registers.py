@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from sparse_lm.ops import hopper, routing
+from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
@@ -19,6 +19,7 @@ from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLE
 from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCATTERED
+from sparse_lm.ops.row_order import RowOrder
 
 T, F, D, KEPT = 8192, 8192, 2048, 2048
 KEY = jax.eval_shape(lambda: jax.random.key(0))
@@ -90,7 +91,7 @@ def test_matmul_24_into_a_total(spilled_bytes, config, turned):
 
 def _rows(ordered):
     slots = jax.ShapeDtypeStruct((T,), jnp.int32)
-    return routing.Rows(slots, slots) if ordered else None
+    return RowOrder(slots, slots) if ordered else None
 
 
 @pytest.mark.parametrize("config", [config for config, _ in VENOM])

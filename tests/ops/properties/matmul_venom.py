@@ -32,7 +32,7 @@ def check_dtypes(matmul_venom, dtype, out_dtype, v):
 
 def check_order_of_tokens(matmul_venom, random_a, tokens, n, v, dtype, out_dtype, config):
     """Rows go back into it bit for bit; `random_a` gives a matrix of so many rows and 1024 columns."""
-    rows = random_rows(tokens, 3, v, seed=14)
+    rows = random_rows(tokens, (tokens + 2 * v) // v * v, seed=14)
     a, b = random_a(rows.slots.shape[0]), random((1024, n), dtype, seed=16)
     product = functools.partial(matmul_venom, config=config, out_dtype=out_dtype)
     out = assert_repeats(lambda a, b, rows: product(a, b, rows=rows), a, b, rows)

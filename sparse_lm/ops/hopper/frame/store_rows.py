@@ -33,7 +33,7 @@ from sparse_lm.ops.hopper.frame.emit import (
 from sparse_lm.ops.hopper.frame.operands import result_type
 from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
 from sparse_lm.ops.hopper.frame.tiling import Epilogue
-from sparse_lm.ops.routing import Rows
+from sparse_lm.ops.row_order import RowOrder
 
 _CHUNKS = SWIZZLE // SWIZZLE_CHUNK  # of a row; a lane moves one
 _WARP_ROWS = 16  # of a part, which a warp holds in layout WGMMA
@@ -54,7 +54,7 @@ class Destination(NamedTuple):
     epilogue: Epilogue | None
 
 
-def to_order(rows: Rows | None, m: int, n: int, dtype: jnp.dtype) -> Destination:
+def to_order(rows: RowOrder | None, m: int, n: int, dtype: jnp.dtype) -> Destination:
     """Of a product [m, n], n a multiple of 64: to the order of the tokens of `rows`; with None, as they are."""
     if rows is None:
         return Destination(result_type(m, n, dtype), (), None)

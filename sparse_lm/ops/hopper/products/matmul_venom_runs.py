@@ -24,7 +24,7 @@ from sparse_lm.ops.hopper.frame.schedule import rows_in_use
 from sparse_lm.ops.hopper.frame.store_rows import to_order
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
-from sparse_lm.ops.routing import Rows
+from sparse_lm.ops.row_order import RowOrder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ def matmul_venom_runs(
     a: SparseVenom,
     b: Array,
     *,
-    rows: Rows | None = None,
+    rows: RowOrder | None = None,
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
@@ -93,7 +93,7 @@ def matmul_venom_runs(
     return _call(config, a, pad(b), rows, out_dtype)[: m if rows is None else rows.position.shape[0], :n]
 
 
-def _call(config: Config, a: SparseVenom, b: Array, rows: Rows | None, out_dtype: jnp.dtype) -> Array:
+def _call(config: Config, a: SparseVenom, b: Array, rows: RowOrder | None, out_dtype: jnp.dtype) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
     plan = split_k.plan_product(config, a.shape[0], b.shape[1], steps)
 

@@ -1,0 +1,33 @@
+"""Orders of rows: tokens in the slots where products take them, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowOrder:
+    """An order of T rows in Tp slots, some of which may be padding.
+
+    Attributes:
+      slots: int32 [Tp], the row of each slot; T where padded.
+      position: int32 [T], the slot of each row.
+    """
+
+    slots: Array
+    position: Array
+
+
+def dispatch(x: Array, rows: RowOrder) -> Array:
+    """Moves rows to their slots: [T, ...] to [Tp, ...]. Padded slots are zero."""
+    return jnp.take(x, rows.slots, axis=0, mode="fill", fill_value=0)
+
+
+def combine(y: Array, rows: RowOrder) -> Array:
+    """Moves rows back from their slots: [Tp, ...] to [T, ...]."""
+    return y[rows.position]
