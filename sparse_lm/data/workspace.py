@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import errno
@@ -11,16 +12,20 @@ import json
 import logging
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparse_lm.data.progress import Progress
 from sparse_lm.data.tasks import Task, Workers
+from sparse_lm.durations import duration
+from sparse_lm.progress import Progress, show_time_left
 
 _log = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
+LINE_SECONDS = 10
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # what file systems of clusters say that have none
 
 
@@ -46,11 +51,50 @@ class Workspace:
         shutil.rmtree(self.folder / kind, ignore_errors=True)
 
     def run(self, what: str, tasks: Sequence[Task], unit: str, total: int) -> list[dict[str, Any]]:
-        """Results of the tasks, logging progress: `what` is done to `total` of `unit`."""
-        progress = Progress(what, unit, total)
-        results = self.workers.run(tasks, progress)
-        progress.finish()
+        """Runs the tasks and returns their results, while it shows that `what` is done to `total` of `unit`."""
+        tally = _Tally(what, unit, total)
+        try:
+            results = self.workers.run(tasks, tally)
+        finally:
+            tally.progress.close()
+        tally.log()
         return results
+
+
+class _Tally:
+    """Adds up what tasks report: how many more of `unit`, `tokens` and `bytes`.
+
+    What an earlier run saved counts as done, but not for the speed.
+    """
+
+    def __init__(self, what: str, unit: str, total: int):
+        self.progress = Progress(f"{what}, {unit}", total, stream=sys.stderr, line_seconds=LINE_SECONDS)
+        self._what, self._unit, self._total = what, unit, total
+        self._saved = 0
+        self._fresh: collections.Counter[str] = collections.Counter()
+        self._start = time.monotonic()
+
+    def __call__(self, report: dict[str, Any]) -> None:
+        self._saved += report.get("saved", {}).get(self._unit, 0)
+        self._fresh.update({key: report.get(key, 0) for key in (self._unit, "tokens", "bytes")})
+        fresh, seconds = self._fresh[self._unit], self._seconds()
+        done = self._saved + fresh
+        left = (self._total - done) * seconds / fresh if fresh else None
+        self.progress.update(done, *self._rates(seconds), show_time_left(left))
+
+    def log(self) -> None:
+        """Logs the speed of the whole, where there was one worth knowing."""
+        seconds = self._seconds()
+        if self._fresh["tokens"] or seconds > LINE_SECONDS:
+            _log.info("%s", ", ".join([f"{self._what}: done in {duration(seconds)}", *self._rates(seconds)]))
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def _rates(self, seconds: float) -> list[str]:
+        tokens, size = self._fresh["tokens"], self._fresh["bytes"]
+        rates = [f"{tokens / seconds / 1e6:,.2f} M tokens/s"] if tokens else []
+        return [*rates, f"{size / tokens:.2f} bytes a token"] if size and tokens else rates
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.model.llama import Params
 from sparse_lm.ops import backends
 from sparse_lm.ops.plan import DENSE
+from sparse_lm.progress import Progress, show_speed, show_time_left
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.decay_search import TRIAL_STEPS, search_mask_decay
 from sparse_lm.training.determinism import check_determinism
@@ -33,7 +34,6 @@ from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import MetricsWriter
 from sparse_lm.training.telemetry.profile import StepProfile
-from sparse_lm.training.telemetry.progress import Progress
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.telemetry.timing import StepTimer
 from sparse_lm.training.telemetry.wandb_run import WandbRun
@@ -167,7 +167,7 @@ class _Run:
         self._print_implementations(state)
         float(self.schedule(start))  # compiles, which is no step's time
         self.timer = StepTimer(config, start)
-        self.progress = Progress(config.steps, start)
+        self.progress = Progress("step", config.steps, start)
         wandb_run = WandbRun(self.reports, config) if self.wandb else None
         with MetricsWriter(self.reports, start, wandb_run) as self.writer:
             self.summary.begin(start)
@@ -386,9 +386,8 @@ class _Run:
         if results:
             line |= {f"eval_{name}": value for name, value in results.items()}
         self.summary.logged(self.writer.write(step, line))
-        self.progress.update(
-            step + 1, phase=phase, loss=loss, tokens_per_second=speed, seconds_left=self.timer.seconds_left()
-        )
+        left = show_time_left(self.timer.seconds_left())
+        self.progress.update(step + 1, phase, f"loss {loss:.4f}", show_speed(speed), left)
 
     def _print_implementations(self, state: TrainState) -> None:
         """Which product is sparse, and which backend runs each operation."""

@@ -1,0 +1,59 @@
+"""Shows how far long work is: as a live bar on a terminal, as plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from sparse_lm.durations import duration
+
+
+class Progress:
+    """Shows how much is done of a total, and facts about it.
+
+    Args:
+      what: what is counted, such as "step".
+      total: how much there is to do.
+      done: how much of it earlier processes did.
+      stream: standard output if not given. On a terminal a live bar is drawn; elsewhere updates print lines.
+      line_seconds: the least time between two lines.
+    """
+
+    def __init__(self, what: str, total: int, done: int = 0, *, stream: TextIO | None = None, line_seconds: float = 0):
+        self._what, self._total = what, total
+        self._stream = stream or sys.stdout
+        self._line_seconds, self._line_time = line_seconds, time.monotonic() if line_seconds else float("-inf")
+        self._bar = None
+        if self._stream.isatty():
+            columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            self._bar = Bar(*columns, console=Console(file=self._stream), auto_refresh=False)
+            self._task = self._bar.add_task("", total=total, completed=done)
+            self._bar.start()
+
+    def update(self, done: int, *facts: str) -> None:
+        """Shows that `done` of the total is done, and `facts` beside it."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, description=" | ".join(facts), refresh=True)
+        elif time.monotonic() - self._line_time >= self._line_seconds:
+            self._line_time = time.monotonic()
+            print(" | ".join([f"{self._what} {done}/{self._total}", *facts]), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        if self._bar:
+            self._bar.stop()
+
+
+def show_speed(tokens_per_second: float | None) -> str:
+    """Says how fast work goes; None is not known yet."""
+    return "- tokens/s" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+
+
+def show_time_left(seconds: float | None) -> str:
+    """Says how long work still takes; None is not known yet."""
+    return f"{'-' if seconds is None else duration(seconds)} left"
