@@ -1,0 +1,21 @@
+"""Recipes: ways to compute the six matrix products of a squared-ReLU FFN, one a file.
+
+recipe = Slices(m=16)
+state, order = recipe.enter(w1, w2, x)             # x: a batch of the FFN's inputs
+w1, w2 = w1[order], w2[order]                      # and their moments
+o, stats = recipe.ffn(x, w1, w2, state, key=key)   # differentiable; works in any JAX training loop
+w1, w2 = recipe.leave(w1, w2, state)
+"""
+
+from sparse_lm.recipes.act24 import Act24
+from sparse_lm.recipes.base import Recipe
+from sparse_lm.recipes.dense import DENSE, Dense
+from sparse_lm.recipes.fst import Fst
+from sparse_lm.recipes.slices import Slices
+from sparse_lm.recipes.sste import SSte
+from sparse_lm.recipes.venom import Venom
+
+RECIPES: dict[str, type[Recipe]] = {recipe.name: recipe for recipe in (Dense, Fst, SSte, Act24, Venom, Slices)}
+"""Recipes by name."""
+
+__all__ = ["DENSE", "RECIPES", "Act24", "Dense", "Fst", "Recipe", "SSte", "Slices", "Venom"]

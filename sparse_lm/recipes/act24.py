@@ -1,0 +1,99 @@
+"""The `act24` recipe: dense weights, 2:4 activations (2503.16672).
+
+Squared-ReLU activations are 84 to 98% zeros after about 1,000 steps, so that the two largest of each four lose little.
+Y keeps two of four along the neurons, and dH has Y's pattern. The weight gradients contract tokens: there Y and dH are
+2:4 along tokens, but for the busiest neurons, which lose too much and stay dense. Tokens are shuffled first, because
+neighbours fire together.
+
+    up           H   = X W1^T      dense
+    down         O   = Y W2        Y 2:4 along F
+    grad_hidden  dY  = dO W2^T     dense
+    grad_input   dX  = dH W1       dH 2:4 along F, where Y is
+    grad_up      dW1 = dH^T X      dH^T 2:4 along T, the two largest
+    grad_down    dW2 = Y^T dO      Y^T 2:4 along T, the two largest
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from sparse_lm import ops
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.row_order import combine, dispatch
+from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.routing import shuffled
+
+DENSE_FEATURES_MULTIPLE = 128  # dense features are counted in whole tensor-core tiles (2503.16672)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Act24(Recipe):
+    """Trains with activations sparsified to 2:4.
+
+    Attributes:
+      dense_features: share of the neurons, the busiest, whose weight gradients stay dense.
+    """
+
+    dense_features: float = 0.05
+
+    name = "act24"
+    products: ClassVar = {"down": "Y 2:4", "grad_input": "dH 2:4", "grad_up": "dH 2:4", "grad_down": "Y 2:4"}
+    takes_order = True
+
+    def rules(self, shape: Shape) -> Iterator[Rule]:
+        yield "dense_features", self.dense_features, 0 <= self.dense_features <= 1, "must be in 0..1"
+
+    def work(self) -> dict[str, float]:
+        of_gradients = 0.5 + 0.5 * self.dense_features
+        return super().work() | {"grad_up": of_gradients, "grad_down": of_gradients}
+
+    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        rows = None if ffn.order is None else shuffled(ffn.order)
+        x = x if rows is None else dispatch(x, rows)
+        with jax.named_scope("up"):
+            h = x @ ffn.w1.dense.T
+        y, seen = ops.squared_relu_24(h, implementation=ffn.implementation)
+        with jax.named_scope("down"):
+            o = ops.matmul_24(y, ffn.w2.dense, implementation=ffn.implementation)
+        return o if rows is None else combine(o, rows), hidden_stats(seen, *h.shape), (y, rows)
+
+    def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        y, rows = saved
+        if rows is not None:
+            x, do = dispatch(x, rows), dispatch(do, rows)
+        with jax.named_scope("grad_hidden"):
+            dy = do @ ffn.w2.dense.T
+        gradients = ops.squared_relu_gradients(dy, y, implementation=ffn.implementation)
+        with jax.named_scope("grad_input"):
+            dx = ops.matmul_24(gradients.dh, ffn.w1.dense, implementation=ffn.implementation)
+        busy = busiest_neurons(y, self.dense_features)
+        with jax.named_scope("grad_up"):
+            dw1 = _weight_gradient(gradients.dh_t, gradients.dh, x, busy, ffn)
+        with jax.named_scope("grad_down"):
+            dw2 = _weight_gradient(gradients.y_t, y, do, busy, ffn)
+        return dx if rows is None else combine(dx, rows), dw1, dw2
+
+
+@jax.named_call
+def busiest_neurons(y: Sparse24, share: float) -> Array | None:
+    """Returns int32[n], the `share` of neurons with the most non-zeros, n rounded up to 128; None for no neurons."""
+    neurons = y.shape[1]
+    multiple = min(DENSE_FEATURES_MULTIPLE, neurons)
+    count = min(neurons, -(-round(neurons * share) // multiple) * multiple)
+    if count == 0:
+        return None
+    return lax.top_k(jnp.sum(y.to_dense() != 0, axis=0), count)[1]
+
+
+def _weight_gradient(a_t: Sparse24, a: Sparse24, b: Array, busy: Array | None, ffn: FfnCall) -> Array:
+    """Computes a^T b [F, D] from the 2:4 form of a^T, but its rows `busy` from all of a."""
+    product = ops.matmul_24(a_t, b, out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
+    if busy is None:
+        return product
+    return product.at[busy].set(jnp.matmul(a.take(busy).T, b, preferred_element_type=ffn.gradient_dtype))

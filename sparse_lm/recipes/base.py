@@ -1,0 +1,286 @@
+"""`Recipe`: how the six matrix products of a squared-ReLU FFN are computed, and how a model enters and leaves that.
+
+T tokens, D model width, F neurons. X [T, D], W1 and W2 both stored neuron-major, [F, D]:
+
+    up           H  = X W1^T     contracts D        grad_hidden  dY  = dO W2^T    contracts D
+                 Y  = relu(H)^2                                  dH  = 2 relu(H) dY
+    down         O  = Y W2       contracts F        grad_input   dX  = dH W1      contracts F
+                                                    grad_up      dW1 = dH^T X     contracts T
+                                                    grad_down    dW2 = Y^T dO     contracts T
+
+Each recipe is one file beside this one. It writes out `forward` and `backward`; this class makes them one
+differentiable function, `ffn`, and adds what every recipe needs around them: collectives of a mesh, names for
+rematerialisation, statistics. 2 relu(H) is 2 sqrt(Y), so only Y is saved of the hidden layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+
+from sparse_lm import collectives
+from sparse_lm.collectives import ONE_DEVICE, Axes
+from sparse_lm.ops.formats import HiddenStats
+from sparse_lm.recipes.weight_forms import Weight, WeightForms, dense_forms, gather_layer
+
+PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
+RESIDUALS = "ffn_residuals"  # what rematerialisation policies call what the backward pass needs of the hidden layer
+
+Stats = dict[str, Array]
+Rule = tuple[str, Any, bool, str]
+"""(knob, value, is it allowed, what is allowed)."""
+
+
+class Shape(NamedTuple):
+    """Sizes that a recipe's knobs must fit."""
+
+    dim: int  # D
+    neurons: int  # F
+    tokens: int  # T of one call: a microbatch on one device
+
+
+class NoState(NamedTuple):
+    """The state of a recipe that reads nothing besides the weights."""
+
+
+class FfnCall(NamedTuple):
+    """What the products of one FFN read besides its input."""
+
+    w1: Weight
+    w2: Weight
+    state: Any
+    key: Array | None
+    order: Array | None
+    axes: Axes
+    gradient_dtype: DTypeLike  # of dW1 and dW2
+    implementation: str | None
+
+    def subkey(self, use: int) -> Array:
+        """Derives the random key of one of several uses."""
+        return jax.random.fold_in(self.key, use)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Base of all recipes. Fields are knobs; a recipe is hashable, and so can be static under `jax.jit`.
+
+    Attributes:
+      implementation: backend that must run the sparse operations, "reference", "hopper" or "triton", or an error;
+        None takes the best one that supports device, shape and dtype.
+      shards: devices among which neurons are split when the sparse phase is entered (a mesh's tensor axis).
+    """
+
+    implementation: str | None = None
+    shards: int = 1
+
+    name: ClassVar[str]
+    products: ClassVar[dict[str, str]] = {}
+    """The sparse products, and the sparse operand of each."""
+    State: ClassVar[type] = NoState
+    """NamedTuple of the arrays that the recipe reads and does not train."""
+    neuron_major: ClassVar[tuple[str, ...]] = ()
+    """Arrays of the state that have a row for each neuron, and are laid out on a mesh as the weights are."""
+    sparse_weights: ClassVar[bool] = False
+    """The weights are sparsified, for all layers at once (`prepare`)."""
+    sparse_along_inputs: ClassVar[tuple[str, ...]] = ()
+    """Which of "up" and "down" `leave` leaves 2:4 along the inputs of its linear layer, as export formats want it."""
+    takes_order: ClassVar[bool] = False
+    """`ffn` takes the tokens in an order that should be random in training."""
+    stochastic: ClassVar[bool] = False
+    """The backward pass draws random numbers, so that `ffn` needs a key to be differentiated."""
+    enter_reads_inputs: ClassVar[bool] = False
+    refreshes: ClassVar[bool] = False
+
+    # What a recipe may define.
+
+    def rules(self, shape: Shape) -> Iterator[Rule]:
+        """Yields what the knobs must fulfil for FFNs of this shape."""
+        yield from ()
+
+    def work(self) -> dict[str, float]:
+        """Returns the FLOPs that each product executes, as a share of the dense product's; zeros do not count."""
+        return {product: 0.5 if product in self.products else 1.0 for product in PRODUCTS}
+
+    def init_state(self, dim: int, neurons: int) -> Any:
+        """Returns a state of the right shapes for one FFN. It computes NaN until `enter` gives it values."""
+        return self.State()
+
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Any, Array | None]:
+        """Enters the sparse phase.
+
+        Args:
+          w1: [F, D] up projection.
+          w2: [F, D] down projection.
+          x: [T, D], a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
+
+        Returns:
+          state: what `ffn` reads.
+          order: int32[F] that the caller must apply to the rows of w1, of w2 and of their moments, `w[order]`; None
+            if neurons stay where they are.
+        """
+        return self.State(), None
+
+    def refresh(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Any, Stats]:
+        """Returns the state after some sparse steps, and what changed. Arguments are those of `enter`."""
+        return state, {}
+
+    def refit(self, w1: Array, w2: Array, state: Any) -> Any:
+        """Returns the state with what follows from the weights alone, such as scales, as they now are."""
+        return state
+
+    def leave(self, w1: Array, w2: Array, state: Any) -> tuple[Array, Array]:
+        """Returns the weights that the sparse forward used, so that a dense step goes on where a sparse one stopped."""
+        return w1, w2
+
+    def adjust_gradients(self, dw1: Array, dw2: Array, w1: Array, w2: Array, state: Any) -> tuple[Array, Array]:
+        """Returns the clipped gradients as the optimizer should see them."""
+        return dw1, dw2
+
+    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
+        """Returns bool[F, D] of each weight that 2:4 follows step by step: the entries that it keeps now."""
+        return {}
+
+    def check_state(self, state: Any) -> None:
+        """Raises ValueError if a state [L, ...] holds what no run can have."""
+
+    def for_evaluation(self) -> Recipe:
+        """Returns the recipe whose forward decides everything about a token from that token alone."""
+        return self
+
+    def prepare(self, w1: Array, w2: Array, state: Any, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+        """Brings the weights of all layers to the forms that the products read, once a step.
+
+        Args:
+          w1: [L, F, D].
+          w2: [L, F, D].
+          state: with a leading axis L.
+          dtype: that of the FFN's inputs.
+        """
+        return dense_forms(w1, dtype), dense_forms(w2, dtype)
+
+    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        """Returns O [T, D] (this device's share along `tensor`), statistics, and what `backward` needs besides x."""
+        raise NotImplementedError
+
+    def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        """Returns dX [T, D], and dW1 and dW2 [F, D] in the dtype of the weights."""
+        raise NotImplementedError
+
+    # What every recipe has.
+
+    def ffn(
+        self,
+        x: Array,
+        w1: Array,
+        w2: Array,
+        state: Any = None,
+        *,
+        key: Array | None = None,
+        order: Array | None = None,
+        weights: tuple[WeightForms, WeightForms] | None = None,
+        layer: Array | int = 0,
+        axes: Axes = ONE_DEVICE,
+    ) -> tuple[Array, Stats]:
+        """Computes relu(x W1^T)^2 W2 by this recipe, differentiable in x, w1 and w2 (reverse mode only).
+
+        On a mesh, under `shard_map`, x holds this shard's tokens, which all devices along `tensor` have, and weights
+        and state are this device's rows. Tokens are routed within their shard.
+
+        Args:
+          x: [..., D]; all leading axes are tokens.
+          w1: [F, D] up projection, a neuron a row; any float dtype.
+          w2: [F, D] down projection, a neuron a row.
+          state: from `enter`; None for a recipe that has none.
+          key: random key; differentiating a `stochastic` recipe needs one.
+          order: int32[T], a permutation: the order in which tokens, or those of an expert, are taken. Their own by
+            default; random in training, so that tokens of one sequence do not choose together.
+          weights: `prepare` of the weights of all layers; made here of w1 and w2 by default.
+          layer: number of this FFN among them.
+          axes: of the mesh.
+
+        Returns:
+          o: [..., D] in the dtype of x.
+          stats: "activation_sparsity" f32[], share of zeros in Y, of the computed neurons, before selection;
+            "kept_energy" f32[], share of the sum of Y^2 that selection keeps; "expert_load" f32[E], share of the
+            tokens that each expert has, of a recipe that routes. They pass no gradient.
+
+        Raises:
+          ValueError: no state is given to a recipe that has one; when differentiated, no key to one that is stochastic.
+          NotImplementedError: `implementation` cannot compute one of the products.
+        """
+        if state is None:
+            if self.State is not NoState:
+                raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
+            state = NoState()
+        tokens = x.reshape(-1, x.shape[-1])
+        layer = jnp.asarray(layer, jnp.int32)
+        with jax.named_scope("feed_forward"):
+            o, stats = _ffn(self, axes, tokens, w1, w2, state, key, order, weights, layer)
+        return o.reshape(x.shape), stats
+
+
+class _Saved(NamedTuple):
+    x: Array  # [T, D], as it came: permuted again rather than saved twice
+    of_forward: Any
+    w1: Array
+    w2: Array
+    state: Any
+    key: Array | None
+    weights: tuple[WeightForms, WeightForms] | None
+    layer: Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _ffn(recipe, axes, x, w1, w2, state, key, order, weights, layer):
+    return _forward(recipe, axes, x, w1, w2, state, key, order, weights, layer)[0]
+
+
+def _forward(recipe: Recipe, axes: Axes, x, w1, w2, state, key, order, weights, layer):
+    weight1, weight2 = _weights_of_layer(recipe, axes, x.dtype, w1, w2, state, weights, layer)
+    call = FfnCall(weight1, weight2, state, key, order, axes, w1.dtype, recipe.implementation)
+    o, stats, saved = recipe.forward(x, call)
+    o = collectives.sum_over_tensor(o, axes)
+    saved = jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), saved)
+    return (o, stats), _Saved(x, saved, w1, w2, state, key, weights, layer)
+
+
+def _backward(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
+    x, of_forward, w1, w2, state, key, weights, layer = saved
+    if recipe.stochastic and key is None:
+        raise ValueError(f"the weight gradients of recipe {recipe.name!r} are stochastic: ffn needs a key")
+    # Made or gathered again rather than saved.
+    weight1, weight2 = _weights_of_layer(recipe, axes, x.dtype, w1, w2, state, weights, layer)
+    key = collectives.fold_index(key, axes.tensor)
+    call = FfnCall(weight1, weight2, state, key, None, axes, w1.dtype, recipe.implementation)
+    dx, dw1, dw2 = recipe.backward(x, of_forward, cotangents[0], call)
+    dx = collectives.sum_over_tensor(dx, axes)
+    dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
+    return dx, dw1, dw2, None, None, None, None, None
+
+
+_ffn.defvjp(_forward, _backward)
+
+
+def _weights_of_layer(recipe, axes, dtype, w1, w2, state, weights, layer) -> tuple[Weight, Weight]:
+    if weights is None:
+        w1, w2, state = jax.tree.map(lambda a: a[None], (w1, w2, state))
+        weights, layer = recipe.prepare(w1, w2, state, dtype), jnp.int32(0)
+    if axes.fsdp:
+        weights, layer = gather_layer(weights, layer, axes.fsdp), jnp.int32(0)
+    return tuple(Weight(forms, layer, recipe.implementation) for forms in weights)
+
+
+def hidden_stats(seen: HiddenStats, tokens: int, neurons: int) -> Stats:
+    """Returns the statistics of a hidden layer of which `neurons` are computed for each of `tokens`."""
+    return {
+        "activation_sparsity": 1 - seen.nonzeros / float(tokens * neurons),  # padded rows are all zero
+        "kept_energy": seen.kept_energy / jnp.maximum(seen.energy, jnp.finfo(jnp.float32).tiny),
+    }

@@ -1,0 +1,192 @@
+"""Tokens to experts: centroids, assignment, and the order of rows that follows from it.
+
+A decision that looks at a block of consecutive tokens can leak the future: a token's neurons would then depend on
+later tokens of its own sequence. So each token is given its expert alone, and rows are dispatched by expert, at random
+within one.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from sparse_lm.ops.row_order import RowOrder
+
+ITERATIONS = 10  # of k-means
+_FAR = 1e30  # farther than any centroid, nearer than one that is full
+
+
+def unit(x: Array) -> Array:
+    """Scales rows to length 1, in float32; a row of zeros stays one."""
+    x = jnp.asarray(x, jnp.float32)
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+
+
+def assign_tokens(x: Array, centroids: Array) -> Array:
+    """Assigns each token to the expert whose centroid is nearest in direction, from that token alone.
+
+    Args:
+      x: [T, D].
+      centroids: [E, D].
+
+    Returns:
+      int32 [T]; of equally near centroids the lowest, and 0 for a row that holds a NaN.
+    """
+    # A token's own length does not change which centroid is nearest in direction: x is read once, as it is.
+    directions = unit(centroids).astype(x.dtype)
+    dots = jnp.dot(x, directions.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    return jnp.argmin(-dots, axis=-1).astype(jnp.int32)
+
+
+def expert_load(assignment: Array, experts: int) -> Array:
+    """Computes f32[E], the share of tokens that each expert has."""
+    return jnp.mean(assignment[:, None] == jnp.arange(experts), axis=0, dtype=jnp.float32)
+
+
+def dispatch_order(assignment: Array, experts: int, v: int, order: Array | None) -> tuple[RowOrder, Array]:
+    """Orders tokens by expert, every expert from a multiple of v on. A counting sort: no comparisons between tokens.
+
+    Args:
+      assignment: int32 [T], in 0 .. E - 1.
+      experts: E.
+      v: rows of a block: no block holds tokens of two experts.
+      order: int32 [T], a permutation: the order in which the tokens of an expert are taken. Their own by default.
+
+    Returns:
+      The order, with Tp = the largest multiple of v up to T + E (v - 1) slots, whatever the assignment; and
+      int32 [Tp / v], the expert of each block. Blocks that no expert needs are padding, given to the last one.
+    """
+    tokens = assignment.shape[0]
+    slot_count = (tokens + experts * (v - 1)) // v * v
+    order = jnp.arange(tokens, dtype=jnp.int32) if order is None else order
+    assignment = assignment[order]
+    member = (assignment[:, None] == jnp.arange(experts)).astype(jnp.int32)
+    so_far = jnp.cumsum(member, axis=0)
+    counts = so_far[-1]
+    ends = jnp.cumsum(-(-counts // v) * v)
+    starts = ends - -(-counts // v) * v
+
+    slot = jnp.sum(member * (starts + so_far - 1), axis=1)
+    slots = jnp.full(slot_count, tokens, jnp.int32).at[slot].set(order, unique_indices=True)
+    position = jnp.zeros(tokens, jnp.int32).at[order].set(slot, unique_indices=True)
+    first_slots = jnp.arange(0, slot_count, v, dtype=jnp.int32)
+    block_experts = jnp.sum(first_slots[:, None] >= ends, axis=1, dtype=jnp.int32)
+    return RowOrder(slots, position), jnp.minimum(block_experts, experts - 1)
+
+
+def shuffled(order: Array) -> RowOrder:
+    """Orders tokens as given, int32 [T]."""
+    return RowOrder(order, jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32)))
+
+
+def cluster(rows: Array, experts: int) -> Array:
+    """Finds centroids by k-means in direction, from evenly spaced rows on.
+
+    Args:
+      rows: [N, D], tokens or neurons; those that are not finite count for nothing.
+      experts: E, at most N.
+
+    Returns:
+      f32 [E, D].
+    """
+    start = unit(_finite(rows[jnp.arange(experts) * (rows.shape[0] // experts)]))
+    return lax.fori_loop(0, ITERATIONS, lambda _, centroids: update_centroids(rows, centroids), start)
+
+
+def update_centroids(rows: Array, centroids: Array) -> Array:
+    """Moves each centroid to the mean direction of the rows [N, D] nearest to it; one that has none stays.
+
+    Rows that are not finite count for nothing, so that one bad batch cannot spoil centroids for good.
+    """
+    experts = jnp.arange(centroids.shape[0])[:, None]
+    member = (assign_tokens(rows, centroids) == experts) & jnp.isfinite(rows).all(axis=-1)
+    member = member.astype(jnp.float32)
+    count = jnp.sum(member, axis=1, keepdims=True)
+    total = jnp.dot(member, unit(_finite(rows)), precision=lax.Precision.HIGHEST)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), centroids)
+
+
+def expert_energy(x: Array, y: Array, centroids: Array) -> Array:
+    """Sums Y^2 over the tokens of each expert.
+
+    Args:
+      x: [T, D], by which tokens are assigned.
+      y: [T, F], their activations; those of tokens that are not finite count for nothing.
+      centroids: [E, D].
+
+    Returns:
+      f32 [E, F].
+    """
+    member = assign_tokens(x, centroids) == jnp.arange(centroids.shape[0])[:, None]
+    return jnp.matmul(member.astype(y.dtype), jnp.square(_finite(y)), preferred_element_type=jnp.float32)
+
+
+def assign_neurons(energy: Array) -> Array:
+    """Assigns each neuron to an expert that uses it much; every expert gets F / E neurons.
+
+    Deferred acceptance: in each round a neuron asks the expert that uses it most and has not yet turned it down, and
+    an expert that is asked by more than it has room for turns down those that it uses least.
+
+    Args:
+      energy: [E, F], not negative; E divides F.
+
+    Returns:
+      int32 [F].
+    """
+    experts, neurons = energy.shape
+    room = neurons // experts
+    distances = -energy.T
+    distances = jnp.where(distances < _FAR, distances, _FAR)
+
+    def ask(turned_down: Array) -> Array:
+        return jnp.argmin(jnp.where(turned_down, jnp.inf, distances), axis=-1).astype(jnp.int32)
+
+    def round_of_offers(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        turned_down, _ = state
+        asked = ask(turned_down)
+        offered = jnp.take_along_axis(distances, asked[:, None], axis=1)[:, 0]
+        order = jnp.lexsort((offered, asked))
+        first_of_expert = jnp.searchsorted(asked[order], jnp.arange(experts))
+        place = jnp.argsort(order) - first_of_expert[asked]
+        refused = place >= room
+        now_down = turned_down | (refused[:, None] & (asked[:, None] == jnp.arange(experts)))
+        return now_down, jnp.any(refused)
+
+    start = jnp.zeros((neurons, experts), bool), jnp.array(True)
+    turned_down, _ = lax.while_loop(lambda state: state[1], round_of_offers, start)
+    return ask(turned_down)
+
+
+def sort_by_expert(assignment: Array, experts: int, parts: int) -> Array:
+    """Orders neurons so that each of `parts` equal parts has as many of every expert, sorted by expert.
+
+    Args:
+      assignment: int32 [F], each expert's count a multiple of `parts`.
+      experts: E.
+      parts: how many parts.
+
+    Returns:
+      int32 [F], a permutation.
+    """
+    by_expert = jnp.argsort(assignment, stable=True)
+    return by_expert.reshape(experts, parts, -1).swapaxes(0, 1).reshape(-1)
+
+
+def slice_ids(neurons: int, experts: int, parts: int) -> Array:
+    """Lists each expert's slice of neurons that `sort_by_expert` sorted.
+
+    Args:
+      neurons: F.
+      experts: E.
+      parts: each of so many equal parts of the neurons has a part of every slice.
+
+    Returns:
+      int32 [E, F / E], ascending.
+    """
+    ids = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, experts, neurons // experts // parts)
+    return ids.swapaxes(0, 1).reshape(experts, -1)
+
+
+def _finite(x: Array) -> Array:
+    """Replaces what is not finite by zero."""
+    return jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))

@@ -1,0 +1,168 @@
+"""The `slices` recipe: all six products sparse, at neurons that are known before the up product (after 2602.06183).
+
+Each token goes to its nearest of E = m / 4 centroids, which k-means places among the FFN's inputs. Neurons are sorted
+once by the expert whose tokens use them most, so that an expert's S = F / E neurons are contiguous. A token computes
+its expert's slice and nothing else, 2:4 inside it: V:2:M activations whose V rows are the expert's tokens, decided from
+each token alone, hence causal. All six products shrink to 1 / E, and then by 2:4.
+
+Weights are 2:4 by soft threshold (2409.09099). The weight gradients are stochastic (2203.10991). Every
+`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to.
+
+    up           Y   = relu(X W1[slice]^T)^2    W1 2:4 along D; Y 2:4 along S in the same kernel
+    down         O   = Y W2[slice]              Y 2:4 along S
+    grad_hidden  dY  = dO W2[slice]^T           W2 2:4 along D
+    grad_input   dX  = dH W1[slice]             dH 2:4 along S, where Y is
+    grad_up      dW1[slice] += dH^T X           dH^T 2:4 along T, stochastic
+    grad_down    dW2[slice] += Y^T dO           Y^T 2:4 along T, stochastic
+
+Bytes that move around the products on Hopper, bf16: dispatching X and dO moves 4 T D each; the up product writes Y,
+1.125 T S; one pass reads 3.125 T S and writes dH and both transposes, 3.25 T S. O and dX are combined as the products
+store them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm import collectives, ops
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.row_order import RowOrder, dispatch
+from sparse_lm.recipes import routing
+from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.soft_threshold import check_scales, fit_scales, kept, soft_threshold, thresholded, unfit_scales
+from sparse_lm.recipes.venom import State, block_rules, check_centroids
+from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slices(Recipe):
+    """Trains each token with one of m / 4 slices of the neurons, 2:4 inside.
+
+    Attributes:
+      m: a token computes 4 of every m neurons, and keeps 2 of these; m / 4 is the number of experts.
+      v: tokens of a block, as kernels take them. An expert's tokens are padded to whole blocks.
+    """
+
+    m: int = 16
+    v: int = 256
+
+    name = "slices"
+    products: ClassVar = {
+        "up": "W1 2:4, at the expert's neurons",
+        "down": "Y V:2:M",
+        "grad_hidden": "W2 2:4, at the expert's neurons",
+        "grad_input": "dH V:2:M",
+        "grad_up": "dH 2:4, stochastic, at the expert's neurons",
+        "grad_down": "Y 2:4, stochastic, at the expert's neurons",
+    }
+    State = State
+    sparse_weights = True
+    sparse_along_inputs = ("up",)
+    takes_order = True
+    stochastic = True
+    enter_reads_inputs = True
+    refreshes = True
+
+    @property
+    def experts(self) -> int:
+        return self.m // 4
+
+    def rules(self, shape: Shape) -> Iterator[Rule]:
+        yield from block_rules(self.v, self.m, shape)
+        yield (
+            "m",
+            self.m,
+            self.experts <= shape.tokens,
+            f"must be at most 4 times the {shape.tokens} tokens of a microbatch",
+        )
+
+    def work(self) -> dict[str, float]:
+        return {product: 0.5 / self.experts for product in self.products}
+
+    def init_state(self, dim: int, neurons: int) -> State:
+        return State(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[State, Array]:
+        if x is None:
+            raise ValueError("recipe 'slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
+        scales, centroids = fit_scales(w1, w2), routing.cluster(x, self.experts)
+        w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
+        y = jnp.square(jax.nn.relu(x @ w1_sparse.T))
+        owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
+        return State(*scales, centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+
+    def refresh(self, w1: Array, w2: Array, state: State, x: Array | None = None) -> tuple[State, Stats]:
+        """Moves the centroids to where their tokens are. Neurons stay where they are."""
+        return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
+
+    def refit(self, w1: Array, w2: Array, state: State) -> State:
+        return State(*fit_scales(w1, w2), state.centroids)
+
+    def leave(self, w1: Array, w2: Array, state: State) -> tuple[Array, Array]:
+        return thresholded(w1, w2, state)
+
+    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
+        return kept(w1, w2)
+
+    def check_state(self, state: State) -> None:
+        check_scales(state)
+        check_centroids(state.centroids)
+
+    def prepare(self, w1: Array, w2: Array, state: State, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
+        return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
+
+    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        tokens, neurons = x.shape[0], ffn.w1.neurons
+        options = dict(implementation=ffn.implementation)
+        experts = routing.assign_tokens(x, ffn.state.centroids)
+        rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
+        neuron_ids, contiguous = self._neuron_ids(rows, block_experts, tokens, ffn)
+        x = dispatch(x, rows)
+        with jax.named_scope("up"):
+            y, seen = ops.sampled_squared_relu_24(
+                ffn.w1.along_model, x, ffn.w1.among_layers(neuron_ids), self.v, run=contiguous, **options
+            )
+        y = ops.list_columns(y, neuron_ids, neurons, self.v, self.m, contiguous)
+        with jax.named_scope("down"):
+            o = ops.matmul_venom(ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, **options)
+        stats = hidden_stats(seen, tokens, neurons // self.experts)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows)
+
+    def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        y, rows = saved
+        options = dict(implementation=ffn.implementation)
+        slices = dict(run=y.run, **options)
+        neuron_ids = y.listed()
+        x, do = dispatch(x, rows), dispatch(do, rows)
+        with jax.named_scope("grad_hidden"):
+            dy = ops.sampled_matmul_24(ffn.w2.along_model, do, ffn.w2.among_layers(neuron_ids), self.v, **slices)
+        condensed = Sparse24(y.values, y.metadata, dy.shape)
+        gradients = ops.squared_relu_gradients(dy, condensed, key=ffn.subkey(3), **options)
+        dh = dataclasses.replace(y, values=gradients.dh.values)
+        with jax.named_scope("grad_input"):
+            dx = ops.matmul_venom(ffn.w1.spread(dh), ffn.w1.dense_of_all_layers, rows=rows, **options)
+        into = dict(out_dtype=ffn.gradient_dtype, **slices)
+        with jax.named_scope("grad_up"):
+            dw1 = ops.scattered_matmul_24(gradients.dh_t, x, neuron_ids, self.v, ffn.w1.neurons, **into)
+        with jax.named_scope("grad_down"):
+            dw2 = ops.scattered_matmul_24(gradients.y_t, do, neuron_ids, self.v, ffn.w2.neurons, **into)
+        return dx, dw1, dw2
+
+    def _neuron_ids(self, rows: RowOrder, block_experts: Array, tokens: int, ffn: FfnCall) -> tuple[Array, int]:
+        """Lists the neurons of each block of slots, int32 [Tp / v, S], and says how many at a time are contiguous.
+
+        A block without tokens lists F throughout, no neuron, and products skip it.
+        """
+        neurons = ffn.w1.neurons
+        parts = self.shards // collectives.size(ffn.axes.tensor)
+        ids = routing.slice_ids(neurons, self.experts, parts)[block_experts]
+        has_token = rows.slots[:: self.v, None] < tokens  # a block is filled from its first slot on
+        return jnp.where(has_token, ids, neurons), neurons // self.experts // parts

@@ -1,0 +1,86 @@
+"""The `sste` recipe: 2:4 weights by soft threshold, in the forward pass (S-STE, 2409.09099).
+
+A soft threshold groups a weight along one dimension only, so the two backward products that contract the other one
+read its values densely.
+
+    up           H   = X W1^T      W1 2:4 along D
+    down         O   = Y W2        W2 2:4 along F
+    grad_hidden  dY  = dO W2^T     dense
+    grad_input   dX  = dH W1       dense
+    grad_up      dW1 = dH^T X      dH^T 2:4 along T, stochastic
+    grad_down    dW2^T = dO^T Y    dO^T 2:4 along T, stochastic
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm.recipes.base import FfnCall, Recipe, Stats
+from sparse_lm.recipes.dense import dense_squared_relu
+from sparse_lm.recipes.soft_threshold import Scales, check_scales, fit_scales, kept, thresholded, unfit_scales
+from sparse_lm.recipes.stochastic import grad_down_from_do, grad_up_from_dh
+from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms, soft_threshold_forms_along_neurons
+
+ALONG_NEURONS = 0  # W2's groups of four, as the down product contracts neurons
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SSte(Recipe):
+    """Trains with weights that the forward pass reads 2:4 by soft threshold."""
+
+    name = "sste"
+    products: ClassVar = {
+        "up": "W1 2:4",
+        "down": "W2 2:4",
+        "grad_up": "dH 2:4, stochastic",
+        "grad_down": "dO 2:4, stochastic",
+    }
+    State = Scales
+    sparse_weights = True
+    sparse_along_inputs = ("up", "down")
+    stochastic = True
+
+    def init_state(self, dim: int, neurons: int) -> Scales:
+        return unfit_scales()
+
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
+        return fit_scales(w1, w2, ALONG_NEURONS), None
+
+    def refit(self, w1: Array, w2: Array, state: Scales) -> Scales:
+        return fit_scales(w1, w2, ALONG_NEURONS)
+
+    def leave(self, w1: Array, w2: Array, state: Scales) -> tuple[Array, Array]:
+        return thresholded(w1, w2, state, ALONG_NEURONS)
+
+    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
+        return kept(w1, w2, ALONG_NEURONS)
+
+    def check_state(self, state: Scales) -> None:
+        check_scales(state)
+
+    def prepare(self, w1: Array, w2: Array, state: Scales, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
+        return up, soft_threshold_forms_along_neurons(w2, state.scale_down, dtype, self.implementation)
+
+    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        with jax.named_scope("up"):
+            h = ffn.w1.over_model(x)
+        y, stats = dense_squared_relu(h)
+        with jax.named_scope("down"):
+            o = ffn.w2.over_neurons(y)
+        return o, stats, y
+
+    def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        y = saved
+        with jax.named_scope("grad_hidden"):
+            dy = do @ ffn.w2.dense.T
+        dh = dy * 2 * jnp.sqrt(y)
+        with jax.named_scope("grad_input"):
+            dx = dh @ ffn.w1.dense
+        return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(y, do, ffn)

@@ -1,0 +1,156 @@
+"""The `venom` recipe: all six products sparse, neurons chosen by magnitude (2602.06183).
+
+Each token goes to its nearest of E centroids, which are means of the up projection's rows: neurons and the inputs that
+excite them live in the same space. Rows are dispatched by expert, and shuffled within one. Each block of v rows then
+keeps 4 of every m neurons, those of largest norm over the block, and each token the 2 largest of those 4: V:2:M, or
+Venom (2310.02065). Weights are 2:4 by soft threshold (2409.09099). The weight gradients are stochastic (2203.10991).
+
+    up           H   = X W1^T      W1 2:4 along D, at all neurons
+    down         O   = Y W2        Y V:2:M along F
+    grad_hidden  dY  = dO W2^T     W2 2:4 along D, at kept neurons
+    grad_input   dX  = dH W1       dH V:2:M along F, where Y is
+    grad_up      dW1 = dH^T X      dH^T 2:4 along T, stochastic
+    grad_down    dW2 = Y^T dO      Y^T 2:4 along T, stochastic
+
+A block decides over tokens together. In training these come from a dispatched and shuffled batch; evaluation gives each
+token its own neurons (v = 1), which is causal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm import ops
+from sparse_lm.ops.row_order import dispatch
+from sparse_lm.recipes import routing
+from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.soft_threshold import check_scales, fit_scales, kept, thresholded, unfit_scales
+from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
+
+
+class State(NamedTuple):
+    scale_up: Array  # f32[], beta of W1
+    scale_down: Array  # f32[], beta of W2
+    centroids: Array  # f32[E, D]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Venom(Recipe):
+    """Trains with V:2:M activations, chosen by magnitude.
+
+    Attributes:
+      m: a block keeps 4 of every m neurons, and each token 2 of these.
+      v: tokens of a block.
+      experts: centroids by which tokens are dispatched.
+    """
+
+    m: int = 16
+    v: int = 128
+    experts: int = 16
+
+    name = "venom"
+    products: ClassVar = {
+        "up": "W1 2:4",
+        "down": "Y V:2:M",
+        "grad_hidden": "W2 2:4",
+        "grad_input": "dH V:2:M",
+        "grad_up": "dH 2:4, stochastic",
+        "grad_down": "Y 2:4, stochastic",
+    }
+    State = State
+    sparse_weights = True
+    sparse_along_inputs = ("up",)
+    takes_order = True
+    stochastic = True
+
+    def rules(self, shape: Shape) -> Iterator[Rule]:
+        yield from block_rules(self.v, self.m, shape)
+        yield "experts", self.experts, 0 < self.experts <= shape.neurons, f"must be in 1..{shape.neurons}"
+
+    def work(self) -> dict[str, float]:
+        kept_share = 4 / self.m
+        return super().work() | {product: 0.5 * kept_share for product in ("down", "grad_hidden", "grad_input")}
+
+    def init_state(self, dim: int, neurons: int) -> State:
+        return State(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[State, None]:
+        return State(*fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
+
+    def refit(self, w1: Array, w2: Array, state: State) -> State:
+        return State(*fit_scales(w1, w2), state.centroids)
+
+    def leave(self, w1: Array, w2: Array, state: State) -> tuple[Array, Array]:
+        return thresholded(w1, w2, state)
+
+    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
+        return kept(w1, w2)
+
+    def check_state(self, state: State) -> None:
+        check_scales(state)
+        check_centroids(state.centroids)
+
+    def for_evaluation(self) -> Recipe:
+        # No kernel takes blocks of one token.
+        return dataclasses.replace(self, v=1, implementation=None)
+
+    def prepare(self, w1: Array, w2: Array, state: State, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
+        return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
+
+    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        options = dict(implementation=ffn.implementation)
+        experts = routing.assign_tokens(x, ffn.state.centroids)
+        rows = None  # a block of one token needs no order
+        if self.v > 1:
+            rows, _ = routing.dispatch_order(experts, self.experts, 1, ffn.order)
+            x = dispatch(x, rows)
+        neuron_ids, block, contiguous = ffn.w1.all_neuron_ids(x)
+        with jax.named_scope("up"):  # all of H, of which V:2:M is kept
+            y, seen = ops.sampled_squared_relu_venom(
+                ffn.w1.along_model, x, neuron_ids, block, self.v, self.m, run=contiguous, **options
+            )
+        with jax.named_scope("down"):
+            o = ops.matmul_venom(
+                ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, implementation=ffn.implementation
+            )
+        stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows)
+
+    def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        y, rows = saved
+        options = dict(implementation=ffn.implementation)
+        x, do = (x, do) if rows is None else (dispatch(x, rows), dispatch(do, rows))
+        with jax.named_scope("grad_hidden"):
+            neuron_ids = ffn.w2.among_layers(y.listed())
+            dy = ops.sampled_matmul_24(ffn.w2.along_model, do, neuron_ids, self.v, **options)
+        gradients = ops.squared_relu_gradients(dy, y, key=ffn.subkey(3), **options)
+        with jax.named_scope("grad_input"):
+            dh = ffn.w1.spread(gradients.dh)
+            dx = ops.matmul_venom(dh, ffn.w1.dense_of_all_layers, rows=rows, **options)
+        with jax.named_scope("grad_up"):
+            dw1 = ops.matmul_24(gradients.dh_t, x, out_dtype=ffn.gradient_dtype, **options)
+        with jax.named_scope("grad_down"):
+            dw2 = ops.matmul_24(gradients.y_t, do, out_dtype=ffn.gradient_dtype, **options)
+        return dx, dw1, dw2
+
+
+def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
+    """Yields what blocks of v tokens, which keep 4 of every m neurons, must fulfil."""
+    yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
+    yield "v", v, shape.tokens % v == 0, f"must divide the {shape.tokens} tokens of a microbatch on one device"
+    yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
+    yield "m", m, shape.neurons % m == 0, f"must divide model.ffn_dim = {shape.neurons}"
+
+
+def check_centroids(centroids: Array) -> None:
+    """Raises ValueError if centroids [L, E, D] are not finite."""
+    if not jnp.isfinite(centroids).all():
+        raise ValueError("centroids are not finite in every layer")

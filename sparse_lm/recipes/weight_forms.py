@@ -1,0 +1,199 @@
+"""FFN weights as the products of a step read them: 2:4 along one dimension or the other, or dense.
+
+The weights of all L layers are brought to these forms at once, outside of the loop over layers, so that the forward
+and the backward of a step share them. A form is one matrix with the layers one under the other: a product finds its
+layer by row numbers, and nothing is sliced out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from sparse_lm import collectives, ops
+from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
+
+_BLOCK = 768  # tokens: a multiple of every kernel's tile, for products that all tokens share
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WeightForms:
+    """W1 or W2 of all layers; None stands for a form that no product of the recipe reads.
+
+    Attributes:
+      along_model: [L F, D], 2:4 along D.
+      along_neurons: its layers' transposes, [L Dp, F], 2:4 along F; Dp is D rounded up to 64.
+      dense: [L F, D].
+      layers: L.
+      neurons: F.
+      dim: D.
+    """
+
+    along_model: Sparse24 | None
+    along_neurons: Sparse24 | None
+    dense: Array | None
+    layers: int = dataclasses.field(metadata=dict(static=True))
+    neurons: int = dataclasses.field(metadata=dict(static=True))
+    dim: int = dataclasses.field(metadata=dict(static=True))
+
+
+class Weight(NamedTuple):
+    """W [F, D] of one layer."""
+
+    forms: WeightForms
+    layer: Array
+    implementation: str | None
+
+    @property
+    def neurons(self) -> int:
+        return self.forms.neurons
+
+    @property
+    def along_model(self) -> Sparse24:
+        """All layers', [L F, D], 2:4 along D."""
+        return self.forms.along_model
+
+    @property
+    def dense_of_all_layers(self) -> Array:
+        """[L F, D]: the values that sparse products use, as one dense matrix."""
+        return self.forms.dense
+
+    @property
+    def dense(self) -> Array:
+        """[F, D]: the same of this layer."""
+        forms = self.forms
+        if forms.layers == 1:
+            return forms.dense
+        return lax.dynamic_slice_in_dim(forms.dense, self.layer * forms.neurons, forms.neurons)
+
+    def over_model(self, x: Array) -> Array:
+        """Computes x W^T: [T, D] -> [T, F], W 2:4 along D."""
+        return self._all_rows(self.forms.along_model, x, self.forms.neurons)
+
+    def over_neurons(self, y: Array) -> Array:
+        """Computes y W: [T, F] -> [T, D], W 2:4 along F."""
+        return self._all_rows(self.forms.along_neurons, y, self.forms.dim)
+
+    def among_layers(self, neuron_ids: Array) -> Array:
+        """Turns neuron numbers of this layer into those of all layers, whose neurons stand one under the other.
+
+        F, which stands for no neuron, becomes L F.
+        """
+        return self._among_layers(neuron_ids, self.forms.layers * self.forms.neurons)
+
+    def spread(self, y: SparseVenom) -> SparseVenom:
+        """Turns a [T, F] operand of this layer's neurons into one [T, L F], of all layers' neurons."""
+        columns = self.among_layers(y.columns)
+        return dataclasses.replace(y, columns=columns, shape=(y.shape[0], self.forms.layers * self.forms.neurons))
+
+    def all_neuron_ids(self, x: Array) -> tuple[Array, int, int]:
+        """Lists all neurons for one block of all tokens of x; returns the list, the block's tokens, and how many of the
+        list are contiguous."""
+        return self._all_ids(self.forms.along_model, x, self.forms.neurons)
+
+    def _among_layers(self, rows: Array, of_all_layers: int) -> Array:
+        count = of_all_layers // self.forms.layers
+        return jnp.where(rows == count, of_all_layers, rows + self.layer * count)
+
+    def _all_rows(self, w: Sparse24, x: Array, count: int) -> Array:
+        ids, block, contiguous = self._all_ids(w, x, count)
+        return ops.sampled_matmul_24(w, x, ids, block, run=contiguous, implementation=self.implementation)
+
+    def _all_ids(self, w: Sparse24, x: Array, count: int) -> tuple[Array, int, int]:
+        ids = self._among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
+        block = -(-x.shape[0] // _BLOCK) * _BLOCK
+        contiguous = self.forms.layers * count == w.shape[0]  # no padding between layers
+        return ids, block, count if contiguous else 1
+
+
+def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:
+    """Brings weights [L, F, D] to a dtype, dense."""
+    return WeightForms(None, None, _rows(w).astype(dtype), *w.shape)
+
+
+@jax.named_call
+def soft_threshold_forms(w: Array, scale: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
+    """Sparsifies weights [L, F, D] to 2:4 along D by soft threshold with each layer's scale f32[L] (2409.09099)."""
+    along_model, dense = ops.soft_threshold_24(_rows(w), scale, dtype=dtype, implementation=implementation)
+    return WeightForms(along_model, None, dense, *w.shape)
+
+
+@jax.named_call
+def soft_threshold_forms_along_neurons(
+    w: Array, scale: Array, dtype: DTypeLike, implementation: str | None
+) -> WeightForms:
+    """Sparsifies weights [L, F, D] to 2:4 along F by soft threshold with each layer's scale f32[L] (2409.09099)."""
+
+    def transpose(layer: tuple[Array, Array]) -> Sparse24:
+        w, scale = layer
+        return ops.sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, implementation=implementation)
+
+    by_layer = lax.map(transpose, (w, scale))
+    dense = jax.vmap(lambda form: form.to_dense().T)(by_layer)
+    return WeightForms(None, _stack(by_layer), _rows(dense), *w.shape)
+
+
+@jax.named_call
+def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
+    """Compresses weights [L, F, D] along D and along F under transposable masks (2404.01847)."""
+
+    def both_ways(layer: tuple[Array, Array]) -> tuple[Sparse24, Sparse24]:
+        return ops.sparsify_24_tiles(*layer, dtype=dtype, implementation=implementation)
+
+    along_model, along_neurons = lax.map(both_ways, (w, mask))
+    return WeightForms(_stack(along_model), _stack(along_neurons), None, *w.shape)
+
+
+@jax.named_call
+def gather_layer(weights: tuple[WeightForms, WeightForms], layer: Array, axis: str) -> tuple[WeightForms, WeightForms]:
+    """Gathers one layer's weights, whole, of the neurons that each device along a mesh axis has.
+
+    2:4 forms travel compressed, 9/16 of the bytes in bf16. Shards are whole tiles of metadata.
+
+    Args:
+      weights: of all layers.
+      layer: int32[], which one.
+      axis: mesh axis that splits the neurons.
+
+    Raises:
+      ValueError: a shard of a 2:4 form is no multiple of 64 neurons.
+    """
+
+    def gather(x: Array, layers: int, along: int) -> Array:
+        rows = x.shape[0] // layers
+        return collectives.gather(lax.dynamic_slice_in_dim(x, layer * rows, rows), axis, along)
+
+    def gather_forms(forms: WeightForms) -> WeightForms:
+        def sparse(form: Sparse24 | None, along: int) -> Sparse24 | None:
+            if form is None:
+                return None
+            if forms.neurons % TILE:
+                raise ValueError(
+                    f"a shard of {forms.neurons} neurons must be a multiple of {TILE} to travel compressed"
+                )
+            values, metadata = (gather(part, forms.layers, along) for part in (form.values, form.metadata))
+            return Sparse24(values, metadata, (values.shape[0], 2 * values.shape[1] if along else form.shape[1]))
+
+        dense = None if forms.dense is None else gather(forms.dense, forms.layers, 0)
+        neurons = forms.neurons * collectives.size(axis)
+        return WeightForms(sparse(forms.along_model, 0), sparse(forms.along_neurons, 1), dense, 1, neurons, forms.dim)
+
+    first, second = weights
+    return gather_forms(first), gather_forms(second)
+
+
+def _rows(w: Array) -> Array:
+    return w.reshape(-1, w.shape[-1])
+
+
+def _stack(by_layer: Sparse24) -> Sparse24:
+    """Turns Sparse24 with a leading axis L into one matrix of the layers one under the other, each in whole tiles."""
+    values = by_layer.values.reshape(-1, by_layer.values.shape[-1])
+    metadata = by_layer.metadata.reshape(-1, *by_layer.metadata.shape[2:])
+    return Sparse24(values, metadata, (values.shape[0], by_layer.shape[1]))
