@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 from absl import app, flags
 from tokenizers import Tokenizer
 
@@ -32,7 +31,7 @@ from sparse_lm.data import corpus as corpus_lib
 from sparse_lm.data import packing, train_batches
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import prepare
-from sparse_lm.data.corpus import find_files, python_library
+from sparse_lm.data.corpus import find_files, python_library, zstd
 from sparse_lm.data.dataset import open_prepared
 from sparse_lm.data.writing import WriteTask
 
@@ -111,7 +110,7 @@ def write_shards(folder: Path, texts: list[str]) -> None:
     """The texts as JSON lines in `FILES` compressed files."""
     for number in range(FILES):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[number::FILES])
-        Path(folder, f"{number}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+        Path(folder, f"{number}.jsonl.zst").write_bytes(zstd.compress(lines.encode()))
 
 
 def prepare_in(directory: Path, seq_len: int, tokenizer: Tokenizer, processes: int) -> None:

@@ -8,12 +8,10 @@ which several processes can read at the same time.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import glob
 import gzip
 import hashlib
-import io
 import json
 import logging
 import os
@@ -24,10 +22,13 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 import numpy as np
-import zstandard
 
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.zst import open_zst
+
+try:
+    from compression import zstd  # Python 3.14
+except ImportError:
+    from backports import zstd
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ Document = str | np.ndarray
 TEXT_SUFFIXES = (".txt", ".py", ".md")
 JSON_SUFFIX = ".jsonl"
 SUFFIXES = (*TEXT_SUFFIXES, JSON_SUFFIX)
-COMPRESSIONS = (".gz", ".zst")
+COMPRESSIONS = {".gz": gzip.open, ".zst": zstd.open}  # which read every member or frame, and refuse one that is cut off
 # A compressed .json file is read as lines, as C4 is published; one that is not is settings more often than text.
 READABLE = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}; .json with one of these"
 PIECE = 64 * 1024  # characters; a longer text file becomes several documents
@@ -91,7 +92,7 @@ class TextFiles:
                     else:
                         documents = pieces(stream, PIECE)
                     yield from filter(None, documents)
-            except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            except (OSError, EOFError, zlib.error, zstd.ZstdError) as error:
                 raise DataError(f"cannot read {path}: {error}") from error
 
     def parts(self) -> list[TextFiles]:
@@ -186,20 +187,13 @@ def pieces(stream: TextIO, limit: int) -> Iterator[str]:
         yield rest
 
 
-@contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[TextIO]:
-    """`path` decompressed and decoded; line ends are left as they are."""
+def _open_text(path: Path) -> TextIO:
+    """Opens `path`, decompressed and decoded; line ends are left as they are."""
     compression = path.suffix.lower()
-    with open(path, "rb") as raw:
-        if compression in COMPRESSIONS and not os.fstat(raw.fileno()).st_size:
-            raise EOFError("the file is empty, which no compressed file is")  # of which gzip makes an empty text
-        binary = raw
-        if compression == ".gz":
-            binary = gzip.GzipFile(fileobj=raw)
-        elif compression == ".zst":
-            binary = open_zst(raw)
-        with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="\n") as stream:
-            yield stream
+    if compression in COMPRESSIONS and not path.stat().st_size:
+        raise EOFError("the file is empty, which no compressed file is")  # gzip would make an empty text of it
+    opener = COMPRESSIONS.get(compression, open)
+    return opener(path, "rt", encoding="utf-8", errors="replace", newline="\n")
 
 
 def _json_texts(stream: TextIO, path: Path, field: str) -> Iterator[str]:

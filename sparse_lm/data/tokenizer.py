@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sparse_lm.data.corpus import Document
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.llama3_ranks import load_llama3_ranks
 
 END_OF_TEXT = "<|endoftext|>"
 # What other families of tokenizers call it: Llama 3; Llama 1, 2 and T5; Gemma; DeepSeek; Qwen base models use ours.
@@ -49,7 +48,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a tokenizer.json of the `tokenizers` library, such as Llama 3's, or Llama 3's tokenizer.model.
+    """Reads a tokenizer.json of the `tokenizers` library, such as Llama 3's.
 
     It encodes whole texts: files published with a model may cut them at its context length, or pad them.
 
@@ -59,8 +58,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"no tokenizer file {path}")
-    if path.suffix == ".model":
-        return load_llama3_ranks(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
-import zstandard
 from tokenizers import Tokenizer
 
+from sparse_lm.data.corpus import zstd
 from sparse_lm.data.tokenizer import END_OF_TEXT, train_tokenizer
 
 WORDS = (
@@ -109,7 +109,7 @@ def write_dclm(path, documents: list[str]) -> None:
     ]
     half = len(lines) // 2
     frames = ("".join(line + "\n" for line in part).encode() for part in (lines[:half], lines[half:]))
-    path.write_bytes(b"".join(map(zstandard.compress, frames)))
+    path.write_bytes(b"".join(map(zstd.compress, frames)))
 
 
 class Foreign(tfds.core.GeneratorBasedBuilder):

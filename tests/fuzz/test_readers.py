@@ -7,12 +7,11 @@ import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from sparse_lm.data.corpus import TextFiles
+from sparse_lm.data.corpus import TextFiles, zstd
 from sparse_lm.data.errors import DataError
 from sparse_lm.interop.hf_config import UnsupportedModelError, from_hf_config
 from sparse_lm.interop.shards import SINGLE, ShardedTensors
@@ -123,7 +122,7 @@ TEXTS = ["", "def f():\n    return 0\n", "\u00e9\u4e2d\U0001f600", '"\\ud800"', 
 
 
 def packed(text: bytes, compression: str) -> bytes:
-    return {"": lambda x: x, ".gz": gzip.compress, ".zst": zstandard.compress}[compression](text)
+    return {"": lambda x: x, ".gz": gzip.compress, ".zst": zstd.compress}[compression](text)
 
 
 @cases(300)
