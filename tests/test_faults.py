@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.data import DataError
-from sparse_lm.training import loop
+from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import WorkdirError, meaning
@@ -101,8 +101,8 @@ def in_compilation_of_the_entry(patch, config):
 
 
 def in_evaluation(patch, config):
-    original = loop.make_evaluation
-    patch.setattr(loop, "make_evaluation", lambda *args: terminate_once(original(*args), before=True))
+    original = evaluation.make_evaluation
+    patch.setattr(evaluation, "make_evaluation", lambda *args: terminate_once(original(*args), before=True))
 
 
 def in_a_save(patch, config):
@@ -136,14 +136,14 @@ def test_sigterm_is_obeyed(moment, saved, config, whole, tmp_path, monkeypatch, 
 
 @contextlib.contextmanager
 def disk_full(monkeypatch, first, end):
-    """From the batch of step `first` to that of step `end` on, no file grows over 4 KiB."""
+    """From the batch of step `first` to that of step `end` on, no file grows over 2 KiB."""
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    original, save = loop.train_batches, Checkpoints.save
+    original, save = run_data.train_batches, Checkpoints.save
 
     def batches(*args, start_step, **kwargs):
         for step, windows in enumerate(original(*args, start_step=start_step, **kwargs), start_step):
             if step in (first, end):
-                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, unlimited[1]) if step == first else unlimited)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (2048, unlimited[1]) if step == first else unlimited)
             yield windows
 
     def save_before_it_is_full(self, step, *args):
@@ -152,7 +152,7 @@ def disk_full(monkeypatch, first, end):
             self.wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_batches", batches)
+        patch.setattr(run_data, "train_batches", batches)
         patch.setattr(Checkpoints, "save", save_before_it_is_full)
         try:
             yield

@@ -14,11 +14,14 @@ from jax import Array
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
+from sparse_lm.data.dataset import Data
+from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.model import llama
 from sparse_lm.model.loss import token_losses
 from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.training.mesh.layout import BATCH, Layout
+from sparse_lm.training.step import Trainer, TrainState
 
 Evaluation = Callable[[llama.Params, FfnVariables, Iterable[np.ndarray]], dict[str, float]]
 
@@ -64,6 +67,26 @@ def make_evaluation(
         return _summary(float(nats), tokens, text_bytes)
 
     return evaluate
+
+
+class HeldOut:
+    """Evaluates the state of a run in training on `data.eval_windows` held-out windows."""
+
+    def __init__(self, config: Config, trainer: Trainer, data: Data):
+        self._config, self._data = config, data
+        self._evaluations = {
+            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan, trainer.layout)
+            for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
+        }
+
+    def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
+        """Evaluates the state after `step`, computed as that step was; see `make_evaluation` for the result."""
+        finished = step + 1 == self._config.steps  # a finished run has dense weights, whatever its last phase
+        phase = "dense" if finished else self._config.phase(step)
+        batches = heldout_batches(
+            self._data, batch_size=self._config.batch_size, windows=self._config.data.eval_windows
+        )
+        return self._evaluations[phase](state.params, state.variables, batches)
 
 
 def _on_mesh(window_nats: Callable, layout: Layout) -> Callable:

@@ -6,14 +6,21 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+import jax
+from jax import Array
 
 from sparse_lm.config import Config, ConfigError, with_tokenizer
 from sparse_lm.data import Data, open_data
 from sparse_lm.data.builder import TOKENIZER_FILE
+from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
 from sparse_lm.files import replacing
-from sparse_lm.training.workdir import WorkdirError, has_begun, load_config, writing
+from sparse_lm.training.mesh import processes
+from sparse_lm.training.mesh.layout import Layout, row_share
+from sparse_lm.training.workdir import WorkdirError, has_begun, load_config, save_config, writing
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +39,40 @@ def save_data(workdir: str | os.PathLike, data: Data) -> None:
         with replacing(Path(workdir, FILE)) as partial:
             text = {"corpus_sha256": data.info["corpus_sha256"]}
             partial.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+
+
+def open_data_together(workdir: str | os.PathLike, config: Config) -> Data:
+    """Opens a run's data in all of its processes: the leader prepares and records it, the others wait for that.
+
+    Raises:
+      ConfigError, DataError: the data cannot be used, or is not what the run began with.
+      WorkdirError: the workdir cannot be written.
+      LaunchError: processes have opened different data.
+    """
+    if not processes.is_leader():
+        processes.wait_for_all("data is prepared")
+    data = open_run_data(workdir, config)
+    if processes.is_leader():
+        check_same_data(workdir, config, data)
+        save_config(workdir, config)
+        save_data(workdir, data)
+        processes.wait_for_all("data is prepared")
+    processes.check_data(data.info)
+    return data
+
+
+def device_batches(data: Data, config: Config, layout: Layout | None, start_step: int) -> Iterator[Array]:
+    """Yields the batches from a step on, on the devices; of each batch this process reads its own rows."""
+    index, count = row_share(layout.batch, config.batch_size) if layout else (0, 1)
+    batches = train_batches(
+        data,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        start_step=start_step,
+        process_index=index,
+        process_count=count,
+    )
+    return map(layout.place_rows if layout else jax.device_put, batches)
 
 
 def open_run_data(workdir: str | os.PathLike, config: Config) -> Data:

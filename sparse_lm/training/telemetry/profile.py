@@ -37,6 +37,12 @@ class StepProfile:
             jax.profiler.start_trace(self._directory)
             self.tracing = True
 
+    def __enter__(self) -> StepProfile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Stops the trace if it has not been."""
         if self.tracing:

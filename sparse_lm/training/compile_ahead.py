@@ -1,0 +1,48 @@
+"""Compiles what a phase needs before the phase begins."""
+
+from __future__ import annotations
+
+import jax
+from jax import Array
+
+from sparse_lm.config import Config
+from sparse_lm.training.interrupt import Interrupt
+from sparse_lm.training.phases import transition_before
+from sparse_lm.training.step import Trainer, TrainState
+from sparse_lm.training.transitions import Transitions
+
+
+class CompileAhead:
+    """Compiles the step of a phase and the transitions of the sparse phase.
+
+    A compilation takes minutes and cannot be stopped. It happens before the state crosses the phase transition, so
+    that a signal meanwhile finds a state that can be saved.
+    """
+
+    def __init__(self, config: Config, trainer: Trainer, transitions: Transitions, interrupt: Interrupt):
+        self._config, self._trainer, self._transitions, self._interrupt = config, trainer, transitions, interrupt
+        self._compiled: set[str] = set()  # phases
+
+    def compile(self, step: int, state: TrainState, windows: Array) -> bool:
+        """Compiles what the phase of `step` needs, unless this process has; False if a signal came first."""
+        phase = self._config.phase(step)
+        if phase in self._compiled:
+            return True
+        self._compiled.add(phase)
+        programs = [(self._trainer.step(phase), (state, windows))]
+        if phase == "sparse":
+            coming = {transition_before(self._config, later) for later in range(step, self._config.steps)}
+            if "enter" in coming:
+                programs.append((self._transitions.enter_sparse, (state, windows)))
+            if "refresh" in coming:
+                programs.append((self._transitions.refresh, (state, windows)))
+            programs.append((self._transitions.leave_sparse, (state,)))  # every sparse phase ends
+
+        def compile_all() -> None:
+            for program, arguments in programs:
+                program.lower(*arguments).compile()
+
+        if jax.process_count() > 1:  # processes could not agree to stop in the middle
+            compile_all()
+            return True
+        return self._interrupt.wait_for(compile_all)

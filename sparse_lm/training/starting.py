@@ -1,0 +1,54 @@
+"""The state that a process starts to train from: a checkpoint's, a pretrained model's, or a random one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from sparse_lm.config import Config
+from sparse_lm.interop.pretrained import Pretrained
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.run_data import with_tokenizer_of_run
+from sparse_lm.training.step import Trainer, TrainState
+from sparse_lm.training.validity import check_variables
+from sparse_lm.training.workdir import has_saved
+
+
+def open_pretrained(config: Config, workdir: str) -> tuple[Config, Pretrained | None]:
+    """Opens the model that `config.init_from` names, unless the run has a checkpoint to go on from.
+
+    Returns:
+      The configuration with the model's tokenizer, and the model or None.
+
+    Raises:
+      ConfigError: the model cannot be started from.
+    """
+    if not config.init_from:
+        return config, None
+    if has_saved(workdir):  # the model may be gone
+        return with_tokenizer_of_run(workdir, config), None
+    pretrained = Pretrained(config)
+    return pretrained.config_with_tokenizer(), pretrained
+
+
+def restore_or_start(
+    config: Config, trainer: Trainer, checkpoints: Checkpoints, pretrained: Pretrained | None
+) -> TrainState:
+    """Restores the newest checkpoint; without one, starts from the pretrained model or from random weights.
+
+    Raises:
+      WorkdirError: there are checkpoints, and none of them can be used.
+    """
+    state = checkpoints.restore_latest(
+        trainer.abstract_state(), lambda state: check_variables(state.variables, config, int(state.step))
+    )
+    if state is not None:
+        return state
+    state = trainer.init()
+    if pretrained is None:
+        return state
+    params, layout = pretrained.params(), trainer.layout
+    placed = jax.device_put(params, layout.state.params) if layout else jax.tree.map(jnp.array, params)
+    return dataclasses.replace(state, params=placed)

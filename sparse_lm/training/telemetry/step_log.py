@@ -1,0 +1,92 @@
+"""Everything that a process writes about its steps: metrics, progress, timing and summary."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+import jax
+
+from sparse_lm.config import Config
+from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.progress import Progress, show_speed, show_time_left
+from sparse_lm.training.schedule import learning_rate
+from sparse_lm.training.step import Metrics
+from sparse_lm.training.telemetry import flops
+from sparse_lm.training.telemetry.metrics import MetricsWriter
+from sparse_lm.training.telemetry.summary import RunSummary
+from sparse_lm.training.telemetry.timing import StepTimer
+from sparse_lm.training.telemetry.wandb_run import WandbRun
+
+_log = logging.getLogger(__name__)
+
+
+class StepLog:
+    """Times the steps of this process and writes their metrics. Use it as a context manager.
+
+    Args:
+      config: the run.
+      plan: of its sparse phase.
+      directory: where this process writes, see `processes.reports_directory`.
+      summary: of the run.
+      start: the first step of this process.
+      wandb: log to Weights & Biases, too.
+    """
+
+    def __init__(
+        self, config: Config, plan: GemmPlan, directory: str, summary: RunSummary, start: int, wandb: bool = False
+    ):
+        self._config, self._summary = config, summary
+        self._plans = {"dense": DENSE, "sparse": plan}  # by phase
+        self._device_kind = jax.devices()[0].device_kind
+        self._schedule = learning_rate(config)
+        float(self._schedule(start))  # compiles, which is no step's time
+        self._writer = MetricsWriter(directory, start, WandbRun(directory, config) if wandb else None)
+        self._timer = StepTimer(config, start)
+        self._progress = Progress("step", config.steps, start)
+        summary.begin(start)
+
+    def settle(self, step: int, metrics: Metrics) -> int:
+        """Waits for a step and counts its time; returns how many steps in a row have been skipped."""
+        skipped_in_a_row = int(metrics["skipped_in_a_row"])
+        self._timer.step_done(self._config.phase(step))
+        self._summary.step_done(self._config.phase(step))
+        return skipped_in_a_row
+
+    def spent_on(self, kind: str) -> None:
+        """Counts the time since the last step, or the last call, as other work of this kind."""
+        self._timer.skip()
+        self._summary.spent_on(kind)
+
+    def write(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
+        """Writes and shows a settled step, if it is one to log or has held-out results."""
+        config, phase = self._config, self._config.phase(step)
+        loss, skipped_before = float(metrics["loss"]), int(metrics["skipped"])
+        if int(metrics["skipped_in_a_row"]):
+            skipped_before -= 1
+            _log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
+        if step % config.log_every and not results:
+            return
+        step_time = self._timer.lap()
+        speed = config.tokens_per_step / step_time if step_time else None
+        line = {
+            "phase": phase,
+            "learning_rate": float(self._schedule(step - skipped_before)),  # Optax does not count skipped steps
+            "tokens": (step + 1) * config.tokens_per_step,
+            "tokens_per_second": speed,
+            "step_time": step_time,
+            "wall_time": self._summary.wall_time(),
+            **flops.utilisation(config, self._plans[phase], speed, self._device_kind),
+            **metrics,
+            **{f"eval_{name}": value for name, value in (results or {}).items()},
+        }
+        self._summary.logged(self._writer.write(step, line))
+        left = show_time_left(self._timer.seconds_left())
+        self._progress.update(step + 1, phase, f"loss {loss:.4f}", show_speed(speed), left)
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.close()
+        self._writer.close(failed=error is not None)
