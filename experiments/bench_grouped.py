@@ -34,7 +34,7 @@ def ungrouped_ms(tokens: int, dim: int, neurons: int, kept: int) -> dict[str, fl
 
 def grouped_ms(shape: Grouped) -> dict[str, float]:
     """Everything included: also the tables that are made of the lists."""
-    columns, listing = listed_runs(shape, seed=0), dict(v=shape.v, run=shape.run)
+    columns, listing = listed_runs(shape, seed=0), dict(v=shape.v, contiguous=shape.run)
     x, w = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.neurons, shape.dim, seed=0)
     y, y_t = random_24(shape.tokens, shape.kept, seed=2), random_24(shape.kept, shape.tokens, seed=5)
     m = 4 * shape.neurons // shape.kept
@@ -43,13 +43,13 @@ def grouped_ms(shape: Grouped) -> dict[str, float]:
     return dict(
         sampled=median_ms(functools.partial(hopper.sampled_matmul_24, **listing), w, x, columns),
         venom=median_ms(hopper.matmul_venom, hidden, random_matrix(shape.neurons, shape.dim, seed=3)),
-        scattered=median_ms(lambda a, b, columns: scattered(a, b, columns=columns), y_t, x, columns),
+        scattered=median_ms(lambda a, b, columns: scattered(a, b, neuron_ids=columns), y_t, x, columns),
     )
 
 
 def squared_relu_ms(shape: Grouped) -> dict[str, float]:
     """The sampled product alone, with the activation's pass after it, and with the activation as its epilogue."""
-    columns, listing = listed_runs(shape, seed=0), dict(v=shape.v, run=shape.run)
+    columns, listing = listed_runs(shape, seed=0), dict(v=shape.v, contiguous=shape.run)
     x, w = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.neurons, shape.dim, seed=0)
     product = functools.partial(hopper.sampled_matmul_24, **listing)
     return dict(

@@ -93,7 +93,7 @@ def bench_scattered_matmul_24() -> list[dict]:
     for shape in GROUPED[:3]:
         columns, share = listed_runs(shape, seed=0), shape.tokens * shape.kept // shape.neurons
         x, y = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.kept, shape.tokens, seed=5)
-        scattered = functools.partial(triton.scattered_matmul_24, v=shape.v, rows=shape.neurons, run=shape.run)
+        scattered = functools.partial(triton.scattered_matmul_24, v=shape.v, rows=shape.neurons, contiguous=shape.run)
         row = dataclasses.asdict(shape)
         row["scattered_matmul_24_ms"] = median_ms(scattered, y, x, columns)
         row["matmul_24_ms"] = median_ms(triton.matmul_24, random_24(shape.neurons, share, seed=4), x[:share])

@@ -45,10 +45,10 @@ def products_of_runs() -> Iterator[Product]:
     for shape in (s for s in GROUPED if s.run in (s.kept, 128)):
         label = dict(t=shape.tokens, f=shape.neurons, d=shape.dim, v=shape.v, run=shape.run)
         columns, x = listed_runs(shape, seed=0), random_matrix(shape.tokens, shape.dim, seed=1)
-        sampled = functools.partial(hopper.sampled_matmul_24, v=shape.v, run=shape.run)
+        sampled = functools.partial(hopper.sampled_matmul_24, v=shape.v, contiguous=shape.run)
         w = random_24(shape.neurons, shape.dim, seed=0)
         yield dict(product="sampled_matmul_24", **label), sampled, (w, x, columns)
-        scattered = functools.partial(hopper.scattered_matmul_24, v=shape.v, rows=shape.neurons, run=shape.run)
+        scattered = functools.partial(hopper.scattered_matmul_24, v=shape.v, rows=shape.neurons, contiguous=shape.run)
         a = random_24(shape.kept, shape.tokens, seed=5)
         yield dict(product="scattered_matmul_24", **label), scattered, (a, x, columns)
         if shape.run == shape.kept:

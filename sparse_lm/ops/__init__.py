@@ -1,7 +1,7 @@
 """Sparse operations on arrays: formats, selections, products. Knows nothing of models or training."""
 
 from sparse_lm.ops.columns import venom_columns
-from sparse_lm.ops.compress import compress_24, compress_venom, condense, list_columns
+from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.hidden import (
     sampled_squared_relu_24,
@@ -31,7 +31,6 @@ __all__ = [
     "compress_24",
     "compress_venom",
     "condense",
-    "list_columns",
     "matmul_24",
     "matmul_venom",
     "sampled_matmul_24",
@@ -46,6 +45,7 @@ __all__ = [
     "squared_relu_24",
     "squared_relu_gradients",
     "squared_relu_venom",
+    "to_venom",
     "transposable_mask",
     "venom_columns",
 ]

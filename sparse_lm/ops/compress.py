@@ -126,10 +126,10 @@ def compress_venom(
         first, second = unpack_metadata(like.metadata)
         metadata = like.metadata
     values = _interleave(*take_two(split_groups(padded), first, second)).astype(dtype or condensed.dtype)
-    return list_columns(Sparse24(values, metadata, condensed.shape), columns, shape[1], v, m)
+    return to_venom(Sparse24(values, metadata, condensed.shape), columns, shape[1], v, m)
 
 
-def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int, run: int = 1) -> SparseVenom:
+def to_venom(condensed: Sparse24, columns: Array, width: int, v: int, m: int, contiguous: int = 1) -> SparseVenom:
     """V:2:M form of a matrix whose condensed columns are 2:4 already.
 
     Args:
@@ -138,7 +138,7 @@ def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int
       width: K, of the matrix.
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group.
-      run: of `columns`, see `SparseVenom`.
+      contiguous: how many columns at a time are consecutive, as in `SparseVenom`.
 
     Returns:
       SparseVenom [M, K].
@@ -159,7 +159,7 @@ def list_columns(condensed: Sparse24, columns: Array, width: int, v: int, m: int
         (condensed.shape[0], width),
         v,
         m,
-        run,
+        contiguous,
     )
 
 

@@ -222,8 +222,10 @@ def up_listed(x: Array, columns: Array, shared: _Shared) -> tuple[SparseVenom, H
     """Y = relu(X W1^T)^2 at the columns that each block lists, as the down product reads it, and what selection saw."""
     plan, w, columns_run = shared.plan, shared.weights.up.along_model, shared.plan.run_length(shared.neurons)
     listed = _among_layers(w, columns, shared)
-    y, seen = ops.sampled_squared_relu_24(w, x, listed, plan.v, run=columns_run, implementation=shared.implementation)
-    return ops.list_columns(y, columns, shared.neurons, plan.v, plan.m, columns_run), seen
+    y, seen = ops.sampled_squared_relu_24(
+        w, x, listed, plan.v, contiguous=columns_run, implementation=shared.implementation
+    )
+    return ops.to_venom(y, columns, shared.neurons, plan.v, plan.m, columns_run), seen
 
 
 @jax.named_call
@@ -242,7 +244,7 @@ def grad_hidden(do: Array, y: Hidden, shared: _Shared) -> Array:
     if shared.plan.grad_hidden != W2_24:
         return do @ _of_layer(forms.dense, shared).T
     if isinstance(y, SparseVenom):
-        return _listed_rows(forms.along_model, do, y.listed(), y.v, y.run, shared)
+        return _listed_rows(forms.along_model, do, y.kept_columns(), y.v, y.contiguous, shared)
     return _all_rows(forms.along_model, do, shared.neurons, shared)
 
 
@@ -318,7 +320,7 @@ def up_activated(x: Array, shared: _Shared) -> tuple[Hidden, HiddenStats]:
     if not plan.venom or plan.up != W1_24:
         return activate(up(x, shared), shared)
     listed, block, columns_run = _all_listed(w, x, shared.neurons, shared)
-    options = dict(run=columns_run, columns=plan.columns, implementation=shared.implementation)
+    options = dict(contiguous=columns_run, columns=plan.columns, implementation=shared.implementation)
     return ops.sampled_squared_relu_venom(w, x, listed, block, plan.v, plan.m, **options)
 
 
@@ -354,7 +356,7 @@ def hidden_gradients(dy: Array, y: Hidden, key: Array | None, shared: _Shared) -
     if shared.plan.draws_hidden and key is None:
         raise ValueError(f"grad_down = {shared.plan.grad_down} draws at random: key must be given")
     options = dict(key=key if shared.plan.draws_hidden else None, implementation=shared.implementation)
-    if isinstance(y, SparseVenom) and y.run > 1:
+    if isinstance(y, SparseVenom) and y.contiguous > 1:
         condensed = Sparse24(y.values, y.metadata, dy.shape)
         dh, dh_t, y_t = ops.squared_relu_gradients(dy, condensed, **options)
         return HiddenGradients(dataclasses.replace(y, values=dh.values), dh_t, y_t)
@@ -380,7 +382,7 @@ def busiest_features(y: Hidden, share: float) -> Array | None:
 def _all_rows(w: Sparse24, x: Array, count: int, shared: _Shared) -> Array:
     """x times the transpose of this layer's `count` rows of w: [T, count]."""
     listed, block, columns_run = _all_listed(w, x, count, shared)
-    return ops.sampled_matmul_24(w, x, listed, block, run=columns_run, implementation=shared.implementation)
+    return ops.sampled_matmul_24(w, x, listed, block, contiguous=columns_run, implementation=shared.implementation)
 
 
 def _all_listed(w: Sparse24, x: Array, count: int, shared: _Shared) -> tuple[Array, int, int]:
@@ -394,7 +396,7 @@ def _all_listed(w: Sparse24, x: Array, count: int, shared: _Shared) -> tuple[Arr
 def _listed_rows(w: Sparse24, x: Array, columns: Array, v: int, columns_run: int, shared: _Shared) -> Array:
     """x times the transpose of those of this layer's rows of w that each block of v tokens lists."""
     columns = _among_layers(w, columns, shared)
-    return ops.sampled_matmul_24(w, x, columns, v, run=columns_run, implementation=shared.implementation)
+    return ops.sampled_matmul_24(w, x, columns, v, contiguous=columns_run, implementation=shared.implementation)
 
 
 def _among_layers(w: Sparse24, rows: Array, shared: _Shared) -> Array:
@@ -421,8 +423,10 @@ def _hidden_matmul(hidden: Hidden, w: Array, rows: routing.Rows | None, shared: 
 def _weight_gradient(a_t: Sparse24 | None, a: Hidden, b: Array, busy, shared: _Shared, dtype: DTypeLike) -> Array:
     """a^T b: [F, D], from the 2:4 form of a^T, but for its rows `busy`."""
     options = dict(out_dtype=dtype, implementation=shared.implementation)
-    if isinstance(a, SparseVenom) and a.run > 1:
-        return ops.scattered_matmul_24(a_t, b, a.listed(), a.v, shared.neurons, run=a.run, **options)
+    if isinstance(a, SparseVenom) and a.contiguous > 1:
+        return ops.scattered_matmul_24(
+            a_t, b, a.kept_columns(), a.v, shared.neurons, contiguous=a.contiguous, **options
+        )
     if a_t is None:
         a_t = ops.sparsify_24(a, "magnitude", 0, implementation=shared.implementation)
     product = ops.matmul_24(a_t, b, **options)

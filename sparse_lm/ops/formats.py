@@ -83,7 +83,7 @@ class SparseVenom:
     logical column `columns[b, j]`. There are Kc = 4 K / m of them. The format does not require
     that a block's columns are four of every m: any Kc distinct columns do, such as one contiguous
     slice of neurons. Products take any; `squared_relu_gradients` says what it requires. `matmul_venom` also takes
-    fewer than Kc, such as one layer's where b has the rows of all layers; `condensed` and `listed` do not.
+    fewer than Kc, such as one layer's where b has the rows of all layers; `condensed` and `kept_columns` do not.
 
     Attributes:
       values: [Mp, Kcp / 2]; Mp is M rounded up to max(v, 64), Kcp is Kc rounded up to 64.
@@ -92,9 +92,9 @@ class SparseVenom:
       shape: logical (M, K).
       v: rows of a block.
       m: columns of a group.
-      run: columns come in runs of this many consecutive ones, each starting at a multiple of it. What
-        is gathered is then boxes, not single rows. A run above 1 divides Kc, and no column is padded, but for
-        blocks of rows that nobody reads: they list K throughout.
+      contiguous: so many columns at a time are consecutive, and start at a multiple of that number. What is gathered is
+        then boxes, not single rows. A number above 1 divides Kc, and no column is padded, but for blocks of rows that
+        nobody reads: they list K throughout.
     """
 
     values: Array
@@ -103,7 +103,7 @@ class SparseVenom:
     shape: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
     v: int = dataclasses.field(metadata=dict(static=True))
     m: int = dataclasses.field(metadata=dict(static=True))
-    run: int = dataclasses.field(default=1, metadata=dict(static=True))
+    contiguous: int = dataclasses.field(default=1, metadata=dict(static=True))
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -113,7 +113,7 @@ class SparseVenom:
         """[M, Kc]: the kept columns of each row's block, with zeros where 2:4 dropped a value."""
         return _scatter_groups(self.values, self.metadata)[: self.shape[0], : 4 * self.shape[1] // self.m]
 
-    def listed(self) -> Array:
+    def kept_columns(self) -> Array:
         """int32 [ceil(M / v), Kc]: `columns` without the padding."""
         return self.columns[: -(-self.shape[0] // self.v), : 4 * self.shape[1] // self.m]
 

@@ -36,27 +36,27 @@ def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Spa
 
 
 def sampled_squared_relu_24(
-    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, implementation: str | None = None
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, implementation: str | None = None
 ) -> tuple[Sparse24, HiddenStats]:
     """`squared_relu_24` of the H that `sampled_matmul_24` gives, which a kernel need not write.
 
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
       x: [T, D].
-      columns: int32 [ceil(T / v), Kc], the neurons of each block, as in `sampled_matmul_24`.
+      neuron_ids: int32 [ceil(T / v), Kc], the neurons of each block, as in `sampled_matmul_24`.
       v: rows of a block.
-      run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
+      contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
       implementation: backend that must run this; the best one by default.
 
     Returns:
       Y [T, Kc], 2:4 along the listed neurons, of H rounded to the dtype of x; and what selection saw.
 
     Raises:
-      ValueError: shapes do not match, an operand is empty, or columns are not int32.
+      ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
       NotImplementedError: the named backend cannot run this.
     """
-    check_sampled(w, x, columns, v, run)
-    return backends.dispatch("sampled_squared_relu_24", implementation, w, x, columns, v, run=run)
+    check_sampled(w, x, neuron_ids, v, contiguous)
+    return backends.dispatch("sampled_squared_relu_24", implementation, w, x, neuron_ids, v, contiguous=contiguous)
 
 
 def squared_relu_venom(
@@ -87,12 +87,12 @@ def squared_relu_venom(
 def sampled_squared_relu_venom(
     w: Sparse24,
     x: Array,
-    listed: Array,
+    neuron_ids: Array,
     block: int,
     v: int = 128,
     m: int = 16,
     *,
-    run: int = 1,
+    contiguous: int = 1,
     columns: str = "norm",
     implementation: str | None = None,
 ) -> tuple[SparseVenom, HiddenStats]:
@@ -101,11 +101,11 @@ def sampled_squared_relu_venom(
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
       x: [T, D].
-      listed: int32 [ceil(T / block), Kc], the neurons of each block of the product, as in `sampled_matmul_24`.
+      neuron_ids: int32 [ceil(T / block), Kc], the neurons of each block of the product, as in `sampled_matmul_24`.
       block: rows of such a block.
       v: rows of a block of Y: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides Kc.
-      run: `listed` come in runs of this many consecutive neurons, as in `SparseVenom`.
+      contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
       columns: how four of each m are chosen, "norm" or "exhaustive"; see `venom_columns`.
       implementation: backend that must run this; the best one by default.
 
@@ -116,14 +116,23 @@ def sampled_squared_relu_venom(
       ValueError: shapes do not match, or v, m or columns is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
-    check_sampled(w, x, listed, block, run)
+    check_sampled(w, x, neuron_ids, block, contiguous)
     check_block(v)
     check_column_choice(columns)
     if v % TILE or columns != "norm":  # what only a selection from the whole H can do; the product may be a kernel's
-        h = sampled_matmul_24(w, x, listed, block, run=run, implementation=implementation)
+        h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous, implementation=implementation)
         return squared_relu_venom(h, v, m, columns=columns, implementation=implementation)
     return backends.dispatch(
-        "sampled_squared_relu_venom", implementation, w, x, listed, block, v, m, columns=columns, run=run
+        "sampled_squared_relu_venom",
+        implementation,
+        w,
+        x,
+        neuron_ids,
+        block,
+        v,
+        m,
+        columns=columns,
+        contiguous=contiguous,
     )
 
 
@@ -134,7 +143,7 @@ def squared_relu_gradients(
 
     Args:
       dy: gradient of Y: [T, F] for a 2:4 Y, condensed [T, Kc] for a Venom one.
-      y: [T, F], not negative. Of a Venom one whose `run` is 1, every block must list four columns of each
+      y: [T, F], not negative. Of a Venom one whose `contiguous` is 1, every block must list four columns of each
         group of m, in the order of the groups. That is not checked: with others kernels write where they must not.
       key: PRNG key, for transposes that are drawn at random.
       implementation: backend that must run this; the best one by default.

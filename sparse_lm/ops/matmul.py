@@ -97,10 +97,10 @@ def matmul_venom(
 def sampled_matmul_24(
     w: Sparse24,
     x: Array,
-    columns: Array,
+    neuron_ids: Array,
     v: int,
     *,
-    run: int = 1,
+    contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Array:
@@ -109,49 +109,49 @@ def sampled_matmul_24(
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
       x: [T, D].
-      columns: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, and in runs for a run of them. What
-        other numbers outside of 0..F do is not defined.
+      neuron_ids: int32 [ceil(T / v), Kc], neurons; F stands for a neuron of zeros, and where neurons are
+        contiguous for so many of them. What other numbers outside of 0..F do is not defined.
       v: rows of a block.
-      run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
+      contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
       out_dtype: of the result; that of x by default.
       implementation: backend that must run this; the best one by default.
 
     Returns:
-      [T, Kc]; row t, column j is the pre-activation of neuron `columns[t // v, j]` for token t.
+      [T, Kc]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t.
 
     Raises:
-      ValueError: shapes do not match, an operand is empty, or columns are not int32.
+      ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
       NotImplementedError: the named backend cannot run this.
     """
-    check_sampled(w, x, columns, v, run)
+    check_sampled(w, x, neuron_ids, v, contiguous)
     return backends.dispatch(
-        "sampled_matmul_24", implementation, w, x, columns, v, run=run, out_dtype=out_dtype or x.dtype
+        "sampled_matmul_24", implementation, w, x, neuron_ids, v, contiguous=contiguous, out_dtype=out_dtype or x.dtype
     )
 
 
 def scattered_matmul_24(
     a: Sparse24,
     b: Array,
-    columns: Array,
+    neuron_ids: Array,
     v: int,
     rows: int,
     *,
-    run: int = 1,
+    contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Array:
     """The weight gradient of a sampled product: block by block, rows of a @ b added where the block's neurons lie.
 
-        out[columns[t // v, j]] += a[j, t] b[t]
+        out[neuron_ids[t // v, j]] += a[j, t] b[t]
 
     Args:
       a: [Kc, T], 2:4 along T.
       b: [T, D].
-      columns: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, and in
-        runs for a run of none. What other numbers outside of 0..`rows` do is not defined.
+      neuron_ids: int32 [ceil(T / v), Kc], neurons, distinct within a block; `rows` stands for none, and
+        where neurons are contiguous for so many of none. What other numbers outside of 0..`rows` do is not defined.
       v: columns of a that share a list.
       rows: F, of the result.
-      run: `columns` come in runs of this many consecutive neurons, as in `SparseVenom`.
+      contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
       out_dtype: of the result; that of b by default.
       implementation: backend that must run this; the best one by default.
 
@@ -159,32 +159,42 @@ def scattered_matmul_24(
       [F, D]; neurons that no block lists have zeros.
 
     Raises:
-      ValueError: shapes do not match, an operand is empty, or columns are not int32.
+      ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
       NotImplementedError: the named backend cannot run this.
     """
     _check_contraction("a", a.shape, "b", b.shape)
-    _check_columns(columns, v, run, "columns of a", a.shape[1])
-    if columns.shape[1] != a.shape[0]:
-        raise ValueError(f"columns {list(columns.shape)} must list a neuron for each of the {a.shape[0]} rows of a")
+    _check_neuron_ids(neuron_ids, v, contiguous, "columns of a", a.shape[1])
+    if neuron_ids.shape[1] != a.shape[0]:
+        raise ValueError(
+            f"neuron_ids {list(neuron_ids.shape)} must list a neuron for each of the {a.shape[0]} rows of a"
+        )
     return backends.dispatch(
-        "scattered_matmul_24", implementation, a, b, columns, v, rows, run=run, out_dtype=out_dtype or b.dtype
+        "scattered_matmul_24",
+        implementation,
+        a,
+        b,
+        neuron_ids,
+        v,
+        rows,
+        contiguous=contiguous,
+        out_dtype=out_dtype or b.dtype,
     )
 
 
-def check_sampled(w: Sparse24, x: Array, columns: Array, v: int, run: int) -> None:
+def check_sampled(w: Sparse24, x: Array, neuron_ids: Array, v: int, contiguous: int) -> None:
     """Raises ValueError if the operands of a sampled product do not fit each other."""
     _check_contraction("w", w.shape, "x^T", x.shape[::-1])
-    _check_columns(columns, v, run, "rows of x", x.shape[0])
+    _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
 
 
-def _check_columns(columns: Array, v: int, run: int, what: str, size: int) -> None:
-    if v < 1 or run < 1:
-        raise ValueError(f"v = {v} and run = {run} must be positive")
-    _check_list("columns", columns)
-    if columns.shape[0] != -(-size // v):
-        raise ValueError(f"columns {list(columns.shape)} must have a row for each {v} of the {size} {what}")
-    if columns.shape[1] % run:
-        raise ValueError(f"run = {run} must divide the {columns.shape[1]} neurons of a block")
+def _check_neuron_ids(neuron_ids: Array, v: int, contiguous: int, what: str, size: int) -> None:
+    if v < 1 or contiguous < 1:
+        raise ValueError(f"v = {v} and contiguous = {contiguous} must be positive")
+    _check_list("neuron_ids", neuron_ids)
+    if neuron_ids.shape[0] != -(-size // v):
+        raise ValueError(f"neuron_ids {list(neuron_ids.shape)} must have a row for each {v} of the {size} {what}")
+    if neuron_ids.shape[1] % contiguous:
+        raise ValueError(f"contiguous = {contiguous} must divide the {neuron_ids.shape[1]} neurons of a block")
 
 
 def _check_list(name: str, columns: Array) -> None:

@@ -68,10 +68,10 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 
 
 def sampled_squared_relu_24(
-    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
 ) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_24`."""
-    return squared_relu_24(sampled_matmul_24(w, x, columns, v, run=run, out_dtype=x.dtype))
+    return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous, out_dtype=x.dtype))
 
 
 def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
@@ -82,10 +82,10 @@ def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[Spars
 
 
 def sampled_squared_relu_venom(
-    w: Sparse24, x: Array, listed: Array, block: int, v: int, m: int, *, columns: str, run: int = 1
+    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, columns: str, contiguous: int = 1
 ) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_venom`."""
-    h = sampled_matmul_24(w, x, listed, block, run=run, out_dtype=x.dtype)
+    h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous, out_dtype=x.dtype)
     return squared_relu_venom(h, v, m, columns=columns)
 
 
@@ -94,7 +94,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     if isinstance(y, Sparse24):
         stored = compress_24(dy, y.mask())
     else:
-        stored = compress_venom(dy, y.listed(), y.shape, y.v, y.m, like=y)
+        stored = compress_venom(dy, y.kept_columns(), y.shape, y.v, y.m, like=y)
     slope = 2 * jnp.sqrt(y.values.astype(jnp.float32))
     dh = dataclasses.replace(y, values=(stored.values.astype(jnp.float32) * slope).astype(dy.dtype))
 
@@ -132,26 +132,28 @@ def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_
     return product_of_rows if rows is None else combine(product_of_rows, rows)
 
 
-def sampled_matmul_24(w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, out_dtype: DTypeLike) -> Array:
+def sampled_matmul_24(
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, out_dtype: DTypeLike
+) -> Array:
     """See `sparse_lm.ops.sampled_matmul_24`."""
-    del run  # single rows will do
+    del contiguous  # single rows will do
     weights = w.to_dense()
 
     def product(block: Array, neurons: Array) -> Array:
         return _dot(block, _rows(weights, neurons).T).astype(out_dtype)
 
-    return _map_blocks(product, x, columns, min(v, x.shape[0]), width=x.shape[1])
+    return _map_blocks(product, x, neuron_ids, min(v, x.shape[0]), width=x.shape[1])
 
 
 def scattered_matmul_24(
-    a: Sparse24, b: Array, columns: Array, v: int, rows: int, *, run: int = 1, out_dtype: DTypeLike
+    a: Sparse24, b: Array, neuron_ids: Array, v: int, rows: int, *, contiguous: int = 1, out_dtype: DTypeLike
 ) -> Array:
     """See `sparse_lm.ops.scattered_matmul_24`."""
-    del run
+    del contiguous
     condensed, tokens = a.to_dense(), a.shape[1]
     blocks = jnp.pad(condensed, ((0, 0), (0, -tokens % v))).reshape(condensed.shape[0], -1, v).swapaxes(0, 1)
     spread = jax.vmap(lambda block, listed: jnp.zeros((rows, v), a.dtype).at[listed].set(block, mode="drop"))
-    dense = spread(blocks, columns).swapaxes(0, 1).reshape(rows, -1)[:, :tokens]
+    dense = spread(blocks, neuron_ids).swapaxes(0, 1).reshape(rows, -1)[:, :tokens]
     return _dot(dense, b).astype(out_dtype)
 
 

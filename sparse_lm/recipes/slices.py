@@ -128,9 +128,9 @@ class Slices(Recipe):
         x = dispatch(x, rows)
         with jax.named_scope("up"):
             y, seen = ops.sampled_squared_relu_24(
-                ffn.w1.along_model, x, ffn.w1.among_layers(neuron_ids), self.v, run=contiguous, **options
+                ffn.w1.along_model, x, ffn.w1.among_layers(neuron_ids), self.v, contiguous=contiguous, **options
             )
-        y = ops.list_columns(y, neuron_ids, neurons, self.v, self.m, contiguous)
+        y = ops.to_venom(y, neuron_ids, neurons, self.v, self.m, contiguous)
         with jax.named_scope("down"):
             o = ops.matmul_venom(ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, **options)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
@@ -139,8 +139,8 @@ class Slices(Recipe):
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
         options = dict(implementation=ffn.implementation)
-        slices = dict(run=y.run, **options)
-        neuron_ids = y.listed()
+        slices = dict(contiguous=y.contiguous, **options)
+        neuron_ids = y.kept_columns()
         x, do = dispatch(x, rows), dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = ops.sampled_matmul_24(ffn.w2.along_model, do, ffn.w2.among_layers(neuron_ids), self.v, **slices)

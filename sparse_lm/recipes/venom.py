@@ -115,7 +115,7 @@ class Venom(Recipe):
         neuron_ids, block, contiguous = ffn.w1.all_neuron_ids(x)
         with jax.named_scope("up"):  # all of H, of which V:2:M is kept
             y, seen = ops.sampled_squared_relu_venom(
-                ffn.w1.along_model, x, neuron_ids, block, self.v, self.m, run=contiguous, **options
+                ffn.w1.along_model, x, neuron_ids, block, self.v, self.m, contiguous=contiguous, **options
             )
         with jax.named_scope("down"):
             o = ops.matmul_venom(
@@ -129,7 +129,7 @@ class Venom(Recipe):
         options = dict(implementation=ffn.implementation)
         x, do = (x, do) if rows is None else (dispatch(x, rows), dispatch(do, rows))
         with jax.named_scope("grad_hidden"):
-            neuron_ids = ffn.w2.among_layers(y.listed())
+            neuron_ids = ffn.w2.among_layers(y.kept_columns())
             dy = ops.sampled_matmul_24(ffn.w2.along_model, do, neuron_ids, self.v, **options)
         gradients = ops.squared_relu_gradients(dy, y, key=ffn.subkey(3), **options)
         with jax.named_scope("grad_input"):

@@ -103,7 +103,7 @@ class Weight(NamedTuple):
 
     def _all_rows(self, w: Sparse24, x: Array, count: int) -> Array:
         ids, block, contiguous = self._all_ids(w, x, count)
-        return ops.sampled_matmul_24(w, x, ids, block, run=contiguous, implementation=self.implementation)
+        return ops.sampled_matmul_24(w, x, ids, block, contiguous=contiguous, implementation=self.implementation)
 
     def _all_ids(self, w: Sparse24, x: Array, count: int) -> tuple[Array, int, int]:
         ids = self._among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparse_lm import ops
 from sparse_lm.ops import formats
-from sparse_lm.ops.compress import compress_24, list_columns
+from sparse_lm.ops.compress import compress_24, to_venom
 from tests.fuzz.cases import cases
 from tests.ops import numpy_sparse
 
@@ -155,8 +155,8 @@ KEPT = 4 * WIDTH // M
 @jax.jit
 def read_venom(x, columns):
     condensed = ops.sparsify_24(x, "magnitude")
-    sparse = list_columns(condensed, columns, WIDTH, V, M)
-    return sparse.to_dense(), sparse.mask(), sparse.listed(), condensed.to_dense(), condensed.mask()
+    sparse = to_venom(condensed, columns, WIDTH, V, M)
+    return sparse.to_dense(), sparse.mask(), sparse.kept_columns(), condensed.to_dense(), condensed.mask()
 
 
 @cases(800)

@@ -62,12 +62,12 @@ def random_venom(m_rows, k, v, m, dtype, seed) -> SparseVenom:
     )
 
 
-def random_runs(blocks, kept, run, rows, seed, lists=3):
-    """int32 [blocks, kept]: runs of `run` rows, one of a few lists for each block, as blocks of a cluster have."""
+def random_contiguous(blocks, kept, contiguous, rows, seed, lists=3):
+    """int32 [blocks, kept]: slices of rows, one of a few lists for each block, as blocks of a cluster have."""
     rng = np.random.default_rng(seed)
-    lists = np.stack([rng.permutation(rows // run)[: kept // run] for _ in range(lists)])
-    starts = run * lists[np.sort(rng.integers(len(lists), size=blocks))]
-    return jnp.asarray((starts[:, :, None] + np.arange(run)).reshape(blocks, kept), jnp.int32)
+    lists = np.stack([rng.permutation(rows // contiguous)[: kept // contiguous] for _ in range(lists)])
+    starts = contiguous * lists[np.sort(rng.integers(len(lists), size=blocks))]
+    return jnp.asarray((starts[:, :, None] + np.arange(contiguous)).reshape(blocks, kept), jnp.int32)
 
 
 def random_columns(blocks, kept, neurons, seed):
@@ -76,12 +76,12 @@ def random_columns(blocks, kept, neurons, seed):
     return jnp.asarray([rng.permutation(neurons + 1)[:kept] for _ in range(blocks)], jnp.int32)
 
 
-def random_venom_in_runs(m_rows, k, kept, v, run, dtype, seed) -> SparseVenom:
-    """[m_rows, K] that keeps `kept` columns, in runs, at random positions."""
+def random_venom_contiguous(m_rows, k, kept, v, contiguous, dtype, seed) -> SparseVenom:
+    """[m_rows, K] that keeps `kept` columns, contiguous, at random positions."""
     rows = -(-m_rows // v) * v
     condensed = random_24(rows, kept, dtype, seed)
-    columns = random_runs(rows // v, kept, run, k, seed + 1)
-    return SparseVenom(condensed.values, condensed.metadata, columns, (m_rows, k), v, 4 * k // kept, run)
+    columns = random_contiguous(rows // v, kept, contiguous, k, seed + 1)
+    return SparseVenom(condensed.values, condensed.metadata, columns, (m_rows, k), v, 4 * k // kept, contiguous)
 
 
 def random_rows(tokens, slots, seed) -> RowOrder:

@@ -118,7 +118,9 @@ def test_sampled_squared_relu_in_venom_form(tokens, v):
     w *= top_two_of_four(w)
     y = _relu_squared(x @ w.T)
     sparse_w, listed = jitted.compress_24(w, w != 0), np.arange(64)[None]
-    sparse, stats = jax.jit(lambda w, x: ops.sampled_squared_relu_venom(w, x, listed, 768, v, 8, run=64))(sparse_w, x)
+    sparse, stats = jax.jit(lambda w, x: ops.sampled_squared_relu_venom(w, x, listed, 768, v, 8, contiguous=64))(
+        sparse_w, x
+    )
     np.testing.assert_array_equal(jitted.dense(sparse), y * venom_mask(y, v, 8))
     assert float(stats.nonzeros) == np.count_nonzero(y)
     with pytest.raises(ValueError, match="columns = 'best' must be one of norm, exhaustive"):
@@ -131,8 +133,8 @@ def test_columns_are_chosen_as_asked_of_a_sampled_product():
 
     @jax.jit
     def columns(w, x):
-        sampled, _ = ops.sampled_squared_relu_venom(w, x, listed, 64, 8, 16, run=64, columns="exhaustive")
-        h = ops.sampled_matmul_24(w, x, listed, 64, run=64)
+        sampled, _ = ops.sampled_squared_relu_venom(w, x, listed, 64, 8, 16, contiguous=64, columns="exhaustive")
+        h = ops.sampled_matmul_24(w, x, listed, 64, contiguous=64)
         of_h = [ops.squared_relu_venom(h, 8, 16, columns=choice)[0].columns for choice in ("exhaustive", "norm")]
         return sampled.columns, *of_h
 

@@ -109,17 +109,17 @@ def test_sampled_matmul_24(tokens, dim, neurons, kept, v, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens, dim, neurons, run, kept, v", [(64, 32, 48, 8, 16, 32), (37, 20, 30, 1, 7, 16)])
-def test_scattered_matmul_24_is_the_sum_over_blocks(tokens, dim, neurons, run, kept, v, dtype):
+@pytest.mark.parametrize("tokens, dim, neurons, contiguous, kept, v", [(64, 32, 48, 8, 16, 32), (37, 20, 30, 1, 7, 16)])
+def test_scattered_matmul_24_is_the_sum_over_blocks(tokens, dim, neurons, contiguous, kept, v, dtype):
     rng = np.random.default_rng(8)
     a, b = jitted.sparsify_24(_random((kept, tokens), dtype, 9)), _random((tokens, dim), dtype, 10)
-    runs = np.stack([rng.permutation(neurons // run)[: kept // run] for _ in range(-(-tokens // v))])
-    columns = (run * runs[..., None] + np.arange(run)).reshape(len(runs), kept).astype(np.int32)
+    runs = np.stack([rng.permutation(neurons // contiguous)[: kept // contiguous] for _ in range(-(-tokens // v))])
+    columns = (contiguous * runs[..., None] + np.arange(contiguous)).reshape(len(runs), kept).astype(np.int32)
     exact = np.zeros((neurons, dim))
     for block, listed in enumerate(columns):
         slots = slice(block * v, min((block + 1) * v, tokens))
         exact[listed] += _float64(jitted.dense(a))[:, slots] @ _float64(b)[slots]
-    scattered = functools.partial(ops.scattered_matmul_24, columns=columns, v=v, rows=neurons, run=run)
+    scattered = functools.partial(ops.scattered_matmul_24, neuron_ids=columns, v=v, rows=neurons, contiguous=contiguous)
     _check(scattered, a, b, exact=exact, dtype=dtype)
 
 
@@ -138,12 +138,12 @@ def test_what_listed_columns_must_be():
     w, x = jitted.sparsify_24(_random((16, 8), jnp.float32, 0)), _random((10, 8), jnp.float32, 1)
     with pytest.raises(ValueError, match="a row for each 4 of the 10 rows of x"):
         ops.sampled_matmul_24(w, x, jnp.zeros((2, 4), jnp.int32), 4)
-    with pytest.raises(ValueError, match="v = 0 and run = 1 must be positive"):
+    with pytest.raises(ValueError, match="v = 0 and contiguous = 1 must be positive"):
         ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 0)
-    with pytest.raises(ValueError, match="v = 4 and run = 0 must be positive"):
-        ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, run=0)
-    with pytest.raises(ValueError, match="run = 3 must divide the 4 neurons"):
-        ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, run=3)
+    with pytest.raises(ValueError, match="v = 4 and contiguous = 0 must be positive"):
+        ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, contiguous=0)
+    with pytest.raises(ValueError, match="contiguous = 3 must divide the 4 neurons"):
+        ops.sampled_matmul_24(w, x, jnp.zeros((3, 4), jnp.int32), 4, contiguous=3)
 
 
 def test_blocks_may_be_taken_a_few_at_a_time(monkeypatch):
@@ -193,7 +193,7 @@ def test_shapes_that_do_not_match_are_refused():
         ops.sampled_matmul_24(w, jnp.ones((5, 11)), jnp.zeros((2, 4), jnp.int32), 4)
     with pytest.raises(ValueError, match="must have a row for each 4 of the 5 rows of x"):
         ops.sampled_matmul_24(w, jnp.ones((5, 12)), jnp.zeros((1, 4), jnp.int32), 4)
-    with pytest.raises(ValueError, match=r"columns \[3, 4\] must list a neuron for each of the 8 rows of a"):
+    with pytest.raises(ValueError, match=r"neuron_ids \[3, 4\] must list a neuron for each of the 8 rows of a"):
         ops.scattered_matmul_24(w, jnp.ones((12, 3)), jnp.zeros((3, 4), jnp.int32), 4, 16)
 
 
@@ -206,14 +206,14 @@ def test_shapes_that_do_not_match_are_refused():
         (jnp.zeros((2, 0), jnp.int32), "int32[2, 0]"),
     ],
 )
-def test_columns_that_are_no_lists_are_refused(columns, got):
+def test_neuron_ids_that_are_no_lists_are_refused(columns, got):
     w, x = jitted.sparsify_24(jnp.ones((16, 8))), jnp.ones((8, 8))
     a, a_t = jitted.sparsify_venom(jnp.ones((8, 16)), 4, 4), jitted.sparsify_24(jnp.ones((4, 8)))
     for name, product in (
-        ("columns", lambda: ops.sampled_matmul_24(w, x, columns, 4)),
-        ("columns", lambda: ops.sampled_squared_relu_24(w, x, columns, 4)),
-        ("columns", lambda: ops.sampled_squared_relu_venom(w, x, columns, 4, 4, 4)),
-        ("columns", lambda: ops.scattered_matmul_24(a_t, x, columns, 4, 16)),
+        ("neuron_ids", lambda: ops.sampled_matmul_24(w, x, columns, 4)),
+        ("neuron_ids", lambda: ops.sampled_squared_relu_24(w, x, columns, 4)),
+        ("neuron_ids", lambda: ops.sampled_squared_relu_venom(w, x, columns, 4, 4, 4)),
+        ("neuron_ids", lambda: ops.scattered_matmul_24(a_t, x, columns, 4, 16)),
         ("a.columns", lambda: ops.matmul_venom(dataclasses.replace(a, columns=columns), jnp.ones((16, 3)))),
     ):
         with pytest.raises(ValueError, match=f"^{name} must be a matrix of int32, not empty; got {re.escape(got)}"):

@@ -129,14 +129,14 @@ def test_like_keeps_the_positions_of_another(rows, v):
 
 def test_blocks_taller_than_a_tile_are_padded():
     condensed = jitted.sparsify_24(_random((8, 8)), "magnitude")
-    sparse = ops.list_columns(condensed, jnp.arange(8, dtype=jnp.int32)[None], 16, 128, 8)
+    sparse = ops.to_venom(condensed, jnp.arange(8, dtype=jnp.int32)[None], 16, 128, 8)
     assert sparse.values.shape == (128, 32) and sparse.columns.shape == (1, 64)
     np.testing.assert_array_equal(np.asarray(sparse.metadata)[1].view(np.uint32), 0x44444444)
 
 
-def test_runs_are_told_to_the_products():
+def test_contiguous_columns_are_told_to_the_products():
     columns = jnp.array([[8, 9, 10, 11, 0, 1, 2, 3]], jnp.int32)
-    assert ops.list_columns(jitted.sparsify_24(_random((8, 8))), columns, 16, 8, 8, run=4).run == 4
+    assert ops.to_venom(jitted.sparsify_24(_random((8, 8))), columns, 16, 8, 8, contiguous=4).contiguous == 4
 
 
 def test_stacks_go_through_vmap():
@@ -173,7 +173,7 @@ def test_lists_that_do_not_fit_the_condensed_columns_are_refused(shape, expected
     with pytest.raises(ValueError, match=message):
         ops.compress_venom(condensed, columns, (10, 16), 4, 8)
     with pytest.raises(ValueError, match=message):
-        ops.list_columns(jitted.sparsify_24(condensed), columns, 16, 4, 8)
+        ops.to_venom(jitted.sparsify_24(condensed), columns, 16, 4, 8)
 
 
 def test_what_condense_and_compress_refuse():
@@ -183,4 +183,4 @@ def test_what_condense_and_compress_refuse():
     with pytest.raises(ValueError, match="v = 48 must divide 64 or be a multiple of it"):
         ops.compress_venom(jnp.ones((96, 8)), columns, (96, 16), 48, 8)
     with pytest.raises(ValueError, match="v = 48 must divide 64 or be a multiple of it"):
-        ops.list_columns(jitted.sparsify_24(jnp.ones((96, 8))), columns, 16, 48, 8)
+        ops.to_venom(jitted.sparsify_24(jnp.ones((96, 8))), columns, 16, 48, 8)

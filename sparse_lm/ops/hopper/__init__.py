@@ -3,7 +3,7 @@
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
-    products       matmul_24, matmul_venom, matmul_venom_runs, scattered_matmul_24,
+    products       matmul_24, matmul_venom, matmul_venom_contiguous, scattered_matmul_24,
                    sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24, sampled_squared_relu_venom
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24

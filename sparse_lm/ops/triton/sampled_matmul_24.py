@@ -30,17 +30,17 @@ CANDIDATES = (
 
 
 @gluon.jit
-def _sampled_matmul_24_kernel(values, metadata, columns, x, out, shape: gl.constexpr):
-    product.multiply(values, metadata, columns, x, out, shape)
+def _sampled_matmul_24_kernel(values, metadata, neuron_ids, x, out, shape: gl.constexpr):
+    product.multiply(values, metadata, neuron_ids, x, out, shape)
 
 
 def sampled_matmul_24(
     w: Sparse24,
     x: Array,
-    columns: Array,
+    neuron_ids: Array,
     v: int,
     *,
-    run: int = 1,
+    contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
@@ -49,19 +49,19 @@ def sampled_matmul_24(
     Args:
       w: bfloat16 or float16.
       x: in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
-      columns: rows of w in any order, whether they come in runs or not.
+      neuron_ids: rows of w in any order, contiguous or not.
       v: a multiple of 64.
-      run: does not matter here.
+      contiguous: does not matter here.
       out_dtype: bfloat16, float16 or float32; that of x by default.
       config: tiling whose tile_n divides v; `heuristic_config` by default.
 
     Raises:
       NotImplementedError: the dtypes, or v.
     """
-    del run
+    del contiguous
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
-    (tokens, dim), kept = x.shape, columns.shape[1]
+    (tokens, dim), kept = x.shape, neuron_ids.shape[1]
     config = config or heuristic_config(kept, tokens, v)
     x = align_rows(x)
     shape = Product(
@@ -77,7 +77,7 @@ def sampled_matmul_24(
         v=v,
         sampled=True,
     )
-    return launch(_sampled_matmul_24_kernel, w.values, w.metadata, columns, x, shape=shape, out_dtype=out_dtype)
+    return launch(_sampled_matmul_24_kernel, w.values, w.metadata, neuron_ids, x, shape=shape, out_dtype=out_dtype)
 
 
 def heuristic_config(kept: int, tokens: int, v: int) -> Tiling:

@@ -10,11 +10,11 @@ from sparse_lm.ops.triton.sparsify_24 import squared_relu_24
 
 
 def sampled_squared_relu_24(
-    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
 ) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_24`.
 
     Raises:
       NotImplementedError: the dtypes, or v.
     """
-    return squared_relu_24(sampled_matmul_24(w, x, columns, v, run=run))
+    return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))

@@ -1,8 +1,8 @@
 """2:4 matrix times dense matrix, block by block along k, each added to the rows of the result that it lists.
 
-The rows come in runs, and a tile of the result lies in one of them. So its sum runs over the blocks that list the
-run, wherever in their list it stands: a thread block reads from a table which blocks and where. How many there are is
-known at run time only; the tiles with most to do start first. The frame is product.py.
+The rows come in slices of contiguous ones, and a tile of the result lies in one slice. So its sum runs over the blocks
+that list the slice, wherever in their list it stands: a thread block reads from a table which blocks and where. How
+many there are is known at run time only; the tiles with most to do start first. The frame is product.py.
 
 Numerics: float32 accumulation in the order of k; one rounding to the result's dtype.
 """
@@ -19,8 +19,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.inverted_index import inverted_index
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
-from sparse_lm.ops.listings import listed_at
 from sparse_lm.ops.triton import mma_sp, product
 from sparse_lm.ops.triton.gluon_call import align_rows
 from sparse_lm.ops.triton.matmul_24 import CANDIDATES
@@ -32,10 +32,10 @@ class Lists:
     """What is known of the lists when the kernel is compiled.
 
     Attributes:
-      tiles: of the result, in a run.
+      tiles: of the result, in a slice.
       steps: of 64 columns of the 2:4 operand that share a list.
-      listings: runs that a block lists.
-      places: of a run in the table; the last is none.
+      listings: slices that a block lists.
+      places: of a slice in the table; the last is none.
     """
 
     tiles: int
@@ -45,19 +45,19 @@ class Lists:
 
 
 @gluon.jit
-def _look_up(places, run, number, lists: gl.constexpr):
-    """Where step `number` of a run's sum is: which listing of a block; step along k, past the last if nowhere."""
-    place = gl.load(places + run * lists.places + gl.minimum(number // lists.steps, lists.places - 1))
+def _look_up(places, of_slice, number, lists: gl.constexpr):
+    """Where step `number` of a slice's sum is: which listing of a block; step along k, past the last if nowhere."""
+    place = gl.load(places + of_slice * lists.places + gl.minimum(number // lists.steps, lists.places - 1))
     return place % lists.listings, place // lists.listings * lists.steps + number % lists.steps
 
 
 @gluon.jit
 def _start_copies(
-    operands, smem, slot: gl.constexpr, at, tile_in_run, tile_n, shape: gl.constexpr, lists: gl.constexpr
+    operands, smem, slot: gl.constexpr, at, tile_in_slice, tile_n, shape: gl.constexpr, lists: gl.constexpr
 ):
     values, metadata, b = operands
     listing, step = at
-    tile = listing * lists.tiles + tile_in_run
+    tile = listing * lists.tiles + tile_in_slice
     product.copy_rows(values, metadata, smem[0][slot], smem[1][slot], tile, step, shape)
     product.copy_b(b, smem[2][slot], step * STEP, tile_n, shape)
     async_copy.commit_group()
@@ -73,19 +73,19 @@ def _scattered_matmul_24_kernel(
     smem = product.allocate(b.dtype.element_ty, shape)
     grid: gl.constexpr = shape.grid
     tile_m, tile_n = gl.load(order + gl.program_id(0) // grid[1]), gl.program_id(0) % grid[1]
-    run, tile_in_run = tile_m // lists.tiles, tile_m % lists.tiles
+    of_slice, tile_in_slice = tile_m // lists.tiles, tile_m % lists.tiles
     for slot in gl.static_range(stages - 1):
-        at = _look_up(places, run, slot, lists)
-        _start_copies(operands, smem, slot, at, tile_in_run, tile_n, shape, lists)
+        at = _look_up(places, of_slice, slot, lists)
+        _start_copies(operands, smem, slot, at, tile_in_slice, tile_n, shape, lists)
 
     sums = mma_sp.zeros(tiling.tile_m, tiling.tile_n, tiling.warps_m, tiling.warps_n)
-    # Steps past a run's last one, which fill up the last round of the ring, multiply zeros.
-    for first in range(0, gl.load(counts + run) * lists.steps, stages):
+    # Steps past a slice's last one, which fill up the last round of the ring, multiply zeros.
+    for first in range(0, gl.load(counts + of_slice) * lists.steps, stages):
         for slot in gl.static_range(stages):
-            at = _look_up(places, run, first + slot + stages - 1, lists)
+            at = _look_up(places, of_slice, first + slot + stages - 1, lists)
             async_copy.wait_group(stages - 2)
             # Into what the step before has read: the barrier that ends the wait is behind that.
-            _start_copies(operands, smem, (slot + stages - 1) % stages, at, tile_in_run, tile_n, shape, lists)
+            _start_copies(operands, smem, (slot + stages - 1) % stages, at, tile_in_slice, tile_n, shape, lists)
             sums = product.multiply_step(smem[0][slot], smem[1][slot], smem[2][slot], (), sums, shape)
     async_copy.wait_group(0)
     product.store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, shape)
@@ -94,11 +94,11 @@ def _scattered_matmul_24_kernel(
 def scattered_matmul_24(
     a: Sparse24,
     b: Array,
-    columns: Array,
+    neuron_ids: Array,
     v: int,
     rows: int,
     *,
-    run: int = 1,
+    contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
@@ -107,31 +107,31 @@ def scattered_matmul_24(
     Args:
       a: bfloat16 or float16.
       b: in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
-      columns: in runs; those past the last row are left out.
+      neuron_ids: in slices; those past the last row are left out.
       v: a multiple of 64.
-      rows: a multiple of run.
-      run: a multiple of 64.
+      rows: a multiple of contiguous.
+      contiguous: a multiple of 64.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling whose tile_m divides run; by default that of `matmul_24` that `largest_that_occupies`.
+      config: tiling whose tile_m divides contiguous; by default that of `matmul_24` that `largest_that_occupies`.
 
     Raises:
-      NotImplementedError: the dtypes, run, v or rows.
+      NotImplementedError: the dtypes, contiguous, v or rows.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
-    if v % TILE or run % TILE:
-        raise NotImplementedError(f"needs v and run to be multiples of {TILE}, not {v} and {run}")
-    if rows % run:
-        raise NotImplementedError(f"needs runs of {run} to divide the {rows} rows of the result")
+    if v % TILE or contiguous % TILE:
+        raise NotImplementedError(f"needs v and contiguous to be multiples of {TILE}, not {v} and {contiguous}")
+    if rows % contiguous:
+        raise NotImplementedError(f"needs slices of {contiguous} to divide the {rows} rows of the result")
     tokens, n = b.shape
-    fitting = [candidate for candidate in CANDIDATES if run % candidate.tile_m == 0]
+    fitting = [candidate for candidate in CANDIDATES if contiguous % candidate.tile_m == 0]
     config = config or largest_that_occupies(fitting, rows, n)
     b = align_rows(b)
     shape = Product(
         rows, n, tokens, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config
     )
-    places, counts = listed_at(columns[:, ::run] // run, rows // run)
-    tiles = run // config.tile_m
+    places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, rows // contiguous)
+    tiles = contiguous // config.tile_m
     order = jnp.argsort(-counts)[:, None] * tiles + jnp.arange(tiles)
     return launch(
         _scattered_matmul_24_kernel,
@@ -143,5 +143,5 @@ def scattered_matmul_24(
         order.astype(jnp.int32),
         shape=shape,
         out_dtype=out_dtype,
-        lists=Lists(tiles, v // TILE, columns.shape[1] // run, places.shape[1]),
+        lists=Lists(tiles, v // TILE, neuron_ids.shape[1] // contiguous, places.shape[1]),
     )

@@ -221,13 +221,15 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
 
     Raises:
       NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no multiple of 64, or
-        columns come in runs; or a key of another generator than JAX's default one.
+        columns are contiguous; or a key of another generator than JAX's default one.
     """
     if dy.dtype not in (jnp.bfloat16, jnp.float16) or y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in bfloat16 or in float16, not {dy.dtype} and {y.dtype}")
     venom = isinstance(y, SparseVenom)
-    if venom and (y.v % TILE or y.run > 1):
-        raise NotImplementedError(f"needs v to be a multiple of {TILE} and no runs, not v = {y.v}, run = {y.run}")
+    if venom and (y.v % TILE or y.contiguous > 1):
+        raise NotImplementedError(
+            f"needs v to be a multiple of {TILE} and columns not to be contiguous, not {y.v} and {y.contiguous}"
+        )
     tokens, neurons = y.shape
     stored_row_tiles, tiles, _ = y.metadata.shape
     transpose = outputs((neurons, tokens), dy.dtype)

@@ -18,7 +18,7 @@ from absl import app, flags
 
 from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.products.matmul_24 import Config
-from tests.ops.operands import random, random_24, random_runs, random_venom, random_venom_in_runs
+from tests.ops.operands import random, random_24, random_contiguous, random_venom, random_venom_contiguous
 
 ONLY = flags.DEFINE_string("only", ".", "Regular expression found in the names of the calls to make.")
 
@@ -43,31 +43,33 @@ def matmul_24_added(m: int, k: int, n: int) -> Call:
     return kernel, operands
 
 
-def matmul_venom(v: int, *, run: int = 1) -> Call:
-    if run > 1:
-        a = random_venom_in_runs(TOKENS, NEURONS, KEPT, v, run, TYPE, seed=0)
+def matmul_venom(v: int, *, contiguous: int = 1) -> Call:
+    if contiguous > 1:
+        a = random_venom_contiguous(TOKENS, NEURONS, KEPT, v, contiguous, TYPE, seed=0)
     else:
         a = random_venom(TOKENS, NEURONS, v, 16, TYPE, seed=0)
     return hopper.matmul_venom, (a, random((NEURONS, DIM), TYPE, seed=2))
 
 
-def listed(kernel: Callable, v: int, run: int) -> Call:
+def listed(kernel: Callable, v: int, contiguous: int) -> Call:
     """A product of the rows of the weight that blocks of v tokens list."""
-    columns = random_runs(-(-TOKENS // v), KEPT, run, NEURONS, seed=2)
+    columns = random_contiguous(-(-TOKENS // v), KEPT, contiguous, NEURONS, seed=2)
     operands = random_24(NEURONS, DIM, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
-    return functools.partial(kernel, v=v, run=run), operands
+    return functools.partial(kernel, v=v, contiguous=contiguous), operands
 
 
 def sampled_squared_relu_venom() -> Call:
     operands = random_24(NEURONS, DIM, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1)
-    options = dict(listed=jnp.arange(NEURONS, dtype=jnp.int32)[None], block=1536, run=NEURONS, columns="norm")
+    options = dict(
+        neuron_ids=jnp.arange(NEURONS, dtype=jnp.int32)[None], block=1536, contiguous=NEURONS, columns="norm"
+    )
     return functools.partial(hopper.sampled_squared_relu_venom, v=128, m=16, **options), operands
 
 
-def scattered_matmul_24(v: int, run: int) -> Call:
-    columns = random_runs(-(-TOKENS // v), KEPT, run, NEURONS, seed=2)
+def scattered_matmul_24(v: int, contiguous: int) -> Call:
+    columns = random_contiguous(-(-TOKENS // v), KEPT, contiguous, NEURONS, seed=2)
     operands = random_24(KEPT, TOKENS, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
-    return functools.partial(hopper.scattered_matmul_24, v=v, rows=NEURONS, run=run), operands
+    return functools.partial(hopper.scattered_matmul_24, v=v, rows=NEURONS, contiguous=contiguous), operands
 
 
 def sparsify_24(method: str, axis: int) -> Call:
@@ -114,13 +116,13 @@ CALLS: dict[str, Callable[[], Call]] = {
     "matmul_venom 64:2:16": lambda: matmul_venom(64),
     "matmul_venom 128:2:16": lambda: matmul_venom(128),
     "matmul_venom 256:2:16": lambda: matmul_venom(256),
-    "matmul_venom, runs of 128": lambda: matmul_venom(128, run=128),
-    "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, v=128, run=1),
-    "sampled_matmul_24, runs of 128": lambda: listed(hopper.sampled_matmul_24, v=128, run=128),
-    "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, v=128, run=128),
+    "matmul_venom, contiguous 128": lambda: matmul_venom(128, contiguous=128),
+    "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, v=128, contiguous=1),
+    "sampled_matmul_24, contiguous 128": lambda: listed(hopper.sampled_matmul_24, v=128, contiguous=128),
+    "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, v=128, contiguous=128),
     "sampled_squared_relu_venom": sampled_squared_relu_venom,
-    "scattered_matmul_24, runs of 128": lambda: scattered_matmul_24(v=128, run=128),
-    "scattered_matmul_24, runs of 256": lambda: scattered_matmul_24(v=256, run=256),
+    "scattered_matmul_24, contiguous 128": lambda: scattered_matmul_24(v=128, contiguous=128),
+    "scattered_matmul_24, contiguous 256": lambda: scattered_matmul_24(v=256, contiguous=256),
     "sparsify_24 magnitude, rows": lambda: sparsify_24("magnitude", -1),
     "sparsify_24 soft threshold, columns": lambda: sparsify_24("soft_threshold", 0),
     "sparsify_24 mvue, columns": lambda: sparsify_24("mvue", 0),

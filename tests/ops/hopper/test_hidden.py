@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference
-from sparse_lm.ops.compress import list_columns
+from sparse_lm.ops.compress import to_venom
 from tests.ops.operands import assert_same_bits, exact_stats, integers_and_special, random_or_special
 from tests.ops.properties import squared_relu_gradients as properties
 
@@ -151,8 +151,8 @@ def test_what_is_refused():
     h = jnp.zeros((64, 256), jnp.bfloat16)
     with pytest.raises(NotImplementedError, match="threefry2x32, not of rbg"):
         hopper.squared_relu_gradients(h, reference.squared_relu_24(h)[0], key=jax.random.key(0, impl="rbg"))
-    y = list_columns(reference.squared_relu_24(h)[0], runs, width=1024, v=64, m=16, run=64)
-    with pytest.raises(NotImplementedError, match="four of each 16, not runs of 64"):
+    y = to_venom(reference.squared_relu_24(h)[0], runs, width=1024, v=64, m=16, contiguous=64)
+    with pytest.raises(NotImplementedError, match="four of each 16, not 64 contiguous"):
         hopper.squared_relu_gradients(h, y)
     for v, m in ((96, 16), (640, 8), (512, 32), (128, 12)):
         with pytest.raises(NotImplementedError, match=f"not v = {v}, m = {m}"):

@@ -15,8 +15,8 @@ from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
-from sparse_lm.ops.hopper.products.matmul_venom_runs import CANDIDATES as VENOM_RUNS
-from sparse_lm.ops.hopper.products.matmul_venom_runs import matmul_venom_runs
+from sparse_lm.ops.hopper.products.matmul_venom_contiguous import CANDIDATES as VENOM_RUNS
+from sparse_lm.ops.hopper.products.matmul_venom_contiguous import matmul_venom_contiguous
 from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigSampledRows
@@ -98,7 +98,7 @@ def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch)
 
 @pytest.mark.parametrize(
     "name",
-    ["matmul_24, split along k", "matmul_venom 128:2:16", "sampled_matmul_24", "scattered_matmul_24, runs of 128"],
+    ["matmul_24, split along k", "matmul_venom 128:2:16", "sampled_matmul_24", "scattered_matmul_24, contiguous 128"],
 )
 def test_a_stack_of_products_is_one_after_the_other(name):
     """Semaphores, by which clusters signal one another, belong to one product."""
@@ -138,14 +138,16 @@ def test_tiles_that_do_not_lie_in_one_block_are_refused():
         hopper.matmul_venom(a, b, config=ConfigVenom(256, 192))
     clusters_of_256_rows, _ = VENOM_RUNS[1]
     with pytest.raises(ValueError, match="the 256 rows of a tile must divide the 128"):
-        matmul_venom_runs(dataclasses.replace(a, run=64), b, config=clusters_of_256_rows)
+        matmul_venom_contiguous(dataclasses.replace(a, contiguous=64), b, config=clusters_of_256_rows)
     w, x = _sparse_24(256, 128), jax.ShapeDtypeStruct((256, 128), jnp.bfloat16)
     with pytest.raises(ValueError, match="the 192 tokens of a tile must divide the 128"):
-        hopper.sampled_matmul_24(w, x, _columns(2, 128), 128, run=64, config=SAMPLED[0][0])
+        hopper.sampled_matmul_24(w, x, _columns(2, 128), 128, contiguous=64, config=SAMPLED[0][0])
     with pytest.raises(ValueError, match="the 128 tokens of a tile must divide the 64"):
         sampled_rows_24(w, x, _columns(4, 128), 64, config=SAMPLED_ROWS[0])
     with pytest.raises(ValueError, match="the 512 rows of a tile must divide the 128"):
-        hopper.scattered_matmul_24(_sparse_24(128, 256), x, _columns(2, 128), 128, 256, run=128, config=SCATTERED[0][0])
+        hopper.scattered_matmul_24(
+            _sparse_24(128, 256), x, _columns(2, 128), 128, 256, contiguous=128, config=SCATTERED[0][0]
+        )
 
 
 def _rows(tokens, slots):
@@ -156,10 +158,12 @@ def _rows(tokens, slots):
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
 def test_matmul_venom_in_the_order_of_the_tokens(config, out_dtype):
     condensed = _sparse_24(512, 256)
-    run, product = (
-        (64, matmul_venom_runs) if config in [config for config, _ in VENOM_RUNS] else (1, hopper.matmul_venom)
+    contiguous, product = (
+        (64, matmul_venom_contiguous) if config in [config for config, _ in VENOM_RUNS] else (1, hopper.matmul_venom)
     )
-    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 256), (512, 1024), v=256, m=16, run=run)
+    a = SparseVenom(
+        condensed.values, condensed.metadata, _columns(2, 256), (512, 1024), v=256, m=16, contiguous=contiguous
+    )
     b = jax.ShapeDtypeStruct((1024, 500), jnp.bfloat16)
     lowered = _lower(
         lambda a, b, rows: product(a, b, rows=rows, out_dtype=out_dtype, config=config), a, b, _rows(300, 512)
@@ -172,37 +176,40 @@ def _columns(blocks, kept):
     return jax.ShapeDtypeStruct((blocks, kept), jnp.int32)
 
 
-def _lower_sampled(product, config, run):
+def _lower_sampled(product, config, contiguous):
     """Of 500 tokens, each block of which lists 512 neurons."""
     v = config.tile_n
     x, columns = jax.ShapeDtypeStruct((500, 392), jnp.bfloat16), _columns(-(-500 // v), 512)
     lowered = _lower(
-        lambda w, x, columns: product(w, x, columns, v, run=run, config=config), _sparse_24(2048, 392), x, columns
+        lambda w, x, columns: product(w, x, columns, v, contiguous=contiguous, config=config),
+        _sparse_24(2048, 392),
+        x,
+        columns,
     )
     assert "mosaic_gpu" in lowered.as_text()
     return lowered.out_info
 
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-@pytest.mark.parametrize("run", [64, 512])
-def test_sampled_matmul_24(config, run):
-    assert _lower_sampled(hopper.sampled_matmul_24, config, run).shape == (500, 512)
+@pytest.mark.parametrize("contiguous", [64, 512])
+def test_sampled_matmul_24(config, contiguous):
+    assert _lower_sampled(hopper.sampled_matmul_24, config, contiguous).shape == (500, 512)
 
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-@pytest.mark.parametrize("run", [64, 512])
-def test_sampled_squared_relu_24(run, config):
-    y, _ = _lower_sampled(hopper.sampled_squared_relu_24, config, run)
+@pytest.mark.parametrize("contiguous", [64, 512])
+def test_sampled_squared_relu_24(contiguous, config):
+    y, _ = _lower_sampled(hopper.sampled_squared_relu_24, config, contiguous)
     assert y.shape == (500, 512) and y.values.shape == (512, 256)
 
 
 @pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_matmul_venom_runs(config, out_dtype):
+def test_matmul_venom_contiguous(config, out_dtype):
     condensed = _sparse_24(512, 256)
-    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 256), (300, 1024), v=256, m=16, run=64)
+    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 256), (300, 1024), v=256, m=16, contiguous=64)
     b = jax.ShapeDtypeStruct((1024, 500), jnp.bfloat16)
-    lowered = _lower(lambda a, b: matmul_venom_runs(a, b, out_dtype=out_dtype, config=config), a, b)
+    lowered = _lower(lambda a, b: matmul_venom_contiguous(a, b, out_dtype=out_dtype, config=config), a, b)
     assert lowered.out_info.shape == (300, 500)
     assert "mosaic_gpu" in lowered.as_text()
 
@@ -211,7 +218,7 @@ def test_matmul_venom_runs(config, out_dtype):
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
 def test_scattered_matmul_24(config, out_dtype):
     b = jax.ShapeDtypeStruct((700, 4096), jnp.bfloat16)
-    options = dict(v=256, rows=2048, run=config.cluster_m, out_dtype=out_dtype, config=config)
+    options = dict(v=256, rows=2048, contiguous=config.cluster_m, out_dtype=out_dtype, config=config)
     lowered = _lower(
         lambda a, b, columns: hopper.scattered_matmul_24(a, b, columns, **options),
         _sparse_24(512, 700),

@@ -13,8 +13,8 @@ from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
-from sparse_lm.ops.hopper.products.matmul_venom_runs import CANDIDATES as VENOM_RUNS
-from sparse_lm.ops.hopper.products.matmul_venom_runs import matmul_venom_runs
+from sparse_lm.ops.hopper.products.matmul_venom_contiguous import CANDIDATES as VENOM_RUNS
+from sparse_lm.ops.hopper.products.matmul_venom_contiguous import matmul_venom_contiguous
 from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
@@ -65,9 +65,9 @@ def _columns(v):
     return jax.ShapeDtypeStruct((T // v, KEPT), jnp.int32)
 
 
-def _venom(v, run):
+def _venom(v, contiguous):
     condensed = _sparse(T, KEPT)
-    return SparseVenom(condensed.values, condensed.metadata, _columns(v), (T, F), v, 4 * F // KEPT, run)
+    return SparseVenom(condensed.values, condensed.metadata, _columns(v), (T, F), v, 4 * F // KEPT, contiguous)
 
 
 @pytest.mark.parametrize("config", [config for config, _ in DENSE])
@@ -97,7 +97,7 @@ def _rows(ordered):
 @pytest.mark.parametrize("config", [config for config, _ in VENOM])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_matmul_venom(spilled_bytes, ordered, config):
-    a = _venom(config.tile_m, run=1)
+    a = _venom(config.tile_m, contiguous=1)
     product = lambda a, b, rows: hopper.matmul_venom(a, b, rows=rows, config=config)  # noqa: E731
     (spilled,) = spilled_bytes(product, a, _dense(F, D), _rows(ordered))
     # What the largest tile spills lies outside of the loop over k: the gather leaves too few registers to consumers.
@@ -106,29 +106,29 @@ def test_matmul_venom(spilled_bytes, ordered, config):
 
 @pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_matmul_venom_runs(spilled_bytes, ordered, config):
-    a = _venom(v=256, run=256)
-    product = lambda a, b, rows: matmul_venom_runs(a, b, rows=rows, config=config)  # noqa: E731
+def test_matmul_venom_contiguous(spilled_bytes, ordered, config):
+    a = _venom(v=256, contiguous=256)
+    product = lambda a, b, rows: matmul_venom_contiguous(a, b, rows=rows, config=config)  # noqa: E731
     assert spilled_bytes(product, a, _dense(F, D), _rows(ordered)) == [0]
 
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
 def test_sampled_matmul_24(spilled_bytes, config):
     v = 2 * config.tile_n
-    product = lambda *args: hopper.sampled_matmul_24(*args, v, run=256, config=config)  # noqa: E731
+    product = lambda *args: hopper.sampled_matmul_24(*args, v, contiguous=256, config=config)  # noqa: E731
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
 
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
 def test_sampled_squared_relu_24(spilled_bytes, config):
     v = 2 * config.tile_n
-    product = lambda *args: hopper.sampled_squared_relu_24(*args, v, run=256, config=config)  # noqa: E731
+    product = lambda *args: hopper.sampled_squared_relu_24(*args, v, contiguous=256, config=config)  # noqa: E731
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
 
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
 def test_sampled_squared_relu_venom(spilled_bytes, config):
-    options = dict(block=3 * T, v=128, m=16, columns="norm", run=F, config=config)
+    options = dict(block=3 * T, v=128, m=16, columns="norm", contiguous=F, config=config)
     product = lambda *args: hopper.sampled_squared_relu_venom(*args, **options)  # noqa: E731
     listed = jax.ShapeDtypeStruct((1, F), jnp.int32)
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), listed) == [0, 0]
@@ -144,7 +144,7 @@ def test_sampled_rows_24(spilled_bytes, config):
 @pytest.mark.parametrize("config", [config for config, _ in SCATTERED])
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
 def test_scattered_matmul_24(spilled_bytes, out_dtype, config):
-    options = dict(v=256, rows=F, run=512, out_dtype=out_dtype, config=config)
+    options = dict(v=256, rows=F, contiguous=512, out_dtype=out_dtype, config=config)
     product = lambda *args: hopper.scattered_matmul_24(*args, **options)  # noqa: E731
     (spilled,) = spilled_bytes(product, _sparse(KEPT, T), _dense(T, D), _columns(256))
     # What the largest tile spills lies outside of the loop over k: a job's numbers, and sums of other clusters.

@@ -26,11 +26,11 @@ def check_shape(sampled_matmul_24, tokens, dim, neurons, kept, v, config):
     check(sampled_matmul_24, w, x, columns, v, config=config)
 
 
-def check_dtypes(sampled_matmul_24, dtype, out_dtype, v, run):
+def check_dtypes(sampled_matmul_24, dtype, out_dtype, v, contiguous):
     w, x = random_24(512, 256, dtype, seed=3, scale=0.1), random((700, 256), dtype, seed=4)
-    runs = random_columns(-(-700 // v), 256 // run, 512 // run - 1, seed=5)
-    columns = (runs[..., None] * run + jnp.arange(run)).reshape(runs.shape[0], -1)
-    check(sampled_matmul_24, w, x, columns, v, run=run, out_dtype=out_dtype)
+    runs = random_columns(-(-700 // v), 256 // contiguous, 512 // contiguous - 1, seed=5)
+    columns = (runs[..., None] * contiguous + jnp.arange(contiguous)).reshape(runs.shape[0], -1)
+    check(sampled_matmul_24, w, x, columns, v, contiguous=contiguous, out_dtype=out_dtype)
 
 
 def check_bad_numbers(sampled_matmul_24, bad, v, config=None):

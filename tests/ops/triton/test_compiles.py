@@ -174,7 +174,7 @@ def test_lowers_without_a_gpu():
     sampled = functools.partial(triton.sampled_matmul_24, v=64)
     lowered = jax.jit(sampled).trace(w, x, columns).lower(lowering_platforms=("cuda",))
     assert lowered.out_info.shape == (320, 448)
-    scattered = functools.partial(triton.scattered_matmul_24, v=64, rows=640, run=64)
+    scattered = functools.partial(triton.scattered_matmul_24, v=64, rows=640, contiguous=64)
     lowered = jax.jit(scattered).trace(w, b, jax.ShapeDtypeStruct((7, 320), jnp.int32))
     assert lowered.lower(lowering_platforms=("cuda",)).out_info.shape == (640, 500)
 

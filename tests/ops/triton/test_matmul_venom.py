@@ -10,7 +10,7 @@ from tests.ops.operands import (
     assert_agree,
     random,
     random_venom,
-    random_venom_in_runs,
+    random_venom_contiguous,
 )
 from tests.ops.properties import matmul_venom as properties
 
@@ -47,8 +47,8 @@ def test_tilings_agree_bit_for_bit():
 
 
 @pytest.mark.gpu
-def test_gathers_runs():
-    a = random_venom_in_runs(300, 768, 192, 64, 64, jnp.bfloat16, seed=12)
+def test_gathers_contiguous_columns():
+    a = random_venom_contiguous(300, 768, 192, 64, 64, jnp.bfloat16, seed=12)
     b = random((768, 256), jnp.bfloat16, seed=14)
     properties.check(triton.matmul_venom, a, b)
 

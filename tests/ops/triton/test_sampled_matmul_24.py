@@ -24,9 +24,9 @@ def test_matches_reference(tokens, dim, neurons, kept, blocks_of_tile, config):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
 @pytest.mark.parametrize("v", [64, 128])
-@pytest.mark.parametrize("run", [1, 32])
-def test_dtypes(dtype, out_dtype, v, run):
-    properties.check_dtypes(triton.sampled_matmul_24, dtype, out_dtype, v, run)
+@pytest.mark.parametrize("contiguous", [1, 32])
+def test_dtypes(dtype, out_dtype, v, contiguous):
+    properties.check_dtypes(triton.sampled_matmul_24, dtype, out_dtype, v, contiguous)
 
 
 @pytest.mark.gpu

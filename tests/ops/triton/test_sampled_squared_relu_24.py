@@ -1,16 +1,16 @@
 import pytest
 
 from sparse_lm.ops import triton
-from tests.ops.operands import random_columns, random_runs
+from tests.ops.operands import random_columns, random_contiguous
 from tests.ops.properties import sampled_squared_relu_24 as properties
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("run", [1, 64])
-def test_keeps_what_the_reference_keeps(run):
+@pytest.mark.parametrize("contiguous", [1, 64])
+def test_keeps_what_the_reference_keeps(contiguous):
     """The last block lists no neuron."""
-    columns = random_runs(8, 128, run, 256, seed=2).at[-1].set(256)
-    properties.check_integers(triton.sampled_squared_relu_24, columns, 64, run)
+    columns = random_contiguous(8, 128, contiguous, 256, seed=2).at[-1].set(256)
+    properties.check_integers(triton.sampled_squared_relu_24, columns, 64, contiguous)
 
 
 @pytest.mark.gpu

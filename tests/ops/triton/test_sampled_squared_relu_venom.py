@@ -7,4 +7,4 @@ from tests.ops.properties import sampled_squared_relu_venom as properties
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [768, 300])
 def test_keeps_what_the_reference_keeps(tokens):
-    properties.check_integers(triton.sampled_squared_relu_venom, tokens, 96, 512, 64, 16, run=512)
+    properties.check_integers(triton.sampled_squared_relu_venom, tokens, 96, 512, 64, 16, contiguous=512)

@@ -13,7 +13,7 @@ from tests.ops.operands import (
     exact_stats,
     integers_and_special,
     random_or_special,
-    random_venom_in_runs,
+    random_venom_contiguous,
 )
 from tests.ops.properties import sparsify_24, sparsify_24_tiles, squared_relu_gradients
 from tests.ops.triton import needs_gpu_build
@@ -196,9 +196,9 @@ def test_refuses_what_it_cannot_do():
         triton.sparsify_venom(x, 64, 16, columns="exhaustive", dtype=x.dtype)
     with pytest.raises(NotImplementedError, match="threefry2x32, not of rbg"):
         triton.squared_relu_gradients(x, reference.squared_relu_24(x)[0], key=jax.random.key(0, impl="rbg"))
-    in_runs = random_venom_in_runs(64, 128, 64, 64, 32, x.dtype, seed=0)
-    with pytest.raises(NotImplementedError, match="no runs"):
-        triton.squared_relu_gradients(x[:, :64], in_runs)
+    contiguous = random_venom_contiguous(64, 128, 64, 64, 32, x.dtype, seed=0)
+    with pytest.raises(NotImplementedError, match="not to be contiguous"):
+        triton.squared_relu_gradients(x[:, :64], contiguous)
     for v, m in ((32, 16), (64, 12)):
         with pytest.raises(NotImplementedError, match="multiple of 64, m a power of two"):
             triton.sparsify_venom(x, v, m, columns="norm", dtype=x.dtype)

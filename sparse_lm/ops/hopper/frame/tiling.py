@@ -29,9 +29,9 @@ def check_slots(store_slots: int) -> None:
 
 
 def check_in_block(tile: int, block: int, what: str) -> None:
-    """Raises ValueError for a configuration whose tiles do not lie in one block or run of `what` each."""
+    """Raises ValueError for a configuration whose tiles do not lie in one block or slice of `what` each."""
     if block % tile:
-        raise ValueError(f"config: the {tile} {what} of a tile must divide the {block} of a block or run")
+        raise ValueError(f"config: the {tile} {what} of a tile must divide the {block} of a block or slice")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,7 +68,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     Raises:
       NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no
         multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width, or its columns
-        come in runs, which are not four of each m; or a key of another generator than JAX's default one.
+        are contiguous, not four of each m; or a key of another generator than JAX's default one.
     """
     check_hidden_dtype(dy.dtype)
     if y.dtype != dy.dtype:
@@ -79,8 +79,8 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         dh, *transposes = _call(padded, y.values, y.metadata, None, key, tile_neurons=TILE)
         neurons = y.shape[1]
     else:
-        if y.run > 1:
-            raise NotImplementedError(f"needs columns that are four of each {y.m}, not runs of {y.run}")
+        if y.contiguous > 1:
+            raise NotImplementedError(f"needs columns that are four of each {y.m}, not {y.contiguous} contiguous ones")
         tile_neurons = TILE // 4 * y.m
         if y.v % TILE or tile_neurons % TILE or y.shape[1] % tile_neurons:
             raise NotImplementedError(

@@ -24,7 +24,7 @@ from sparse_lm.ops.hopper.frame.operands import pad
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.store_rows import to_order
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
-from sparse_lm.ops.hopper.products.matmul_venom_runs import matmul_venom_runs
+from sparse_lm.ops.hopper.products.matmul_venom_contiguous import matmul_venom_contiguous
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.row_order import RowOrder
 
@@ -77,7 +77,7 @@ def matmul_venom(
       b: [K, N] in the dtype of a.
       rows: the order of a's rows, from which those of the result are put back into the tokens'; as they are by default.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling of gathered rows; the tuned one for the shape and device by default. Runs have one of their own.
+      config: tiling of gathered rows; the tuned one for the shape and device by default.
 
     Returns:
       [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no stored position names are not read.
@@ -86,9 +86,9 @@ def matmul_venom(
       NotImplementedError: the dtypes, or v.
       ValueError: a config whose tiles do not lie in one block.
     """
-    # Runs of whole steps need no gather, if the rows of a block fill a tile of that kernel.
-    if a.run % wgmma_sp.ROWS == 0 and a.v % (2 * wgmma_sp.ROWS) == 0:
-        return matmul_venom_runs(a, b, rows=rows, out_dtype=out_dtype)
+    # Contiguous columns of whole steps need no gather, if the rows of a block fill a tile of that kernel.
+    if a.contiguous % wgmma_sp.ROWS == 0 and a.v % (2 * wgmma_sp.ROWS) == 0:
+        return matmul_venom_contiguous(a, b, rows=rows, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
     m, n, kept = a.shape[0], b.shape[1], a.columns.shape[1]

@@ -1,4 +1,4 @@
-"""Listed rows of a 2:4 matrix times the rows of a dense one, block by block, where the listed rows come in runs.
+"""Listed rows of a 2:4 matrix times the rows of a dense one, block by block, where listed rows are contiguous.
 
 A tile's rows of the sparse operand are boxes that start where the block's list says; the rest is
 `matmul_24` with b and the result transposed. The blocks of a cluster compute tiles under one another,
@@ -61,26 +61,26 @@ def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
 def sampled_matmul_24(
     w: Sparse24,
     x: Array,
-    columns: Array,
+    neuron_ids: Array,
     v: int,
     *,
-    run: int = 1,
+    contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """x @ w[columns of the block].T, for each block of v rows of x.
+    """x @ w[neuron_ids of the block].T, for each block of v rows of x.
 
     Runs that no tile here fits are taken row by row (sampled_rows_24.py).
 
     Args:
       w: 2:4 matrix [F, D], bfloat16 or float16.
       x: [T, D] in the dtype of w.
-      columns: int32 [ceil(T / v), Kc], rows of w; F stands for a row of zeros. Blocks that list nothing else cost
-        little, if they are the last ones and come in runs.
+      neuron_ids: int32 [ceil(T / v), Kc], rows of w; F stands for a row of zeros. Blocks that list nothing else cost
+        little, if they are the last ones and contiguous.
       v: rows of a block.
-      run: that many columns are consecutive, and start at a multiple of it.
+      contiguous: how many rows at a time are consecutive, from a multiple of that number on.
       out_dtype: bfloat16, float16 or float32; that of x by default.
-      config: tiling of runs; what a cluster has of tokens divides v.
+      config: tiling of contiguous rows; what a cluster has of tokens divides v.
 
     Returns:
       [T, Kc].
@@ -89,39 +89,39 @@ def sampled_matmul_24(
       NotImplementedError: the dtypes, or v.
       ValueError: a config whose clusters' tiles do not lie in one block.
     """
-    if not takes_runs(run, v):
-        return sampled_rows_24(w, x, columns, v, out_dtype=out_dtype)
+    if not takes_contiguous(contiguous, v):
+        return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
-    tokens, kept = x.shape[0], columns.shape[1]
+    tokens, kept = x.shape[0], neuron_ids.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     out = result_type(tokens, kept, out_dtype)
-    (product,) = multiply_listed(config, w, pad(x), columns, v, run, out, name="sampled_matmul_24")
+    (product,) = multiply_listed(config, w, pad(x), neuron_ids, v, contiguous, out, name="sampled_matmul_24")
     return product[:tokens, :kept]
 
 
-def takes_runs(run: int, v: int) -> bool:
-    """Whether a tile here fits the runs and the blocks."""
-    return run % wgmma_sp.ROWS == 0 and any(v % candidate.tile_n == 0 for candidate, _ in CANDIDATES)
+def takes_contiguous(contiguous: int, v: int) -> bool:
+    """True if a tile here fits the contiguous rows and the blocks."""
+    return contiguous % wgmma_sp.ROWS == 0 and any(v % candidate.tile_n == 0 for candidate, _ in CANDIDATES)
 
 
 def multiply_listed(
     config: Config,
     w: Sparse24,
     x: Array,
-    columns: Array,
+    neuron_ids: Array,
     v: int,
-    run: int,
+    contiguous: int,
     out: jax.ShapeDtypeStruct,
     *,
     name: str,
     epilogue: Epilogue | None = None,
 ) -> list[Array]:
     """The product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
-    tokens, kept = x.shape[0], columns.shape[1]
+    tokens, kept = x.shape[0], neuron_ids.shape[1]
     check_in_block(config.cluster_n, v, "tokens")
     plan = split_k.plan_product(config, kept, tokens, w.values.shape[1] // wgmma_sp.KEPT)
-    box = math.gcd(run, config.tile_m)
+    box = math.gcd(contiguous, config.tile_m)
 
     def jobs(operands, cluster, peer):
         *_, first_of_padding = operands  # read for each job anew, from the cache: consumers lack a register for it
@@ -133,9 +133,11 @@ def multiply_listed(
         return plan.jobs(cluster, origin, lambda _, token: token < first_of_padding[0])
 
     def loads(operands, job):
-        values, metadata, x, columns, _ = operands
+        values, metadata, x, neuron_ids, _ = operands
         block = lax.div(job.column, v)
-        rows = {first: columns[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)}
+        rows = {
+            first: neuron_ids[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)
+        }
 
         def copies(k, _, stage):
             boxes = [stage.copy_sparse(values, metadata, row, k, first=first, rows=box) for first, row in rows.items()]
@@ -148,7 +150,7 @@ def multiply_listed(
         plan.grid,
         jobs,
         loads,
-        (w.values, w.metadata, x, columns, rows_in_use(columns[:, ::run], v, w.shape[0])),
+        (w.values, w.metadata, x, neuron_ids, rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])),
         out,
         name=name,
         dtype=x.dtype,

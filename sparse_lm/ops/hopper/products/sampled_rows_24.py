@@ -75,14 +75,20 @@ def heuristic_config(v: int) -> Config:
 
 
 def sampled_rows_24(
-    w: Sparse24, x: Array, columns: Array, v: int, *, out_dtype: DTypeLike | None = None, config: Config | None = None
+    w: Sparse24,
+    x: Array,
+    neuron_ids: Array,
+    v: int,
+    *,
+    out_dtype: DTypeLike | None = None,
+    config: Config | None = None,
 ) -> Array:
-    """x @ w[columns of the block].T, for each block of v rows of x.
+    """x @ w[neuron_ids of the block].T, for each block of v rows of x.
 
     Args:
       w: 2:4 matrix [F, D], bfloat16 or float16.
       x: [T, D] in the dtype of w.
-      columns: int32 [ceil(T / v), Kc], rows of w in any order; F stands for a row of zeros.
+      neuron_ids: int32 [ceil(T / v), Kc], rows of w in any order; F stands for a row of zeros.
       v: rows of a block, a multiple of 64.
       out_dtype: bfloat16, float16 or float32; that of x by default.
       config: tiling; the tuned one for the shape and device by default.
@@ -98,25 +104,25 @@ def sampled_rows_24(
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
     if v % CANDIDATES[-1].tokens:
         raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1].tokens}, not {v}")
-    (tokens, dim), kept = x.shape, columns.shape[1]
+    (tokens, dim), kept = x.shape, neuron_ids.shape[1]
     if config is None:
         config = tuning.lookup("sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
     check_in_block(config.tokens, v, "tokens")
-    return _call(config, w, pad(x), columns, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
+    return _call(config, w, pad(x), neuron_ids, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
 
 
-def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
+def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
     tile_rows, tile_tokens = config.rows, config.tokens
     consumer_rows = tile_rows // CONSUMERS
     blocks = consumer_rows // wgmma_sp.ROWS
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
     # Past the last step the values are zeros. The tokens need not be: of a D up to 64 their only tile is copied again.
     steps = gathers * gather_24.STAGES
-    grid = pl.cdiv(columns.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens)
+    grid = pl.cdiv(neuron_ids.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens)
     clusters = min(grid[0] * grid[1], device.cluster_count(config.cluster))
     shared = config.cluster > 1
 
-    def kernel(values_gmem, metadata_gmem, columns_gmem, x_gmem, out_gmem):
+    def kernel(values_gmem, metadata_gmem, neuron_ids_gmem, x_gmem, out_gmem):
         def scope(values_smem, metadata_smem, x_smem, out_smem, full, empty):
             ring = Ring(full, empty, config.stages, gathers=True)
             ring.initialize()
@@ -125,7 +131,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
             tiles = lax.div(grid[0] * grid[1] - first_tile + clusters - 1, clusters)
 
             def for_each_tile(body):
-                """`body(i, block, row, token)` for this cluster's i-th tile: which row of columns, where in it."""
+                """`body(i, block, row, token)` for this cluster's i-th tile: which row of neuron_ids, where in it."""
 
                 @pl.loop(0, tiles)
                 def _tile(i):
@@ -138,7 +144,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
                 def fill(i, block, row, token):
-                    offsets = gather_24.load_offsets(columns_gmem, values_gmem, metadata_gmem, block, row, tile_rows)
+                    offsets = gather_24.load_offsets(neuron_ids_gmem, values_gmem, metadata_gmem, block, row, tile_rows)
                     stages, sources = (values_smem, metadata_smem, x_smem), (values_gmem, metadata_gmem, x_gmem)
                     _fill_tile(ring, stages, sources, offsets, token, gathers, lambda k: i * steps + k, shared)
 
@@ -196,7 +202,7 @@ def _call(config: Config, w: Sparse24, x: Array, columns: Array, v: int, out: ja
         compiler_params=COMPILER_PARAMS,
     )
     # A stack of products is one after the other: TMA takes no batch of matrices.
-    return jax.custom_batching.sequential_vmap(run)(w.values, gather_24.metadata_by_rows(w.metadata), columns, x)
+    return jax.custom_batching.sequential_vmap(run)(w.values, gather_24.metadata_by_rows(w.metadata), neuron_ids, x)
 
 
 def _fill_tile(

@@ -32,13 +32,13 @@ from sparse_lm.ops.hopper.products.sampled_matmul_24 import (
     heuristic_config,
     multiply_listed,
     sampled_matmul_24,
-    takes_runs,
+    takes_contiguous,
 )
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 
 def sampled_squared_relu_24(
-    w: Sparse24, x: Array, columns: Array, v: int, *, run: int = 1, config: Config | None = None
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, config: Config | None = None
 ) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_24`.
 
@@ -47,14 +47,14 @@ def sampled_squared_relu_24(
     Raises:
       NotImplementedError: the dtypes, or v.
     """
-    if not takes_runs(run, v):
-        return squared_relu_24(sampled_matmul_24(w, x, columns, v, run=run))
+    if not takes_contiguous(contiguous, v):
+        return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
-    tokens, kept = x.shape[0], columns.shape[1]
+    tokens, kept = x.shape[0], neuron_ids.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     h = jax.ShapeDtypeStruct((round_up(tokens), kept), x.dtype)
     values, metadata, stats = multiply_listed(
-        config, w, pad(x), columns, v, run, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
+        config, w, pad(x), neuron_ids, v, contiguous, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
     )
     return Sparse24(values, metadata, (tokens, kept)), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 

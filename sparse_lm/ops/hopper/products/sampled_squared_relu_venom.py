@@ -52,7 +52,7 @@ from sparse_lm.ops.hopper.products.sampled_matmul_24 import (
     heuristic_config,
     multiply_listed,
     sampled_matmul_24,
-    takes_runs,
+    takes_contiguous,
 )
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
@@ -64,13 +64,13 @@ _SKEW = 16  # elements between the 16 rows that a thread selects from and the ne
 def sampled_squared_relu_venom(
     w: Sparse24,
     x: Array,
-    listed: Array,
+    neuron_ids: Array,
     block: int,
     v: int,
     m: int,
     *,
     columns: str,
-    run: int = 1,
+    contiguous: int = 1,
     config: Config | None = None,
 ) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_venom`.
@@ -80,17 +80,25 @@ def sampled_squared_relu_venom(
     Raises:
       NotImplementedError: the dtypes, block, v, m, or the choice of columns.
     """
-    if not takes_runs(run, block) or block % v:
-        h = sampled_matmul_24(w, x, listed, block, run=run)
+    if not takes_contiguous(contiguous, block) or block % v:
+        h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous)
         return squared_relu_venom(h, v, m, columns=columns)
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
-    tokens, neurons = x.shape[0], listed.shape[1]
+    tokens, neurons = x.shape[0], neuron_ids.shape[1]
     check_venom(jax.ShapeDtypeStruct((tokens, neurons), x.dtype), v, m, columns)
     x = pad_to(x, (-(-tokens // v) * v, round_up(x.shape[1])))
     y_type = result_type(neurons, x.shape[0], x.dtype)
     config = config or heuristic_config(x.shape[0], neurons, x.shape[1], block)
     y, norms, nonzeros = multiply_listed(
-        config, w, x, listed, block, run, y_type, name="sampled_squared_relu", epilogue=_squared_relu(neurons, y_type)
+        config,
+        w,
+        x,
+        neuron_ids,
+        block,
+        contiguous,
+        y_type,
+        name="sampled_squared_relu",
+        epilogue=_squared_relu(neurons, y_type),
     )
     values, metadata, kept, stats = _select(y, norms, x.shape[0], v, m)
     _, energy, kept_energy = jnp.sum(stats, axis=(0, 1))

@@ -1,7 +1,7 @@
 """2:4 matrix times dense matrix, block by block along k, each added to the rows of the result that it lists.
 
-The rows come in runs, and a tile of the result lies in one of them. So its sum runs over the blocks
-that list the run, wherever in their list it stands: the producer reads from a table which blocks and
+The rows come in slices of contiguous ones, and a tile of the result lies in one slice. So its sum runs over the blocks
+that list the slice, wherever in their list it stands: the producer reads from a table which blocks and
 where. How many there are, and so a tile's steps, is known at run time only (stream_k.py). The blocks
 of a cluster compute tiles side by side, so that they share the tile of the sparse operand.
 
@@ -25,8 +25,8 @@ from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.stream_k import StreamK, descending
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
+from sparse_lm.ops.inverted_index import inverted_index
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
-from sparse_lm.ops.listings import listed_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,20 +52,20 @@ CANDIDATES = (
 _WHOLE_ROWS = 2048  # columns of b, of which the cache holds what the tiles of a row read
 
 
-def heuristic_config(run: int, listings: int, n: int) -> Config:
-    """The fastest candidate of those whose cluster's rows a run holds; of equals the one that reads least.
+def heuristic_config(contiguous: int, listings: int, n: int) -> Config:
+    """The fastest candidate of those whose cluster's rows a slice holds; of equals the one that reads least.
 
     Args:
-      run: consecutive rows that are listed together.
+      contiguous: rows of a slice.
       listings: of a block.
       n: columns of the result.
 
     Raises:
-      NotImplementedError: no tile divides the run.
+      NotImplementedError: no tile divides the slice.
     """
-    fitting = [candidate for candidate in CANDIDATES if run % candidate[0].cluster_m == 0]
+    fitting = [candidate for candidate in CANDIDATES if contiguous % candidate[0].cluster_m == 0]
     if not fitting:
-        raise NotImplementedError(f"needs runs of a multiple of 128, not {run}")
+        raise NotImplementedError(f"needs a multiple of 128 contiguous rows, not {contiguous}")
 
     def time(candidate: tuple[Config, float]) -> float:
         """Of all columns, by rows."""
@@ -98,56 +98,58 @@ def by_tile(of_rows: Array, grid: tuple[int, int], raster_width: int) -> Array:
 def scattered_matmul_24(
     a: Sparse24,
     b: Array,
-    columns: Array,
+    neuron_ids: Array,
     v: int,
     rows: int,
     *,
-    run: int = 1,
+    contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """out[columns[t // v, j]] += a[j, t] b[t], from zeros.
+    """out[neuron_ids[t // v, j]] += a[j, t] b[t], from zeros.
 
     Args:
       a: [Kc, T], 2:4 along T, bfloat16 or float16.
       b: [T, D] in the dtype of a.
-      columns: int32 [ceil(T / v), Kc], rows of the result, distinct within a block, in runs. Runs past the last row
-        are left out: a block of slots that hold no token, if it lists only such, costs nothing.
+      neuron_ids: int32 [ceil(T / v), Kc], rows of the result, distinct within a block, in slices. Slices past the last
+        row are left out: a block of slots that hold no token, if it lists only such, costs nothing.
       v: columns of a that share a list, a multiple of 64.
-      rows: of the result, a multiple of run.
-      run: that many columns are consecutive, and start at a multiple of it; a multiple of 128.
+      rows: of the result, a multiple of contiguous.
+      contiguous: rows of a slice, which starts at a multiple of that number; a multiple of 128.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling; what a cluster has of rows divides run.
+      config: tiling; what a cluster has of rows divides contiguous.
 
     Returns:
       [rows, D].
 
     Raises:
-      NotImplementedError: the dtypes, run, v, rows, or a T of 64 at most.
-      ValueError: a config whose clusters' tiles do not lie in one run.
+      NotImplementedError: the dtypes, contiguous, v, rows, or a T of 64 at most.
+      ValueError: a config whose clusters' tiles do not lie in one slice.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
     n = b.shape[1]
-    config = config or heuristic_config(run, columns.shape[1] // run, n)
+    config = config or heuristic_config(contiguous, neuron_ids.shape[1] // contiguous, n)
     if v % STEP:
         raise NotImplementedError(f"needs v to be a multiple of {STEP}, not {v}")
-    check_in_block(config.cluster_m, run, "rows")
-    if rows % run:
-        raise NotImplementedError(f"needs runs of {run} to divide the {rows} rows of the result")
+    check_in_block(config.cluster_m, contiguous, "rows")
+    if rows % contiguous:
+        raise NotImplementedError(f"needs slices of {contiguous} to divide the {rows} rows of the result")
     # Steps past the end must read zeros, but copies ignore the index into a dimension of a single tile (operands.py).
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")
-    return _call(config, a, pad(b), columns, v, run, result_type(rows, n, out_dtype))[:, :n]
+    return _call(config, a, pad(b), neuron_ids, v, contiguous, result_type(rows, n, out_dtype))[:, :n]
 
 
-def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: int, out: jax.ShapeDtypeStruct) -> Array:
+def _call(
+    config: Config, a: Sparse24, b: Array, neuron_ids: Array, v: int, contiguous: int, out: jax.ShapeDtypeStruct
+) -> Array:
     steps = v // STEP  # of a block
-    listings = columns.shape[1] // run  # runs that a block lists
+    listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     grid = config.grid(out.shape[0], b.shape[1])
     stream = StreamK(device.cluster_count(config.cluster))
-    places, counts = listed_at(columns[:, ::run] // run, out.shape[0] // run)
-    pairs, rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), run // config.cluster_m))
+    places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, out.shape[0] // contiguous)
+    pairs, rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), contiguous // config.cluster_m))
     shares = stream.shares(by_tile(pairs, grid, config.raster_width))
 
     def jobs(operands, cluster, peer):
@@ -164,12 +166,12 @@ def _call(config: Config, a: Sparse24, b: Array, columns: Array, v: int, run: in
 
     def loads(operands, job):
         values, metadata, b, places, *_ = operands
-        out_run, offset = lax.div(job.row, run), lax.rem(job.row, run)
+        out_slice, offset = lax.div(job.row, contiguous), lax.rem(job.row, contiguous)
 
         def look_up(k):
-            """Row of a and step along T: past its end, where copies read zeros, if no further block lists the run."""
-            place = places[out_run, lax.div(k, steps)]
-            row = lax.rem(place, listings) * run + offset
+            """Row of a and step along T: past its end, where copies read zeros, if no further block lists the slice."""
+            place = places[out_slice, lax.div(k, steps)]
+            row = lax.rem(place, listings) * contiguous + offset
             return row, lax.div(place, listings) * steps + lax.rem(k, steps)
 
         def copies(_, looked_up, stage):

@@ -10,7 +10,7 @@ from tests.ops.operands import (
     assert_agree,
     random,
     random_venom,
-    random_venom_in_runs,
+    random_venom_contiguous,
 )
 from tests.ops.properties import matmul_venom as properties
 
@@ -64,9 +64,9 @@ def test_schedules_agree_bit_for_bit():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("v, run", [(64, 64), (128, 96)])
-def test_gathers_runs_that_no_box_fits(v, run):
-    a = random_venom_in_runs(300, 768, 192, v, run, jnp.bfloat16, seed=12)
+@pytest.mark.parametrize("v, contiguous", [(64, 64), (128, 96)])
+def test_gathers_contiguous_columns_that_no_box_fits(v, contiguous):
+    a = random_venom_contiguous(300, 768, 192, v, contiguous, jnp.bfloat16, seed=12)
     b = random((768, 256), jnp.bfloat16, seed=14)
     properties.check(hopper.matmul_venom, a, b)
 

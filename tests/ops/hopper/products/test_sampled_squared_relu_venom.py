@@ -17,12 +17,12 @@ def _normal(tokens):
 
 
 def _two_kernels(w, x, v, m, **product):
-    h = hopper.sampled_matmul_24(w, x, LISTED, 768, run=NEURONS, **product)
+    h = hopper.sampled_matmul_24(w, x, LISTED, 768, contiguous=NEURONS, **product)
     return hopper.squared_relu_venom(h, v, m, columns="norm")
 
 
 def _norms_by_the_product(w, x, v, m, **product):
-    return hopper.sampled_squared_relu_venom(w, x, LISTED, 768, v, m, columns="norm", run=NEURONS, **product)
+    return hopper.sampled_squared_relu_venom(w, x, LISTED, 768, v, m, columns="norm", contiguous=NEURONS, **product)
 
 
 @pytest.mark.gpu
@@ -30,14 +30,16 @@ def _norms_by_the_product(w, x, v, m, **product):
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32), (64, 32), (192, 16)])
 @pytest.mark.parametrize("tokens", [768, 300, 1])
 def test_keeps_what_the_reference_keeps(tokens, v, m, dtype):
-    properties.check_integers(hopper.sampled_squared_relu_venom, tokens, 96, NEURONS, v, m, run=NEURONS, dtype=dtype)
+    properties.check_integers(
+        hopper.sampled_squared_relu_venom, tokens, 96, NEURONS, v, m, contiguous=NEURONS, dtype=dtype
+    )
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("v, run", [(128, 1), (512, NEURONS)])
-def test_what_is_left_to_two_kernels(v, run):
+@pytest.mark.parametrize("v, contiguous", [(128, 1), (512, NEURONS)])
+def test_what_is_left_to_two_kernels(v, contiguous):
     """Runs that no tile fits, and blocks of Y that do not divide those of the product."""
-    properties.check_integers(hopper.sampled_squared_relu_venom, 700, 96, NEURONS, v, 16, run=run)
+    properties.check_integers(hopper.sampled_squared_relu_venom, 700, 96, NEURONS, v, 16, contiguous=contiguous)
 
 
 @pytest.mark.gpu
@@ -83,6 +85,6 @@ def test_lowers_without_a_gpu(tokens, v, m, config):
 @pytest.mark.parametrize("v, m", [(96, 16), (640, 8), (128, 12)])
 def test_what_is_refused(v, m):
     w, x = jax.eval_shape(lambda: _normal(512))
-    options = dict(listed=LISTED, block=64 * v, v=v, m=m, columns="norm", run=NEURONS)
+    options = dict(neuron_ids=LISTED, block=64 * v, v=v, m=m, columns="norm", contiguous=NEURONS)
     with pytest.raises(NotImplementedError, match=f"not v = {v}, m = {m}"):
         jax.eval_shape(lambda w, x: hopper.sampled_squared_relu_venom(w, x, **options), w, x)

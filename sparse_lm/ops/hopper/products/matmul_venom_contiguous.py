@@ -1,4 +1,4 @@
-"""V:2:M matrix times dense matrix, where the columns of a block come in runs: boxes of B, no gather.
+"""V:2:M matrix times dense matrix, where the columns of a block are contiguous: boxes of B, no gather.
 
 The blocks of a cluster compute tiles side by side, so that they share the tile of the sparse operand;
 those that run together cover a band along N, so that the rows of b that their tokens list stay in the L2
@@ -58,7 +58,7 @@ def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
     return split_k.fastest(fitting, rows, n, kept // STEP)
 
 
-def matmul_venom_runs(
+def matmul_venom_contiguous(
     a: SparseVenom,
     b: Array,
     *,
@@ -69,8 +69,8 @@ def matmul_venom_runs(
     """a @ b.
 
     Args:
-      a: V:2:M matrix [M, K], bfloat16 or float16, v and run multiples of 128 and of 64. The last blocks cost little
-        if they list only K, which stands for no column.
+      a: V:2:M matrix [M, K], bfloat16 or float16, v and contiguous multiples of 128 and of 64. The last blocks cost
+        little if they list only K, which stands for no column.
       b: [K, N] in the dtype of a.
       rows: the order of a's rows, from which those of the result are put back into the tokens'; as they are by default.
       out_dtype: bfloat16, float16 or float32; that of b by default.
@@ -80,13 +80,13 @@ def matmul_venom_runs(
       [M, N], or [T, N] of the T tokens of `rows`. Rows of b that no block lists are not read.
 
     Raises:
-      NotImplementedError: the dtypes, v, or run.
+      NotImplementedError: the dtypes, v, or contiguous.
       ValueError: a config whose clusters' tiles do not lie in one block.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
-    if a.run % wgmma_sp.ROWS:
-        raise NotImplementedError(f"needs runs of a multiple of {wgmma_sp.ROWS}, not {a.run}")
+    if a.contiguous % wgmma_sp.ROWS:
+        raise NotImplementedError(f"needs contiguous columns, a multiple of {wgmma_sp.ROWS}, not {a.contiguous}")
     m, n = a.shape[0], b.shape[1]
     config = config or heuristic_config(m, n, a.columns.shape[1], a.v)
     check_in_block(config.cluster_m, a.v, "rows")
@@ -119,7 +119,7 @@ def _call(config: Config, a: SparseVenom, b: Array, rows: RowOrder | None, out_d
 
         return Loads(copies, look_up)
 
-    first_of_padding = rows_in_use(a.columns[:, :: a.run], a.v, a.shape[1])
+    first_of_padding = rows_in_use(a.columns[:, :: a.contiguous], a.v, a.shape[1])
     destination = to_order(rows, a.shape[0], b.shape[1], out_dtype)
     (product,) = multiply(
         config,
@@ -128,7 +128,7 @@ def _call(config: Config, a: SparseVenom, b: Array, rows: RowOrder | None, out_d
         loads,
         (a.values, a.metadata, a.columns, b, first_of_padding, *destination.operands),
         destination.out,
-        name="matmul_venom_runs",
+        name="matmul_venom_contiguous",
         dtype=b.dtype,
         b_transposed=False,
         out_transposed=False,
