@@ -36,14 +36,14 @@ class Plot(NamedTuple):
 
 
 PLOTS = [
-    Plot("matmul", "matmul_24", products_24, "experiments.bench_matmul"),
-    Plot("matmul", "matmul_venom", products_venom, "experiments.bench_matmul"),
-    Plot("sparsify", "sparsify_24", sparsifiers, "experiments.bench_sparsify"),
-    Plot("ffn", "ffn", feed_forwards, "experiments.bench_ffn"),
-    Plot("step", "recipes", whole_steps, "experiments.bench_step"),
-    Plot("quality", "runs", loss_curves, "experiments.quality"),
-    Plot("quality", "runs", final_losses, "experiments.quality"),
-    Plot("kernel_agreement", "losses", kernel_agreement, "experiments.kernel_agreement"),
+    Plot("matmul", "matmul_24", products_24, "experiments.kernels.products"),
+    Plot("matmul", "matmul_venom", products_venom, "experiments.kernels.products"),
+    Plot("sparsify", "sparsify_24", sparsifiers, "experiments.kernels.passes"),
+    Plot("ffn", "ffn", feed_forwards, "experiments.bench.ffn"),
+    Plot("step", "recipes", whole_steps, "experiments.bench.step"),
+    Plot("quality", "runs", loss_curves, "experiments.quality.train_suite"),
+    Plot("quality", "runs", final_losses, "experiments.quality.train_suite"),
+    Plot("kernel_agreement", "losses", kernel_agreement, "experiments.quality.kernel_agreement"),
     Plot("llama60m", "steps", one_run, "sparse_lm.train"),
     Plot("llama1b", "steps", one_run, "sparse_lm.train"),
     Plot("tiny", "runs", small_runs, "sparse_lm.train"),

@@ -1,4 +1,4 @@
-"""This backend's tuned configurations, as experiments/bench_triton.py --tune writes them."""
+"""This backend's tuned configurations, as experiments/kernels/triton_backend.py --tune writes them."""
 
 from __future__ import annotations
 

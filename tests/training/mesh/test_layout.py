@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.hlo_collectives import collectives
+from experiments.bench.hlo_collectives import collectives
 from sparse_lm.config import ConfigError
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.step import make_trainer
@@ -62,7 +62,7 @@ def train(config):
 def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, sparse, dense_layers):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.
 
-    experiments/mesh_equality.py does this for every recipe.
+    experiments/quality/mesh_equality.py does this for every recipe.
     """
     changes = {"sparsity.dense_layers": dense_layers}
     parts = mesh[0] * mesh[1] * microbatches

@@ -1,4 +1,4 @@
-"""This backend's tuned configurations, as experiments/tune_kernels.py writes them."""
+"""This backend's tuned configurations, as experiments/kernels/tune.py writes them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,237 @@
+r"""The whole training step: dense and each recipe in one process, on the run's real code.
+
+    python -m experiments.bench.step --config=configs/llama1b.py --output=experiments/results/step_1b_h100.json
+    python -m experiments.bench.step --config=configs/llama7b.py --config.model.layers=4 \
+        --config.model.vocab_size=32000 --config.batch_size=8 --output=experiments/results/step_7b_width_h100.json
+
+    NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/llama7b.py --config.mesh.fsdp=4 \
+        --config.batch_size=16 --recipes=dense,venom_slices,venom_sets --traced=0 \
+        --output=experiments/results/step_llama7b_fsdp_4x_h200.json
+
+Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew.
+Tokens are random and already on the device. A step's time is that between the arrivals of its
+results and of those of the step before, with the next step already dispatched, as in training
+(`experiments.bench.step_timing`). The results are written after every round.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from absl import app, flags
+from jax import Array
+from ml_collections import config_flags
+
+from experiments.bench import step_parts
+from experiments.bench.compiled_memory import peak_gib
+from experiments.bench.step_timing import step_times, time_steps
+from experiments.result_files import write_results
+from sparse_lm.config import Config, parse
+from sparse_lm.ops.plan import DENSE
+from sparse_lm.training.step import Trainer, TrainState, make_trainer
+from sparse_lm.training.telemetry import flops
+from sparse_lm.training.transitions import make_transitions
+
+_VENOM = dict(recipe="venom", m=16, neuron_run=1, weight_gradients="magnitude")
+_SLICES = _VENOM | dict(selection="slices", v=256, clusters=4)
+
+RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
+    "dense": dict(recipe="dense"),
+    "venom_slices": _SLICES,
+    "venom_slices_mvue": _SLICES | dict(weight_gradients="mvue"),
+    "venom_slices_mvue_3_dense": _SLICES | dict(weight_gradients="mvue", dense_layers=3),
+    "venom_slices_2_8": _SLICES | dict(m=8, clusters=2),
+    "venom_sets": _VENOM | dict(selection="cluster_sets", v=256, clusters=16, neuron_run=256),
+    "venom_magnitude": _VENOM | dict(selection="magnitude", clusters=16),
+    "act24": dict(recipe="act24"),
+    "sste": dict(recipe="sste"),
+    "fst": dict(recipe="fst"),
+}
+
+config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
+NAMES = flags.DEFINE_list(
+    "recipes", ["dense", "venom_slices", "venom_sets", "venom_magnitude", "act24", "sste"], "Of RECIPES, by name."
+)
+flags.register_validator(NAMES, lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
+ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
+STEPS = flags.DEFINE_integer("steps", 8, "Timed steps of each turn.")
+WARMUP = flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")
+TRACED = flags.DEFINE_integer("traced", 2, "Steps of each profiled recipe under the profiler, after the timed ones.")
+PROFILED = flags.DEFINE_list("profiled", [], "Recipes that are profiled; all by default.")
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+
+
+class Variant:
+    """A recipe, traced, and after `compile` ready to run. Its sparse phase starts with `enter`."""
+
+    def __init__(self, name: str, base: ml_collections.ConfigDict, state: TrainState, windows: Array):
+        self.name = name
+        self.config = _with_recipe(base, name)
+        self.trainer: Trainer = make_trainer(self.config)
+        self.phase = "dense" if self.trainer.plan == DENSE else "sparse"
+        placed = self.trainer.layout.state.variables if self.trainer.layout else None
+        self._variables = jax.jit(lambda: self.trainer.init().variables, out_shardings=placed)
+        state = self._own(state)
+        self._lowered = self.trainer.step(self.phase).lower(state, windows)
+        transitions = make_transitions(self.config, self.trainer.plan, self.trainer.graphdef, self.trainer.layout)
+        self._lowered_enter = transitions.enter_sparse.lower(state, windows) if self.phase == "sparse" else None
+
+    def compile(self) -> None:
+        """The step and the transition into its phase; `compile_seconds` is the step's."""
+        begin = time.perf_counter()
+        self.step = self._lowered.compile()
+        self.compile_seconds = time.perf_counter() - begin
+        self._enter = self._lowered_enter.compile() if self._lowered_enter else None
+        print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
+
+    def compile_for_profile(self) -> None:
+        """The profiler does not see what CUDA graphs are made of."""
+        self.step_without_graphs = self.step_with(NO_GRAPHS)
+
+    def enter(self, state: TrainState, windows: Array) -> TrainState:
+        """Any recipe's state, at the first step of this one's phase."""
+        state = self._own(state)
+        return self._enter(state, windows) if self._enter else state
+
+    def step_with(self, options: Mapping[str, str]) -> jax.stages.Compiled:
+        """The step, compiled with other options of XLA."""
+        return self._lowered.compile(compiler_options=dict(options))
+
+    def _own(self, state: TrainState) -> TrainState:
+        return dataclasses.replace(state, variables=self._variables())
+
+
+NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+"""Each kernel is launched for itself."""
+
+
+def compiled_variants(
+    names: Sequence[str],
+    base: ml_collections.ConfigDict,
+    state: TrainState,
+    windows: Array,
+    profiled: Sequence[str] = (),
+) -> list[Variant]:
+    """The first is compiled alone, since XLA times candidates for products, which the others share with it."""
+    variants, compiling = [], []
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for name in names:
+            variants.append(Variant(name, base, state, windows))
+            compiling.append(pool.submit(variants[-1].compile))
+            if len(variants) == 1:
+                compiling[0].result()
+            if name in profiled:
+                compiling.append(pool.submit(variants[-1].compile_for_profile))
+        for future in compiling:
+            future.result()
+    return variants
+
+
+def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, list[Array]]:
+    """The dense configuration, its state before the first step, and four batches on the devices."""
+    dense = _with_recipe(base, "dense")
+    trainer = make_trainer(dense)
+    shape = (dense.batch_size, dense.seq_len + 1)
+    tokens = [np.random.default_rng(n).integers(dense.model.vocab_size, size=shape, dtype=np.int32) for n in range(4)]
+    place = trainer.layout.place_batch if trainer.layout else jnp.asarray
+    return dense, trainer.init(), [place(windows) for windows in tokens]
+
+
+def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
+    changed = ml_collections.ConfigDict(base.to_dict())
+    changed.sparsity.update(dict(dense_layers=0) | RECIPES[name])
+    return parse(changed)
+
+
+def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
+    """Milliseconds a step by part of the model, summed over kernels that may overlap."""
+    step = variant.step_without_graphs
+    state, _ = step(state, batches[0])
+    jax.block_until_ready(state)
+    state, kernels = step_parts.trace_steps(step, state, batches, TRACED.value)
+    kernels = [kernel._replace(ms=kernel.ms / TRACED.value) for kernel in kernels]
+    return state, dict(ms_by_part=step_parts.by_part(kernels, step.as_text()))
+
+
+def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
+    """A row of the results, of the timed steps' seconds."""
+    config, kind = variant.config, jax.devices()[0].device_kind
+    times = step_times(seconds)
+    speed = 1e3 * config.tokens_per_step / times["step_ms"]
+    speed_of_device = speed / config.mesh.devices
+    work = variant.trainer.plan.relative_work()
+    return dict(
+        **times,
+        tokens_per_second=speed,
+        mfu=flops.mfu(config, speed_of_device, kind),
+        executed_utilisation=flops.executed_utilisation(config, work, speed_of_device, kind),
+        memory_gib=peak_gib(variant.step),
+        compile_seconds=variant.compile_seconds,
+        sparsity=RECIPES[variant.name],
+    )
+
+
+def main(_: Sequence[str]) -> None:
+    base, names = flags.FLAGS.config, list(NAMES.value)
+    dense, state, batches = random_start(base)
+    profiled = (PROFILED.value or names) if TRACED.value else []
+    variants = compiled_variants(names, base, state, batches[0], profiled)
+
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(ROUNDS.value):
+        for variant in variants:
+            state = variant.enter(state, batches[0])
+            state, times = time_steps(variant.step, state, batches, warmup=WARMUP.value, timed=STEPS.value)
+            seconds[variant.name] += times
+        table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
+        _write(dense, table)
+    for variant in variants:
+        if variant.name in profiled:
+            state = variant.enter(state, batches[0])
+            state, parts = profile(variant, state, batches)
+            table[variant.name] |= parts
+            _write(dense, table)
+    _print(table)
+
+
+def _write(dense: Config, table: dict[str, dict[str, Any]]) -> None:
+    write_results(
+        OUTPUT.value,
+        dict(
+            batch_size=dense.batch_size,
+            seq_len=dense.seq_len,
+            mesh=dataclasses.asdict(dense.mesh),
+            model=dataclasses.asdict(dense.model),
+            peak_gib_of_process=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30,
+            recipes=table,
+        ),
+    )
+
+
+def _print(table: dict[str, dict[str, Any]]) -> None:
+    baseline = table.get("dense")
+    print(f"{'recipe':<16} {'ms':>8} {'tokens/s':>9} {'MFU':>6} {'executed':>8} {'GiB':>6} {'speed-up':>8}")
+    for name, row in table.items():
+        speedup = f"{baseline['step_ms'] / row['step_ms']:8.3f}" if baseline else ""
+        print(
+            f"{name:<16} {row['step_ms']:8.2f} {row['tokens_per_second']:9,.0f} {_percent(row['mfu']):>6} "
+            f"{_percent(row['executed_utilisation']):>8} {row['memory_gib']:6.1f} {speedup}"
+        )
+        for part, kernels in row.get("ms_by_part", {}).items():
+            print(f"    {part:<24} {kernels['total']:8.2f}")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,192 @@
+"""Sparsifiers and the passes over the hidden layer on Hopper against copy bandwidth and the XLA reference.
+
+python -m experiments.kernels.passes --output=experiments/results/sparsify_h100.json
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+from jax import Array
+
+from experiments.kernels.timing import median_ms, random_matrix
+from experiments.result_files import write_results
+from sparse_lm.ops import hopper, reference, transposable_mask
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+
+MATRICES = [  # rows, columns, dtype: weights of a 1B and a 7B model, activations of 16,384 tokens
+    (8192, 2048, jnp.float32),
+    (16384, 4096, jnp.float32),
+    (16384, 8192, jnp.bfloat16),
+]
+HIDDEN = [(16384, 2048), (8192, 8192), (16384, 8192), (8192, 16384)]  # tokens, neurons (of a slice, in the first)
+VENOM = [  # tokens, neurons, v, m
+    (16384, 8192, 128, 8),
+    (16384, 8192, 128, 16),
+    (16384, 8192, 128, 32),
+    (16384, 8192, 64, 16),
+    (16384, 8192, 256, 16),
+    (16384, 8192, 256, 32),
+    (8192, 16384, 128, 16),
+]
+STACKED_LAYERS = [(1, 8192, 2048), (25, 8192, 2048)]  # layers, neurons, model width
+
+
+class Pass(NamedTuple):
+    """One kernel at one size."""
+
+    op: str
+    case: dict[str, Any]  # what tells it from the op's others
+    compute: Callable[[types.ModuleType], Callable[..., Any]]  # of a backend: gives no more than what is written
+    draw: Callable[[], tuple[Any, ...]]  # gives what is read
+
+    def moved(self) -> int:
+        """Bytes read and written, each once."""
+        read = jax.eval_shape(self.draw)
+        written = jax.eval_shape(self.compute(reference), *read)
+        return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves((read, written)))
+
+
+def sparsifiers() -> Iterator[Pass]:
+    """2:4 along rows and along columns, of weights and of activations."""
+    for rows, columns, dtype in MATRICES:
+        for method in ("soft_threshold", "magnitude"):
+            for axis in (-1, 0):
+                options = dict(method=method, axis=axis, scale=1.5, dtype=jnp.bfloat16, key=None)
+                yield Pass(
+                    "sparsify_24",
+                    dict(rows=rows, columns=columns, dtype=jnp.dtype(dtype).name, method=method, axis=axis),
+                    lambda backend, options=options: functools.partial(backend.sparsify_24, **options),
+                    functools.partial(_operands, rows, columns, dtype),
+                )
+
+
+def random_estimates() -> Iterator[Pass]:
+    """Of gradients, along tokens: of the hidden layer's, and of the output's."""
+    for rows, columns in ((16384, 8192), (16384, 2048)):
+        options = dict(method="mvue", axis=0, scale=1.0, dtype=jnp.bfloat16)
+        yield Pass(
+            "sparsify_24",
+            dict(rows=rows, columns=columns, method="mvue", axis=0),
+            lambda backend, options=options: lambda x: backend.sparsify_24(x, **options, key=jax.random.key(0)),
+            functools.partial(_operands, rows, columns, jnp.bfloat16),
+        )
+
+
+def tiles() -> Iterator[Pass]:
+    """Of weights, under a mask that is given, or chosen."""
+    for rows, columns in ((8192, 2048), (16384, 4096)):
+        draw = functools.partial(_operands, rows, columns, jnp.float32)
+        yield Pass(
+            "sparsify_24_tiles",
+            dict(rows=rows, columns=columns, mask="chosen"),
+            lambda backend: lambda w: backend.sparsify_24_tiles(w, None, dtype=jnp.bfloat16),
+            draw,
+        )
+        yield Pass(
+            "sparsify_24_tiles",
+            dict(rows=rows, columns=columns, mask="given"),
+            lambda backend: functools.partial(backend.sparsify_24_tiles, dtype=jnp.bfloat16),
+            lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw())),
+        )
+
+
+def passes() -> Iterator[Pass]:
+    """All others."""
+    yield from random_estimates()
+    yield from tiles()
+    for layers, neurons, dim in STACKED_LAYERS:
+        yield Pass(
+            "soft_threshold_24",
+            dict(rows=layers * neurons, columns=dim, layers=layers),
+            lambda backend: functools.partial(backend.soft_threshold_24, dtype=jnp.bfloat16),
+            lambda shape=(layers * neurons, dim), layers=layers: (
+                random_matrix(*shape, seed=1, dtype=jnp.float32),
+                jnp.linspace(1, 2, layers),
+            ),
+        )
+    for tokens, neurons in HIDDEN:
+        case = dict(rows=tokens, columns=neurons)
+        draw = functools.partial(_operands, tokens, neurons, jnp.bfloat16)
+        yield Pass("squared_relu_24", case, lambda backend: backend.squared_relu_24, draw)
+        yield Pass("squared_relu_gradients", case, _gradients, functools.partial(_hidden, tokens, neurons))
+    for tokens, neurons, v, m in VENOM:
+        case, options = dict(rows=tokens, columns=neurons, v=v, m=m), dict(v=v, m=m, columns="norm")
+        draw = functools.partial(_operands, tokens, neurons, jnp.bfloat16)
+        yield Pass(
+            "squared_relu_venom",
+            case,
+            lambda backend, options=options: functools.partial(backend.squared_relu_venom, **options),
+            draw,
+        )
+        yield Pass(
+            "sparsify_venom",
+            case,
+            lambda backend, options=options: functools.partial(backend.sparsify_venom, **options, dtype=jnp.bfloat16),
+            draw,
+        )
+        yield Pass(
+            "squared_relu_gradients", case, _gradients, functools.partial(_hidden, tokens, neurons, venom=(v, m))
+        )
+
+
+def _operands(rows: int, columns: int, dtype: Any) -> tuple[Array]:
+    return (random_matrix(rows, columns, seed=1, dtype=dtype),)
+
+
+def _hidden(tokens: int, neurons: int, venom: tuple[int, int] | None = None) -> tuple[Array, Sparse24 | SparseVenom]:
+    """A gradient of Y, condensed for a Venom one, and Y."""
+    h = random_matrix(tokens, neurons, seed=1)
+    if venom is None:
+        return random_matrix(tokens, neurons, seed=2), jax.jit(reference.squared_relu_24)(h)[0]
+    v, m = venom
+    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(h)
+    return random_matrix(tokens, 4 * neurons // m, seed=2), y
+
+
+def _gradients(backend: types.ModuleType) -> Callable[..., Any]:
+    """Without dH's metadata, which is that of Y."""
+
+    def compute(dy, y):
+        dh, dh_t, y_t = backend.squared_relu_gradients(dy, y)
+        return dh.values, dh_t, y_t
+
+    return compute
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second, read and written, of an elementwise pass over 268 MB."""
+    x = random_matrix(16384, 8192, seed=0)
+    return 2 * x.nbytes / median_ms(lambda x: x + 1, x) * 1e3
+
+
+def measure(one: Pass, bandwidth: float) -> dict[str, Any]:
+    """Milliseconds of the kernel and of XLA's program, and the kernel's share of `bandwidth` in bytes per second."""
+    operands, moved = one.draw(), one.moved()
+    ours = median_ms(one.compute(hopper), *operands)
+    xla = median_ms(one.compute(reference), *operands, iterations=5)
+    share = moved / ours * 1e3 / bandwidth
+    label = " ".join(f"{name} {value}" for name, value in one.case.items())
+    print(f"{one.op}, {label}: {ours:.4f} ms, {share:.0%} of copy; XLA {xla:.4f} ms", flush=True)
+    return {**one.case, "bytes": moved, "ms": ours, "xla_ms": xla, "share_of_copy_bandwidth": share}
+
+
+def main(_) -> None:
+    bandwidth = copy_bandwidth()
+    print(f"copy {bandwidth / 1e9:.0f} GB/s", flush=True)
+    sparsify_24 = [measure(one, bandwidth) for one in sparsifiers()]
+    others = [{"op": one.op, **measure(one, bandwidth)} for one in passes()]
+    write_results(OUTPUT.value, dict(copy_bandwidth=bandwidth, sparsify_24=sparsify_24, passes=others))
+
+
+if __name__ == "__main__":
+    app.run(main)

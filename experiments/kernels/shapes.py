@@ -1,0 +1,40 @@
+"""Shapes of the products that are benchmarked and tuned."""
+
+import dataclasses
+
+SHAPES_24 = [  # M, N, K
+    (8192, 8192, 8192),
+    (8192, 16384, 2048),
+    (2048, 16384, 8192),
+    (16384, 2048, 8192),
+    (16384, 16384, 4096),
+]
+SHAPES_VENOM = [(16384, 8192, 2048), (16384, 16384, 4096)]  # T, F, D
+VENOM_GROUPS = (8, 16, 32)
+VENOM_BLOCKS = (64, 128, 256)  # v
+
+FFN_SHAPES = [(t, f, d) for t in (8192, 16384) for f, d in ((8192, 2048), (16384, 4096))]
+UNTUNED_FFN_SHAPES = [(12288, 6144, 1536), (8192, 12288, 3072)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """T tokens in blocks of v, each of one of some clusters, which list `kept` of F neurons in runs."""
+
+    tokens: int
+    dim: int
+    neurons: int
+    kept: int
+    clusters: int
+    run: int
+    v: int
+
+
+GROUPED = [
+    Grouped(16384, 2048, 8192, 2048, clusters=4, run=2048, v=256),
+    Grouped(16384, 2048, 8192, 2048, clusters=16, run=256, v=256),
+    Grouped(16384, 2048, 8192, 2048, clusters=16, run=128, v=128),
+    Grouped(16384, 4096, 16384, 4096, clusters=4, run=4096, v=256),
+    Grouped(16384, 4096, 16384, 4096, clusters=16, run=256, v=256),
+    Grouped(16384, 4096, 16384, 4096, clusters=16, run=128, v=128),
+]

@@ -1,0 +1,79 @@
+"""What the kernel benchmarks share: kernel times, and random operands."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental.mosaic.gpu import profiler
+
+from experiments.kernels.shapes import Grouped
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+
+_VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
+
+
+def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
+    """Median time of all kernels that one call of the compiled function launches (CUPTI), in ms."""
+    compiled = jax.jit(function)
+    jax.block_until_ready(compiled(*args))
+    _, times = profiler.measure(compiled, iterations=iterations)(*args)
+    return statistics.median(times)
+
+
+def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:
+    """[rows, columns] of standard normal numbers."""
+    return jax.jit(lambda: jax.random.normal(jax.random.key(seed), (rows, columns), dtype))()
+
+
+def random_24(m: int, k: int, seed: int) -> Sparse24:
+    """Random values at random positions; m and k are multiples of 64."""
+
+    def draw():
+        keys = jax.random.split(jax.random.key(seed))
+        values = jax.random.normal(keys[0], (m, k // 2), jnp.bfloat16)
+        nibbles = jax.random.choice(keys[1], jnp.array(_VALID_NIBBLES, jnp.uint32), (m // 64, k // 64, 128, 8))
+        words = jnp.sum(nibbles << (4 * jnp.arange(8, dtype=jnp.uint32)), axis=-1, dtype=jnp.uint32)
+        return Sparse24(values, jax.lax.bitcast_convert_type(words, jnp.int32), (m, k))
+
+    return jax.jit(draw)()
+
+
+def random_venom(rows: int, k: int, v: int, m: int, seed: int) -> SparseVenom:
+    """Random values at random columns and positions; whole tiles."""
+    condensed = random_24(rows, 4 * k // m, seed)
+    return SparseVenom(condensed.values, condensed.metadata, random_columns(rows, k, v, m, seed + 1), (rows, k), v, m)
+
+
+def random_columns(rows: int, k: int, v: int, m: int, seed: int) -> Array:
+    """int32 [rows / v, 4 k / m]: four of each m columns for each v rows."""
+
+    def draw():
+        groups = k // m
+        order = jnp.argsort(jax.random.uniform(jax.random.key(seed), (rows // v, groups, m)), axis=-1)
+        columns = jnp.sort(order[..., :4], axis=-1) + m * jnp.arange(groups)[:, None]
+        return columns.reshape(rows // v, 4 * groups).astype(jnp.int32)
+
+    return jax.jit(draw)()
+
+
+def listed_runs(shape: Grouped, seed: int) -> Array:
+    """int32 [tokens / v, kept]: the columns of each block, blocks sorted by cluster, clusters of unequal size.
+
+    Clusters have a slice of their own if the runs are that long, else runs at random.
+    """
+    rng = np.random.default_rng(seed)
+    runs, listed = shape.neurons // shape.run, shape.kept // shape.run
+    if listed == 1:
+        lists = np.arange(shape.clusters)[:, None]
+    else:
+        lists = np.stack([np.sort(rng.permutation(runs)[:listed]) for _ in range(shape.clusters)])
+    share = np.linspace(1.5, 0.5, shape.clusters) / shape.clusters
+    blocks = shape.tokens // shape.v
+    starts = shape.run * lists[np.sort(rng.choice(shape.clusters, blocks, p=share))]
+    return jnp.asarray((starts[:, :, None] + np.arange(shape.run)).reshape(blocks, shape.kept), jnp.int32)

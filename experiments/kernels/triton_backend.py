@@ -1,0 +1,188 @@
+"""The Triton backend against cuBLAS and against a dense product of the same style, in one process.
+
+    python -m experiments.kernels.triton_backend --output=experiments/results/triton_h200.json
+
+The dense product is that of dense_gluon.py: the frame, the copies and the layouts of the sparse ones, with the
+dense `mma.sync`. On Hopper neither comes near what `wgmma` reaches, so there the first comparison tells what the
+sparse instruction is worth in this style, and the second what a user gets.
+
+With --tune, times the tilings on this GPU and records the best of each shape in sparse_lm/ops/triton/tuned.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton as triton_package
+from absl import app, flags
+
+from experiments.kernels.dense_gluon import dense_matmul
+from experiments.kernels.shapes import GROUPED, SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
+from experiments.kernels.timing import listed_runs, median_ms, random_24, random_matrix, random_venom
+from experiments.result_files import write_results
+from sparse_lm.ops import transposable_mask, triton
+from sparse_lm.ops.triton import device, tuning
+from sparse_lm.ops.triton.matmul_24 import CANDIDATES as CANDIDATES_24
+from sparse_lm.ops.triton.matmul_24 import choose_config as config_24
+from sparse_lm.ops.triton.matmul_venom import CANDIDATES as CANDIDATES_VENOM
+from sparse_lm.ops.triton.product import Tiling
+
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.")
+TUNE = flags.DEFINE_bool("tune", False, "Record the best tilings instead.")
+
+DENSE = [Tiling(128, 128, warps_m=2, warps_n=2, stages=3), Tiling(128, 256, warps_m=2, warps_n=4, stages=3)]
+_ITERATIONS = 9
+
+
+def best_ms(product: Callable, options: Sequence[dict[str, Any]], *operands: Any) -> tuple[float, dict[str, Any]]:
+    """The shortest time, and the options that it is of."""
+    times = [median_ms(functools.partial(product, **o), *operands, iterations=_ITERATIONS) for o in options]
+    return min(zip(times, options, strict=True), key=lambda pair: pair[0])
+
+
+def bench_matmul_24() -> list[dict]:
+    """2:4 products against cuBLAS and against the dense product of the same style."""
+    table = []
+    for m, n, k in SHAPES_24:
+        w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
+        cublas = median_ms(jnp.matmul, dense, b)
+        same_style, dense_options = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], dense, b)
+        config = config_24(m, n, k)
+        ours = median_ms(functools.partial(triton.matmul_24, config=config), w, b)
+        turned = functools.partial(triton.matmul_24, b_transposed=True, out_transposed=True)
+        row = dict(m=m, n=n, k=k, cublas_ms=cublas, dense_ms=same_style, matmul_24_ms=ours)
+        row["matmul_24_transposed_ms"] = median_ms(turned, w, jnp.array(b.T))
+        row["tiling"], row["dense_tiling"] = dataclasses.asdict(config), dataclasses.asdict(dense_options["tiling"])
+        row["speedup_over_same_style"], row["speedup_over_cublas"] = same_style / ours, cublas / ours
+        print(row, flush=True)
+        table.append(row)
+    return table
+
+
+def bench_matmul_venom() -> list[dict]:
+    """Products over the rows that blocks list, and of the rows that they list, likewise."""
+    table = []
+    for t, f, d in SHAPES_VENOM[:1]:
+        y, b = random_matrix(t, f, seed=2), random_matrix(f, d, seed=1)
+        w, x = random_24(f, d, seed=4), random_matrix(t, d, seed=3)
+        cublas = median_ms(jnp.matmul, y, b)
+        same_style, _ = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], y, b)
+        for v in VENOM_BLOCKS:
+            for m in VENOM_GROUPS:
+                a = random_venom(t, f, v, m, seed=0)
+                ours = median_ms(triton.matmul_venom, a, b)
+                row = dict(t=t, f=f, d=d, v=v, m=m, cublas_ms=cublas, dense_ms=same_style, matmul_venom_ms=ours)
+                row["speedup_over_same_style"], row["speedup_over_cublas"] = same_style / ours, cublas / ours
+                sampled = functools.partial(triton.sampled_matmul_24, v=v)
+                row["sampled_matmul_24_ms"] = median_ms(sampled, w, x, a.columns)
+                print(row, flush=True)
+                table.append(row)
+    return table
+
+
+def bench_scattered_matmul_24() -> list[dict]:
+    """Weight gradients of listed neurons, tables made of the lists included, and the same operations in one product."""
+    table = []
+    for shape in GROUPED[:3]:
+        columns, share = listed_runs(shape, seed=0), shape.tokens * shape.kept // shape.neurons
+        x, y = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.kept, shape.tokens, seed=5)
+        scattered = functools.partial(triton.scattered_matmul_24, v=shape.v, rows=shape.neurons, contiguous=shape.run)
+        row = dataclasses.asdict(shape)
+        row["scattered_matmul_24_ms"] = median_ms(scattered, y, x, columns)
+        row["matmul_24_ms"] = median_ms(triton.matmul_24, random_24(shape.neurons, share, seed=4), x[:share])
+        print(row, flush=True)
+        table.append(row)
+    return table
+
+
+def _selections() -> dict[str, tuple]:
+    """Passes over memory: of each a function and its operands."""
+    h, w = random_matrix(16384, 8192, seed=3), random_matrix(16384, 4096, seed=4, dtype=jnp.float32)
+    weights = dict(method="soft_threshold", scale=1.5, dtype=jnp.bfloat16)
+    draws = dict(method="mvue", axis=0, scale=1.0, dtype=h.dtype)
+    draw_24 = lambda x: triton.sparsify_24(x, **draws, key=jax.random.key(0))  # noqa: E731
+    draw_gradients = lambda dy, y: triton.squared_relu_gradients(dy, y, key=jax.random.key(0))  # noqa: E731
+    select_tiles = functools.partial(triton.sparsify_24_tiles, dtype=jnp.bfloat16)
+    y = triton.squared_relu_24(h)[0]
+    cases: dict[str, tuple] = {
+        "sparsify_24 of weights": (functools.partial(triton.sparsify_24, axis=-1, **weights), w),
+        "sparsify_24 of weights, transposed": (functools.partial(triton.sparsify_24, axis=0, **weights), w),
+        "sparsify_24 mvue, transposed": (draw_24, h),
+        "sparsify_24_tiles, mask given": (select_tiles, w, jax.jit(transposable_mask)(w)),
+        "sparsify_24_tiles, mask chosen": (lambda w: select_tiles(w, None), w),
+        "squared_relu_24": (triton.squared_relu_24, h),
+        "squared_relu_gradients": (triton.squared_relu_gradients, h, y),
+        "squared_relu_gradients mvue": (draw_gradients, h, y),
+    }
+    y, _ = triton.squared_relu_venom(h, 128, 16, columns="norm")
+    dy = random_matrix(16384, 2048, seed=5)
+    cases["squared_relu_gradients of 128:2:16"] = triton.squared_relu_gradients, dy, y
+    cases["squared_relu_gradients mvue of 128:2:16"] = draw_gradients, dy, y
+    for m in VENOM_GROUPS:
+        blocks = dict(v=128, m=m, columns="norm")
+        select = functools.partial(triton.sparsify_venom, dtype=h.dtype, **blocks)
+        cases[f"sparsify_venom 128:2:{m}"] = select, h
+        cases[f"squared_relu_venom 128:2:{m}"] = functools.partial(triton.squared_relu_venom, **blocks), h
+    return cases
+
+
+def bench_selections() -> list[dict]:
+    """Passes over memory: the share that their bytes, each moved once, take of a copy's bandwidth."""
+    h = random_matrix(16384, 8192, seed=3)
+    bandwidth = 2 * h.nbytes / median_ms(lambda x: x + 1, h)
+    table = []
+    for name, (function, *operands) in _selections().items():
+        ms = median_ms(function, *operands)
+        touched = jax.tree.leaves((operands, jax.eval_shape(function, *operands)))
+        moved = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in touched)
+        x = operands[0]
+        row = dict(name=name, shape=x.shape, dtype=str(x.dtype), ms=ms, share_of_copy=moved / ms / bandwidth)
+        print(row, flush=True)
+        table.append(row)
+    return table
+
+
+def tune() -> None:
+    """Records the fastest of the candidates that fit into this GPU's shared memory, by kernel and shape."""
+    fits = device.shared_bytes(device.compute_capability())
+    entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}}
+    configs = [dict(config=config) for config in CANDIDATES_24 if config.shared_bytes <= fits]
+    for m, n, k in SHAPES_24:
+        ms, best = best_ms(triton.matmul_24, configs, random_24(m, k, seed=0), random_matrix(k, n, seed=1))
+        print(f"matmul_24 {m} x {n} x {k}: {ms:.4f} ms, {best}", flush=True)
+        entries["matmul_24"][f"{m}x{n}x{k}"] = dataclasses.asdict(best["config"])
+    configs = [dict(config=config) for config in CANDIDATES_VENOM if config.shared_bytes <= fits]
+    for t, f, d in SHAPES_VENOM[:1]:
+        b = random_matrix(f, d, seed=1)
+        for v in VENOM_BLOCKS:
+            for m in VENOM_GROUPS:
+                whole = [o for o in configs if v % o["config"].tile_m == 0]
+                ms, best = best_ms(triton.matmul_venom, whole, random_venom(t, f, v, m, seed=0), b)
+                print(f"matmul_venom {v}:2:{m}: {ms:.4f} ms, {best}", flush=True)
+                entries["matmul_venom"][f"{t}x{d}x{f}x{v}x{m}"] = dataclasses.asdict(best["config"])
+    tuned = json.loads(tuning.PATH.read_text())
+    tuned[jax.devices()[0].device_kind] = entries
+    tuning.PATH.write_text(json.dumps(tuned, indent=1) + "\n")
+
+
+def main(_) -> None:
+    if TUNE.value:
+        tune()
+    elif not OUTPUT.value:
+        raise app.UsageError("--output must name a JSON file, unless --tune is given")
+    else:
+        tables: dict[str, Any] = dict(triton=triton_package.__version__)
+        for bench in (bench_selections, bench_matmul_24, bench_scattered_matmul_24, bench_matmul_venom):
+            tables[bench.__name__.removeprefix("bench_")] = bench()
+            write_results(OUTPUT.value, tables)
+
+
+if __name__ == "__main__":
+    app.run(main)

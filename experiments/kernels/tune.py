@@ -1,0 +1,162 @@
+"""Times the products' configurations on this GPU and records the best of each shape in tuned.json.
+
+    python -m experiments.kernels.tune
+
+With --report, times them on shapes that are not tuned instead, and writes how near to the best the heuristic comes:
+
+    python -m experiments.kernels.tune --report=experiments/results/heuristics_h100.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from absl import app, flags
+from jax import Array
+
+from experiments.kernels.shapes import FFN_SHAPES, SHAPES_24, UNTUNED_FFN_SHAPES
+from experiments.kernels.timing import median_ms, random_24, random_columns, random_matrix
+from experiments.result_files import write_results
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.hopper.frame import tuning
+from sparse_lm.ops.hopper.products import matmul_24, matmul_venom
+from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
+from sparse_lm.ops.hopper.products.matmul_24 import heuristic_config as heuristic_24
+from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
+from sparse_lm.ops.hopper.products.matmul_venom import heuristic_config as heuristic_venom
+from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigRows
+from sparse_lm.ops.hopper.products.sampled_rows_24 import heuristic_config as heuristic_rows
+from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
+
+REPORT = flags.DEFINE_string("report", None, "JSON file: compare the heuristics, tune nothing.")
+
+_ITERATIONS = 7
+_LARGEST = 16384  # size of an operand
+
+CANDIDATES_24 = [Config24(256, 192), Config24(128, 256, raster_width=16)]
+CANDIDATES_VENOM = {  # by v
+    128: [ConfigVenom(128, 256, raster_width=2), ConfigVenom(128, 256, raster_width=4)],
+    256: [ConfigVenom(256, 128, raster_width=4), ConfigVenom(256, 128, stages=5), ConfigVenom(256, 192)],
+}
+CANDIDATES_ROWS = [ConfigRows(256, 128, stages=5, raster_width=4), ConfigRows(256, 128, stages=5, raster_width=8)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product of one shape, the configurations it can have, and the heuristic's."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    function: Callable
+    operands: tuple
+    candidates: Sequence[Any]
+    heuristic: Any
+
+    def times(self) -> dict[Any, float]:
+        """Milliseconds of every candidate, and of the heuristic's configuration."""
+        configs = dict.fromkeys([*self.candidates, self.heuristic])
+        for config in configs:
+            function = functools.partial(self.function, config=config)
+            configs[config] = median_ms(function, *self.operands, iterations=_ITERATIONS)
+        return configs
+
+
+def case_24(m: int, n: int, k: int) -> Case:
+    """2:4 [M, K] x [K, N]."""
+    return Case("matmul_24", (m, n, k), matmul_24, (sparse(m, k), dense(k, n)), CANDIDATES_24, heuristic_24(m, n, k))
+
+
+def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
+    """V:2:M [T, F] x [F, D]."""
+    condensed = sparse(t, 4 * f // m)
+    columns = random_columns(t, f, v, m, seed=2)
+    a = SparseVenom(condensed.values, condensed.metadata, columns, (t, f), v, m)
+    candidates, heuristic = CANDIDATES_VENOM[v], heuristic_venom(t, d, 4 * f // m, v)
+    return Case("matmul_venom", (t, d, f, v, m), matmul_venom, (a, dense(f, d)), candidates, heuristic)
+
+
+def case_rows(t: int, f: int, d: int, v: int, m: int) -> Case:
+    """[T, D] x the rows of a 2:4 [F, D] that each v tokens list: 4 F / m of them."""
+    operands = sparse(f, d), dense(t, d), random_columns(t, f, v, m, seed=2)
+    product = functools.partial(sampled_rows_24, v=v)
+    return Case("sampled_rows_24", (t, 4 * f // m, d, v), product, operands, CANDIDATES_ROWS, heuristic_rows(v))
+
+
+def ffn_cases(t: int, f: int, d: int) -> Iterator[Case]:
+    """Of every product of an FFN of T tokens, F neurons and width D: which operand is 2:4 depends on the recipe."""
+    yield case_24(f, t, d)
+    yield case_24(t, d, f)
+    yield case_24(f, d, t)
+    for m in (8, 16):
+        yield case_venom(t, f, d, 128, m)
+        yield case_rows(t, f, d, 128, m)
+    yield case_venom(t, f, d, 256, 16)
+
+
+@functools.cache
+def _random_matrix() -> Array:
+    return random_matrix(_LARGEST, _LARGEST, seed=0)
+
+
+@functools.cache
+def _random_24() -> Sparse24:
+    return random_24(_LARGEST, _LARGEST, seed=1)
+
+
+def dense(rows: int, width: int) -> Array:
+    """A part of one random matrix, which all cases share."""
+    return _random_matrix()[:rows, :width]
+
+
+def sparse(rows: int, width: int) -> Sparse24:
+    """A part of one random 2:4 matrix, in whole tiles."""
+    whole = _random_24()
+    metadata = whole.metadata[: rows // 64, : width // 64]
+    return Sparse24(whole.values[:rows, : width // 2], metadata, (rows, width))
+
+
+def tune() -> None:
+    """Records the fastest candidate of each shape in tuned.json."""
+    shapes_24 = (case_24(*shape) for shape in SHAPES_24)
+    cases = itertools.chain(shapes_24, *(ffn_cases(*shape) for shape in FFN_SHAPES))
+    entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}, "sampled_rows_24": {}}
+    for case in cases:
+        shape = "x".join(map(str, case.shape))
+        if shape in entries[case.kernel]:
+            continue
+        times = case.times()
+        best = min(times, key=times.get)
+        print(f"{case.kernel} {shape}: {times[best]:.4f} ms, heuristic {times[case.heuristic]:.4f}: {best}", flush=True)
+        entries[case.kernel][shape] = dataclasses.asdict(best)
+    tuned = json.loads(tuning.PATH.read_text())
+    tuned[jax.devices()[0].device_kind] = entries
+    tuning.PATH.write_text(json.dumps(tuned, indent=1) + "\n")
+
+
+def report(path: str) -> None:
+    """Writes how near the heuristic comes to the fastest candidate, on shapes that are not tuned."""
+    rows = []
+    for case in itertools.chain(*(ffn_cases(*shape) for shape in UNTUNED_FFN_SHAPES)):
+        times = case.times()
+        heuristic, best = times[case.heuristic], min(times.values())
+        row = dict(kernel=case.kernel, shape=case.shape, heuristic_ms=heuristic, best_ms=best, ratio=heuristic / best)
+        print(f"{case.kernel} {case.shape}: heuristic {heuristic:.4f} ms, {row['ratio']:.3f} of the best", flush=True)
+        rows.append(row)
+    write_results(path, dict(untuned=rows, worst=max(row["ratio"] for row in rows)))
+
+
+def main(_) -> None:
+    if REPORT.value:
+        report(REPORT.value)
+    else:
+        tune()
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,117 @@
+"""Whether a mesh trains what one device trains: every recipe on 8 simulated CPU devices, 20 steps, both flips.
+
+    python -m experiments.quality.mesh_equality --output=experiments/results/mesh_equality_cpu.json
+
+One device takes the parts of a step as microbatches one after the other; a mesh has them side by side. What
+is written is the largest difference between their losses, relative to the loss, in the dense steps, the
+sparse ones and the dense ones that follow. Where only sequences are split (8x1x1, 1x8x1) it is rounding,
+and near ties between neurons that rounding decides.
+With heads and neurons split as well (2x2x2) sums have another order, so that a near tie between weights or
+neurons may be decided otherwise; random 2:4 (fst, sste) draws other numbers, runs of neurons (run_sets) and
+the busiest neurons (act24) are chosen within the neurons of each device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true"
+)
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from absl import app, flags
+
+from experiments.result_files import write_results
+from sparse_lm import config as config_lib
+from sparse_lm.config import Config
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.transitions import make_transitions, needs_refresh
+
+RECIPES = {
+    "dense": dict(recipe="dense"),
+    "fst": dict(recipe="fst"),
+    "sste": dict(recipe="sste"),
+    "act24": dict(recipe="act24"),
+    "venom_magnitude": dict(recipe="venom", selection="magnitude"),
+    "venom_cluster_sets": dict(recipe="venom", selection="cluster_sets"),
+    "venom_run_sets": dict(recipe="venom", selection="cluster_sets", neuron_run=8),
+    "venom_slices": dict(recipe="venom", selection="slices", clusters=2),
+    "venom_slices_following": dict(recipe="venom", selection="slices", clusters=2, centres="tokens", dense_layers=1),
+}
+MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
+START, END, STEPS = 6, 13, 20
+
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+
+
+def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> Config:
+    config = config_lib.default()
+    config.update(steps=STEPS, batch_size=16, microbatches=microbatches, seq_len=32, log_every=1)
+    config.model.update(dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=512, vocab_size=320, dtype="float32")
+    config.model.loss_chunk = 64
+    config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
+    config.sparsity.update(start_step=START, end_step=END, refresh_every=2, v=16, m=8, clusters=4)
+    config.sparsity.update(RECIPES[recipe])
+    config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)))
+    return config_lib.parse(config)
+
+
+def losses(config: Config) -> np.ndarray:
+    """Of each step, f64[STEPS]."""
+    trainer = make_trainer(config)
+    transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+    place = trainer.layout.place_batch if trainer.layout else jax.device_put
+    state, trace = trainer.init(), []
+    for step in range(STEPS):
+        windows = place(_windows(config, step))
+        phase = config.phase(step)
+        if step == START and phase == "sparse":
+            state = transitions.enter_sparse(state, windows)
+            if trainer.plan.weights == "transposable":
+                state = dataclasses.replace(state, mask_decay=np.float32(1e-4))
+        elif step == END and trainer.plan.operands:
+            state = transitions.leave_sparse(state)
+        elif needs_refresh(config, step):
+            state, _ = transitions.refresh(state, windows)
+        state, metrics = trainer.step(phase)(state, windows)
+        trace.append(float(metrics["loss"]))
+    return np.array(trace)
+
+
+def _windows(config: Config, step: int) -> np.ndarray:
+    """int32[B, S + 1]: each token follows from the one before, nine times in ten."""
+    rng = np.random.default_rng(step)
+    shape = config.batch_size, config.seq_len + 1
+    tokens = rng.integers(config.model.vocab_size, size=shape, dtype=np.int32)
+    for i in range(config.seq_len):
+        follows = rng.random(config.batch_size) < 0.9
+        tokens[:, i + 1] = np.where(follows, (tokens[:, i] * 7 + 3) % config.model.vocab_size, tokens[:, i + 1])
+    return tokens
+
+
+def main(_: Sequence[str]) -> None:
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    alone: dict[tuple[str, int], np.ndarray] = {}
+    for recipe in RECIPES:
+        for mesh in MESHES:
+            parts = mesh[0] * mesh[1]
+            if (recipe, parts) not in alone:
+                alone[recipe, parts] = losses(make_config(recipe, (1, 1, 1), parts))
+            expected = alone[recipe, parts]
+            difference = np.abs(losses(make_config(recipe, mesh, 1)) / expected - 1)
+            phases = dict(before=difference[:START], sparse=difference[START:END], after=difference[END:])
+            row = {phase: float(values.max()) for phase, values in phases.items()}
+            row["first_sparse_step"] = float(difference[START])
+            table.setdefault(recipe, {})["x".join(map(str, mesh))] = row
+            print(recipe, mesh, row, flush=True)
+            write_results(OUTPUT.value, dict(steps=STEPS, sparse=(START, END), relative_difference_of_losses=table))
+
+
+if __name__ == "__main__":
+    app.run(main)
