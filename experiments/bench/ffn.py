@@ -1,17 +1,19 @@
-"""One FFN by recipe against the dense one, in one process: forward, and forward with backward.
+"""Times one FFN by recipe against the dense one, in one process: forward, and forward with backward.
 
-    python -m experiments.bench.ffn --output=experiments/results/ffn_h100.json
+    python -m experiments.bench.ffn --output=experiments/results/ffn_h200.json
+    python -m experiments.bench.ffn --recipes='slices 2:16' --imbalance=1,1.76 --output=...
 
-Kernel times, everything that a layer does included: weights to their sparse forms, routing,
-permutation, selection. The random order of the tokens, which all layers of a step share, is given.
+Kernel times, everything that a layer does included: weights to their sparse forms, routing, dispatch, selection. The
+random order of the tokens, which all layers of a step share, is given. `--imbalance` is what the busiest expert has of
+an even share: 0.28 to 0.44 of the tokens in trained models with 4 experts are 1.12 to 1.76.
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import functools
+import itertools
 import re
 import statistics
 from collections.abc import Callable, Mapping
@@ -25,57 +27,29 @@ from jax.experimental.mosaic.gpu import profiler
 
 from experiments.kernels.timing import random_matrix
 from experiments.result_files import write_results
-from sparse_lm import ops
-from sparse_lm.ops import backends, routing
-from sparse_lm.ops.ffn import feed_forward
-from sparse_lm.ops.ffn_weights import FfnVariables, prepare_weights
-from sparse_lm.ops.plan import DENSE, DH_MVUE, RECIPES, Y_MVUE, GemmPlan
+from sparse_lm.ops import backends
+from sparse_lm.recipes import DENSE, Act24, Fst, Recipe, Slices, SSte, Venom
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 TOKENS = flags.DEFINE_list("tokens", ["8192", "16384", "32768", "65536"], "Tokens, T.")
 SHAPES = flags.DEFINE_list("shapes", ["2048x8192", "4096x16384"], "Model width x neurons.")
-ONLY = flags.DEFINE_list("plans", [], "Names of plans; all by default (';' stands for a comma).")
+ONLY = flags.DEFINE_list("recipes", [], "Names of recipes, beside dense; all by default.")
+IMBALANCE = flags.DEFINE_list("imbalance", ["1"], "Tokens of the busiest expert, in even shares.")
 
-_VENOM = functools.partial(dataclasses.replace, RECIPES["venom"])
-PLANS: dict[str, GemmPlan] = {
-    "act24": RECIPES["act24"],
-    "fst": RECIPES["fst"],
-    "sste": RECIPES["sste"],
-    "magnitude 128:2:8": _VENOM(selection="magnitude", v=128, m=8),
-    "magnitude 128:2:16": _VENOM(selection="magnitude", v=128, m=16),
-    "magnitude 256:2:16": _VENOM(selection="magnitude", v=256, m=16),
-    "sets 2:16, 64 clusters": _VENOM(selection="cluster_sets", v=128, m=16, clusters=64),
-    "sets of runs 2:16, 64 clusters": _VENOM(selection="cluster_sets", v=128, m=16, clusters=64, neuron_run=128),
-    "sets of runs 2:8, 16 clusters": _VENOM(selection="cluster_sets", v=256, m=8, clusters=16, neuron_run=256),
-    "sets of runs 2:16, 16 clusters": _VENOM(selection="cluster_sets", v=256, m=16, clusters=16, neuron_run=256),
-    "slices 2:8": _VENOM(selection="slices", v=256, m=8, clusters=2),
-    "slices 2:16": _VENOM(selection="slices", v=256, m=16, clusters=4),
-    "slices 2:16, mvue": _VENOM(selection="slices", v=256, m=16, clusters=4, grad_up=DH_MVUE, grad_down=Y_MVUE),
+RECIPES: dict[str, Recipe] = {
+    "act24": Act24(),
+    "fst": Fst(),
+    "sste": SSte(),
+    "venom 128:2:8": Venom(v=128, m=8),
+    "venom 128:2:16": Venom(v=128, m=16),
+    "venom 256:2:16": Venom(v=256, m=16),
+    "slices 2:8": Slices(m=8),
+    "slices 2:16": Slices(),
 }
 
 
-def random_variables(plan: GemmPlan, dim: int, neurons: int) -> FfnVariables:
-    """Centres that random tokens share out evenly, and random sets and masks."""
-    if plan.weights == "transposable":
-        masks = (jax.jit(ops.transposable_mask)(random_matrix(neurons, dim, seed=seed)) for seed in (8, 9))
-        return FfnVariables(mask_up=next(masks), mask_down=next(masks))
-    if not plan.venom:
-        return FfnVariables(scale_up=jnp.float32(1.4), scale_down=jnp.float32(1.4))
-    keys = jax.random.split(jax.random.key(1))
-    energy = jax.random.uniform(keys[0], (plan.clusters, neurons))
-    columns = None
-    if plan.selection == "slices":
-        columns = routing.slice_sets(neurons, plan.clusters)
-    elif plan.selection == "cluster_sets" and plan.neuron_run > 1:
-        columns = routing.run_sets(energy, plan.m, plan.neuron_run)
-    elif plan.selection == "cluster_sets":
-        columns = routing.neuron_sets(energy, plan.m)
-    centroids = jax.random.normal(keys[1], (plan.clusters, dim))
-    return FfnVariables(jnp.float32(1.4), jnp.float32(1.4), centroids=centroids, columns=columns)
-
-
 class Operands(NamedTuple):
-    """Of one FFN, whatever its plan."""
+    """What one FFN reads, whatever its recipe."""
 
     x: Array
     w1: Array
@@ -86,7 +60,7 @@ class Operands(NamedTuple):
 
 
 def random_operands(tokens: int, dim: int, neurons: int) -> Operands:
-    """Normal inputs and gradients in bfloat16; float32 weights of the size that training starts with."""
+    """Draws normal inputs and gradients in bfloat16; float32 weights of the size that training starts with."""
     w1, w2 = random_matrix(neurons, dim, 4, jnp.float32), random_matrix(neurons, dim, 5, jnp.float32)
     return Operands(
         x=random_matrix(tokens, dim, seed=2),
@@ -98,68 +72,87 @@ def random_operands(tokens: int, dim: int, neurons: int) -> Operands:
     )
 
 
-def forward(plan: GemmPlan, operands: Operands, variables: FfnVariables) -> Array:
-    """The output [T, D]."""
-    return _ffn(plan, operands, variables)(operands.x, operands.w1, operands.w2)
+def sparse_phase(recipe: Recipe, operands: Operands, imbalance: float) -> tuple[Operands, Any]:
+    """Enters the sparse phase; tokens are moved towards random centroids, more of them towards the first.
+
+    Returns:
+      The operands and the recipe's state.
+    """
+    state, _ = jax.jit(recipe.enter)(operands.w1, operands.w2, operands.x[:4096])
+    if "centroids" not in getattr(state, "_fields", ()):
+        return operands, state
+    experts, dim = state.centroids.shape
+    centroids = jax.random.normal(jax.random.key(1), (experts, dim))
+    busiest = imbalance / experts
+    loads = jnp.full(experts, (1 - busiest) / (experts - 1)).at[0].set(busiest)
+    expert = jax.random.choice(jax.random.key(8), experts, operands.x.shape[:1], p=loads)
+    towards = centroids / jnp.linalg.norm(centroids, axis=-1, keepdims=True)
+    x = operands.x + 10 * towards[expert].astype(operands.x.dtype)  # ten deviations along the centroid
+    return operands._replace(x=x), state._replace(centroids=centroids)
 
 
-def both(plan: GemmPlan, operands: Operands, variables: FfnVariables) -> tuple[Array, ...]:
-    """The output, and the gradients of x and of the weights."""
-    o, vjp = jax.vjp(_ffn(plan, operands, variables), operands.x, operands.w1, operands.w2)
+def forward(recipe: Recipe, operands: Operands, state: Any) -> Array:
+    """Computes the output [T, D]."""
+    return _ffn(recipe, operands, state)(operands.x, operands.w1, operands.w2)
+
+
+def both(recipe: Recipe, operands: Operands, state: Any) -> tuple[Array, ...]:
+    """Computes the output, and the gradients of x and of the weights."""
+    o, vjp = jax.vjp(_ffn(recipe, operands, state), operands.x, operands.w1, operands.w2)
     return o, *vjp(operands.do)
 
 
-def _ffn(plan: GemmPlan, operands: Operands, variables: FfnVariables) -> Callable[[Array, Array, Array], Array]:
-    """As a function of what has gradients; the sparse forms of the weights are made once, as in a step."""
-    weights = None
-    if plan.weights != "full":
-        of_one_layer = jax.tree.map(lambda a: a[None], (operands.w1, operands.w2, variables))
-        weights = prepare_weights(*of_one_layer, plan=plan, dtype=operands.x.dtype)
-    key, order = operands.key, operands.order
-    return lambda x, w1, w2: feed_forward(x, w1, w2, variables, key, order, weights, plan=plan)[0]
+def _ffn(recipe: Recipe, operands: Operands, state: Any) -> Callable[[Array, Array, Array], Array]:
+    """Returns the FFN as a function of what has gradients; weights are prepared once, as in a step."""
+    of_all_layers = jax.tree.map(lambda a: a[None], (operands.w1, operands.w2, state))
+    weights = recipe.prepare(*of_all_layers, operands.x.dtype)
+    order = operands.order if recipe.takes_order else None
+    return lambda x, w1, w2: recipe.ffn(x, w1, w2, state, key=operands.key, order=order, weights=weights)[0]
 
 
 class Ffn(NamedTuple):
-    """A plan's FFN, lowered."""
+    """A recipe's FFN, lowered."""
 
-    variables: FfnVariables
+    operands: Operands
+    state: Any
     forward: jax.stages.Lowered
     both: jax.stages.Lowered
     reference_ops: list[str]  # that no kernel runs
 
 
-def lower(plan: GemmPlan, operands: Operands) -> Ffn:
-    """A plan's FFN for operands of these shapes, traced and not yet compiled."""
-    neurons, dim = operands.w1.shape
-    variables = random_variables(plan, dim, neurons)
+def lower(recipe: Recipe, operands: Operands, imbalance: float = 1.0) -> Ffn:
+    """Traces a recipe's FFN for operands of these shapes; nothing is compiled yet."""
+    operands, state = sparse_phase(recipe, operands, imbalance)
     with backends.record() as used:
-        lowered = [jax.jit(functools.partial(part, plan)).lower(operands, variables) for part in (forward, both)]
-    return Ffn(variables, *lowered, sorted(op for op, names in used.items() if "reference" in names))
+        lowered = [jax.jit(functools.partial(part, recipe)).lower(operands, state) for part in (forward, both)]
+    return Ffn(operands, state, *lowered, sorted(op for op, names in used.items() if "reference" in names))
 
 
-def bench(plans: Mapping[str, GemmPlan], tokens: int, dim: int, neurons: int) -> dict[str, dict[str, Any]]:
-    """Times of one FFN by plan, and of the kernels of its forward and backward by name.
+def bench(
+    recipes: Mapping[str, Recipe], tokens: int, dim: int, neurons: int, imbalance: float
+) -> dict[str, dict[str, Any]]:
+    """Times one FFN by recipe, and the kernels of its forward and backward by name.
 
     All compile side by side, but for the first: XLA times candidates for products, which the others share with it.
     """
     operands = random_operands(tokens, dim, neurons)
     ffns, compiling = {}, {}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for name, plan in plans.items():
-            ffn = ffns[name] = lower(plan, operands)
+        for name, recipe in recipes.items():
+            ffn = ffns[name] = lower(recipe, operands, imbalance)
             compiling[name] = [pool.submit(part.compile) for part in (ffn.forward, ffn.both)]
             if len(ffns) == 1:
                 concurrent.futures.wait(compiling[name])
     rows = {}
     for name, ffn in ffns.items():
         steps = [future.result() for future in compiling[name]]
-        (forward_ms, _), (both_ms, kernels) = (time_by_kernel(step, operands, ffn.variables) for step in steps)
+        (forward_ms, _), (both_ms, kernels) = (time_by_kernel(step, ffn.operands, ffn.state) for step in steps)
         rows[name] = dict(forward_ms=forward_ms, both_ms=both_ms, reference_ops=ffn.reference_ops, kernels=kernels)
     return rows
 
 
 def time_by_kernel(compiled: jax.stages.Compiled, *operands: Any) -> tuple[float, dict[str, float]]:
-    """Median milliseconds of all kernels, and by kernel name, numbers and what takes under 1 us left out."""
+    """Returns median milliseconds of all kernels, and by kernel name, without numbers and what takes under 1 us."""
     _, runs = profiler.measure(compiled, iterations=15, aggregate=False)(*operands)
     total = statistics.median(sum(ms for _, ms in run) for run in runs)
     by_name: dict[str, list[float]] = collections.defaultdict(lambda: [0.0] * len(runs))
@@ -173,26 +166,25 @@ def time_by_kernel(compiled: jax.stages.Compiled, *operands: Any) -> tuple[float
 
 def main(_) -> None:
     table = []
-    only = [name.replace(";", ",") for name in ONLY.value] or list(PLANS)
-    if unknown := set(only) - {"dense", *PLANS}:
-        raise app.UsageError(f"--plans: {sorted(unknown)} must be among {list(PLANS)}")
-    plans = {"dense": DENSE} | {name: plan for name, plan in PLANS.items() if name in only}
-    for shape in SHAPES.value:
+    if unknown := set(ONLY.value) - {"dense", *RECIPES}:
+        raise app.UsageError(f"--recipes: {sorted(unknown)} must be among {list(RECIPES)}")
+    recipes = {"dense": DENSE} | {name: recipe for name, recipe in RECIPES.items() if name in (ONLY.value or RECIPES)}
+    cases = itertools.product(SHAPES.value, map(int, TOKENS.value), map(float, IMBALANCE.value))
+    for shape, tokens, imbalance in cases:
         dim, neurons = map(int, shape.split("x"))
-        for tokens in map(int, TOKENS.value):
-            print(f"T={tokens} D={dim} F={neurons}", flush=True)
-            rows = bench(plans, tokens, dim, neurons)
-            for name, row in rows.items():
-                for part in ("forward", "both") if name != "dense" else ():
-                    row[f"{part}_speedup"] = rows["dense"][f"{part}_ms"] / row[f"{part}_ms"]
-                table.append(dict(plan=name, tokens=tokens, dim=dim, neurons=neurons, **row))
-                print(
-                    f"  {name:<32} forward {row['forward_ms']:.3f} ms x{row.get('forward_speedup', 1):.2f}, "
-                    f"with backward {row['both_ms']:.3f} ms x{row.get('both_speedup', 1):.2f} "
-                    f"{row['reference_ops'] or ''}",
-                    flush=True,
-                )
-            write_results(OUTPUT.value, dict(ffn=table))
+        print(f"T={tokens} D={dim} F={neurons} imbalance={imbalance:g}", flush=True)
+        rows = bench(recipes, tokens, dim, neurons, imbalance)
+        for name, row in rows.items():
+            for part in ("forward", "both") if name != "dense" else ():
+                row[f"{part}_speedup"] = rows["dense"][f"{part}_ms"] / row[f"{part}_ms"]
+            table.append(dict(recipe=name, tokens=tokens, dim=dim, neurons=neurons, imbalance=imbalance, **row))
+            print(
+                f"  {name:<16} forward {row['forward_ms']:.3f} ms x{row.get('forward_speedup', 1):.2f}, "
+                f"with backward {row['both_ms']:.3f} ms x{row.get('both_speedup', 1):.2f} "
+                f"{row['reference_ops'] or ''}",
+                flush=True,
+            )
+        write_results(OUTPUT.value, dict(ffn=table))
 
 
 if __name__ == "__main__":
