@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from absl import app, flags
 from jax import Array
 from jax.experimental.mosaic.gpu import profiler
+from jax.typing import DTypeLike
 
 from experiments.kernels.timing import random_matrix
 from experiments.result_files import write_results
@@ -59,16 +60,16 @@ class Operands(NamedTuple):
     do: Array  # gradient of the output
 
 
-def random_operands(tokens: int, dim: int, neurons: int) -> Operands:
-    """Draws normal inputs and gradients in bfloat16; float32 weights of the size that training starts with."""
+def random_operands(tokens: int, dim: int, neurons: int, dtype: DTypeLike = jnp.bfloat16) -> Operands:
+    """Draws normal inputs and gradients; float32 weights of the size that training starts with."""
     w1, w2 = random_matrix(neurons, dim, 4, jnp.float32), random_matrix(neurons, dim, 5, jnp.float32)
     return Operands(
-        x=random_matrix(tokens, dim, seed=2),
+        x=random_matrix(tokens, dim, 2, dtype),
         w1=w1 / dim**0.5,
         w2=w2 / neurons**0.5,
         key=jax.random.key(7),
         order=jax.random.permutation(jax.random.key(6), tokens),
-        do=random_matrix(tokens, dim, seed=3),
+        do=random_matrix(tokens, dim, 3, dtype),
     )
 
 
