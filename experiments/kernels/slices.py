@@ -25,7 +25,9 @@ def ungrouped_ms(tokens: int, dim: int, neurons: int, kept: int) -> dict[str, fl
     x, share = random_matrix(tokens, dim, seed=1), tokens * kept // neurons
     return dict(
         sampled=median_ms(
-            lambda w, x: hopper.matmul_24(w, x, b_transposed=True, out_transposed=True), random_24(kept, dim, seed=0), x
+            functools.partial(hopper.matmul_24, out_transposed=True),
+            random_24(kept, dim, seed=0),
+            random_matrix(dim, tokens, seed=6),
         ),
         venom=median_ms(hopper.matmul_24, random_24(tokens, kept, seed=2), random_matrix(kept, dim, seed=3)),
         scattered=median_ms(hopper.matmul_24, random_24(neurons, share, seed=4), x[:share]),

@@ -15,50 +15,30 @@ def matmul_24(
     w: Sparse24,
     b: Array,
     *,
-    b_transposed: bool = False,
     out_transposed: bool = False,
     out_dtype: DTypeLike | None = None,
-    total: Array | None = None,
     implementation: str | None = None,
 ) -> Array:
-    """w @ b, or total + w @ b.
+    """Computes w @ b.
 
     Args:
       w: 2:4 matrix [M, K], float.
-      b: [K, N], or [N, K] if `b_transposed`, in the dtype of w. Kernels take bfloat16 and float16, and refuse others
-        and mixed ones; the reference takes any.
-      b_transposed: b's contracted dimension is its last.
-      out_transposed: give the result as [N, M]. Neither transposition costs a pass over memory.
-      out_dtype: of the result; that of b by default, float32 with a total.
-      total: float32, in the shape of the result: what the product is added to before it is rounded or written to
-        memory. The sum takes the total's place where that is donated or nothing else reads it, else that of a
-        copy. Nothing is added by default, and training adds nothing.
+      b: [K, N] in the dtype of w. Kernels take bfloat16 and float16, and refuse others and mixed ones; the reference
+        takes any.
+      out_transposed: give the result as [N, M], without another pass over memory.
+      out_dtype: of the result; that of b by default.
       implementation: backend that must run this; the best one by default.
 
     Returns:
       [M, N] or [N, M].
 
     Raises:
-      ValueError: shapes do not match, an operand is empty, or the total is not float32.
+      ValueError: shapes do not match, or an operand is empty.
       NotImplementedError: the named backend cannot run this.
     """
-    if b_transposed:
-        _check_contraction("w", w.shape, "b^T", b.shape[::-1])
-    else:
-        _check_contraction("w", w.shape, "b", b.shape)
-    if total is not None:
-        shape = w.shape[0], b.shape[0 if b_transposed else 1]
-        _check_total(total, shape[::-1] if out_transposed else shape, out_dtype)
-        out_dtype = total.dtype
+    _check_contraction("w", w.shape, "b", b.shape)
     return backends.dispatch(
-        "matmul_24",
-        implementation,
-        w,
-        b,
-        b_transposed=b_transposed,
-        out_transposed=out_transposed,
-        out_dtype=out_dtype or b.dtype,
-        total=total,
+        "matmul_24", implementation, w, b, out_transposed=out_transposed, out_dtype=out_dtype or b.dtype
     )
 
 
@@ -209,11 +189,3 @@ def _check_contraction(left: str, left_shape: tuple[int, ...], right: str, right
         raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} cannot be multiplied")
     if 0 in (*left_shape, *right_shape):
         raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} must not be empty")
-
-
-def _check_total(total: Array, shape: tuple[int, int], out_dtype: DTypeLike | None) -> None:
-    if total.shape != shape:
-        raise ValueError(f"total {list(total.shape)} must have the shape of the product, {list(shape)}")
-    for name, dtype in (("total", total.dtype), ("out_dtype", out_dtype)):
-        if dtype is not None and dtype != jnp.float32:
-            raise ValueError(f"{name} = {jnp.dtype(dtype)} must be float32, in which products are accumulated")

@@ -105,19 +105,11 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     return HiddenGradients(dh, transpose(dh), transpose(y))
 
 
-def matmul_24(
-    w: Sparse24,
-    b: Array,
-    *,
-    b_transposed: bool = False,
-    out_transposed: bool = False,
-    out_dtype: DTypeLike,
-    total: Array | None = None,
-) -> Array:
+def matmul_24(w: Sparse24, b: Array, *, out_transposed: bool = False, out_dtype: DTypeLike) -> Array:
     """See `sparse_lm.ops.matmul_24`."""
-    out = _dot(w.to_dense(), b.T if b_transposed else b).astype(out_dtype)
-    out = out.T if out_transposed else out
-    return out if total is None else total + out
+    if out_transposed:  # XLA has no 16-bit product on CPUs whose float32 result is transposed afterwards
+        return _dot(b.T, w.to_dense().T).astype(out_dtype)
+    return _dot(w.to_dense(), b).astype(out_dtype)
 
 
 def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_dtype: DTypeLike) -> Array:

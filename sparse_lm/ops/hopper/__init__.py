@@ -8,7 +8,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
-      results      store, store_rows, store_sum
+      results      store, store_rows
       choices      operands, device, tuning
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue

@@ -56,7 +56,6 @@ def gluon_call(
     blocks: int,
     warps: int,
     constants: dict[str, Any],
-    aliases: dict[int, int] | None = None,
 ) -> Any:
     """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
 
@@ -67,7 +66,6 @@ def gluon_call(
       blocks: thread blocks in the grid.
       warps: of a thread block.
       constants: the kernel's compile-time parameters.
-      aliases: numbers of operands, and of the results that are written in their place; none by default.
 
     Returns:
       An array, or a list of them, like `out`.
@@ -94,7 +92,6 @@ def gluon_call(
         "triton_kernel_call",
         out,
         custom_call_api_version=2,
-        input_output_aliases=aliases,
         vmap_method="sequential",
         legacy_backend_config=zlib.compress(launch.to_proto(kernel.__name__, b"")),
     )

@@ -1,7 +1,7 @@
 """2:4 matrix times dense matrix, with the sparse instruction of a warp. The frame is product.py.
 
-Numerics: float32 accumulation in the order of k; one rounding to the result's dtype. A total is added to that sum
-last, once: the same bits in every run.
+Numerics: float32 accumulation in the order of k; one rounding to the result's dtype. The same bits come out every
+time.
 """
 
 from __future__ import annotations
@@ -32,19 +32,12 @@ def _matmul_24_kernel(values, metadata, b, out, shape: gl.constexpr):
     product.multiply(values, metadata, None, b, out, shape)
 
 
-@gluon.jit
-def _accumulate_24_kernel(values, metadata, b, total, out, shape: gl.constexpr):
-    product.multiply(values, metadata, None, b, out, shape, total)
-
-
 def matmul_24(
     w: Sparse24,
     b: Array,
     *,
     out_dtype: DTypeLike | None = None,
-    b_transposed: bool = False,
     out_transposed: bool = False,
-    total: Array | None = None,
     config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.matmul_24`.
@@ -54,11 +47,9 @@ def matmul_24(
 
     Args:
       w: bfloat16 or float16.
-      b: in the dtype of w. A copy is made if rows, as they are stored, are no multiple of 16 bytes.
+      b: in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      b_transposed: b is stored as [N, K].
       out_transposed: the result is stored as [N, M].
-      total: float32, as the result then must be, in its shape.
       config: tiling; by default the tuned one for the shape and device, or else `largest_that_occupies`.
 
     Raises:
@@ -66,7 +57,7 @@ def matmul_24(
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(w.dtype, b.dtype, out_dtype)
-    (m, k), n = w.shape, b.shape[0 if b_transposed else 1]
+    (m, k), n = w.shape, b.shape[1]
     config = config or choose_config(m, n, k)
     b = align_rows(b)
     shape = Product(
@@ -77,11 +68,9 @@ def matmul_24(
         steps=w.metadata.shape[1],
         b_stride=b.shape[1],
         tiling=config,
-        b_transposed=b_transposed,
         out_transposed=out_transposed,
     )
-    kernel = _matmul_24_kernel if total is None else _accumulate_24_kernel
-    return launch(kernel, w.values, w.metadata, b, shape=shape, out_dtype=out_dtype, total=total)
+    return launch(_matmul_24_kernel, w.values, w.metadata, b, shape=shape, out_dtype=out_dtype)
 
 
 def choose_config(m: int, n: int, k: int) -> Tiling:

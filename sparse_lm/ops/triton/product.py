@@ -101,23 +101,15 @@ class Product:
         return self.tiling.grid(self.m, self.n)
 
 
-def launch(
-    kernel, *operands: Array, shape: Product, out_dtype: DTypeLike, total: Array | None = None, **constants: Any
-) -> Array:
-    """Runs a kernel, a thread block for each tile of the product, whose constants are `shape` and any others.
-
-    A total is its last operand; the result takes its place.
-    """
-    totals = () if total is None else (total,)
+def launch(kernel, *operands: Array, shape: Product, out_dtype: DTypeLike, **constants: Any) -> Array:
+    """Runs a kernel, a thread block for each tile of the product, whose constants are `shape` and any others."""
     return gluon_call(
         kernel,
         *operands,
-        *totals,
         out=jax.ShapeDtypeStruct((shape.n, shape.m) if shape.out_transposed else (shape.m, shape.n), out_dtype),
         blocks=math.prod(shape.grid),
         warps=shape.tiling.warps,
         constants=dict(shape=shape) | constants,
-        aliases={len(operands): 0} if totals else None,
     )
 
 
@@ -323,11 +315,8 @@ def multiply_step(values_smem, words_smem, b_smem, places, sums, product: gl.con
 
 
 @gluon.jit
-def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr, total=None):
-    """Rounds once and stores, by way of shared memory, whole vectors along the result's rows as they are stored.
-
-    A total, stored like the result and perhaps in its place, is added first.
-    """
+def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
+    """Rounds once and stores, by way of shared memory, whole vectors along the result's rows as they are stored."""
     tiling: gl.constexpr = product.tiling
     tile = tile.to(out.dtype.element_ty)
     element_bytes: gl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
@@ -337,21 +326,12 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr, total=None):
         layout: gl.constexpr = copy_layout(tiling.tile_n, element_bytes, tiling.warps)
     row = tile_m * tiling.tile_m + numbers(tiling.tile_m, layout, 0)
     column = tile_n * tiling.tile_n + numbers(tiling.tile_n, layout, 1)
-    target = _place(out, row, column, product)
-    inside = (row < product.m) & (column < product.n)
-    tile = gl.convert_layout(tile, layout)
-    if total is not None:
-        tile += gl.load(_place(total, row, column, product), mask=inside)
-    gl.store(target, tile, mask=inside)
-
-
-@gluon.jit
-def _place(x, row, column, product: gl.constexpr):
-    """Pointers to entries of the product, in an array that is stored like the result."""
     if product.out_transposed:
-        return x + column.to(gl.int64) * product.m + row
+        target = out + column.to(gl.int64) * product.m + row
     else:
-        return x + row.to(gl.int64) * product.n + column
+        target = out + row.to(gl.int64) * product.n + column
+    inside = (row < product.m) & (column < product.n)
+    gl.store(target, gl.convert_layout(tile, layout), mask=inside)
 
 
 @gluon.jit
@@ -395,8 +375,8 @@ def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, places, step, s
 
 
 @gluon.jit
-def multiply(values, metadata, columns, b, out, product: gl.constexpr, total=None):
-    """Stores one tile of a product, plus that of the total if there is one.
+def multiply(values, metadata, columns, b, out, product: gl.constexpr):
+    """Stores one tile of a product.
 
     See `Product`; `columns` has the lists, and is not read if v is 0.
     """
@@ -419,4 +399,4 @@ def multiply(values, metadata, columns, b, out, product: gl.constexpr, total=Non
     for slot in gl.static_range(left):
         sums = _advance(operands, smem, slot, tile_m, tile_n, places, rounds * stages + slot, sums, product)
     async_copy.wait_group(0)
-    store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, product, total)
+    store_tile(mma_sp.to_tile(sums, tiling.warps_m, tiling.warps_n), out, tile_m, tile_n, product)

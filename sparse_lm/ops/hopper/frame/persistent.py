@@ -25,7 +25,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.hopper.frame import compat, partial_sums, wgmma_sp
+from sparse_lm.ops.hopper.frame import partial_sums, wgmma_sp
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
@@ -130,11 +130,7 @@ def multiply(
         thread_name="warpgroup",
         kernel_name=name,
     )
-    if epilogue and epilogue.in_place:
-        aliases = {len(operands) - 1: 0}
-        run = compat.kernel_in_place(kernel, out_types, aliases, plgpu.Mesh(**mesh), COMPILER_PARAMS)
-    else:
-        run = plgpu.kernel(kernel, out_type=out_types, compiler_params=COMPILER_PARAMS, **mesh)
+    run = plgpu.kernel(kernel, out_type=out_types, compiler_params=COMPILER_PARAMS, **mesh)
     # A stack of products is one after the other: clusters signal one another through semaphores that are not batched.
     return jax.custom_batching.sequential_vmap(run)(*operands)[: len(outs)]
 

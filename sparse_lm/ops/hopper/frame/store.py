@@ -41,7 +41,6 @@ def store_tile(
     first_store: Array | int,
     *,
     transposed: bool,
-    accumulate: bool = False,
 ) -> None:
     """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
 
@@ -54,7 +53,6 @@ def store_tile(
       origin: (row, column).
       first_store: number of the first store, from where all slots were known to be free; picks the slots.
       transposed: whether `out` is [columns, rows].
-      accumulate: add the tile to what is there, in the L2 cache, instead of replacing it.
     """
     row, column = origin
     count = slots.shape[0]
@@ -71,7 +69,7 @@ def store_tile(
         plgpu.commit_smem()
         rows, cols = pl.ds(row, _ROWS), pl.ds(column + i * columns, columns)
         target = out.at[cols, rows] if transposed else out.at[rows, cols]
-        plgpu.copy_smem_to_gmem(slot, target, reduction_op="add" if accumulate else None)
+        plgpu.copy_smem_to_gmem(slot, target)
 
 
 def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -> None:

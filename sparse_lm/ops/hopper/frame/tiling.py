@@ -163,9 +163,7 @@ class Epilogue:
       store: called with a part [64, columns] of a consumer's tile, rounded, in layout WGMMA; the consumer's staging;
         the operands and the outputs in global memory; the part's first row and column in the product; and its
         number in the tile.
-      in_place: whether the output takes the place of the last operand.
     """
 
     out_types: Sequence[jax.ShapeDtypeStruct]
     store: Callable[[Array, Any, Sequence[Any], Sequence[Any], tuple[Array, Array], int], None]
-    in_place: bool = False

@@ -4,8 +4,8 @@ The frame is persistent.py. The two blocks of a cluster compute tiles under one 
 share the tile of the dense operand.
 
 Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave (split_k.py),
-which the configuration and the number of multiprocessors decide; one rounding to the result's dtype. A total is
-added to a tile's sum last, once: the same bits in every run.
+which the configuration and the number of multiprocessors decide; one rounding to the result's dtype. The same bits
+come out every time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import split_k, tuning, wgmma_sp
-from sparse_lm.ops.hopper.frame.operands import pad, pad_to, result_type
+from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
-from sparse_lm.ops.hopper.frame.store_sum import store_sum
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
@@ -57,21 +56,16 @@ def matmul_24(
     b: Array,
     *,
     out_dtype: DTypeLike | None = None,
-    b_transposed: bool = False,
     out_transposed: bool = False,
-    total: Array | None = None,
     config: Config | None = None,
 ) -> Array:
-    """w @ b, or total + w @ b.
+    """Computes w @ b.
 
     Args:
       w: 2:4 matrix [M, K], bfloat16 or float16.
-      b: [K, N], or [N, K] if `b_transposed`, in the dtype of w.
+      b: [K, N] in the dtype of w.
       out_dtype: bfloat16, float16 or float32; that of b by default.
-      b_transposed: b's contracted dimension is its last.
       out_transposed: give the result as [N, M].
-      total: float32, as the result then must be, in its shape; copied if its sizes are no multiples of 64, or it
-        has fewer than 128 columns.
       config: tiling; the tuned one for the shape and device by default.
 
     Returns:
@@ -83,18 +77,16 @@ def matmul_24(
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(w.dtype, b.dtype, out_dtype)
-    (m, k), n = w.shape, b.shape[0 if b_transposed else 1]
+    (m, k), n = w.shape, b.shape[1]
     if config is None:
         config = tuning.lookup("matmul_24", (m, n, k), Config) or heuristic_config(m, n, k)
     shape = (n, m) if out_transposed else (m, n)
-    padded = result_type(*shape, out_dtype)
-    total = None if total is None else pad_to(total, padded.shape)
-    out = _call(config, w, pad(b), padded, b_transposed, out_transposed, total)
+    out = _call(config, w, pad(b), result_type(*shape, out_dtype), out_transposed)
     return out[: shape[0], : shape[1]]
 
 
-def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_transposed, out_transposed, total):
-    n = b.shape[0 if b_transposed else 1]
+def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, out_transposed: bool) -> Array:
+    n = b.shape[1]
     plan = split_k.plan_product(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT, split=config.split_tail)
 
     def jobs(_, cluster, peer):
@@ -105,28 +97,24 @@ def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, b_tr
         return plan.jobs(cluster, origin)
 
     def loads(operands, job):
-        values, metadata, b = operands[:3]
+        values, metadata, b = operands
 
         def copies(k, _, stage):
-            b_origin = (job.column, k * STEP) if b_transposed else (k * STEP, job.column)
-            return [*stage.copy_sparse(values, metadata, job.row, k), stage.copy_b(b, *b_origin)]
+            b_row = k * STEP
+            return [*stage.copy_sparse(values, metadata, job.row, k), stage.copy_b(b, b_row, job.column)]
 
         return Loads(copies)
 
-    operands, epilogue = (w.values, w.metadata, b), None
-    if total is not None:
-        operands, epilogue = (*operands, total), store_sum(out, transposed=out_transposed)
     (product,) = multiply(
         config,
         plan.grid,
         jobs,
         loads,
-        operands,
+        (w.values, w.metadata, b),
         out,
         name="matmul_24",
         dtype=b.dtype,
-        b_transposed=b_transposed,
+        b_transposed=False,
         out_transposed=out_transposed,
-        epilogue=epilogue,
     )
     return product
