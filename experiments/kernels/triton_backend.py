@@ -6,7 +6,7 @@ The dense product is that of dense_gluon.py: the frame, the copies and the layou
 dense `mma.sync`. On Hopper neither comes near what `wgmma` reaches, so there the first comparison tells what the
 sparse instruction is worth in this style, and the second what a user gets.
 
-With --tune, times the tilings on this GPU and records the best of each shape in sparse_lm/ops/triton/tuned.json.
+With --tune, times the tilings on this GPU and records the best of each shape in sparse_lm/ops/triton/frame/tuned.json.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from experiments.kernels.shapes import GROUPED, SHAPES_24, SHAPES_VENOM, VENOM_B
 from experiments.kernels.timing import listed_runs, median_ms, random_24, random_matrix, random_venom
 from experiments.result_files import write_results
 from sparse_lm.ops import transposable_mask, triton
-from sparse_lm.ops.triton import device, tuning
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES as CANDIDATES_24
-from sparse_lm.ops.triton.matmul_24 import choose_config as config_24
-from sparse_lm.ops.triton.matmul_venom import CANDIDATES as CANDIDATES_VENOM
-from sparse_lm.ops.triton.product import Tiling
+from sparse_lm.ops.triton.frame import device, tuning
+from sparse_lm.ops.triton.frame.product import Tiling
+from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES as CANDIDATES_24
+from sparse_lm.ops.triton.products.matmul_24 import choose_config as config_24
+from sparse_lm.ops.triton.products.matmul_venom import CANDIDATES as CANDIDATES_VENOM
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.")
 TUNE = flags.DEFINE_bool("tune", False, "Record the best tilings instead.")

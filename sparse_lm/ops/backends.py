@@ -1,9 +1,10 @@
-"""Which implementation of an op runs.
+"""Chooses which implementation of an op runs.
 
-A backend is a module with one function per op that it implements, of the op's name and arguments
-less `implementation`. It refuses what it cannot run with `NotImplementedError(reason)`. A caller who
-names a backend gets that one or the refusal; a caller who names none gets the best one that does not
-refuse, and the log says once why a better one was passed over.
+A backend is a package with a function per op that it implements, of the op's name and arguments less
+`implementation`, and `unavailable(device)`, which says why a device cannot run it. An op refuses arguments that it
+cannot take with `NotImplementedError(reason)`. A caller who names a backend gets that one or the refusal; a caller who
+names none gets the best one that does not refuse, and the log says once why a better one was passed over.
+docs/adding_a_backend.md says how to write one.
 """
 
 from __future__ import annotations
@@ -64,37 +65,21 @@ def record() -> Iterator[dict[str, set[str]]]:
 
 
 def unavailable(name: str) -> str | None:
-    """Why this machine cannot run a backend, or None if it can.
+    """Says why this machine cannot run a backend, or returns None if it can.
 
     Raises:
       ValueError: no backend of that name.
     """
     if name not in NAMES:
         raise ValueError(f"implementation = {name!r} must be one of {', '.join(NAMES)}")
-    if name == "reference":
-        return None
-    device = jax.devices()[0]
-    if not device.device_kind.startswith("NVIDIA"):
-        return f"needs an NVIDIA GPU; this process runs on {device.device_kind}"
-    major = int(device.compute_capability.split(".")[0])
-    if name == "hopper" and major != 9:
-        return f"needs compute capability 9.x; {device.device_kind} has {device.compute_capability}"
-    if name == "hopper" and jax.config.jax_enable_x64:
-        return "needs jax_enable_x64 off: its kernels count in int32"
-    if name == "triton" and major not in (8, 9):
-        return f"needs compute capability 8.x or 9.x; {device.device_kind} has {device.compute_capability}"
-    try:
-        _module(name)
-    except ImportError as error:
-        return f"cannot be imported: {error}"
-    return None
+    return _module(name).unavailable(jax.devices()[0])
 
 
 def _run(op: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     reason = unavailable(name)
     if reason is not None:
         raise NotImplementedError(reason)
-    function = vars(_module(name)).get(op)
+    function = getattr(_module(name), op, None)
     if function is None:
         raise NotImplementedError(f"that backend has no {op}")
     result = function(*args, **kwargs)

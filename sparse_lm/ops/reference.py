@@ -25,6 +25,10 @@ from sparse_lm.ops.transposable import transposable_mask
 _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 
 
+def unavailable(device: jax.Device) -> None:
+    """Returns None: every device that JAX has can run this."""
+
+
 def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None) -> Sparse24:
     """See `sparse_lm.ops.sparsify_24`."""
     members = split_groups(pad_to_tiles(x.astype(jnp.float32)), axis)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.ops import backends, reference
+from sparse_lm.ops import backends, hopper, lazy, reference, triton
 
 W = jax.jit(ops.sparsify_24)(jnp.ones((8, 8)))
 B = jnp.ones((8, 4))
@@ -19,7 +19,7 @@ def forget_what_was_logged():
 
 
 @pytest.fixture
-def hopper(monkeypatch):
+def picky_backend(monkeypatch):
     """A backend that this machine can run, with one op, which refuses wide operands."""
 
     def matmul_24(w, b, *, out_dtype, **orientation):
@@ -28,10 +28,8 @@ def hopper(monkeypatch):
         return reference.matmul_24(w, b, out_dtype=out_dtype, **orientation)
 
     module = types.ModuleType("sparse_lm.ops.hopper")
-    module.matmul_24 = matmul_24
+    module.matmul_24, module.unavailable = matmul_24, lambda device: None
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    machine = backends.unavailable
-    monkeypatch.setattr(backends, "unavailable", lambda name: None if name == "hopper" else machine(name))
 
 
 def _used(operand, implementation=None):
@@ -40,7 +38,7 @@ def _used(operand, implementation=None):
     return used
 
 
-def test_the_best_backend_that_does_not_refuse_runs(hopper, caplog):
+def test_the_best_backend_that_does_not_refuse_runs(picky_backend, caplog):
     caplog.set_level(logging.INFO)
     assert _used(B) == {"matmul_24": {"hopper"}}
     assert not caplog.messages
@@ -59,7 +57,7 @@ def test_what_a_machine_cannot_run_is_logged_once_for_all_operations(caplog, mon
     ]
 
 
-def test_a_named_backend_runs_or_raises(hopper):
+def test_a_named_backend_runs_or_raises(picky_backend):
     assert _used(B, "hopper") == {"matmul_24": {"hopper"}}
     assert _used(B, "reference") == {"matmul_24": {"reference"}}
     with pytest.raises(NotImplementedError, match="implementation 'hopper' of matmul_24: N = 5 is too wide"):
@@ -111,28 +109,27 @@ def test_hopper_needs_numbers_of_32_bits(monkeypatch):
 def test_the_gpu_decides(capability, best, monkeypatch):
     gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    for name in ("hopper", "triton"):
-        module = types.ModuleType(f"sparse_lm.ops.{name}")
-        module.matmul_24 = reference.matmul_24
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(lazy, "import_error", lambda package, modules: None)
+    for backend in (hopper, triton):
+        monkeypatch.setitem(vars(backend), "matmul_24", reference.matmul_24)
     assert _used(B) == {"matmul_24": {best}}
 
 
-def test_a_backend_that_cannot_be_imported_says_why(monkeypatch):
+@pytest.mark.parametrize("name", ["hopper", "triton"])
+def test_a_backend_that_cannot_be_imported_says_why(name, monkeypatch):
     gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability="9.0")
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    monkeypatch.setitem(sys.modules, "sparse_lm.ops.triton", None)
-    assert backends.unavailable("triton").startswith("cannot be imported: ")
+    monkeypatch.setitem(sys.modules, f"sparse_lm.ops.{name}.products.matmul_24", None)
+    assert backends.unavailable(name).startswith("cannot be imported: ")
 
 
-def test_any_import_error_is_a_reason(monkeypatch):
-    def broken(name):
-        raise ImportError("libcuda.so.1: cannot open shared object file")
-
-    gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability="9.0")
-    monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    monkeypatch.setattr(backends, "_module", broken)
-    assert backends.unavailable("triton") == "cannot be imported: libcuda.so.1: cannot open shared object file"
+def test_any_import_error_is_a_reason(tmp_path, monkeypatch):
+    package = tmp_path / "some_kernels"
+    package.mkdir()
+    (package / "broken.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    reason = lazy.import_error("some_kernels", {"matmul_24": "broken"})
+    assert reason == "cannot be imported: libcuda.so.1: cannot open shared object file"
 
 
 def test_records_nest_and_end():

@@ -16,30 +16,39 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
     both           emit, compat
 """
 
-from sparse_lm.ops.hopper.passes.sparsify_24 import soft_threshold_24, sparsify_24
-from sparse_lm.ops.hopper.passes.sparsify_24_tiles import sparsify_24_tiles
-from sparse_lm.ops.hopper.passes.sparsify_venom import sparsify_venom, squared_relu_venom
-from sparse_lm.ops.hopper.passes.squared_relu_24 import squared_relu_24
-from sparse_lm.ops.hopper.passes.squared_relu_gradients import squared_relu_gradients
-from sparse_lm.ops.hopper.products.matmul_24 import matmul_24
-from sparse_lm.ops.hopper.products.matmul_venom import matmul_venom
-from sparse_lm.ops.hopper.products.sampled_matmul_24 import sampled_matmul_24
-from sparse_lm.ops.hopper.products.sampled_squared_relu_24 import sampled_squared_relu_24
-from sparse_lm.ops.hopper.products.sampled_squared_relu_venom import sampled_squared_relu_venom
-from sparse_lm.ops.hopper.products.scattered_matmul_24 import scattered_matmul_24
+from __future__ import annotations
 
-__all__ = [
-    "matmul_24",
-    "matmul_venom",
-    "sampled_matmul_24",
-    "sampled_squared_relu_24",
-    "sampled_squared_relu_venom",
-    "scattered_matmul_24",
-    "soft_threshold_24",
-    "sparsify_24",
-    "sparsify_24_tiles",
-    "sparsify_venom",
-    "squared_relu_24",
-    "squared_relu_gradients",
-    "squared_relu_venom",
-]
+import jax
+
+from sparse_lm.ops import lazy
+
+_MODULES = {
+    "matmul_24": "products.matmul_24",
+    "matmul_venom": "products.matmul_venom",
+    "sampled_matmul_24": "products.sampled_matmul_24",
+    "sampled_squared_relu_24": "products.sampled_squared_relu_24",
+    "sampled_squared_relu_venom": "products.sampled_squared_relu_venom",
+    "scattered_matmul_24": "products.scattered_matmul_24",
+    "soft_threshold_24": "passes.sparsify_24",
+    "sparsify_24": "passes.sparsify_24",
+    "sparsify_24_tiles": "passes.sparsify_24_tiles",
+    "sparsify_venom": "passes.sparsify_venom",
+    "squared_relu_24": "passes.squared_relu_24",
+    "squared_relu_gradients": "passes.squared_relu_gradients",
+    "squared_relu_venom": "passes.sparsify_venom",
+}
+__all__ = list(_MODULES)
+
+
+def unavailable(device: jax.Device) -> str | None:
+    """Says why a device cannot run these kernels, or returns None if it can."""
+    if not device.device_kind.startswith("NVIDIA"):
+        return f"needs an NVIDIA GPU; this process runs on {device.device_kind}"
+    if int(device.compute_capability.split(".")[0]) != 9:
+        return f"needs compute capability 9.x; {device.device_kind} has {device.compute_capability}"
+    if jax.config.jax_enable_x64:
+        return "needs jax_enable_x64 off: its kernels count in int32"
+    return lazy.import_error(__name__, _MODULES)
+
+
+__getattr__ = lazy.functions(__name__, _MODULES)

@@ -1,32 +1,47 @@
 """Kernels for NVIDIA GPUs of compute capability 8.x and 9.x, in Gluon, the language under Triton.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
-they cannot do with `NotImplementedError(reason)`.
+they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
+
+    products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24, sampled_squared_relu
+      frame        product, and the instruction in mma_sp
+    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients
+      selection    two_of_four (float32), packed_24 (16-bit floats), mvue, transposable
+      tiles        tiles
+    both           gluon_call, device, tuning
 """
 
-from sparse_lm.ops.triton.matmul_24 import matmul_24
-from sparse_lm.ops.triton.matmul_venom import matmul_venom
-from sparse_lm.ops.triton.sampled_matmul_24 import sampled_matmul_24
-from sparse_lm.ops.triton.sampled_squared_relu_24 import sampled_squared_relu_24
-from sparse_lm.ops.triton.sampled_squared_relu_venom import sampled_squared_relu_venom
-from sparse_lm.ops.triton.scattered_matmul_24 import scattered_matmul_24
-from sparse_lm.ops.triton.sparsify_24 import soft_threshold_24, sparsify_24, squared_relu_24
-from sparse_lm.ops.triton.sparsify_24_tiles import sparsify_24_tiles
-from sparse_lm.ops.triton.sparsify_venom import sparsify_venom, squared_relu_venom
-from sparse_lm.ops.triton.squared_relu_gradients import squared_relu_gradients
+from __future__ import annotations
 
-__all__ = [
-    "matmul_24",
-    "matmul_venom",
-    "sampled_matmul_24",
-    "sampled_squared_relu_24",
-    "sampled_squared_relu_venom",
-    "scattered_matmul_24",
-    "soft_threshold_24",
-    "sparsify_24",
-    "sparsify_24_tiles",
-    "sparsify_venom",
-    "squared_relu_24",
-    "squared_relu_gradients",
-    "squared_relu_venom",
-]
+import jax
+
+from sparse_lm.ops import lazy
+
+_MODULES = {
+    "matmul_24": "products.matmul_24",
+    "matmul_venom": "products.matmul_venom",
+    "sampled_matmul_24": "products.sampled_matmul_24",
+    "sampled_squared_relu_24": "products.sampled_squared_relu",
+    "sampled_squared_relu_venom": "products.sampled_squared_relu",
+    "scattered_matmul_24": "products.scattered_matmul_24",
+    "soft_threshold_24": "passes.sparsify_24",
+    "sparsify_24": "passes.sparsify_24",
+    "sparsify_24_tiles": "passes.sparsify_24_tiles",
+    "sparsify_venom": "passes.sparsify_venom",
+    "squared_relu_24": "passes.sparsify_24",
+    "squared_relu_gradients": "passes.squared_relu_gradients",
+    "squared_relu_venom": "passes.sparsify_venom",
+}
+__all__ = list(_MODULES)
+
+
+def unavailable(device: jax.Device) -> str | None:
+    """Says why a device cannot run these kernels, or returns None if it can."""
+    if not device.device_kind.startswith("NVIDIA"):
+        return f"needs an NVIDIA GPU; this process runs on {device.device_kind}"
+    if int(device.compute_capability.split(".")[0]) not in (8, 9):
+        return f"needs compute capability 8.x or 9.x; {device.device_kind} has {device.compute_capability}"
+    return lazy.import_error(__name__, _MODULES)
+
+
+__getattr__ = lazy.functions(__name__, _MODULES)

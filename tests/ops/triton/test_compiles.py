@@ -11,19 +11,19 @@ from triton.backends.nvidia.compiler import get_ptxas
 
 from sparse_lm.ops import triton
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.triton import device
-from sparse_lm.ops.triton.gluon_call import compile_gluon
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES as DENSE
-from sparse_lm.ops.triton.matmul_24 import _matmul_24_kernel
-from sparse_lm.ops.triton.matmul_venom import CANDIDATES as VENOM
-from sparse_lm.ops.triton.matmul_venom import _matmul_venom_kernel
-from sparse_lm.ops.triton.product import Product, largest_that_occupies
-from sparse_lm.ops.triton.sampled_matmul_24 import CANDIDATES as SAMPLED
-from sparse_lm.ops.triton.sampled_matmul_24 import _sampled_matmul_24_kernel
-from sparse_lm.ops.triton.sparsify_24 import _sparsify_24_kernel, _squared_relu_24_kernel
-from sparse_lm.ops.triton.sparsify_24_tiles import _choose_tiles_kernel, _given_tiles_kernel
-from sparse_lm.ops.triton.sparsify_venom import _sparsify_venom_kernel
-from sparse_lm.ops.triton.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
+from sparse_lm.ops.triton.frame import device
+from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
+from sparse_lm.ops.triton.frame.product import Product, largest_that_occupies
+from sparse_lm.ops.triton.passes.sparsify_24 import _sparsify_24_kernel, _squared_relu_24_kernel
+from sparse_lm.ops.triton.passes.sparsify_24_tiles import _choose_tiles_kernel, _given_tiles_kernel
+from sparse_lm.ops.triton.passes.sparsify_venom import _sparsify_venom_kernel
+from sparse_lm.ops.triton.passes.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
+from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES as DENSE
+from sparse_lm.ops.triton.products.matmul_24 import _matmul_24_kernel
+from sparse_lm.ops.triton.products.matmul_venom import CANDIDATES as VENOM
+from sparse_lm.ops.triton.products.matmul_venom import _matmul_venom_kernel
+from sparse_lm.ops.triton.products.sampled_matmul_24 import CANDIDATES as SAMPLED
+from sparse_lm.ops.triton.products.sampled_matmul_24 import _sampled_matmul_24_kernel
 from tests.ops.triton import needs_gpu_build
 
 T, F, D = 8192, 8192, 2048

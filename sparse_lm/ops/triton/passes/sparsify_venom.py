@@ -18,11 +18,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
-from sparse_lm.ops.triton import packed_24
-from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.sparsify_24 import STATS, outputs
-from sparse_lm.ops.triton.tiles import GROUPS, WORDS, as_words, groups_layout
-from sparse_lm.ops.triton.two_of_four import magnitude_rank, pack_words
+from sparse_lm.ops.triton.frame import packed_24
+from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.frame.tiles import GROUPS, WORDS, as_words, groups_layout
+from sparse_lm.ops.triton.frame.two_of_four import magnitude_rank, pack_words
+from sparse_lm.ops.triton.passes.sparsify_24 import STATS, outputs
 
 _TILE = gl.constexpr(TILE)
 _WIDEST_GROUP = 64

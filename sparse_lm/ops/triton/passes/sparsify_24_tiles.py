@@ -16,11 +16,11 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
 from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
-from sparse_lm.ops.triton import packed_24
-from sparse_lm.ops.triton.sparsify_24 import call_by_tiles, outputs
-from sparse_lm.ops.triton.tiles import GROUPS, GROUPS_LAYOUT, load_tile, offsets, store_metadata, store_survivors
-from sparse_lm.ops.triton.transposable import best_mask
-from sparse_lm.ops.triton.two_of_four import members
+from sparse_lm.ops.triton.frame import packed_24
+from sparse_lm.ops.triton.frame.tiles import GROUPS, GROUPS_LAYOUT, load_tile, offsets, store_metadata, store_survivors
+from sparse_lm.ops.triton.frame.transposable import best_mask
+from sparse_lm.ops.triton.frame.two_of_four import members
+from sparse_lm.ops.triton.passes.sparsify_24 import call_by_tiles, outputs
 
 _TILE = gl.constexpr(TILE)
 _ENTRIES_LAYOUT = gl.constexpr(  # whole tiles of 4 x 4; half a warp loads a row

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.triton.two_of_four import interleave, pack_words
+from sparse_lm.ops.triton.frame.two_of_four import interleave, pack_words
 
 WARPS = 4
 _TILE = gl.constexpr(TILE)

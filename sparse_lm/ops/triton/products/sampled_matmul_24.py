@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
-from sparse_lm.ops.triton import product
-from sparse_lm.ops.triton.gluon_call import align_rows
-from sparse_lm.ops.triton.product import Product, Tiling, largest_that_occupies, launch
+from sparse_lm.ops.triton.frame import product
+from sparse_lm.ops.triton.frame.gluon_call import align_rows
+from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_that_occupies, launch
 
 # Largest first. M counts listed rows, N tokens.
 CANDIDATES = (

@@ -24,8 +24,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.triton import device, mma_sp
-from sparse_lm.ops.triton.gluon_call import gluon_call
+from sparse_lm.ops.triton.frame import device, mma_sp
+from sparse_lm.ops.triton.frame.gluon_call import gluon_call
 
 STEP = gl.constexpr(TILE)  # logical k
 _KEPT = gl.constexpr(TILE // 2)

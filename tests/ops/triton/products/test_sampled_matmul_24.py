@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import triton
-from sparse_lm.ops.triton.sampled_matmul_24 import CANDIDATES
+from sparse_lm.ops.triton.products.sampled_matmul_24 import CANDIDATES
 from tests.ops.operands import assert_agree, random, random_24, random_columns
 from tests.ops.properties import sampled_matmul_24 as properties
 

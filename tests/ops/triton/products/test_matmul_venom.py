@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import triton
-from sparse_lm.ops.triton.matmul_venom import CANDIDATES
+from sparse_lm.ops.triton.products.matmul_venom import CANDIDATES
 from tests.ops.operands import (
     assert_agree,
     random,

@@ -20,10 +20,9 @@ from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
 from sparse_lm.ops.mvue import threefry_key
-from sparse_lm.ops.triton import mvue, packed_24
-from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.sparsify_24 import NO_KEY, outputs
-from sparse_lm.ops.triton.tiles import (
+from sparse_lm.ops.triton.frame import mvue, packed_24
+from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.frame.tiles import (
     GROUPS,
     GROUPS_LAYOUT,
     HALVES_LAYOUT,
@@ -38,7 +37,8 @@ from sparse_lm.ops.triton.tiles import (
     store_metadata,
     store_survivors,
 )
-from sparse_lm.ops.triton.two_of_four import members, pack_halves, spread, unpack_words
+from sparse_lm.ops.triton.frame.two_of_four import members, pack_halves, spread, unpack_words
+from sparse_lm.ops.triton.passes.sparsify_24 import NO_KEY, outputs
 
 _TILE = gl.constexpr(TILE)
 _DH, _Y = gl.constexpr(0), gl.constexpr(1)  # halves of a word

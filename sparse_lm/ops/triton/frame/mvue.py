@@ -11,8 +11,8 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.triton.tiles import GROUPS, PAIRED_GROUPS_LAYOUT
-from sparse_lm.ops.triton.two_of_four import interleave
+from sparse_lm.ops.triton.frame.tiles import GROUPS, PAIRED_GROUPS_LAYOUT
+from sparse_lm.ops.triton.frame.two_of_four import interleave
 
 _PAIRS = gl.constexpr(GROUPS // 2)  # of groups, in a row of a tile
 _ONE_AND_HALF_A_UNIT = tl.constexpr(0x3F800040)  # bits of 1 + 2^-17 in float32

@@ -21,10 +21,10 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.inverted_index import inverted_index
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
-from sparse_lm.ops.triton import mma_sp, product
-from sparse_lm.ops.triton.gluon_call import align_rows
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES
-from sparse_lm.ops.triton.product import STEP, Product, Tiling, largest_that_occupies, launch
+from sparse_lm.ops.triton.frame import mma_sp, product
+from sparse_lm.ops.triton.frame.gluon_call import align_rows
+from sparse_lm.ops.triton.frame.product import STEP, Product, Tiling, largest_that_occupies, launch
+from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES
 
 
 @dataclasses.dataclass(frozen=True)

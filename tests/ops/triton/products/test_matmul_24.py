@@ -6,8 +6,8 @@ import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import backends, triton
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES
-from sparse_lm.ops.triton.product import Tiling
+from sparse_lm.ops.triton.frame.product import Tiling
+from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES
 from tests.ops.operands import PAIRS, assert_agree, assert_as_good_as_reference, random, random_24
 from tests.ops.properties import matmul_24 as properties
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import triton
-from sparse_lm.ops.triton.matmul_24 import CANDIDATES
+from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES
 from tests.ops.operands import random, random_24, random_contiguous
 from tests.ops.properties import scattered_matmul_24 as properties
 

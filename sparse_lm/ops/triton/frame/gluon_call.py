@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-from sparse_lm.ops.triton import device
+from sparse_lm.ops.triton.frame import device
 
 _WARP = 32
 _ALIGNMENT = 16  # bytes, of every array that XLA allocates

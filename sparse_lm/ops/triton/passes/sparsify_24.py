@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.mvue import threefry_key
-from sparse_lm.ops.triton import mvue, packed_24
-from sparse_lm.ops.triton.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.tiles import (
+from sparse_lm.ops.triton.frame import mvue, packed_24
+from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
+from sparse_lm.ops.triton.frame.tiles import (
     GROUPS,
     PAIRED_GROUPS_LAYOUT,
     ROWS_LAYOUT,
@@ -32,7 +32,7 @@ from sparse_lm.ops.triton.tiles import (
     store_sparse,
     store_survivors,
 )
-from sparse_lm.ops.triton.two_of_four import members, spread, two_of_four
+from sparse_lm.ops.triton.frame.two_of_four import members, spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
 STATS = gl.constexpr(len(HiddenStats._fields))

@@ -1,0 +1,32 @@
+"""The squared ReLU of what `sampled_matmul_24` gives, and its selection, one kernel after the other."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from sparse_lm.ops.formats import HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.triton.passes.sparsify_24 import squared_relu_24
+from sparse_lm.ops.triton.passes.sparsify_venom import squared_relu_venom
+from sparse_lm.ops.triton.products.sampled_matmul_24 import sampled_matmul_24
+
+
+def sampled_squared_relu_24(
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
+) -> tuple[Sparse24, HiddenStats]:
+    """See `sparse_lm.ops.sampled_squared_relu_24`.
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+    """
+    return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
+
+
+def sampled_squared_relu_venom(
+    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, columns: str, contiguous: int = 1
+) -> tuple[SparseVenom, HiddenStats]:
+    """See `sparse_lm.ops.sampled_squared_relu_venom`.
+
+    Raises:
+      NotImplementedError: the dtypes, block, v, m, or the choice of columns.
+    """
+    return squared_relu_venom(sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous), v, m, columns=columns)
