@@ -29,10 +29,10 @@ from sparse_lm import logs
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data.builder import prepare, replaceable
 from sparse_lm.data.corpus import Corpus, find_files
-from sparse_lm.data.dataset import Data, is_prepared, is_whole, open_prepared
+from sparse_lm.data.dataset import Data, is_prepared, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.tasks import available_cores
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.data.workers import available_cores
 from sparse_lm.durations import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
@@ -82,7 +82,6 @@ def prepare_files(
         tokenizer=loaded,
         vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
         processes=processes,
-        keep=is_whole,
     )
     return open_prepared(output)
 

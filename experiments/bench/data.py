@@ -33,7 +33,7 @@ from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import find_files, python_library, zstd
 from sparse_lm.data.dataset import open_prepared
-from sparse_lm.data.writing import WriteTask
+from sparse_lm.data.stages import write_shard
 
 CORES = flags.DEFINE_integer("cores", 2, "Cores to run on.")
 REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Runs of which the fastest counts.")
@@ -102,8 +102,8 @@ def write_rate(folder: Path, tokens: int, seq_len: int, repetitions: int) -> int
     """Tokens a second from the folder's file of tokens to one of windows."""
     stream = packing.Stream([(folder / "tokens", tokens)])
     spans = stream.window_spans(0, packing.count_windows(tokens, seq_len), seq_len)
-    task = WriteTask(folder / "result", folder / "shard", spans, seq_len, tokenizer_lib.token_dtype(VOCAB_SIZE))
-    return round(tokens / least_seconds(lambda: task.run(lambda report: None), repetitions))
+    arguments = (spans, folder / "shard", seq_len, tokenizer_lib.token_dtype(VOCAB_SIZE), folder / "result")
+    return round(tokens / least_seconds(lambda: write_shard(*arguments, lambda report: None), repetitions))
 
 
 def write_shards(folder: Path, texts: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import tensorflow_datasets as tfds
 from google.protobuf.message import DecodeError
 
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, WINDOWS, read_metadata
 from sparse_lm.data.errors import DataError
 
+WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
+FORMAT = f"{WINDOWS} 1"  # changes whenever the same text would be prepared differently
+TOKENIZER_FILE = "tokenizer.json"
+METADATA_FILE = "metadata.json"
 _READ_ERRORS = (OSError, RuntimeError, DecodeError)  # the last two: damaged ArrayRecord files, records
 
 
@@ -51,7 +55,7 @@ class Windows:
         return np.stack([record["tokens"] for record in records]).astype(np.int32)
 
     def _fault(self, indices: np.ndarray, error: Exception) -> DataError:
-        """What `error`, which does not say where it was met, tells: a fault that has passed is not damage."""
+        """Finds the file in which `error` was met, which does not say so; a fault that has passed is not damage."""
         for index in indices.tolist():
             try:
                 self._source[index]
@@ -68,7 +72,7 @@ class Data:
       directory: where it is prepared.
       tokenizer_path: its tokenizer.json.
       vocab_size: one more than the largest token id.
-      seq_len: targets of a window.
+      seq_len: how many targets a window has.
       train: windows to train on.
       heldout: windows of documents that are not in `train`.
       bytes_per_token: int32 [vocab_size], UTF-8 bytes that each token stands for, for bits per byte.
@@ -86,7 +90,7 @@ class Data:
     info: dict[str, Any]
 
     def describe(self) -> str:
-        """One line for a log."""
+        """Describes the data in one line for a log."""
         splits = self.info["splits"].values()
         documents, tokens, size = (sum(split[key] for split in splits) for key in ("documents", "tokens", "bytes"))
         return (
@@ -96,13 +100,22 @@ class Data:
         )
 
 
+def read_metadata(directory: Path) -> dict[str, Any]:
+    """Reads how `directory` was prepared; an empty dict if it is not a prepared directory."""
+    try:
+        metadata = json.loads((directory / METADATA_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
 def is_prepared(directory: Path) -> bool:
-    """Whether `directory` holds windows of this library, of whatever version, rather than some other TFDS dataset."""
+    """True if `directory` holds windows of this library, of whatever version, rather than some other TFDS dataset."""
     return str(read_metadata(directory).get("format")).startswith(WINDOWS)
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether prepared data is there, of this version's format and not damaged."""
+    """True if prepared data is there, of this version's format and not damaged."""
     try:
         open_prepared(directory)
     except DataError:
@@ -137,7 +150,7 @@ def open_prepared(directory: Path) -> Data:
 
 
 def _open_windows(directory: Path, split: str) -> Windows:
-    """The split's windows, with the end of every file read: a file that is cut off has no readable end."""
+    """Opens a split and reads the end of every file: a file that is cut off has no readable end."""
     try:
         builder = tfds.builder_from_directory(directory)
         source = builder.as_data_source(split)

@@ -82,27 +82,23 @@ class Split:
         return RankRange(self.train, int(RANKS * (1 - share)), RANKS)
 
 
-def survey_corpus(corpus: Corpus) -> Survey:
-    """Reads a corpus once."""
-    total = hashlib.sha256()
-    return Survey(**measure(corpus, total.update), sha256=total.hexdigest())
-
-
-def measure(corpus: Corpus, take: Callable[[bytes], object]) -> dict[str, int]:
-    """The figures of a survey.
+def survey_corpus(corpus: Corpus, take: Callable[[bytes], object] = len) -> Survey:
+    """Reads a corpus once.
 
     Args:
-      corpus: read once.
+      corpus: what to read.
       take: is given the digest of each document in turn.
     """
+    total = hashlib.sha256()
     documents, size, lowest, highest = 0, 0, RANKS, 0
     for document in corpus:
         value = digest(document)
+        total.update(value)
         take(value)
         documents += 1
         size += len(content(document))
         lowest, highest = min(lowest, rank(value)), max(highest, rank(value))
-    return {"documents": documents, "size": size, "lowest": lowest, "highest": highest}
+    return Survey(documents, size, lowest, highest, total.hexdigest())
 
 
 def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:

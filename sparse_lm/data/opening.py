@@ -13,18 +13,18 @@ from tokenizers import Tokenizer
 from sparse_lm.config import Config, ConfigError
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.builder import FORMAT, TOKENIZER_FILE, prepare
-from sparse_lm.data.corpus import Corpus, python_library
-from sparse_lm.data.dataset import Data, is_prepared, is_whole, open_prepared
+from sparse_lm.data.builder import prepare
+from sparse_lm.data.corpus import Corpus, file_stamp, python_library
+from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, Data, is_prepared, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import survey_corpus
-from sparse_lm.data.tasks import available_cores
+from sparse_lm.data.workers import available_cores
 
 _log = logging.getLogger(__name__)
 
 
 def open_data(config: Config) -> Data:
-    """The data of a run.
+    """Opens the data of a run.
 
     Without `data.path` it is the standard library's source, tokenised on first use and kept in
     `data.cache_dir`. With it, windows that `sparse_lm.prepare_data` wrote are read where they are;
@@ -34,9 +34,15 @@ def open_data(config: Config) -> Data:
       ConfigError: a key does not go with the data.
       DataError: the data itself is missing or damaged.
     """
-    tokenizer = _load_tokenizer(config)
+    tokenizer = None
+    if config.data.tokenizer:
+        try:
+            tokenizer = tokenizer_lib.load_tokenizer(config.data.tokenizer)
+        except DataError as error:
+            raise _tokenizer_error(config, str(error)) from error
     if not config.data.path:
-        data = _open_library(config, tokenizer)
+        corpus = python_library()
+        data = _open_cached(config, "python", survey_corpus(corpus).sha256, tokenizer, corpus)
     else:
         try:
             directory = tfds_corpus.find_dataset(config.data.path)
@@ -48,29 +54,10 @@ def open_data(config: Config) -> Data:
     return data
 
 
-def _load_tokenizer(config: Config) -> Tokenizer | None:
-    """The tokenizer that the config names, if it does."""
-    if not config.data.tokenizer:
-        return None
-    try:
-        return tokenizer_lib.load_tokenizer(config.data.tokenizer)
-    except DataError as error:
-        raise ConfigError("data.tokenizer", config.data.tokenizer, str(error)) from error
-
-
-def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
-    corpus = python_library()
-    return _open_cached(config, "python", survey_corpus(corpus).sha256, tokenizer, corpus)
-
-
 def _open_windows(config: Config, directory: Path, tokenizer: Tokenizer | None) -> Data:
     data = open_prepared(directory)
-    if tokenizer:
-        _check_dtype(config, tokenizer, tokenizer_lib.token_dtype(data.vocab_size))
-        if tokenizer_lib.fingerprint(tokenizer) != data.info["tokenizer_sha256"]:
-            raise ConfigError(
-                "data.tokenizer", config.data.tokenizer, f"must be empty or the one of the data, {data.tokenizer_path}"
-            )
+    if tokenizer and tokenizer_lib.fingerprint(tokenizer) != data.info["tokenizer_sha256"]:
+        raise _tokenizer_error(config, f"must be empty or the one of the data, {data.tokenizer_path}")
     if config.seq_len != data.seq_len:
         raise ConfigError("seq_len", config.seq_len, f"must be {data.seq_len}, with which {directory} was prepared")
     return data
@@ -84,12 +71,14 @@ def _open_foreign(config: Config, directory: Path, tokenizer: Tokenizer | None) 
     train, heldout = tfds_corpus.open_splits(directory, tokenizer and tokenizer_lib.end_of_text(tokenizer))
     if train.feature == "tokens":
         if tokenizer is None:
-            raise ConfigError(
-                "data.tokenizer", config.data.tokenizer, f"must name the tokenizer.json of the tokens in {directory}"
-            )
-        _check_dtype(config, tokenizer, train.dtype)
+            raise _tokenizer_error(config, f"must name the tokenizer.json of the tokens in {directory}")
+        largest, limit = tokenizer_lib.vocabulary_size(tokenizer) - 1, np.iinfo(train.dtype).max
+        if largest > limit:
+            held = f"the tokens in {directory} are {train.dtype}, which holds ids up to {limit}"
+            raise _tokenizer_error(config, f"has ids up to {largest}; {held}")
     name = directory.resolve().parent.name if directory.name[:1].isdigit() else directory.resolve().name
-    return _open_cached(config, name, tfds_corpus.fingerprint(directory), tokenizer, train, heldout)
+    origin = file_stamp(sorted(directory.resolve().iterdir()))
+    return _open_cached(config, name, origin, tokenizer, train, heldout)
 
 
 def _open_cached(
@@ -111,15 +100,14 @@ def _open_cached(
     directory = Path(config.data.cache_dir, f"{name}-{key}")
     try:
         data = open_prepared(directory)
+        if data.info["source"] == source:
+            return data
+        _log.warning("preparing the data again: %s was made from something else", directory)
     except DataError as error:
         if directory.exists():
             _log.warning("preparing the data again: %s", error)
         else:
             _log.info("preparing the data in %s", directory)
-    else:
-        if data.info["source"] == source:
-            return data
-        _log.warning("preparing the data again: %s was made from something else", directory)
     try:
         prepare(
             directory,
@@ -130,7 +118,6 @@ def _open_cached(
             vocab_size=config.model.vocab_size,
             source=source,
             processes=available_cores(),
-            keep=is_whole,
         )
     except OSError as error:
         raise ConfigError("data.cache_dir", config.data.cache_dir, f"must be writable: {error}") from error
@@ -144,12 +131,5 @@ def _check_vocabulary(config: Config, needed: int) -> None:
         )
 
 
-def _check_dtype(config: Config, tokenizer: Tokenizer, dtype: np.dtype) -> None:
-    largest = tokenizer_lib.vocabulary_size(tokenizer) - 1
-    limit = int(np.iinfo(dtype).max)
-    if largest > limit:
-        raise ConfigError(
-            "data.tokenizer",
-            config.data.tokenizer,
-            f"has ids up to {largest}; the prepared tokens are {dtype}, which holds ids up to {limit}",
-        )
+def _tokenizer_error(config: Config, reason: str) -> ConfigError:
+    return ConfigError("data.tokenizer", config.data.tokenizer, reason)

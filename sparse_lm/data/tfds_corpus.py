@@ -1,19 +1,18 @@
 """Documents of any TFDS directory, prepared by whatever program: how C4 or DCLM come in.
 
-Read without TensorFlow, in order: ArrayRecord files, or TFRecord files, which most published
-directories hold.
+Read without TensorFlow, in order: ArrayRecord files, or TFRecord files, which most published directories hold.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
+from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from sparse_lm.data.corpus import Document, file_stamp
 from sparse_lm.data.errors import DataError
@@ -26,7 +25,7 @@ LONGEST_DOCUMENT = 2**20  # tokens, where windows hold no end of text to find do
 
 
 def find_dataset(path: str | Path) -> Path:
-    """The TFDS directory at `path`, or the only one below it (as in c4/en/3.1.0).
+    """Returns the TFDS directory at `path`, or the only one below it (as in c4/en/3.1.0).
 
     Raises:
       DataError: there is none, or several.
@@ -45,13 +44,25 @@ def find_dataset(path: str | Path) -> Path:
     return found[0]
 
 
+def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCorpus, TfdsCorpus | None]:
+    """Returns the training documents, and the held-out ones if the dataset has a split for them.
+
+    Raises:
+      DataError: the dataset has no train split.
+    """
+    names = _info(directory).splits
+    if "train" not in names:
+        raise DataError(f"{directory} has no split 'train', but {', '.join(names) or 'none'}")
+    heldout = next((name for name in HELDOUT_SPLITS if name in names), None)
+    return TfdsCorpus(directory, "train", end_of_text), heldout and TfdsCorpus(directory, heldout, end_of_text)
+
+
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
     """One split of a TFDS directory, or one file of a split, a document (`tokens` or `text`) a record.
 
-    Tokenised documents may end with `end_of_text` or not. Rows of `tokens` that all have one length
-    are windows that were cut from a stream of documents; they are joined again and cut where
-    `end_of_text` stands.
+    Tokenised documents may end with `end_of_text` or not. Rows of `tokens` that all have one length are windows that
+    were cut from a stream of documents; they are joined again and cut where `end_of_text` stands.
     """
 
     directory: Path
@@ -66,7 +77,7 @@ class TfdsCorpus:
         Raises:
           DataError: the dataset has neither.
         """
-        features = _builder(self.directory).info.features
+        features = _info(self.directory).features
         for name in FEATURES:
             if name in features:
                 return name
@@ -74,8 +85,8 @@ class TfdsCorpus:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the stored tokens."""
-        return np.dtype(_builder(self.directory).info.features["tokens"].np_dtype)
+        """The type of the stored tokens."""
+        return np.dtype(self._connector().np_dtype)
 
     def __iter__(self) -> Iterator[Document]:
         """Non-empty documents in stored order.
@@ -90,98 +101,63 @@ class TfdsCorpus:
 
     def parts(self) -> list[TfdsCorpus]:
         """A file each; but windows of tokens are one part, since documents run on from file to file."""
-        if self.shard is not None or (self.feature == "tokens" and self._feature_info().shape != (None,)):
+        if self.shard is not None or (self.feature == "tokens" and self._connector().shape != (None,)):
             return [self]
-        lengths = _builder(self.directory).info.splits[self.split].shard_lengths
-        return [dataclasses.replace(self, shard=shard) for shard, length in enumerate(lengths) if length] or [self]
+        return [
+            dataclasses.replace(self, shard=shard) for shard, (_, length) in enumerate(self._shards()) if length
+        ] or [self]
 
     def stamp(self) -> str:
-        """Of the names, sizes and times of the files."""
+        """Changes when a file does."""
         files = [path for path, _ in self._shards()]
         return file_stamp([self.directory / INFO_FILE, *files], self.feature, self.end_of_text)
 
     def _shards(self) -> list[tuple[Path, int]]:
         """The files, each with the number of its records."""
-        split = _builder(self.directory).info.splits[self.split]
+        split = _info(self.directory).splits[self.split]
         shards = list(zip(map(Path, split.filepaths), split.shard_lengths, strict=True))
         return shards if self.shard is None else [shards[self.shard]]
 
-    def _feature_info(self) -> tfds.features.FeatureConnector:
-        return _builder(self.directory).info.features[self.feature]
+    def _connector(self) -> tfds.features.FeatureConnector:
+        return _info(self.directory).features[self.feature]
 
     def _texts(self) -> Iterator[str]:
-        for value in self._values("text"):
+        for value in self._values():
             yield value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     def _token_documents(self) -> Iterator[np.ndarray]:
-        feature = self._feature_info()
-        if len(feature.shape) != 1 or not np.issubdtype(self.dtype, np.integer):
-            raise DataError(f"{self.directory}: tokens must be 1-D integers, not {feature.shape} {self.dtype}")
-        rows = (np.asarray(value) for value in self._values("tokens"))
-        if feature.shape[0] is not None:
+        shape = self._connector().shape
+        if len(shape) != 1 or not np.issubdtype(self.dtype, np.integer):
+            raise DataError(f"{self.directory}: tokens must be 1-D integers, not {shape} {self.dtype}")
+        rows = map(np.asarray, self._values())
+        if shape[0] is not None:
             return _documents_of_windows(rows, self.end_of_text)
         return (row[:-1] if len(row) and row[-1] == self.end_of_text else row for row in rows)
 
-    def _values(self, feature: str) -> Iterator[bytes | np.ndarray]:
-        wanted = tfds.features.FeaturesDict({feature: self._feature_info()})
+    def _values(self) -> Iterator[bytes | np.ndarray]:
+        name = self.feature
+        wanted = tfds.features.FeaturesDict({name: self._connector()})
         for record in self._records():
             try:
-                value = wanted.deserialize_example_np(record)[feature]
+                value = wanted.deserialize_example_np(record)[name]
             except Exception as error:  # what damage leads to, in the words of several libraries
                 raise DataError(f"cannot read {self.directory}: a damaged record: {error}") from error
             if value is None:
-                raise DataError(f"cannot read {self.directory}: a record without {feature}")
+                raise DataError(f"cannot read {self.directory}: a record without {name}")
             yield value
 
     def _records(self) -> Iterator[bytes]:
-        builder = _builder(self.directory)
-        file_format = builder.info.file_format.value
-        if file_format == "tfrecord":
-            for path, length in self._shards():
-                yield from _tfrecords(path, length)
-        elif file_format == "array_record":
-            source = builder.as_data_source(
-                self._records_wanted(builder), deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
-            )
-            for start in range(0, len(source), READ_RECORDS):
-                yield from source.__getitems__(range(start, min(start + READ_RECORDS, len(source))))
-        else:
+        file_format = _info(self.directory).file_format.value
+        readers = {"tfrecord": _tfrecords, "array_record": _array_records}
+        if file_format not in readers:
             raise DataError(f"{self.directory} holds {file_format} files; readable: array_record, tfrecord")
-
-    def _records_wanted(self, builder: tfds.core.DatasetBuilder) -> str:
-        """The split, or the range of it that is in one file."""
-        if self.shard is None:
-            return self.split
-        lengths = builder.info.splits[self.split].shard_lengths
-        start = sum(lengths[: self.shard])
-        return f"{self.split}[{start}:{start + lengths[self.shard]}]"
+        for path, length in self._shards():
+            yield from readers[file_format](path, length)
 
 
-def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCorpus, TfdsCorpus | None]:
-    """The training documents, and the held-out ones if the dataset has a split for them.
-
-    Raises:
-      DataError: the dataset has no train split.
-    """
-    names = _builder(directory).info.splits
-    if "train" not in names:
-        raise DataError(f"{directory} has no split 'train', but {', '.join(names) or 'none'}")
-    heldout = next((name for name in HELDOUT_SPLITS if name in names), None)
-    return TfdsCorpus(directory, "train", end_of_text), heldout and TfdsCorpus(directory, heldout, end_of_text)
-
-
-def fingerprint(directory: Path) -> str:
-    """SHA-256 that changes when the dataset is another one or was written again."""
-    digest = hashlib.sha256(str(directory.resolve()).encode())
-    for path in sorted(directory.iterdir()):
-        status = path.stat()
-        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def _builder(directory: Path) -> tfds.core.DatasetBuilder:
+def _info(directory: Path) -> tfds.core.DatasetInfo:
     try:
-        return tfds.builder_from_directory(directory)
+        return tfds.builder_from_directory(directory).info
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
         raise DataError(f"cannot read {directory} as a TFDS dataset: {error}") from error
 
@@ -201,11 +177,19 @@ def _documents_of_windows(rows: Iterator[np.ndarray], end_of_text: int | None) -
         yield np.concatenate(parts)
 
 
+def _array_records(path: Path, count: int) -> Iterator[bytes]:
+    source = ArrayRecordDataSource(str(path))
+    if len(source) != count:
+        raise DataError(f"{path} is damaged: it has {len(source)} records, {INFO_FILE} tells of {count}")
+    for start in range(0, count, READ_RECORDS):
+        yield from source.__getitems__(range(start, min(start + READ_RECORDS, count)))
+
+
 def _tfrecords(path: Path, count: int) -> Iterator[bytes]:
-    """Records of a TFRecord file: each has its length and a checksum in front, another checksum behind.
+    """Reads a TFRecord file: each record has its length and a checksum in front, another checksum behind.
 
     Raises:
-      DataError: there are not `count` of them, or not all are whole.
+      DataError: there are not `count` records, or not all are whole.
     """
     with open(path, "rb") as file:
         left = os.fstat(file.fileno()).st_size

@@ -14,11 +14,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from sparse_lm.data.tasks import Task, Workers
+from sparse_lm.data.workers import Result, Task, Workers
 from sparse_lm.durations import duration
 from sparse_lm.progress import Progress, show_time_left
 
@@ -46,11 +46,7 @@ class Workspace:
         key = hashlib.sha256(json.dumps([kind, *map(str, deciding)]).encode()).hexdigest()[:32]
         return self.folder / kind / f"{key}.json"
 
-    def forget(self, kind: str) -> None:
-        """Drops the results of one kind."""
-        shutil.rmtree(self.folder / kind, ignore_errors=True)
-
-    def run(self, what: str, tasks: Sequence[Task], unit: str, total: int) -> list[dict[str, Any]]:
+    def run(self, what: str, unit: str, tasks: Mapping[Path, Task], total: int) -> dict[Path, Result]:
         """Runs the tasks and returns their results, while it shows that `what` is done to `total` of `unit`."""
         tally = _Tally(what, unit, total)
         try:
@@ -74,7 +70,7 @@ class _Tally:
         self._fresh: collections.Counter[str] = collections.Counter()
         self._start = time.monotonic()
 
-    def __call__(self, report: dict[str, Any]) -> None:
+    def __call__(self, report: Result) -> None:
         self._saved += report.get("saved", {}).get(self._unit, 0)
         self._fresh.update({key: report.get(key, 0) for key in (self._unit, "tokens", "bytes")})
         fresh, seconds = self._fresh[self._unit], self._seconds()

@@ -1,4 +1,3 @@
-import inspect
 import sys
 from pathlib import Path
 
@@ -6,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from sparse_lm.data import builder, tokenising, tokenizer
+from sparse_lm.data import builder, stages, tokenizer
 from sparse_lm.data.dataset import open_prepared
 from sparse_lm.data.holdout import hold_out
 from tests.data.examples import Documents, make_documents, make_tokenizer, stream_of, targets_of
@@ -81,20 +80,10 @@ def test_the_same_text_gives_the_same_files(prepared, tmp_path):
 
 
 def test_many_shards_read_as_one(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(builder, "SHARD_BYTES", 1000)
-    monkeypatch.setattr(tokenising, "SEGMENT_TOKENS", 100)
+    monkeypatch.setattr(stages, "SHARD_BYTES", 1000)
     builder.prepare(tmp_path / "sharded", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER)
     assert len(list((tmp_path / "sharded").glob("*train*"))) > 5
     np.testing.assert_array_equal(windows_of(tmp_path / "sharded", "train"), windows_of(prepared, "train"))
-
-
-def test_every_argument_of_the_builder_has_a_default(tmp_path, monkeypatch):
-    parameters = inspect.signature(builder.PackedText.__init__).parameters.values()
-    assert all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)
-    monkeypatch.setattr(builder, "python_library", lambda: Documents(make_documents(30)))
-    made = builder.PackedText(data_dir=tmp_path)
-    made.download_and_prepare()
-    assert made.info.splits["train"].num_examples == len(made.as_data_source("train"))
 
 
 def test_a_new_build_replaces_the_old_one(tmp_path):

@@ -8,7 +8,17 @@ import pytest
 import tensorflow_datasets as tfds
 
 from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig
-from sparse_lm.data import DataError, builder, corpus, heldout_batches, open_data, opening, train_batches
+from sparse_lm.data import (
+    DataError,
+    builder,
+    corpus,
+    dataset,
+    heldout_batches,
+    open_data,
+    opening,
+    stages,
+    train_batches,
+)
 from sparse_lm.data.holdout import hold_out
 from tests.data.examples import (
     Documents,
@@ -171,15 +181,10 @@ class TestPreparedWindows:
         make_tokenizer(300).save(other)
         with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '.*': must be empty or the one of the data"):
             open_data(with_data(config, path=path, tokenizer=other))
-        wide = make_tokenizer()
-        wide.add_tokens([f"<added {number}>" for number in range(2**16)])
-        wide.save(other)
-        with pytest.raises(ConfigError, match=r"ids up to \d+; the prepared tokens are uint16, .* ids up to 65535"):
-            open_data(with_data(config, path=path, tokenizer=other))
 
     def test_those_of_another_version_are_refused(self, config, path):
         metadata = Path(path, "metadata.json")
-        metadata.write_text(metadata.read_text().replace(builder.FORMAT, f"{builder.WINDOWS} 0"))
+        metadata.write_text(metadata.read_text().replace(dataset.FORMAT, f"{dataset.WINDOWS} 0"))
         with pytest.raises(DataError, match=r"prepared has format 'sparse_lm windows 0', not '.* 1': prepare its text"):
             open_data(with_data(config, path=path))
 
@@ -190,7 +195,7 @@ class TestPreparedWindows:
             open_data(with_data(config, path=path))
 
     def test_damage_that_is_met_later_is_told_by_its_file(self, config, tmp_path, monkeypatch):
-        monkeypatch.setattr(builder, "SHARD_BYTES", 4000)
+        monkeypatch.setattr(stages, "SHARD_BYTES", 4000)
         path = tmp_path / "shards"
         heldout = Documents(make_documents(60, seed=2))
         builder.prepare(path, DOCUMENTS, heldout=heldout, seq_len=SEQ_LEN, tokenizer=TOKENIZER)
@@ -292,6 +297,11 @@ class TestForeignDatasets:
             open_data(with_data(config, path=test_only))
         with pytest.raises(ConfigError, match=r"config\.data\.path = .*several TFDS datasets below"):
             open_data(with_data(config, path=str(tmp_path / "a")))
+        wide = make_tokenizer()
+        wide.add_tokens([f"<added {number}>" for number in range(2**16)])
+        wide.save(str(tmp_path / "wide.json"))
+        with pytest.raises(ConfigError, match=r"ids up to \d+; the tokens in .* are uint16, .* ids up to 65535"):
+            open_data(with_data(with_vocab(config, 2**17), path=tokens, tokenizer=str(tmp_path / "wide.json")))
         beyond = [{"tokens": np.array([1, 60_000], np.uint16)}, *token_rows(DOCUMENTS)]
         strange = write_tfds(tmp_path / "strange", {"tokens": RAGGED["tokens"]}, train=beyond)
         with pytest.raises(DataError, match=r"has token 60000, the tokenizer has ids"):

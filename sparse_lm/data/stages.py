@@ -1,0 +1,211 @@
+"""The stages of a preparation: survey the text, train a tokenizer, turn text into tokens, and tokens into windows.
+
+Every stage consists of tasks that work on their own part of the corpus, or shard of the result, so that the outcome
+does not depend on how many processes there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+from tokenizers import Tokenizer
+
+from sparse_lm.data import packing
+from sparse_lm.data import tokenizer as tokenizer_lib
+from sparse_lm.data.corpus import Corpus, TextFiles
+from sparse_lm.data.holdout import Split, Survey, survey_corpus
+from sparse_lm.data.workers import Report, Result, save_json
+from sparse_lm.data.workspace import Workspace
+from sparse_lm.files import replacing
+
+SAVE_TOKENS = 8 * 2**20  # after which a task saves what it has, so that a kill loses no more of a large file
+TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
+SHARD_BYTES = 256 * 2**20
+SHARD_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # for TFDS to find the files by
+COUNTS = ("documents", "tokens", "bytes")
+
+
+def survey(corpus: Corpus, workspace: Workspace) -> Survey:
+    """Reads a corpus as `holdout.survey_corpus` does, part by part."""
+    tasks = {workspace.path("survey", part.stamp()): functools.partial(_survey, part) for part in corpus.parts()}
+    figures = list(workspace.run("reading the text", "parts", tasks, len(tasks)).values())
+    digest = hashlib.sha256()
+    for path in tasks:
+        digest.update(path.with_suffix(".digests").read_bytes())
+    return Survey(
+        documents=sum(part["documents"] for part in figures),
+        size=sum(part["size"] for part in figures),
+        lowest=min(part["lowest"] for part in figures),
+        highest=max(part["highest"] for part in figures),
+        sha256=digest.hexdigest(),
+    )
+
+
+def _survey(corpus: Corpus, path: Path, report: Report) -> Result:
+    """Keeps the digests of the documents in a file: 32 bytes a document, in order."""
+    with replacing(path.with_suffix(".digests")) as partial, open(partial, "wb") as file:
+        found = survey_corpus(corpus, file.write)
+    report({"parts": 1})
+    return {"parts": 1, **vars(found)}
+
+
+def train_tokenizer(split: Split, vocab_size: int, workspace: Workspace) -> Tokenizer:
+    """Trains a tokenizer on a sample of the training documents."""
+    sample = {
+        workspace.path("sample", part.stamp()): functools.partial(_sample, part)
+        for part in split.sample(TOKENIZER_SAMPLE).parts()
+    }
+    workspace.run("sampling text for the tokenizer", "parts", sample, len(sample))
+    path = workspace.path("trained", split.sha256, vocab_size, *sample)
+    task = functools.partial(_train, [path.with_suffix(".jsonl") for path in sample], vocab_size)
+    workspace.run("training the tokenizer", "parts", {path: task}, 1)
+    return tokenizer_lib.load_tokenizer(path.with_suffix(".tokenizer"))
+
+
+def _sample(corpus: Corpus, path: Path, report: Report) -> Result:
+    with replacing(path.with_suffix(".jsonl")) as partial, open(partial, "w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in corpus)
+    report({"parts": 1})
+    return {"parts": 1}
+
+
+def _train(texts: list[Path], vocab_size: int, path: Path, report: Report) -> Result:
+    tokenizer = tokenizer_lib.train_tokenizer(TextFiles(tuple(texts)), vocab_size)
+    with replacing(path.with_suffix(".tokenizer")) as partial:
+        tokenizer.save(str(partial))
+    report({"parts": 1})
+    return {"parts": 1}
+
+
+def tokenise(split: Split, tokenizer: Tokenizer, workspace: Workspace) -> dict[str, dict[Path, Result]]:
+    """Turns the documents of both parts, "train" and "heldout", into files of tokens.
+
+    Returns:
+      For each part its files, with the documents, tokens (ends of text among them) and bytes of text in each.
+    """
+    fingerprint = tokenizer_lib.fingerprint(tokenizer)
+    saved = workspace.path("tokenizer", fingerprint)
+    if not saved.exists():
+        with replacing(saved) as partial:
+            tokenizer.save(str(partial))
+    tasks = {
+        name: {
+            workspace.path("tokens", part.stamp(), fingerprint): functools.partial(_tokenise, part, saved)
+            for part in corpus.parts()
+        }
+        for name, corpus in (("train", split.train), ("heldout", split.heldout))
+    }
+    results = workspace.run("tokenising", "documents", tasks["train"] | tasks["heldout"], split.documents)
+    return {name: {path.with_suffix(".tokens"): results[path] for path in part} for name, part in tasks.items()}
+
+
+def _tokenise(corpus: Corpus, tokenizer_path: Path, path: Path, report: Report) -> Result:
+    """Appends to a file of tokens, with an end of text behind every document, from where an earlier run left it."""
+    tokenizer, lengths = _load(tokenizer_path)
+    dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
+    progress = path.with_suffix(".progress")
+    saved = json.loads(progress.read_text()) if progress.exists() else dict.fromkeys(COUNTS, 0)
+    report({"saved": saved})
+    fresh = dict.fromkeys(COUNTS, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".tokens"), "ab") as file:
+        file.truncate(saved["tokens"] * dtype.itemsize)
+        documents = itertools.islice(corpus, saved["documents"], None)
+        for tokens in tokenizer_lib.tokenize(documents, tokenizer):
+            file.write(np.append(tokens, dtype.type(end_of_text)))
+            fresh["documents"] += 1
+            fresh["tokens"] += len(tokens) + 1
+            fresh["bytes"] += int(lengths[tokens].sum(dtype=np.int64))
+            if fresh["tokens"] >= SAVE_TOKENS:
+                os.fsync(file)
+                saved = _add(saved, fresh)
+                save_json(progress, saved)
+                report(fresh)
+                fresh = dict.fromkeys(COUNTS, 0)
+        file.flush()
+        os.fsync(file)
+    report(fresh)
+    return _add(saved, fresh)
+
+
+def _add(counts: Result, more: Result) -> Result:
+    return {key: counts[key] + more[key] for key in COUNTS}
+
+
+@functools.lru_cache(maxsize=1)
+def _load(path: Path) -> tuple[Tokenizer, np.ndarray]:
+    """Returns a tokenizer and the bytes of text that each of its tokens stands for."""
+    tokenizer = tokenizer_lib.load_tokenizer(path)
+    return tokenizer, tokenizer_lib.bytes_per_token(tokenizer)
+
+
+def write(
+    parts: dict[str, dict[Path, Result]], folder: Path, seq_len: int, dtype: np.dtype, workspace: Workspace
+) -> dict[str, list[Result]]:
+    """Cuts the tokens of each part into windows and writes them to ArrayRecord files in `folder`.
+
+    Args:
+      parts: what `tokenise` returns.
+      folder: where the shards are, those of an earlier run among them.
+      seq_len: targets of a window.
+      dtype: of the tokens.
+      workspace: for the results.
+
+    Returns:
+      For each part the windows and bytes of its shards.
+    """
+    results_folder = folder.with_suffix(".results")
+    if not folder.exists():  # or an earlier run has moved it to its place, and was killed before it could say so
+        shutil.rmtree(results_folder, ignore_errors=True)
+    shard_windows = max(1, SHARD_BYTES // ((seq_len + 1) * dtype.itemsize))
+    tasks: dict[str, dict[Path, Any]] = {}
+    total = 0
+    for name, files in parts.items():
+        stream = packing.Stream([(path, counts["tokens"]) for path, counts in files.items() if counts["tokens"]])
+        windows = packing.count_windows(len(stream), seq_len)
+        total += windows
+        tasks[name] = {}
+        for number, first in enumerate(range(0, windows, shard_windows)):
+            spans = stream.window_spans(first, min(first + shard_windows, windows), seq_len)
+            shard = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it
+            tasks[name][results_folder / f"{shard.name}.json"] = functools.partial(
+                write_shard, spans, shard, seq_len, dtype
+            )
+    results = workspace.run("writing", "windows", tasks["train"] | tasks["heldout"], total)
+    return {name: [results[path] for path in part] for name, part in tasks.items()}
+
+
+def write_shard(
+    spans: list[packing.Span], shard: Path, seq_len: int, dtype: np.dtype, path: Path, report: Report
+) -> Result:
+    """Writes the windows of some spans of tokens to one file; counts windows and the bytes of their records."""
+    features = window_features(seq_len, dtype)
+    counts = {"windows": 0, "bytes": 0}
+    with replacing(shard) as partial:
+        writer = array_record_module.ArrayRecordWriter(str(partial), "group_size:1")
+        for windows in packing.cut((span.read(dtype) for span in spans), seq_len):
+            for window in windows:
+                record = features.serialize_example({"tokens": window})
+                writer.write(record)
+                counts["bytes"] += len(record)
+            counts["windows"] += len(windows)
+        writer.close()
+    report({"windows": counts["windows"], "tokens": counts["windows"] * seq_len})
+    return counts
+
+
+def window_features(seq_len: int, dtype: np.dtype) -> tfds.features.FeaturesDict:
+    """Describes a record to TFDS."""
+    return tfds.features.FeaturesDict(
+        {"tokens": tfds.features.Tensor(shape=(seq_len + 1,), dtype=dtype, encoding="bytes")}
+    )
