@@ -1,4 +1,4 @@
-"""Figures of results that may not be committed yet, drawn from made-up ones: each point is where its numbers say."""
+"""Figures of made-up results: each point is where its numbers say."""
 
 import json
 
@@ -6,47 +6,53 @@ import matplotlib.pyplot as plt
 import pytest
 
 from experiments import plots
-from experiments.plot_losses import final_gaps
-from experiments.plot_results import read_results
-from experiments.quality.suites import SUITES
 
-SLICES = "slices 2:16, neuron centres"
-LOSSES = {"dense": (3.0, 3.2), SLICES: (3.3, 3.5), "act24": (3.1, 3.1)}
-STEPS = {"dense": 600.0, "venom_slices": 400.0, "venom_sets": 500.0}
+STEPS = {"dense": 600.0, "slices": 400.0, "venom": 500.0}
+
+
+def run(name, seed, loss):
+    return dict(name=name, seed=seed, heldout_loss=loss, heldout_curve=[[0, 9.0], [1e6, loss]])
+
+
+def timed(name, seed, loss, seconds, curve, sparse_steps=None, **step_ms):
+    about = dict(name=name, seed=seed, heldout_loss=loss, seconds=seconds, tokens_per_step=100, step_ms=step_ms)
+    return about | dict(heldout_curve=curve, sparse_steps=sparse_steps)
 
 
 @pytest.fixture
 def results(tmp_path):
-    """A directory with a suite of runs of two seeds, a benchmark of steps and one of kernels in training."""
-    base, overrides = SUITES["recipes"]
-    runs = [
-        dict(name=name, seed=seed, overrides=overrides[name], heldout_loss=loss, heldout_curve=[[0, 9.0], [1e6, loss]])
-        for name, losses in LOSSES.items()
-        for seed, loss in enumerate(losses)
-    ]
-    choices = {
-        "dense": dict(recipe="dense"),
-        "venom_slices": dict(recipe="venom", selection="slices", m=16, clusters=4),
-        "venom_sets": dict(recipe="venom", selection="cluster_sets", m=16, clusters=64, neuron_run=128),
-    }
+    """A directory with results of every kind."""
+    parts = {"FFN products": 0.5, "norms": 0.25}
     recipes = {
-        name: dict(
-            step_ms=ms,
-            sparsity=choices[name],
-            ms_by_part={"FFN products": {"total": ms / 2, "a_kernel": ms / 3}, "norms": {"total": ms / 4}},
-        )
+        name: dict(step_ms=ms, ms_by_part={part: {"total": share * ms} for part, share in parts.items()})
         for name, ms in STEPS.items()
     }
     model = dict(dim=2048, ffn_dim=8192, layers=25, vocab_size=128256)
     torch = dict(dim=2048, layers=25, vocab_size=128256, batch_size=8, step_ms=610.0)
-    losses = {"kernels": [2.0, 1.5], "reference": [2.0, 1.4]}
+    shape = dict(dim=2048, neurons=8192, tokens=16384)
+    product = dict(m=8, n=16, k=32)
     tables = {
-        "quality_recipes": dict(base=base, runs=runs),
-        "step_llama1b_8x4096_h200": dict(batch_size=8, seq_len=4096, model=model, recipes=recipes),
+        "matmul_h200": dict(matmul_24=[product | dict(speedup=1.5, speedup_transposed=1.4)]),
+        "cusparselt_h200": dict(matmul_24=[product | dict(cublas_ms=3.0, best_ms=2.0)]),
+        "ffn_h200": dict(
+            ffn=[
+                dict(recipe="dense", **shape),
+                dict(recipe="slices", forward_speedup=3.0, both_speedup=3.5, **shape),
+                dict(recipe="venom", forward_speedup=1.8, both_speedup=2.0, **shape),
+            ]
+        ),
+        "step_llama1b_h200": dict(batch_size=8, seq_len=4096, model=model, recipes=recipes),
         "step_torch_h200": [torch],
-        "kernel_agreement_h200": dict(
-            sparsity=dict(start_step=4, end_step=5),
-            losses=losses | dict(reference_again=losses["reference"], reference_in_halves=losses["kernels"]),
+        "quality_long_h200": dict(
+            runs=[run("dense", 0, 3.0), run("dense", 1, 3.2), run("slices", 0, 3.3), run("slices", 1, 3.5)]
+        ),
+        "time_tiny_h200": dict(
+            runs=[
+                timed("dense", 0, 2.9, 9.0, [[900, 2.9]], dense=10.0),
+                timed("dense@0.8", 0, 2.6, 8.0, [[800, 2.6]], dense=10.0),
+                timed("dense@1.0", 0, 2.4, 10.0, [[1000, 2.4]], dense=10.0),
+                timed("slices_50", 0, 2.5, 7.0, [[400, 3.0], [1000, 2.5]], [2, 8], dense=10.0, sparse=5.0),
+            ]
         ),
     }
     for name, table in tables.items():
@@ -56,120 +62,44 @@ def results(tmp_path):
     plt.close("all")
 
 
-def drawn(figures):
-    figures = dict(figures)
+def drawn(results, *patterns):
+    figures = dict(plots.figures(*patterns, directory=results))
     for figure in figures.values():
         figure.canvas.draw()
     return figures
 
 
-def test_every_result_has_its_figures(results):
-    assert set(drawn(plots.figures(directory=results))) == {
-        "quality_recipes_loss_curves",
-        "quality_recipes_final_losses",
-        "step_llama1b_8x4096_h200_whole_steps",
-        "kernel_agreement_h200_kernel_agreement",
+def test_every_kind_of_result_has_its_figure(results):
+    assert set(drawn(results)) == {
+        "matmul_h200_products_24",
+        "ffn_h200_feed_forwards",
+        "step_llama1b_h200_whole_steps",
+        "quality_long_h200_loss_curves",
+        "time_tiny_h200_losses_over_seconds",
     }
 
 
 def test_only_figures_of_the_given_names_are_drawn(results):
-    assert [name for name, _ in plots.figures("step_*", "quality_*_final_losses", directory=results)] == [
-        "step_llama1b_8x4096_h200_whole_steps",
-        "quality_recipes_final_losses",
+    assert list(drawn(results, "step_*", "ffn_*_forwards")) == [
+        "ffn_h200_feed_forwards",
+        "step_llama1b_h200_whole_steps",
     ]
-    (name,) = dict(plots.frontiers("*_over_time", directory=results))
-    assert name == "quality_recipes_step_llama1b_8x4096_h200_losses_over_time"
 
 
-def test_what_is_absent_is_said(results):
-    absent = " ".join(plots.absent(results))
-    assert "matmul_*.json" in absent and "experiments.kernels.products" in absent
-    assert "quality" not in absent and "step" not in absent
+def test_products_are_beside_cusparselts(results):
+    (axes,) = drawn(results, "matmul_*")["matmul_h200_products_24"].axes
+    points = {line.get_label(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 1}
+    assert points == {"B as stored": [1.5], "B and result transposed": [1.4], "cuSPARSELt": [1.5]}
 
 
-def test_frontier_joins_runs_and_steps_by_what_they_choose(results):
-    (axes,) = drawn(plots.frontiers(directory=results))["quality_recipes_step_llama1b_8x4096_h200_frontier"].axes
-    points = {bars.get_label(): tuple(bars.lines[0].get_xydata()[0]) for bars in axes.containers}
-    half_of_the_steps = 1 / (0.5 + 0.5 / 1.5)
-    assert points == {
-        "dense: +0.000": (1.0, pytest.approx(0.0)),
-        f"{SLICES}: +0.300": (pytest.approx(half_of_the_steps), pytest.approx(0.3)),
-    }  # act24: not timed
-
-
-def test_dense_layers_take_a_dense_steps_time(results):
-    path = results / "quality_recipes.json"
-    suite = json.loads(path.read_text())
-    for run in suite["runs"]:
-        run["overrides"] |= {"sparsity.dense_layers": 2} if run["name"] == SLICES else {}  # of 8
-    path.write_text(json.dumps(suite))
-    (figure,) = drawn(plots.frontiers("*_frontier", directory=results)).values()
-    (axes,) = figure.axes
-    (speedup,) = [bars.lines[0].get_xdata()[0] for bars in axes.containers if bars.get_label().startswith(SLICES)]
-    assert speedup == pytest.approx(1 / (0.5 + 0.5 * (0.25 + 0.75 / 1.5)))
-
-
-def test_losses_are_compared_with_the_dense_run_of_the_same_seed(results):
-    gaps = final_gaps(read_results(results / "quality_recipes.json"))
-    assert gaps == {"dense": [0, 0], SLICES: pytest.approx([0.3, 0.3]), "act24": pytest.approx([0.1, -0.1])}
-
-
-def test_seeds_whose_dense_run_is_not_there_yet_are_left_out(results):
-    path = results / "quality_recipes.json"
-    suite = json.loads(path.read_text())
-    suite["runs"] = [run for run in suite["runs"] if (run["name"], run["seed"]) not in (("dense", 1), ("act24", 0))]
-    path.write_text(json.dumps(suite))
-    assert final_gaps(read_results(path)) == {"dense": [0], SLICES: [pytest.approx(0.3)]}
-    _, gaps = drawn(plots.figures(directory=results))["quality_recipes_loss_curves"].axes
-    assert {line.get_label(): line.get_ydata()[-1:].tolist() for line in gaps.lines} == {
-        "dense": [0], SLICES: [pytest.approx(0.3)], "act24": [],
-    }  # fmt: skip
-    assert "quality_recipes_step_llama1b_8x4096_h200_frontier" in drawn(plots.frontiers(directory=results))
-
-
-def test_losses_over_time_count_sparse_steps_as_long_as_they_take(results):
-    path = results / "quality_recipes.json"
-    suite = json.loads(path.read_text())
-    steps, tokens_per_step = suite["base"]["steps"], suite["base"]["batch_size"] * suite["base"]["seq_len"]
-    for run in suite["runs"]:
-        checkpoints = (0, suite["base"]["sparsity.start_step"], suite["base"]["sparsity.end_step"], steps)
-        run["heldout_curve"] = [[step * tokens_per_step, 9.0 - step / steps] for step in checkpoints]
-    path.write_text(json.dumps(suite))
-    (figure,) = drawn(plots.frontiers("*_losses_over_time", directory=results)).values()
-    (axes,) = figure.axes
-    times = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
-    assert times == {
-        "dense: 8.000": pytest.approx([0, 0.1, 0.6, 1]),
-        f"{SLICES}: 8.000": pytest.approx([0, 0.1, 0.1 + 0.5 / 1.5, 0.5 + 0.5 / 1.5]),
-    }
-
-
-def test_suites_that_end_sparse_have_no_frontier(results):
-    path = results / "quality_recipes.json"
-    suite = json.loads(path.read_text())
-    suite["base"]["sparsity.end_step"] = suite["base"]["steps"]
-    path.write_text(json.dumps(suite))
-    assert not dict(plots.frontiers(directory=results))
-
-
-def test_loss_curves_are_means_over_seeds_and_distances_from_dense(results):
-    figure = drawn(plots.figures("quality_*", directory=results))["quality_recipes_loss_curves"]
-    last = [[line.get_ydata()[-1] for line in axes.lines] for axes in figure.axes]
-    assert last == [pytest.approx([3.1, 3.4, 3.1]), pytest.approx([0.0, 0.3, 0.0])]
-
-
-def test_steps_without_a_dense_one_show_their_times(results):
-    path = results / "step_llama1b_8x4096_h200.json"
-    steps = json.loads(path.read_text())
-    del steps["recipes"]["dense"]
-    path.write_text(json.dumps(steps))
-    (axes,) = drawn(plots.figures("step_*", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
-    assert [text.get_text() for text in axes.texts] == ["400 ms", "500 ms", "PyTorch, dense"]
-    assert not dict(plots.frontiers(directory=results))
+def test_ffns_are_beside_the_dense_one(results):
+    forward, both = drawn(results, "ffn_*")["ffn_h200_feed_forwards"].axes
+    assert [list(axes.lines[0].get_xdata()) for axes in (forward, both)] == [[3.0, 1.8], [3.5, 2.0]]
+    assert [label.get_text() for label in forward.get_yticklabels()] == ["slices", "venom"]
 
 
 def test_steps_show_time_speedup_parts_and_pytorch(results):
-    (axes,) = drawn(plots.figures("step_*", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
+    (axes,) = drawn(results, "step_*")["step_llama1b_h200_whole_steps"].axes
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["600 ms, 1.00 times", "400 ms, 1.50 times", "500 ms, 1.20 times", "PyTorch, dense"]
     totals, products, norms = ([bar.get_width() for bar in bars] for bars in axes.containers)
@@ -180,8 +110,32 @@ def test_steps_show_time_speedup_parts_and_pytorch(results):
     assert axes.get_title() == "D 2048, F 8192, 25 layers, 32768 tokens"
 
 
-def test_steps_on_several_gpus_say_so(results):
-    path = results / "step_llama1b_8x4096_h200.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | dict(mesh=dict(data=2, fsdp=4, tensor=1))))
-    (axes,) = drawn(plots.figures("step_*", directory=results))["step_llama1b_8x4096_h200_whole_steps"].axes
+def test_steps_without_a_dense_one_and_on_several_gpus(results):
+    path = results / "step_llama1b_h200.json"
+    steps = json.loads(path.read_text()) | dict(mesh=dict(data=2, fsdp=4, tensor=1))
+    del steps["recipes"]["dense"]
+    path.write_text(json.dumps(steps))
+    (axes,) = drawn(results, "step_*")["step_llama1b_h200_whole_steps"].axes
+    assert [text.get_text() for text in axes.texts] == ["400 ms", "500 ms", "PyTorch, dense"]
     assert axes.get_title().endswith("32768 tokens on 8 GPUs")
+
+
+def test_loss_curves_are_means_over_seeds_and_distances_from_dense(results):
+    figure = drawn(results, "quality_*")["quality_long_h200_loss_curves"]
+    last = [[line.get_ydata()[-1] for line in axes.lines] for axes in figure.axes]
+    assert last == [pytest.approx([3.1, 3.4]), pytest.approx([0.0, 0.3])]
+
+
+def test_losses_over_seconds_are_dense_by_length_and_where_others_end(results):
+    (axes,) = drawn(results, "time_*")["time_tiny_h200_losses_over_seconds"].axes
+    points = [list(map(tuple, line.get_xydata())) for line in axes.lines]
+    # 2 dense and 2 sparse steps at 400 tokens; 6 sparse and 4 dense ones in all.
+    on_the_way = [pytest.approx((0.03, 3.0)), pytest.approx((0.07, 2.5))]
+    assert points == [on_the_way, [(7.0, 2.5)], [(8.0, 2.6), (10.0, 2.4)]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["slices 50", "dense, by length"]
+
+
+def test_figures_have_a_white_background(results):
+    with plt.style.context(plots.STYLE):
+        (figure,) = drawn(results, "step_*").values()
+        assert figure.get_facecolor() == (1, 1, 1, 1) == figure.axes[0].get_facecolor()

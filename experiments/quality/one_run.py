@@ -1,0 +1,144 @@
+"""Trains one run of a suite and writes what it took and reached to row.json in its workdir.
+
+`experiments.quality.time_to_loss` starts this, a process a run:
+
+    python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
+
+A run named "dense" is the stable one; "dense@0.8" is the branch of that length, which goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from experiments.quality import controls  # noqa: F401  registers the recipes of the controls
+from experiments.quality.suites import SUITES, Suite
+from sparse_lm import logs
+from sparse_lm.config import Config
+from sparse_lm.data import heldout_batches, open_data
+from sparse_lm.files import replacing
+from sparse_lm.model import llama
+from sparse_lm.ops.ffn_weights import FfnVariables
+from sparse_lm.training.checkpoints.restored import restore_for_dense
+from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.loop import train
+from sparse_lm.training.run_data import check_same_tokenizer
+from sparse_lm.training.telemetry.metrics import FILE as METRICS
+from sparse_lm.training.telemetry.metrics import read_metrics, to_json
+from sparse_lm.training.telemetry.summary import read_summary
+from sparse_lm.training.workdir import save_config
+
+ROW = "row.json"
+
+
+def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
+    """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run."""
+    workdir = root / f"{name}-{seed}"
+    config, before = plan(suite, name, seed, data, root)
+    if before and not workdir.exists():
+        copy_checkpoint(root / f"dense-{seed}", workdir, config, before["steps"])
+    if not train(config, str(workdir)):
+        return False
+    row = dict(name=name, seed=seed, **read_run(workdir, config, before))
+    if second_data:
+        row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
+    with replacing(workdir / ROW) as partial:
+        partial.write_text(json.dumps(row) + "\n")
+    return True
+
+
+def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
+    """Returns a run's configuration and, for a branch, its share of the stable run's row (see `share_of`)."""
+    if name == "dense":
+        return suite.stable(seed, data), None
+    if not name.startswith("dense@"):
+        return suite.config(name, seed, data), None
+    length = float(name.removeprefix("dense@"))
+    stable = json.loads((root / f"dense-{seed}" / ROW).read_text())
+    return suite.branch(length, seed, data), share_of(stable, suite.branch_starts()[length])
+
+
+def share_of(stable: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Returns what the first `steps` steps of the stable run took, whose steps all take alike; it compiles once."""
+    seconds = stable["seconds"] * steps / stable["steps"]
+    return dict(steps=steps, seconds=seconds, compile_seconds=stable["compile_seconds"])
+
+
+def copy_checkpoint(stable: Path, branch: Path, config: Config, step: int) -> None:
+    """Makes the branch's workdir as a run of its configuration that was stopped at that step would have left it."""
+    partial = branch.with_name(f"{branch.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    checkpoint = f"checkpoints/{step}"
+    shutil.copytree(stable / checkpoint, partial / checkpoint, copy_function=os.link)
+    for file in ("data.json", "tokenizer.json"):
+        shutil.copy(stable / file, partial / file)
+    lines = [line for line in read_metrics(stable) if line["step"] < step]
+    (partial / METRICS).write_text("".join(f"{to_json(line)}\n" for line in lines))
+    save_config(partial, config)
+    partial.rename(branch)
+
+
+def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns what a finished run took and reached.
+
+    Its seconds are those of the training steps, with what training does between them: data, metrics, transitions,
+    refreshes. Compilation is beside them; evaluating and saving count nowhere.
+    """
+    summary, lines = read_summary(workdir), list(read_metrics(workdir))
+    phases = {phase: summary["seconds"].get(phase, 0.0) for phase in ("dense", "sparse")}
+    seconds, compile_seconds = sum(phases.values()), summary["seconds"]["compile"]
+    if before:
+        seconds, compile_seconds = before["seconds"] + seconds, before["compile_seconds"]
+    processes = summary["processes"]
+    steps = {phase: sum(process["steps"].get(phase, 0) for process in processes) for phase in phases}
+    sparse = [line for line in lines if line["phase"] == "sparse"]
+    return dict(
+        steps=config.steps,
+        tokens=config.steps * config.tokens_per_step,
+        tokens_per_step=config.tokens_per_step,
+        seconds=seconds,
+        compile_seconds=compile_seconds,
+        cached_compilation=bool(os.environ.get("JAX_COMPILATION_CACHE_DIR")),
+        step_ms={phase: 1e3 * phases[phase] / steps[phase] for phase in phases if steps[phase]},
+        sparse_steps=[config.sparsity.start_step, config.sparsity.end_step] if sparse else None,
+        heldout_loss=lines[-1]["eval_loss"],
+        heldout_curve=[[line["tokens"], line["eval_loss"]] for line in lines if line.get("eval_loss") is not None],
+        skipped=summary["skipped"],
+        expert_load=sparse[-1].get("expert_load") if sparse else None,
+        gpu=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        **{key: processes[-1][key] for key in ("started", "device", "versions", "git_commit")},
+    )
+
+
+def evaluate_on(workdir: Path, config: Config, path: str) -> float:
+    """Returns the loss of a finished run on the held-out part of another prepared corpus, computed densely."""
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+    data = open_data(config)
+    check_same_tokenizer(workdir, config, data)
+    params, _ = restore_for_dense(workdir, config)
+    evaluate = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token)
+    batches = heldout_batches(data, batch_size=config.batch_size, windows=config.data.eval_windows)
+    return evaluate(params, FfnVariables(), batches)["loss"]
+
+
+def main(_) -> None:
+    logs.configure()
+    values = flags.FLAGS
+    run_one(SUITES[values.suite], values.run, values.seed, values.data, values.second_data, Path(values.root))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_enum("suite", None, list(SUITES), "Set of runs.", required=True)
+    flags.DEFINE_string("run", None, "Name of a run.", required=True)
+    flags.DEFINE_integer("seed", 0, "Its seed.")
+    flags.DEFINE_string("data", None, "Prepared corpus.", required=True)
+    flags.DEFINE_string("second_data", "", "Prepared corpus of other text with the same tokenizer; empty for none.")
+    flags.DEFINE_string("root", None, "Directory of the workdirs.", required=True)
+    app.run(main)

@@ -1,0 +1,145 @@
+"""Says in what share of dense's time runs reach dense's loss: R for each seed, its mean and 95% interval.
+
+    python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json --figure=time.svg
+
+R is a run's time over the time at which dense has the same held-out loss, by the branches of the dense run of the same
+seed: a straight line in the logarithm of time between two of them. Below 1 is a gain. The time is that of the training
+steps, with what training does between them; in a second number each side's compilation is added. A loss that no branch
+reaches, or that all are below of, is extrapolated from the two nearest, and marked with an asterisk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import matplotlib.pyplot as plt
+from absl import app, flags
+from scipy import stats
+
+from experiments import plots
+
+LOSSES = {"heldout": "heldout_loss", "second": "second_heldout_loss"}
+
+Row = dict[str, Any]
+
+
+class Ratio(NamedTuple):
+    """R of one run; `extrapolated` if dense's loss was not measured on both sides of the run's."""
+
+    seed: int
+    ratio: float
+    with_compilation: float
+    extrapolated: bool
+
+
+class Summary(NamedTuple):
+    """Mean over seeds, and the 95% interval of the t distribution, which takes two seeds."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def dense_curve(rows: Sequence[Row], seed: int, loss: str) -> list[tuple[float, float]]:
+    """Returns (seconds, loss) of the branches of a seed's dense run, by time.
+
+    Raises:
+      ValueError: there are fewer than two, or a longer one is no better, so that no time belongs to a loss.
+    """
+    branches = [row for row in rows if row["name"].startswith("dense@") and row["seed"] == seed]
+    curve = sorted((row["seconds"], row[loss]) for row in branches)
+    if len(curve) < 2:
+        raise ValueError(f"seed {seed}: {len(curve)} branches of the dense run; at least two tell its loss over time")
+    if any(later[1] >= earlier[1] for earlier, later in itertools.pairwise(curve)):
+        raise ValueError(f"seed {seed}: dense's {loss} does not fall with time: {curve}")
+    return curve
+
+
+def time_of_loss(curve: Sequence[tuple[float, float]], loss: float) -> tuple[float, bool]:
+    """Returns when dense has the loss, and whether that is beyond what was measured."""
+    pairs = list(itertools.pairwise(curve))
+    pair = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
+    (t0, l0), (t1, l1) = pair
+    share = (l0 - loss) / (l0 - l1)
+    return t0 * (t1 / t0) ** share, not curve[-1][1] <= loss <= curve[0][1]
+
+
+def ratios(rows: Sequence[Row], loss: str) -> dict[str, list[Ratio]]:
+    """Returns R of all runs but the dense one and its branches, by name."""
+    table: dict[str, list[Ratio]] = {}
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        if row["name"].split("@")[0] == "dense" or row.get(loss) is None:
+            continue
+        curve = dense_curve(rows, row["seed"], loss)
+        (compiling,) = {r["compile_seconds"] for r in rows if r["name"] == "dense" and r["seed"] == row["seed"]}
+        dense_seconds, extrapolated = time_of_loss(curve, row[loss])
+        with_compilation = (row["seconds"] + row["compile_seconds"]) / (dense_seconds + compiling)
+        ratio = Ratio(row["seed"], row["seconds"] / dense_seconds, with_compilation, extrapolated)
+        table.setdefault(row["name"], []).append(ratio)
+    return table
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Returns the mean and its 95% interval."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Summary(mean, None, None)
+    reach = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Summary(mean, mean - reach, mean + reach)
+
+
+def report(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns what is known of each run, by set of held-out text."""
+    tables: dict[str, Any] = {}
+    for text, loss in LOSSES.items():
+        if any(row.get(loss) is not None for row in rows):
+            tables[text] = {
+                name: dict(
+                    seeds=[ratio._asdict() for ratio in found],
+                    ratio=summarise([ratio.ratio for ratio in found])._asdict(),
+                    with_compilation=summarise([ratio.with_compilation for ratio in found])._asdict(),
+                )
+                for name, found in ratios(rows, loss).items()
+            }
+    return tables
+
+
+def _print(tables: dict[str, Any]) -> None:
+    for text, runs in tables.items():
+        print(f"{text} text: R, mean [95% interval] of n seeds; with compilation; by seed")
+        for name, row in runs.items():
+            by_seed = " ".join(f"{r['ratio']:.3f}{'*' * r['extrapolated']}" for r in row["seeds"])
+            numbers = "; ".join(_interval(row[key]) for key in ("ratio", "with_compilation"))
+            print(f"  {name:<24} {numbers}; n {len(row['seeds'])}: {by_seed}")
+
+
+def _interval(summary: dict[str, float | None]) -> str:
+    interval = "" if summary["low"] is None else f" [{summary['low']:.3f}, {summary['high']:.3f}]"
+    return f"{summary['mean']:.3f}{interval}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    if len(arguments) != 2:
+        raise app.UsageError("name one file that experiments.quality.time_to_loss wrote")
+    results = plots.read_results(Path(arguments[1]))
+    tables = report(results.data["runs"])
+    _print(tables)
+    if flags.FLAGS.output:
+        Path(flags.FLAGS.output).write_text(json.dumps(tables, indent=1) + "\n")
+    if flags.FLAGS.figure:
+        matplotlib.use("svg")
+        plt.style.use(plots.STYLE)
+        plots.losses_over_seconds(results).savefig(flags.FLAGS.figure, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("figure", "", "SVG file to draw: loss over seconds; empty for none.")
+    flags.DEFINE_string("output", "", "JSON file for the numbers; empty for none.")
+    app.run(main)

@@ -1,0 +1,217 @@
+r"""Trains the runs of a suite side by side on the GPUs of a host, and records what each took and reached.
+
+    python -m experiments.quality.time_to_loss --suite=llama1b_4_layers --data=data/python --second_data=data/debian \
+        --workdir=runs/llama1b_4 --gpus=0,1,2,3 --runs=dense,slices_35,slices_50 --seeds=0,1,2,3 \
+        --output=experiments/results/time_llama1b_4_layers_h200.json --minutes=9
+    python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json
+
+"dense" is a run at a constant rate with branches that decay: dense's loss as a function of time. GPUs work in pairs:
+for one seed dense runs on the first of a pair while the others run on the second, for the pair's next seed the other
+way round. `--queue`, once a GPU, says who runs what instead: --queue=dense:0,slices_50:1 --queue=slices_50:0,dense:1.
+
+Runs that the output has are left out, one that was cut short goes on from its checkpoint, and after `--minutes` those
+under way are saved: the same command goes on. Checkpoints are deleted when nothing needs them any more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import app, flags
+
+from experiments.quality.suites import SUITES, Suite
+from sparse_lm.files import replacing
+
+ROW = "row.json"  # in a finished run's workdir
+
+
+class Item(NamedTuple):
+    """A run of the suite, or a branch of its dense run."""
+
+    name: str
+    seed: int
+
+    @property
+    def workdir(self) -> str:
+        return f"{self.name}-{self.seed}"
+
+
+def assign(runs: Sequence[str], seeds: Sequence[int], gpus: int) -> list[list[Item]]:
+    """Returns a queue for each GPU: dense and the others side by side on a pair, sides swapped from seed to seed."""
+    queues: list[list[Item]] = [[] for _ in range(gpus)]
+    pairs = max(1, gpus // 2)
+    for number, seed in enumerate(seeds):
+        pair, turn = number % pairs, number // pairs
+        for name in runs:
+            side = (turn + (name != "dense")) % 2 if gpus > 1 else 0
+            queues[2 * pair + side].append(Item(name, seed))
+    return queues
+
+
+def read_queue(text: str) -> list[Item]:
+    """Reads "dense:0,slices_50:1"."""
+    return [Item(name, int(seed)) for name, seed in (entry.split(":") for entry in text.split(","))]
+
+
+def with_branches(queue: Sequence[Item], suite: Suite) -> list[Item]:
+    """Returns the queue with the branches of each dense run behind it."""
+    branches = {item: [Item(f"dense@{length}", item.seed) for length in suite.lengths] for item in queue}
+    return [i for item in queue for i in (item, *(branches[item] if item.name == "dense" else ()))]
+
+
+class Results:
+    """The rows of finished runs of a suite, in a file that several threads add to."""
+
+    def __init__(self, path: Path, suite: str):
+        self.name, self.suite = suite, SUITES[suite]
+        self._path, self._lock = path, threading.Lock()
+        self.rows = json.loads(path.read_text())["runs"] if path.exists() else []
+
+    def __contains__(self, item: Item) -> bool:
+        return any((row["name"], row["seed"]) == item for row in self.rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Adds a run's row to the file, in place of an earlier one of the same run."""
+        with self._lock, replacing(self._path) as partial:
+            others = [old for old in self.rows if (old["name"], old["seed"]) != (row["name"], row["seed"])]
+            self.rows = [*others, row | {"overrides": self.suite.runs.get(row["name"], {})}]
+            about = dict(
+                device=row["device"]["kind"], date=datetime.date.today().isoformat(), jax=row["versions"]["jax"]
+            )
+            table = dict(suite=self.name, base=self.suite.base, lengths=self.suite.lengths, runs=self.rows)
+            partial.write_text(json.dumps(about | table) + "\n")
+
+
+class Host:
+    """The GPUs of this machine, each working through a queue with one process a run.
+
+    Args:
+      command: what trains one run; it is also told which.
+      root: where it keeps workdirs, and this a log of each.
+      results: where rows go.
+    """
+
+    def __init__(self, command: Sequence[str], root: Path, results: Results):
+        self._command, self._root, self._results = command, root, results
+        self._stopping, self._under_way = threading.Event(), set()
+        self.failed: list[str] = []
+
+    def work(self, queues: dict[str, list[Item]], minutes: float) -> None:
+        """Returns when all queues are worked through, or after that many minutes, when what was under way is saved."""
+        threads = [threading.Thread(target=self._work_through, args=pair) for pair in queues.items()]
+        timer = threading.Timer(min(60 * minutes, threading.TIMEOUT_MAX), self.stop)
+        timer.daemon = True
+        timer.start()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        timer.cancel()
+
+    def stop(self) -> None:
+        """Asks the runs under way to save and end."""
+        self._stopping.set()
+        for process in list(self._under_way):
+            process.terminate()
+
+    def _work_through(self, gpu: str, queue: list[Item]) -> None:
+        for item in queue:
+            if self._is_done(item):
+                continue
+            if self._stopping.is_set() or not self._run(item, gpu):
+                return
+            self._delete_checkpoints(item)
+
+    def _is_done(self, item: Item) -> bool:
+        """True if the run is in the results; a stable run whose branches are not must have its checkpoints, too."""
+        branches_left = item.name == "dense" and not self._has_all_branches(item.seed)
+        return item in self._results and not (branches_left and not self._checkpoints(item).exists())
+
+    def _has_all_branches(self, seed: int) -> bool:
+        return all(Item(f"dense@{length}", seed) in self._results for length in self._results.suite.lengths)
+
+    def _checkpoints(self, item: Item) -> Path:
+        return self._root / item.workdir / "checkpoints"
+
+    def _delete_checkpoints(self, item: Item) -> None:
+        """Deletes the checkpoints of a finished run; those of a stable run once all of its branches are done."""
+        if item.name != "dense":
+            shutil.rmtree(self._checkpoints(item), ignore_errors=True)
+        if item.name.startswith("dense@") and self._has_all_branches(item.seed):
+            shutil.rmtree(self._checkpoints(Item("dense", item.seed)), ignore_errors=True)
+
+    def _run(self, item: Item, gpu: str) -> bool:
+        """Trains one run to its end; returns False if it was stopped, or failed."""
+        row, log = self._root / item.workdir / ROW, self._root / f"{item.workdir}.log"
+        command = [*self._command, f"--run={item.name}", f"--seed={item.seed}"]
+        with log.open("a") as output:
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            self._under_way.add(process)
+            if self._stopping.is_set():  # which it became before this process was listed
+                process.terminate()
+            status = process.wait()
+            self._under_way.discard(process)
+        if status or not row.exists():
+            if not self._stopping.is_set():
+                self.failed.append(f"{item.workdir} (exit status {status}, see {log})")
+            return False
+        row = json.loads(row.read_text())
+        self._results.add(row)
+        print(
+            f"GPU {gpu}: {item.name}, seed {item.seed}: held-out {row['heldout_loss']:.4f}, {row['seconds']:.1f} s, "
+            f"compiling {row['compile_seconds']:.0f} s",
+            flush=True,
+        )
+        return True
+
+
+def main(_: Sequence[str]) -> None:
+    values, suite = flags.FLAGS, SUITES[flags.FLAGS.suite]
+    queues = [read_queue(text) for text in values.queue]
+    queues = queues or assign(values.runs or list(suite.runs), [int(seed) for seed in values.seeds], len(values.gpus))
+    if len(queues) > len(values.gpus):
+        raise app.UsageError(f"--queue: {len(queues)} queues for the {len(values.gpus)} of --gpus")
+    if unknown := {item.name for item in itertools.chain(*queues)} - suite.runs.keys():
+        raise app.UsageError(f"{sorted(unknown)} must be among {', '.join(suite.runs)}")
+    root, results = Path(values.workdir), Results(Path(values.output), values.suite)
+    root.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "experiments.quality.one_run", f"--suite={values.suite}", f"--data={values.data}"]
+    host = Host([*command, f"--second_data={values.second_data}", f"--root={root}"], root, results)
+    signal.signal(signal.SIGTERM, lambda *_: host.stop())
+    signal.signal(signal.SIGINT, lambda *_: host.stop())
+    wanted = {gpu: with_branches(queue, suite) for gpu, queue in zip(values.gpus, queues, strict=False)}
+    host.work(wanted, values.minutes)
+    left = [item for queue in wanted.values() for item in queue if item not in results]
+    if left:
+        print(f"{len(left)} runs are left; the same command goes on: {', '.join(item.workdir for item in left)}")
+    if host.failed:
+        sys.exit(f"failed: {'; '.join(host.failed)}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_enum("suite", None, list(SUITES), "Set of runs.", required=True)
+    flags.DEFINE_list("runs", [], "Names of runs; all of the suite by default.")
+    flags.DEFINE_list("seeds", ["0"], "Seeds of each run.")
+    flags.DEFINE_multi_string(
+        "queue", [], "What one GPU runs, name:seed,name:seed,...; repeated, in the order of --gpus."
+    )
+    flags.DEFINE_list("gpus", ["0"], "GPUs, as CUDA_VISIBLE_DEVICES has them.")
+    flags.DEFINE_string("data", None, "Prepared corpus.", required=True)
+    flags.DEFINE_string("second_data", "", "Prepared corpus of other text with the same tokenizer; empty for none.")
+    flags.DEFINE_string("workdir", None, "Directory of the runs' workdirs.", required=True)
+    flags.DEFINE_string("output", None, "JSON file to write, or to add to.", required=True)
+    flags.DEFINE_float("minutes", math.inf, "Stop after this long.")
+    app.run(main)

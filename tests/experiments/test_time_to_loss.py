@@ -1,0 +1,246 @@
+"""Time to a given loss: who runs what, what a run took, and the ratio of times, on made-up runs and on tiny ones."""
+
+import dataclasses
+import json
+import math
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.quality import one_run, time_ratio
+from experiments.quality.suites import SUITES
+from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
+from sparse_lm.prepare_data import prepare_files
+from sparse_lm.training.loop import train
+from sparse_lm.training.schedule import learning_rate
+
+TINY = SUITES["tiny"]
+RUNS = ["dense", "slices_50", "fixed_quarter_50"]
+
+
+def test_sides_of_a_pair_are_swapped_from_seed_to_seed():
+    first, second, third, fourth = assign(RUNS, [0, 1, 2, 3], gpus=4)
+    assert [item.seed for item in first if item.name == "dense"] == [0]
+    assert [item.seed for item in second if item.name == "dense"] == [2]
+    assert {item.seed for item in first + second} == {0, 2} and {item.seed for item in third + fourth} == {1, 3}
+    for queue in (first, second, third, fourth):
+        assert {item.name for item in queue} == set(RUNS)
+        dense, others = ({item.seed for item in queue if (item.name == "dense") == side} for side in (True, False))
+        assert not dense & others
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+def test_every_run_of_every_seed_has_a_gpu(gpus):
+    queues = assign(RUNS, [0, 1], gpus)
+    assert len(queues) == gpus
+    assert sorted(item for queue in queues for item in queue) == sorted(Item(name, s) for name in RUNS for s in (0, 1))
+
+
+def test_queues_are_read_and_dense_runs_have_their_branches():
+    queue = with_branches(read_queue("slices_50:1,dense:0"), TINY)
+    names = ["slices_50-1", "dense-0", "dense@0.8-0", "dense@1.0-0", "dense@1.2-0"]
+    assert [item.workdir for item in queue] == names
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_branch_has_the_rates_of_the_stable_run_and_then_falls(name):
+    suite = SUITES[name]
+    stable = suite.stable(0, "data")
+    rates = np.asarray(learning_rate(stable)(np.arange(stable.steps)))
+    assert np.ptp(rates[stable.optimizer.warmup_steps :]) == 0  # to its very end
+    for length, start in suite.branch_starts().items():
+        assert start % stable.checkpoint_every == 0 and start <= stable.steps
+        assert (stable.steps - start) // stable.checkpoint_every < stable.keep_checkpoints
+        branch = suite.branch(length, 0, "data")
+        assert branch.steps == pytest.approx(length * suite.steps, rel=0.05)
+        schedule = learning_rate(branch)
+        np.testing.assert_allclose([schedule(step) for step in (0, start - 1)], rates[[0, start - 1]], rtol=1e-6)
+        assert schedule(start + 1) < rates[-1]
+        assert schedule(branch.steps - 1) == pytest.approx(0.1 * rates[-1])
+
+
+STUB = """
+import json, os, pathlib, signal, sys, time
+given = dict(argument.removeprefix("--").split("=") for argument in sys.argv[1:])
+workdir = pathlib.Path(given["root"], f"{given['run']}-{given['seed']}")
+checkpoints = workdir / "checkpoints"
+checkpoints.mkdir(parents=True, exist_ok=True)
+if given["run"].startswith("dense@"):
+    assert pathlib.Path(given["root"], f"dense-{given['seed']}", "checkpoints").exists()
+if given["run"] == "slices_80":
+    sys.exit("no such run")
+if given["run"] == "slices_65":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    time.sleep(60)
+row = dict(name=given["run"], seed=int(given["seed"]), heldout_loss=1.0, seconds=2.0, compile_seconds=3.0,
+           gpu=os.environ["CUDA_VISIBLE_DEVICES"], device=dict(kind="stub"), versions=dict(jax="0"))
+(workdir / "row.json").write_text(json.dumps(row))
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A host whose runs are those of a program that only writes a row, and fails, or does not end, by name."""
+    (tmp_path / "stub.py").write_text(STUB)
+    root, output = tmp_path / "runs", tmp_path / "out.json"
+    root.mkdir()
+    return lambda: Host([sys.executable, str(tmp_path / "stub.py"), f"--root={root}"], root, Results(output, "tiny"))
+
+
+def rows(tmp_path):
+    return {(row["name"], row["seed"]): row for row in json.loads((tmp_path / "out.json").read_text())["runs"]}
+
+
+def test_gpus_work_through_their_queues_and_keep_only_needed_checkpoints(host, tmp_path):
+    queues = {"4": with_branches([Item("dense", 0)], TINY), "7": [Item("slices_50", 0)]}
+    host().work(queues, minutes=math.inf)
+    assert {name: row["gpu"] for (name, _), row in rows(tmp_path).items()} == {
+        "dense": "4", "dense@0.8": "4", "dense@1.0": "4", "dense@1.2": "4", "slices_50": "7",
+    }  # fmt: skip
+    assert rows(tmp_path)["slices_50", 0]["overrides"] == TINY.runs["slices_50"]
+    assert not list(tmp_path.glob("runs/*/checkpoints"))
+
+
+def test_what_is_done_is_not_done_again_and_a_lost_stable_run_is(host, tmp_path):
+    queue = with_branches([Item("dense", 0)], TINY)
+    host().work({"0": queue[:2]}, minutes=math.inf)  # to the first branch
+    assert (tmp_path / "runs/dense-0/checkpoints").exists()
+    (tmp_path / "runs/dense@0.8-0/row.json").unlink()
+    host().work({"1": queue}, minutes=math.inf)
+    assert {name: row["gpu"] for (name, _), row in rows(tmp_path).items()} == dict(
+        zip(("dense", "dense@0.8", "dense@1.0", "dense@1.2"), "0011", strict=True)
+    )
+    (tmp_path / "out.json").write_text(json.dumps(dict(runs=[rows(tmp_path)["dense", 0]])))
+    host().work({"2": queue}, minutes=math.inf)  # its checkpoints are deleted
+    assert {row["gpu"] for row in rows(tmp_path).values()} == {"2"}
+
+
+def test_a_failure_is_named_and_ends_its_queue_alone(host, tmp_path):
+    failing = host()
+    failing.work({"0": [Item("slices_80", 0), Item("slices_50", 0)], "1": [Item("slices_50", 1)]}, minutes=math.inf)
+    assert list(rows(tmp_path)) == [("slices_50", 1)]
+    (failure,) = failing.failed
+    assert "slices_80-0 (exit status 1" in failure
+    assert "no such run" in (tmp_path / "runs/slices_80-0.log").read_text()
+
+
+def test_runs_under_way_are_asked_to_end_when_time_is_up(host):
+    stopped = host()
+    begun = time.monotonic()
+    threading.Timer(1.0, stopped.stop).start()
+    stopped.work({"0": [Item("slices_65", 0), Item("slices_50", 0)]}, minutes=math.inf)
+    assert time.monotonic() - begun < 30
+    assert not stopped.failed and Item("slices_50", 0) not in stopped._results
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two prepared corpora of the same tokenizer."""
+    root = tmp_path_factory.mktemp("data")
+    text = [f"def f{n}(x):\n    return x ** {n} + {n * n}\n" * 20 for n in range(300)]
+    for name, chosen in (("first", text[::2]), ("second", text[1::2])):
+        (root / name).mkdir()
+        for number, document in enumerate(chosen):
+            (root / name / f"{number}.py").write_text(document)
+    prepare_files([str(root / "first/*.py")], root / "a", seq_len=32, vocab_size=300)
+    prepare_files([str(root / "second/*.py")], root / "b", seq_len=32, tokenizer=str(root / "a/tokenizer.json"))
+    return str(root / "a"), str(root / "b")
+
+
+def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
+    first, second = data
+    for name in ("dense", "dense@0.8"):
+        assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
+    stable, branch = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("dense", "dense@0.8"))
+    config = TINY.branch(0.8, 0, first)
+    assert train(config, str(tmp_path / "from_scratch"))
+    whole = one_run.read_run(tmp_path / "from_scratch", config, None)
+    assert branch["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-5)  # rates are in the programs
+    assert branch["heldout_loss"] < stable["heldout_curve"][0][1]
+    assert branch["second_heldout_loss"] not in (branch["heldout_loss"], None)
+    assert branch["steps"] == config.steps and branch["tokens"] == config.steps * 128
+    start = TINY.branch_starts()[0.8]
+    own = branch["step_ms"]["dense"] * (config.steps - start) / 1e3
+    assert branch["seconds"] == pytest.approx(stable["seconds"] * start / stable["steps"] + own)
+    assert branch["compile_seconds"] == stable["compile_seconds"]
+
+
+def test_seconds_are_those_of_steps_and_transitions(tmp_path):
+    seconds = dict(setup=100.0, dense=3.0, sparse=2.0, compile=40.0, evaluation=7.0, checkpoint=9.0)
+    process = dict(steps=dict(dense=30, sparse=40), started="now", device={}, versions={}, git_commit=None)
+    processes = [process, process | dict(steps=dict(dense=30))]
+    (tmp_path / "summary.json").write_text(json.dumps(dict(seconds=seconds, skipped=0, processes=processes)))
+    lines = [
+        dict(step=0, phase="sparse", loss=2.0, tokens=128, expert_load=[1.0]),
+        dict(step=1, phase="dense", loss=2.0),
+    ]
+    lines[1] |= dict(eval_loss=1.5, tokens=256)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = one_run.read_run(tmp_path, TINY.config("dense", 0, "data"), None)
+    assert (row["seconds"], row["compile_seconds"]) == (5.0, 40.0)
+    assert row["step_ms"] == dict(dense=50.0, sparse=50.0)
+    assert row["heldout_loss"] == 1.5 and row["heldout_curve"] == [[256, 1.5]]
+
+
+def dense_loss(seconds, seed=0):
+    """A loss that is a straight line in the logarithm of time."""
+    return 3.0 - 0.2 * math.log(seconds) + 0.01 * seed
+
+
+def made_up(ratios):
+    """Rows of seeds whose run of 80 s ends with dense's loss at 80 s over the seed's ratio."""
+    runs = []
+    for seed, ratio in enumerate(ratios):
+        runs.append(dict(name="dense", seed=seed, seconds=96.0, compile_seconds=10.0, heldout_loss=9.0))
+        for seconds in (80.0, 100.0, 120.0):
+            runs.append(dict(name=f"dense@{seconds / 100}", seed=seed, seconds=seconds, compile_seconds=10.0))
+            runs[-1]["heldout_loss"] = dense_loss(seconds, seed)
+        run = dict(name="slices_50", seed=seed, seconds=80.0, compile_seconds=50.0)
+        runs.append(run | dict(heldout_loss=dense_loss(80.0 / ratio, seed)))
+    return runs
+
+
+def test_ratios_mean_and_interval_are_those_that_the_runs_were_made_of():
+    wanted = [0.80, 0.84, 0.90, 0.82]
+    (table,) = time_ratio.report(made_up(wanted)).values()  # no second text
+    row = table["slices_50"]
+    assert [seed["ratio"] for seed in row["seeds"]] == pytest.approx(wanted)
+    assert [s["with_compilation"] for s in row["seeds"]] == pytest.approx([130 / (80 / r + 10) for r in wanted])
+    assert not any(seed["extrapolated"] for seed in row["seeds"])
+    low, high = stats.t.interval(0.95, 3, np.mean(wanted), stats.sem(wanted))
+    assert row["ratio"] == pytest.approx(dict(mean=np.mean(wanted), low=low, high=high))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.1])
+def test_losses_that_dense_was_not_seen_at_are_extrapolated_and_marked(ratio, capsys):
+    tables = time_ratio.report(made_up([ratio]))
+    (seed,) = tables["heldout"]["slices_50"]["seeds"]
+    assert seed["ratio"] == pytest.approx(ratio) and seed["extrapolated"]
+    assert tables["heldout"]["slices_50"]["ratio"]["low"] is None
+    time_ratio._print(tables)
+    assert f"{ratio:.3f}*" in capsys.readouterr().out
+
+
+def test_a_dense_curve_that_tells_no_time_is_refused():
+    runs = made_up([0.8])
+    with pytest.raises(ValueError, match="seed 0: 1 branches"):
+        time_ratio.dense_curve([run for run in runs if run["name"] in ("dense", "dense@1.0")], 0, "heldout_loss")
+    runs[2]["heldout_loss"] = 5.0
+    with pytest.raises(ValueError, match="seed 0: dense's heldout_loss does not fall with time"):
+        time_ratio.report(runs)
+
+
+def test_both_texts_are_reported():
+    runs = [run | dict(second_heldout_loss=2 * run["heldout_loss"]) for run in made_up([0.8, 0.9])]
+    tables = time_ratio.report(runs)
+    assert set(tables) == {"heldout", "second"}
+    assert tables["second"]["slices_50"]["ratio"]["mean"] == pytest.approx(0.85)
+
+
+def test_the_tiny_suite_is_small():
+    config = dataclasses.asdict(TINY.config("dense", 0, "data"))
+    assert config["steps"] * config["batch_size"] * config["seq_len"] < 10_000
