@@ -41,13 +41,7 @@ def get_config():
     config.optimizer.decay_steps = 12_000
     config.optimizer.weight_decay = 0.033
 
-    config.sparsity.recipe = "venom"
     config.sparsity.dense_layers = 3
-    config.sparsity.selection = "slices"
-    config.sparsity.clusters = 4
-    config.sparsity.centres = "tokens"
-    config.sparsity.v = 256
-    config.sparsity.weight_gradients = "mvue"
     config.sparsity.start_step = 1000
     config.sparsity.end_step = 16_000
     return config

@@ -33,12 +33,7 @@ def get_config():
     config.optimizer.schedule = "wsd"
     config.optimizer.decay_steps = 800
 
-    config.sparsity.recipe = "venom"
     config.sparsity.dense_layers = 1
-    config.sparsity.selection = "slices"
-    config.sparsity.clusters = 4
-    config.sparsity.centres = "tokens"
-    config.sparsity.weight_gradients = "mvue"
     config.sparsity.start_step = 80
     config.sparsity.end_step = 1080
     return config

@@ -12,5 +12,4 @@ from configs import tiny
 def get_config():
     config = tiny.get_config()
     config.sparsity.recipe = "venom"
-    config.sparsity.selection = "magnitude"
     return config

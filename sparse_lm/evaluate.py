@@ -35,11 +35,10 @@ from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.interop.harness.text_model import TextModel
 from sparse_lm.model import llama
-from sparse_lm.ops.ffn_weights import FfnVariables
-from sparse_lm.ops.plan import DENSE
+from sparse_lm.recipes import DENSE
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.recipe import check_implementation, sparse_plan
+from sparse_lm.training.implementation import check_implementation
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
 from sparse_lm.training.telemetry.metrics import to_json
 from sparse_lm.training.workdir import WorkdirError, load_config
@@ -54,23 +53,23 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
     """Step, loss, perplexity and bits_per_byte of a checkpoint, dense or as the sparse phase computes.
 
     Raises:
-      WorkdirError: the workdir has no such checkpoint, or none with sparse variables.
+      WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
     config = load_config(workdir)
     if sparse:
-        check_implementation(config.sparsity)
-        params, variables, step = restore_for_sparse(workdir, config, checkpoint)
-        plan = dataclasses.replace(sparse_plan(config.sparsity), slice_parts=config.mesh.tensor)
+        recipe = config.sparsity.recipe
+        check_implementation(recipe)
+        params, recipe_state, step = restore_for_sparse(workdir, config, checkpoint)
     else:
+        recipe, recipe_state = DENSE, None
         params, step = restore_for_dense(workdir, config, checkpoint)
-        variables, plan = FfnVariables(), DENSE
     data = open_run_data(workdir, config)
     check_same_tokenizer(workdir, config, data)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
-    evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, plan)
+    evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=0)
-    return {"step": step, **evaluation(params, variables, batches)}
+    return {"step": step, **evaluation(params, recipe_state, batches)}
 
 
 def evaluate_tasks(

@@ -30,8 +30,8 @@ from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.hf_weights import weights
 from sparse_lm.interop.model_card import model_card
+from sparse_lm.recipes import RECIPES
 from sparse_lm.training.checkpoints.layerwise import LayerwiseParams
-from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError, load_config
 
@@ -99,13 +99,15 @@ def export(
 def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[str]:
     """The linear layers to compress, if the weights of this step are 2:4 at all."""
     sparsity = config.sparsity
-    layers = bitmask_24.fitting_layers(sparse_plan(sparsity))
+    layers = bitmask_24.fitting_layers(sparsity.recipe)
     if not layers:
-        reason = f"--format=sparse24 needs a recipe with 2:4 weights (fst, sste or venom), not {sparsity.recipe!r}"
+        fitting = ", ".join(name for name, recipe in RECIPES.items() if recipe.sparse_along_inputs)
+        reason = f"--format=sparse24 needs a recipe with 2:4 weights ({fitting}), not {sparsity.recipe.name!r}"
         raise WorkdirError(workdir, reason)
     if step == 0 or config.phase(step - 1) == "dense":
-        phases = " or ".join(f"{start + 1}..{end}" for start, end in sparsity.windows) or "none"
-        reason = f"--format=sparse24 needs a checkpoint of the sparse phase (steps {phases}); {step} is a dense one"
+        phase = sparsity.phase
+        steps = f"{phase.start + 1}..{phase.stop}" if phase else "none"
+        reason = f"--format=sparse24 needs a checkpoint of the sparse phase (steps {steps}); {step} is a dense one"
         raise WorkdirError(workdir, reason)
     return layers
 

@@ -7,21 +7,18 @@ import jax
 import numpy as np
 
 from sparse_lm import config as config_lib
-from sparse_lm.ops.ffn_weights import init_variables
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
 
 RECIPES = {
-    "dense": {"recipe": "dense"},
-    "fst": {"recipe": "fst", "mask_decay": 1e-4},
-    "sste": {"recipe": "sste"},
-    "act24": {"recipe": "act24"},
-    "venom": {"recipe": "venom", "selection": "magnitude"},
-    "cluster_sets": {"recipe": "venom", "selection": "cluster_sets"},
-    "run_sets": {"recipe": "venom", "selection": "cluster_sets", "neuron_run": 8},
-    "slices": {"recipe": "venom", "selection": "slices", "clusters": 2},
+    "dense": {},
+    "fst": {"mask_decay": 1e-4},
+    "sste": {},
+    "act24": {},
+    "venom": {"v": 16, "m": 8, "experts": 4},
+    "slices": {"v": 16, "m": 8},
 }
-"""Every recipe, and every selection of venom's, by a name for test ids."""
+"""Every recipe, with knobs that fit the model here."""
 
 
 def config_dict(recipe="dense", **changes):
@@ -36,8 +33,7 @@ def config_dict(recipe="dense", **changes):
     config.model.update(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=128, vocab_size=320, dtype="float32")
     config.model.loss_chunk = 64
     config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
-    config.sparsity.update(start_step=4, end_step=8, refresh_every=2, v=16, m=8, clusters=4)
-    config.sparsity.update(RECIPES[recipe])
+    config.sparsity.update(recipe=recipe, start_step=4, end_step=8, refresh_every=2, **RECIPES[recipe])
     config.update_from_flattened_dict(changes)
     return config
 
@@ -53,7 +49,7 @@ _DENSE = config().sparsity
 def compiled(config):
     """Trainer and transitions of a configuration: what is compiled once is shared by all tests of a process."""
     trainer = make_trainer(config)
-    return trainer, make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+    return trainer, make_transitions(config, trainer.graphdef, trainer.layout)
 
 
 @functools.cache
@@ -68,15 +64,15 @@ def _after_dense_steps(config, steps):
 def after_dense_steps(config, steps):
     """The state of a run after its first steps, if they are dense; its own copy, to donate.
 
-    Recipes differ in nothing then but in variables that no dense step reads: all begin with the same dense run.
+    Recipes differ in nothing then but in a state that no dense step reads: all begin with the same dense run.
     """
     dense = dataclasses.replace(config, sparsity=_DENSE)
     state, model = _after_dense_steps(dense, steps), config.model
-    variables = jax.tree.map(
+    recipe_state = jax.tree.map(
         lambda x: np.broadcast_to(x, (model.layers, *x.shape)),
-        init_variables(compiled(config)[0].plan, model.dim, model.ffn_dim),
+        config.sparsity.recipe.init_state(model.dim, model.ffn_dim),
     )
-    return jax.device_put(dataclasses.replace(state, variables=variables))
+    return jax.device_put(dataclasses.replace(state, recipe_state=recipe_state))
 
 
 @functools.cache

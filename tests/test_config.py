@@ -1,6 +1,5 @@
 """Every bad value is refused by name before anything compiles."""
 
-import dataclasses
 import json
 import math
 import pathlib
@@ -10,34 +9,34 @@ import pytest
 from ml_collections import config_flags
 
 from sparse_lm import config as config_lib
+from sparse_lm import config_rules
 from sparse_lm.config import Config, ConfigError
 from sparse_lm.model import ffn
-from sparse_lm.ops import backends, columns, formats, plan, routing
-from tests import small
+from sparse_lm.ops import backends, formats
+from sparse_lm.recipes import RECIPES, Slices
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
 
 
-def venom(**changes):
+def sparse(**changes):
     d = config_lib.default()
-    d.sparsity.recipe = "venom"
     d.sparsity.start_step, d.sparsity.end_step = 100, 500
     d.update_from_flattened_dict(changes)
     return d
 
 
 def test_names_are_those_that_the_model_and_its_operations_know():
-    """The configuration spells them out, since it is read where JAX is not wanted."""
-    assert tuple(plan.RECIPES) == config_lib.RECIPES
-    assert tuple(ffn.FFNS) == config_lib.ACTIVATIONS
-    assert backends.NAMES == config_lib.IMPLEMENTATIONS
-    assert columns.CHOICES == config_lib.COLUMN_CHOICES
-    assert routing.DISTANCES == config_lib.DISTANCES
-    assert formats.TILE == config_lib.WEIGHT_TILE
+    assert tuple(ffn.FFNS) == config_rules.ACTIVATIONS
+    assert backends.NAMES == config_rules.IMPLEMENTATIONS
+    assert formats.TILE == config_rules.WEIGHT_TILE
+
+
+def test_a_configuration_that_names_no_recipe_gets_slices():
+    assert config_lib.parse(sparse()).sparsity.recipe == Slices()
 
 
 def test_another_tokenizer_changes_nothing_else():
-    config = config_lib.parse(venom(**{"data.path": "corpus", "data.tokenizer": "old.json"}))
+    config = config_lib.parse(sparse(**{"data.path": "corpus", "data.tokenizer": "old.json"}))
     before, after = (config_lib.to_dict(c) for c in (config, config_lib.with_tokenizer(config, "new.json")))
     assert after == before | {"data": before["data"] | {"tokenizer": "new.json"}}
 
@@ -47,7 +46,7 @@ def test_default_parses():
 
 
 def test_parse_inverts_to_dict_through_json():
-    config = config_lib.parse(venom(**{"sparsity.extra_windows": ((600, 700), (800, 900))}))
+    config = config_lib.parse(sparse(**{"sparsity.recipe": "fst", "sparsity.mask_decay": 1e-5}))
     restored = config_lib.parse(ml_collections.ConfigDict(json.loads(json.dumps(config_lib.to_dict(config)))))
     assert restored == config
 
@@ -63,27 +62,24 @@ def test_every_config_file_parses_and_documents_its_command(path):
 @pytest.mark.parametrize(
     "changes, key, words",
     [
-        ({"sparsity.recipe": "vemon"}, "sparsity.recipe", "'venom'"),
+        ({"sparsity.recipe": "slicse"}, "sparsity.recipe", "'slices'"),
+        ({"sparsity.mask_decay": 1e-5}, "sparsity.mask_decay", "is no knob of recipe 'slices'; it has m, v"),
+        ({"sparsity.recipe": "sste", "sparsity.m": 8}, "sparsity.m", "is no knob of recipe 'sste'; it has none"),
+        ({"sparsity.recipe": "act24", "sparsity.dense_features": 3.0}, "sparsity.dense_features", "0..1"),
+        ({"sparsity.recipe": "fst", "sparsity.mask_decay": -1.0}, "sparsity.mask_decay", "0..1"),
+        ({"sparsity.recipe": "venom", "sparsity.experts": 0}, "sparsity.experts", "1..1024"),
+        ({"optimizer.epsilon": 1e-46}, "optimizer.epsilon", "float32"),
+        ({"optimizer.beta2": 0.99999999}, "optimizer.beta2", "float32"),
+        ({"optimizer.weight_decay": 1e39}, "optimizer.weight_decay", "float32"),
         ({"sparsity.m": 6}, "sparsity.m", "multiple of 4"),
         ({"sparsity.dense_layers": -1}, "sparsity.dense_layers", "0..3"),
         ({"sparsity.dense_layers": 4}, "sparsity.dense_layers", "0..3"),
-        ({"sparsity.dense_layers": 1, "sparsity.recipe": "fst"}, "sparsity.dense_layers", "masked decay"),
         ({"sparsity.m": 24}, "sparsity.m", "must divide model.ffn_dim = 1024"),
         ({"sparsity.m": 0}, "sparsity.m", "multiple of 4"),
         ({"sparsity.v": 96}, "sparsity.v", "divide 64 or be a multiple of it"),
         ({"batch_size": 3, "seq_len": 100}, "sparsity.v", "must divide the 300 tokens"),
-        ({"sparsity.start_step": 600}, "sparsity.end_step", "not be before sparsity.start_step = 600"),
+        ({"sparsity.start_step": 600}, "sparsity.end_step", "600 (start_step) or more"),
         ({"sparsity.end_step": 5000}, "sparsity.end_step", "config.steps = 1000"),
-        ({"sparsity.extra_windows": ((400, 600),)}, "sparsity.extra_windows", "ascending"),
-        ({"sparsity.extra_windows": ((500, 600),)}, "sparsity.extra_windows", "after step 500"),
-        ({"sparsity.extra_windows": ((600, 1600),)}, "sparsity.extra_windows", "config.steps"),
-        ({"sparsity.end_step": 100, "sparsity.extra_windows": ((600, 700),)}, "sparsity.extra_windows", "first window"),
-        ({"sparsity.selection": "slices"}, "sparsity.clusters", "m / 4 = 4"),
-        ({"sparsity.neuron_run": 0, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "1 or more"),
-        ({"sparsity.neuron_run": 7, "sparsity.selection": "cluster_sets"}, "sparsity.neuron_run", "must divide"),
-        ({"sparsity.neuron_run": 4}, "sparsity.neuron_run", "only cluster_sets"),
-        ({"sparsity.weight_gradients": "mvua"}, "sparsity.weight_gradients", "'mvue'"),
-        ({"sparsity.columns": "exhaustive", "sparsity.m": 64}, "sparsity.columns", "norm"),
         ({"sparsity.implementation": "cuda"}, "sparsity.implementation", "reference, hopper, triton"),
         ({"sparsity.refresh_every": 0}, "sparsity.refresh_every", "positive"),
         ({"model.heads": 3}, "model.heads", "must divide model.dim = 256"),
@@ -103,51 +99,20 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
         ({"mesh.data": 0}, "mesh.data", "positive"),
         ({"mesh.data": 3}, "batch_size", "mesh.data * mesh.fsdp * microbatches = 3"),
-        ({"mesh.data": 4, "mesh.fsdp": 4, "sparsity.v": 512}, "sparsity.v", "256 tokens of a part of a step"),
+        ({"mesh.data": 4, "mesh.fsdp": 4, "sparsity.v": 512}, "sparsity.v", "256 tokens of a microbatch"),
         ({"mesh.tensor": 3}, "mesh.tensor", "must divide model.heads = 4"),
         ({"mesh.fsdp": 16, "mesh.tensor": 2}, "mesh.fsdp", "times 128 must divide model.ffn_dim = 1024"),
-        (
-            {"mesh.tensor": 4, "sparsity.selection": "cluster_sets", "sparsity.neuron_run": 128},
-            "mesh.tensor",
-            "leaves each device 64",
-        ),
         ({"microbatches": 32}, "batch_size", "microbatches = 32"),
     ],
 )
 def test_bad_value_is_refused_by_name(changes, key, words):
     with pytest.raises(ConfigError) as error:
-        config_lib.parse(venom(**changes))
+        config_lib.parse(sparse(**changes))
     message = str(error.value)
     assert message.startswith(f"config.{key} = ")
     assert words in message
     assert "\n" not in message
     assert "  " not in message
-
-
-@pytest.mark.parametrize("recipe", config_lib.RECIPES)
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("optimizer.decay_steps", -5),
-        ("sparsity.start_step", -1),
-        ("sparsity.end_step", -1),
-        ("sparsity.selection", "sets"),
-        ("sparsity.v", 6),
-        ("sparsity.m", 6),
-        ("sparsity.columns", "all"),
-        ("sparsity.clusters", 0),
-        ("sparsity.neuron_run", 0),
-        ("sparsity.distance", "l1"),
-        ("sparsity.weight_gradients", "mvua"),
-        ("sparsity.centres", "token"),
-        ("sparsity.dense_features", 3.0),
-        ("sparsity.mask_decay", -1.0),
-    ],
-)
-def test_bad_value_is_refused_whether_or_not_it_would_be_read(recipe, key, value):
-    with pytest.raises(ConfigError) as error:
-        small.config(recipe, **{key: value})
-    assert error.value.key == key
 
 
 @pytest.mark.parametrize(
@@ -169,41 +134,36 @@ def test_wrong_type_is_refused():
         config_lib.parse(ml_collections.ConfigDict(d))
 
 
-@pytest.mark.parametrize("decay", [None, 1e-4])
-def test_optional_mask_decay(decay):
-    d = config_lib.default()
-    d.sparsity.recipe = "fst"
-    if decay is not None:
-        d.sparsity.mask_decay = decay
-    assert config_lib.parse(d).sparsity.mask_decay == decay
+@pytest.mark.parametrize("name, recipe", RECIPES.items())
+def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
+    assert config_lib.parse(sparse(**{"sparsity.recipe": name})).sparsity.recipe == recipe()
 
 
-def test_windows_decide_the_phase():
-    config = config_lib.parse(venom(**{"sparsity.extra_windows": ((600, 700),)}))
-    phases = [config.phase(step) for step in (0, 99, 100, 499, 500, 599, 600, 699, 700, 999)]
-    assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense", "sparse", "sparse", "dense", "dense"]
+def test_steps_decide_the_phase():
+    config = config_lib.parse(sparse())
+    phases = [config.phase(step) for step in (0, 99, 100, 499, 500, 999)]
+    assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense"]
 
 
 @pytest.mark.parametrize("start, end", [(0, 1000), (0, 0), (300, 300)])
 def test_sparse_may_be_all_or_nothing(start, end):
-    config = config_lib.parse(venom(**{"sparsity.start_step": start, "sparsity.end_step": end}))
-    sparse = sum(config.phase(step) == "sparse" for step in range(config.steps))
-    assert sparse == end - start
+    config = config_lib.parse(sparse(**{"sparsity.start_step": start, "sparsity.end_step": end}))
+    steps = sum(config.phase(step) == "sparse" for step in range(config.steps))
+    assert steps == end - start
 
 
-def test_dense_recipe_has_no_windows():
-    config = dataclasses.replace(Config(), sparsity=config_lib.SparsityConfig(start_step=10, end_step=20))
-    assert config.phase(15) == "dense"
+def test_the_dense_recipe_has_no_sparse_phase():
+    assert config_lib.parse(sparse(**{"sparsity.recipe": "dense"})).phase(150) == "dense"
 
 
-def test_windows_can_be_given_on_the_command_line(monkeypatch):
+def test_knobs_can_be_given_on_the_command_line(monkeypatch):
     from absl import flags
 
-    argv = ["program", "--config.sparsity.extra_windows=((600, 700),)", "--config.steps=2000"]
+    argv = ["program", "--config.sparsity.m=8", "--config.steps=2000"]
     monkeypatch.setattr("sys.argv", argv)  # where ml_collections looks for overrides
     values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", venom(), flag_values=values)
+    config_flags.DEFINE_config_dict("config", sparse(), flag_values=values)
     values(argv)
     config = config_lib.parse(values["config"].value)
-    assert config.sparsity.windows == ((100, 500), (600, 700))
+    assert config.sparsity.recipe.m == 8
     assert config.steps == 2000

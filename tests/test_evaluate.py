@@ -1,6 +1,7 @@
 """The entry point, on a workdir and a corpus made by hand."""
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -18,20 +19,21 @@ from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.model import llama
-from sparse_lm.ops import routing
-from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.prepare_data import prepare_files
-from sparse_lm.training import recipe
+from sparse_lm.recipes import Slices, SSte
+from sparse_lm.recipes.routing import slice_ids
+from sparse_lm.recipes.soft_threshold import Scales
+from sparse_lm.recipes.venom import State
+from sparse_lm.training import implementation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, meaning, save_config
 from tests.command_lines import run_each
 from tests.interop.harness.examples import write_choice_task
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
-SPARSITY = SparsityConfig(recipe="sste", start_step=10, end_step=30)
+SPARSITY = SparsityConfig(recipe=SSte(), start_step=10, end_step=30)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +54,9 @@ def workdir(tmp_path_factory):
 
 
 def _save(checkpoints: Checkpoints, step: int, eval_loss: float, scale_up: float = 1.5) -> None:
-    variables = FfnVariables(scale_up=jnp.full(MODEL.layers, scale_up), scale_down=jnp.full(MODEL.layers, 1.5))
+    scales = Scales(jnp.full(MODEL.layers, scale_up), jnp.full(MODEL.layers, 1.5))
     params = llama.init(MODEL, jax.random.key(step))[1]
-    checkpoints.save(step, {"params": params, "variables": variables}, {"eval_loss": eval_loss})
+    checkpoints.save(step, {"params": params, "recipe_state": scales}, {"eval_loss": eval_loss})
 
 
 def test_last_line_is_one_json_object(workdir):
@@ -86,40 +88,47 @@ def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(
     """Products of S-STE's weights give one loss, dense or sparse; the master weights give another."""
     dense, sparse = evaluate(workdir, 20), evaluate(workdir, 20, sparse=True)
     assert dense["loss"] == pytest.approx(sparse["loss"], rel=1e-6)
-    config, (params, variables, _) = load_config(workdir), restore_params(workdir, 20)
+    config, (params, _, _) = load_config(workdir), restore_params(workdir, 20)
     data = open_data(config)
     evaluation = make_evaluation(config, llama.graphdef(MODEL), data.bytes_per_token)
-    of_master_weights = evaluation(params, FfnVariables(**variables), heldout_batches(data, batch_size=5))
+    of_master_weights = evaluation(params, None, heldout_batches(data, batch_size=5))
     assert abs(of_master_weights["loss"] - dense["loss"]) > 1e-3
 
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):
     """Weights that left the phase are 2:4, so that sparse products change nothing: beta must not count twice."""
     shutil.copy(workdir / "config.json", tmp_path)
-    config, plan = load_config(workdir), sparse_plan(SPARSITY)
-    params, variables, _ = restore_params(workdir, 20)
-    left = jax.jit(dense_params, static_argnums=(2, 3))(params, FfnVariables(**variables), plan, 0)
+    config = load_config(workdir)
+    params, by_name, _ = restore_params(workdir, 20)
+    scales = Scales(**by_name)
+    left = jax.jit(functools.partial(dense_params, sparsity=SPARSITY))(params, scales)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(config.steps, {"params": left, "variables": FfnVariables(**variables)})
+        checkpoints.save(config.steps, {"params": left, "recipe_state": scales})
     assert evaluate(tmp_path)["loss"] == pytest.approx(evaluate(tmp_path, sparse=True)["loss"], rel=1e-6)
 
 
-def test_slices_of_which_two_devices_had_parts_are_read_in_runs_of_a_part(workdir, tmp_path, monkeypatch):
-    sparsity = SparsityConfig(recipe="venom", selection="slices", start_step=10, end_step=30, v=16, m=16, clusters=4)
+def test_slices_that_two_devices_shared_are_evaluated_on_one(workdir, tmp_path, monkeypatch):
+    """Each device had a part of every slice; the neurons of an expert are then not contiguous."""
+    sparsity = SparsityConfig(recipe=Slices(v=16, shards=2), start_step=10, end_step=30)
     config = dataclasses.replace(load_config(workdir), sparsity=sparsity, mesh=MeshConfig(tensor=2), batch_size=4)
     save_config(tmp_path, config)
-    sets, scale = routing.slice_sets(MODEL.ffn_dim, 4, parts=2), jnp.ones(MODEL.layers)
-    columns = jnp.broadcast_to(sets, (MODEL.layers, *sets.shape))
+    scale = jnp.ones(MODEL.layers)
     centroids = jax.random.normal(jax.random.key(1), (MODEL.layers, 4, MODEL.dim))
-    variables = FfnVariables(scale_up=scale, scale_down=scale, centroids=centroids, columns=columns)
+    state = State(scale, scale, centroids)
+    params = llama.init(MODEL, jax.random.key(0))[1]
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(20, {"params": llama.init(MODEL, jax.random.key(0))[1], "variables": variables})
-    plans = []
-    patched = lambda *args: plans.append(args[3]) or make_evaluation(*args)  # noqa: E731
-    monkeypatch.setattr("sparse_lm.evaluate.make_evaluation", patched)
-    evaluate(tmp_path, sparse=True)
-    (plan,) = plans
-    assert (np.diff(sets.reshape(4, -1, plan.run_length(MODEL.ffn_dim))) == 1).all()
+        checkpoints.save(20, {"params": params, "recipe_state": state})
+    of_parts = evaluate(tmp_path, sparse=True)["loss"]
+
+    ffn, order = params["layers"]["ffn"], slice_ids(MODEL.ffn_dim, 4, parts=2).reshape(-1)
+    whole = {name: w[:, order] for name, w in ffn.items()}
+    contiguous = dict(params, layers=dict(params["layers"], ffn=whole))
+    one = dataclasses.replace(config, sparsity=dataclasses.replace(sparsity, recipe=Slices(v=16)), mesh=MeshConfig())
+    (tmp_path / "one").mkdir()
+    save_config(tmp_path / "one", one)
+    with Checkpoints(tmp_path / "one", keep=1) as checkpoints:
+        checkpoints.save(20, {"params": contiguous, "recipe_state": state})
+    assert evaluate(tmp_path / "one", sparse=True)["loss"] == pytest.approx(of_parts, rel=1e-6)
 
 
 def test_sparse_before_the_sparse_phase_is_refused(workdir, tmp_path):
@@ -132,16 +141,20 @@ def test_sparse_before_the_sparse_phase_is_refused(workdir, tmp_path):
 
 def test_sparse_of_a_dense_run_is_refused(workdir, tmp_path):
     shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
-    config = Config(model=MODEL, seq_len=32, data=DataConfig(path=str(workdir / "data")))
+    dense = dataclasses.replace(SPARSITY, start_step=0, end_step=0)
+    config = Config(model=MODEL, sparsity=dense, seq_len=32, data=DataConfig(path=str(workdir / "data")))
     save_config(tmp_path, dataclasses.replace(config, batch_size=5))
     with pytest.raises(WorkdirError, match="dense throughout"):
         evaluate(tmp_path, sparse=True)
 
 
 def test_sparse_with_an_implementation_for_other_machines_is_refused(workdir, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe.backends, "unavailable", lambda _: "needs an NVIDIA GPU")
+    monkeypatch.setattr(implementation.backends, "unavailable", lambda _: "needs an NVIDIA GPU")
     config = load_config(workdir)
-    save_config(tmp_path, dataclasses.replace(config, sparsity=dataclasses.replace(SPARSITY, implementation="hopper")))
+    save_config(
+        tmp_path,
+        dataclasses.replace(config, sparsity=dataclasses.replace(SPARSITY, recipe=SSte(implementation="hopper"))),
+    )
     with pytest.raises(ConfigError, match=r"sparsity\.implementation = 'hopper': needs an NVIDIA GPU"):
         evaluate(tmp_path, sparse=True)
 
@@ -165,7 +178,7 @@ def test_a_checkpoint_of_another_run_is_refused(workdir, tmp_path, sparse):
         evaluate(tmp_path, sparse=sparse)
 
 
-def test_variables_that_no_run_has_are_refused(workdir, tmp_path):
+def test_a_recipe_state_that_no_run_has_are_refused(workdir, tmp_path):
     shutil.copy(workdir / "config.json", tmp_path)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         _save(checkpoints, 20, 1.0, scale_up=-1.5)

@@ -20,15 +20,13 @@ from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.interop.shards import ShardedTensors
 from sparse_lm.model import llama
-from sparse_lm.ops.ffn_weights import FfnVariables
-from sparse_lm.ops.plan import DENSE
 from sparse_lm.prepare_data import prepare_files
+from sparse_lm.recipes import DENSE, RECIPES, SSte
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
-from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.step import forward_loss
-from sparse_lm.training.transitions import dense_params, fix_scales
+from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
 from tests import small
 from tests.interop.models import random_params, reader, save_tokenizer
@@ -40,15 +38,16 @@ MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_siz
 def make_run(path, recipe, dense_layers=0):
     """Checkpoints of steps 20 (in the sparse phase) and 40 (after it), of random weights."""
     save_tokenizer(path / "tokenizer.json")
-    sparsity = SparsityConfig(recipe=recipe, start_step=10, end_step=30, dense_layers=dense_layers)
+    sparsity = SparsityConfig(recipe=RECIPES[recipe](), start_step=10, end_step=30, dense_layers=dense_layers)
     config = Config(steps=50, seq_len=32, model=MODEL, sparsity=sparsity, optimizer=OptimizerConfig(warmup_steps=1))
     save_config(path, config)
     scale = jnp.full(MODEL.layers, 1.5)
     with Checkpoints(path, keep=2) as checkpoints:
         for step in (20, 40):
             params = llama.init(MODEL, jax.random.key(step))[1]
-            variables = FfnVariables(scale_up=scale, scale_down=scale)
-            checkpoints.save(step, {"params": params, "variables": variables})
+            scales = {"scale_up": scale, "scale_down": scale}
+            others = {} if recipe == "sste" else {"centroids": jnp.ones((MODEL.layers, 16, MODEL.dim))}
+            checkpoints.save(step, {"params": params, "recipe_state": scales | others})
     return path
 
 
@@ -207,7 +206,7 @@ def test_a_model_is_trained_on_sparsely(corpus, tmp_path):
         **{"data.path": str(corpus), "steps": 2, "optimizer.warmup_steps": 1, "data.eval_windows": 4},
         **{"init_from": str(tmp_path / "hf"), "sparsity.start_step": 0, "sparsity.end_step": 2},
     )
-    params, plan = random_params(config.model), sparse_plan(config.sparsity)
+    params = random_params(config.model)
     (tmp_path / "hf").mkdir()
     HfModel(config.model, 32, reader(params), corpus / "tokenizer.json", "").write(tmp_path / "hf", 30_000)
     assert loop.train(config, str(tmp_path / "run"))
@@ -215,9 +214,11 @@ def test_a_model_is_trained_on_sparsely(corpus, tmp_path):
 
     @jax.jit
     def loss_of_weights(params, windows):
-        used = dense_params(params, fix_scales(FfnVariables(), params["layers"]["ffn"], plan), plan, 0)
+        ffn = params["layers"]["ffn"]
+        scales, _ = jax.vmap(SSte().enter)(ffn["up"], ffn["down"])
+        used = dense_params(params, scales, config.sparsity)
         graphdef = llama.graphdef(config.model)
-        return forward_loss(used, FfnVariables(), windows, None, config=config, graphdef=graphdef, plan=DENSE)[0]
+        return forward_loss(used, None, windows, None, config=config, graphdef=graphdef, recipe=DENSE)[0]
 
     windows = next(iter(train_batches(open_data(config), batch_size=config.batch_size, seed=0, start_step=0)))
     loss = float(loss_of_weights(params, windows))

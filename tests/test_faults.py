@@ -198,9 +198,10 @@ def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(config
 
 def test_a_checkpoint_of_values_that_no_run_has_saved_is_damaged(config, tmp_path):
     state = loop.make_trainer(config).init()
-    broken = dataclasses.replace(state.variables, scale_up=state.variables.scale_up.at[1].set(np.nan))
+    sound = jax.tree.map(np.ones_like, jax.device_get(state.recipe_state))
+    broken = sound._replace(scale_up=np.float32([1, np.nan]))
     with Checkpoints(tmp_path, keep=2, run=meaning(config)) as checkpoints:
-        checkpoints.save(6, dataclasses.replace(state, step=state.step + 6, variables=broken))
+        checkpoints.save(6, dataclasses.replace(state, step=state.step + 6, recipe_state=broken))
     with pytest.raises(WorkdirError, match="all of its checkpoints are damaged: 6"):
         loop.train(config, str(tmp_path))
 
@@ -227,8 +228,8 @@ def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whol
 
 
 def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whole, tmp_path, corpus):  # noqa: F811
-    """Copied without config.json, which would tell. Its arrays are the same."""
+    """Copied without config.json, which would tell."""
     (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")
-    message = "is of another run: config.sparsity.recipe is 'sste' in the checkpoint and 'venom' here"
+    message = "is of another run: config.sparsity.recipe is 'sste' in the checkpoint and 'slices' here"
     with pytest.raises(WorkdirError, match=message):
-        loop.train(small_config(corpus, "venom"), str(tmp_path))
+        loop.train(small_config(corpus), str(tmp_path))

@@ -24,7 +24,6 @@ from sparse_lm.prepare_data import prepare_files
 from sparse_lm.report import report
 from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
-from sparse_lm.training.recipe import sparse_plan
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops, step_log
@@ -51,7 +50,7 @@ def corpus(tmp_path_factory):
     return directory / "prepared"
 
 
-def small_config(corpus, recipe="venom", **changes):
+def small_config(corpus, recipe="slices", **changes):
     changes = {"data.path": str(corpus), "data.cache_dir": str(corpus.parent / "cache"), **changes}
     return small.config(recipe, **changes)
 
@@ -192,11 +191,11 @@ def edges_compiled_ahead(patch):
     patch.setattr(loop, "make_transitions", wrapped)
 
 
-@pytest.mark.parametrize("recipe", ["cluster_sets", "fst"])  # those that choose anew while they are sparse
+@pytest.mark.parametrize("recipe", ["slices", "fst"])  # those that choose anew while they are sparse
 @compiled_once()
 def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
     """A crash in every phase and just behind both flips; checkpoints are 3 steps apart."""
-    config = small_config(corpus, recipe, **{"sparsity.centres": "tokens"})
+    config = small_config(corpus, recipe)
     edges_compiled_ahead(monkeypatch)
     assert loop.train(config, str(tmp_path / "whole"))
     for step in (2, 5, 7, 10):
@@ -216,17 +215,14 @@ def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def test_several_sparse_windows(corpus, tmp_path, monkeypatch):
-    """The utilisation of each step is of its phase's plan, and the last evaluation dense, as the run is left."""
+def test_utilisation_and_the_last_evaluation_are_of_their_phase(corpus, tmp_path, monkeypatch):
+    """The utilisation of each step is of its phase's recipe, and the last evaluation dense, as the run is left."""
     monkeypatch.setitem(flops.PEAKS, jax.devices()[0].device_kind, flops.Peak(1e12))
-    config = small_config(
-        corpus, **{"sparsity.start_step": 2, "sparsity.end_step": 4, "sparsity.extra_windows": ((6, 9), (11, 12))}
-    )
+    config = small_config(corpus, **{"sparsity.start_step": 6, "sparsity.end_step": 12})
     assert loop.train(config, str(tmp_path))
-    assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddssddsssdds"
+    assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddddddssssss"
     assert lines(tmp_path)[-1]["eval_loss"] == pytest.approx(evaluate(tmp_path)["loss"], rel=1e-6)
-    work = sparse_plan(config.sparsity).relative_work()
-    share = flops.executed_flops_per_token(config, work) / flops.dense_flops_per_token(config)
+    share = flops.executed_flops_per_token(config, config.sparsity.recipe) / flops.dense_flops_per_token(config)
     assert share < 0.95
     timed = [line for line in lines(tmp_path) if line["mfu"]]
     executed = {line["phase"]: 2 * line["executed_utilisation"] / line["mfu"] for line in timed}
@@ -373,7 +369,7 @@ def test_vocabulary_smaller_than_the_data_is_refused(corpus, tmp_path):
 def command(corpus, workdir, *overrides):
     """`python -m sparse_lm.train` of the small run, through a config file."""
     config_file = pathlib.Path(workdir).parent / "small_run.py"
-    config_file.write_text("from tests import small\n\ndef get_config():\n    return small.config_dict('venom')\n")
+    config_file.write_text("from tests import small\n\ndef get_config():\n    return small.config_dict('slices')\n")
     arguments = [f"--config={config_file}", f"--workdir={workdir}", f"--config.data.path={corpus}", *overrides]
     return [sys.executable, "-m", "sparse_lm.train", *arguments]
 

@@ -5,7 +5,7 @@ r"""The whole training step: dense and each recipe in one process, on the run's 
         --config.model.vocab_size=32000 --config.batch_size=8 --output=experiments/results/step_7b_width_h100.json
 
     NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/llama7b.py --config.mesh.fsdp=4 \
-        --config.batch_size=16 --recipes=dense,venom_slices,venom_sets --traced=0 \
+        --config.batch_size=16 --recipes=dense,slices --traced=0 \
         --output=experiments/results/step_llama7b_fsdp_4x_h200.json
 
 Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew.
@@ -34,32 +34,21 @@ from experiments.bench import step_parts
 from experiments.bench.compiled_memory import peak_gib
 from experiments.bench.step_timing import step_times, time_steps
 from experiments.result_files import write_results
-from sparse_lm.config import Config, parse
-from sparse_lm.ops.plan import DENSE
+from sparse_lm import recipes
+from sparse_lm.config import Config, default, parse
 from sparse_lm.training.step import Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.transitions import make_transitions
 
-_VENOM = dict(recipe="venom", m=16, neuron_run=1, weight_gradients="magnitude")
-_SLICES = _VENOM | dict(selection="slices", v=256, clusters=4)
-
 RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
-    "dense": dict(recipe="dense"),
-    "venom_slices": _SLICES,
-    "venom_slices_mvue": _SLICES | dict(weight_gradients="mvue"),
-    "venom_slices_mvue_3_dense": _SLICES | dict(weight_gradients="mvue", dense_layers=3),
-    "venom_slices_2_8": _SLICES | dict(m=8, clusters=2),
-    "venom_sets": _VENOM | dict(selection="cluster_sets", v=256, clusters=16, neuron_run=256),
-    "venom_magnitude": _VENOM | dict(selection="magnitude", clusters=16),
-    "act24": dict(recipe="act24"),
-    "sste": dict(recipe="sste"),
-    "fst": dict(recipe="fst"),
+    **{name: dict(recipe=name) for name in recipes.RECIPES},
+    "slices_3_dense": dict(recipe="slices", dense_layers=3),
+    "slices_2_8": dict(recipe="slices", m=8),
+    "slices_2_32": dict(recipe="slices", m=32),
 }
 
 config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
-NAMES = flags.DEFINE_list(
-    "recipes", ["dense", "venom_slices", "venom_sets", "venom_magnitude", "act24", "sste"], "Of RECIPES, by name."
-)
+NAMES = flags.DEFINE_list("recipes", ["dense", "slices", "venom", "act24", "sste", "fst"], "Of RECIPES, by name.")
 flags.register_validator(NAMES, lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
 STEPS = flags.DEFINE_integer("steps", 8, "Timed steps of each turn.")
@@ -76,12 +65,12 @@ class Variant:
         self.name = name
         self.config = _with_recipe(base, name)
         self.trainer: Trainer = make_trainer(self.config)
-        self.phase = "dense" if self.trainer.plan == DENSE else "sparse"
-        placed = self.trainer.layout.state.variables if self.trainer.layout else None
-        self._variables = jax.jit(lambda: self.trainer.init().variables, out_shardings=placed)
+        self.phase = "sparse" if self.config.sparsity.recipe.products else "dense"
+        placed = self.trainer.layout.state.recipe_state if self.trainer.layout else None
+        self._recipe_state = jax.jit(lambda: self.trainer.init().recipe_state, out_shardings=placed)
         state = self._own(state)
         self._lowered = self.trainer.step(self.phase).lower(state, windows)
-        transitions = make_transitions(self.config, self.trainer.plan, self.trainer.graphdef, self.trainer.layout)
+        transitions = make_transitions(self.config, self.trainer.graphdef, self.trainer.layout)
         self._lowered_enter = transitions.enter_sparse.lower(state, windows) if self.phase == "sparse" else None
 
     def compile(self) -> None:
@@ -106,7 +95,7 @@ class Variant:
         return self._lowered.compile(compiler_options=dict(options))
 
     def _own(self, state: TrainState) -> TrainState:
-        return dataclasses.replace(state, variables=self._variables())
+        return dataclasses.replace(state, recipe_state=self._recipe_state())
 
 
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
@@ -147,7 +136,8 @@ def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, l
 
 def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     changed = ml_collections.ConfigDict(base.to_dict())
-    changed.sparsity.update(dict(dense_layers=0) | RECIPES[name])
+    changed.sparsity = default().sparsity  # the base's knobs may be none of this recipe's
+    changed.sparsity.update(dict(end_step=changed.steps) | RECIPES[name])
     return parse(changed)
 
 
@@ -167,12 +157,11 @@ def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
     times = step_times(seconds)
     speed = 1e3 * config.tokens_per_step / times["step_ms"]
     speed_of_device = speed / config.mesh.devices
-    work = variant.trainer.plan.relative_work()
     return dict(
         **times,
         tokens_per_second=speed,
         mfu=flops.mfu(config, speed_of_device, kind),
-        executed_utilisation=flops.executed_utilisation(config, work, speed_of_device, kind),
+        executed_utilisation=flops.executed_utilisation(config, config.sparsity.recipe, speed_of_device, kind),
         memory_gib=peak_gib(variant.step),
         compile_seconds=variant.compile_seconds,
         sparsity=RECIPES[variant.name],

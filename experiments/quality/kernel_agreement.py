@@ -52,7 +52,7 @@ def sums_in_two_halves() -> Iterator[None]:
 def losses(config: config_lib.Config, state: TrainState, batches: list[np.ndarray]) -> list[float]:
     """Loss of every step from the start of the sparse phase on; `state` is consumed."""
     trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef)
+    transitions = make_transitions(config, trainer.graphdef)
     start, end = config.sparsity.start_step, config.sparsity.end_step
     curve = []
     for step, windows in enumerate(batches, start):

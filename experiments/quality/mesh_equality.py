@@ -13,7 +13,6 @@ the busiest neurons (act24) are chosen within the neurons of each device.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 os.environ["XLA_FLAGS"] = (
@@ -33,16 +32,13 @@ from sparse_lm.config import Config
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions, needs_refresh
 
-RECIPES = {
-    "dense": dict(recipe="dense"),
-    "fst": dict(recipe="fst"),
-    "sste": dict(recipe="sste"),
-    "act24": dict(recipe="act24"),
-    "venom_magnitude": dict(recipe="venom", selection="magnitude"),
-    "venom_cluster_sets": dict(recipe="venom", selection="cluster_sets"),
-    "venom_run_sets": dict(recipe="venom", selection="cluster_sets", neuron_run=8),
-    "venom_slices": dict(recipe="venom", selection="slices", clusters=2),
-    "venom_slices_following": dict(recipe="venom", selection="slices", clusters=2, centres="tokens", dense_layers=1),
+RECIPES: dict[str, dict[str, float]] = {
+    "dense": {},
+    "fst": {"mask_decay": 1e-4},
+    "sste": {},
+    "act24": {},
+    "venom": {"v": 16, "m": 8, "experts": 4},
+    "slices": {"v": 16, "m": 8},
 }
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
 START, END, STEPS = 6, 13, 20
@@ -56,8 +52,7 @@ def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> C
     config.model.update(dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=512, vocab_size=320, dtype="float32")
     config.model.loss_chunk = 64
     config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
-    config.sparsity.update(start_step=START, end_step=END, refresh_every=2, v=16, m=8, clusters=4)
-    config.sparsity.update(RECIPES[recipe])
+    config.sparsity.update(recipe=recipe, start_step=START, end_step=END, refresh_every=2, **RECIPES[recipe])
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)))
     return config_lib.parse(config)
 
@@ -65,7 +60,7 @@ def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> C
 def losses(config: Config) -> np.ndarray:
     """Of each step, f64[STEPS]."""
     trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+    transitions = make_transitions(config, trainer.graphdef, trainer.layout)
     place = trainer.layout.place_batch if trainer.layout else jax.device_put
     state, trace = trainer.init(), []
     for step in range(STEPS):
@@ -73,9 +68,7 @@ def losses(config: Config) -> np.ndarray:
         phase = config.phase(step)
         if step == START and phase == "sparse":
             state = transitions.enter_sparse(state, windows)
-            if trainer.plan.weights == "transposable":
-                state = dataclasses.replace(state, mask_decay=np.float32(1e-4))
-        elif step == END and trainer.plan.operands:
+        elif step == END and config.sparsity.phase:
             state = transitions.leave_sparse(state)
         elif needs_refresh(config, step):
             state, _ = transitions.refresh(state, windows)

@@ -16,18 +16,16 @@ from typing import Any
 import numpy as np
 
 from sparse_lm.interop.shards import TensorSize
-from sparse_lm.ops.plan import W1_24, W2_24, GemmPlan
+from sparse_lm.recipes import Recipe
 
 
-def fitting_layers(plan: GemmPlan) -> list[str]:
-    """Linear layers of an FFN that the plan's sparse phase leaves 2:4 along their inputs, as the layout wants it.
+def fitting_layers(recipe: Recipe) -> list[str]:
+    """Names the linear layers of an FFN that a recipe leaves 2:4 along their inputs, as the layout wants it.
 
-    Those are the ones whose weight is the sparse operand of the forward product. `venom` uses W2 in the
-    backward product dY = dO W2^T, which contracts the outputs of down_proj: its groups run down the
-    columns of that layer's matrix, not along its rows.
+    A W2 that is 2:4 for the backward product dY = dO W2^T does not fit: that contracts the outputs of down_proj, and
+    groups run down the columns of that layer's matrix.
     """
-    layers = (("up_proj", plan.up, W1_24), ("down_proj", plan.down, W2_24))
-    return [layer for layer, operand, weight in layers if operand == weight]
+    return [f"{name}_proj" for name in recipe.sparse_along_inputs]
 
 
 def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:

@@ -41,7 +41,7 @@ def model_card(config: Config, step: int, shapes: list[tuple[int, ...]], eval_lo
       eval_loss: nats per token of the held-out data, if the step was evaluated.
     """
     model, sparsity = config.model, config.sparsity
-    windows = ", ".join(f"{start} to {end}" for start, end in sparsity.windows)
+    phase = sparsity.phase
     but = f", but for the FFNs of the first {sparsity.dense_layers} layers" if sparsity.dense_layers else ""
     rows = {
         "layers, width, neurons": f"{model.layers}, {model.dim}, {model.ffn_dim} ({model.activation})",
@@ -50,7 +50,7 @@ def model_card(config: Config, step: int, shapes: list[tuple[int, ...]], eval_lo
         "training sequence": f"{config.seq_len} tokens",
         "steps": f"{step} of {config.steps}",
         "tokens seen": step * config.tokens_per_step,
-        "recipe": f"{sparsity.recipe}, sparse in steps {windows}{but}" if windows else "dense",
+        "recipe": f"{sparsity.recipe.name}, sparse in steps {phase.start} to {phase.stop}{but}" if phase else "dense",
         "started from": config.init_from or "random weights",
         "held-out loss": None if eval_loss is None else f"{eval_loss:.4f} nats per token",
     }

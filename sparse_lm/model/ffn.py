@@ -1,11 +1,11 @@
-"""The two feed-forward networks: squared ReLU, whose products may be sparse, and SwiGLU, dense, for baselines.
+"""The two feed-forward networks: squared ReLU, whose products a recipe computes, and SwiGLU, dense, for baselines.
 
 Every matrix is neuron-major, [F, D]: what belongs to a neuron is one contiguous row in each.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -14,18 +14,17 @@ from jax import Array
 from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
-from sparse_lm.ops.ffn import feed_forward
-from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights
-from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.recipes import Recipe
+from sparse_lm.recipes.weight_forms import WeightForms
 
 
 class FfnInputs(NamedTuple):
-    """What a layer's FFN reads besides its input and its own weights; see `ops.ffn.feed_forward`."""
+    """Holds what a layer's FFN reads besides its input and its own weights; see `Recipe.ffn`."""
 
-    variables: FfnVariables = NO_VARIABLES
+    state: Any = None
     key: Array | None = None
     order: Array | None = None
-    weights: FfnWeights | None = None
+    weights: tuple[WeightForms, WeightForms] | None = None
     layer: Array | int = 0
 
 
@@ -37,11 +36,10 @@ class SquaredReluFfn(nnx.Module):
         self.down = nnx.Param(_down(config, rngs))
 
     def __call__(
-        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes = ONE_DEVICE
+        self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
-        """[T, D] -> [T, D] and statistics: `ops.ffn.feed_forward`."""
-        matrices = self.up[...], self.down[...]
-        return feed_forward(x, *matrices, *inputs, plan=plan, implementation=implementation, axes=axes)
+        """Computes [T, D] -> [T, D] and statistics by the recipe."""
+        return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)
 
 
 class SwiGluFfn(nnx.Module):
@@ -53,15 +51,15 @@ class SwiGluFfn(nnx.Module):
         self.down = nnx.Param(_down(config, rngs))
 
     def __call__(
-        self, x: Array, inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes = ONE_DEVICE
+        self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
-        """[T, D] -> [T, D] and no statistics.
+        """Computes [T, D] -> [T, D] and no statistics.
 
         Raises:
-          ValueError: the plan is not dense.
+          ValueError: the recipe has sparse products.
         """
-        if plan != DENSE:
-            raise ValueError("SwiGLU has no sparse products: its plan must be DENSE")
+        if recipe.products:
+            raise ValueError(f"SwiGLU has no sparse products: recipe {recipe.name!r} cannot compute it")
         gate, up, down = (read(w[...].astype(x.dtype), axes) for w in (self.gate, self.up, self.down))
         x = enter_tensor(x, axes)
         return leave_tensor(jax.nn.silu(x @ gate.T) * (x @ up.T) @ down, axes), {}

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated, size
+from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.attention import Attention, KVCache
 from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import FFNS, FfnInputs
 from sparse_lm.model.remat import remat
-from sparse_lm.ops.ffn_weights import NO_VARIABLES, FfnVariables, FfnWeights, local_columns, prepare_weights
-from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.recipes.weight_forms import WeightForms
 
 Params = dict[str, Any]
 """Parameters as nested dicts of f32 arrays:
@@ -48,21 +48,21 @@ class Layer(nnx.Module):
         self.ffn = FFNS[config.activation](config, rngs)
 
     def __call__(
-        self, x: Array, ffn_inputs: FfnInputs, *, plan: GemmPlan, implementation: str | None, axes: Axes = ONE_DEVICE
+        self, x: Array, ffn_inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
         """[B, S, D] -> [B, S, D] and the FFN's statistics."""
         x = x + self.attention(self._norm(x, self.attention_norm, axes), axes)
-        return self._add_ffn(x, ffn_inputs, plan=plan, implementation=implementation, axes=axes)
+        return self._add_ffn(x, ffn_inputs, recipe=recipe, axes=axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """The next positions of cached sequences, with a dense FFN; see `Attention.extend`."""
         attended, cache = self.attention.extend(self._norm(x, self.attention_norm, ONE_DEVICE), cache, start)
-        x, _ = self._add_ffn(x + attended, FfnInputs(), plan=DENSE, implementation=None, axes=ONE_DEVICE)
+        x, _ = self._add_ffn(x + attended, FfnInputs(), recipe=DENSE, axes=ONE_DEVICE)
         return x, cache
 
-    def _add_ffn(self, x, ffn_inputs, *, plan, implementation, axes):
+    def _add_ffn(self, x, ffn_inputs, *, recipe, axes):
         tokens = self._norm(x, self.ffn_norm, axes).reshape(-1, x.shape[-1])  # [T, D]
-        out, stats = self.ffn(tokens, ffn_inputs, plan=plan, implementation=implementation, axes=axes)
+        out, stats = self.ffn(tokens, ffn_inputs, recipe=recipe, axes=axes)
         return x + out.reshape(x.shape), stats
 
     def _norm(self, x: Array, scale: nnx.Param, axes: Axes) -> Array:
@@ -84,25 +84,23 @@ class Llama(nnx.Module):
         self,
         tokens: Array,
         *,
-        plan: GemmPlan = DENSE,
-        variables: FfnVariables | None = None,
+        recipe: Recipe = DENSE,
+        recipe_state: Any = None,
         key: Array | None = None,
-        weights: FfnWeights | None = None,
+        weights: tuple[WeightForms, WeightForms] | None = None,
         dense_layers: int = 0,
-        implementation: str | None = None,
         axes: Axes = ONE_DEVICE,
     ) -> tuple[Array, dict[str, Array]]:
         """Hidden states after the final norm. On a mesh, parameters and tokens are this device's shards.
 
         Args:
           tokens: int32[B, S].
-          plan: how the products of every FFN are computed.
-          variables: of all layers, stacked on a leading axis L; None for a dense plan.
-          key: random key; needed if `plan.random`.
+          recipe: computes every FFN.
+          recipe_state: the recipe's state of all layers, stacked on a leading axis L; None if it has none.
+          key: random key; training needs one.
           weights: the forms, in the computation's dtype, that `prepare_weights` makes of the float32 weights of all
             layers; made here by default.
-          dense_layers: how many layers, the first ones, have dense FFNs whatever the plan.
-          implementation: of the sparse operations.
+          dense_layers: how many layers, the first ones, have dense FFNs whatever the recipe.
           axes: of the mesh.
 
         Returns:
@@ -110,41 +108,41 @@ class Llama(nnx.Module):
           stats: the FFNs' statistics, each with a leading axis L. What only sparse FFNs have is zero in dense layers.
         """
         graphdef, layers = nnx.split(self.layers)
-        variables = local_columns(variables or NO_VARIABLES, self.config.ffn_dim // size(axes.tensor), axes)
         keys = None if key is None else jax.random.split(key, self.config.layers)
         # One order for all layers: to draw one takes longer than a layer's routing.
-        order = jax.random.permutation(key, tokens.size) if key is not None and plan.ordered else None
-        weights = weights or self.prepare_weights(variables, plan, implementation)
+        order = jax.random.permutation(key, tokens.size) if key is not None and recipe.takes_order else None
+        weights = weights or self.prepare_weights(recipe, recipe_state)
 
-        def layer(x, inputs, plan):
-            params, variables, key, number = inputs
-            ffn_inputs = FfnInputs(variables, key, order, None if plan == DENSE else weights, number)
-            return nnx.merge(graphdef, params)(x, ffn_inputs, plan=plan, implementation=implementation, axes=axes)
+        def layer(x, inputs, recipe):
+            params, state, key, number = inputs
+            ffn_inputs = FfnInputs(state, key, order, weights if recipe.sparse_weights else None, number)
+            return nnx.merge(graphdef, params)(x, ffn_inputs, recipe=recipe, axes=axes)
 
-        def run(x, plan, inputs):
+        def run(x, recipe, inputs):
             unrolled = self.config.unroll_layers
-            one = functools.partial(layer, plan=plan)
+            one = functools.partial(layer, recipe=recipe)
             one = remat(one, self.config.remat, unrolled=unrolled, gathers=axes.fsdp is not None)
             return lax.scan(one, x, inputs, unroll=unrolled)
 
-        x, inputs = self.embed(tokens, axes), (layers, variables, keys, jnp.arange(self.config.layers))
-        if dense_layers and plan != DENSE:
+        x, inputs = self.embed(tokens, axes), (layers, recipe_state, keys, jnp.arange(self.config.layers))
+        if dense_layers and recipe.products:
             # Unrolled, the two parts cost nothing. A loop reads its weights in one piece, here a copy of them.
             x, dense_stats = run(x, DENSE, jax.tree.map(lambda a: a[:dense_layers], inputs))
-            x, stats = run(x, plan, jax.tree.map(lambda a: a[dense_layers:], inputs))
-            none = jax.tree.map(lambda a: jnp.zeros((dense_layers, *a.shape[1:]), a.dtype), stats)
-            stats = jax.tree.map(lambda *parts: jnp.concatenate(parts), none | dense_stats, stats)
+            x, stats = run(x, recipe, jax.tree.map(lambda a: a[dense_layers:], inputs))
+            for name, sparse in stats.items():
+                none = jnp.zeros((dense_layers, *sparse.shape[1:]), sparse.dtype)
+                stats[name] = jnp.concatenate([dense_stats.get(name, none), sparse])
         else:
-            x, stats = run(x, plan, inputs)
+            x, stats = run(x, recipe, inputs)
         return self._final_norm(x, axes), stats
 
-    def prepare_weights(self, variables: FfnVariables, plan: GemmPlan, implementation: str | None) -> FfnWeights | None:
-        """The FFN weights of all layers, in the forms that a sparse plan reads; None if it reads them as they are."""
-        if plan.weights == "full" or self.config.activation == "swiglu":  # which refuses sparse plans itself
+    def prepare_weights(self, recipe: Recipe, recipe_state: Any) -> tuple[WeightForms, WeightForms] | None:
+        """Brings the FFN weights of all layers to the forms that a recipe reads; None if its weights are dense."""
+        if not recipe.sparse_weights or self.config.activation == "swiglu":  # which refuses sparse recipes itself
             return None
         # Gradients pass straight through every selection, to the weights that each layer is given.
         up, down = lax.stop_gradient((self.layers.ffn.up[...], self.layers.ffn.down[...]))
-        return prepare_weights(up, down, variables, plan=plan, dtype=self.config.dtype, implementation=implementation)
+        return recipe.prepare(up, down, recipe_state, self.config.dtype)
 
     def extend(self, tokens: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """Hidden states of the next positions of cached sequences.

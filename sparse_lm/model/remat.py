@@ -17,7 +17,7 @@ import jax
 
 from sparse_lm.collectives import GATHERED
 from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
-from sparse_lm.ops.ffn import RESIDUALS
+from sparse_lm.recipes.base import RESIDUALS
 
 _policies = jax.checkpoint_policies
 

@@ -67,12 +67,7 @@ class Fst(Recipe):
     refreshes = True
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
-        yield (
-            "mask_decay",
-            self.mask_decay,
-            0 <= self.mask_decay < float(jnp.finfo(jnp.float32).max),
-            "must be in 0..3e38",
-        )
+        yield "mask_decay", self.mask_decay, 0 <= self.mask_decay <= 1, "must be in 0..1"
 
     def init_state(self, dim: int, neurons: int) -> Masks:
         ones = jnp.ones((neurons, dim), bool)

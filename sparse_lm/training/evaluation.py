@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +19,18 @@ from sparse_lm.data.dataset import Data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.model import llama
 from sparse_lm.model.loss import token_losses
-from sparse_lm.ops.ffn_weights import FfnVariables
-from sparse_lm.ops.plan import DENSE, GemmPlan
+from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.mesh.layout import BATCH, Layout
 from sparse_lm.training.step import Trainer, TrainState
 
-Evaluation = Callable[[llama.Params, FfnVariables, Iterable[np.ndarray]], dict[str, float]]
+Evaluation = Callable[[llama.Params, Any, Iterable[np.ndarray]], dict[str, float]]
 
 
 def make_evaluation(
     config: Config,
     graphdef: nnx.GraphDef,
     bytes_per_token: np.ndarray,
-    plan: GemmPlan = DENSE,
+    recipe: Recipe = DENSE,
     layout: Layout | None = None,
 ) -> Evaluation:
     """An evaluation that compiles one step, on its first use.
@@ -39,12 +39,12 @@ def make_evaluation(
       config: the run.
       graphdef: the model's structure.
       bytes_per_token: int32[V], UTF-8 bytes that each token stands for.
-      plan: of the FFNs. Each token's loss is then computed from it and its past alone
-        (`GemmPlan.for_evaluation`).
+      recipe: computes the FFNs. Each token's loss is then computed from it and its past alone
+        (`Recipe.for_evaluation`).
       layout: of the parameters; every process then gives all batches, whole.
 
     Returns:
-      A function of (params, variables, batches), where a batch is int32[b, S + 1] windows of tokens
+      A function of (params, recipe_state, batches), where a batch is int32[b, S + 1] windows of tokens
       with b at most `config.batch_size`; a window's first S tokens predict its last S. Its result:
 
       - loss: nats per predicted token, the mean over all of them;
@@ -52,15 +52,15 @@ def make_evaluation(
       - bits_per_byte: the sum of the losses in bits, over the bytes of the predicted tokens, which
         compares models of different vocabularies.
     """
-    window_nats = functools.partial(_window_nats, config=config, graphdef=graphdef, plan=plan.for_evaluation())
+    window_nats = functools.partial(_window_nats, config=config, graphdef=graphdef, recipe=recipe.for_evaluation())
     window_nats = _on_mesh(window_nats, layout) if layout else jax.jit(window_nats)
     place = layout.place_batch if layout else jax.device_put
 
-    def evaluate(params: llama.Params, variables: FfnVariables, batches: Iterable[np.ndarray]) -> dict[str, float]:
+    def evaluate(params: llama.Params, recipe_state: Any, batches: Iterable[np.ndarray]) -> dict[str, float]:
         pending, tokens, text_bytes = [], 0, 0
         for windows in batches:
             full = np.resize(windows, (config.batch_size, windows.shape[1]))  # a short batch repeats its windows
-            pending.append((window_nats(params, variables, place(full)), len(windows)))
+            pending.append((window_nats(params, recipe_state, place(full)), len(windows)))
             tokens += windows[:, 1:].size
             text_bytes += int(bytes_per_token[windows[:, 1:]].sum())
         nats = sum(sums[:count].sum(dtype=np.float64) for sums, count in jax.device_get(pending))
@@ -75,8 +75,8 @@ class HeldOut:
     def __init__(self, config: Config, trainer: Trainer, data: Data):
         self._config, self._data = config, data
         self._evaluations = {
-            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, plan, trainer.layout)
-            for phase, plan in (("dense", DENSE), ("sparse", trainer.plan))
+            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, config.recipe(phase), trainer.layout)
+            for phase in ("dense", "sparse")
         }
 
     def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
@@ -86,39 +86,35 @@ class HeldOut:
         batches = heldout_batches(
             self._data, batch_size=self._config.batch_size, windows=self._config.data.eval_windows
         )
-        return self._evaluations[phase](state.params, state.variables, batches)
+        return self._evaluations[phase](state.params, state.recipe_state, batches)
 
 
 def _on_mesh(window_nats: Callable, layout: Layout) -> Callable:
-    def on_whole_arrays(params: llama.Params, variables: FfnVariables, windows: Array) -> Array:
-        specs = layout.specs((params, variables))
+    def on_whole_arrays(params: llama.Params, recipe_state: Any, windows: Array) -> Array:
+        specs = layout.specs((params, recipe_state))
         local = functools.partial(window_nats, axes=layout.axes)
-        return layout.local(local, (*specs, BATCH), BATCH)(params, variables, windows)
+        return layout.local(local, (*specs, BATCH), BATCH)(params, recipe_state, windows)
 
     return jax.jit(on_whole_arrays, out_shardings=layout.replicated)
 
 
 def _window_nats(
     params: llama.Params,
-    variables: FfnVariables,
+    recipe_state: Any,
     windows: Array,
     *,
     config: Config,
     graphdef: nnx.GraphDef,
-    plan: GemmPlan,
+    recipe: Recipe,
     axes: Axes = ONE_DEVICE,
 ) -> Array:
     """f32[B]: the sum of each window's token losses."""
     model = llama.merge(graphdef, params)
-    key = jax.random.key(0) if plan.random else None  # moves rows about; their results do not depend on it
     hidden, _ = model(
         windows[:, :-1],
-        plan=plan,
-        variables=variables,
-        key=key,
+        recipe=recipe,
+        recipe_state=recipe_state,
         dense_layers=config.sparsity.dense_layers,
-        # By magnitude a token is a block by itself here, which no kernel takes.
-        implementation=None if plan.venom and plan.v == 1 else config.sparsity.implementation or None,
         axes=axes,
     )
     hidden = hidden.reshape(-1, hidden.shape[-1])

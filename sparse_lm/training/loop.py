@@ -5,11 +5,9 @@ The loop dispatches step n and then handles the metrics of step n - 1, so that t
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.config import Config
@@ -18,10 +16,10 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.compile_ahead import CompileAhead
 from sparse_lm.training.determinism import check_determinism
 from sparse_lm.training.evaluation import HeldOut
+from sparse_lm.training.implementation import check_implementation
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.phases import begins_phase, transition_before
-from sparse_lm.training.recipe import check_implementation
 from sparse_lm.training.run_data import device_batches, open_data_together
 from sparse_lm.training.starting import open_pretrained, restore_or_start
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
@@ -55,7 +53,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
       WorkdirError: at the end, too, if the last checkpoint could not be written.
     """
     check_determinism(config)
-    check_implementation(config.sparsity)
+    check_implementation(config.sparsity.recipe)
     config, pretrained = open_pretrained(config, workdir)
     make_workdir(workdir)
     check_same_config(workdir, config)
@@ -74,7 +72,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
                 print(f"{workdir}: going on from step {start}")
             print_implementations(config, trainer, state)
             with (
-                StepLog(config, trainer.plan, reports, summary, start, wandb and processes.is_leader()) as log,
+                StepLog(config, reports, summary, start, wandb and processes.is_leader()) as log,
                 StepProfile(reports, *profile_steps) as profile,
             ):
                 loop = _Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, summary, log)
@@ -100,7 +98,7 @@ class _Loop:
         self.checkpoints, self.interrupt, self.profile = checkpoints, interrupt, profile
         self.summary, self.log = summary, log
         self.held_out = HeldOut(config, trainer, data)
-        self.transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+        self.transitions = make_transitions(config, trainer.graphdef, trainer.layout)
         self.compile_ahead = CompileAhead(config, trainer, self.transitions, interrupt)
         self.pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet handled
 
@@ -145,10 +143,7 @@ class _Loop:
         """Makes the state what `step` needs; returns it with a refresh's metrics."""
         match transition_before(self.config, step):
             case "enter":
-                state = self.transitions.enter_sparse(state, windows)
-                decay = self.config.sparsity.mask_decay
-                decay = jnp.full_like(state.mask_decay, 6e-5 if decay is None else decay)
-                return dataclasses.replace(state, mask_decay=decay), {}
+                return self.transitions.enter_sparse(state, windows), {}
             case "leave":
                 return self.transitions.leave_sparse(state), {}
             case "refresh":

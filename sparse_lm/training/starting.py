@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from sparse_lm.config import Config
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.restored import check_state
 from sparse_lm.training.run_data import with_tokenizer_of_run
 from sparse_lm.training.step import Trainer, TrainState
-from sparse_lm.training.validity import check_variables
 from sparse_lm.training.workdir import has_saved
 
 
@@ -42,7 +42,7 @@ def restore_or_start(
       WorkdirError: there are checkpoints, and none of them can be used.
     """
     state = checkpoints.restore_latest(
-        trainer.abstract_state(), lambda state: check_variables(state.variables, config, int(state.step))
+        trainer.abstract_state(), lambda state: check_state(state.recipe_state, config, int(state.step))
     )
     if state is not None:
         return state

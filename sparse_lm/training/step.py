@@ -1,7 +1,7 @@
 """The training state and one training step.
 
-A run compiles this step twice, once with the dense plan and once with the recipe's. Both take and
-return the same `TrainState`, so flipping between phases is choosing the other function.
+A run compiles this step twice, once with dense FFNs and once with the recipe's. Both take and return the same
+`TrainState`, so flipping between phases is choosing the other function.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from sparse_lm.config import Config
 from sparse_lm.model import llama
 from sparse_lm.model.llama import Params
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops.ffn_weights import FfnVariables, FfnWeights, init_variables
-from sparse_lm.ops.plan import DENSE, GemmPlan
-from sparse_lm.training import spikes
-from sparse_lm.training.mask_decay import masked_decay
+from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.recipes.weight_forms import WeightForms
+from sparse_lm.training import ffn_weights, spikes
 from sparse_lm.training.mesh.layout import BATCH, Layout, make_mesh
 from sparse_lm.training.optimizer import make_optimizer
-from sparse_lm.training.recipe import sparse_plan
 
 Metrics = dict[str, Array]
 
@@ -38,15 +36,14 @@ Metrics = dict[str, Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that a run must save to go on as if it had not stopped.
+    """Holds everything that a run must save to go on as if it had not stopped.
 
     Attributes:
       step: int32[], steps taken; also the position in the data.
       seed: uint32[], of all that is random. In the state, so that runs that differ in it share compiled steps.
       params: float32 master weights; layers are stacked on a leading axis.
       opt_state: Optax state.
-      variables: what the sparse FFN reads and does not train, [L, ...].
-      mask_decay: f32[], the factor of FST's masked decay; 0 outside its sparse phase.
+      recipe_state: what the recipe reads and does not train, [L, ...].
       skipped: int32[], steps skipped because loss or gradient was not finite, or the loss a spike.
       skipped_in_a_row: int32[].
       recent_losses: f32[], see `spikes`; None if none is called a spike.
@@ -56,8 +53,7 @@ class TrainState:
     seed: Array
     params: Params
     opt_state: optax.OptState
-    variables: FfnVariables
-    mask_decay: Array
+    recipe_state: Any
     skipped: Array
     skipped_in_a_row: Array
     recent_losses: Array | None = None
@@ -68,7 +64,6 @@ class Trainer:
     """The pure functions of a run, compiled on first use. `state` arguments are donated."""
 
     config: Config
-    plan: GemmPlan  # of the sparse phase
     init: Callable[[], TrainState]
     dense_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
     sparse_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
@@ -89,43 +84,38 @@ class Trainer:
 
 
 def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) -> Trainer:
-    """The functions of a run, on all its devices if none are given. Nothing is compiled yet."""
-    plan = sparse_plan(config.sparsity)
+    """Makes the functions of a run, on all its devices if none are given. Nothing is compiled yet."""
     graphdef = llama.graphdef(config.model)
-    after_clip = masked_decay() if plan.weights == "transposable" else None
-    optimizer = make_optimizer(config, after_clip)
     seed = np.uint32(config.seed % 2**32)
-    init = functools.partial(_init, config=config, optimizer=optimizer, plan=plan)
+    init = functools.partial(_init, config=config)
     mesh = make_mesh(config, devices)
-    layout = Layout(mesh, jax.eval_shape(init, seed)) if mesh else None
-    train_step = functools.partial(_train_step, config=config, graphdef=graphdef, optimizer=optimizer, layout=layout)
+    layout = Layout(mesh, jax.eval_shape(init, seed), config.sparsity.recipe.neuron_major) if mesh else None
 
-    def compiled(plan: GemmPlan) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
+    def compiled(recipe: Recipe) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
+        step = functools.partial(_train_step, config=config, graphdef=graphdef, layout=layout, recipe=recipe)
         placed = dict(out_shardings=(layout.state, layout.replicated)) if layout else {}
-        return jax.jit(functools.partial(train_step, plan=plan), donate_argnums=0, **placed)
+        return jax.jit(step, donate_argnums=0, **placed)
 
     return Trainer(
         config=config,
-        plan=plan,
         init=functools.partial(jax.jit(init, out_shardings=layout.state if layout else None), seed),
         dense_step=compiled(DENSE),
-        sparse_step=compiled(plan),
+        sparse_step=compiled(config.sparsity.recipe),
         graphdef=graphdef,
         layout=layout,
     )
 
 
-def _init(seed: Array, *, config: Config, optimizer: optax.GradientTransformation, plan: GemmPlan) -> TrainState:
+def _init(seed: Array, *, config: Config) -> TrainState:
     _, params = llama.init(config.model, jax.random.key(seed))
-    one_layer = init_variables(plan, config.model.dim, config.model.ffn_dim)
+    one_layer = config.sparsity.recipe.init_state(config.model.dim, config.model.ffn_dim)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=zero,
         seed=seed,
         params=params,
-        opt_state=optimizer.init(params),
-        variables=jax.tree.map(lambda x: jnp.broadcast_to(x, (config.model.layers, *x.shape)), one_layer),
-        mask_decay=jnp.zeros((), jnp.float32),
+        opt_state=make_optimizer(config).init(params),
+        recipe_state=jax.tree.map(lambda x: jnp.broadcast_to(x, (config.model.layers, *x.shape)), one_layer),
         skipped=zero,
         skipped_in_a_row=zero,
         recent_losses=spikes.no_losses() if config.optimizer.spike_deviations else None,
@@ -138,19 +128,18 @@ def _train_step(
     *,
     config: Config,
     graphdef: Any,
-    optimizer: optax.GradientTransformation,
     layout: Layout | None,
-    plan: GemmPlan,
+    recipe: Recipe,
 ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-    gradients = functools.partial(loss_and_gradients, config=config, graphdef=graphdef, plan=plan)
+    gradients = functools.partial(loss_and_gradients, config=config, graphdef=graphdef, recipe=recipe)
     if layout:
-        specs = layout.specs((state.params, state.variables))
+        specs = layout.specs((state.params, state.recipe_state))
         gradients = layout.local(
             functools.partial(gradients, axes=layout.axes), (*specs, BATCH, P()), ((P(), P()), specs[0])
         )
-    (loss, stats), grads = gradients(state.params, state.variables, windows, key)
-    good, params, opt_state, grad_norm = _update(state, loss, grads, optimizer, config.optimizer.spike_deviations)
+    (loss, stats), grads = gradients(state.params, state.recipe_state, windows, key)
+    good, params, opt_state, grad_norm = _update(state, loss, grads, config, recipe)
 
     new_state = dataclasses.replace(
         state,
@@ -162,7 +151,7 @@ def _train_step(
         recent_losses=None if state.recent_losses is None else spikes.remember(loss, state.recent_losses),
     )
     metrics = dict(
-        stats,
+        stats | ffn_weights.watch(state.params, params, recipe, config.sparsity.dense_layers),
         loss=loss,
         grad_norm=grad_norm,
         skipped=new_state.skipped,
@@ -173,13 +162,13 @@ def _train_step(
 
 def loss_and_gradients(
     params: Params,
-    variables: FfnVariables,
+    recipe_state: Any,
     windows: Array,
     key: Array,
     *,
     config: Config,
     graphdef: Any,
-    plan: GemmPlan,
+    recipe: Recipe,
     axes: Axes = ONE_DEVICE,
 ) -> tuple[tuple[Array, Metrics], Params]:
     """Mean next-token cross entropy of the windows of a step, with statistics by layer, and its gradient.
@@ -190,10 +179,11 @@ def loss_and_gradients(
 
     Args:
       params: f32, this device's shards.
-      variables: likewise.
+      recipe_state: likewise.
       windows: int32[B, S + 1] of this shard.
       key: of the step.
-      config, graphdef, plan: of the run.
+      config, graphdef: of the run.
+      recipe: that of the phase.
       axes: of the mesh.
 
     Returns:
@@ -206,14 +196,14 @@ def loss_and_gradients(
     axes_of_part = dataclasses.replace(axes, batch=(axes.fsdp,) if axes.fsdp else ()) if parts_here > 1 else axes
     # Sparse forms are chosen from the master weights. The layers read a copy in the computation's dtype, made
     # once a step, and so the gradients of their matrices come in that dtype.
-    weights = llama.merge(graphdef, params).prepare_weights(variables, plan, config.sparsity.implementation or None)
+    weights = llama.merge(graphdef, params).prepare_weights(recipe, recipe_state)
     compute_params = in_compute_dtype(params, config.model.dtype)
     loss_of_shard = functools.partial(
-        forward_loss, config=config, graphdef=graphdef, plan=plan, weights=weights, axes=axes_of_part
+        forward_loss, config=config, graphdef=graphdef, recipe=recipe, weights=weights, axes=axes_of_part
     )
 
     def share_of_loss(params: Params, windows: Array, key: Array) -> tuple[Array, Metrics]:
-        loss, stats = loss_of_shard(params, variables, windows, key)
+        loss, stats = loss_of_shard(params, recipe_state, windows, key)
         shares = parts * collectives.size(axes.tensor)
         return (loss / shares if shares > 1 else loss), stats
 
@@ -245,28 +235,24 @@ def _sum_of_parts(part: Callable[[Array, Array], Any], numbers: Array, windows: 
 
 @functools.partial(jax.named_call, name="optimizer")
 def _update(
-    state: TrainState,
-    loss: Array,
-    grads: Params,
-    optimizer: optax.GradientTransformation,
-    spike_deviations: float,
+    state: TrainState, loss: Array, grads: Params, config: Config, recipe: Recipe
 ) -> tuple[Array, Params, optax.OptState, Array]:
-    """Whether the step is good, parameters and optimizer state after it, and the gradients' norm.
+    """Returns whether the step is good, parameters and optimizer state after it, and the gradients' norm.
 
-    A bad step leaves no trace but a count: the weights and moments of before are kept.
+    A bad step leaves no trace but a count: the weights and moments of before are kept. Of a good one, too, an entry
+    is kept that would not be finite, as moments can overflow where gradients do not.
     """
     grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # as they are read, with no pass of their own
     grad_norm = optax.tree.norm(grads)
+    after_clip = ffn_weights.adjust_gradients(recipe, state.recipe_state, config.sparsity.dense_layers)
+    updates, opt_state = make_optimizer(config, after_clip).update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
     good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if state.recent_losses is not None:
-        good &= ~spikes.is_spike(loss, state.recent_losses, spike_deviations)
-    updates, opt_state = optimizer.update(
-        grads, state.opt_state, state.params, variables=state.variables, mask_decay=state.mask_decay
-    )
-    params = optax.apply_updates(state.params, updates)
+        good &= ~spikes.is_spike(loss, state.recent_losses, config.optimizer.spike_deviations)
 
     def unless_bad(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+        return jax.tree.map(lambda n, o: jnp.where(good & jnp.isfinite(n), n, o), new, old)
 
     return good, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
 
@@ -284,17 +270,17 @@ def in_compute_dtype(params: Params, dtype: str) -> Params:
 
 def forward_loss(
     params: Params,
-    variables: FfnVariables,
+    recipe_state: Any,
     windows: Array,
     key: Array | None,
     *,
     config: Config,
     graphdef: Any,
-    plan: GemmPlan,
-    weights: FfnWeights | None = None,
+    recipe: Recipe,
+    weights: tuple[WeightForms, WeightForms] | None = None,
     axes: Axes = ONE_DEVICE,
 ) -> tuple[Array, Metrics]:
-    """Mean next-token cross entropy of windows int32[B, S + 1], in nats, and statistics by layer.
+    """Computes the mean next-token cross entropy of windows int32[B, S + 1], in nats, and statistics by layer.
 
     On a mesh: of this shard's windows, and of them this device's share of the tokens along `tensor`.
     """
@@ -302,12 +288,11 @@ def forward_loss(
     inputs, targets = windows[:, :-1], windows[:, 1:]
     hidden, stats = model(
         inputs,
-        plan=plan,
-        variables=variables,
+        recipe=recipe,
+        recipe_state=recipe_state,
         key=key,
         weights=weights,
         dense_layers=config.sparsity.dense_layers,
-        implementation=config.sparsity.implementation or None,
         axes=axes,
     )
     hidden = collectives.split_over_tensor(hidden.reshape(-1, hidden.shape[-1]), axes)

@@ -1,13 +1,13 @@
 """What happens to the training state between a dense and a sparse step, and while sparse.
 
-  enter_sparse  before the first sparse step: fix beta (2409.09099), choose masks (2404.01847), or
-                make clusters and choose each one's neurons (2602.06183);
-  refresh       every `refresh_every` sparse steps: masks or sets again, centres to where their tokens are;
-  leave_sparse  before the first dense step: the weights become what the sparse forward used,
-                W <- beta S(W), so that the loss just after the flip is what it was just before. Of such weights
-                beta is 1: to leave twice, as a run does that is made longer after its end, changes nothing.
+  enter_sparse  before the first sparse step: the recipe chooses masks, scales or experts;
+  refresh       every `refresh_every` sparse steps: it chooses some of that anew;
+  leave_sparse  before the first dense step: the weights become what the sparse forward used, so that the loss just
+                after the flip is what it was just before. To leave twice, as a run does that is made longer after its
+                end, changes nothing.
 
-All three are pure functions of the state, so that a run resumed at the edge takes the same turn.
+All three are pure functions of the state, so that a run resumed at a phase transition takes the same turn. They run
+the recipe's functions of arrays layer by layer, on inputs that one forward pass of the coming step's batch records.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax import Array
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 
-from sparse_lm import ops
+from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config, SparsityConfig
 from sparse_lm.model.llama import Params
-from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
-from sparse_lm.ops.plan import GemmPlan
-from sparse_lm.training import clustering, spikes
-from sparse_lm.training.ffn_state import MATRICES, map_adam, map_ffn, with_ffn
-from sparse_lm.training.mesh.layout import Layout
-from sparse_lm.training.recipe import sparse_plan
-from sparse_lm.training.step import Metrics, TrainState
+from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.training import ffn_weights, spikes
+from sparse_lm.training.ffn_weights import matrices
+from sparse_lm.training.mesh.layout import BATCH, Layout
+from sparse_lm.training.step import Metrics, TrainState, forward_loss
+
+SAMPLE = 16_384  # tokens of a batch, evenly spaced, that a recipe sees
+_Transition = Callable[[TrainState, Array], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,123 +43,117 @@ class Transitions:
     `leave_sparse(state) -> state`; `windows` int32[B, S + 1] is the batch of the coming step.
     """
 
-    enter_sparse: Callable[[TrainState, Array], TrainState]
-    refresh: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
+    enter_sparse: _Transition
+    refresh: _Transition
     leave_sparse: Callable[[TrainState], TrainState]
 
 
-def make_transitions(config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None = None) -> Transitions:
-    """The transitions of a run with this plan in its sparse phase; `layout` is None on one device."""
-    bind = dict(config=config, plan=plan, layout=layout)
+def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None) -> Transitions:
+    """Makes the transitions of a run; `layout` is None on one device."""
+    recorded = functools.partial(_ffn_inputs, config=config, graphdef=graphdef, layout=layout)
     state, metrics = (layout.state, layout.replicated) if layout else (None, None)
     compiled = functools.partial(jax.jit, donate_argnums=0)
+    enter = functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
+    refresh = functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded)
     return Transitions(
-        enter_sparse=compiled(functools.partial(_enter_sparse, graphdef=graphdef, **bind), out_shardings=state),
-        refresh=compiled(functools.partial(_refresh, graphdef=graphdef, **bind), out_shardings=(state, metrics)),
-        leave_sparse=compiled(functools.partial(_leave_sparse, **bind), out_shardings=state),
+        enter_sparse=compiled(enter, out_shardings=state),
+        refresh=compiled(refresh, out_shardings=(state, metrics)),
+        leave_sparse=compiled(functools.partial(_leave_sparse, sparsity=config.sparsity), out_shardings=state),
     )
 
 
 def needs_refresh(config: Config, step: int) -> bool:
-    """Whether a refresh comes before `step`, inside a sparse window of a plan with masks, sets or centres to move."""
-    s = config.sparsity
-    if not any(start < step < end and (step - start) % s.refresh_every == 0 for start, end in s.windows):
-        return False
-    plan = sparse_plan(s)
-    clusters_move = plan.selection == "cluster_sets" or (plan.selection == "slices" and s.centres == "tokens")
-    return plan.weights == "transposable" or (plan.venom and clusters_move)
+    """Returns whether a refresh comes before `step`, in the sparse phase of a recipe that has something to refresh."""
+    sparsity = config.sparsity
+    steps_taken = step - sparsity.phase.start
+    inside = step in sparsity.phase and steps_taken > 0
+    return sparsity.recipe.refreshes and inside and steps_taken % sparsity.refresh_every == 0
 
 
-def dense_params(
-    params: Params, variables: FfnVariables, plan: GemmPlan, dense_layers: int, layout: Layout | None = None
-) -> Params:
-    """The parameters with the FFN weights that the sparse forward uses: what a run leaves the sparse phase with.
+def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) -> Params:
+    """Returns the parameters that a run leaves the sparse phase with: FFN weights as the sparse forward uses them.
 
-    Those of the first `dense_layers` are what they were.
+    Those of the first `sparsity.dense_layers` stay what they were.
     """
-
-    def effective(ffn: dict[str, Array], variables: FfnVariables) -> dict[str, Array]:
-        matrices = jax.vmap(lambda w1, w2, v: effective_weights(w1, w2, v, plan))(ffn["up"], ffn["down"], variables)
-        return {
-            name: jnp.concatenate([ffn[name][:dense_layers], w[dense_layers:]])
-            for name, w in zip(MATRICES, matrices, strict=True)
-        }
-
-    arguments = params["layers"]["ffn"], variables
-    if layout:
-        specs = layout.specs(arguments)
-        effective = layout.local(effective, specs, {name: specs[0][name] for name in MATRICES})
-    return with_ffn(params, effective(*arguments))
+    effective = jax.vmap(sparsity.recipe.leave)(*matrices(params), recipe_state)
+    dense = sparsity.dense_layers
+    whole = (jnp.concatenate([w[:dense], e[dense:]]) for w, e in zip(matrices(params), effective, strict=True))
+    return ffn_weights.with_matrices(params, *whole)
 
 
-def fix_scales(variables: FfnVariables, ffn: dict[str, Array], plan: GemmPlan) -> FfnVariables:
-    """With the soft threshold's beta of each weight matrix as it now is. Of weights that a sparse phase
-    left, which are 2:4 already, it is 1."""
-
-    def scales(name: str, matrix: str) -> Array:
-        return jax.vmap(lambda w: ops.soft_threshold_scale(w, plan.weight_axis(name)))(ffn[matrix])
-
-    return dataclasses.replace(variables, scale_up=scales("W1", "up"), scale_down=scales("W2", "down"))
-
-
-def _enter_sparse(
-    state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
-) -> TrainState:
-    state = _forget_losses(_edge_moments(state, config.sparsity))
-    ffn, variables = state.params["layers"]["ffn"], state.variables
-    if plan.weights == "soft_threshold":
-        variables = fix_scales(variables, ffn, plan)
-    if plan.weights == "transposable":
-        variables = _transposable_masks(variables, ffn, layout)
-    state = dataclasses.replace(state, variables=variables)
-    return clustering.cluster(state, windows, config, plan, graphdef, layout) if plan.venom else state
+def _enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable) -> TrainState:
+    x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
+    recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
+    state = dataclasses.replace(_forget_losses(state), recipe_state=recipe_state)
+    return state if order is None else _sort_neurons(state, order)
 
 
 def _refresh(
-    state: TrainState, windows: Array, *, config: Config, plan: GemmPlan, graphdef: Any, layout: Layout | None
+    state: TrainState, windows: Array, *, sparsity: SparsityConfig, recorded: Callable
 ) -> tuple[TrainState, Metrics]:
-    if plan.weights == "transposable":
-        old = state.variables
-        new = _transposable_masks(old, state.params["layers"]["ffn"], layout)
-        flips = [jnp.mean(a ^ b, axis=(1, 2)) for a, b in ((old.mask_up, new.mask_up), (old.mask_down, new.mask_down))]
-        return dataclasses.replace(state, variables=new), {"flip_rate": sum(flips) / len(flips)}
-    return clustering.refresh(state, windows, config, plan, graphdef, layout)
+    recipe, dense_layers = sparsity.recipe, sparsity.dense_layers
+    x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
+    layers = (*matrices(state.params), state.recipe_state, x)
+    new, metrics = lax.map(lambda layer: recipe.refresh(*layer), layers)
+
+    def of_sparse_layers(old: Array, new: Array) -> Array:
+        return new.at[:dense_layers].set(old[:dense_layers])
+
+    recipe_state = jax.tree.map(of_sparse_layers, state.recipe_state, new)
+    return dataclasses.replace(state, recipe_state=recipe_state), metrics
 
 
-def _leave_sparse(state: TrainState, *, config: Config, plan: GemmPlan, layout: Layout | None) -> TrainState:
-    variables = state.variables
-    params = dense_params(state.params, variables, plan, config.sparsity.dense_layers, layout)
-    if plan.weights == "soft_threshold":
-        ones = jnp.ones_like(variables.scale_up)
-        variables = dataclasses.replace(variables, scale_up=ones, scale_down=ones)
-    state = dataclasses.replace(state, params=params, variables=variables, mask_decay=jnp.zeros((), jnp.float32))
-    return _forget_losses(_edge_moments(state, config.sparsity))
+def _leave_sparse(state: TrainState, *, sparsity: SparsityConfig) -> TrainState:
+    params = dense_params(state.params, state.recipe_state, sparsity)
+    recipe_state = jax.vmap(sparsity.recipe.refit)(*matrices(params), state.recipe_state)
+    return _forget_losses(dataclasses.replace(state, params=params, recipe_state=recipe_state))
 
 
-def _transposable_masks(variables: FfnVariables, ffn: dict[str, Array], layout: Layout | None) -> FfnVariables:
-    masks = functools.partial(jax.tree.map, jax.vmap(ops.transposable_mask))
+def _sort_neurons(state: TrainState, order: Array) -> TrainState:
+    """Moves neurons, their rows of W1 and W2 and these rows' moments, int32[L, F]: the function computed stays."""
+
+    def sort(tree: Params) -> Params:
+        return ffn_weights.map_matrices(tree, lambda w: jnp.take_along_axis(w, order[:, :, None], axis=1))
+
+    opt_state = ffn_weights.map_adam(state.opt_state, lambda adam: adam._replace(mu=sort(adam.mu), nu=sort(adam.nu)))
+    return dataclasses.replace(state, params=sort(state.params), opt_state=opt_state)
+
+
+def _recorded(recipe: Recipe, stride: int) -> Recipe:
+    """Makes a recipe that computes what another does, and returns every `stride`-th input in place of statistics."""
+
+    class Recorded(type(recipe)):
+        def ffn(self, x: Array, *args: Any, **kwargs: Any) -> tuple[Array, dict[str, Array]]:
+            o, _ = super().ffn(x, *args, **kwargs)
+            return o, {"inputs": x[::stride]}
+
+    return Recorded(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)})
+
+
+def _ffn_inputs(
+    state: TrainState, windows: Array, recipe: Recipe, *, config: Config, graphdef: Any, layout: Layout | None
+) -> Array:
+    """Records the inputs [L, n, D] of every layer's FFN in a forward pass by `recipe`, of n <= 2 `SAMPLE` tokens.
+
+    They are the same however many devices and microbatches share the batch, where `n` is a multiple of these.
+    """
+    stride = max(1, config.tokens_per_step // SAMPLE)
+    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, recipe=_recorded(recipe, stride))
+
+    def record(params: Params, recipe_state: Any, windows: Array, axes: Axes = ONE_DEVICE) -> Array:
+        def part(windows: Array) -> Array:
+            return loss(params, recipe_state, windows, None, axes=axes)[1]["inputs"]
+
+        by_part = lax.map(part, windows.reshape(config.microbatches, -1, windows.shape[1]))
+        return by_part.swapaxes(0, 1).reshape(by_part.shape[1], -1, by_part.shape[-1])
+
     if layout:
-        specs = layout.specs(ffn)
-        masks = layout.local(masks, (specs,), specs)
-    chosen = masks(ffn)
-    return dataclasses.replace(variables, mask_up=chosen["up"], mask_down=chosen["down"])
+        specs = layout.specs((state.params, state.recipe_state))
+        record = layout.local(functools.partial(record, axes=layout.axes), (*specs, BATCH), P(None, BATCH[0]))
+    inputs = record(state.params, state.recipe_state, windows)
+    return lax.with_sharding_constraint(inputs, layout.replicated) if layout else inputs
 
 
 def _forget_losses(state: TrainState) -> TrainState:
-    """Where the loss may leap for good, it is no spike."""
+    """Resets the spike statistics, since the loss may jump at a phase transition."""
     return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=spikes.no_losses())
-
-
-def _edge_moments(state: TrainState, sparsity: SparsityConfig) -> TrainState:
-    """Adam's moments of the FFN weights that flip, at either edge: "keep" both, "reset" both, or "reset_first"."""
-    if sparsity.moments == "keep":
-        return state
-
-    def zeroed(moment: Array) -> Array:
-        return moment.at[sparsity.dense_layers :].set(0)
-
-    def reset(adam: optax.ScaleByAdamState) -> optax.ScaleByAdamState:
-        second = map_ffn(adam.nu, zeroed) if sparsity.moments == "reset" else adam.nu
-        return adam._replace(mu=map_ffn(adam.mu, zeroed), nu=second)
-
-    return dataclasses.replace(state, opt_state=map_adam(state.opt_state, reset))

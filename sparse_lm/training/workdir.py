@@ -124,13 +124,13 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     if not Path(workdir, "config.json").exists() or not has_begun(workdir):
         return
     before, now = (flatten_dict(to_dict(c), sep=".") for c in (load_config(workdir), config))
-    changed = {key: value for key, value in now.items() if value != before[key]}
+    changed = {key: value for key, value in now.items() if value != before.get(key)}
     for key, value in changed.items():
-        if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.chosen_in_runs):
-            reason = f"the run in {os.fspath(workdir)} has {before[key]!r}; use that, or another --workdir"
+        if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.phase):
+            reason = f"the run in {os.fspath(workdir)} has {before.get(key)!r}; use that, or another --workdir"
             raise ConfigError(key, value, reason)
     for key, value in changed.items():
-        _log.warning("resuming with config.%s = %r (was %r)", key, value, before[key])
+        _log.warning("resuming with config.%s = %r (was %r)", key, value, before.get(key))
 
 
 def has_begun(workdir: str | os.PathLike) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.interop.bitmask_24 import compress, compressed_sizes, fitting_layers
-from sparse_lm.ops.plan import RECIPES
+from sparse_lm.recipes import RECIPES
 
 
 def decode(name, tensors):
@@ -44,6 +44,6 @@ def test_a_matrix_that_is_not_24_is_refused():
 
 
 def test_what_fits_by_recipe():
-    fitting = {name: fitting_layers(plan) for name, plan in RECIPES.items()}
+    fitting = {name: fitting_layers(recipe()) for name, recipe in RECIPES.items()}
     both, up = ["up_proj", "down_proj"], ["up_proj"]
-    assert fitting == {"dense": [], "fst": both, "sste": both, "act24": [], "venom": up}
+    assert fitting == {"dense": [], "fst": both, "sste": both, "act24": [], "venom": up, "slices": up}

@@ -2,19 +2,19 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm import config as config_lib
+from sparse_lm import config_rules
 from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
-from sparse_lm.model import ffn, llama, remat
+from sparse_lm.model import llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops.ffn_weights import FfnVariables
-from sparse_lm.ops.plan import DENSE, RECIPES, W1_24, GemmPlan
+from sparse_lm.recipes import Dense, SSte
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
 
@@ -110,7 +110,7 @@ def test_gradients_match_finite_differences(overrides):
 def test_remat_policies_change_what_is_recomputed_and_nothing_else():
     tokens = windows(SMALL)
     products, gradients = {}, {}
-    for name in config_lib.REMAT_POLICIES:
+    for name in config_rules.REMAT_POLICIES:
         graphdef, params = model(dataclasses.replace(SMALL, remat=name))
         gradient = jax.grad(functools.partial(loss, graphdef))
         products[name] = count(jax.make_jaxpr(gradient)(params, tokens).jaxpr, "dot_general")
@@ -121,7 +121,7 @@ def test_remat_policies_change_what_is_recomputed_and_nothing_else():
 
 
 def test_remat_knows_every_policy_of_the_config():
-    assert {"none", *remat.POLICIES} == set(config_lib.REMAT_POLICIES)
+    assert {"none", *remat.POLICIES} == set(config_rules.REMAT_POLICIES)
 
 
 def test_layers_share_one_compiled_body():
@@ -134,7 +134,7 @@ def test_layers_share_one_compiled_body():
     assert size(2) == size(7)
 
 
-@pytest.mark.parametrize("activation", config_lib.ACTIVATIONS)
+@pytest.mark.parametrize("activation", config_rules.ACTIVATIONS)
 def test_no_position_sees_a_later_one(activation):
     config = dataclasses.replace(SMALL, activation=activation)
     graphdef, params = model(config)
@@ -181,76 +181,60 @@ def test_a_fresh_model_predicts_about_uniformly():
     assert abs(numpy_llama.loss(params, SMALL, windows(SMALL, length=200)) - np.log(SMALL.vocab_size)) < 1
 
 
-def test_each_layer_gets_its_own_variables_and_key(monkeypatch):
-    def spy(x, w1, w2, variables, key, order, weights, layer, *, plan, implementation, axes):
-        assert (plan, implementation, axes) == (RECIPES["venom"], "reference", ONE_DEVICE)
-        return x, {"scale": variables.scale_up, "key": jax.random.key_data(key), "layer": layer}
+class Sparse(Dense):
+    """Computes densely, but counts as sparse."""
 
-    monkeypatch.setattr(ffn, "feed_forward", spy)
+    products: ClassVar = {"up": "W1"}
+
+
+class Spy(Sparse):
+    """Returns what it is given as statistics."""
+
+    def ffn(self, x, w1, w2, state, *, key, order, weights, layer, axes):
+        assert (weights, axes) == (None, ONE_DEVICE)
+        return x, {"state": state, "key": jax.random.key_data(key), "layer": layer, "kept_energy": jnp.float32(7)}
+
+
+def test_each_layer_gets_its_own_state_and_key():
     graphdef, params = model(SMALL)
-    scales = jnp.array([1.0, 2.0, 3.0])
-    variables = FfnVariables(scale_up=scales, scale_down=scales)
-
-    @jax.jit
-    def statistics(params, tokens, variables, key):
-        net = llama.merge(graphdef, params)
-        return net(tokens, plan=RECIPES["venom"], variables=variables, key=key, implementation="reference")[1]
-
-    stats = statistics(params, windows(SMALL), variables, jax.random.key(0))
-    np.testing.assert_array_equal(stats["scale"], scales)
+    states = jnp.array([1.0, 2.0, 3.0])
+    options = dict(recipe=Spy(), recipe_state=states)
+    net = jax.jit(lambda params, key: llama.merge(graphdef, params)(windows(SMALL), key=key, **options))
+    _, stats = net(params, jax.random.key(0))
+    np.testing.assert_array_equal(stats["state"], states)
     np.testing.assert_array_equal(stats["layer"], [0, 1, 2])
     assert len({tuple(key.tolist()) for key in stats["key"]}) == SMALL.layers
 
 
-def test_first_layers_can_stay_dense(monkeypatch):
-    def spy(x, w1, w2, variables, key, order, weights, layer, *, plan, implementation, axes):
-        stats = {"layer": layer, "scale": variables.scale_up, "dense": jnp.array(plan == DENSE and weights is None)}
-        return x, stats if plan == DENSE else stats | {"load": layer}
-
-    monkeypatch.setattr(ffn, "feed_forward", spy)
+def test_first_layers_can_stay_dense():
     graphdef, params = model(SMALL)
-    scales = jnp.array([1.0, 2.0, 3.0])
-    variables = FfnVariables(scale_up=scales, scale_down=scales)
-    arguments = dict(variables=variables, dense_layers=2, implementation="reference")
-
-    @jax.jit
-    def stats_of(params, key):
-        return llama.merge(graphdef, params)(windows(SMALL), plan=RECIPES["venom"], key=key, **arguments)[1]
-
-    stats = stats_of(params, jax.random.key(0))
-    np.testing.assert_array_equal(stats["dense"], [True, True, False])
-    np.testing.assert_array_equal(stats["layer"], [0, 1, 2])
-    np.testing.assert_array_equal(stats["scale"], scales)
-    np.testing.assert_array_equal(stats["load"], [0, 0, 2])
+    options = dict(recipe=Spy(), recipe_state=jnp.arange(3.0), dense_layers=2)
+    net = jax.jit(lambda params, key: llama.merge(graphdef, params)(windows(SMALL), key=key, **options))
+    _, stats = net(params, jax.random.key(0))
+    np.testing.assert_array_equal(stats["layer"], [0, 0, 2])  # what only sparse layers have is zero in dense ones
+    assert stats["kept_energy"].tolist() == [1, 1, 7]
 
 
-def test_dense_layers_train_as_in_a_dense_model():
-    """The sparse ones do, too, as their up projections are 2:4 already."""
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_dense_layers_train_as_in_a_dense_model(unrolled):
     _, params = model(SMALL)
-    up = params["layers"]["ffn"]["up"]
-    kept = jnp.where((jnp.arange(SMALL.layers) < 2)[:, None, None], True, jnp.arange(SMALL.dim) % 4 < 2)
-    params = dict(params, layers=params["layers"] | {"ffn": params["layers"]["ffn"] | {"up": jnp.where(kept, up, 0)}})
-    scales = FfnVariables(scale_up=jnp.ones(SMALL.layers), scale_down=jnp.ones(SMALL.layers))
-    plan = GemmPlan(up=W1_24, weights="soft_threshold")
+    config = dataclasses.replace(SMALL, unroll_layers=unrolled, remat="save_dots")
 
     def loss_and_gradient(config, **options):
         of_params = functools.partial(loss, llama.graphdef(config), tokens=windows(config), **options)
         return jax.jit(jax.value_and_grad(of_params))(params)
 
-    dense = loss_and_gradient(SMALL)
-    for unrolled in (False, True):
-        config = dataclasses.replace(SMALL, unroll_layers=unrolled, remat="save_dots")
-        sparse = loss_and_gradient(config, plan=plan, variables=scales, dense_layers=2, implementation="reference")
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), sparse, dense)
+    parts = loss_and_gradient(config, recipe=Sparse(), dense_layers=2)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), parts, loss_and_gradient(SMALL))
 
 
-def test_swiglu_refuses_sparse_plans():
+def test_swiglu_refuses_sparse_recipes():
     graphdef, params = model(dataclasses.replace(SMALL, activation="swiglu"))
     with pytest.raises(ValueError, match="SwiGLU"):
-        llama.merge(graphdef, params)(windows(SMALL), plan=RECIPES["sste"])
+        llama.merge(graphdef, params)(windows(SMALL), recipe=SSte())
 
 
-@pytest.mark.parametrize("policy", config_lib.REMAT_POLICIES)
+@pytest.mark.parametrize("policy", config_rules.REMAT_POLICIES)
 def test_gpu_step_lowers_with_flash_attention(monkeypatch, policy):
     """Forward and backward for CUDA, on a machine without it: only cuDNN's version must be made up."""
     from jax._src.cudnn import fused_attention_stablehlo

@@ -4,13 +4,14 @@ import logging
 import pytest
 
 from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, OptimizerConfig, SparsityConfig
+from sparse_lm.recipes import Dense, Fst, Slices, SSte
 from sparse_lm.training.workdir import WorkdirError, check_same_config, load_config, make_workdir, save_config
 
 CONFIG = Config(
     seed=3,
     steps=500,
     model=ModelConfig(dim=64, dtype="float32"),
-    sparsity=SparsityConfig(recipe="fst", start_step=10, end_step=20, extra_windows=((30, 40), (50, 60))),
+    sparsity=SparsityConfig(recipe=Fst(), start_step=10, end_step=20),
 )
 
 
@@ -23,9 +24,9 @@ def begin_run(workdir, config, begun="metrics.jsonl"):
         (workdir / begun).mkdir(parents=True)
 
 
-@pytest.mark.parametrize("mask_decay", [None, 2e-5])
-def test_config_round_trip(tmp_path, mask_decay):
-    config = dataclasses.replace(CONFIG, sparsity=dataclasses.replace(CONFIG.sparsity, mask_decay=mask_decay))
+@pytest.mark.parametrize("recipe", [Fst(mask_decay=2e-5), Slices(m=8, implementation="reference"), Dense()])
+def test_config_round_trip(tmp_path, recipe):
+    config = dataclasses.replace(CONFIG, sparsity=dataclasses.replace(CONFIG.sparsity, recipe=recipe))
     save_config(tmp_path, config)
     assert load_config(tmp_path) == config
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -65,7 +66,7 @@ def test_run_that_ended_before_its_first_step_may_have_had_any_config(tmp_path):
         ("batch_size", "16", {"batch_size": 8}),
         ("model.dim", "64", {"model": ModelConfig(dim=128, dtype="float32")}),
         ("optimizer.learning_rate", "0.003", {"optimizer": OptimizerConfig(learning_rate=1e-3)}),
-        ("sparsity.recipe", "'fst'", {"sparsity": dataclasses.replace(CONFIG.sparsity, recipe="sste")}),
+        ("sparsity.recipe", "'fst'", {"sparsity": dataclasses.replace(CONFIG.sparsity, recipe=SSte())}),
     ],
 )
 @pytest.mark.parametrize("begun", ["metrics.jsonl", "checkpoints/100"])

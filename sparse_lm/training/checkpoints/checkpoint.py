@@ -1,7 +1,7 @@
 """Checkpoints of a run's state.
 
     checkpoints/<step>/params      nested dicts of arrays, all that a forward pass needs
-    checkpoints/<step>/variables   what the sparse FFN reads and does not train (absent if nothing)
+    checkpoints/<step>/recipe_state what the sparse FFN reads and does not train (absent if nothing)
     checkpoints/<step>/state       the rest of the training state: optimizer, counters
     checkpoints/<step>/manifest    JSON: the run's model and recipe, metrics, each array's shape and checksums
     checkpoints/<step>.damaged     one that a resumed run found damaged; it went on from the one before
@@ -85,7 +85,7 @@ class Checkpoints:
 
         Args:
           step: steps taken.
-          state: pytree of arrays with attributes or keys `params` and `variables` among others.
+          state: pytree of arrays with attributes or keys `params` and `recipe_state` among others.
           metrics: with "eval_loss", if this state was evaluated.
         """
         self._finish_save()
@@ -201,7 +201,7 @@ class Checkpoints:
 def restore_params(
     workdir: str | os.PathLike, step: int | str = "latest", run: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Parameters and sparse variables of a checkpoint, from the workdir alone.
+    """Reads parameters and the recipe's state of a checkpoint, from the workdir alone.
 
     Args:
       workdir: of a run, which may still be training.
@@ -210,7 +210,7 @@ def restore_params(
 
     Returns:
       params: nested dicts of arrays, on the default device.
-      variables: dict of arrays by name; those that the recipe does not have are absent.
+      recipe_state: dict of arrays by name; those that the recipe does not have are absent.
       step: of the checkpoint.
 
     Raises:
@@ -223,7 +223,7 @@ def restore_params(
         return unflatten_dict(checkpoint.restore({path: entries[path].struct for path in _of_forward(entries)}))
 
     restored, found = _read(workdir, step, read)
-    return restored["params"], restored.get("variables", {}), found
+    return restored["params"], restored.get("recipe_state", {}), found
 
 
 def open_params(
@@ -238,7 +238,7 @@ def open_params(
 
     Returns:
       params: {path: array}, where a path is (name, name, ...).
-      variables: {name: array}; those that the recipe does not have are absent.
+      recipe_state: {name: array}; those that the recipe does not have are absent.
       step: of the checkpoint.
 
     Raises:
@@ -251,7 +251,7 @@ def open_params(
 
     opened, found = _read(workdir, step, read)
     params = {path[1:]: array for path, array in opened.items() if path[0] == "params"}
-    return params, {path[1]: array for path, array in opened.items() if path[0] == "variables"}, found
+    return params, {path[1]: array for path, array in opened.items() if path[0] == "recipe_state"}, found
 
 
 def _read(workdir: str | os.PathLike, step: int | str, read: Callable[[SavedCheckpoint], _T]) -> tuple[_T, int]:
@@ -329,7 +329,7 @@ def _all_checkpoints(workdir: str | os.PathLike, manager: ocp.CheckpointManager)
 
 
 def _of_forward(arrays: Iterable[ArrayPath]) -> list[ArrayPath]:
-    return [path for path in arrays if path[0] in ("params", "variables")]
+    return [path for path in arrays if path[0] in ("params", "recipe_state")]
 
 
 def _save_args(item: str, tree: Any) -> ocp.args.StandardSave:

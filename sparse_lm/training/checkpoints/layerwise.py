@@ -9,11 +9,9 @@ import jax
 import numpy as np
 
 from sparse_lm.config import Config
-from sparse_lm.ops.ffn_weights import FfnVariables, effective_weights
 from sparse_lm.training.checkpoints.checkpoint import open_params
 from sparse_lm.training.checkpoints.restored import is_sparse
-from sparse_lm.training.ffn_state import MATRICES
-from sparse_lm.training.recipe import sparse_plan
+from sparse_lm.training.ffn_weights import MATRICES
 from sparse_lm.training.workdir import meaning
 
 
@@ -33,11 +31,11 @@ class LayerwiseParams:
     """
 
     def __init__(self, workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"):
-        self._params, self._variables, self.step = open_params(workdir, checkpoint, run=meaning(config))
+        self._params, self._recipe_state, self.step = open_params(workdir, checkpoint, run=meaning(config))
         sparse = is_sparse(config, self.step)
         self._first_baked = config.sparsity.dense_layers if sparse else config.model.layers
-        plan = sparse_plan(config.sparsity)
-        self._effective = jax.jit(functools.partial(effective_weights, plan=plan))
+        self._recipe = config.sparsity.recipe
+        self._leave = jax.jit(self._recipe.leave)
         self._ffn = functools.lru_cache(maxsize=1)(self._baked_ffn)  # `up` and `down` are asked for one after the other
 
     def read(self, path: tuple[str, ...], layer: int | None = None) -> np.ndarray:
@@ -48,6 +46,6 @@ class LayerwiseParams:
 
     def _baked_ffn(self, layer: int) -> dict[str, np.ndarray]:
         matrices = [self._params["layers", "ffn", name].read(layer) for name in MATRICES]
-        variables = {name: array.read(layer) for name, array in self._variables.items()}
-        effective = jax.device_get(self._effective(*matrices, FfnVariables(**variables)))
+        of_layer = {name: array.read(layer) for name, array in self._recipe_state.items()}
+        effective = jax.device_get(self._leave(*matrices, self._recipe.State(**of_layer)))
         return dict(zip(MATRICES, effective, strict=True))

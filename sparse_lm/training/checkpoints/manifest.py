@@ -105,7 +105,7 @@ def describe(arrays: Mapping[ArrayPath, Any], run: Mapping[str, Any], metrics: M
 
 def by_layer(path: ArrayPath) -> bool:
     """Whether an array's leading axis is the layers', which are checked, and for parameters read, one by one."""
-    return path[:2] == ("params", "layers") or path[0] == "variables"
+    return path[:2] == ("params", "layers") or path[0] == "recipe_state"
 
 
 def _entries(arrays: Mapping[ArrayPath, Any]) -> dict[ArrayPath, Entry]:

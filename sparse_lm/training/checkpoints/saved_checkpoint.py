@@ -21,7 +21,7 @@ from sparse_lm.training.checkpoints.manifest import ArrayPath, Manifest, Manifes
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.workdir import WorkdirError
 
-ITEMS = ("params", "variables", "state")
+ITEMS = ("params", "recipe_state", "state")
 MANIFEST = "manifest"
 _MANIFEST_FILE = "manifest.json"
 

@@ -33,9 +33,6 @@ _SPECS = {
     "up": _ROWS,
     "down": _ROWS,
     "gate": _ROWS,
-    "mask_up": _ROWS,
-    "mask_down": _ROWS,
-    "columns": P(None, None, "tensor"),
     "embedding": P("fsdp"),
     "unembed": P("fsdp"),
 }
@@ -51,6 +48,7 @@ class Layout:
     Args:
       mesh: with axes data, fsdp and tensor.
       state: the run's `TrainState`, or its shapes.
+      neuron_major: names of arrays in the recipe's state that are laid out as weights are.
 
     Attributes:
       axes: those of the mesh that have more than one device.
@@ -59,8 +57,9 @@ class Layout:
       replicated: of what every device has.
     """
 
-    def __init__(self, mesh: Mesh, state: Any):
+    def __init__(self, mesh: Mesh, state: Any, neuron_major: Sequence[str] = ()):
         self.mesh = mesh
+        self._specs = _SPECS | dict.fromkeys(neuron_major, _ROWS)
         split = {name for name, count in mesh.shape.items() if count > 1}
         self.axes = Axes(
             batch=tuple(name for name in ("data", "fsdp") if name in split),
@@ -73,7 +72,7 @@ class Layout:
 
     def specs(self, tree: Any) -> Any:
         """A `PartitionSpec` for each array of a tree, by its name."""
-        return jax.tree.map_with_path(lambda path, _: _spec(path), tree)
+        return jax.tree.map_with_path(lambda path, _: self._specs.get(_name(path), P()), tree)
 
     def shardings(self, tree: Any) -> Any:
         """A `NamedSharding` for each array of a tree, by its name."""
@@ -123,8 +122,8 @@ def row_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
     return first // count, rows // count
 
 
-def _spec(path: tuple) -> P:
-    return _SPECS.get(jax.tree_util.keystr(path[-1:], simple=True), P())
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path[-1:], simple=True)
 
 
 def _is_spec(node: Any) -> bool:

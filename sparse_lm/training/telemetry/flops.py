@@ -12,7 +12,7 @@ Two utilisations, each with its own denominator:
 
 - `mfu`, dense-equivalent: the dense model's FLOPs over the chip's *dense* peak, whatever ran. Sparse
   steps may well exceed what dense ones can reach; that is the point of the number.
-- `executed_utilisation`: the FLOPs that the sparse plan leaves, over the chip's *sparse* peak. That
+- `executed_utilisation`: the FLOPs that the recipe leaves, over the chip's *sparse* peak. That
   peak is advertised with the zeros that 2:4 skips counted as work, and executed FLOPs leave them
   out: dense or sparse, a step that never let the tensor cores wait would read 50 %.
 """
@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
 
 from sparse_lm.config import Config, ModelConfig
-from sparse_lm.ops.plan import GemmPlan
+from sparse_lm.recipes import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +73,9 @@ def dense_flops_per_token(config: Config) -> float:
     return _outside_ffn(config) + _dense_ffn(config.model)
 
 
-def executed_flops_per_token(config: Config, relative_work: Mapping[str, float]) -> float:
-    """FLOPs of a training step under a sparse plan, per token.
-
-    Args:
-      config: the run.
-      relative_work: of each product of a sparse FFN, the share of its dense FLOPs; see `GemmPlan.relative_work`.
-    """
-    share = statistics.fmean(relative_work.values())  # the products are equally large when dense
+def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
+    """Counts the FLOPs of a training step whose sparse FFNs a recipe computes, per token."""
+    share = statistics.fmean(recipe.work().values())  # the products are equally large when dense
     dense_share = config.sparsity.dense_layers / config.model.layers
     return _outside_ffn(config) + (dense_share + (1 - dense_share) * share) * _dense_ffn(config.model)
 
@@ -93,23 +87,21 @@ def mfu(config: Config, tokens_per_second: float, device_kind: str) -> float | N
     return tokens_per_second * dense_flops_per_token(config) / PEAKS[device_kind].dense
 
 
-def executed_utilisation(
-    config: Config, relative_work: Mapping[str, float], tokens_per_second: float, device_kind: str
-) -> float | None:
+def executed_utilisation(config: Config, recipe: Recipe, tokens_per_second: float, device_kind: str) -> float | None:
     """Executed FLOPs over the sparse peak of one device, or None where its peak is not known."""
     if device_kind not in PEAKS:
         return None
-    return tokens_per_second * executed_flops_per_token(config, relative_work) / PEAKS[device_kind].sparse
+    return tokens_per_second * executed_flops_per_token(config, recipe) / PEAKS[device_kind].sparse
 
 
 def utilisation(
-    config: Config, plan: GemmPlan, tokens_per_second: float | None, device_kind: str
+    config: Config, recipe: Recipe, tokens_per_second: float | None, device_kind: str
 ) -> dict[str, float | None]:
     """Both utilisations of a run's devices, each beside its denominator in FLOP/s, as the metrics name them.
 
     Args:
       config: the run.
-      plan: that its steps compute by.
+      recipe: computes the FFNs of its steps.
       tokens_per_second: of all devices together; None if not known yet.
       device_kind: JAX's name of each.
     """
@@ -120,7 +112,7 @@ def utilisation(
     return {
         "mfu": mfu(config, speed_of_device, device_kind),
         "mfu_peak": peak.dense,
-        "executed_utilisation": executed_utilisation(config, plan.relative_work(), speed_of_device, device_kind),
+        "executed_utilisation": executed_utilisation(config, recipe, speed_of_device, device_kind),
         "executed_peak": peak.sparse,
     }
 

@@ -12,13 +12,13 @@ from sparse_lm.training.step import Trainer, TrainState
 
 def print_implementations(config: Config, trainer: Trainer, state: TrainState) -> None:
     """Prints which products of the sparse phase are sparse, and which backend runs each operation."""
-    if not config.sparsity.windows:
+    if not config.sparsity.phase:
         return
     windows = jax.ShapeDtypeStruct((config.batch_size, config.seq_len + 1), np.int32)
     with backends.record() as used:
         jax.eval_shape(trainer.sparse_step, state, windows)
     print("sparse phase:")
-    for product, operand in trainer.plan.operands.items():
+    for product, operand in config.sparsity.recipe.products.items():
         print(f"  {product:<18} {operand}")
     if config.sparsity.dense_layers:
         print(f"  {'dense':<18} FFNs of the first {config.sparsity.dense_layers} layers")

@@ -8,7 +8,6 @@ from types import TracebackType
 import jax
 
 from sparse_lm.config import Config
-from sparse_lm.ops.plan import DENSE, GemmPlan
 from sparse_lm.progress import Progress, show_speed, show_time_left
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import Metrics
@@ -26,18 +25,14 @@ class StepLog:
 
     Args:
       config: the run.
-      plan: of its sparse phase.
       directory: where this process writes, see `processes.reports_directory`.
       summary: of the run.
       start: the first step of this process.
       wandb: log to Weights & Biases, too.
     """
 
-    def __init__(
-        self, config: Config, plan: GemmPlan, directory: str, summary: RunSummary, start: int, wandb: bool = False
-    ):
+    def __init__(self, config: Config, directory: str, summary: RunSummary, start: int, wandb: bool = False):
         self._config, self._summary = config, summary
-        self._plans = {"dense": DENSE, "sparse": plan}  # by phase
         self._device_kind = jax.devices()[0].device_kind
         self._schedule = learning_rate(config)
         float(self._schedule(start))  # compiles, which is no step's time
@@ -76,7 +71,7 @@ class StepLog:
             "tokens_per_second": speed,
             "step_time": step_time,
             "wall_time": self._summary.wall_time(),
-            **flops.utilisation(config, self._plans[phase], speed, self._device_kind),
+            **flops.utilisation(config, config.recipe(phase), speed, self._device_kind),
             **metrics,
             **{f"eval_{name}": value for name, value in (results or {}).items()},
         }

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,16 @@ import numpy as np
 import optax
 import pytest
 
-from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.workdir import WorkdirError
+
+
+class RecipeState(NamedTuple):
+    """A recipe's state in small: any arrays with a leading axis of layers."""
+
+    scale: Any
+    mask: Any
+    numbers: Any
 
 
 @jax.tree_util.register_dataclass
@@ -30,23 +37,22 @@ class State:
     step: Any
     params: Any
     opt_state: Any
-    variables: Any
+    recipe_state: Any
 
 
-def make_state(seed: int = 0, dim: int = 4, variables: FfnVariables | None = None) -> State:
+def make_state(seed: int = 0, dim: int = 4, recipe_state: Any = None) -> State:
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
     params = {"embed": {"embedding": draw(5, dim)}, "layers": {"ffn": {"up": draw(2, 8, dim)}}}
-    if variables is None:
-        variables = FfnVariables(
-            scale_up=draw(2), mask_up=draw(2, 8, dim) > 0, columns=jnp.asarray(rng.integers(0, 99, (2, 3)), jnp.int32)
-        )
+    if recipe_state is None:
+        numbers = jnp.asarray(rng.integers(0, 99, (2, 3)), jnp.int32)
+        recipe_state = RecipeState(scale=draw(2), mask=draw(2, 8, dim) > 0, numbers=numbers)
     optimizer = optax.chain(optax.clip(1.0), optax.scale_by_adam(mu_dtype=jnp.bfloat16))
     return State(
         step=jnp.int32(seed),
         params=params,
         opt_state=(optimizer.init(params), None, draw(3).astype(jnp.bfloat16), jnp.asarray([7, 250], jnp.uint8)),
-        variables=variables,
+        recipe_state=recipe_state,
     )
 
 
@@ -82,13 +88,13 @@ def test_nothing_to_restore(tmp_path):
         assert checkpoints.restore_latest(make_state()) is None
 
 
-def test_state_without_variables(tmp_path):
-    state = make_state(variables=FfnVariables())
+def test_recipe_without_a_state(tmp_path):
+    state = make_state(recipe_state=())
     save(tmp_path, 1, state)
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert_same_bits(checkpoints.restore_latest(state), state)
-    _, variables, _ = restore_params(tmp_path)
-    assert variables == {}
+    _, recipe_state, _ = restore_params(tmp_path)
+    assert recipe_state == {}
 
 
 def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
@@ -143,13 +149,13 @@ def test_saving_a_step_again_does_nothing(tmp_path):
     assert_same_bits(params, make_state(3).params)
 
 
-def test_params_and_variables_without_a_template(tmp_path):
+def test_params_and_recipe_state_without_a_template(tmp_path):
     state = make_state()
     save(tmp_path, 5, state)
-    params, variables, step = restore_params(tmp_path)
+    params, recipe_state, step = restore_params(tmp_path)
     assert step == 5
     assert_same_bits(params, state.params)
-    assert_same_bits(FfnVariables(**variables), state.variables)
+    assert_same_bits(RecipeState(**recipe_state), state.recipe_state)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +166,8 @@ def test_params_and_variables_without_a_template(tmp_path):
             r"params/embed/embedding is float32\[5, 4\] in the checkpoint and float32\[5, 6\] here \(\d+ more",
         ),
         (
-            make_state(variables=FfnVariables()),
-            r"variables/columns is int32\[2, 3\] in the checkpoint and absent here \(2 more",
+            make_state(recipe_state=()),
+            r"recipe_state/mask is bool\[2, 8, 4\] in the checkpoint and absent here \(2 more",
         ),
         (
             dataclasses.replace(make_state(), step=jnp.float32(0)),
@@ -233,7 +239,7 @@ SAVE_UNTIL_KILLED = """
     import jax, jax.numpy as jnp
     from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 
-    state = {"params": {f"w{i}": jnp.zeros(200_000) for i in range(8)}, "variables": {}, "step": jnp.int32(0)}
+    state = {"params": {f"w{i}": jnp.zeros(200_000) for i in range(8)}, "recipe_state": {}, "step": jnp.int32(0)}
     with Checkpoints(sys.argv[1], keep=1) as checkpoints:
         state = checkpoints.restore_latest(state) or state
         while True:

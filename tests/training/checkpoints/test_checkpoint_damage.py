@@ -83,7 +83,7 @@ def change_a_value(workdir, step, path, index):
     [
         (("params", "layers", "ffn", "up"), (1, 3, 2), "params/layers/ffn/up, layer 1,"),
         (("params", "embed", "embedding"), (4, 0), "params/embed/embedding"),
-        (("variables", "columns"), (0, 1), "variables/columns, layer 0,"),
+        (("recipe_state", "numbers"), (0, 1), "recipe_state/numbers, layer 0,"),
         (("state", "opt_state", "0", "1", "count"), (), "state/opt_state/0/1/count"),
     ],
 )

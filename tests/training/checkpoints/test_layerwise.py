@@ -21,10 +21,10 @@ def test_same_parameters_as_when_read_whole(recipe, step, dense_layers, tmp_path
     state = small.after_dense_steps(config, 0)
     other_weights = np.random.default_rng(1).standard_normal(state.params["layers"]["ffn"]["up"].shape, np.float32)
     masks = jax.jit(jax.vmap(ops.transposable_mask))(other_weights)
-    variables = jax.tree.map(lambda x: masks if x.dtype == bool else np.full_like(x, 1.5), state.variables)
+    recipe_state = jax.tree.map(lambda x: masks if x.dtype == bool else np.full_like(x, 1.5), state.recipe_state)
     save_config(tmp_path, config)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(step, {"params": state.params, "variables": variables})
+        checkpoints.save(step, {"params": state.params, "recipe_state": recipe_state})
     whole, _ = restore_for_dense(tmp_path, config)
     layerwise = LayerwiseParams(tmp_path, config)
     assert layerwise.step == step
@@ -41,9 +41,9 @@ def test_where_a_run_is_to_end_does_not_change_what_is_read(tmp_path):
     """Its sparse phase ends with step 8, and then perhaps the run."""
     config = small.config("sste")
     state = small.after_dense_steps(config, 0)
-    variables = jax.tree.map(lambda x: np.full_like(x, 1.5), state.variables)
+    recipe_state = jax.tree.map(lambda x: np.full_like(x, 1.5), state.recipe_state)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(8, {"params": state.params, "variables": variables})
+        checkpoints.save(8, {"params": state.params, "recipe_state": recipe_state})
     longer, shorter = (restore_for_dense(tmp_path, small.config("sste", steps=steps))[0] for steps in (12, 8))
     jax.tree.map(np.testing.assert_array_equal, longer, shorter)
 

@@ -1,0 +1,94 @@
+"""The FFN's two matrices within parameters and optimizer state, and what a recipe does to them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from sparse_lm.model.llama import Params
+from sparse_lm.recipes import Recipe
+
+MATRICES = ("up", "down")
+WATCHED = 128  # neurons of each weight whose 2:4 pattern is watched
+
+
+def matrices(tree: Params) -> tuple[Array, Array]:
+    """Returns W1 and W2 [L, F, D] of parameters, or of a tree of the same structure."""
+    ffn = tree["layers"]["ffn"]
+    return ffn["up"], ffn["down"]
+
+
+def with_matrices(tree: Params, up: Array, down: Array) -> Params:
+    """Returns parameters, or a tree of the same structure, with other W1 and W2."""
+    layers = tree["layers"]
+    return dict(tree, layers=dict(layers, ffn=dict(layers["ffn"], up=up, down=down)))
+
+
+def map_matrices(tree: Params, function: Callable[[Array], Array]) -> Params:
+    """Applies a function to W1 and to W2 [L, F, D] of parameters, or of a tree of the same structure."""
+    return with_matrices(tree, *map(function, matrices(tree)))
+
+
+def map_adam(opt_state: optax.OptState, function: Callable[[Any], Any]) -> optax.OptState:
+    """Applies a function to the `optax.ScaleByAdamState`, wherever in the optimizer's state that is."""
+
+    def is_adam(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByAdamState)
+
+    return jax.tree.map(lambda node: function(node) if is_adam(node) else node, opt_state, is_leaf=is_adam)
+
+
+def adjust_gradients(recipe: Recipe, recipe_state: Any, dense_layers: int) -> optax.GradientTransformation:
+    """Makes the recipe's change to the clipped gradients of all layers but the first, dense ones."""
+    if type(recipe).adjust_gradients is Recipe.adjust_gradients:
+        return optax.identity()
+
+    def update(updates: Params, state: optax.EmptyState, params: Params) -> tuple[Params, optax.EmptyState]:
+        sparse = jax.tree.map(lambda a: a[dense_layers:], (*matrices(updates), *matrices(params), recipe_state))
+        adjusted = jax.vmap(recipe.adjust_gradients)(*sparse)
+        whole = (
+            jnp.concatenate([old[:dense_layers], new]) if dense_layers else new
+            for old, new in zip(matrices(updates), adjusted, strict=True)
+        )
+        return with_matrices(updates, *whole), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def watch(before: Params, after: Params, recipe: Recipe, dense_layers: int) -> dict[str, Array]:
+    """Compares the 2:4 patterns of some evenly spaced neurons before and after a step, within the step.
+
+    Looking at all of them would take as long as a tenth of a sparse step.
+
+    Returns:
+      "flip_rate" f32[L]: entries that the pattern gained or lost, as a share of all (2404.01847); and
+      "kept_weight_energy" f32[L]: share of the sum of squares that it keeps. 0 and 1 of layers that stay dense.
+      Nothing of a recipe whose patterns do not move with each step.
+    """
+    old, new = (tuple(map(_some_neurons, matrices(params))) for params in (before, after))
+    patterns_before, patterns = (jax.vmap(recipe.kept_weights)(*weights) for weights in (old, new))
+    if not patterns:
+        return {}
+
+    def mean(values: list[Array], of_dense: float) -> Array:
+        by_layer = jnp.mean(jnp.stack(values), axis=0)
+        return jnp.where(jnp.arange(by_layer.shape[0]) < dense_layers, of_dense, by_layer)
+
+    weights = dict(zip(MATRICES, new, strict=True))
+    energy = {name: jnp.square(weights[name]) for name in patterns}
+    flips = [jnp.mean(patterns_before[name] ^ kept, axis=(1, 2)) for name, kept in patterns.items()]
+    kept = [jnp.sum(energy[n] * kept, axis=(1, 2)) / jnp.sum(energy[n], axis=(1, 2)) for n, kept in patterns.items()]
+    return {"flip_rate": mean(flips, 0.0), "kept_weight_energy": mean(kept, 1.0)}
+
+
+def _some_neurons(w: Array) -> Array:
+    """Takes about `WATCHED` neurons of [L, F, D], evenly spaced in whole groups of four."""
+    layers, neurons, dim = w.shape
+    groups = w.reshape(layers, neurons // 4, 4, dim)
+    stride = max(1, neurons // WATCHED)
+    return groups[:, ::stride].reshape(layers, -1, dim)
