@@ -1,10 +1,10 @@
-"""Seconds as people read them."""
+"""Writes seconds as people read them."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """In the two largest units, such as 1 d 02 h, 2 h 05 min, 3 min 20 s or 9 s."""
+    """Returns the two largest units, such as 1 d 02 h, 2 h 05 min, 3 min 20 s or 9 s."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Writes files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` once it is written completely, and on disk.
+    """Gives a path to write to, which takes the place of `path` once it is written completely, and on disk.
 
     Whoever opens `path` finds all of the new file, or all of what was there before, whenever the writer is
     killed or the power fails. Its directory is made if need be.

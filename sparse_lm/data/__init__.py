@@ -1,9 +1,8 @@
-"""Text in, batches of token windows out.
+"""Takes text in and gives batches of token windows out.
 
-`open_data(config)` gives a `Data`; `train_batches` and `heldout_batches` read it. Building the
-data: corpus (documents) -> holdout (two parts) -> tokenizer -> packing (windows) -> builder (TFDS
-files), as stages of tasks on several processes, whose results a workspace keeps. Reading it:
-opening -> dataset -> pipeline.
+`open_data(config)` gives a `Data`; `train_batches` and `heldout_batches` read it. Text is prepared by `builder`, in
+`stages` of tasks that `workers` run and whose results a `workspace` keeps: corpus (documents), holdout (two parts),
+tokenizer, packing (windows). What is prepared is read by opening, dataset and pipeline.
 """
 
 from sparse_lm.data.dataset import Data

@@ -1,4 +1,4 @@
-"""Prepared data as training reads it: windows by index, and what is known about them."""
+"""Reads prepared data for training: windows by index, and what is known about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ_ERRORS = (OSError, RuntimeError, DecodeError)  # the last two: damaged Arr
 
 
 class Windows:
-    """Random access to one split: int32 windows [seq_len + 1], of which w[:-1] is input and w[1:] target.
+    """Gives random access to one split: int32 windows [seq_len + 1], of which w[:-1] is input and w[1:] target.
 
     Args:
       source: the records of all windows.
@@ -43,7 +43,7 @@ class Windows:
         return self.read(np.array([index]))[0]
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """[n, seq_len + 1] int32, the windows at `indices` [n]; much faster than one by one.
+        """Reads the windows at `indices` [n] as int32 [n, seq_len + 1], much faster than one by one.
 
         Raises:
           DataError: a file is damaged, or cannot be read now.
@@ -66,7 +66,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """An opened dataset.
+    """Holds an opened dataset.
 
     Attributes:
       directory: where it is prepared.

@@ -1,5 +1,5 @@
-"""What goes wrong with data, said in one line."""
+"""The error of data that cannot be used."""
 
 
 class DataError(ValueError):
-    """Text, a tokenizer or prepared data that cannot be used. The message names the file and the reason."""
+    """Refuses text, a tokenizer or prepared data. The message, one line, names the file and the reason."""

@@ -1,10 +1,9 @@
-"""Packing: documents of any length into windows of one length, with no token lost or repeated.
+"""Packs documents of any length into windows of one length, with no token lost or repeated.
 
-Documents, each with an end of text behind it, form one stream that goes round: after its last token
-comes its first. Window w is the tokens from w * seq_len - 1 to (w + 1) * seq_len - 1, both included.
-As a model reads a window as inputs w[:-1] and targets w[1:], every token is a target exactly once,
-the first one predicted from the end of text that closes the stream; what the last window lacks is
-filled up from the start.
+Documents, each with an end of text behind it, form one stream that goes round: after its last token comes its first.
+Window w is the tokens from w * seq_len - 1 to (w + 1) * seq_len - 1, both included. As a model reads a window as
+inputs w[:-1] and targets w[1:], every token is a target exactly once, the first one predicted from the end of text
+that closes the stream; what the last window lacks is filled up from the start.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The tokens of a file from `start` to `stop`."""
+    """Names the tokens of a file from `start` to `stop`."""
 
     path: Path
     start: int
@@ -29,18 +28,20 @@ class Span:
 
 
 class Stream:
-    """Tokens in files, joined into one stream that goes round."""
+    """Joins tokens in files, each given with the number of its tokens, into one stream that goes round."""
 
     def __init__(self, files: Sequence[tuple[Path, int]]):
-        """`files`: each with the number of its tokens, none of them 0."""
         self._paths = [path for path, _ in files]
         self._ends = np.cumsum([length for _, length in files], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def spans(self, start: int, stop: int) -> Iterator[Span]:
-        """Where the tokens from `start` to `stop` are; both may be beyond either end."""
+    def window_spans(self, first: int, last: int, seq_len: int) -> list[Span]:
+        """Finds the windows from `first` to before `last`."""
+        return list(self._spans(first * seq_len - 1, last * seq_len))
+
+    def _spans(self, start: int, stop: int) -> Iterator[Span]:
         while start < stop:
             position = start % len(self)
             index = int(np.searchsorted(self._ends, position, side="right"))
@@ -49,13 +50,9 @@ class Stream:
             yield Span(self._paths[index], position - offset, position - offset + count)
             start += count
 
-    def window_spans(self, first: int, last: int, seq_len: int) -> list[Span]:
-        """Where the windows from `first` to before `last` are."""
-        return list(self.spans(first * seq_len - 1, last * seq_len))
-
 
 def count_windows(tokens: int, seq_len: int) -> int:
-    """Windows that a stream gives."""
+    """Counts the windows that a stream of so many tokens gives."""
     return -(-tokens // seq_len)
 
 

@@ -1,4 +1,4 @@
-"""Batches: deterministic in (seed, step), with a single index for a position."""
+"""Makes batches that are deterministic in (seed, step), with a single index for a position."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ def train_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Iterator[np.ndarray]:
-    """Shuffled batches without end, each epoch in another order.
+    """Yields shuffled batches without end, each epoch in another order.
 
-    Batch `step` depends on the data, `batch_size`, `seed` and `step` only. It is computed from
-    these, so that starting at any step takes no time and no state need be saved. Batches run on
-    over the end of an epoch.
+    Batch `step` depends on the data, `batch_size`, `seed` and `step` only. It is computed from these, so that starting
+    at any step takes no time and no state need be saved. Batches run on over the end of an epoch.
 
     Args:
-      data: what to read; its training windows.
+      data: its training windows are read.
       batch_size: windows of a step, over all processes.
-      seed: of the order.
+      seed: decides the order.
       start_step: the first batch to yield.
       process_index, process_count: this process gets rows
         [process_index, process_index + 1) * batch_size / process_count of each batch.
 
     Returns:
-      Iterator over int32 [batch_size / process_count, seq_len + 1], which raises what `Windows.read` does.
+      An iterator over int32 [batch_size / process_count, seq_len + 1], which raises what `Windows.read` does.
 
     Raises:
       ValueError: `process_count` does not divide `batch_size`.
@@ -57,10 +56,10 @@ def train_batches(
 
 
 def heldout_batches(data: Data, *, batch_size: int, windows: int = 0) -> Iterator[np.ndarray]:
-    """The same held-out windows in the same order every time, spread evenly over all of them.
+    """Yields the same held-out windows in the same order every time, spread evenly over all of them.
 
     Args:
-      data: what to read; its held-out windows.
+      data: its held-out windows are read.
       batch_size: windows of a batch.
       windows: how many in all; 0, or more than there are, for all.
 

@@ -1,6 +1,6 @@
-"""Documents of any TFDS directory, prepared by whatever program: how C4 or DCLM come in.
+"""Reads the documents of any TFDS directory, prepared by whatever program, such as C4 or DCLM.
 
-Read without TensorFlow, in order: ArrayRecord files, or TFRecord files, which most published directories hold.
+ArrayRecord and TFRecord files, which most published directories hold, are read without TensorFlow, in order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCo
 
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
-    """One split of a TFDS directory, or one file of a split, a document (`tokens` or `text`) a record.
+    """Reads one split of a TFDS directory, or one file of a split, a document (`tokens` or `text`) a record.
 
     Tokenised documents may end with `end_of_text` or not. Rows of `tokens` that all have one length are windows that
     were cut from a stream of documents; they are joined again and cut where `end_of_text` stands.
@@ -72,7 +72,7 @@ class TfdsCorpus:
 
     @property
     def feature(self) -> str:
-        """ "tokens" or "text".
+        """Tells which feature is read: "tokens" or "text".
 
         Raises:
           DataError: the dataset has neither.
@@ -85,11 +85,11 @@ class TfdsCorpus:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the stored tokens."""
+        """Returns the type of the stored tokens."""
         return np.dtype(self._connector().np_dtype)
 
     def __iter__(self) -> Iterator[Document]:
-        """Non-empty documents in stored order.
+        """Yields non-empty documents in stored order.
 
         Raises:
           DataError: the files are damaged, of a format that only TensorFlow reads, or hold something else.
@@ -100,7 +100,7 @@ class TfdsCorpus:
             raise DataError(f"cannot read {self.directory}: {error}") from error
 
     def parts(self) -> list[TfdsCorpus]:
-        """A file each; but windows of tokens are one part, since documents run on from file to file."""
+        """Returns a file each; but windows of tokens are one part, since documents run on from file to file."""
         if self.shard is not None or (self.feature == "tokens" and self._connector().shape != (None,)):
             return [self]
         return [
@@ -113,7 +113,7 @@ class TfdsCorpus:
         return file_stamp([self.directory / INFO_FILE, *files], self.feature, self.end_of_text)
 
     def _shards(self) -> list[tuple[Path, int]]:
-        """The files, each with the number of its records."""
+        """Returns the files, each with the number of its records."""
         split = _info(self.directory).splits[self.split]
         shards = list(zip(map(Path, split.filepaths), split.shard_lengths, strict=True))
         return shards if self.shard is None else [shards[self.shard]]

@@ -1,4 +1,4 @@
-"""Byte-level BPE: training one on a corpus, reading published ones, and tokenising documents."""
+"""Byte-level BPE: trains one on a corpus, reads published ones, and turns documents into tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sparse_lm.data.corpus import Document
 from sparse_lm.data.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-# What other families of tokenizers call it: Llama 3; Llama 1, 2 and T5; Gemma; DeepSeek; Qwen base models use ours.
+# Other families of tokenizers: Llama 3; Llama 1, 2 and T5; Gemma; DeepSeek. Qwen base models use our name.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
 MIN_VOCAB_SIZE = 257  # every byte, and the end of text
 BATCH_CHARACTERS = 2 * 2**20  # tokenised at one time, on all cores
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE (1508.07909, over bytes as in GPT-2) with an end-of-text token.
+    """Trains a byte-level BPE (1508.07909, over bytes as in GPT-2) with an end-of-text token.
 
     Lossless: decoding what it encodes gives back any text. The same texts give the same tokenizer.
 
@@ -69,17 +69,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id, special tokens included."""
+    """Returns one more than the largest id, special tokens included."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest unsigned type that holds every id: uint16 or uint32."""
+    """Returns the smallest unsigned type that holds every id: uint16 or uint32."""
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """The id that follows every document.
+    """Returns the id that follows every document.
 
     Raises:
       DataError: no token has one of the usual names.
@@ -91,7 +91,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of everything that decides how it tokenises; what adds special tokens does not, as none is added."""
+    """Hashes everything that decides how it tokenises; what adds special tokens does not, as none is added."""
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.post_processor = None
     plain.no_truncation()
@@ -100,7 +100,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
-    """int32[vocabulary]: UTF-8 bytes that each id stands for; 0 for special tokens and unused ids."""
+    """Returns int32[vocabulary], the UTF-8 bytes that each id stands for; 0 for special tokens and unused ids."""
     decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"])
     byte_level = '"ByteLevel"' in decoder
     added = tokenizer.get_added_tokens_decoder()
@@ -116,10 +116,9 @@ def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Token ids of each document, 1-D in `token_dtype`, without special tokens.
+    """Yields the token ids of each document, 1-D in `token_dtype`, without special tokens.
 
-    Text that spells a special token is text like any other. Documents that are already tokens are
-    only checked.
+    Text that spells a special token is text like any other. Documents that are already tokens are only checked.
 
     Raises:
       DataError: a tokenised document has an id that the tokenizer lacks.

@@ -1,4 +1,4 @@
-"""Where an unfinished preparation is kept: a hidden folder beside the directory that it will become."""
+"""Keeps an unfinished preparation in a hidden folder beside the directory that it will become."""
 
 from __future__ import annotations
 
@@ -31,24 +31,19 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # what file systems of c
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """A folder for the results of tasks, and the processes that run them.
-
-    Attributes:
-      folder: belongs to this process alone.
-      workers: run the tasks.
-    """
+    """Names the results of tasks in a folder, which belongs to this process alone, and has `workers` run them."""
 
     folder: Path
     workers: Workers
 
     def path(self, kind: str, *deciding: object) -> Path:
-        """The file for a result: its name has a hash of whatever decides the result."""
+        """Returns the file for a result: its name has a hash of whatever decides the result."""
         key = hashlib.sha256(json.dumps([kind, *map(str, deciding)]).encode()).hexdigest()[:32]
         return self.folder / kind / f"{key}.json"
 
     def run(self, what: str, unit: str, tasks: Mapping[Path, Task], total: int) -> dict[Path, Result]:
         """Runs the tasks and returns their results, while it shows that `what` is done to `total` of `unit`."""
-        tally = _Tally(what, unit, total)
+        tally = Tally(what, unit, total)
         try:
             results = self.workers.run(tasks, tally)
         finally:
@@ -57,8 +52,8 @@ class Workspace:
         return results
 
 
-class _Tally:
-    """Adds up what tasks report: how many more of `unit`, `tokens` and `bytes`.
+class Tally:
+    """Adds up what tasks report, how many more of `unit`, `tokens` and `bytes`, and shows it.
 
     What an earlier run saved counts as done, but not for the speed.
     """
@@ -73,19 +68,16 @@ class _Tally:
     def __call__(self, report: Result) -> None:
         self._saved += report.get("saved", {}).get(self._unit, 0)
         self._fresh.update({key: report.get(key, 0) for key in (self._unit, "tokens", "bytes")})
-        fresh, seconds = self._fresh[self._unit], self._seconds()
+        seconds, fresh = time.monotonic() - self._start, self._fresh[self._unit]
         done = self._saved + fresh
         left = (self._total - done) * seconds / fresh if fresh else None
         self.progress.update(done, *self._rates(seconds), show_time_left(left))
 
     def log(self) -> None:
         """Logs the speed of the whole, where there was one worth knowing."""
-        seconds = self._seconds()
+        seconds = time.monotonic() - self._start
         if self._fresh["tokens"] or seconds > LINE_SECONDS:
             _log.info("%s", ", ".join([f"{self._what}: done in {duration(seconds)}", *self._rates(seconds)]))
-
-    def _seconds(self) -> float:
-        return time.monotonic() - self._start
 
     def _rates(self, seconds: float) -> list[str]:
         tokens, size = self._fresh["tokens"], self._fresh["bytes"]
@@ -95,14 +87,9 @@ class _Tally:
 
 @contextlib.contextmanager
 def open_workspace(directory: Path, workers: Workers) -> Iterator[Workspace]:
-    """The workspace of `directory`, with what an earlier run left in it; gone when the work in it is done.
+    """Opens the workspace of `directory`, with what an earlier run left in it, and removes it when its work is done.
 
-    A second process waits until the first one has left. An exception, like a kill, leaves the folder
-    for the next run.
-
-    Args:
-      directory: what is being prepared.
-      workers: processes that run the tasks, ended at last.
+    A second process waits until the first one has left. An exception, like a kill, leaves the folder for the next run.
 
     Raises:
       OSError: the folder beside `directory` cannot be written.
@@ -119,7 +106,7 @@ def open_workspace(directory: Path, workers: Workers) -> Iterator[Workspace]:
 
 
 def _lock(folder: Path) -> TextIO:
-    """The folder's lock, held until the file is closed or the process ends."""
+    """Makes the folder and locks it, until the file is closed or the process ends."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -135,13 +122,7 @@ def _lock(folder: Path) -> TextIO:
             if error.errno not in NO_LOCKS:
                 raise
             _log.warning("no locks in %s: let no other process prepare the same data meanwhile", folder)
-        if _is_open_file(folder / LOCK_FILE, lock):
-            return lock
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat((folder / LOCK_FILE).stat(), os.fstat(lock.fileno())):
+                return lock
         lock.close()  # who held it has finished, and removed the folder
-
-
-def _is_open_file(path: Path, file: TextIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False

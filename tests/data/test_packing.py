@@ -49,7 +49,7 @@ def test_where_pieces_end_does_not_matter(pieces, seq_len):
 
 
 def test_spans_name_no_token_of_another_file():
-    spans = Stream([(Path("a"), 5), (Path("b"), 3)]).spans(-1, 9)
+    spans = Stream([(Path("a"), 5), (Path("b"), 3)]).window_spans(0, 3, 3)
     assert [(span.path.name, span.start, span.stop) for span in spans] == [
         ("b", 2, 3),
         ("a", 0, 5),

@@ -15,7 +15,7 @@ def clock(monkeypatch):
 
 def test_lines_tell_share_speed_density_and_time_left(clock, caplog, capsys):
     caplog.set_level(logging.INFO)
-    tally = workspace._Tally("tokenising", "documents", 1000)
+    tally = workspace.Tally("tokenising", "documents", 1000)
     tally({"saved": {"documents": 500, "tokens": 10**9, "bytes": 10**9}})  # of an earlier run: done, but not for speed
     clock[0] += 5
     tally({"documents": 40, "tokens": 30_000_000, "bytes": 120_000_000})
@@ -31,7 +31,7 @@ def test_lines_tell_share_speed_density_and_time_left(clock, caplog, capsys):
 
 def test_what_is_quick_or_done_already_is_not_mentioned(clock, caplog, capsys):
     caplog.set_level(logging.INFO)
-    tally = workspace._Tally("reading the text", "parts", 2)
+    tally = workspace.Tally("reading the text", "parts", 2)
     tally({"saved": {"parts": 1}})
     tally({"parts": 1})
     tally.log()
