@@ -25,7 +25,6 @@ from sparse_lm.config import Config
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
-from sparse_lm.ops.ffn_weights import FfnVariables
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
@@ -125,7 +124,7 @@ def evaluate_on(workdir: Path, config: Config, path: str) -> float:
     params, _ = restore_for_dense(workdir, config)
     evaluate = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=config.data.eval_windows)
-    return evaluate(params, FfnVariables(), batches)["loss"]
+    return evaluate(params, None, batches)["loss"]
 
 
 def main(_) -> None:
