@@ -1,0 +1,83 @@
+"""FFNs small enough to compile each recipe on a CPU, and their inputs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_lm import ops
+from sparse_lm.recipes import Act24, Dense, Fst, Slices, SSte, Venom
+from tests.recipes import masked_dense_ffn as dense64
+
+TOKENS, DIM, NEURONS = 96, 24, 160
+RECIPES = {
+    "dense": Dense(),
+    "fst": Fst(mask_decay=0.5),
+    "sste": SSte(),
+    "act24": Act24(),
+    "venom": Venom(v=32, m=8, experts=5),
+    "slices": Slices(v=16, m=16),
+}
+"""Every recipe, with knobs that fit; experts have numbers of tokens that no block divides."""
+KEY = jax.random.key(1)
+
+
+def random(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+X, DO = random(0, TOKENS, DIM), random(3, TOKENS, DIM)
+W1, W2 = random(1, NEURONS, DIM) / 4, random(2, NEURONS, DIM) / 8
+ORDER = jnp.asarray(np.random.default_rng(4).permutation(TOKENS), jnp.int32)
+INPUTS = dense64.Inputs(*(np.asarray(a, np.float64) for a in (X, W1, W2, DO)), order=np.asarray(ORDER))
+
+
+@functools.cache
+def state_of(recipe):
+    """A state with scales and centroids that `enter` would not choose; masks that it would."""
+    state = recipe.init_state(DIM, NEURONS)
+    values = {
+        "mask_up": lambda _: ops.transposable_mask(W1),
+        "mask_down": lambda _: ops.transposable_mask(W2),
+        "decay": lambda _: jnp.float32(0.5),
+        "scale_up": lambda _: jnp.float32(1.4),
+        "scale_down": lambda _: jnp.float32(1.3),
+        "centroids": lambda a: random(5, *a.shape),
+    }
+    return type(state)(*(values[name](getattr(state, name)) for name in state._fields))
+
+
+def expected(recipe, draw, inputs=INPUTS):
+    """What a recipe's formulas say for its state of above."""
+    state, knobs = state_of(recipe), {}
+    if recipe.name == "fst":
+        knobs = dict(masks=(np.asarray(state.mask_up), np.asarray(state.mask_down)))
+    elif recipe.name == "act24":
+        knobs = dict(dense_features=recipe.dense_features)
+    elif recipe.name != "dense":
+        knobs = dict(scales=(float(state.scale_up), float(state.scale_down)))
+    if recipe.name in ("venom", "slices"):
+        knobs |= dict(centroids=np.asarray(state.centroids, np.float64), v=recipe.v, m=recipe.m)
+    if recipe.name == "slices":
+        knobs["parts"] = recipe.shards
+    return getattr(dense64, recipe.name)(inputs, draw=draw, **knobs)
+
+
+@functools.cache
+def outputs_and_gradients(recipe):
+    """A compiled function of x, w1, w2, dO, state, key and order: (O, dX, dW1, dW2, statistics)."""
+
+    @jax.jit
+    def run(x, w1, w2, do, state, key, order):
+        f = lambda x, w1, w2: recipe.ffn(x, w1, w2, state, key=key, order=order)  # noqa: E731
+        o, vjp, stats = jax.vjp(f, x, w1, w2, has_aux=True)
+        return *(o, *vjp(do)), stats
+
+    return run
+
+
+@functools.cache
+def output(recipe):
+    """A compiled function of x, w1, w2 and state: O alone, with nothing random."""
+    return jax.jit(lambda x, w1, w2, state: recipe.ffn(x, w1, w2, state)[0])

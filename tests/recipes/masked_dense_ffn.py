@@ -1,0 +1,179 @@
+"""The squared-ReLU FFN of each recipe as masked dense NumPy in float64, written from the papers' formulas.
+
+Independent of `sparse_lm`: masks, scales, centroids, the order of the tokens and the random draws are inputs.
+A draw is a function of (a [T, K], number of its use) to an estimate of a that is 2:4 along T.
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass
+class Inputs:
+    """Holds x [T, D], both weights [F, D], the gradient do [T, D] of the output, and an order of the tokens."""
+
+    x: np.ndarray
+    w1: np.ndarray
+    w2: np.ndarray
+    do: np.ndarray
+    order: np.ndarray
+
+
+@dataclasses.dataclass
+class Result:
+    """Holds what an FFN computes: its output, all gradients, and its statistics by name."""
+
+    o: np.ndarray
+    dx: np.ndarray
+    dw1: np.ndarray
+    dw2: np.ndarray
+    stats: dict[str, np.ndarray]
+
+
+def dense(a, *, draw=None):
+    return _ffn(a, a.w1, a.w2, a.w2, a.w1)
+
+
+def fst(a, *, masks, draw):
+    w1, w2 = a.w1 * masks[0], a.w2 * masks[1]
+    return _ffn(a, w1, w2, w2, w1, dh_for_dw1=lambda dh: draw(dh, 1), do_for_dw2=lambda do: draw(do, 2))
+
+
+def sste(a, *, scales, draw):
+    w1 = scales[0] * soft_threshold(a.w1, axis=1)
+    w2 = scales[1] * soft_threshold(a.w2, axis=0)  # contracted over neurons in the forward
+    return _ffn(a, w1, w2, w2, w1, dh_for_dw1=lambda dh: draw(dh, 1), do_for_dw2=lambda do: draw(do, 2))
+
+
+def act24(a, *, dense_features, draw=None):
+    y = np.square(np.maximum(a.x @ a.w1.T, 0))
+    counts = (y * top_two_of_four(y) != 0).sum(0)
+    busy = np.argsort(-counts, kind="stable")[: min(y.shape[1], -(-round(y.shape[1] * dense_features) // 128) * 128)]
+
+    def along_tokens(z):
+        mask = top_two_of_four(z[a.order], axis=0)
+        mask[:, busy] = 1
+        return z * in_token_order(mask, a.order)
+
+    two = top_two_of_four
+    return _ffn(a, a.w1, a.w2, a.w2, a.w1, mask_y=two, dh_for_dw1=along_tokens, y_for_dw2=along_tokens)
+
+
+def venom(a, *, scales, centroids, v, m, draw):
+    w1, w2 = (scale * soft_threshold(w, axis=1) for scale, w in zip(scales, (a.w1, a.w2), strict=True))
+    experts = nearest(a.x, centroids)
+    slots = a.order[np.argsort(experts[a.order], kind="stable")]
+    mask = lambda y: in_token_order(venom_mask(y[slots], v, m), slots)  # noqa: E731
+    drawn = lambda z: in_token_order(draw(z[slots], 3), slots)  # noqa: E731
+    result = _ffn(a, w1, w2, w2, w1, mask_y=mask, dh_for_dw1=drawn, y_for_dw2=drawn)
+    result.stats["expert_load"] = np.bincount(experts, minlength=len(centroids)) / len(experts)
+    return result
+
+
+def slices(a, *, scales, centroids, v, m, draw, parts=1):
+    w1, w2 = (scale * soft_threshold(w, axis=1) for scale, w in zip(scales, (a.w1, a.w2), strict=True))
+    (tokens, _), neurons, count = a.x.shape, len(w1), m // 4
+    experts = nearest(a.x, centroids)
+    of_expert = np.arange(neurons).reshape(parts, count, -1).swapaxes(0, 1).reshape(count, -1)
+    own = of_expert[experts]  # [T, S], the neurons of each token
+    computed = np.zeros((tokens, neurons))
+    np.put_along_axis(computed, own, 1, axis=1)
+
+    slots = np.full((tokens + count * (v - 1)) // v * v, -1)  # an expert's tokens fill whole blocks of v
+    first = 0
+    for expert in range(count):
+        members = a.order[experts[a.order] == expert]
+        slots[first : first + len(members)] = members
+        first += -(-len(members) // v) * v
+
+    def mask(y):
+        mask = np.zeros_like(y)
+        np.put_along_axis(mask, own, top_two_of_four(np.take_along_axis(y, own, axis=1)), axis=1)
+        return mask
+
+    def drawn(z):
+        condensed = np.take_along_axis(z, own, axis=1)
+        in_slots = draw(np.where(slots[:, None] >= 0, condensed[slots], 0), 3)
+        condensed[slots[slots >= 0]] = in_slots[slots >= 0]
+        estimate = np.zeros_like(z)
+        np.put_along_axis(estimate, own, condensed, axis=1)
+        return estimate
+
+    result = _ffn(a, w1, w2, w2, w1, mask_y=mask, dh_for_dw1=drawn, y_for_dw2=drawn, computed=computed)
+    result.stats["expert_load"] = np.bincount(experts, minlength=count) / tokens
+    return result
+
+
+def nearest(x, centroids):
+    """The centroid of largest cosine for each row of x."""
+    return (x @ (centroids / np.linalg.norm(centroids, axis=1, keepdims=True)).T).argmax(1)
+
+
+def in_token_order(rows, slots):
+    """The inverse of `rows = z[slots]`."""
+    z = np.empty_like(rows)
+    z[slots] = rows
+    return z
+
+
+def top_two_of_four(x, axis=-1):
+    """0/1 mask of the two largest |x| of each four along `axis`; of equals the first."""
+    x = np.moveaxis(np.abs(x), axis, -1)
+    pad = -x.shape[-1] % 4
+    groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)], constant_values=-1.0)
+    groups = groups.reshape(*x.shape[:-1], -1, 4)
+    rank = np.argsort(np.argsort(-groups, axis=-1, kind="stable"), axis=-1, kind="stable")
+    mask = (rank < 2).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+    return np.moveaxis(mask, -1, axis).astype(np.float64)
+
+
+def soft_threshold(w, axis):
+    """sign(w) max(|w| - t, 0) with t the second smallest |w| of each four along `axis`."""
+    w = np.moveaxis(w, axis, -1)
+    groups = w.reshape(*w.shape[:-1], -1, 4)
+    t = np.sort(np.abs(groups), axis=-1)[..., 1:2]
+    s = np.sign(groups) * np.maximum(np.abs(groups) - t, 0)
+    return np.moveaxis(s.reshape(w.shape), -1, axis)
+
+
+def venom_mask(y, v, m):
+    """V:2:M mask of y [T, F]: of m columns the 4 of largest norm over v rows, then 2 of those 4 per row."""
+    mask = np.zeros_like(y)
+    for block in range(0, y.shape[0], v):
+        for group in range(0, y.shape[1], m):
+            tile = y[block : block + v, group : group + m]
+            columns = np.sort(np.argsort(-np.square(tile).sum(0), kind="stable")[:4])
+            mask[block : block + v, group + columns] = top_two_of_four(tile[:, columns])
+    return mask
+
+
+def _ffn(a, w1_up, w2_down, w2_back, w1_back, *, mask_y=None, dh_for_dw1=None, y_for_dw2=None, do_for_dw2=None,
+         computed=1.0):  # fmt: skip
+    """Outputs and gradients with every mask already in its operand, or given as a function of it.
+
+    Args:
+      a: inputs.
+      w1_up, w2_down, w2_back, w1_back: [F, D], the weights that H, O, dY and dX read.
+      mask_y: Y -> 0/1 mask of Y and dH.
+      dh_for_dw1: dH -> the dH that dW1 reads.
+      y_for_dw2: Y -> the Y that dW2 reads.
+      do_for_dw2: dO -> the dO that dW2 reads.
+      computed: 0/1 [T, F], the neurons of each token.
+    """
+    same = lambda z: z  # noqa: E731
+    h = a.x @ w1_up.T
+    all_of_y = np.square(np.maximum(h, 0)) * computed
+    mask = (mask_y or np.ones_like)(all_of_y)
+    y = all_of_y * mask
+    dh = a.do @ w2_back.T * 2 * np.maximum(h, 0) * mask
+    return Result(
+        o=y @ w2_down,
+        dx=dh @ w1_back,
+        dw1=(dh_for_dw1 or same)(dh).T @ a.x,
+        dw2=(y_for_dw2 or same)(y).T @ (do_for_dw2 or same)(a.do),
+        stats={
+            "activation_sparsity": 1 - np.count_nonzero(all_of_y) / np.sum(computed * np.ones_like(y)),
+            "kept_energy": np.square(y).sum() / np.square(all_of_y).sum(),
+        },
+    )

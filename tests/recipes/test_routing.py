@@ -1,0 +1,199 @@
+"""Assignment of tokens and neurons to experts, centroids, and the order of rows, against NumPy."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.recipes import routing
+
+assign_tokens = jax.jit(routing.assign_tokens)
+assign_neurons = jax.jit(routing.assign_neurons)
+cluster = jax.jit(routing.cluster, static_argnums=1)
+update_centroids = jax.jit(routing.update_centroids)
+dispatch_order = jax.jit(routing.dispatch_order, static_argnums=(1, 2))
+
+
+def random(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def unit(rows):
+    rows = np.asarray(rows, np.float64)
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def nearest(x, centroids):
+    return (unit(x) @ unit(centroids).T).argmax(1)
+
+
+def means(x, centroids):
+    """The mean direction of the rows nearest to each centroid; an expert that has none keeps its centroid."""
+    experts = nearest(x, centroids)
+    members = [unit(x)[experts == e] for e in range(len(centroids))]
+    return np.stack([m.mean(0) if len(m) else c for m, c in zip(members, centroids, strict=True)])
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_tokens_go_to_the_centroid_of_nearest_direction(dtype):
+    x, centroids = jnp.array(random((50, 12)), dtype), 2 * random((7, 12), seed=1)
+    found = assign_tokens(x, centroids)
+    assert found.dtype == jnp.int32
+    directions = jnp.array(unit(centroids), jnp.float32).astype(dtype)
+    np.testing.assert_array_equal(found, (np.asarray(x, np.float64) @ np.asarray(directions, np.float64).T).argmax(1))
+
+
+def test_a_token_is_assigned_from_itself_alone():
+    x, centroids = random((32, 12)), random((7, 12), seed=1)
+    together = np.asarray(assign_tokens(x, centroids))
+    np.testing.assert_array_equal(assign_tokens(x[::-1], centroids), together[::-1])
+    np.testing.assert_array_equal(assign_tokens(x[:5], centroids), together[:5])
+
+
+def test_ties_and_nan_go_to_the_lowest_expert():
+    centroids = jnp.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    x = jnp.array([[0.0, 2.0], [jnp.nan, 5.0], [3.0, 0.0], [0.0, 0.0]])
+    np.testing.assert_array_equal(assign_tokens(x, centroids), [0, 0, 2, 0])
+
+
+def test_expert_load_is_the_share_of_tokens():
+    np.testing.assert_array_equal(routing.expert_load(jnp.array([2, 0, 2, 2]), 4), [0.25, 0, 0.75, 0])
+
+
+# Centroids
+
+
+def test_centroids_move_to_the_mean_direction_of_their_tokens():
+    x, centroids = random((50, 8)), random((5, 8), seed=2)
+    centroids[3] = -100 * x.sum(0)  # nearest to few, or none
+    centroids[4] = centroids[0]  # of equally near ones a token takes the first
+    moved = update_centroids(x, centroids)
+    np.testing.assert_allclose(moved, means(x, centroids), atol=1e-6)
+    np.testing.assert_array_equal(moved[4], centroids[4])
+
+
+def test_a_token_of_zeros_has_no_direction_but_counts():
+    x, centroids = np.array([[0, 0], [3, 4]], np.float32), np.array([[1, 1], [-1, -1]], np.float32)
+    np.testing.assert_allclose(update_centroids(x, centroids), [[0.3, 0.4], [-1, -1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_tokens_that_are_not_finite_count_for_nothing(bad):
+    x, centroids = random((50, 8)), random((5, 8), seed=2)
+    spoiled = x.copy()
+    spoiled[[3, 20], [0, 7]] = bad
+    moved = update_centroids(spoiled, centroids)
+    np.testing.assert_allclose(moved, means(np.delete(x, [3, 20], axis=0), centroids), atol=1e-6)
+    every_row_bad = np.full_like(x, bad)
+    np.testing.assert_array_equal(update_centroids(every_row_bad, centroids), centroids)
+    for rows in (spoiled[3:], every_row_bad):  # the first row is where the first centroid starts
+        assert np.isfinite(cluster(rows, 5)).all()
+
+
+def test_clusters_are_ten_rounds_of_k_means_from_evenly_spaced_rows():
+    x = random((60, 8))
+    centroids = unit(x[[0, 12, 24, 36, 48]])
+    for _ in range(10):
+        centroids = means(x, centroids)
+    np.testing.assert_allclose(cluster(x, 5), centroids, atol=1e-5)
+    assert np.abs(means(x, centroids) - centroids).max() < 0.1  # all but converged
+
+
+def test_planted_clusters_are_found():
+    rng = np.random.default_rng(1)
+    truth = np.tile(np.arange(6), 8)  # so that the starts are of one cluster, but for its noise
+    truth[::8] = np.arange(6)
+    x = (5 * np.eye(6, 16)[truth] + 0.1 * rng.normal(size=(48, 16))).astype(np.float32)
+    found = nearest(x, np.asarray(cluster(x, 6)))
+    assert len(set(zip(found, truth, strict=True))) == 6
+
+
+# Rows
+
+
+def check_order(rows, tokens):
+    """Every token has one slot, and knows it."""
+    slots, position = np.asarray(rows.slots), np.asarray(rows.position)
+    assert slots.dtype == position.dtype == np.int32
+    np.testing.assert_array_equal(np.sort(slots[slots < tokens]), np.arange(tokens))
+    np.testing.assert_array_equal(slots[position], np.arange(tokens))
+
+
+def permutation(tokens, seed=0):
+    return np.random.default_rng(seed).permutation(tokens).astype(np.int32)
+
+
+def test_shuffled_rows_are_in_the_order_given():
+    rows = routing.shuffled(jnp.array(permutation(100)))
+    check_order(rows, 100)
+    np.testing.assert_array_equal(rows.slots, permutation(100))
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.sampled_from([1, 8]))
+def test_blocks_are_of_one_expert_whose_tokens_keep_their_order(seed, used, ordered, v):
+    experts = np.random.default_rng(seed).integers(used, size=61)
+    order = permutation(61, seed) if ordered else np.arange(61)
+    rows, block_experts = dispatch_order(experts, 5, v, order if ordered else None)
+    check_order(rows, 61)
+    slots, block_experts = np.asarray(rows.slots), np.asarray(block_experts)
+    assert slots.shape == ((61 + 5 * (v - 1)) // v * v,) and block_experts.shape == (len(slots) // v,)
+    by_expert = np.concatenate([order[experts[order] == e] for e in range(5)])
+    np.testing.assert_array_equal(slots[slots < 61], by_expert)
+    blocks = np.append(experts, -1)[slots].reshape(-1, v)
+    for block, expert in zip(blocks, block_experts, strict=True):
+        assert set(block) <= {expert, -1} and 0 <= expert < 5
+    counts = np.bincount(experts, minlength=5)
+    assert (blocks >= 0).any(1).sum() == np.sum(-(-counts // v))
+
+
+def test_rows_pass_through_vmap():
+    experts, orders = np.random.default_rng(5).integers(5, size=(2, 61)), np.stack([permutation(61, s) for s in (0, 1)])
+    both, _ = jax.vmap(lambda e, o: dispatch_order(e, 5, 8, o))(experts, orders)
+    for layer in range(2):
+        np.testing.assert_array_equal(both.slots[layer], dispatch_order(experts[layer], 5, 8, orders[layer])[0].slots)
+
+
+# Neurons
+
+
+def test_energy_is_that_of_each_experts_own_tokens():
+    x, y, centroids = random((50, 8)), np.abs(random((50, 12), seed=1)), random((5, 8), seed=2)
+    y[7] = np.nan
+    experts, energy = nearest(x, centroids), np.square(np.nan_to_num(y, nan=0.0), dtype=np.float64)
+    expected = np.stack([energy[experts == e].sum(0) for e in range(5)])
+    np.testing.assert_allclose(routing.expert_energy(x, y, centroids), expected, rtol=1e-5)
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(st.integers(0, 10**6))
+def test_no_neuron_and_expert_would_rather_have_each_other(seed):
+    """The assignment is stable, and every expert has as many neurons."""
+    energy = np.random.default_rng(seed).permutation(96).reshape(4, 24).astype(np.float32)
+    owner = np.asarray(assign_neurons(energy))
+    np.testing.assert_array_equal(np.bincount(owner, minlength=4), 6)
+    own = energy[owner, np.arange(24)]
+    least = np.array([own[owner == e].min() for e in range(4)])
+    assert not ((energy > own) & (energy > least[:, None])).any()
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+def test_neurons_are_shared_out_evenly_whatever_their_energy(value):
+    np.testing.assert_array_equal(np.bincount(assign_neurons(jnp.full((4, 24), value))), 6)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_sorted_neurons_are_slices_of_every_part(parts):
+    owner = permutation(24, seed=2) % 3
+    order = np.asarray(routing.sort_by_expert(jnp.array(owner), 3, parts))
+    np.testing.assert_array_equal(np.sort(order), np.arange(24))
+    ids = np.asarray(routing.slice_ids(24, 3, parts))
+    assert np.all(np.diff(ids) > 0)
+    np.testing.assert_array_equal(owner[order[ids]], np.arange(3)[:, None].repeat(8, axis=1))
+    by_part = owner[order].reshape(parts, -1)
+    np.testing.assert_array_equal(by_part, np.tile(np.repeat(np.arange(3), 8 // parts), (parts, 1)))
