@@ -9,7 +9,7 @@ import pytest
 
 from sparse_lm import ops
 from tests.ops import jitted
-from tests.ops.masked_dense_ffn import top_two_of_four, venom_mask
+from tests.recipes.masked_dense_ffn import top_two_of_four, venom_mask
 
 
 def _random(shape, seed):
