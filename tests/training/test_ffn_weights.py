@@ -1,0 +1,80 @@
+"""What a recipe does to the FFN's weights in training, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sparse_lm.recipes import Dense, Fst, Slices, SSte
+from sparse_lm.training import ffn_weights
+from tests.recipes.masked_dense_ffn import top_two_of_four
+
+LAYERS, DIM = 3, 8
+
+
+def random_params(seed, neurons):
+    rng = np.random.default_rng(seed)
+    up, down = rng.standard_normal((2, LAYERS, neurons, DIM), np.float32)
+    return {"norm": jnp.ones(3), "layers": {"ffn": {"up": up, "down": down, "other": jnp.ones(2)}}}
+
+
+def moved(params, seed):
+    """The parameters after a step that changes some 2:4 patterns."""
+    return jax.tree.map(lambda w, step: w + 0.1 * step, params, random_params(seed, _neurons(params)))
+
+
+def _neurons(params):
+    return params["layers"]["ffn"]["up"].shape[1]
+
+
+@pytest.mark.parametrize(
+    "recipe, down_axis, neurons, dense_layers",
+    [(SSte(), 1, 16, 0), (Slices(m=8), 2, 16, 1), (SSte(), 1, 2 * ffn_weights.WATCHED, 1)],
+)
+def test_flips_and_kept_energy(recipe, down_axis, neurons, dense_layers):
+    """Of every group of four neurons, or of every second; layers that stay dense flip nothing and keep all."""
+    before = random_params(0, neurons)
+    after = moved(before, 1)
+    found = jax.jit(lambda *params: ffn_weights.watch(*params, recipe, dense_layers))(before, after)
+    watched = np.arange(neurons).reshape(-1, 4)[:: max(1, neurons // ffn_weights.WATCHED)].ravel()
+    flips, kept = [], []
+    for name, axis in (("up", 2), ("down", down_axis)):
+        old, new = (np.asarray(tree["layers"]["ffn"][name], np.float64)[:, watched] for tree in (before, after))
+        pattern = top_two_of_four(new, axis)
+        flips.append((top_two_of_four(old, axis) != pattern).mean((1, 2)))
+        kept.append((new**2 * pattern).sum((1, 2)) / (new**2).sum((1, 2)))
+    is_dense = np.arange(LAYERS) < dense_layers
+    flips, kept = np.where(is_dense, 0, np.mean(flips, axis=0)), np.where(is_dense, 1, np.mean(kept, axis=0))
+    assert (flips[dense_layers:] > 0.01).all()
+    np.testing.assert_allclose(found["flip_rate"], flips, rtol=1e-6)
+    np.testing.assert_allclose(found["kept_weight_energy"], kept, rtol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [Dense(), Fst()])
+def test_weights_whose_patterns_stay_are_not_watched(recipe):
+    params = random_params(0, 16)
+    assert ffn_weights.watch(params, params, recipe, 0) == {}
+
+
+@pytest.mark.parametrize("dense_layers", [0, 1])
+def test_gradients_are_adjusted_but_for_dense_layers(dense_layers):
+    recipe, params, gradients = Fst(mask_decay=0.5), random_params(0, 16), random_params(1, 16)
+    states, _ = jax.vmap(recipe.enter)(*ffn_weights.matrices(params))
+    transformation = ffn_weights.adjust_gradients(recipe, states, dense_layers)
+    found, _ = transformation.update(gradients, transformation.init(params), params)
+    sparse = (np.arange(LAYERS) >= dense_layers)[:, None, None]
+    for name, mask in (("up", states.mask_up), ("down", states.mask_down)):
+        w, g = (tree["layers"]["ffn"][name] for tree in (params, gradients))
+        np.testing.assert_allclose(found["layers"]["ffn"][name], g + 0.5 * w * ~mask * sparse, rtol=1e-6)
+    unchanged = ffn_weights.with_matrices(found, *ffn_weights.matrices(gradients))
+    jax.tree.map(np.testing.assert_array_equal, unchanged, gradients)
+
+
+def test_moments_are_found_wherever_they_are():
+    params = random_params(0, 16)
+    optimizer = optax.chain(optax.clip(1.0), optax.chain(optax.scale_by_adam(), optax.scale(-1.0)))
+    state = optimizer.init(params)
+    changed = ffn_weights.map_adam(state, lambda adam: adam._replace(count=adam.count + 7))
+    assert optax.tree_utils.tree_get(changed, "count") == 7
+    assert jax.tree.structure(changed) == jax.tree.structure(state)
