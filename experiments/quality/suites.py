@@ -53,6 +53,7 @@ class Suite:
     def config(self, run: str, seed: int, data: str, changes: Overrides | None = None) -> config_lib.Config:
         """Returns the configuration of a run on the prepared corpus at `data`, with `changes` on top."""
         config = self.model.get_config()
+        config.sparsity = config_lib.default().sparsity  # whose knobs may be none of another recipe's
         common = {"checkpoint_every": self.save_every(), "keep_checkpoints": 1, "seed": seed, "data.path": data}
         config.update_from_flattened_dict(self.base | self.runs[run] | common | (changes or {}))
         return config_lib.parse(config)
@@ -87,23 +88,24 @@ def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
     }
 
 
-def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], shares: tuple[int, ...] = (35, 50, 65, 80)) -> dict:
-    """Dense, slices on shares of the steps, rate sweeps of both, and the controls."""
+def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> dict[str, Overrides]:
+    """Dense, slices on shares of the steps, rate sweeps of both, and the controls; knobs are those of slices."""
     start = round(steps / 60)  # early: long before the warm-up ends
-    slices = {"sparsity.recipe": "slices", "sparsity.dense_layers": 0, "sparsity.start_step": start}
-    dense = {"sparsity.recipe": "dense", "sparsity.start_step": 0, "sparsity.end_step": 0, "sparsity.dense_layers": 0}
+    dense = {"sparsity.recipe": "dense"}
+    slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
 
     def until(share: int) -> Overrides:
-        return {"sparsity.end_step": min(start + round(share / 100 * steps), round((1 - DECAY_SHARE) * steps))}
+        end = min(start + round(share / 100 * steps), round((1 - DECAY_SHARE) * steps))
+        return {"sparsity.start_step": start, "sparsity.end_step": end}
 
-    runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in shares}
+    runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 65, 80)}
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_50_rate_{rate:g}"] = slices | until(50) | {"optimizer.learning_rate": rate}
     # One quarter of the neurons for all tokens, and a dense model that has no others, in about slices' time.
-    runs |= {f"fixed_quarter_{share}": slices | until(share) | {"sparsity.recipe": "fixed_quarter"} for share in (50,)}
-    runs["quarter_width"] = dense | {"model.ffn_dim": ffn_dim // 4, "steps": round(1.2 * steps)}
-    runs["quarter_width"]["optimizer.decay_steps"] = round(DECAY_SHARE * 1.2 * steps)
+    runs["fixed_quarter_50"] = slices | until(50) | {"sparsity.recipe": "fixed_quarter"}
+    longer = {"steps": round(1.2 * steps), "optimizer.decay_steps": round(1.2 * DECAY_SHARE * steps)}
+    runs["quarter_width"] = dense | longer | {"model.ffn_dim": ffn_dim // 4}
     return runs
 
 
@@ -138,9 +140,9 @@ SUITES = {
         _base(
             50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
             **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256,
-               "model.vocab_size": 300, "sparsity.v": 16},
+               "model.vocab_size": 300},
         ),
-        _runs(50, 256, (2e-3,)),
+        _runs(50, 256, (2e-3,), v=16),
     ),
 }  # fmt: skip
 """By name."""

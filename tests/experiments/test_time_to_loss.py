@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,6 +17,7 @@ from experiments.quality import one_run, time_ratio
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
 from sparse_lm.prepare_data import prepare_files
+from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
 from sparse_lm.training.schedule import learning_rate
 
@@ -167,6 +170,30 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     own = branch["step_ms"]["dense"] * (config.steps - start) / 1e3
     assert branch["seconds"] == pytest.approx(stable["seconds"] * start / stable["steps"] + own)
     assert branch["compile_seconds"] == stable["compile_seconds"]
+
+
+def test_without_a_router_all_tokens_have_the_first_slice():
+    keys = jax.random.split(jax.random.key(0), 3)
+    w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))
+    recipe = RECIPES["fixed_quarter"](v=16)
+    state, order = jax.jit(recipe.enter)(w1, w2, x)
+    recipe.check_state(jax.tree.map(lambda a: a[None], state))
+    o, stats = jax.jit(recipe.ffn)(x, w1, w2, state)
+    assert order is None and not recipe.refreshes
+    np.testing.assert_array_equal(stats["expert_load"], [1, 0, 0, 0])
+    others = jnp.arange(256)[:, None] >= 64
+    np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_run_of_a_suite_is_allowed(name):
+    suite = SUITES[name]
+    configs = {run: suite.config(run, 0, "data") for run in suite.runs}
+    for run, config in configs.items():
+        assert bool(config.sparsity.phase) == run.startswith(("slices", "fixed"))
+        assert config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
+        assert config.checkpoint_every == configs["dense"].checkpoint_every
+    assert configs["quarter_width"].model.ffn_dim * 4 == configs["dense"].model.ffn_dim
 
 
 def test_seconds_are_those_of_steps_and_transitions(tmp_path):
