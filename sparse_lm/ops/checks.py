@@ -1,34 +1,82 @@
-"""Refusals that several ops share. Each raises ValueError and names what it refuses, and what is allowed."""
+"""Refusals that several ops share. Each names what it refuses, and what is allowed.
+
+A wrong format is a TypeError; wrong dtypes, shapes and numbers are a ValueError.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from sparse_lm.ops.columns import CHOICES
-from sparse_lm.ops.formats import TILE
+from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
+
+
+def check_array(name: str, x: Any) -> None:
+    """Requires an array."""
+    if not isinstance(x, Array | np.ndarray):
+        raise TypeError(f"{name} must be an array; got {_described(x)}")
 
 
 def check_matrix(name: str, x: Array) -> None:
-    """A matrix of floats that is not empty."""
+    """Requires a matrix of floats that is not empty."""
+    check_array(name, x)
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.size == 0:
         stack = "; use vmap for a stack of them" if x.ndim > 2 else ""
-        raise ValueError(f"{name} must be a matrix of floats, not empty; got {x.dtype}{list(x.shape)}{stack}")
+        raise ValueError(f"{name} must be a matrix of floats, not empty; got {_described(x)}{stack}")
+
+
+def check_format(name: str, x: Any, *formats: type[Sparse24] | type[SparseVenom]) -> None:
+    """Requires a compressed matrix of one of these formats."""
+    if not isinstance(x, formats):
+        allowed = " or ".join(format.__name__ for format in formats)
+        raise TypeError(f"{name} must be a {allowed}; got {_described(x)}")
+
+
+def check_ids(name: str, ids: Array) -> None:
+    """Requires a matrix of int32 that is not empty."""
+    check_array(name, ids)
+    if ids.ndim != 2 or ids.dtype != jnp.int32 or ids.size == 0:
+        raise ValueError(f"{name} must be a matrix of int32, not empty; got {_described(ids)}")
+
+
+def check_float(name: str, dtype: DTypeLike | None) -> None:
+    """Requires a dtype of floats, or None."""
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name} = {jnp.dtype(dtype)} must be a dtype of floats")
+
+
+def check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_shape: tuple[int, ...]) -> None:
+    """Requires the shapes of two matrices that can be multiplied and are not empty."""
+    if len(right_shape) != 2 or left_shape[1] != right_shape[0]:
+        raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} cannot be multiplied")
+    if 0 in (*left_shape, *right_shape):
+        raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} must not be empty")
 
 
 def check_axis(axis: int) -> None:
-    """A dimension that groups of four run along."""
+    """Requires a dimension that groups of four run along."""
     if axis not in (-1, 0):
         raise ValueError(f"axis = {axis} must be -1 or 0")
 
 
 def check_block(v: int) -> None:
-    """A number of rows that whole 64-row tiles hold."""
+    """Requires a number of rows that whole 64-row tiles hold."""
     if v < 1 or (TILE % v and v % TILE):
         raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
 
 
 def check_column_choice(columns: str) -> None:
-    """A way to choose four columns of m."""
+    """Requires a way to choose four columns of m."""
     if columns not in CHOICES:
         raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, Array | np.ndarray):
+        return f"{x.dtype}{list(x.shape)}"
+    return type(x).__name__

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.select import finite_magnitude, largest
+from sparse_lm.ops.shapes import Float, Int32
 
 CHOICES = ("norm", "exhaustive")
 
 
-def venom_columns(x: Array, v: int, m: int, choice: str = "norm") -> Array:
+def venom_columns(x: Float[Array, "T F"], v: int, m: int, choice: str = "norm") -> Int32[Array, "blocks S"]:
     """The four columns of each group of m that each block of v rows keeps.
 
     Args:

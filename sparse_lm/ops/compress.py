@@ -6,13 +6,19 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from sparse_lm.ops.checks import check_axis, check_block
+from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_matrix
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
 from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
+from sparse_lm.ops.shapes import Bool, Float, Int32
 
 
 def compress_24(
-    x: Array, mask: Array, axis: int = -1, *, scale: ArrayLike = 1.0, dtype: DTypeLike | None = None
+    x: Float[Array, "rows columns"],
+    mask: Bool[Array, "rows columns"],
+    axis: int = -1,
+    *,
+    scale: ArrayLike = 1.0,
+    dtype: DTypeLike | None = None,
 ) -> Sparse24:
     """Compressed form of `where(mask, scale * x, 0)`.
 
@@ -30,7 +36,9 @@ def compress_24(
     Raises:
       ValueError: another axis, or a mask of another shape.
     """
+    check_matrix("x", x)
     check_axis(axis)
+    check_float("dtype", dtype)
     if mask.shape != x.shape:
         raise ValueError(f"mask {list(mask.shape)} must have the shape of x, {list(x.shape)}")
     kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
@@ -69,7 +77,7 @@ def pack_24(
     return Sparse24(_interleave(low, high), pack_metadata(first, second), shape)
 
 
-def condense(x: Array, columns: Array, v: int) -> Array:
+def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) -> Float[Array, "T S"]:
     """The columns that each block of v rows keeps.
 
     Args:
@@ -83,6 +91,7 @@ def condense(x: Array, columns: Array, v: int) -> Array:
     Raises:
       ValueError: not a list for each block.
     """
+    check_matrix("x", x)
     rows, width = x.shape
     _check_lists(columns, rows, columns.shape[-1], v)
     blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width)
@@ -91,15 +100,15 @@ def condense(x: Array, columns: Array, v: int) -> Array:
 
 
 def compress_venom(
-    condensed: Array,
-    columns: Array,
+    condensed: Float[Array, "T S"],
+    columns: Int32[Array, "blocks S"],
     shape: tuple[int, int],
     v: int,
     m: int,
     *,
     like: SparseVenom | None = None,
     dtype: DTypeLike | None = None,
-) -> SparseVenom:
+) -> Float[SparseVenom, "T F"]:
     """V:2:M form of a matrix whose columns are already condensed.
 
     Args:
@@ -117,6 +126,8 @@ def compress_venom(
     Raises:
       ValueError: v is not allowed, or the lists do not fit `condensed`.
     """
+    check_matrix("condensed", condensed)
+    check_float("dtype", dtype)
     check_block(v)
     padded = _pad(condensed.astype(jnp.float32), max(v, TILE), TILE)
     if like is None:
@@ -129,7 +140,14 @@ def compress_venom(
     return to_venom(Sparse24(values, metadata, condensed.shape), columns, shape[1], v, m)
 
 
-def to_venom(condensed: Sparse24, columns: Array, width: int, v: int, m: int, contiguous: int = 1) -> SparseVenom:
+def to_venom(
+    condensed: Float[Sparse24, "T S"],
+    columns: Int32[Array, "blocks S"],
+    width: int,
+    v: int,
+    m: int,
+    contiguous: int = 1,
+) -> Float[SparseVenom, "T F"]:
     """V:2:M form of a matrix whose condensed columns are 2:4 already.
 
     Args:
@@ -146,6 +164,7 @@ def to_venom(condensed: Sparse24, columns: Array, width: int, v: int, m: int, co
     Raises:
       ValueError: v is not allowed, or the lists do not fit `condensed`.
     """
+    check_format("condensed", condensed, Sparse24)
     check_block(v)
     _check_lists(columns, *condensed.shape, v)
     rows = condensed.values.shape[0]

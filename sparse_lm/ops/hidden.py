@@ -12,12 +12,15 @@ from __future__ import annotations
 from jax import Array
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_block, check_column_choice, check_matrix
+from sparse_lm.ops.checks import check_block, check_column_choice, check_format, check_matrix
 from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.matmul import check_sampled, sampled_matmul_24
+from sparse_lm.ops.shapes import Float, Int32
 
 
-def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Sparse24, HiddenStats]:
+def squared_relu_24(
+    h: Float[Array, "T F"], *, implementation: str | None = None
+) -> tuple[Float[Sparse24, "T F"], HiddenStats]:
     """The two largest of each four of Y = relu(h)^2 (2109.08668, 2503.16672).
 
     Args:
@@ -36,8 +39,14 @@ def squared_relu_24(h: Array, *, implementation: str | None = None) -> tuple[Spa
 
 
 def sampled_squared_relu_24(
-    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, implementation: str | None = None
-) -> tuple[Sparse24, HiddenStats]:
+    w: Float[Sparse24, "F D"],
+    x: Float[Array, "T D"],
+    neuron_ids: Int32[Array, "blocks S"],
+    v: int,
+    *,
+    contiguous: int = 1,
+    implementation: str | None = None,
+) -> tuple[Float[Sparse24, "T S"], HiddenStats]:
     """`squared_relu_24` of the H that `sampled_matmul_24` gives, which a kernel need not write.
 
     Args:
@@ -60,8 +69,8 @@ def sampled_squared_relu_24(
 
 
 def squared_relu_venom(
-    h: Array, v: int = 128, m: int = 16, *, columns: str = "norm", implementation: str | None = None
-) -> tuple[SparseVenom, HiddenStats]:
+    h: Float[Array, "T F"], v: int = 128, m: int = 16, *, columns: str = "norm", implementation: str | None = None
+) -> tuple[Float[SparseVenom, "T F"], HiddenStats]:
     """The V:2:M form of Y = relu(h)^2: as `sparsify_venom` of `squared_relu_24`'s Y.
 
     Args:
@@ -85,9 +94,9 @@ def squared_relu_venom(
 
 
 def sampled_squared_relu_venom(
-    w: Sparse24,
-    x: Array,
-    neuron_ids: Array,
+    w: Float[Sparse24, "F D"],
+    x: Float[Array, "T D"],
+    neuron_ids: Int32[Array, "blocks S"],
     block: int,
     v: int = 128,
     m: int = 16,
@@ -95,7 +104,7 @@ def sampled_squared_relu_venom(
     contiguous: int = 1,
     columns: str = "norm",
     implementation: str | None = None,
-) -> tuple[SparseVenom, HiddenStats]:
+) -> tuple[Float[SparseVenom, "T S"], HiddenStats]:
     """`squared_relu_venom` of the H that `sampled_matmul_24` gives, which a kernel need not read again as a whole.
 
     Args:
@@ -137,7 +146,11 @@ def sampled_squared_relu_venom(
 
 
 def squared_relu_gradients(
-    dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None, implementation: str | None = None
+    dy: Float[Array, "T S"],
+    y: Float[Sparse24, "T S"] | Float[SparseVenom, "T F"],
+    *,
+    key: Array | None = None,
+    implementation: str | None = None,
 ) -> HiddenGradients:
     """dH = 2 sqrt(Y) dY where Y is stored, and the transposes of dH and Y that the weight gradients read.
 
@@ -157,6 +170,8 @@ def squared_relu_gradients(
       ValueError: shapes do not match.
       NotImplementedError: the named backend cannot run this.
     """
+    check_format("y", y, Sparse24, SparseVenom)
+    check_matrix("dy", dy)
     kept = y.shape[1] if isinstance(y, Sparse24) else 4 * y.shape[1] // y.m
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")

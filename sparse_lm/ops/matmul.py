@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
 from sparse_lm.ops import backends
+from sparse_lm.ops.checks import check_array, check_contraction, check_float, check_format, check_ids, check_matrix
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.row_order import RowOrder
+from sparse_lm.ops.shapes import Float, Int32
 
 
 def matmul_24(
-    w: Sparse24,
-    b: Array,
+    w: Float[Sparse24, "rows contracted"],
+    b: Float[Array, "contracted columns"],
     *,
     out_transposed: bool = False,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
-) -> Array:
+) -> Float[Array, "_ _"]:
     """Computes w @ b.
 
     Args:
@@ -36,20 +37,22 @@ def matmul_24(
       ValueError: shapes do not match, or an operand is empty.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_contraction("w", w.shape, "b", b.shape)
+    check_format("w", w, Sparse24)
+    _check_operand("b", b, ("w", w.shape))
+    check_float("out_dtype", out_dtype)
     return backends.dispatch(
         "matmul_24", implementation, w, b, out_transposed=out_transposed, out_dtype=out_dtype or b.dtype
     )
 
 
 def matmul_venom(
-    a: SparseVenom,
-    b: Array,
+    a: Float[SparseVenom, "slots F"],
+    b: Float[Array, "F D"],
     *,
     rows: RowOrder | None = None,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
-) -> Array:
+) -> Float[Array, "_ D"]:
     """a @ b; of b, each block of rows of a reads only the rows that it keeps.
 
     Args:
@@ -67,23 +70,25 @@ def matmul_venom(
       ValueError: shapes do not match, an operand is empty, or columns are not int32.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_contraction("a", a.shape, "b", b.shape)
-    _check_list("a.columns", a.columns)
+    check_format("a", a, SparseVenom)
+    _check_operand("b", b, ("a", a.shape))
+    check_ids("a.columns", a.columns)
+    check_float("out_dtype", out_dtype)
     if rows is not None and rows.slots.shape != a.shape[:1]:
         raise ValueError(f"rows order {rows.slots.shape[0]} slots, not the {a.shape[0]} rows of a")
     return backends.dispatch("matmul_venom", implementation, a, b, rows=rows, out_dtype=out_dtype or b.dtype)
 
 
 def sampled_matmul_24(
-    w: Sparse24,
-    x: Array,
-    neuron_ids: Array,
+    w: Float[Sparse24, "F D"],
+    x: Float[Array, "T D"],
+    neuron_ids: Int32[Array, "blocks S"],
     v: int,
     *,
     contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
-) -> Array:
+) -> Float[Array, "T S"]:
     """x @ w^T, only at the neurons that each block of v rows of x asks for.
 
     Args:
@@ -104,22 +109,23 @@ def sampled_matmul_24(
       NotImplementedError: the named backend cannot run this.
     """
     check_sampled(w, x, neuron_ids, v, contiguous)
+    check_float("out_dtype", out_dtype)
     return backends.dispatch(
         "sampled_matmul_24", implementation, w, x, neuron_ids, v, contiguous=contiguous, out_dtype=out_dtype or x.dtype
     )
 
 
 def scattered_matmul_24(
-    a: Sparse24,
-    b: Array,
-    neuron_ids: Array,
+    a: Float[Sparse24, "S T"],
+    b: Float[Array, "T D"],
+    neuron_ids: Int32[Array, "blocks S"],
     v: int,
     rows: int,
     *,
     contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
-) -> Array:
+) -> Float[Array, "F D"]:
     """The weight gradient of a sampled product: block by block, rows of a @ b added where the block's neurons lie.
 
         out[neuron_ids[t // v, j]] += a[j, t] b[t]
@@ -142,7 +148,9 @@ def scattered_matmul_24(
       ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
       NotImplementedError: the named backend cannot run this.
     """
-    _check_contraction("a", a.shape, "b", b.shape)
+    check_format("a", a, Sparse24)
+    _check_operand("b", b, ("a", a.shape))
+    check_float("out_dtype", out_dtype)
     _check_neuron_ids(neuron_ids, v, contiguous, "columns of a", a.shape[1])
     if neuron_ids.shape[1] != a.shape[0]:
         raise ValueError(
@@ -162,30 +170,25 @@ def scattered_matmul_24(
 
 
 def check_sampled(w: Sparse24, x: Array, neuron_ids: Array, v: int, contiguous: int) -> None:
-    """Raises ValueError if the operands of a sampled product do not fit each other."""
-    _check_contraction("w", w.shape, "x^T", x.shape[::-1])
+    """Requires operands of a sampled product that fit each other."""
+    check_format("w", w, Sparse24)
+    _check_operand("x", x, ("w", w.shape), transposed=True)
     _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
+
+
+def _check_operand(name: str, b: Array, left: tuple[str, tuple[int, int]], *, transposed: bool = False) -> None:
+    """Requires a dense matrix of floats that the left operand, of a name and a shape, can be multiplied with."""
+    check_array(name, b)
+    shape = b.shape[::-1] if transposed else b.shape
+    check_contraction(*left, f"{name}^T" if transposed else name, shape)
+    check_matrix(name, b)
 
 
 def _check_neuron_ids(neuron_ids: Array, v: int, contiguous: int, what: str, size: int) -> None:
     if v < 1 or contiguous < 1:
         raise ValueError(f"v = {v} and contiguous = {contiguous} must be positive")
-    _check_list("neuron_ids", neuron_ids)
+    check_ids("neuron_ids", neuron_ids)
     if neuron_ids.shape[0] != -(-size // v):
         raise ValueError(f"neuron_ids {list(neuron_ids.shape)} must have a row for each {v} of the {size} {what}")
     if neuron_ids.shape[1] % contiguous:
         raise ValueError(f"contiguous = {contiguous} must divide the {neuron_ids.shape[1]} neurons of a block")
-
-
-def _check_list(name: str, columns: Array) -> None:
-    if columns.ndim != 2 or jnp.result_type(columns) != jnp.int32 or 0 in columns.shape:
-        raise ValueError(
-            f"{name} must be a matrix of int32, not empty; got {jnp.result_type(columns)}{list(columns.shape)}"
-        )
-
-
-def _check_contraction(left: str, left_shape: tuple[int, ...], right: str, right_shape: tuple[int, ...]) -> None:
-    if len(right_shape) != 2 or left_shape[1] != right_shape[0]:
-        raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} cannot be multiplied")
-    if 0 in (*left_shape, *right_shape):
-        raise ValueError(f"{left} {list(left_shape)} and {right} {list(right_shape)} must not be empty")

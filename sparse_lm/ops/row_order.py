@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sparse_lm.ops.shapes import Shaped
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +25,11 @@ class RowOrder:
     position: Array
 
 
-def dispatch(x: Array, rows: RowOrder) -> Array:
+def dispatch(x: Shaped[Array, " T *rest"], rows: RowOrder) -> Shaped[Array, " slots *rest"]:
     """Moves rows to their slots: [T, ...] to [Tp, ...]. Padded slots are zero."""
     return jnp.take(x, rows.slots, axis=0, mode="fill", fill_value=0)
 
 
-def combine(y: Array, rows: RowOrder) -> Array:
+def combine(y: Shaped[Array, " slots *rest"], rows: RowOrder) -> Shaped[Array, " T *rest"]:
     """Moves rows back from their slots: [Tp, ...] to [T, ...]."""
     return y[rows.position]

@@ -7,16 +7,17 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_axis, check_block, check_column_choice, check_matrix
+from sparse_lm.ops.checks import check_axis, check_block, check_column_choice, check_float, check_matrix
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
+from sparse_lm.ops.shapes import Bool, Float
 
 METHODS = ("magnitude", "soft_threshold", "mvue")
 
 
 def sparsify_24(
-    x: Array,
+    x: Float[Array, "rows columns"],
     method: str = "soft_threshold",
     axis: int = -1,
     *,
@@ -45,6 +46,7 @@ def sparsify_24(
       NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
+    check_float("dtype", dtype)
     if method not in METHODS:
         raise ValueError(f"method = {method!r} must be one of {', '.join(METHODS)}")
     check_axis(axis)
@@ -56,8 +58,12 @@ def sparsify_24(
 
 
 def soft_threshold_24(
-    w: Array, scale: Array, *, dtype: DTypeLike | None = None, implementation: str | None = None
-) -> tuple[Sparse24, Array]:
+    w: Float[Array, "F D"],
+    scale: Float[Array, " layers"],
+    *,
+    dtype: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> tuple[Float[Sparse24, "F D"], Float[Array, "F D"]]:
     """A weight as the products of a step read it: beta S(w), compressed and dense, from one read of w (2409.09099).
 
     Args:
@@ -74,14 +80,19 @@ def soft_threshold_24(
       NotImplementedError: the named backend cannot run this.
     """
     check_matrix("w", w)
+    check_float("dtype", dtype)
     if scale.ndim != 1 or scale.shape[0] == 0 or w.shape[0] % scale.shape[0]:
         raise ValueError(f"scale {list(scale.shape)} must be a list whose length divides the {w.shape[0]} rows")
     return backends.dispatch("soft_threshold_24", implementation, w, scale, dtype=dtype or w.dtype)
 
 
 def sparsify_24_tiles(
-    x: Array, mask: Array | None = None, *, dtype: DTypeLike | None = None, implementation: str | None = None
-) -> tuple[Sparse24, Sparse24]:
+    x: Float[Array, "F D"],
+    mask: Bool[Array, "F D"] | None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> tuple[Float[Sparse24, "F D"], Float[Sparse24, "D F"]]:
     """2:4 forms of x and of its transpose under one mask.
 
     Args:
@@ -99,12 +110,13 @@ def sparsify_24_tiles(
       NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
+    check_float("dtype", dtype)
     if mask is not None and (mask.shape != x.shape or mask.dtype != bool):
         raise ValueError(f"mask {mask.dtype}{list(mask.shape)} must be bool{list(x.shape)}")
     return backends.dispatch("sparsify_24_tiles", implementation, x, mask, dtype=dtype or x.dtype)
 
 
-def soft_threshold_scale(w: Array, axis: int = -1) -> Array:
+def soft_threshold_scale(w: Float[Array, "F D"], axis: int = -1) -> Float[Array, ""]:
     """The scale that brings S(w) closest to w in the least-squares sense: <w, S> / <S, S> (2409.09099).
 
     Args:
@@ -127,14 +139,14 @@ def soft_threshold_scale(w: Array, axis: int = -1) -> Array:
 
 
 def sparsify_venom(
-    x: Array,
+    x: Float[Array, "T F"],
     v: int = 128,
     m: int = 16,
     *,
     columns: str = "norm",
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
-) -> SparseVenom:
+) -> Float[SparseVenom, "T F"]:
     """V:2:M form of a matrix (2310.02065): v rows share four of every m columns, each keeps two of those.
 
     Args:
@@ -153,6 +165,7 @@ def sparsify_venom(
       NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
+    check_float("dtype", dtype)
     check_block(v)
     check_column_choice(columns)
     return backends.dispatch("sparsify_venom", implementation, x, v, m, columns=columns, dtype=dtype or x.dtype)

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from sparse_lm.ops.checks import check_matrix
 from sparse_lm.ops.select import finite_magnitude
+from sparse_lm.ops.shapes import Bool, Float
 
 
 def _all_patterns() -> np.ndarray:
@@ -20,7 +22,7 @@ def _all_patterns() -> np.ndarray:
 TRANSPOSABLE_PATTERNS = _all_patterns()  # bool [90, 4, 4]
 
 
-def transposable_mask(x: Array) -> Array:
+def transposable_mask(x: Float[Array, "F D"]) -> Bool[Array, "F D"]:
     """The mask that keeps the largest sum of magnitudes, 2:4 along rows and along columns (2404.01847).
 
     Args:
@@ -29,7 +31,11 @@ def transposable_mask(x: Array) -> Array:
     Returns:
       [M, N] bool; exactly 8 of each whole 4 x 4 tile. `sparse_lm.ops.select` says what ties, inf and
       NaN give.
+
+    Raises:
+      ValueError: not a matrix, or empty.
     """
+    check_matrix("x", x)
     rows, columns = x.shape
     magnitude = jnp.pad(finite_magnitude(x), ((0, -rows % 4), (0, -columns % 4)))
     tiles = magnitude.reshape(magnitude.shape[0] // 4, 4, -1, 4).transpose(0, 2, 1, 3)

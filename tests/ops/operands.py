@@ -11,7 +11,7 @@ PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0]
 
 
-def random(shape, dtype, seed, scale=1.0):
+def random(shape, dtype=jnp.float32, seed=0, scale=1.0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, dtype)
 
 

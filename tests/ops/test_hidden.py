@@ -1,7 +1,5 @@
 """The passes over the hidden layer, against masks written out in NumPy."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +7,8 @@ import pytest
 
 from sparse_lm import ops
 from tests.ops import jitted
+from tests.ops.operands import random
 from tests.recipes.masked_dense_ffn import top_two_of_four, venom_mask
-
-
-def _random(shape, seed):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def _relu_squared(h):
@@ -32,7 +27,7 @@ def _select(selection, h):
     "selection, shape", [("2:4", (64, 64)), ("2:4", (37, 52)), ("venom", (48, 64)), ("venom", (37, 40))]
 )
 def test_squared_relu_keeps_what_its_selection_keeps(selection, shape):
-    (sparse, stats), y, mask = _select(selection, _random(shape, 0))
+    (sparse, stats), y, mask = _select(selection, random(shape, seed=0))
     np.testing.assert_allclose(sparse.to_dense(), y * mask, rtol=1e-6)
     np.testing.assert_allclose(stats.nonzeros, np.count_nonzero(y))
     np.testing.assert_allclose(stats.energy, np.square(y).sum(), rtol=1e-5)
@@ -43,8 +38,8 @@ def test_squared_relu_keeps_what_its_selection_keeps(selection, shape):
     "selection, shape", [("2:4", (64, 64)), ("2:4", (37, 52)), ("venom", (48, 64)), ("venom", (37, 40))]
 )
 def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(selection, shape):
-    (y, _), dense, mask = _select(selection, _random(shape, 1))
-    dy = _random(shape, 2)
+    (y, _), dense, mask = _select(selection, random(shape, seed=1))
+    dy = random(shape, seed=2)
     given = dy if selection == "2:4" else ops.condense(dy, y.columns[: -(-shape[0] // 16), : shape[1] // 2], 16)
     dh, dh_t, y_t = jax.jit(ops.squared_relu_gradients)(given, y)
     expected = 2 * np.sqrt(dense) * dy * mask
@@ -74,23 +69,23 @@ def _draws(dy, y, count):
 @pytest.mark.parametrize("selection, shape", [("2:4", (37, 52)), ("venom", (37, 40))])
 def test_drawn_transposes_are_unbiased(selection, shape):
     """Their mean is dense, within its standard error."""
-    (y, _), *_ = _select(selection, _random(shape, 6))
-    dy = _random((shape[0], shape[1] if selection == "2:4" else shape[1] // 2), 7)
+    (y, _), *_ = _select(selection, random(shape, seed=6))
+    dy = random((shape[0], shape[1] if selection == "2:4" else shape[1] // 2), seed=7)
     count = 2000
     for drawn, dense in _draws(jnp.asarray(dy), y, count):
         assert (np.count_nonzero(np.pad(drawn, ((0, 0), (0, 0), (0, 3))).reshape(-1, 4), axis=1) <= 2).all()
-        random = drawn.std(0) > 0
-        z = (drawn.mean(0) - dense)[random] / (drawn.std(0)[random] / np.sqrt(count))
-        assert random.mean() > 0.05
+        by_chance = drawn.std(0) > 0
+        z = (drawn.mean(0) - dense)[by_chance] / (drawn.std(0)[by_chance] / np.sqrt(count))
+        assert by_chance.mean() > 0.05
         assert np.abs(z).max() < 4.5
         assert 0.8 < np.sqrt(np.mean(z**2)) < 1.2
-        np.testing.assert_allclose(drawn[0][~random], dense[~random], atol=5 / count * np.abs(dense).max())
+        np.testing.assert_allclose(drawn[0][~by_chance], dense[~by_chance], atol=5 / count * np.abs(dense).max())
 
 
 def test_draws_keep_at_most_two_of_four_tokens_as_they_are():
-    h = np.where(np.arange(48)[:, None] // 2 % 2 == np.arange(32) % 2, _random((48, 32), 8), -1)
+    h = np.where(np.arange(48)[:, None] // 2 % 2 == np.arange(32) % 2, random((48, 32), seed=8), -1)
     y, _ = jax.jit(ops.squared_relu_24)(h)
-    for drawn, dense in _draws(jnp.asarray(_random((48, 32), 9)), y, 20):
+    for drawn, dense in _draws(random((48, 32), seed=9), y, 20):
         np.testing.assert_array_equal(drawn, np.broadcast_to(dense, drawn.shape))
 
 
@@ -106,8 +101,6 @@ def test_sampled_squared_relu_of_listed_neurons():
     sparse, stats = jax.jit(lambda *args: ops.sampled_squared_relu_24(*args, v=8))(sparse_w, x, jnp.asarray(columns))
     np.testing.assert_array_equal(sparse.to_dense(), y * top_two_of_four(y))
     assert float(stats.nonzeros) == np.count_nonzero(y)
-    with pytest.raises(ValueError, match="a row for each 16 of the 21 rows of x"):
-        ops.sampled_squared_relu_24(sparse_w, jnp.asarray(x), jnp.asarray(columns), v=16)
 
 
 @pytest.mark.parametrize("tokens, v", [(130, 64), (70, 16)])
@@ -117,19 +110,17 @@ def test_sampled_squared_relu_in_venom_form(tokens, v):
     w, x = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((64, 24), (tokens, 24)))
     w *= top_two_of_four(w)
     y = _relu_squared(x @ w.T)
-    sparse_w, listed = jitted.compress_24(w, w != 0), np.arange(64)[None]
+    sparse_w, listed = jitted.compress_24(w, w != 0), jnp.arange(64, dtype=jnp.int32)[None]
     sparse, stats = jax.jit(lambda w, x: ops.sampled_squared_relu_venom(w, x, listed, 768, v, 8, contiguous=64))(
         sparse_w, x
     )
     np.testing.assert_array_equal(jitted.dense(sparse), y * venom_mask(y, v, 8))
     assert float(stats.nonzeros) == np.count_nonzero(y)
-    with pytest.raises(ValueError, match="columns = 'best' must be one of norm, exhaustive"):
-        ops.sampled_squared_relu_venom(sparse_w, jnp.asarray(x), listed, 768, v, 8, columns="best")
 
 
 def test_columns_are_chosen_as_asked_of_a_sampled_product():
-    w, x = jitted.sparsify_24(_random((64, 24), 14)), _random((64, 24), 15)
-    listed = np.arange(64, dtype=np.int32)[None]
+    w, x = jitted.sparsify_24(random((64, 24), seed=14)), random((64, 24), seed=15)
+    listed = jnp.arange(64, dtype=jnp.int32)[None]
 
     @jax.jit
     def columns(w, x):
@@ -144,8 +135,8 @@ def test_columns_are_chosen_as_asked_of_a_sampled_product():
 
 
 def test_sampled_squared_relu_is_of_h_in_the_dtype_of_x():
-    w, x = jitted.sparsify_24(jnp.asarray(_random((16, 8), 16), jnp.bfloat16)), jnp.asarray(_random((8, 8), 17))
-    columns = np.arange(16, dtype=np.int32)[None]
+    w, x = jitted.sparsify_24(random((16, 8), jnp.bfloat16, 16)), random((8, 8), seed=17)
+    columns = jnp.arange(16, dtype=jnp.int32)[None]
 
     @jax.jit
     def both(w, x):
@@ -164,21 +155,15 @@ def test_energy_is_added_up_in_float32():
 
 
 def test_gradients_round_once():
-    h, dy = jnp.asarray(_random((64, 64), 3), jnp.bfloat16), jnp.asarray(_random((64, 64), 4), jnp.bfloat16)
+    h, dy = random((64, 64), jnp.bfloat16, 3), random((64, 64), jnp.bfloat16, 4)
     y, _ = jax.jit(ops.squared_relu_24)(h)
     exact = 2 * np.sqrt(np.asarray(jitted.dense(y), np.float64)) * np.asarray(dy, np.float64)
     result = np.asarray(jitted.dense(jax.jit(ops.squared_relu_gradients)(dy, y).dh), np.float64)
     np.testing.assert_allclose(result, exact, rtol=float(jnp.finfo(jnp.bfloat16).eps) / 2)
 
 
-def test_the_gradient_must_have_the_shape_of_what_is_stored():
-    y, _ = ops.squared_relu_24(jnp.ones((8, 16)))
-    with pytest.raises(ValueError, match=r"dy \[8, 8\] must be \[8, 16\]"):
-        ops.squared_relu_gradients(jnp.ones((8, 8)), y)
-
-
 def test_weights_of_several_layers_have_their_own_scales():
-    w = jnp.asarray(_random((3 * 20, 24), 5))
+    w = random((3 * 20, 24), seed=5)
     scale = jnp.array([1.0, 1.5, 2.0])
     sparse, dense = jax.jit(ops.soft_threshold_24)(w, scale)
     np.testing.assert_array_equal(sparse.to_dense(), dense)
@@ -189,20 +174,7 @@ def test_weights_of_several_layers_have_their_own_scales():
 
 
 def test_weights_are_read_in_the_dtype_that_is_asked_for():
-    sparse, dense = jax.jit(lambda w: ops.soft_threshold_24(w, jnp.ones(1), dtype=jnp.bfloat16))(_random((8, 8), 13))
+    sparse, dense = jax.jit(lambda w: ops.soft_threshold_24(w, jnp.ones(1), dtype=jnp.bfloat16))(
+        random((8, 8), seed=13)
+    )
     assert sparse.dtype == dense.dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize("selection", [ops.squared_relu_24, ops.squared_relu_venom])
-@pytest.mark.parametrize(
-    "h, got",
-    [
-        (jnp.ones((0, 16)), "float32[0, 16]"),
-        (jnp.ones((16, 0)), "float32[16, 0]"),
-        (jnp.ones(16), "float32[16]"),
-        (jnp.ones((16, 16), jnp.int32), "int32[16, 16]"),
-    ],
-)
-def test_what_is_no_matrix_of_floats_is_refused(h, got, selection):
-    with pytest.raises(ValueError, match=f"h must be a matrix of floats, not empty; got {re.escape(got)}"):
-        selection(h)

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,7 @@ import pytest
 
 from sparse_lm import ops
 from tests.ops import jitted, numpy_sparse
-
-
-def _random(shape, dtype=jnp.float32, seed=0):
-    return jnp.array(np.random.default_rng(seed).normal(size=shape), dtype)
+from tests.ops.operands import random
 
 
 def _blocks(x, v, m):
@@ -28,7 +24,7 @@ def _blocks(x, v, m):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shape, v, m", [((64, 64), 32, 16), ((37, 60), 16, 12), ((9, 8), 4, 4)])
 def test_norm_takes_the_four_columns_of_largest_norm(shape, v, m, dtype):
-    x = _random(shape, dtype)
+    x = random(shape, dtype)
     columns = np.asarray(jitted.venom_columns(x, v, m)).reshape(-(-shape[0] // v), -1, 4)
     for block, group, values in _blocks(x, v, m):
         largest = np.argsort(-np.sum(values**2, axis=0), kind="stable")[:4]
@@ -37,7 +33,7 @@ def test_norm_takes_the_four_columns_of_largest_norm(shape, v, m, dtype):
 
 @pytest.mark.parametrize("shape, v, m", [((48, 32), 16, 16), ((19, 24), 8, 8)])
 def test_exhaustive_is_the_best_of_all_combinations(shape, v, m):
-    x = _random(shape, seed=1)
+    x = random(shape, seed=1)
     columns = np.asarray(jitted.venom_columns(x, v, m, "exhaustive")).reshape(-(-shape[0] // v), -1, 4)
     for block, group, values in _blocks(x, v, m):
         energy = {
@@ -49,7 +45,7 @@ def test_exhaustive_is_the_best_of_all_combinations(shape, v, m):
 
 
 def test_exhaustive_keeps_more_than_norm():
-    x = jnp.square(jax.nn.relu(_random((128, 128), seed=2)))
+    x = jnp.square(jax.nn.relu(random((128, 128), seed=2)))
     kept = {c: float(jnp.sum(jitted.sparsify_venom(x, 32, 16, columns=c).values)) for c in ("norm", "exhaustive")}
     assert kept["exhaustive"] > kept["norm"]
 
@@ -69,7 +65,7 @@ def test_columns_of_zeros_ties_and_non_finite_values(choice):
     "shape, v, m", [((128, 64), 64, 8), ((256, 128), 128, 16), ((37, 60), 16, 12), ((150, 64), 4, 4)]
 )
 def test_sparsify_venom_keeps_two_of_the_four_columns(shape, v, m, dtype):
-    x = _random(shape, dtype, seed=3)
+    x = random(shape, dtype, seed=3)
     sparse = jitted.sparsify_venom(x, v, m)
     columns = np.asarray(jitted.venom_columns(x, v, m))
     expected = np.zeros(shape)
@@ -82,7 +78,7 @@ def test_sparsify_venom_keeps_two_of_the_four_columns(shape, v, m, dtype):
 
 
 def test_values_and_metadata_are_those_of_the_condensed_matrix():
-    x = _random((128, 256), seed=4)
+    x = random((128, 256), seed=4)
     sparse = jitted.sparsify_venom(x, 64, 16)
     condensed = np.asarray(jitted.condense(x, jitted.venom_columns(x, 64, 16), 64))
     values, metadata = numpy_sparse.compress(*numpy_sparse.sparsify_rows(condensed, "magnitude"))
@@ -119,7 +115,7 @@ def test_any_columns_can_be_compressed():
 
 @pytest.mark.parametrize("rows, v", [(37, 16), (150, 256)])
 def test_like_keeps_the_positions_of_another(rows, v):
-    x, other = _random((rows, 64), seed=7), _random((rows, 64), seed=8)
+    x, other = random((rows, 64), seed=7), random((rows, 64), seed=8)
     like = jitted.sparsify_venom(x, v, 8)
     columns = jitted.venom_columns(x, v, 8)
     sparse = jitted.compress_venom(jitted.condense(other, columns, v), columns, (rows, 64), v, 8, like=like)
@@ -128,7 +124,7 @@ def test_like_keeps_the_positions_of_another(rows, v):
 
 
 def test_blocks_taller_than_a_tile_are_padded():
-    condensed = jitted.sparsify_24(_random((8, 8)), "magnitude")
+    condensed = jitted.sparsify_24(random((8, 8)), "magnitude")
     sparse = ops.to_venom(condensed, jnp.arange(8, dtype=jnp.int32)[None], 16, 128, 8)
     assert sparse.values.shape == (128, 32) and sparse.columns.shape == (1, 64)
     np.testing.assert_array_equal(np.asarray(sparse.metadata)[1].view(np.uint32), 0x44444444)
@@ -136,11 +132,11 @@ def test_blocks_taller_than_a_tile_are_padded():
 
 def test_contiguous_columns_are_told_to_the_products():
     columns = jnp.array([[8, 9, 10, 11, 0, 1, 2, 3]], jnp.int32)
-    assert ops.to_venom(jitted.sparsify_24(_random((8, 8))), columns, 16, 8, 8, contiguous=4).contiguous == 4
+    assert ops.to_venom(jitted.sparsify_24(random((8, 8))), columns, 16, 8, 8, contiguous=4).contiguous == 4
 
 
 def test_stacks_go_through_vmap():
-    x = _random((2, 20, 32), seed=9)
+    x = random((2, 20, 32), seed=9)
     for choice in ("norm", "exhaustive"):
         sparsify = functools.partial(jitted.sparsify_venom, v=8, m=8, columns=choice)
         both = jax.vmap(sparsify)(x)
@@ -148,39 +144,3 @@ def test_stacks_go_through_vmap():
             jax.tree.map(
                 np.testing.assert_array_equal, jax.tree.map(lambda leaf, i=layer: leaf[i], both), sparsify(x[layer])
             )
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (dict(v=48, m=4), "v = 48 must divide 64 or be a multiple of it"),
-        (dict(v=0, m=4), "v = 0 must divide 64 or be a multiple of it"),
-        (dict(v=64, m=6), "m = 6 must be a multiple of 4 that divides the 20 columns"),
-        (dict(v=64, m=8), "m = 8 must be a multiple of 4 that divides the 20 columns"),
-        (dict(v=64, m=10), "m = 10 must be a multiple of 4 that divides the 20 columns"),
-        (dict(v=64, m=4, columns="random"), "columns = 'random' must be one of norm, exhaustive"),
-    ],
-)
-def test_what_sparsify_venom_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ops.sparsify_venom(jnp.ones((8, 20)), **arguments)
-
-
-@pytest.mark.parametrize("shape, expected", [((2, 8), [3, 8]), ((3, 4), [3, 8]), ((24,), [3, 8])])
-def test_lists_that_do_not_fit_the_condensed_columns_are_refused(shape, expected):
-    columns, condensed = jnp.zeros(shape, jnp.int32), jnp.ones((10, 8))
-    message = re.escape(f"columns {list(shape)} must be {expected}, a list for each 4 of the 10 rows")
-    with pytest.raises(ValueError, match=message):
-        ops.compress_venom(condensed, columns, (10, 16), 4, 8)
-    with pytest.raises(ValueError, match=message):
-        ops.to_venom(jitted.sparsify_24(condensed), columns, 16, 4, 8)
-
-
-def test_what_condense_and_compress_refuse():
-    columns = jnp.zeros((2, 8), jnp.int32)
-    with pytest.raises(ValueError, match=r"columns \[2, 8\] must be \[3, 8\], a list for each 4 of the 10 rows"):
-        ops.condense(jnp.ones((10, 16)), columns, 4)
-    with pytest.raises(ValueError, match="v = 48 must divide 64 or be a multiple of it"):
-        ops.compress_venom(jnp.ones((96, 8)), columns, (96, 16), 48, 8)
-    with pytest.raises(ValueError, match="v = 48 must divide 64 or be a multiple of it"):
-        ops.to_venom(jitted.sparsify_24(jnp.ones((96, 8))), columns, 16, 48, 8)
