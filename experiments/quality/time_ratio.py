@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,29 +96,24 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(mean, mean - reach, mean + reach)
 
 
-def report(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns what is known of each run, by set of held-out text."""
-    tables: dict[str, Any] = {}
-    for text, loss in LOSSES.items():
-        if any(row.get(loss) is not None for row in rows):
-            tables[text] = {
-                name: dict(
-                    seeds=[ratio._asdict() for ratio in found],
-                    ratio=summarise([ratio.ratio for ratio in found])._asdict(),
-                    with_compilation=summarise([ratio.with_compilation for ratio in found])._asdict(),
-                )
-                for name, found in ratios(rows, loss).items()
-            }
-    return tables
+def report(rows: Sequence[Row], loss: str) -> dict[str, Any]:
+    """Returns what is known of each run by one set of held-out text: R by seed, and its mean and interval."""
+    return {
+        name: dict(
+            seeds=[ratio._asdict() for ratio in found],
+            ratio=summarise([ratio.ratio for ratio in found])._asdict(),
+            with_compilation=summarise([ratio.with_compilation for ratio in found])._asdict(),
+        )
+        for name, found in ratios(rows, loss).items()
+    }
 
 
-def _print(tables: dict[str, Any]) -> None:
-    for text, runs in tables.items():
-        print(f"{text} text: R, mean [95% interval] of n seeds; with compilation; by seed")
-        for name, row in runs.items():
-            by_seed = " ".join(f"{r['ratio']:.3f}{'*' * r['extrapolated']}" for r in row["seeds"])
-            numbers = "; ".join(_interval(row[key]) for key in ("ratio", "with_compilation"))
-            print(f"  {name:<24} {numbers}; n {len(row['seeds'])}: {by_seed}")
+def _print(text: str, runs: dict[str, Any]) -> None:
+    print(f"{text} text: R, mean [95% interval]; with compilation; n seeds")
+    for name, row in runs.items():
+        by_seed = " ".join(f"{r['ratio']:.3f}{'*' * r['extrapolated']}" for r in row["seeds"])
+        numbers = "; ".join(_interval(row[key]) for key in ("ratio", "with_compilation"))
+        print(f"  {name:<24} {numbers}; n {len(row['seeds'])}: {by_seed}")
 
 
 def _interval(summary: dict[str, float | None]) -> str:
@@ -129,14 +125,22 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) != 2:
         raise app.UsageError("name one file that experiments.quality.time_to_loss wrote")
     results = plots.read_results(Path(arguments[1]))
-    tables = report(results.data["runs"])
-    _print(tables)
+    rows, tables, refused = results.data["runs"], {}, []
+    for text, loss in LOSSES.items():
+        if any(row.get(loss) is not None for row in rows):
+            try:
+                tables[text] = report(rows, loss)
+                _print(text, tables[text])
+            except ValueError as error:
+                refused.append(f"{text} text: {error}")
     if flags.FLAGS.output:
         Path(flags.FLAGS.output).write_text(json.dumps(tables, indent=1) + "\n")
     if flags.FLAGS.figure:
         matplotlib.use("svg")
         plt.style.use(plots.STYLE)
         plots.losses_over_seconds(results).savefig(flags.FLAGS.figure, metadata={"Date": None})
+    if refused:
+        sys.exit("\n".join(refused))
 
 
 if __name__ == "__main__":

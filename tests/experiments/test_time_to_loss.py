@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import subprocess
 import sys
 import threading
 import time
@@ -233,8 +234,7 @@ def made_up(ratios):
 
 def test_ratios_mean_and_interval_are_those_that_the_runs_were_made_of():
     wanted = [0.80, 0.84, 0.90, 0.82]
-    (table,) = time_ratio.report(made_up(wanted)).values()  # no second text
-    row = table["slices_50"]
+    row = time_ratio.report(made_up(wanted), "heldout_loss")["slices_50"]
     assert [seed["ratio"] for seed in row["seeds"]] == pytest.approx(wanted)
     assert [s["with_compilation"] for s in row["seeds"]] == pytest.approx([130 / (80 / r + 10) for r in wanted])
     assert not any(seed["extrapolated"] for seed in row["seeds"])
@@ -244,11 +244,11 @@ def test_ratios_mean_and_interval_are_those_that_the_runs_were_made_of():
 
 @pytest.mark.parametrize("ratio", [0.5, 1.1])
 def test_losses_that_dense_was_not_seen_at_are_extrapolated_and_marked(ratio, capsys):
-    tables = time_ratio.report(made_up([ratio]))
-    (seed,) = tables["heldout"]["slices_50"]["seeds"]
+    table = time_ratio.report(made_up([ratio]), "heldout_loss")
+    (seed,) = table["slices_50"]["seeds"]
     assert seed["ratio"] == pytest.approx(ratio) and seed["extrapolated"]
-    assert tables["heldout"]["slices_50"]["ratio"]["low"] is None
-    time_ratio._print(tables)
+    assert table["slices_50"]["ratio"]["low"] is None
+    time_ratio._print("heldout", table)
     assert f"{ratio:.3f}*" in capsys.readouterr().out
 
 
@@ -258,14 +258,22 @@ def test_a_dense_curve_that_tells_no_time_is_refused():
         time_ratio.dense_curve([run for run in runs if run["name"] in ("dense", "dense@1.0")], 0, "heldout_loss")
     runs[2]["heldout_loss"] = 5.0
     with pytest.raises(ValueError, match="seed 0: dense's heldout_loss does not fall with time"):
-        time_ratio.report(runs)
+        time_ratio.report(runs, "heldout_loss")
 
 
-def test_both_texts_are_reported():
+def test_both_texts_are_reported_and_drawn(tmp_path):
     runs = [run | dict(second_heldout_loss=2 * run["heldout_loss"]) for run in made_up([0.8, 0.9])]
-    tables = time_ratio.report(runs)
+    common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
+    runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
+    (tmp_path / "time.json").write_text(json.dumps(dict(runs=runs)))
+    command = [sys.executable, "-m", "experiments.quality.time_ratio", str(tmp_path / "time.json")]
+    options = [f"--figure={tmp_path / 'time.svg'}", f"--output={tmp_path / 'ratios.json'}"]
+    printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+    tables = json.loads((tmp_path / "ratios.json").read_text())
     assert set(tables) == {"heldout", "second"}
     assert tables["second"]["slices_50"]["ratio"]["mean"] == pytest.approx(0.85)
+    assert printed.count("0.850 [0.215, 1.485]") == 2
+    assert "slices 50" in (tmp_path / "time.svg").read_text()
 
 
 def test_the_tiny_suite_is_small():
