@@ -18,7 +18,8 @@ from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.errors import DataError
 
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
-FORMAT = f"{WINDOWS} 1"  # changes whenever the same text would be prepared differently
+FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
+READABLE = (f"{WINDOWS} 1", FORMAT)  # the former held out documents of a few without regard to their sizes
 TOKENIZER_FILE = "tokenizer.json"
 METADATA_FILE = "metadata.json"
 _READ_ERRORS = (OSError, RuntimeError, DecodeError)  # the last two: damaged ArrayRecord files, records
@@ -132,8 +133,9 @@ def open_prepared(directory: Path) -> Data:
     if not is_prepared(directory):
         raise DataError(f"{directory} is not prepared data")
     metadata = read_metadata(directory)
-    if metadata["format"] != FORMAT:
-        raise DataError(f"{directory} has format {metadata['format']!r}, not {FORMAT!r}: prepare its text again")
+    if metadata["format"] not in READABLE:
+        readable = " or ".join(map(repr, READABLE))
+        raise DataError(f"{directory} has format {metadata['format']!r}, not {readable}: prepare its text again")
     tokenizer = tokenizer_lib.load_tokenizer(directory / TOKENIZER_FILE)
     if tokenizer_lib.fingerprint(tokenizer) != metadata["tokenizer_sha256"]:
         raise DataError(f"{directory / TOKENIZER_FILE} is not the tokenizer that the data was prepared with")

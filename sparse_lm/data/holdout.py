@@ -1,8 +1,8 @@
-"""The held-out split: which documents are for evaluation only.
+"""Decides which documents are held out of training, for evaluation only.
 
-The choice is by content: a document's rank is 64 bits of the SHA-256 of its text (or tokens), and
-the documents of lowest rank are held out. The same document is thus on the same side in every run
-and on every machine, wherever it stands in the corpus, and two copies of it are never apart.
+The choice is by content: a document's rank is 64 bits of the SHA-256 of its text (or tokens), and the documents of
+lowest rank are held out. The same document is thus on the same side in every run and on every machine, wherever it
+stands in the corpus, and two copies of it are never apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -18,54 +18,66 @@ from sparse_lm.data.corpus import Corpus, Document, pieces
 from sparse_lm.data.errors import DataError
 
 RANKS = 2**64
-HELDOUT_SHARE = 0.02  # of the documents
+SHARE = 0.02  # of the documents is held out
+LEAST, MOST = 0.5, 2.5  # times the share of the text; where documents are few, their sizes decide
 HELDOUT_BYTES = 64 * 2**20  # but about this much at most: evaluation reads a fixed number of windows
-LONE_DOCUMENT_PIECES = 10
+LARGEST = 0.05  # of the text; larger documents are cut
+SHORTEST_PIECE = 512  # bytes
+COUNTED = 64  # documents of lowest rank, whose sizes a survey keeps
 
 
 @dataclasses.dataclass(frozen=True)
-class RankRange:
-    """The documents of `corpus` with start <= rank < stop."""
+class Selection:
+    """Selects the documents of `corpus` with start <= rank < stop, or all others.
+
+    Documents of more than `limit` bytes are cut first.
+    """
 
     corpus: Corpus
-    start: int
-    stop: int
+    start: int = 0
+    stop: int = RANKS
+    others: bool = False
+    limit: int | None = None
 
     def __iter__(self) -> Iterator[Document]:
-        return (document for document in self.corpus if self.start <= rank(digest(document)) < self.stop)
+        for document in self.corpus:
+            for piece in _cut(document, self.limit) if self.limit else (document,):
+                if (self.start <= _rank(digest(piece)) < self.stop) != self.others:
+                    yield piece
 
-    def parts(self) -> list[RankRange]:
-        return [RankRange(part, self.start, self.stop) for part in self.corpus.parts()]
+    def parts(self) -> list[Selection]:
+        return [dataclasses.replace(self, corpus=part) for part in self.corpus.parts()]
 
     def stamp(self) -> str:
-        return f"{self.corpus.stamp()} {self.start} {self.stop}"
+        return f"{self.corpus.stamp()} {self.start} {self.stop} {self.others} {self.limit}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What reading a corpus once tells.
+    """Sums up a corpus that was read once.
 
     Attributes:
       documents: how many.
       size: bytes of text, or of int64 tokens.
-      lowest, highest: ranks.
+      largest: bytes of the largest document.
+      lowest: the `COUNTED` lowest ranks and the bytes of their documents, in order.
       sha256: over the digests of the documents in order.
     """
 
     documents: int
     size: int
-    lowest: int
-    highest: int
+    largest: int
+    lowest: list[tuple[int, int]]
     sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A corpus in two parts.
+    """Holds a corpus in two parts.
 
     Attributes:
       train, heldout: disjoint corpora.
-      documents: in both.
+      documents: how many are in both.
       size: bytes of text (or of int64 tokens) of the training part's source.
       sha256: of that source, over the digests of its documents in order.
     """
@@ -77,60 +89,76 @@ class Split:
     sha256: str
 
     def sample(self, size: int) -> Corpus:
-        """About `size` bytes of training documents, picked by rank; all of them if there are not more."""
-        share = min(1.0, size / self.size)
-        return RankRange(self.train, int(RANKS * (1 - share)), RANKS)
+        """Picks about `size` bytes of training documents by rank; all of them if there are not more."""
+        return Selection(self.train, int(RANKS * (1 - min(1.0, size / self.size))))
 
 
 def survey_corpus(corpus: Corpus, take: Callable[[bytes], object] = len) -> Survey:
-    """Reads a corpus once.
-
-    Args:
-      corpus: what to read.
-      take: is given the digest of each document in turn.
-    """
+    """Reads a corpus once; `take` is given the digest of each document in turn."""
     total = hashlib.sha256()
-    documents, size, lowest, highest = 0, 0, RANKS, 0
+    documents, size, largest = 0, 0, 0
+    lowest: dict[int, int] = {}
     for document in corpus:
-        value = digest(document)
+        value, length = digest(document), len(content(document))
         total.update(value)
         take(value)
-        documents += 1
-        size += len(content(document))
-        lowest, highest = min(lowest, rank(value)), max(highest, rank(value))
-    return Survey(documents, size, lowest, highest, total.hexdigest())
+        documents, size, largest = documents + 1, size + length, max(largest, length)
+        lowest[_rank(value)] = lowest.get(_rank(value), 0) + length
+        if len(lowest) == 2 * COUNTED:
+            lowest = dict(_lowest(lowest))
+    return Survey(documents, size, largest, _lowest(lowest), total.hexdigest())
+
+
+def join_surveys(surveys: list[Survey], digests: Iterable[bytes]) -> Survey:
+    """Sums up a corpus whose parts were surveyed, with the digests of all documents in order."""
+    total = hashlib.sha256()
+    for part in digests:
+        total.update(part)
+    lowest: dict[int, int] = {}
+    for rank, size in (item for survey in surveys for item in survey.lowest):
+        lowest[rank] = lowest.get(rank, 0) + size
+    documents, size = (sum(getattr(survey, name) for survey in surveys) for name in ("documents", "size"))
+    return Survey(documents, size, max(survey.largest for survey in surveys), _lowest(lowest), total.hexdigest())
 
 
 def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
-    """Holds out about 2% of the documents, at least one and never all.
+    """Holds out about 2% of the documents, and of the text.
 
-    A corpus of a single document is cut into ten first.
+    Larger documents than a twentieth of the text are cut first, at line ends, into pieces of about 2% of it. Few
+    documents, whose sizes do not average out, are counted until they hold between 1% and 5% of the text.
 
     Args:
       corpus: what to split.
       survey: reads a corpus, as `survey_corpus` does.
 
     Raises:
-      DataError: no documents, or a single one too short to be cut.
+      DataError: there are no documents, or there is a single one, too short to be cut.
     """
-    found = _not_empty(survey(corpus))
-    if found.lowest == found.highest:
-        corpus = Cut(corpus)
-        found = survey(corpus)
-    if found.lowest == found.highest:
+    found, limit = _not_empty(survey(corpus)), None
+    if found.largest > LARGEST * found.size:
+        limit = max(SHORTEST_PIECE, int(SHARE * found.size))
+        found = survey(Selection(corpus, limit=limit))
+    share = min(SHARE, HELDOUT_BYTES / found.size)
+    start, stop, held = 0, 0, 0
+    for rank, size in found.lowest:
+        least, most = (factor * share * found.size for factor in (LEAST, MOST))
+        if held > most or (rank >= RANKS * share and held >= least) or (held and 2 * (held + size) > found.size):
+            break
+        if 2 * size > found.size:  # one document again and again: never most of the text is held out
+            start = rank + 1
+        else:
+            stop, held = rank + 1, held + size
+    else:
+        stop = max(stop, int(RANKS * share))  # all that were counted are held out, and others of so many
+    if not held:
         raise DataError("the corpus is a single short document: there must be another one to hold out")
-    share = min(HELDOUT_SHARE, HELDOUT_BYTES / found.size)
-    bound = min(max(int(RANKS * share), found.lowest + 1), found.highest)
-    train, heldout = RankRange(corpus, bound, RANKS), RankRange(corpus, 0, bound)
+    heldout = Selection(corpus, start, stop, limit=limit)
+    train = dataclasses.replace(heldout, others=True)
     return Split(train, heldout, found.documents, found.size, found.sha256)
 
 
 def already_split(train: Corpus, heldout: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
-    """A corpus that comes with its own held-out documents.
-
-    Args:
-      train, heldout: the two parts.
-      survey: reads a corpus, as `survey_corpus` does.
+    """Takes a corpus that comes with its own held-out documents.
 
     Raises:
       DataError: either part is empty.
@@ -140,39 +168,33 @@ def already_split(train: Corpus, heldout: Corpus, survey: Callable[[Corpus], Sur
     return Split(train, heldout, found.documents + rest.documents, found.size, found.sha256)
 
 
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """Every text of `corpus` in about `LONE_DOCUMENT_PIECES` pieces; tokens cannot be cut."""
-
-    corpus: Corpus
-
-    def __iter__(self) -> Iterator[Document]:
-        for document in self.corpus:
-            if isinstance(document, str):
-                yield from pieces(io.StringIO(document, newline=""), -(-len(document) // LONE_DOCUMENT_PIECES))
-            else:
-                yield document
-
-    def parts(self) -> list[Cut]:
-        return [Cut(part) for part in self.corpus.parts()]
-
-    def stamp(self) -> str:
-        return f"{self.corpus.stamp()} cut"
-
-
 def content(document: Document) -> bytes:
-    """What a document is told by: UTF-8, or its tokens as int64."""
+    """Returns what a document is told by: UTF-8, or its tokens as int64."""
     return document.encode("utf-8") if isinstance(document, str) else np.asarray(document, "<i8").tobytes()
 
 
 def digest(document: Document) -> bytes:
-    """SHA-256 of its content."""
+    """Returns the SHA-256 of a document's content."""
     return hashlib.sha256(content(document)).digest()
 
 
-def rank(digest: bytes) -> int:
-    """0 <= rank < `RANKS`, evenly distributed over documents."""
+def _rank(digest: bytes) -> int:
+    """Returns 0 <= rank < `RANKS`, evenly distributed over documents."""
     return int.from_bytes(digest[:8], "big")
+
+
+def _lowest(sizes: dict[int, int]) -> list[tuple[int, int]]:
+    return sorted(sizes.items())[:COUNTED]
+
+
+def _cut(document: Document, limit: int) -> Iterable[Document]:
+    """Cuts a document of more than `limit` bytes into about equal pieces, a text at line ends."""
+    count = -(-len(content(document)) // limit)
+    if count <= 1:
+        return [document]
+    if isinstance(document, str):
+        return pieces(io.StringIO(document, newline=""), -(-len(document) // count))
+    return filter(len, np.array_split(document, count))
 
 
 def _not_empty(survey: Survey) -> Survey:

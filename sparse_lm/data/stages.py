@@ -7,13 +7,14 @@ does not depend on how many processes there are.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 import os
 import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -22,41 +23,34 @@ from tokenizers import Tokenizer
 
 from sparse_lm.data import packing
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, TextFiles
-from sparse_lm.data.holdout import Split, Survey, survey_corpus
+from sparse_lm.data.corpus import Corpus, Document, TextFiles
+from sparse_lm.data.holdout import Split, Survey, join_surveys, survey_corpus
 from sparse_lm.data.workers import Report, Result, save_json
 from sparse_lm.data.workspace import Workspace
 from sparse_lm.files import replacing
 
 SAVE_TOKENS = 8 * 2**20  # after which a task saves what it has, so that a kill loses no more of a large file
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
+WATCHED = 1000  # documents are reported at one time
 SHARD_BYTES = 256 * 2**20
 SHARD_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # for TFDS to find the files by
 COUNTS = ("documents", "tokens", "bytes")
 
 
 def survey(corpus: Corpus, workspace: Workspace) -> Survey:
-    """Reads a corpus as `holdout.survey_corpus` does, part by part."""
+    """Reads a corpus as `survey_corpus` does, part by part."""
     tasks = {workspace.path("survey", part.stamp()): functools.partial(_survey, part) for part in corpus.parts()}
-    figures = list(workspace.run("reading the text", "parts", tasks, len(tasks)).values())
-    digest = hashlib.sha256()
-    for path in tasks:
-        digest.update(path.with_suffix(".digests").read_bytes())
-    return Survey(
-        documents=sum(part["documents"] for part in figures),
-        size=sum(part["size"] for part in figures),
-        lowest=min(part["lowest"] for part in figures),
-        highest=max(part["highest"] for part in figures),
-        sha256=digest.hexdigest(),
-    )
+    results = workspace.run("reading the text", "parts", tasks, len(tasks)).values()
+    digests = (path.with_suffix(".digests").read_bytes() for path in tasks)
+    return join_surveys([Survey(**result["survey"]) for result in results], digests)
 
 
 def _survey(corpus: Corpus, path: Path, report: Report) -> Result:
     """Keeps the digests of the documents in a file: 32 bytes a document, in order."""
     with replacing(path.with_suffix(".digests")) as partial, open(partial, "wb") as file:
-        found = survey_corpus(corpus, file.write)
+        found = survey_corpus(_watched(corpus, report), file.write)
     report({"parts": 1})
-    return {"parts": 1, **vars(found)}
+    return {"parts": 1, "survey": vars(found)}
 
 
 def train_tokenizer(split: Split, vocab_size: int, workspace: Workspace) -> Tokenizer:
@@ -65,26 +59,41 @@ def train_tokenizer(split: Split, vocab_size: int, workspace: Workspace) -> Toke
         workspace.path("sample", part.stamp()): functools.partial(_sample, part)
         for part in split.sample(TOKENIZER_SAMPLE).parts()
     }
-    workspace.run("sampling text for the tokenizer", "parts", sample, len(sample))
+    results = workspace.run("sampling text for the tokenizer", "parts", sample, len(sample)).values()
+    texts = TextFiles(tuple(path.with_suffix(".jsonl") for path in sample))
     path = workspace.path("trained", split.sha256, vocab_size, *sample)
-    task = functools.partial(_train, [path.with_suffix(".jsonl") for path in sample], vocab_size)
-    workspace.run("training the tokenizer", "parts", {path: task}, 1)
+    task = {path: functools.partial(_train, texts, vocab_size)}
+    workspace.run("training the tokenizer", "documents", task, sum(result["documents"] for result in results))
     return tokenizer_lib.load_tokenizer(path.with_suffix(".tokenizer"))
 
 
 def _sample(corpus: Corpus, path: Path, report: Report) -> Result:
+    documents = 0
     with replacing(path.with_suffix(".jsonl")) as partial, open(partial, "w") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in corpus)
+        for text in _watched(corpus, report):
+            file.write(json.dumps({"text": text}) + "\n")
+            documents += 1
     report({"parts": 1})
-    return {"parts": 1}
+    return {"parts": 1, "documents": documents}
 
 
-def _train(texts: list[Path], vocab_size: int, path: Path, report: Report) -> Result:
-    tokenizer = tokenizer_lib.train_tokenizer(TextFiles(tuple(texts)), vocab_size)
+def _train(texts: TextFiles, vocab_size: int, path: Path, report: Report) -> Result:
+    tokenizer = tokenizer_lib.train_tokenizer(_watched(texts, report), vocab_size)
     with replacing(path.with_suffix(".tokenizer")) as partial:
         tokenizer.save(str(partial))
-    report({"parts": 1})
-    return {"parts": 1}
+    return {"documents": 0}
+
+
+def _watched(documents: Iterable[Document], report: Report) -> Iterator[Document]:
+    """Reports documents as they are read."""
+    count = 0
+    for document in documents:
+        yield document
+        count += 1
+        if count == WATCHED:
+            report({"documents": count})
+            count = 0
+    report({"documents": count})
 
 
 def tokenise(split: Split, tokenizer: Tokenizer, workspace: Workspace) -> dict[str, dict[Path, Result]]:
@@ -114,32 +123,31 @@ def _tokenise(corpus: Corpus, tokenizer_path: Path, path: Path, report: Report) 
     tokenizer, lengths = _load(tokenizer_path)
     dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
     progress = path.with_suffix(".progress")
-    saved = json.loads(progress.read_text()) if progress.exists() else dict.fromkeys(COUNTS, 0)
+    saved = Counter(json.loads(progress.read_text()) if progress.exists() else dict.fromkeys(COUNTS, 0))
     report({"saved": saved})
-    fresh = dict.fromkeys(COUNTS, 0)
+    counts = saved.copy()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".tokens"), "ab") as file:
         file.truncate(saved["tokens"] * dtype.itemsize)
         documents = itertools.islice(corpus, saved["documents"], None)
         for tokens in tokenizer_lib.tokenize(documents, tokenizer):
             file.write(np.append(tokens, dtype.type(end_of_text)))
-            fresh["documents"] += 1
-            fresh["tokens"] += len(tokens) + 1
-            fresh["bytes"] += int(lengths[tokens].sum(dtype=np.int64))
-            if fresh["tokens"] >= SAVE_TOKENS:
-                os.fsync(file)
-                saved = _add(saved, fresh)
-                save_json(progress, saved)
-                report(fresh)
-                fresh = dict.fromkeys(COUNTS, 0)
-        file.flush()
-        os.fsync(file)
-    report(fresh)
-    return _add(saved, fresh)
+            size = int(lengths[tokens].sum(dtype=np.int64))
+            counts.update(documents=1, tokens=len(tokens) + 1, bytes=size)
+            if counts["tokens"] - saved["tokens"] >= SAVE_TOKENS:
+                _sync(file)
+                save_json(progress, counts)
+                report(counts - saved)
+                saved = counts.copy()
+        _sync(file)
+    report(counts - saved)
+    return counts
 
 
-def _add(counts: Result, more: Result) -> Result:
-    return {key: counts[key] + more[key] for key in COUNTS}
+def _sync(file: BinaryIO) -> None:
+    """Brings what was written to the disk."""
+    file.flush()
+    os.fsync(file)
 
 
 @functools.lru_cache(maxsize=1)

@@ -53,7 +53,7 @@ class Workspace:
 
 
 class Tally:
-    """Adds up what tasks report, how many more of `unit`, `tokens` and `bytes`, and shows it.
+    """Adds up what tasks report, how many more of `unit`, documents, tokens and bytes, and shows it.
 
     What an earlier run saved counts as done, but not for the speed.
     """
@@ -67,22 +67,23 @@ class Tally:
 
     def __call__(self, report: Result) -> None:
         self._saved += report.get("saved", {}).get(self._unit, 0)
-        self._fresh.update({key: report.get(key, 0) for key in (self._unit, "tokens", "bytes")})
+        self._fresh.update({key: report.get(key, 0) for key in {self._unit, "documents", "tokens", "bytes"}})
         seconds, fresh = time.monotonic() - self._start, self._fresh[self._unit]
         done = self._saved + fresh
         left = (self._total - done) * seconds / fresh if fresh else None
-        self.progress.update(done, *self._rates(seconds), show_time_left(left))
+        self.progress.update(done, *self._facts(seconds), show_time_left(left))
 
     def log(self) -> None:
         """Logs the speed of the whole, where there was one worth knowing."""
         seconds = time.monotonic() - self._start
         if self._fresh["tokens"] or seconds > LINE_SECONDS:
-            _log.info("%s", ", ".join([f"{self._what}: done in {duration(seconds)}", *self._rates(seconds)]))
+            _log.info("%s", ", ".join([f"{self._what}: done in {duration(seconds)}", *self._facts(seconds)]))
 
-    def _rates(self, seconds: float) -> list[str]:
-        tokens, size = self._fresh["tokens"], self._fresh["bytes"]
-        rates = [f"{tokens / seconds / 1e6:,.2f} M tokens/s"] if tokens else []
-        return [*rates, f"{size / tokens:.2f} bytes a token"] if size and tokens else rates
+    def _facts(self, seconds: float) -> list[str]:
+        documents, tokens, size = (self._fresh[key] for key in ("documents", "tokens", "bytes"))
+        facts = [f"{documents:,} documents"] if documents and self._unit != "documents" else []
+        facts += [f"{tokens / seconds / 1e6:,.2f} M tokens/s"] if tokens else []
+        return [*facts, f"{size / tokens:.2f} bytes a token"] if size and tokens else facts
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from sparse_lm.data import holdout
+from sparse_lm.data import corpus, holdout
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import already_split, hold_out
 from tests.data.examples import make_documents
@@ -45,12 +47,39 @@ def test_neither_part_is_empty(count):
         assert len(list(split.train)) == count - 1
 
 
-def test_a_single_document_is_cut():
-    document = "".join(f"line {number}\r\n" for number in range(200))
-    split = hold_out([document])
-    train, heldout = list(split.train), list(split.heldout)
-    assert sorted("".join(train + heldout).splitlines()) == sorted(document.splitlines())
-    assert 0 < len("".join(heldout)) < 0.2 * len(document)
+LINES = [f"line {number} of a text\r\n" for number in range(20_000)]
+
+
+@pytest.mark.parametrize("lines", [200, 3_000, 3_100, 9_000, 20_000])
+def test_of_one_file_about_a_fiftieth_is_held_out(lines, tmp_path):
+    """Files of up to 64 Ki characters are one document, and larger ones a few, the last of any length."""
+    (tmp_path / "a.txt").write_text("".join(LINES[:lines]), newline="")
+    split = hold_out(corpus.find_files([f"{tmp_path}/*"]))
+    train, heldout = "".join(split.train), "".join(split.heldout)
+    assert sorted((train + heldout).splitlines()) == sorted("".join(LINES[:lines]).splitlines())
+    assert 0.01 < len(heldout) / len(train + heldout) < (0.05 if lines > 2_000 else 0.2)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.lists(st.integers(0, 14), min_size=2, max_size=40, unique=True), st.integers(0, 2**32))
+def test_few_documents_of_any_sizes_are_held_out_by_size(exponents, seed):
+    documents = [np.random.default_rng([seed, e]).integers(0, 1000, int(1.8**e)) for e in exponents]
+    documents *= 1 + seed % 2
+    split = hold_out(documents)
+    train, heldout = (sum(map(len, part)) for part in (split.train, split.heldout))
+    size = sum(map(len, documents))
+    assert train + heldout == size
+    assert 0 < heldout <= size / 2
+    if size > 50_000:  # or pieces are not a fiftieth
+        assert 0.01 * size <= heldout <= 0.1 * size
+
+
+def test_a_document_that_comes_again_and_again_is_trained_on():
+    for number in range(20):
+        many, one = f"many {number}", f"one {number}"
+        split = hold_out([many] * 99 + [one])
+        assert list(split.heldout) == [one]
+        assert set(split.train) == {many}
 
 
 def test_token_documents_are_held_out_by_content_not_by_dtype():

@@ -56,7 +56,7 @@ def uninterrupted(tmp_path) -> dict[str, bytes]:
 # Each attempt runs in a child that kills itself just before it moves the n-th file to its place: the second (between
 # a file and the result that tells of it) and the third in turns, until the directory is there; then the first.
 KILLED_EVERYWHERE = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 from sparse_lm.data import builder, corpus, stages
 from sparse_lm.data.corpus import find_files
@@ -71,6 +71,8 @@ def attempt(kill_at):
     calls = []
     def rename_or_die(self, target):
         calls.append(target)
+        if target.suffix == ".progress":  # which tells of tokens that are on disk
+            assert json.loads(self.read_text())["tokens"] * 2 == target.with_suffix(".tokens").stat().st_size
         if len(calls) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return rename(self, target)

@@ -33,7 +33,7 @@ def test_what_is_quick_or_done_already_is_not_mentioned(clock, caplog, capsys):
     caplog.set_level(logging.INFO)
     tally = workspace.Tally("reading the text", "parts", 2)
     tally({"saved": {"parts": 1}})
-    tally({"parts": 1})
+    tally({"parts": 1, "documents": 7})
     tally.log()
     assert caplog.messages == []
     assert capsys.readouterr().err == ""
