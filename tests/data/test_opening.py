@@ -186,7 +186,7 @@ class TestPreparedWindows:
         metadata = Path(path, "metadata.json")
         metadata.write_text(metadata.read_text().replace(dataset.FORMAT, f"{dataset.WINDOWS} 0"))
         with pytest.raises(
-            DataError, match=r"prepared has format 'sparse_lm windows 0', not '.* 1' or '.* 2': prepare its text"
+            DataError, match=r"has format 'sparse_lm windows 0', not '.* 1' or '.* 2': prepare"
         ):
             open_data(with_data(config, path=path))
 

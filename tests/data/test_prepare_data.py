@@ -50,11 +50,12 @@ def test_command_line(files, tmp_path):
 def test_every_stage_shows_how_far_it_is(files, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(workspace, "LINE_SECONDS", 0)
     monkeypatch.setattr(stages, "WATCHED", 10)
-    prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", vocab_size=300, seq_len=16)
+    data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", vocab_size=300, seq_len=16)
+    documents = data.info["splits"]["train"]["documents"]
     lines = [line.split(" | ") for line in capsys.readouterr().err.splitlines()]
     assert ["reading the text, parts 0/1", "20 documents"] in [line[:2] for line in lines]
     trained = [line[0] for line in lines if line[0].startswith("training the tokenizer")]
-    assert trained[:2] == [f"training the tokenizer, documents {done}/29" for done in (10, 20)]
+    assert trained[:2] == [f"training the tokenizer, documents {done}/{documents}" for done in (10, 20)]
 
 
 def test_bad_input_is_one_line_without_a_traceback(tmp_path):
