@@ -120,7 +120,7 @@ def passes() -> Iterator[Pass]:
         yield Pass("squared_relu_24", case, lambda backend: backend.squared_relu_24, draw)
         yield Pass("squared_relu_gradients", case, _gradients, functools.partial(_hidden, tokens, neurons))
     for tokens, neurons, v, m in VENOM:
-        case, options = dict(rows=tokens, columns=neurons, v=v, m=m), dict(v=v, m=m, columns="norm")
+        case, options = dict(rows=tokens, columns=neurons, v=v, m=m), dict(v=v, m=m)
         draw = functools.partial(_operands, tokens, neurons, jnp.bfloat16)
         yield Pass(
             "squared_relu_venom",
@@ -149,7 +149,7 @@ def _hidden(tokens: int, neurons: int, venom: tuple[int, int] | None = None) -> 
     if venom is None:
         return random_matrix(tokens, neurons, seed=2), jax.jit(reference.squared_relu_24)(h)[0]
     v, m = venom
-    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(h)
+    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m))(h)
     return random_matrix(tokens, 4 * neurons // m, seed=2), y
 
 

@@ -121,12 +121,12 @@ def _selections() -> dict[str, tuple]:
         "squared_relu_gradients": (triton.squared_relu_gradients, h, y),
         "squared_relu_gradients mvue": (draw_gradients, h, y),
     }
-    y, _ = triton.squared_relu_venom(h, 128, 16, columns="norm")
+    y, _ = triton.squared_relu_venom(h, 128, 16)
     dy = random_matrix(16384, 2048, seed=5)
     cases["squared_relu_gradients of 128:2:16"] = triton.squared_relu_gradients, dy, y
     cases["squared_relu_gradients mvue of 128:2:16"] = draw_gradients, dy, y
     for m in VENOM_GROUPS:
-        blocks = dict(v=128, m=m, columns="norm")
+        blocks = dict(v=128, m=m)
         select = functools.partial(triton.sparsify_venom, dtype=h.dtype, **blocks)
         cases[f"sparsify_venom 128:2:{m}"] = select, h
         cases[f"squared_relu_venom 128:2:{m}"] = functools.partial(triton.squared_relu_venom, **blocks), h

@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.columns import CHOICES
 from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
 
 
@@ -64,16 +63,16 @@ def check_axis(axis: int) -> None:
         raise ValueError(f"axis = {axis} must be -1 or 0")
 
 
+def check_group(m: int, columns: int) -> None:
+    """Requires a size of groups of columns, of which four each are kept."""
+    if m < 4 or m % 4 or columns % m:
+        raise ValueError(f"m = {m} must be a multiple of 4 that divides the {columns} columns")
+
+
 def check_block(v: int) -> None:
     """Requires a number of rows that whole 64-row tiles hold."""
     if v < 1 or (TILE % v and v % TILE):
         raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
-
-
-def check_column_choice(columns: str) -> None:
-    """Requires a way to choose four columns of m."""
-    if columns not in CHOICES:
-        raise ValueError(f"columns = {columns!r} must be one of {', '.join(CHOICES)}")
 
 
 def _described(x: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from jax import Array
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_block, check_column_choice, check_format, check_matrix
+from sparse_lm.ops.checks import check_block, check_format, check_group, check_matrix
 from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.matmul import check_sampled, sampled_matmul_24
 from sparse_lm.ops.shapes import Float, Int32
@@ -69,7 +69,7 @@ def sampled_squared_relu_24(
 
 
 def squared_relu_venom(
-    h: Float[Array, "T F"], v: int = 128, m: int = 16, *, columns: str = "norm", implementation: str | None = None
+    h: Float[Array, "T F"], v: int = 128, m: int = 16, *, implementation: str | None = None
 ) -> tuple[Float[SparseVenom, "T F"], HiddenStats]:
     """The V:2:M form of Y = relu(h)^2: as `sparsify_venom` of `squared_relu_24`'s Y.
 
@@ -77,20 +77,19 @@ def squared_relu_venom(
       h: [T, F] float.
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides F.
-      columns: how four of them are chosen, "norm" or "exhaustive"; see `venom_columns`.
       implementation: backend that must run this; the best one by default.
 
     Returns:
       Y [T, F] in the dtype of h, and what selection saw.
 
     Raises:
-      ValueError: not a matrix, empty, or v, m or columns is not allowed.
+      ValueError: not a matrix, empty, or v or m is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
     check_matrix("h", h)
     check_block(v)
-    check_column_choice(columns)
-    return backends.dispatch("squared_relu_venom", implementation, h, v, m, columns=columns)
+    check_group(m, h.shape[1])
+    return backends.dispatch("squared_relu_venom", implementation, h, v, m)
 
 
 def sampled_squared_relu_venom(
@@ -102,7 +101,6 @@ def sampled_squared_relu_venom(
     m: int = 16,
     *,
     contiguous: int = 1,
-    columns: str = "norm",
     implementation: str | None = None,
 ) -> tuple[Float[SparseVenom, "T S"], HiddenStats]:
     """`squared_relu_venom` of the H that `sampled_matmul_24` gives, which a kernel need not read again as a whole.
@@ -115,22 +113,21 @@ def sampled_squared_relu_venom(
       v: rows of a block of Y: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides Kc.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
-      columns: how four of each m are chosen, "norm" or "exhaustive"; see `venom_columns`.
       implementation: backend that must run this; the best one by default.
 
     Returns:
       Y [T, Kc], of H rounded to the dtype of x; and what selection saw.
 
     Raises:
-      ValueError: shapes do not match, or v, m or columns is not allowed.
+      ValueError: shapes do not match, or v or m is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
     check_sampled(w, x, neuron_ids, block, contiguous)
     check_block(v)
-    check_column_choice(columns)
-    if v % TILE or columns != "norm":  # what only a selection from the whole H can do; the product may be a kernel's
+    check_group(m, neuron_ids.shape[1])
+    if v % TILE:  # which no kernel selects, but the product may be one
         h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous, implementation=implementation)
-        return squared_relu_venom(h, v, m, columns=columns, implementation=implementation)
+        return squared_relu_venom(h, v, m, implementation=implementation)
     return backends.dispatch(
         "sampled_squared_relu_venom",
         implementation,
@@ -140,7 +137,6 @@ def sampled_squared_relu_venom(
         block,
         v,
         m,
-        columns=columns,
         contiguous=contiguous,
     )
 

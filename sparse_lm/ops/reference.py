@@ -58,9 +58,9 @@ def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tupl
     return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
 
 
-def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
+def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
     """See `sparse_lm.ops.sparsify_venom`."""
-    kept = venom_columns(x, v, m, columns)
+    kept = venom_columns(x, v, m)
     return compress_venom(condense(x, kept, v), kept, x.shape, v, m, dtype=dtype)
 
 
@@ -78,19 +78,19 @@ def sampled_squared_relu_24(
     return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous, out_dtype=x.dtype))
 
 
-def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
+def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_venom`."""
     y = _squared_relu(h)
-    sparse = sparsify_venom(y, v, m, columns=columns, dtype=h.dtype)
+    sparse = sparsify_venom(y, v, m, dtype=h.dtype)
     return sparse, _stats(y, sparse.values)
 
 
 def sampled_squared_relu_venom(
-    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, columns: str, contiguous: int = 1
+    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, contiguous: int = 1
 ) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_venom`."""
     h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous, out_dtype=x.dtype)
-    return squared_relu_venom(h, v, m, columns=columns)
+    return squared_relu_venom(h, v, m)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:

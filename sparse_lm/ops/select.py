@@ -10,12 +10,11 @@ Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `spa
   mvue         random, but of at most two non-zeros these; a group of zeros keeps positions 0 and 1, and
                one whose magnitudes add up to inf or NaN gives NaN there, as no estimate of it is unbiased
 
-4 x 4 tiles (`transposable_mask`) and exhaustive Venom columns: sums of magnitudes, in which inf,
-NaN and everything over 2^100 count as 2^100; of equal sums the lowest pattern, or the first
-combination in lexicographic order, wins. A tile of zeros has pattern 0; a group of zero columns
-keeps columns 0 to 3.
+4 x 4 tiles (`transposable_mask`): sums of magnitudes, in which inf, NaN and everything over 2^100
+count as 2^100; of equal sums the lowest pattern wins. A tile of zeros has pattern 0.
 
-Venom columns by norm, and neuron sets: sums of squares, ordered as magnitudes are above.
+Venom columns: sums of squares, ordered as magnitudes are above; a group of zero columns keeps
+columns 0 to 3.
 
 Comparisons and selects only: sorting groups of four is slow on every device.
 """

@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_axis, check_block, check_column_choice, check_float, check_matrix
+from sparse_lm.ops.checks import check_axis, check_block, check_float, check_group, check_matrix
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
@@ -143,7 +143,6 @@ def sparsify_venom(
     v: int = 128,
     m: int = 16,
     *,
-    columns: str = "norm",
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Float[SparseVenom, "T F"]:
@@ -153,7 +152,6 @@ def sparsify_venom(
       x: [M, K] float.
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides K.
-      columns: how the four are chosen, "norm" or "exhaustive"; see `venom_columns`.
       dtype: of the values; that of x by default.
       implementation: backend that must run this; the best one by default.
 
@@ -161,11 +159,11 @@ def sparsify_venom(
       SparseVenom [M, K].
 
     Raises:
-      ValueError: not a matrix, empty, or v, m or columns is not allowed.
+      ValueError: not a matrix, empty, or v or m is not allowed.
       NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
     check_block(v)
-    check_column_choice(columns)
-    return backends.dispatch("sparsify_venom", implementation, x, v, m, columns=columns, dtype=dtype or x.dtype)
+    check_group(m, x.shape[1])
+    return backends.dispatch("sparsify_venom", implementation, x, v, m, dtype=dtype or x.dtype)

@@ -9,9 +9,9 @@ compress_venom = jax.jit(ops.compress_venom, static_argnames=("shape", "v", "m",
 condense = jax.jit(ops.condense, static_argnames="v")
 sparsify_24 = jax.jit(ops.sparsify_24, static_argnames=("method", "axis", "dtype"))
 sparsify_24_tiles = jax.jit(ops.sparsify_24_tiles, static_argnames="dtype")
-sparsify_venom = jax.jit(ops.sparsify_venom, static_argnames=("v", "m", "columns", "dtype"))
+sparsify_venom = jax.jit(ops.sparsify_venom, static_argnames=("v", "m", "dtype"))
 transposable_mask = jax.jit(ops.transposable_mask)
-venom_columns = jax.jit(ops.venom_columns, static_argnames=("v", "m", "choice"))
+venom_columns = jax.jit(ops.venom_columns, static_argnames=("v", "m"))
 
 dense = jax.jit(lambda sparse: sparse.to_dense())
 mask = jax.jit(lambda sparse: sparse.mask())

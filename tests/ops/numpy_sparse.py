@@ -71,8 +71,3 @@ def compress(dense: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def pad(x: np.ndarray, row_multiple: int = 64, column_multiple: int = 64) -> np.ndarray:
     return np.pad(x, ((0, -x.shape[0] % row_multiple), (0, -x.shape[1] % column_multiple)))
-
-
-def best_two(row) -> float:
-    """The two largest magnitudes of a row, added up."""
-    return float(np.sum(np.sort(np.abs(row))[-2:]))

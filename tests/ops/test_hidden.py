@@ -118,22 +118,6 @@ def test_sampled_squared_relu_in_venom_form(tokens, v):
     assert float(stats.nonzeros) == np.count_nonzero(y)
 
 
-def test_columns_are_chosen_as_asked_of_a_sampled_product():
-    w, x = jitted.sparsify_24(random((64, 24), seed=14)), random((64, 24), seed=15)
-    listed = jnp.arange(64, dtype=jnp.int32)[None]
-
-    @jax.jit
-    def columns(w, x):
-        sampled, _ = ops.sampled_squared_relu_venom(w, x, listed, 64, 8, 16, contiguous=64, columns="exhaustive")
-        h = ops.sampled_matmul_24(w, x, listed, 64, contiguous=64)
-        of_h = [ops.squared_relu_venom(h, 8, 16, columns=choice)[0].columns for choice in ("exhaustive", "norm")]
-        return sampled.columns, *of_h
-
-    sampled, exhaustive, by_norm = map(np.asarray, columns(w, x))
-    np.testing.assert_array_equal(sampled, exhaustive)
-    assert (sampled != by_norm).any()
-
-
 def test_sampled_squared_relu_is_of_h_in_the_dtype_of_x():
     w, x = jitted.sparsify_24(random((16, 8), jnp.bfloat16, 16)), random((8, 8), seed=17)
     columns = jnp.arange(16, dtype=jnp.int32)[None]

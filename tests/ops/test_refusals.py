@@ -137,8 +137,8 @@ def test_lists_that_are_none(name, op, shape, dtype):
         ("v = 48 must divide 64", lambda: ops.to_venom(jitted.sparsify_24(jnp.ones((96, 4))), IDS, 16, 48, 16)),
         ("m = 6 must be a multiple of 4 that divides the 16 columns", lambda: ops.sparsify_venom(X, 8, 6)),
         ("m = 12 must be a multiple of 4 that divides the 16 columns", lambda: ops.sparsify_venom(X, 8, 12)),
-        ("columns = 'random' must be one of norm", lambda: ops.sparsify_venom(X, 8, 4, columns="random")),
-        ("columns = 'best' must be one of norm", lambda: ops.squared_relu_venom(X, 8, 4, columns="best")),
+        ("m = 12 must be a multiple of 4 that divides the 16 columns", lambda: ops.squared_relu_venom(X, 8, 12)),
+        ("m = 8 must be a multiple", lambda: ops.sampled_squared_relu_venom(W, X, IDS, 4, 4, 8)),
     ],
 )
 def test_numbers_and_shapes_that_are_not_allowed(message, call):

@@ -50,9 +50,7 @@ def listed(kernel: Callable, v: int, contiguous: int) -> Call:
 
 def sampled_squared_relu_venom() -> Call:
     operands = random_24(NEURONS, DIM, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1)
-    options = dict(
-        neuron_ids=jnp.arange(NEURONS, dtype=jnp.int32)[None], block=1536, contiguous=NEURONS, columns="norm"
-    )
+    options = dict(neuron_ids=jnp.arange(NEURONS, dtype=jnp.int32)[None], block=1536, contiguous=NEURONS)
     return functools.partial(hopper.sampled_squared_relu_venom, v=128, m=16, **options), operands
 
 
@@ -80,7 +78,7 @@ def sparsify_24_tiles(*, masked: bool) -> Call:
 
 
 def venom_pass(kernel: Callable, v: int, m: int, **options) -> Call:
-    return functools.partial(kernel, v=v, m=m, columns="norm", **options), (random((300, NEURONS), TYPE, seed=0),)
+    return functools.partial(kernel, v=v, m=m, **options), (random((300, NEURONS), TYPE, seed=0),)
 
 
 def squared_relu_24() -> Call:

@@ -84,7 +84,7 @@ def test_numbers_of_any_scale(scale):
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32)])
 def test_venom_lowers_without_a_gpu(v, m):
     h = jax.ShapeDtypeStruct((300, 1024), jnp.bfloat16)
-    options = dict(v=v, m=m, columns="norm")
+    options = dict(v=v, m=m)
     expected = _like(lambda h: reference.squared_relu_venom(h, **options), h)
     assert _lower(lambda h: hopper.squared_relu_venom(h, **options), h).out_info == expected
 
@@ -96,12 +96,12 @@ def test_venom_lowers_without_a_gpu(v, m):
 def test_venom(tokens, v, m, dtype):
     """Integers, whose squares add up exactly in any order: so do the norms that columns are chosen by."""
     x = jnp.asarray(np.random.default_rng(7).integers(-8, 9, (tokens, 1024)), dtype)
-    y_expected, stats_expected = jax.jit(lambda x: reference.squared_relu_venom(x, v, m, columns="norm"))(x)
-    expected = jax.jit(lambda x: reference.sparsify_venom(x, v, m, columns="norm", dtype=dtype))(x)
+    y_expected, stats_expected = jax.jit(lambda x: reference.squared_relu_venom(x, v, m))(x)
+    expected = jax.jit(lambda x: reference.sparsify_venom(x, v, m, dtype=dtype))(x)
     for _ in range(2):
-        y, stats = jax.jit(lambda x: hopper.squared_relu_venom(x, v, m, columns="norm"))(x)
+        y, stats = jax.jit(lambda x: hopper.squared_relu_venom(x, v, m))(x)
         assert_same_bits(y, y_expected)
-        assert_same_bits(jax.jit(lambda x: hopper.sparsify_venom(x, v, m, columns="norm", dtype=dtype))(x), expected)
+        assert_same_bits(jax.jit(lambda x: hopper.sparsify_venom(x, v, m, dtype=dtype))(x), expected)
     np.testing.assert_allclose(stats, stats_expected, rtol=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_venom(tokens, v, m, dtype):
 def test_venom_of_special_numbers(special):
     x = integers_and_special(special, jnp.bfloat16)
     for f in ("squared_relu_venom", "sparsify_venom"):
-        options = dict(columns="norm") if f == "squared_relu_venom" else dict(columns="norm", dtype=x.dtype)
+        options = {} if f == "squared_relu_venom" else dict(dtype=x.dtype)
         ours, expected = (
             jax.jit(lambda x, b=b, f=f, o=options: vars(b)[f](x, 128, 16, **o))(x) for b in (hopper, reference)
         )
@@ -122,7 +122,7 @@ def test_venom_keeps_as_much_as_the_reference():
     """Of normal numbers nearly equal norms may rank otherwise; what is kept is then as large."""
     h = random_or_special((512, 2048), jnp.bfloat16, 8)
     for f in (hopper, reference):
-        y, stats = jax.jit(lambda h, f=f: f.squared_relu_venom(h, 128, 16, columns="norm"))(h)
+        y, stats = jax.jit(lambda h, f=f: f.squared_relu_venom(h, 128, 16))(h)
         mask = np.asarray(y.mask())
         y_all = np.square(np.maximum(np.asarray(h, np.float32), 0))
         np.testing.assert_allclose(stats.kept_energy, np.square(y_all[mask]).sum(), rtol=1e-2)
@@ -156,6 +156,6 @@ def test_what_is_refused():
         hopper.squared_relu_gradients(h, y)
     for v, m in ((96, 16), (640, 8), (512, 32), (128, 12)):
         with pytest.raises(NotImplementedError, match=f"not v = {v}, m = {m}"):
-            hopper.squared_relu_venom(jnp.zeros((1280, 1536), jnp.bfloat16), v, m, columns="norm")
+            hopper.squared_relu_venom(jnp.zeros((1280, 1536), jnp.bfloat16), v, m)
     with pytest.raises(NotImplementedError, match="a multiple of 64 rows, not for 96"):
         hopper.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=jnp.bfloat16)

@@ -116,7 +116,7 @@ def test_sampled_squared_relu_24(spilled_bytes, config):
 
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
 def test_sampled_squared_relu_venom(spilled_bytes, config):
-    options = dict(block=3 * T, v=128, m=16, columns="norm", contiguous=F, config=config)
+    options = dict(block=3 * T, v=128, m=16, contiguous=F, config=config)
     product = lambda *args: hopper.sampled_squared_relu_venom(*args, **options)  # noqa: E731
     listed = jax.ShapeDtypeStruct((1, F), jnp.int32)
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), listed) == [0, 0]
@@ -168,7 +168,7 @@ def test_tiles(spilled_bytes, given):
 
 @pytest.mark.parametrize("v, m", [(64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)])
 def test_passes_over_venom(spilled_bytes, v, m):
-    options = dict(v=v, m=m, columns="norm")
+    options = dict(v=v, m=m)
     assert spilled_bytes(lambda h: hopper.squared_relu_venom(h, **options), _dense(T, F)) == [0]
     assert spilled_bytes(lambda h: hopper.sparsify_venom(h, **options, dtype=jnp.bfloat16), _dense(T, F)) == [0]
     condensed = _sparse(T, 4 * F // m)

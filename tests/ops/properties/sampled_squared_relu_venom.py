@@ -17,7 +17,7 @@ def check_integers(kernel, tokens, dim, neurons, v, m, *, contiguous, dtype=jnp.
     w = dataclasses.replace(w, values=jnp.asarray(rng.integers(-1, 2, w.values.shape), dtype))
     x = jnp.asarray(rng.integers(-1, 2, (tokens, dim)), dtype)
     listed, block = jnp.arange(neurons, dtype=jnp.int32)[None], -(-tokens // 768) * 768
-    options = dict(block=block, v=v, m=m, columns="norm", contiguous=contiguous)
+    options = dict(block=block, v=v, m=m, contiguous=contiguous)
     ours, stats = jax.jit(lambda *args: kernel(*args, **options))(w, x, listed)
     expected, wanted = jax.jit(lambda *args: reference.sampled_squared_relu_venom(*args, **options))(w, x, listed)
     assert_same_bits((ours, stats.nonzeros), (expected, wanted.nonzeros))

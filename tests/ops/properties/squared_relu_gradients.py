@@ -33,7 +33,7 @@ def check_24(squared_relu_gradients, shape, dtype, *, special, drawn=False, devi
 def check_venom(squared_relu_gradients, tokens, neurons, v, m, *, drawn=False, device=None):
     """Of a Venom Y, bfloat16."""
     h = random_or_special((tokens, neurons), jnp.bfloat16, 3)
-    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"))(h)
+    y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m))(h)
     dy = random_or_special((tokens, 4 * neurons // m), jnp.bfloat16, 4)
     check(squared_relu_gradients, dy, y, drawn=drawn, device=device)
 

@@ -100,9 +100,9 @@ def test_venom(tokens, neurons, v, m, dtype):
     """Integers, whose squares add up exactly in any order: so do the norms that columns are chosen by."""
     neurons = -(-neurons // m) * m
     x = jnp.asarray(np.random.default_rng(7).integers(-8, 9, (tokens, neurons)), dtype)
-    _assert_as_reference("sparsify_venom", x, v=v, m=m, columns="norm", dtype=dtype)
-    y_expected, stats_expected = _compiled(reference, "squared_relu_venom", x, v=v, m=m, columns="norm")
-    y, stats = _compiled(triton, "squared_relu_venom", x, v=v, m=m, columns="norm")
+    _assert_as_reference("sparsify_venom", x, v=v, m=m, dtype=dtype)
+    y_expected, stats_expected = _compiled(reference, "squared_relu_venom", x, v=v, m=m)
+    y, stats = _compiled(triton, "squared_relu_venom", x, v=v, m=m)
     assert_same_bits(y, y_expected)
     np.testing.assert_allclose(stats, stats_expected, rtol=1e-5)
 
@@ -111,7 +111,7 @@ def test_venom(tokens, neurons, v, m, dtype):
 @pytest.mark.parametrize("special", [0.0, np.inf, np.nan])
 def test_venom_of_special_numbers(special):
     x = integers_and_special(special, NARROW)
-    _assert_as_reference("sparsify_venom", x, v=128, m=16, columns="norm", dtype=NARROW)
+    _assert_as_reference("sparsify_venom", x, v=128, m=16, dtype=NARROW)
 
 
 @pytest.mark.gpu
@@ -160,16 +160,14 @@ def test_sparsify_24_tiles_lowers_without_a_gpu(given, dtype):
 @needs_gpu_build
 def test_sparsify_venom_lowers_without_a_gpu():
     x = jax.ShapeDtypeStruct((300, 192), NARROW)
-    options = dict(v=128, m=16, columns="norm", dtype=NARROW)
+    options = dict(v=128, m=16, dtype=NARROW)
     ours, expected = (functools.partial(backend.sparsify_venom, **options) for backend in (triton, reference))
     lowered = jax.jit(ours).trace(x).lower(lowering_platforms=("cuda",))
     assert lowered.out_info == jax.eval_shape(expected, x)
 
 
 @needs_gpu_build
-@pytest.mark.parametrize(
-    "op, options", [("squared_relu_24", {}), ("squared_relu_venom", dict(v=128, m=16, columns="norm"))]
-)
+@pytest.mark.parametrize("op, options", [("squared_relu_24", {}), ("squared_relu_venom", dict(v=128, m=16))])
 def test_passes_over_the_hidden_layer_lower_without_a_gpu(op, options):
     h = jax.ShapeDtypeStruct((300, 480), NARROW)
     activate = functools.partial(vars(triton)[op], **options)
@@ -191,9 +189,7 @@ def test_refuses_what_it_cannot_do():
     with pytest.raises(NotImplementedError, match="16-bit"):
         triton.sparsify_24_tiles(x, None, dtype=jnp.float32)
     with pytest.raises(NotImplementedError, match="in the dtype of the matrix"):
-        triton.sparsify_venom(x, 64, 16, columns="norm", dtype=jnp.float16)
-    with pytest.raises(NotImplementedError, match="by norm"):
-        triton.sparsify_venom(x, 64, 16, columns="exhaustive", dtype=x.dtype)
+        triton.sparsify_venom(x, 64, 16, dtype=jnp.float16)
     with pytest.raises(NotImplementedError, match="threefry2x32, not of rbg"):
         triton.squared_relu_gradients(x, reference.squared_relu_24(x)[0], key=jax.random.key(0, impl="rbg"))
     contiguous = random_venom_contiguous(64, 128, 64, 64, 32, x.dtype, seed=0)
@@ -201,4 +197,4 @@ def test_refuses_what_it_cannot_do():
         triton.squared_relu_gradients(x[:, :64], contiguous)
     for v, m in ((32, 16), (64, 12)):
         with pytest.raises(NotImplementedError, match="multiple of 64, m a power of two"):
-            triton.sparsify_venom(x, v, m, columns="norm", dtype=x.dtype)
+            triton.sparsify_venom(x, v, m, dtype=x.dtype)

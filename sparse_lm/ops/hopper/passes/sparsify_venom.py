@@ -58,28 +58,28 @@ _LARGEST_TILE = 200 * 2**10  # bytes
 _SHARED_TILE = 72 * 2**10  # bytes: two or three blocks have room on a multiprocessor
 
 
-def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
+def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
     """See `sparse_lm.ops.sparsify_venom`.
 
     Raises:
-      NotImplementedError: dtypes, v, m, or the choice of columns.
+      NotImplementedError: the dtypes, v or m.
     """
     if x.dtype != dtype:
         raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
-    return _call(x, v, m, columns, activate=False)[0]
+    return _call(x, v, m, activate=False)[0]
 
 
-def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
+def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_venom`.
 
     Raises:
-      NotImplementedError: dtype, v, m, or the choice of columns.
+      NotImplementedError: the dtype, v or m.
     """
-    return _call(h, v, m, columns, activate=True)
+    return _call(h, v, m, activate=True)
 
 
-def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
-    check_venom(x, v, m, choice)
+def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
+    check_venom(x, v, m)
     shape = rows, width = x.shape
     groups = _groups_of_tile(v, m, x.dtype)
     tile_columns = groups * m
@@ -140,11 +140,9 @@ def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
     return groups if v * groups * m * dtype.itemsize <= _SHARED_TILE else groups // 2
 
 
-def check_venom(x: Array | jax.ShapeDtypeStruct, v: int, m: int, choice: str) -> None:
+def check_venom(x: Array | jax.ShapeDtypeStruct, v: int, m: int) -> None:
     """Raises NotImplementedError for what this kernel cannot take."""
     check_hidden_dtype(x.dtype)
-    if choice != "norm":
-        raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
     group_bytes = _groups_of_tile(v, m, x.dtype) * x.dtype.itemsize
     if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
         raise NotImplementedError(

@@ -69,7 +69,6 @@ def sampled_squared_relu_venom(
     v: int,
     m: int,
     *,
-    columns: str,
     contiguous: int = 1,
     config: Config | None = None,
 ) -> tuple[SparseVenom, HiddenStats]:
@@ -78,14 +77,14 @@ def sampled_squared_relu_venom(
     Runs that no tile of `sampled_matmul_24` fits, and blocks that v does not divide, are left to the two kernels.
 
     Raises:
-      NotImplementedError: the dtypes, block, v, m, or the choice of columns.
+      NotImplementedError: the dtypes, block, v or m.
     """
     if not takes_contiguous(contiguous, block) or block % v:
         h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous)
-        return squared_relu_venom(h, v, m, columns=columns)
+        return squared_relu_venom(h, v, m)
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
     tokens, neurons = x.shape[0], neuron_ids.shape[1]
-    check_venom(jax.ShapeDtypeStruct((tokens, neurons), x.dtype), v, m, columns)
+    check_venom(jax.ShapeDtypeStruct((tokens, neurons), x.dtype), v, m)
     x = pad_to(x, (-(-tokens // v) * v, round_up(x.shape[1])))
     y_type = result_type(neurons, x.shape[0], x.dtype)
     config = config or heuristic_config(x.shape[0], neurons, x.shape[1], block)

@@ -171,34 +171,30 @@ def _sparsify_venom_kernel(
         gl.store(stats + 2, gl.sum(kept_energy.reshape([_TILE * GROUPS]), axis=0))
 
 
-def sparsify_venom(x: Array, v: int, m: int, *, columns: str, dtype: DTypeLike) -> SparseVenom:
+def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
     """See `sparse_lm.ops.sparsify_venom`.
 
     Raises:
-      NotImplementedError: dtypes, v, m, or the choice of columns.
+      NotImplementedError: the dtypes, v or m.
     """
     if x.dtype != dtype:
         raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
-    return _call(x, v, m, columns, activate=False)[0]
+    return _call(x, v, m, activate=False)[0]
 
 
-def squared_relu_venom(h: Array, v: int, m: int, *, columns: str) -> tuple[SparseVenom, HiddenStats]:
+def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_venom`.
 
     Raises:
-      NotImplementedError: dtype, v, m, or the choice of columns.
+      NotImplementedError: the dtype, v or m.
     """
-    return _call(h, v, m, columns, activate=True)
+    return _call(h, v, m, activate=True)
 
 
-def _call(x: Array, v: int, m: int, choice: str, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
+def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
     rows, width = x.shape
     if x.dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"takes 16-bit floats, not {x.dtype}")
-    if choice != "norm":
-        raise NotImplementedError(f"chooses columns by norm, not {choice!r}")
-    if width % m:
-        raise ValueError(f"m = {m} must divide the {width} columns")
     if v % TILE or m & (m - 1) or not 4 <= m <= _WIDEST_GROUP:
         raise NotImplementedError(
             f"needs v to be a multiple of {TILE}, m a power of two up to {_WIDEST_GROUP}, not {v}, {m}"

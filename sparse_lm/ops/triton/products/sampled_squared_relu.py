@@ -22,11 +22,11 @@ def sampled_squared_relu_24(
 
 
 def sampled_squared_relu_venom(
-    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, columns: str, contiguous: int = 1
+    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, contiguous: int = 1
 ) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_venom`.
 
     Raises:
-      NotImplementedError: the dtypes, block, v, m, or the choice of columns.
+      NotImplementedError: the dtypes, block, v or m.
     """
-    return squared_relu_venom(sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous), v, m, columns=columns)
+    return squared_relu_venom(sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous), v, m)

@@ -18,11 +18,11 @@ def _normal(tokens):
 
 def _two_kernels(w, x, v, m, **product):
     h = hopper.sampled_matmul_24(w, x, LISTED, 768, contiguous=NEURONS, **product)
-    return hopper.squared_relu_venom(h, v, m, columns="norm")
+    return hopper.squared_relu_venom(h, v, m)
 
 
 def _norms_by_the_product(w, x, v, m, **product):
-    return hopper.sampled_squared_relu_venom(w, x, LISTED, 768, v, m, columns="norm", contiguous=NEURONS, **product)
+    return hopper.sampled_squared_relu_venom(w, x, LISTED, 768, v, m, contiguous=NEURONS, **product)
 
 
 @pytest.mark.gpu
@@ -75,7 +75,7 @@ def test_lowers_without_a_gpu(tokens, v, m, config):
     lowered = jax.jit(lambda w, x: _norms_by_the_product(w, x, v, m, config=config)).trace(w, x)
     lowered = lowered.lower(lowering_platforms=("cuda",))
     h = jax.ShapeDtypeStruct((tokens, NEURONS), jnp.bfloat16)
-    expected = jax.eval_shape(lambda h: reference.squared_relu_venom(h, v, m, columns="norm"), h)
+    expected = jax.eval_shape(lambda h: reference.squared_relu_venom(h, v, m), h)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), lowered.out_info) == jax.tree.map(
         lambda a: (a.shape, a.dtype), expected
     )
@@ -85,6 +85,6 @@ def test_lowers_without_a_gpu(tokens, v, m, config):
 @pytest.mark.parametrize("v, m", [(96, 16), (640, 8), (128, 12)])
 def test_what_is_refused(v, m):
     w, x = jax.eval_shape(lambda: _normal(512))
-    options = dict(neuron_ids=LISTED, block=64 * v, v=v, m=m, columns="norm", contiguous=NEURONS)
+    options = dict(neuron_ids=LISTED, block=64 * v, v=v, m=m, contiguous=NEURONS)
     with pytest.raises(NotImplementedError, match=f"not v = {v}, m = {m}"):
         jax.eval_shape(lambda w, x: hopper.sampled_squared_relu_venom(w, x, **options), w, x)
