@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import ml_collections
 from flax.traverse_util import flatten_dict
 
-from sparse_lm.config import Config, ConfigError, parse, to_dict
+from sparse_lm.config import Config, ConfigError, SparsityConfig, parse, to_dict
 from sparse_lm.files import replacing
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,15 @@ RESUMABLE_CHANGES = frozenset(
 )
 """Keys that may differ between a run and its resumption: they do not change what is trained. Of those of the
 mesh, and microbatches, only rounding and, of sparse recipes, which tokens choose a pattern together."""
+
+
+OLD_VERSION = "commit 6e6d42e, before every recipe had a file of its own, can read it"
+_OLD_SPARSITY_KEYS = frozenset(
+    {
+        "clusters", "columns", "dense_weights", "distance", "extra_windows", "moments", "neuron_run", "selection",
+        "shuffle_tokens", "weight_gradients",
+    }
+)  # fmt: skip
 
 
 class WorkdirError(ValueError):
@@ -99,7 +109,17 @@ def load_config(workdir: str | os.PathLike) -> Config:
         raise WorkdirError(workdir, f"config.json cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise WorkdirError(workdir, f"config.json must be a group of keys, not {type(values).__name__}")
+    _refuse_old(workdir, values)
     return parse(ml_collections.ConfigDict(values))
+
+
+def _refuse_old(workdir: str | os.PathLike, values: dict[str, Any]) -> None:
+    """Refuses a run whose config.json has keys that `SparsityConfig` had once and has no more."""
+    old = _OLD_SPARSITY_KEYS - {field.name for field in dataclasses.fields(SparsityConfig)}
+    sparsity = values.get("sparsity")
+    found = sorted(old & sparsity.keys()) if isinstance(sparsity, dict) else []
+    if found:
+        raise WorkdirError(workdir, f"config.json has sparsity.{found[0]}: {OLD_VERSION}")
 
 
 def meaning(config: Config) -> dict[str, Any]:

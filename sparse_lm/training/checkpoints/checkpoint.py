@@ -92,7 +92,7 @@ class Checkpoints:
         if step == self._manager.latest_step():
             return
         arrays = arrays_by_path(state)
-        manifest = describe(arrays, self._run, {name: float(value) for name, value in (metrics or {}).items()})
+        manifest = describe(step, arrays, self._run, {name: float(value) for name, value in (metrics or {}).items()})
         items = {item: _save_args(item, tree) for item, tree in unflatten_dict(arrays).items()}
         items[MANIFEST] = ocp.args.JsonSave(manifest.to_json())
         self._eval_losses[step] = _rank(manifest)
@@ -325,6 +325,9 @@ def _rank(manifest: Manifest) -> float:
 
 
 def _all_checkpoints(workdir: str | os.PathLike, manager: ocp.CheckpointManager) -> dict[int, SavedCheckpoint]:
+    for path in Path(manager.directory).glob("*"):
+        if path.name.isdecimal() and not path.is_dir():
+            _log.warning("%s is a file, not a checkpoint, and is passed over", path)
     return {step: SavedCheckpoint(workdir, manager, step) for step in manager.all_steps()}
 
 

@@ -1,6 +1,6 @@
 """What a checkpoint says about itself: the run that it is of, its metrics, and every array with its checksum.
 
-    {"format": 1, "run": {key: value}, "metrics": {name: number}, "digest": SHA-256 of all the rest,
+    {"format": 2, "step": 300, "run": {key: value}, "metrics": {name: number}, "digest": SHA-256 of all the rest,
      "arrays": {"params/embed/embedding": {"shape": [...], "dtype": "float32", "checksums": [...]}, ...}}
 
 A parameter of all layers, and a sparse variable, has a checksum for each layer, which can then be read and
@@ -20,7 +20,7 @@ import numpy as np
 
 from sparse_lm.training.checkpoints.checksums import checksum, checksums
 
-FORMAT = 1
+FORMAT = 2
 
 ArrayPath = tuple[str, ...]
 """Of an array in a checkpoint: (item, name, name, ...)."""
@@ -28,6 +28,10 @@ ArrayPath = tuple[str, ...]
 
 class ManifestError(ValueError):
     """A manifest that is not what was written, or an array that is not what its manifest says."""
+
+
+class OldFormatError(ValueError):
+    """A manifest of another version of this library."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Entry:
 class Manifest:
     """See the module's docstring."""
 
+    step: int
     run: Mapping[str, Any]
     metrics: Mapping[str, float]
     arrays: Mapping[ArrayPath, Entry]
@@ -57,6 +62,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         content = {
             "format": FORMAT,
+            "step": self.step,
             "run": dict(self.run),
             "metrics": dict(self.metrics),
             "arrays": {"/".join(path): dataclasses.asdict(entry) for path, entry in self.arrays.items()},
@@ -70,16 +76,17 @@ class Manifest:
 
         Raises:
           ManifestError: not a byte may have changed.
+          OldFormatError: another version of this library wrote it.
         """
         if not isinstance(content, dict) or content.get("digest") != _digest(content):
             raise ManifestError("its manifest is damaged")
         if content["format"] != FORMAT:
-            raise ManifestError(f"its manifest has format {content['format']}, not {FORMAT}")
+            raise OldFormatError(f"has format {content['format']}, not {FORMAT}")
         arrays = {
             tuple(name.split("/")): Entry(tuple(entry["shape"]), entry["dtype"], tuple(entry["checksums"]))
             for name, entry in content["arrays"].items()
         }
-        return cls(content["run"], content["metrics"], arrays)
+        return cls(content["step"], content["run"], content["metrics"], arrays)
 
     def check(self, arrays: Mapping[ArrayPath, Any]) -> None:
         """Compares arrays, on whatever devices, with their checksums.
@@ -98,9 +105,11 @@ class Manifest:
         _compare(path, one_layer, found, first_layer=layer)
 
 
-def describe(arrays: Mapping[ArrayPath, Any], run: Mapping[str, Any], metrics: Mapping[str, float]) -> Manifest:
-    """The manifest of arrays that are about to be saved. Waits for them to be computed."""
-    return Manifest(run, metrics, _entries(arrays))
+def describe(
+    step: int, arrays: Mapping[ArrayPath, Any], run: Mapping[str, Any], metrics: Mapping[str, float]
+) -> Manifest:
+    """Makes the manifest of arrays that are about to be saved. Waits for them to be computed."""
+    return Manifest(step, run, metrics, _entries(arrays))
 
 
 def by_layer(path: ArrayPath) -> bool:

@@ -17,9 +17,9 @@ import orbax.checkpoint as ocp
 import tensorstore
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from sparse_lm.training.checkpoints.manifest import ArrayPath, Manifest, ManifestError
+from sparse_lm.training.checkpoints.manifest import ArrayPath, Manifest, ManifestError, OldFormatError
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.training.workdir import OLD_VERSION, WorkdirError
 
 ITEMS = ("params", "recipe_state", "state")
 MANIFEST = "manifest"
@@ -68,12 +68,20 @@ class SavedCheckpoint:
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """Raises DamagedCheckpoint."""
+        """Reads the manifest.
+
+        Raises:
+          DamagedCheckpoint: it is not what was written, or of another step than the directory's name says.
+          WorkdirError: another version of this library wrote it.
+        """
         with self.damage_named():
             path = self._directory / MANIFEST / _MANIFEST_FILE
             if not path.exists():
                 raise ManifestError("it is incomplete, without a manifest")
-            return Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+            manifest = Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+            if manifest.step != self._step:
+                raise ManifestError(f"it is checkpoint {manifest.step}, and its directory was renamed")
+            return manifest
 
     def check_run(self, run: Mapping[str, Any]) -> None:
         """Raises WorkdirError if this checkpoint is of a run that has another value for one of these keys."""
@@ -146,6 +154,8 @@ class SavedCheckpoint:
             yield
         except (WorkdirError, jax.errors.JaxRuntimeError):
             raise
+        except OldFormatError as error:
+            raise WorkdirError(self._workdir, f"checkpoint {self._step} {error}: {OLD_VERSION}") from error
         except Exception as error:
             if not self._directory.exists():
                 raise WorkdirError(self._workdir, f"checkpoint {self._step} was deleted while it was read") from error

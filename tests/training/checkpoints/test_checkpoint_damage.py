@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorstore
 
+from sparse_lm.training.checkpoints import manifest
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, open_params, restore_params
 from sparse_lm.training.checkpoints.manifest import Manifest
 from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint
@@ -146,6 +147,31 @@ def test_copied_by_half(workdir):
     with Checkpoints(workdir, keep=2) as checkpoints:
         assert_same_bits(checkpoints.restore_latest(make_state()), make_state(2))
     assert steps_on_disk(workdir) == [1, 2]
+
+
+def test_a_renamed_checkpoint_is_refused(workdir):
+    (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / "7")
+    message = "checkpoint 7 is damaged: it is checkpoint 2, and its directory was renamed"
+    with pytest.raises(DamagedCheckpoint, match=message):
+        restore_params(workdir, 7)
+    with Checkpoints(workdir, keep=2) as checkpoints:
+        assert_same_bits(checkpoints.restore_latest(make_state()), make_state(1))
+
+
+def test_a_file_where_a_checkpoint_should_be_is_logged(workdir, caplog):
+    (workdir / "checkpoints" / "7").write_text("")
+    assert restore_params(workdir)[2] == 2
+    assert f"{workdir / 'checkpoints' / '7'} is a file, not a checkpoint" in caplog.text
+
+
+def test_a_checkpoint_of_another_version_is_refused_with_the_commit_that_reads_it(workdir, monkeypatch):
+    monkeypatch.setattr(manifest, "FORMAT", 3)
+    message = "checkpoint 1 has format 2, not 3: commit [0-9a-f]{7}, .*, can read it"
+    with pytest.raises(WorkdirError, match=message):
+        Checkpoints(workdir, keep=2)
+    with pytest.raises(WorkdirError, match=message) as caught:
+        restore_params(workdir, 1)
+    assert not isinstance(caught.value, DamagedCheckpoint)
 
 
 def test_checkpoint_of_another_run_is_refused_with_both_named(tmp_path):

@@ -83,13 +83,13 @@ def make_manifest():
         ("params", "layers", "up"): jnp.ones((2, 4, 4), jnp.bfloat16),
         ("state", "step"): jnp.int32(7),
     }
-    return describe(arrays, {"model.dim": 4, "sparsity.recipe": "dense"}, {"eval_loss": float("nan")}), arrays
+    return describe(7, arrays, {"model.dim": 4, "sparsity.recipe": "dense"}, {"eval_loss": float("nan")}), arrays
 
 
 def test_manifest_survives_json():
     manifest, arrays = make_manifest()
     read = Manifest.from_json(manifest.to_json())
-    assert (read.arrays, read.run) == (manifest.arrays, manifest.run)
+    assert (read.step, read.arrays, read.run) == (7, manifest.arrays, manifest.run)
     assert np.isnan(read.metrics["eval_loss"])
     assert len(read.arrays["params", "layers", "up"].checksums) == 2
     read.check(arrays)
