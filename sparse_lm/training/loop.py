@@ -30,6 +30,7 @@ from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.transitions import make_transitions
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning
+from sparse_lm.training.workdir_lock import workdir_lock
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +57,12 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
     check_implementation(config.sparsity.recipe)
     config, pretrained = open_pretrained(config, workdir)
     make_workdir(workdir)
-    check_same_config(workdir, config)
-    with processes.reports_directory(workdir) as reports, RunSummary(reports, config) as summary:
+    with (
+        workdir_lock(workdir),
+        processes.reports_directory(workdir) as reports,
+        RunSummary(reports, config) as summary,
+    ):
+        check_same_config(workdir, config)
         trainer = make_trainer(config)  # refuses a mesh that there are no devices for, while nothing is written
         processes.wait_for_all("configurations are checked")
         data = open_data_together(workdir, config)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,12 +72,19 @@ def writing(workdir: str | os.PathLike) -> Iterator[None]:
         raise WorkdirError(workdir, f"cannot be written: {error.strerror}") from error
 
 
+def check_local(workdir: str | os.PathLike) -> None:
+    """Raises WorkdirError for a URL: metrics are appended to and locks are held, which no object store can do."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(workdir)):
+        raise WorkdirError(workdir, "must be a directory, not a URL; mount the bucket, as with gcsfuse, and name that")
+
+
 def make_workdir(workdir: str | os.PathLike) -> Path:
-    """The directory, made if need be.
+    """Makes the directory if need be.
 
     Raises:
       WorkdirError: it cannot be made or written.
     """
+    check_local(workdir)
     with writing(workdir):
         Path(workdir).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=workdir).close()
@@ -100,6 +108,7 @@ def load_config(workdir: str | os.PathLike) -> Config:
       WorkdirError: there is no run in this directory, or its config.json is damaged.
       ConfigError: it has keys or values that this version does not allow.
     """
+    check_local(workdir)
     path = Path(workdir, "config.json")
     if not path.exists():
         raise WorkdirError(workdir, "holds no run (no config.json)")

@@ -108,6 +108,15 @@ def test_workdir_is_made(tmp_path):
     assert make_workdir(made) == made
 
 
+@pytest.mark.parametrize("workdir", ["gs://bucket/run", "s3://bucket", "file:///tmp/run"])
+@pytest.mark.parametrize("use", [make_workdir, load_config])
+def test_url_is_refused_by_name(workdir, use, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkdirError, match=rf"^--workdir={workdir}: must be a directory, not a URL"):
+        use(workdir)
+    assert not list(tmp_path.iterdir())
+
+
 def test_workdir_under_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for workdir in (tmp_path / "file", tmp_path / "file" / "run"):

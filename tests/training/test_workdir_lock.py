@@ -1,0 +1,74 @@
+"""One run at a time trains in a workdir."""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from sparse_lm.training.mesh import processes
+from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.training.workdir_lock import FILE, workdir_lock
+from tests.command_lines import ROOT
+
+HOLD = """
+import sys, time
+from sparse_lm.training.workdir_lock import workdir_lock
+
+with workdir_lock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A process that holds the lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_second_process_is_refused_and_a_killed_ones_lock_is_taken_over(tmp_path, other, caplog):
+    holder = rf"process {other.pid} on {socket.gethostname()} \(since 20\S+\)"
+    with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: {holder} trains in it"), workdir_lock(tmp_path):
+        pytest.fail("two processes hold the lock")
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    with workdir_lock(tmp_path):
+        assert json.loads((tmp_path / FILE).read_text())["process"] == os.getpid()
+    assert f"process {other.pid} on" in caplog.text and "is taken over" in caplog.text
+
+
+def test_a_run_that_ended_leaves_no_trace(tmp_path, caplog):
+    for _ in range(2):
+        with workdir_lock(tmp_path):
+            pass
+    assert not caplog.text
+    assert (tmp_path / FILE).read_text() == ""
+
+
+def test_processes_of_one_run_share_it_and_are_all_refused_with_the_leader(tmp_path, monkeypatch):
+    with workdir_lock(tmp_path), monkeypatch.context() as patch:
+        patch.setattr(processes, "is_leader", lambda: False)
+        with workdir_lock(tmp_path):
+            pass
+        patch.setattr(processes, "any_of", lambda flag: True)
+        with pytest.raises(WorkdirError, match="another process trains in it"), workdir_lock(tmp_path):
+            pass
+
+
+def test_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with workdir_lock(tmp_path):
+        assert "no locks in" in caplog.text
