@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.console import Console
@@ -11,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from sparse_lm.durations import duration
+
+REDRAW_SECONDS = 0.1
 
 
 class Progress:
@@ -28,7 +32,7 @@ class Progress:
         self._what, self._total = what, total
         self._stream = stream or sys.stdout
         self._line_seconds, self._line_time = line_seconds, time.monotonic() if line_seconds else float("-inf")
-        self._bar = None
+        self._bar, self._drawn = None, float("-inf")
         if self._stream.isatty():
             columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
             self._bar = Bar(*columns, console=Console(file=self._stream), auto_refresh=False)
@@ -42,6 +46,35 @@ class Progress:
         elif time.monotonic() - self._line_time >= self._line_seconds:
             self._line_time = time.monotonic()
             print(" | ".join([f"{self._what} {done}/{self._total}", *facts]), file=self._stream, flush=True)
+
+    def move(self, done: int, *facts: str) -> None:
+        """Moves the bar; a log gets no line."""
+        if self._bar:
+            now = time.monotonic()
+            changes = {"description": " | ".join(facts)} if facts else {}
+            redraws = now - self._drawn >= REDRAW_SECONDS  # steps may be shorter than it takes to draw
+            self._bar.update(self._task, completed=done, refresh=redraws, **changes)
+            self._drawn = now if redraws else self._drawn
+
+    def note(self, text: str) -> None:
+        """Prints a line that stays."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    @contextlib.contextmanager
+    def busy(self, done: int, what: str) -> Iterator[Callable[[], None]]:
+        """Says what is being done, and at the end how long it took.
+
+        Yields:
+          A function that shows how long it has taken so far.
+        """
+        start = time.monotonic()
+        if not self._bar:
+            self.note(what)
+        yield lambda: self.move(done, f"{what}, {duration(time.monotonic() - start)}")
+        self.note(f"{what}: {duration(time.monotonic() - start)}")
 
     def close(self) -> None:
         """Leaves the bar as it is."""

@@ -50,6 +50,41 @@ def test_terminal_gets_a_live_bar(monkeypatch, line_seconds):
     assert "\x1b[" in text  # drawn in place, not scrolled
 
 
+def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
+    """A log gets the lines alone."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        steps = Progress("step", 9, stream=stream)
+        for step in range(5):
+            steps.move(step)
+            now[0] += 1
+        with steps.busy(5, "compiling [x]") as tick:
+            now[0] += 62
+            tick()
+        steps.note("step 5: saving")
+        steps.close()
+    lines = ["compiling [x]: 1 min 2 s", "step 5: saving"]
+    assert log.getvalue().splitlines() == ["compiling [x]", *lines]
+    for shown in ("1/9", "2/9", "3/9", "4/9", "compiling [x], 1 min 2 s", *lines):
+        assert shown in terminal.getvalue()
+
+
+def test_steps_that_are_shorter_than_a_redraw_are_not_all_drawn(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    terminal = Terminal()
+    steps = Progress("step", 1000, stream=terminal)
+    for step in range(1000):
+        steps.move(step)
+        now[0] += 0.01
+    assert 90 <= terminal.getvalue().count("/1000") <= 110
+
+
 def test_standard_output_by_default(capsys):
     Progress("step", 5).update(5, "dense")
     assert capsys.readouterr().out == "step 5/5 | dense\n"

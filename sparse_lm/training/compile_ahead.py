@@ -9,6 +9,7 @@ from sparse_lm.config import Config
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.phases import transition_before
 from sparse_lm.training.step import Trainer, TrainState
+from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.transitions import Transitions
 
 
@@ -19,8 +20,9 @@ class CompileAhead:
     that a signal meanwhile finds a state that can be saved.
     """
 
-    def __init__(self, config: Config, trainer: Trainer, transitions: Transitions, interrupt: Interrupt):
-        self._config, self._trainer, self._transitions, self._interrupt = config, trainer, transitions, interrupt
+    def __init__(self, config: Config, trainer: Trainer, transitions: Transitions, interrupt: Interrupt, log: StepLog):
+        self._config, self._trainer, self._transitions = config, trainer, transitions
+        self._interrupt, self._log = interrupt, log
         self._compiled: set[str] = set()  # phases
 
     def compile(self, step: int, state: TrainState, windows: Array) -> bool:
@@ -42,7 +44,10 @@ class CompileAhead:
             for program, arguments in programs:
                 program.lower(*arguments).compile()
 
-        if jax.process_count() > 1:  # processes could not agree to stop in the middle
-            compile_all()
-            return True
-        return self._interrupt.wait_for(compile_all)
+        self._interrupt.answer = "saving what there is; the compilation is given up"
+        transitions = " and the phase transitions" if len(programs) > 1 else ""
+        with self._log.busy(step, f"compiling the {phase} step{transitions}") as tick:
+            if jax.process_count() > 1:  # processes could not agree to stop in the middle
+                compile_all()
+                return True
+            return self._interrupt.wait_for(compile_all, tick)

@@ -1,9 +1,11 @@
-"""SIGTERM and SIGINT as a request to save and stop, not as an end."""
+"""Takes SIGTERM and SIGINT for a request to save and stop, not for an end."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 
@@ -11,16 +13,26 @@ _POLL_SECONDS = 0.1
 
 
 class Interrupt:
-    """While open, `requested` names the first of SIGTERM or SIGINT that arrived; a second one acts at once."""
+    """While open, answers the first SIGTERM or SIGINT with a line; a second one acts at once.
+
+    Attributes:
+      requested: the signal's name; None before one arrives.
+      answer: what the process does when a signal arrives, for the line.
+    """
 
     def __init__(self):
         self.requested: str | None = None
+        self.answer = "stopping"
 
-    def wait_for(self, work: Callable[[], object]) -> bool:
+    def wait_for(self, work: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:
         """Does work that cannot be stopped, such as a compilation; what it raises is raised here.
 
+        Args:
+          work: is done in a thread.
+          meanwhile: is called every tenth of a second.
+
         Returns:
-          Whether it is done. If not, a signal came first, and the work goes on in a thread that nobody waits for.
+          True if it is done. If not, a signal came first, and the work goes on in a thread that nobody waits for.
         """
         future: concurrent.futures.Future = concurrent.futures.Future()
 
@@ -36,6 +48,7 @@ class Interrupt:
             if done:
                 future.result()
                 return True
+            meanwhile()
         return False
 
     def __enter__(self) -> Interrupt:
@@ -48,5 +61,8 @@ class Interrupt:
 
     def _note(self, number: int, _frame: object) -> None:
         self.requested = signal.Signals(number).name
+        before = "\n" if sys.stderr.isatty() else ""  # a bar may stand in the line
+        # Not by print, which the signal may have interrupted.
+        os.write(2, f"{before}{self.requested}: {self.answer}; again to stop now\n".encode())
         for either, handler in self._before.items():
             signal.signal(either, handler)

@@ -5,7 +5,7 @@ The loop dispatches step n and then handles the metrics of step n - 1, so that t
 
 from __future__ import annotations
 
-import logging
+import dataclasses
 
 import jax
 from jax import Array
@@ -24,7 +24,7 @@ from sparse_lm.training.run_data import device_batches, open_data_together
 from sparse_lm.training.starting import open_pretrained, restore_or_start
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.stopping import TooManyBadSteps, is_to_stop
-from sparse_lm.training.telemetry.overview import print_implementations
+from sparse_lm.training.telemetry.overview import print_overview
 from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
@@ -32,7 +32,7 @@ from sparse_lm.training.transitions import make_transitions
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning
 from sparse_lm.training.workdir_lock import workdir_lock
 
-_log = logging.getLogger(__name__)
+_LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse phase", "refresh": "refresh"}
 
 
 def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0), wandb: bool = False) -> bool:
@@ -66,46 +66,39 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
         trainer = make_trainer(config)  # refuses a mesh that there are no devices for, while nothing is written
         processes.wait_for_all("configurations are checked")
         data = open_data_together(workdir, config)
-        _log.info(data.describe())
         with Checkpoints(workdir, config.keep_checkpoints, meaning(config)) as checkpoints, Interrupt() as interrupt:
             state = restore_or_start(config, trainer, checkpoints, pretrained)
             start = int(state.step)
             if start >= config.steps:
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
-            if start:
-                print(f"{workdir}: going on from step {start}")
-            print_implementations(config, trainer, state)
+            print_overview(config, workdir, trainer, data, state)
             with (
                 StepLog(config, reports, summary, start, wandb and processes.is_leader()) as log,
                 StepProfile(reports, *profile_steps) as profile,
             ):
-                loop = _Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, summary, log)
-                return loop.run(state, start)
+                return _Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)
 
 
+@dataclasses.dataclass
 class _Loop:
     """The loop of one process, with what it works with."""
 
-    def __init__(
-        self,
-        config: Config,
-        workdir: str,
-        trainer: Trainer,
-        data: Data,
-        checkpoints: Checkpoints,
-        interrupt: Interrupt,
-        profile: StepProfile,
-        summary: RunSummary,
-        log: StepLog,
-    ):
-        self.config, self.workdir, self.trainer, self.data = config, workdir, trainer, data
-        self.checkpoints, self.interrupt, self.profile = checkpoints, interrupt, profile
-        self.summary, self.log = summary, log
-        self.held_out = HeldOut(config, trainer, data)
+    config: Config
+    workdir: str
+    trainer: Trainer
+    data: Data
+    checkpoints: Checkpoints
+    interrupt: Interrupt
+    profile: StepProfile
+    log: StepLog
+    pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet handled
+
+    def __post_init__(self):
+        config, trainer = self.config, self.trainer
         self.transitions = make_transitions(config, trainer.graphdef, trainer.layout)
-        self.compile_ahead = CompileAhead(config, trainer, self.transitions, interrupt)
-        self.pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet handled
+        self.compile_ahead = CompileAhead(config, trainer, self.transitions, self.interrupt, self.log)
+        self.held_out = HeldOut(config, trainer, self.data)
 
     def run(self, state: TrainState, start: int) -> bool:
         """Trains from step `start` to the end; see `train` for what is returned and raised."""
@@ -124,6 +117,7 @@ class _Loop:
             if profile_turns:
                 self.profile.turn()
                 self.log.spent_on("profile")
+            self.interrupt.answer = f"finishing step {step}, saving"
             state, transition_metrics = self._cross_transition(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.step(config.phase(step))(state, windows)
@@ -140,13 +134,15 @@ class _Loop:
             if saves:
                 self._save(state, done, results)
         self.checkpoints.wait()
-        self.summary.state = "finished"
-        print(f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte")
+        self.log.summary.state = "finished"
         return True
 
     def _cross_transition(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
         """Makes the state what `step` needs; returns it with a refresh's metrics."""
-        match transition_before(self.config, step):
+        transition = transition_before(self.config, step)
+        if transition:
+            self.log.note(step, _LINES[transition])
+        match transition:
             case "enter":
                 return self.transitions.enter_sparse(state, windows), {}
             case "leave":
@@ -183,8 +179,9 @@ class _Loop:
         return results
 
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
-        self.summary.write()  # first, so that no checkpoint is ahead of it
+        self.log.summary.write()  # first, so that no checkpoint is ahead of it
         self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
+        self.log.note(step, "saving")
         self.log.spent_on("checkpoint")
 
     def _stop(self, state: TrainState, step: int) -> bool:
@@ -193,7 +190,7 @@ class _Loop:
             self._save(state, step)
             self.checkpoints.wait()
         signal = self.interrupt.requested or "a signal to another process"
-        self.summary.state = f"stopped by {signal}"
+        self.log.summary.state = f"stopped by {signal}"
         saved = ", saved" if step else ""
         print(f"stopped by {signal} after step {step}{saved}; the same command goes on")
         return False

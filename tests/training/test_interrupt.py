@@ -26,7 +26,7 @@ def test_what_work_raises_is_raised():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_waiting_and_a_second_one_acts_at_once(number, second):
+def test_a_signal_ends_the_waiting_and_a_second_one_acts_at_once(number, second, capfd):
     acted = []
     before = {each: signal.signal(each, lambda number, _: acted.append(number)) for each in (number, second)}
     release = threading.Event()
@@ -34,10 +34,13 @@ def test_a_signal_ends_the_waiting_and_a_second_one_acts_at_once(number, second)
     try:
         with Interrupt() as interrupt:
             start = time.monotonic()
-            assert not interrupt.wait_for(lambda: release.wait(60))
+            interrupt.answer = "finishing step 3"
+            ticks = []
+            assert not interrupt.wait_for(lambda: release.wait(60), lambda: ticks.append(time.monotonic()))
             assert time.monotonic() - start < 10
             assert interrupt.requested == signal.Signals(number).name
             assert not acted
+            assert capfd.readouterr().err == f"{interrupt.requested}: finishing step 3; again to stop now\n"
             os.kill(os.getpid(), second)
             assert acted == [second]
             assert interrupt.requested == signal.Signals(number).name

@@ -1,28 +1,59 @@
-"""What a run prints before its first step."""
+"""Prints what a run is before its first step."""
 
 from __future__ import annotations
+
+import itertools
+import logging
 
 import jax
 import numpy as np
 
 from sparse_lm.config import Config
+from sparse_lm.data.dataset import Data
 from sparse_lm.ops import backends
 from sparse_lm.training.step import Trainer, TrainState
 
+_log = logging.getLogger(__name__)
 
-def print_implementations(config: Config, trainer: Trainer, state: TrainState) -> None:
-    """Prints which products of the sparse phase are sparse, and which backend runs each operation."""
+
+def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, state: TrainState) -> None:
+    """Prints size, tokens, devices and phases of a run, and what its sparse phase computes with what."""
+    start, devices = int(state.step), jax.devices()
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    epochs = config.steps * config.batch_size / len(data.train)
+    total = config.steps * config.tokens_per_step
+    facts = {
+        "parameters": f"{parameters:,}",
+        "data": data.describe(),
+        "tokens": f"{config.tokens_per_step:,} a step, {total:,} in all, {epochs:.2g} epochs",
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "phases": ", ".join(_phases(config)),
+    }
+    print(f"{workdir}: {f'going on from step {start}' if start else 'starting'}")
+    _print_table(facts)
+    if epochs > 1:
+        _log.warning("every training window is read %.1f times: config.steps is more than the data has", epochs)
     if not config.sparsity.phase:
         return
+    print("sparse phase:")
+    _print_table(config.sparsity.recipe.products)
+    if config.sparsity.dense_layers:
+        _print_table({"dense": f"FFNs of the first {config.sparsity.dense_layers} layers"})
     windows = jax.ShapeDtypeStruct((config.batch_size, config.seq_len + 1), np.int32)
     with backends.record() as used:
         jax.eval_shape(trainer.sparse_step, state, windows)
-    print("sparse phase:")
-    for product, operand in config.sparsity.recipe.products.items():
-        print(f"  {product:<18} {operand}")
-    if config.sparsity.dense_layers:
-        print(f"  {'dense':<18} FFNs of the first {config.sparsity.dense_layers} layers")
-    print("implementations:")
-    width = max(map(len, used), default=0)  # none if this process has traced the step before
-    for op, names in sorted(used.items()):
-        print(f"  {op:<{width}} {', '.join(sorted(names))}")
+    if used:  # nothing if this process has traced the step before
+        print("implementations:")
+        _print_table({op: ", ".join(sorted(names)) for op, names in sorted(used.items())})
+
+
+def _phases(config: Config) -> list[str]:
+    """Names each phase with its first and last step, such as "sparse 60..159"."""
+    groups = [(phase, list(steps)) for phase, steps in itertools.groupby(range(config.steps), config.phase)]
+    return [f"{phase} {steps[0]}..{steps[-1]}" for phase, steps in groups]
+
+
+def _print_table(rows: dict[str, str]) -> None:
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value}")

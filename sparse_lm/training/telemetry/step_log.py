@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable
 from types import TracebackType
 
 import jax
@@ -26,13 +28,13 @@ class StepLog:
     Args:
       config: the run.
       directory: where this process writes, see `processes.reports_directory`.
-      summary: of the run.
+      summary: of the run; also an attribute.
       start: the first step of this process.
       wandb: log to Weights & Biases, too.
     """
 
     def __init__(self, config: Config, directory: str, summary: RunSummary, start: int, wandb: bool = False):
-        self._config, self._summary = config, summary
+        self._config, self.summary = config, summary
         self._device_kind = jax.devices()[0].device_kind
         self._schedule = learning_rate(config)
         float(self._schedule(start))  # compiles, which is no step's time
@@ -45,13 +47,22 @@ class StepLog:
         """Waits for a step and counts its time; returns how many steps in a row have been skipped."""
         skipped_in_a_row = int(metrics["skipped_in_a_row"])
         self._timer.step_done(self._config.phase(step))
-        self._summary.step_done(self._config.phase(step))
+        self.summary.step_done(self._config.phase(step))
+        self._progress.move(step + 1)
         return skipped_in_a_row
 
     def spent_on(self, kind: str) -> None:
         """Counts the time since the last step, or the last call, as other work of this kind."""
         self._timer.skip()
-        self._summary.spent_on(kind)
+        self.summary.spent_on(kind)
+
+    def note(self, step: int, text: str) -> None:
+        """Prints a line that stays, about the state after `step` steps."""
+        self._progress.note(f"step {step}: {text}")
+
+    def busy(self, step: int, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Shows work that takes long, before `step`, and how long it takes; see `Progress.busy`."""
+        return self._progress.busy(step, f"step {step}: {what}")
 
     def write(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
         """Writes and shows a settled step, if it is one to log or has held-out results."""
@@ -70,12 +81,17 @@ class StepLog:
             "tokens": (step + 1) * config.tokens_per_step,
             "tokens_per_second": speed,
             "step_time": step_time,
-            "wall_time": self._summary.wall_time(),
+            "wall_time": self.summary.wall_time(),
             **flops.utilisation(config, config.recipe(phase), speed, self._device_kind),
             **metrics,
             **{f"eval_{name}": value for name, value in (results or {}).items()},
         }
-        self._summary.logged(self._writer.write(step, line))
+        self.summary.logged(self._writer.write(step, line))
+        if results:
+            self.note(
+                step + 1,
+                f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte",
+            )
         left = show_time_left(self._timer.seconds_left())
         self._progress.update(step + 1, phase, f"loss {loss:.4f}", show_speed(speed), left)
 

@@ -1,0 +1,34 @@
+import types
+
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.telemetry.overview import print_overview
+from tests import small
+
+
+def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(capsys, caplog):
+    config = small.config("dense", seq_len=33)
+    trainer = make_trainer(config)
+    state = trainer.init()
+    parameters = 2 * 320 * 32 + 2 * (2 * 32 + 32 * 32 + 2 * 16 * 32 + 32 * 32 + 2 * 128 * 32) + 32
+    for windows, epochs in ((480, "0.1"), (12, "4")):
+        caplog.clear()
+        data = types.SimpleNamespace(train=range(windows), describe=lambda: "a corpus")
+        print_overview(config, "runs/small", trainer, data, state)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "runs/small: starting"
+        facts = dict(line.strip().split("  ", 1) for line in lines[1:])
+        assert facts["parameters"].strip() == f"{parameters:,}"
+        assert facts["data"].strip() == "a corpus"
+        assert facts["tokens"].strip() == f"132 a step, 1,584 in all, {epochs} epochs"
+        assert facts["phases"].strip() == "dense 0..11"
+        assert ("every training window is read 4.0 times" in caplog.text) == (windows == 12)
+
+
+def test_names_phases_and_what_the_sparse_one_computes(capsys):
+    config = small.config("venom")
+    trainer = make_trainer(config)
+    data = types.SimpleNamespace(train=range(480), describe=str)
+    print_overview(config, "runs/small", trainer, data, trainer.init())
+    output = capsys.readouterr().out
+    assert "dense 0..3, sparse 4..7, dense 8..11" in output
+    assert "sparse phase:\n" in output and "implementations:\n" in output and "reference" in output
