@@ -13,24 +13,22 @@ requirements-test.txt, and compute FFNs densely.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.util
 import json
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
-from sparse_lm import logs
-from sparse_lm.checkpoint_flag import define_checkpoint_flag
-from sparse_lm.config import ConfigError
-from sparse_lm.data import DataError, heldout_batches
+from sparse_lm import entry_point
+from sparse_lm.data import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.interop.harness.text_model import TextModel
@@ -41,7 +39,7 @@ from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.implementation import check_implementation
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
 from sparse_lm.training.telemetry.metrics import to_json
-from sparse_lm.training.workdir import WorkdirError, load_config
+from sparse_lm.training.workdir import load_config
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +136,8 @@ def _make_room(file: Path) -> Path:
     if file.is_dir():
         raise HarnessError(f"--output={file}: is a directory; must be a file")
     try:
+        with contextlib.suppress(FileNotFoundError):
+            file.stat()  # raises of a link that leads to itself
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
@@ -145,31 +145,24 @@ def _make_room(file: Path) -> Path:
     return file
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown argument {argv[1]!r}")
-    logs.configure()
+def main() -> None:
     options = flags.FLAGS
-    try:
-        if options.tasks:
-            if options.sparse:
-                raise HarnessError("--sparse: tasks are evaluated with dense FFNs; leave out --sparse or --tasks")
-            of_tasks = {name: options[name].value for name in TASK_FLAGS}
-            result = evaluate_tasks(options.workdir, options.tasks, options.checkpoint, **of_tasks)
-        else:
-            for name in TASK_FLAGS:
-                if options[name].present:
-                    raise HarnessError(f"--{name}: is for tasks; name some with --tasks")
-            result = evaluate(options.workdir, options.checkpoint, sparse=options.sparse)
-    except (ConfigError, DataError, HarnessError, WorkdirError) as error:
-        sys.exit(str(error))
+    if options.tasks:
+        if options.sparse:
+            raise HarnessError("--sparse: tasks are evaluated with dense FFNs; leave out --sparse or --tasks")
+        of_tasks = {name: options[name].value for name in TASK_FLAGS}
+        result = evaluate_tasks(options.workdir, options.tasks, options.checkpoint, **of_tasks)
+    else:
+        for name in TASK_FLAGS:
+            if options[name].present:
+                raise HarnessError(f"--{name}: is for tasks; name some with --tasks")
+        result = evaluate(options.workdir, options.checkpoint, sparse=options.sparse)
     print(to_json(result))
 
 
 def _define_flags() -> None:
-    """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
-    define_checkpoint_flag()
+    entry_point.define_checkpoint_flag()
     flags.DEFINE_bool("sparse", False, "Compute the FFNs as the run's sparse phase does, instead of densely.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
     flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")
@@ -180,5 +173,4 @@ def _define_flags() -> None:
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    entry_point.run(main, _define_flags, (HarnessError,))

@@ -14,17 +14,14 @@ import dataclasses
 import logging
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 from safetensors import SafetensorError
 
-from sparse_lm import logs
-from sparse_lm.checkpoint_flag import define_checkpoint_flag
-from sparse_lm.config import Config, ConfigError
-from sparse_lm.data import DataError
+from sparse_lm import entry_point
+from sparse_lm.config import Config
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_directory import HfModel
@@ -146,32 +143,25 @@ def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float |
     return next((line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps), None)
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown argument {argv[1]!r}")
-    logs.configure()
+def main() -> None:
     options = flags.FLAGS
-    try:
-        export(
-            options.workdir,
-            options.output,
-            checkpoint=options.checkpoint,
-            weight_format=options.format,
-            shard_bytes=int(options.shard_gb * 1e9),
-        )
-    except (ConfigError, DataError, OutputError, WorkdirError) as error:
-        sys.exit(str(error))
+    shard_bytes = int(options.shard_gb * 1e9)
+    export(
+        options.workdir,
+        options.output,
+        checkpoint=options.checkpoint,
+        weight_format=options.format,
+        shard_bytes=shard_bytes,
+    )
 
 
 def _define_flags() -> None:
-    """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
-    define_checkpoint_flag()
+    entry_point.define_checkpoint_flag()
     flags.DEFINE_enum("format", "dense", FORMATS, "Of the weights; sparse24 adds a directory of 2:4 ones.")
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    entry_point.run(main, _define_flags, (OutputError,))

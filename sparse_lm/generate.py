@@ -11,21 +11,16 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-from absl import app, flags
+from absl import flags
 
-from sparse_lm import logs
-from sparse_lm.checkpoint_flag import define_checkpoint_flag
-from sparse_lm.config import ConfigError
-from sparse_lm.data import DataError
+from sparse_lm import entry_point
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.model import decode, llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense
-from sparse_lm.training.workdir import WorkdirError, load_config
+from sparse_lm.training.workdir import load_config
 
 _log = logging.getLogger(__name__)
 
@@ -77,21 +72,14 @@ def continue_text(
     return tokenizer.decode([*prompt_tokens, *made])
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown argument {argv[1]!r}")
-    logs.configure()
+def main() -> None:
     options = {name: flags.FLAGS[name].value for name in OPTIONS}
-    try:
-        print(continue_text(flags.FLAGS.workdir, flags.FLAGS.prompt, **options))
-    except (ConfigError, DataError, TooManyTokensError, WorkdirError) as error:
-        sys.exit(str(error))
+    print(continue_text(flags.FLAGS.workdir, flags.FLAGS.prompt, **options))
 
 
 def _define_flags() -> None:
-    """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
-    define_checkpoint_flag()
+    entry_point.define_checkpoint_flag()
     flags.DEFINE_string("prompt", "", "Text to continue; empty for a new document.")
     flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", 0, MOST_NEW_TOKENS)
     flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.", lower_bound=0.0)
@@ -102,5 +90,4 @@ def _define_flags() -> None:
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    entry_point.run(main, _define_flags, (TooManyTokensError,))

@@ -8,18 +8,16 @@ training, or have been stopped or resumed.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.style
-from absl import app, flags
+from absl import flags
 
-from sparse_lm import logs
+from sparse_lm import entry_point
 from sparse_lm.reporting.figure import draw, run_styles, style
 from sparse_lm.reporting.page import page
 from sparse_lm.reporting.run import read_runs
-from sparse_lm.training.workdir import WorkdirError
 
 PNG_DPI = 150
 
@@ -50,23 +48,15 @@ def report(workdirs: Sequence[str], output: str) -> Path:
     return path
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown argument {argv[1]!r}")
-    logs.configure()
-    try:
-        path = report(flags.FLAGS.workdir, flags.FLAGS.output)
-    except (WorkdirError, ValueError, OSError) as error:
-        sys.exit(str(error))
+def main() -> None:
+    path = report(flags.FLAGS.workdir, flags.FLAGS.output)
     print(f"{path}: {path.stat().st_size / 1e3:.0f} KB")
 
 
 def _define_flags() -> None:
-    """Not on import: entry points have flags of the same names, and may be imported side by side."""
     flags.DEFINE_multi_string("workdir", None, "Directory of a run; may be given several times.", required=True)
     flags.DEFINE_string("output", "report.html", "Where to write: a file that ends in .html or .png.")
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    entry_point.run(main, _define_flags, (ValueError, OSError))

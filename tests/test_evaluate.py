@@ -235,8 +235,10 @@ def test_scores_that_cannot_be_written_are_refused_before_any_are_made(workdir, 
     with pytest.raises(HarnessError, match=r"^--output=.*: is a directory; must be a file$"):
         evaluate_tasks(workdir, ["arc_easy"], output=tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(HarnessError, match=r"^--output=.*/file/scores\.json: cannot be written: "):
-        evaluate_tasks(workdir, ["arc_easy"], output=tmp_path / "file" / "scores.json")
+    (tmp_path / "loop").symlink_to("loop")
+    for output in (tmp_path / "file" / "scores.json", tmp_path / "loop"):
+        with pytest.raises(HarnessError, match=rf"^--output={output}: cannot be written: "):
+            evaluate_tasks(workdir, ["arc_easy"], output=output)
 
 
 def test_tasks_without_the_harness_say_what_to_install(monkeypatch):

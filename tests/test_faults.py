@@ -164,7 +164,9 @@ def disk_full(monkeypatch, first, end):
 def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch, caplog):
     with disk_full(monkeypatch, first=4, end=10):
         assert loop.train(config, str(tmp_path))
-    assert "checkpoint 6 could not be saved, and the newest is 3" in caplog.text
+    assert (
+        f"checkpoint 6 could not be saved in {tmp_path}/checkpoints, and the newest is 3: File too large" in caplog.text
+    )
     assert "metrics.jsonl cannot be written" in caplog.text
     assert steps_on_disk(tmp_path)[-1] == 12
     assert not list((tmp_path / "checkpoints").glob("*tmp*"))
@@ -173,7 +175,7 @@ def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch,
 
 @leaves_io_unfinished
 def test_a_run_whose_end_is_not_saved_says_so_and_goes_on_from_what_is(config, whole, tmp_path, monkeypatch):
-    message = "checkpoint 12 could not be saved, and the newest is 3: .*File too large"
+    message = "checkpoint 12 could not be saved in .*, and the newest is 3: File too large"
     with disk_full(monkeypatch, first=4, end=12), pytest.raises(WorkdirError, match=message):
         loop.train(config, str(tmp_path))
     assert steps_on_disk(tmp_path) == [3]

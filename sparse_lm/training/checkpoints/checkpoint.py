@@ -19,6 +19,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -168,7 +169,8 @@ class Checkpoints:
         self._manager.reload()  # it has forgotten those that the failed one was to replace
         newest = self._manager.latest_step()
         there_is = "there is none" if newest is None else f"the newest is {newest}"
-        self._failure = f"checkpoint {step} could not be saved, and {there_is}: {first_line(error)}"
+        directory = self._manager.directory
+        self._failure = f"checkpoint {step} could not be saved in {directory}, and {there_is}: {_reason(error)}"
         _log.error("%s", self._failure)
 
     def _set_aside(self, damaged: Sequence[int]) -> None:
@@ -296,6 +298,14 @@ def _best(workdir: str | os.PathLike, checkpoints: Mapping[int, SavedCheckpoint]
     if best is None or losses[best] == math.inf:
         raise WorkdirError(workdir, "no checkpoint was evaluated, so that none is best")
     return best
+
+
+def _reason(error: Exception) -> str:
+    """What the system says of a save that failed, without TensorStore's account of where."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    found = re.search(r": ([^:\[]+) \[os_error_code", str(error))
+    return found[1] if found else first_line(error)
 
 
 class _Best:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import logging
 import os
@@ -155,11 +154,6 @@ def reports_directory(workdir: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory() as directory:
         yield directory
-
-
-def silence_all_but_leader() -> contextlib.AbstractContextManager:
-    """What processes other than the leader print is lost; their warnings and errors are not."""
-    return contextlib.nullcontext() if is_leader() else contextlib.redirect_stdout(io.StringIO())
 
 
 def any_of(flag: bool) -> bool:

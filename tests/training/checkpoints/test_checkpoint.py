@@ -221,7 +221,7 @@ def test_error_of_a_save_is_raised_and_the_one_before_it_stays(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, unlimited[1]))
     try:
         checkpoints.save(2, big)
-        with pytest.raises(WorkdirError, match=r"checkpoint 2 could not be saved, and the newest is 1: .*File too"):
+        with pytest.raises(WorkdirError, match=r"checkpoint 2 could not be saved in .*, and the newest is 1: File too"):
             checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)

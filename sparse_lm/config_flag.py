@@ -1,0 +1,82 @@
+"""The flag `--config`: a Python file with `get_config()`, or the config.json of a run to repeat; and its overrides."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sys
+from pathlib import Path
+
+import ml_collections
+from absl import app, flags
+from flax.traverse_util import flatten_dict
+from ml_collections import config_flags
+
+from sparse_lm import config as config_lib
+
+flags.disclaim_key_flags()  # the flag is one of the entry point that defines it, and so in its --help
+
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
+
+
+def define_config_flag() -> None:
+    """Defines --config. `parse_flags` must parse the command line."""
+    help_text = "Configuration: a file such as configs/tiny.py, or config.json of a run to repeat."
+    config_flags.DEFINE_config_file("config", None, help_text)
+    flags.mark_flag_as_required("config")
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """Parses the command line and returns what of it is no flag.
+
+    Exits with one line if there is no such file, or no such key to override. Errors in a Python file keep their
+    traceback, for whoever wrote it.
+    """
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # a copy of a file in configs/ may import others there
+    while "--config" in argv[:-1]:
+        index = argv.index("--config")
+        argv = [*argv[:index], f"--config={argv[index + 1]}", *argv[index + 2 :]]
+    argv = [re.sub(r"^(--?config=)(.+\.json)$", rf"\g<1>{__file__}:\g<2>", argument) for argument in argv]
+    sys.argv = argv  # where config_flags looks for overrides
+    _check_overrides(argv)
+    try:
+        arguments = app.parse_flags_with_usage(argv)
+        flags.FLAGS.config.lock()  # raises what loading the file raised, if no override has
+    except OSError as error:
+        sys.exit(f"--config: {str(error).splitlines()[-1].strip()}")
+    return arguments
+
+
+def _check_overrides(argv: list[str]) -> None:
+    """Exits with one line if a key is none of the configuration, or comes before --config."""
+    keys = flatten_dict(config_lib.default().to_dict(), sep=".")
+    overrides = {index: match[1] for index, argument in enumerate(argv) if (match := _OVERRIDE.match(argument))}
+    for index, key in overrides.items():
+        if key not in keys:
+            close = difflib.get_close_matches(key, keys, n=1)
+            hint = f"; did you mean --config.{close[0]}?" if close else ""
+            sys.exit(f"{argv[index]}: config has no key {key!r}{hint}")
+        if not any(re.match("--?config=", argument) for argument in argv[:index]):
+            sys.exit(f"{argv[index]}: must come behind --config")
+
+
+def run_name() -> str | None:
+    """Returns the name that a run has by its configuration file; None if that is another run's."""
+    file, _, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    return None if argument.endswith(".json") else Path(file).stem
+
+
+def get_config(path: str) -> ml_collections.ConfigDict:
+    """Reads the config.json of a run. It is called as that of a Python file is: `parse_flags` names this module."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        sys.exit(f"--config={path}: cannot be read: {error}")
+    config = config_lib.default()
+    for key, value in (flatten_dict(values, sep=".") if isinstance(values, dict) else {"": values}).items():
+        if key not in flatten_dict(config.to_dict(), sep="."):
+            sys.exit(f"--config={path}: {key or values!r} is no key of this version's configuration")
+        if value is not None:  # the default stays what an override can give a number to
+            config.update_from_flattened_dict({key: value})
+    return config

@@ -1,0 +1,61 @@
+"""What the entry points share: flags in, one call, and one line for whatever the user can put right."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+
+from sparse_lm import logs
+from sparse_lm.config import ConfigError
+from sparse_lm.data.errors import DataError
+from sparse_lm.training.workdir import WorkdirError
+
+flags.disclaim_key_flags()  # a flag is one of the entry point that defines it, and so in its --help
+
+
+def run(
+    main: Callable[[], None],
+    define_flags: Callable[[], None],
+    errors: tuple[type[Exception], ...] = (),
+    parse_flags: Callable[[list[str]], list[str]] = app.parse_flags_with_usage,
+) -> None:
+    """Defines and parses flags, calls `main`, and exits.
+
+    Args:
+      main: reads its arguments from `flags.FLAGS`.
+      define_flags: is not done on import: entry points have flags of the same names, and may be imported together.
+      errors: ends the process with their message, as do those of configuration, data and workdir.
+      parse_flags: takes the command line and returns what of it is no flag.
+    """
+
+    def main_in_words(argv: list[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f"unknown argument {argv[1]!r}")
+        logs.configure()
+        try:
+            main()
+        except (ConfigError, DataError, WorkdirError, *errors) as error:
+            sys.exit(str(error))
+        except KeyboardInterrupt:
+            sys.exit("interrupted")
+
+    define_flags()
+    app.run(main_in_words, flags_parser=parse_flags)
+
+
+class _CheckpointParser(flags.ArgumentParser):
+    syntactic_help = "latest, best or a step"
+
+    def parse(self, argument: str) -> int | str:
+        if argument.isdecimal():
+            return int(argument)
+        if argument not in ("latest", "best"):
+            raise ValueError(f"must be {self.syntactic_help}")
+        return argument
+
+
+def define_checkpoint_flag() -> None:
+    """Defines --checkpoint: "latest", "best" or a step, an int."""
+    flags.DEFINE(_CheckpointParser(), "checkpoint", "latest", "latest, best (by held-out loss) or a step.")
