@@ -67,9 +67,9 @@ def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
             tick()
         steps.note("step 5: saving")
         steps.close()
-    lines = ["compiling [x]: 1 min 2 s", "step 5: saving"]
+    lines = ["compiling [x]: 1 min 02 s", "step 5: saving"]
     assert log.getvalue().splitlines() == ["compiling [x]", *lines]
-    for shown in ("1/9", "2/9", "3/9", "4/9", "compiling [x], 1 min 2 s", *lines):
+    for shown in ("1/9", "2/9", "3/9", "4/9", "compiling [x], 1 min 02 s", *lines):
         assert shown in terminal.getvalue()
 
 

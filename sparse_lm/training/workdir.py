@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import ml_collections
 from flax.traverse_util import flatten_dict
 
-from sparse_lm.config import Config, ConfigError, SparsityConfig, parse, to_dict
+from sparse_lm.config import Config, ConfigError, parse, to_dict
 from sparse_lm.files import replacing
 
 _log = logging.getLogger(__name__)
@@ -48,12 +47,7 @@ mesh, and microbatches, only rounding and, of sparse recipes, which tokens choos
 
 
 OLD_VERSION = "commit 6e6d42e, before every recipe had a file of its own, can read it"
-_OLD_SPARSITY_KEYS = frozenset(
-    {
-        "clusters", "columns", "dense_weights", "distance", "extra_windows", "moments", "neuron_run", "selection",
-        "shuffle_tokens", "weight_gradients",
-    }
-)  # fmt: skip
+_OLD_SPARSITY_KEYS = ("centres", "clusters", "columns", "extra_windows", "moments", "selection", "weight_gradients")
 
 
 class WorkdirError(ValueError):
@@ -123,12 +117,10 @@ def load_config(workdir: str | os.PathLike) -> Config:
 
 
 def _refuse_old(workdir: str | os.PathLike, values: dict[str, Any]) -> None:
-    """Refuses a run whose config.json has keys that `SparsityConfig` had once and has no more."""
-    old = _OLD_SPARSITY_KEYS - {field.name for field in dataclasses.fields(SparsityConfig)}
-    sparsity = values.get("sparsity")
-    found = sorted(old & sparsity.keys()) if isinstance(sparsity, dict) else []
-    if found:
-        raise WorkdirError(workdir, f"config.json has sparsity.{found[0]}: {OLD_VERSION}")
+    """Refuses a run whose config.json has keys that `SparsityConfig` had once."""
+    for key in _OLD_SPARSITY_KEYS:
+        if isinstance(values.get("sparsity"), dict) and key in values["sparsity"]:
+            raise WorkdirError(workdir, f"config.json has sparsity.{key}: {OLD_VERSION}")
 
 
 def meaning(config: Config) -> dict[str, Any]:

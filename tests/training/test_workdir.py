@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import logging
 
 import pytest
@@ -44,6 +45,18 @@ def test_damaged_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     for read in (load_config, lambda workdir: check_same_config(workdir, CONFIG)):
         with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: config\.json (cannot be read|must be)[^\n]+$"):
+            read(tmp_path)
+
+
+def test_a_run_of_before_the_recipes_is_refused_with_the_commit_that_reads_it(tmp_path):
+    begin_run(tmp_path, CONFIG)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["sparsity"]["selection"] = "slices"
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    for read in (load_config, lambda workdir: check_same_config(workdir, CONFIG)):
+        with pytest.raises(
+            WorkdirError, match=r"config\.json has sparsity\.selection: commit 6e6d42e, .* can read it$"
+        ):
             read(tmp_path)
 
 

@@ -3,9 +3,10 @@ import dataclasses
 import pytest
 
 from sparse_lm.config import Config, SparsityConfig
+from sparse_lm.recipes import SSte
 from sparse_lm.training.telemetry.timing import StepTimer
 
-SPARSE_MIDDLE = Config(steps=100, sparsity=SparsityConfig(recipe="sste", start_step=20, end_step=60))
+SPARSE_MIDDLE = Config(steps=100, sparsity=SparsityConfig(recipe=SSte(), start_step=20, end_step=60))
 
 
 @dataclasses.dataclass
