@@ -34,7 +34,12 @@ class Progress:
         self._line_seconds, self._line_time = line_seconds, time.monotonic() if line_seconds else float("-inf")
         self._bar, self._drawn = None, float("-inf")
         if self._stream.isatty():
-            columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            columns = (
+                TextColumn(what),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}", markup=False),
+            )
             self._bar = Bar(*columns, console=Console(file=self._stream), auto_refresh=False)
             self._task = self._bar.add_task("", total=total, completed=done)
             self._bar.start()
