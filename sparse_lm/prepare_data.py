@@ -8,15 +8,16 @@ C4 as published, with its own held-out documents and Llama 3's tokenizer:
     python -m sparse_lm.prepare_data --files='c4/en/c4-train.*.json.gz' \
         --heldout_files='c4/en/c4-validation.*.json.gz' --tokenizer=llama3/tokenizer.json --output=data/c4
 
---files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, and .json.gz and .json.zst
-(JSON lines too); --tfds takes a TFDS directory instead. Unless --tokenizer names one, a byte-level BPE
-is trained on the corpus. The corpus is never held in memory. Files are read by several processes, and
-the result does not depend on how many. The same command goes on where it was stopped, or killed, and of a
-finished one only reads the text again.
+--files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, .json.gz and .json.zst (JSON lines or an
+array), .parquet, and any other text file that is named without a pattern; --tfds takes a TFDS directory instead. Unless
+--tokenizer names one, a byte-level BPE is trained on the corpus. The corpus is never held in memory. Files are read by
+several processes, and the result does not depend on how many. The same command goes on where it was stopped, or killed,
+and of a finished one only reads the text again.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def prepare_files(
     text_field: str = "text",
     processes: int = 1,
 ) -> Data:
-    """Does what the flags of the same names say, and opens the result.
+    """Prepares what the flags of the same names say, and opens the result.
 
     Raises:
       DataError: the files, the tokenizer or their combination cannot be used, or `output` cannot be replaced or holds
@@ -60,7 +61,10 @@ def prepare_files(
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
     try:
+        os.path.realpath(output).encode()
         replaceable(output)
+    except UnicodeEncodeError as error:
+        raise DataError(f"--output={output!r}: the name is not UTF-8: name another directory") from error
     except DataError as error:
         raise DataError(f"--output={output}: {error}") from error
     if output.exists() and not is_prepared(output) and (not output.is_dir() or any(output.iterdir())):
@@ -89,7 +93,7 @@ def prepare_files(
 def open_files(
     patterns: list[str], heldout_patterns: list[str] | None, text_field: str
 ) -> tuple[Corpus, Corpus | None]:
-    """Documents to train on and, if patterns name them, to evaluate on.
+    """Finds documents to train on and, if patterns name them, to evaluate on.
 
     Raises:
       DataError: a pattern matches nothing readable, or a file is among both, however its path is spelled.
@@ -105,7 +109,7 @@ def open_files(
 
 
 def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | None]:
-    """Training documents of a TFDS directory, and held-out ones if it has a split for them.
+    """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them.
 
     Raises:
       DataError: there is no such dataset, it is prepared data, or it holds tokens and there is no tokenizer.
@@ -149,12 +153,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _define_flags() -> None:
-    """Not on import: entry points have flags of the same names, and may be imported side by side."""
+    """Defines them when run, not on import: entry points have flags of the same names, and may be imported together."""
     flags.DEFINE_multi_string(
         "files", None, "Text files: a glob pattern, in which ** matches any folders. May be given several times."
     )
     flags.DEFINE_multi_string(
-        "heldout_files", None, "Files to evaluate on, like --files. Without it about 2% of the documents are held out."
+        "heldout_files", None, "Files to evaluate on, like --files. Without it about 2% of the text is held out."
     )
     flags.DEFINE_string(
         "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
@@ -168,7 +172,9 @@ def _define_flags() -> None:
     flags.DEFINE_integer("vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE}).")
     flags.DEFINE_string("tokenizer", None, "A tokenizer.json to use instead of training one.")
     flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
-    flags.DEFINE_string("text_field", "text", "Field of a JSON line that holds its text.")
+    flags.DEFINE_string(
+        "text_field", "text", "Field of a JSON record, or column of a Parquet file, that holds its text."
+    )
     flags.DEFINE_integer(
         "processes", None, "Processes to use at most (default: as many as there are cores).", lower_bound=1
     )

@@ -31,8 +31,9 @@ from sparse_lm.data import corpus as corpus_lib
 from sparse_lm.data import packing, train_batches
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import prepare
-from sparse_lm.data.corpus import find_files, python_library, zstd
+from sparse_lm.data.corpus import find_files, python_library
 from sparse_lm.data.dataset import open_prepared
+from sparse_lm.data.readers import zstd
 from sparse_lm.data.stages import write_shard
 
 CORES = flags.DEFINE_integer("cores", 2, "Cores to run on.")

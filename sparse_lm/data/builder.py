@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus
+from sparse_lm.data.corpus import Corpus, file_stamp
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, is_whole, read_metadata
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import already_split, hold_out
@@ -70,6 +70,7 @@ def prepare(
         before = read_metadata(directory) if is_whole(directory) else {}
         if source and before.get("source") == source:
             return  # another process has just prepared the same
+        stamps = _stamps(corpus, heldout)
         survey = functools.partial(stages.survey, workspace=workspace)
         split = hold_out(corpus, survey) if heldout is None else already_split(corpus, heldout, survey)
         tokenizer = tokenizer or stages.train_tokenizer(split, vocab_size, workspace)
@@ -114,11 +115,18 @@ def prepare(
             disable_shuffling=True,
             metadata=tfds.core.MetadataDict(metadata),
         )
+        now = _stamps(corpus, heldout)
+        if changed := [str(path) for path in stamps if stamps[path] != now[path]]:
+            raise DataError(f"{changed[0]} changed while it was prepared: run the same again when it no longer does")
         if directory.exists():
             replaced = workspace.folder / "replaced"
             shutil.rmtree(replaced, ignore_errors=True)
             directory.rename(replaced)
         complete.rename(directory)
+
+
+def _stamps(*corpora: Corpus | None) -> dict[Path, str]:
+    return {path: file_stamp([path]) for corpus in corpora if corpus is not None for path in corpus.files()}
 
 
 def replaceable(directory: Path) -> Path:

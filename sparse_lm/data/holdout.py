@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from sparse_lm.data.corpus import Corpus, Document, pieces
+from sparse_lm.data.corpus import Corpus, Document
 from sparse_lm.data.errors import DataError
+from sparse_lm.data.readers import pieces
 
 RANKS = 2**64
 SHARE = 0.02  # of the documents is held out
@@ -47,6 +49,9 @@ class Selection:
 
     def parts(self) -> list[Selection]:
         return [dataclasses.replace(self, corpus=part) for part in self.corpus.parts()]
+
+    def files(self) -> Sequence[Path]:
+        return self.corpus.files()
 
     def stamp(self) -> str:
         return f"{self.corpus.stamp()} {self.start} {self.stop} {self.others} {self.limit}"

@@ -107,10 +107,11 @@ class TfdsCorpus:
             dataclasses.replace(self, shard=shard) for shard, (_, length) in enumerate(self._shards()) if length
         ] or [self]
 
+    def files(self) -> list[Path]:
+        return [self.directory / INFO_FILE, *(path for path, _ in self._shards())]
+
     def stamp(self) -> str:
-        """Changes when a file does."""
-        files = [path for path, _ in self._shards()]
-        return file_stamp([self.directory / INFO_FILE, *files], self.feature, self.end_of_text)
+        return file_stamp(self.files(), self.feature, self.end_of_text)
 
     def _shards(self) -> list[tuple[Path, int]]:
         """Returns the files, each with the number of its records."""

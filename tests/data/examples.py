@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer
 
-from sparse_lm.data.corpus import zstd
+from sparse_lm.data.readers import zstd
 from sparse_lm.data.tokenizer import END_OF_TEXT, train_tokenizer
 
 WORDS = (
@@ -47,6 +47,9 @@ class Documents(tuple):
 
     def parts(self) -> list["Documents"]:
         return [self]
+
+    def files(self) -> list[Path]:
+        return []
 
     def stamp(self) -> str:
         return hashlib.sha256(repr([*self]).encode()).hexdigest()

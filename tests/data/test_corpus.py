@@ -2,16 +2,19 @@ import functools
 import gzip
 import io
 import json
+import os
 import random
+import sys
 import tracemalloc
 
 import hypothesis
 import hypothesis.strategies as st
+import pyarrow.parquet
 import pytest
 
-from sparse_lm.data import corpus
-from sparse_lm.data.corpus import zstd
+from sparse_lm.data import corpus, readers
 from sparse_lm.data.errors import DataError
+from sparse_lm.data.readers import zstd
 from tests.data.examples import make_documents, write_c4, write_dclm, write_jsonl
 
 TEXT = "one\r\ntwo\u2028 é 漢字\n\n\ttail without a line end"
@@ -47,10 +50,89 @@ def test_shards_of_c4_and_dclm_are_read_as_they_are_published(tmp_path):
     assert list(corpus.find_files([f"{tmp_path}/c4-train.*.json.gz"])) == documents
 
 
-def test_a_json_file_that_is_not_compressed_is_no_text(tmp_path):
+def test_a_file_that_is_named_is_read_whatever_its_suffix_and_otherwise_by_its_kind(tmp_path):
+    for name in ("page.html", "README", "log.txt.1", "a[1].cfg"):
+        (tmp_path / name).write_text(name)
+        assert list(corpus.find_files([f"{tmp_path}/{name}"])) == [name]
     write_jsonl(tmp_path / "settings.json", ["text"])
-    with pytest.raises(DataError, match=r"only files of other kinds; readable: .*; \.json with one of these"):
+    assert list(corpus.find_files([f"{tmp_path}/settings.json"])) == ["text"]
+    (tmp_path / "page.html.gz").write_bytes(gzip.compress(b"packed"))
+    assert list(corpus.find_files([f"{tmp_path}/page.html.gz"])) == ["packed"]
+    with pytest.raises(DataError, match=r"only files of other kinds, which must be named .*; \.json with one of these"):
         corpus.find_files([f"{tmp_path}/*"])
+
+
+BINARY = {
+    "image": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+    "archive.txt": b"PK\x03\x04\x14\0\x08\0",
+    "utf16.txt": TEXT.encode("utf-16"),
+    "packed.md.gz": gzip.compress(bytes(range(256))),
+    "cyrillic.txt": "\u0422\u0435\u043a\u0441\u0442 в старой кодировке".encode("cp1251"),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_what_is_no_text_in_utf8_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_bytes(BINARY[name])
+    with pytest.raises(DataError, match=rf"cannot read .*/{name}: it is (binary, )?not text"):
+        list(corpus.find_files([f"{tmp_path}/{name}"]))
+
+
+def test_a_file_name_that_is_not_utf8_is_a_name(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text("text")
+    found = corpus.find_files([f"{tmp_path}/*"])
+    assert list(found) == ["text"]
+    assert len(found.stamp()) == 64
+
+
+def write_parquet(path, **columns) -> None:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=4)
+
+
+def test_a_parquet_file_has_a_document_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "PARQUET_ROWS", 3)
+    documents = [*make_documents(10), "", TEXT]
+    write_parquet(tmp_path / "a.parquet", url=["x"] * 12, text=documents)
+    write_parquet(tmp_path / "b.parquet", text=pyarrow.array(documents, pyarrow.large_string()).dictionary_encode())
+    write_parquet(tmp_path / "c.parquet", body=documents)
+    present = [text for text in documents if text]
+    assert list(corpus.find_files([f"{tmp_path}/[ab].parquet"])) == present * 2
+    assert list(corpus.find_files([f"{tmp_path}/c.parquet"], text_field="body")) == present
+    with pytest.raises(DataError, match=r"c\.parquet: no column 'text'; columns: body"):
+        list(corpus.find_files([f"{tmp_path}/c.parquet"]))
+    write_parquet(tmp_path / "d.parquet", text=["x"] * 5 + [None])
+    with pytest.raises(DataError, match=r"d\.parquet:row 6: no text in field 'text'"):
+        list(corpus.find_files([f"{tmp_path}/d.parquet"]))
+    whole = (tmp_path / "a.parquet").read_bytes()
+    for size in range(0, len(whole), 10):
+        (tmp_path / "a.parquet").write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"cannot read .*a\.parquet"):
+            list(corpus.find_files([f"{tmp_path}/a.parquet"]))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"b\.parquet: Parquet files take pyarrow"):
+        list(corpus.find_files([f"{tmp_path}/b.parquet"]))
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), max_size=8),
+    indent=st.none() | st.integers(0, 2),
+    chunk=st.integers(1, 40),
+)
+def test_a_json_array_has_a_document_an_item(tmp_path_factory, texts, indent, chunk):
+    path = tmp_path_factory.getbasetemp() / "a.json.gz"
+    content = json.dumps([{"id": [1, {}], "text": text} for text in texts], indent=indent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "CHUNK", chunk)
+        patch.setattr(readers, "HEAD", 4)
+        path.write_bytes(gzip.compress(f"\n {content}\n".encode()))
+        assert list(corpus.find_files([f"{path}"])) == [text for text in texts if text]
+        damages = {content[:-1], content[: len(content) // 2], content + "{}", content.replace("}", "")}
+        for damaged in damages - {content}:
+            path.write_bytes(gzip.compress(damaged.encode()))
+            with pytest.raises(DataError, match=r"a\.json\.gz:item \d+: not JSON"):
+                list(corpus.find_files([f"{path}"]))
 
 
 def test_every_frame_of_a_zst_file_is_read(tmp_path):
@@ -91,7 +173,7 @@ def test_bytes_that_are_not_utf8_and_half_surrogates_are_replaced(tmp_path):
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.text(alphabet="ab\n\ré", max_size=80), st.integers(1, 12))
 def test_pieces_join_to_the_text(text, limit):
-    parts = list(corpus.pieces(io.StringIO(text, newline=""), limit))
+    parts = list(readers.pieces(io.StringIO(text, newline=""), limit))
     assert "".join(parts) == text
     assert all(0 < len(part) <= limit for part in parts)
     assert all(part.endswith("\n") for part in parts[:-1] if "\n" in part)
@@ -138,7 +220,7 @@ def test_a_file_is_read_once_however_its_path_is_spelled(tmp_path, monkeypatch):
         ("a.jsonl", b'{"text": "x"}\n{"tex', "a.jsonl:2: not JSON"),
         ("a.jsonl", b'{"text": "x", "id": %s}' % (b"1" * 5000), "a.jsonl:1: not JSON that can be read: Exceeds"),
         ("a.jsonl", b'{"text": "x", "id": %s}' % (b"[" * 100_000), "a.jsonl:1: not JSON that can be read: maximum rec"),
-        ("a.jsonl", b'{"body": "x", "id": 3}', "a.jsonl:1: no text in field 'text'; fields of this line: body, id"),
+        ("a.jsonl", b'{"body": "x", "id": 3}', "a.jsonl:1: no text in field 'text'; fields here: body, id"),
         ("a.jsonl", b'{"text": 7}', "no text in field 'text'"),
         ("a.jsonl", b"[1]", "no text in field 'text'"),
         ("a.txt.gz", b"plain", "cannot read .*a.txt.gz"),

@@ -185,9 +185,7 @@ class TestPreparedWindows:
     def test_those_of_another_version_are_refused(self, config, path):
         metadata = Path(path, "metadata.json")
         metadata.write_text(metadata.read_text().replace(dataset.FORMAT, f"{dataset.WINDOWS} 0"))
-        with pytest.raises(
-            DataError, match=r"has format 'sparse_lm windows 0', not '.* 1' or '.* 2': prepare"
-        ):
+        with pytest.raises(DataError, match=r"has format 'sparse_lm windows 0', not '.* 1' or '.* 2': prepare"):
             open_data(with_data(config, path=path))
 
     def test_damage_is_reported_not_repaired(self, config, path):

@@ -66,6 +66,44 @@ def test_bad_input_is_one_line_without_a_traceback(tmp_path):
     assert "matches no file" in result.stderr
 
 
+def test_a_name_that_is_not_utf8_is_one_line(files, tmp_path):
+    (files / os.fsdecode(b"caf\xe9.txt")).write_text("".join(make_documents(20)))
+    result = run(f"--files={files}/*.txt", f"--output={tmp_path}/out", "--seq_len=8", "--vocab_size=300")
+    assert result.returncode == 0, result.stderr
+    result = run(f"--files={files}/*.txt", os.fsdecode(f"--output={tmp_path}/caf".encode() + b"\xe9"))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1 and "the name is not UTF-8" in result.stderr
+
+
+@pytest.mark.parametrize("change", ["append", "touch", "remove"])
+@pytest.mark.parametrize("part", ["files", "heldout_files"])
+def test_text_that_changes_meanwhile_is_refused(files, tmp_path, monkeypatch, change, part):
+    (tmp_path / "other").mkdir()
+    write_jsonl(tmp_path / "other" / "lines.jsonl", make_documents(30, seed=2))
+    changed = files / "deep" / "3.txt" if part == "files" else tmp_path / "other" / "lines.jsonl"
+    arguments = dict(heldout_files=[f"{tmp_path}/other/*"], seq_len=8, vocab_size=300)
+    tokenise = stages.tokenise
+
+    def change_and_tokenise(*arguments):
+        parts = tokenise(*arguments)
+        if change == "append":
+            with open(changed, "a") as file:
+                file.write("\n")
+        elif change == "touch":
+            os.utime(changed, (1, 1))
+        else:
+            changed.unlink()
+        return parts
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "tokenise", change_and_tokenise)
+        with pytest.raises(DataError, match=rf"{changed}( changed while it was prepared|: .*No such file)"):
+            prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+    if change == "append":
+        prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
+
+
 def test_prepared_data_is_replaced_and_nothing_else_is(files, tmp_path):
     output = tmp_path / "out"
     for seq_len in (8, 16):

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from sparse_lm.data.corpus import TextFiles, zstd
+from sparse_lm.data.corpus import TextFiles
 from sparse_lm.data.errors import DataError
+from sparse_lm.data.readers import zstd
 from sparse_lm.interop.hf_config import UnsupportedModelError, from_hf_config
 from sparse_lm.interop.shards import SINGLE, ShardedTensors
 from sparse_lm.training.checkpoints.manifest import Manifest, ManifestError, describe

@@ -1,0 +1,151 @@
+"""Reads the documents of one file: text, JSON lines, a JSON array or Parquet, compressed or not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from sparse_lm.data.errors import DataError
+
+try:
+    from compression import zstd  # Python 3.14
+except ImportError:
+    from backports import zstd
+
+COMPRESSIONS = {".gz": gzip.open, ".zst": zstd.open}  # which read every member or frame, and refuse one that is cut off
+LINES, JSON, PARQUET = ".jsonl", ".json", ".parquet"  # files of any other suffix are text
+PIECE = 64 * 1024  # characters; a longer text file becomes several documents
+HEAD = 8192  # bytes in which to look if a file is text
+CHUNK = 2**20  # characters of a JSON array that are read at one time
+PARQUET_ROWS = 1024  # read at one time
+
+
+def split_suffix(path: Path) -> tuple[str, str]:
+    """Returns the suffix that says what a file holds, and that of its compression; either may be empty."""
+    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
+    return (path.with_suffix("") if compression else path).suffix.lower(), compression
+
+
+def read_documents(path: Path, text_field: str) -> Iterator[str]:
+    """Yields the documents of a file, which may be empty.
+
+    A text file of more than `PIECE` characters is cut at line ends. Bytes that are not UTF-8 read as U+FFFD.
+
+    Args:
+      path: the file.
+      text_field: the field of a JSON record, or column of a Parquet file, that holds its text.
+
+    Raises:
+      DataError: the file cannot be read, is no text, or a record has no such text.
+    """
+    suffix, compression = split_suffix(path)
+    try:
+        if suffix == PARQUET and not compression:
+            yield from _parquet_texts(path, text_field)
+            return
+        if compression and not path.stat().st_size:
+            raise EOFError("the file is empty, which no compressed file is")  # gzip would make an empty text of it
+        opener = COMPRESSIONS.get(compression, open)
+        with opener(path, "rt", encoding="utf-8", errors="replace", newline="\n") as stream:
+            head = stream.buffer.peek(HEAD)[:HEAD]
+            if suffix == JSON and head.lstrip().startswith(b"["):
+                yield from _json_texts(_items(stream), f"{path}:item ", text_field)
+            elif suffix in (LINES, JSON):
+                yield from _json_texts(_lines(stream), f"{path}:", text_field)
+            else:
+                _check_text(head)
+                yield from pieces(stream, PIECE)
+    except (OSError, EOFError, zlib.error, zstd.ZstdError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def pieces(stream: TextIO, limit: int) -> Iterator[str]:
+    """Cuts a text into pieces of at most `limit` characters, after the last line end where there is one."""
+    rest = ""
+    while True:
+        rest += stream.read(limit - len(rest))
+        if len(rest) < limit:
+            break
+        cut = rest.rfind("\n") + 1 or limit
+        yield rest[:cut]
+        rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def _check_text(head: bytes) -> None:
+    """Raises OSError if a file that begins so is binary, or text of another encoding than UTF-8."""
+    if b"\0" in head:
+        raise OSError("it is binary, not text")
+    text = head.decode("utf-8", "replace")
+    if text.count("\ufffd") > len(text) / 3:
+        raise OSError("it is not text in UTF-8")
+
+
+def _json_texts(records: Iterator[Any], place: str, field: str) -> Iterator[str]:
+    number = 0
+    try:
+        for number, record in enumerate(records, start=1):
+            if record is not _BLANK:
+                # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
+                yield _text(record, f"{place}{number}", field).encode("utf-8", "replace").decode("utf-8")
+    except DataError:
+        raise
+    except (ValueError, RecursionError) as error:  # the latter, and some of the former: more than Python takes
+        raise DataError(f"{place}{number + 1}: not JSON that can be read: {error}") from error
+
+
+def _text(record: Any, place: str, field: str) -> str:
+    if isinstance(record, dict) and isinstance(record.get(field), str):
+        return record[field]
+    fields = ", ".join(record) if isinstance(record, dict) else "none"
+    raise DataError(f"{place}: no text in field {field!r}; fields here: {fields}")
+
+
+_BLANK = object()  # a line of JSON lines that holds nothing
+
+
+def _lines(stream: TextIO) -> Iterator[Any]:
+    return (json.loads(line) if line.strip() else _BLANK for line in stream)
+
+
+def _items(stream: TextIO) -> Iterator[Any]:
+    """Yields the items of a JSON array, of which no more than a chunk and an item is in memory."""
+    decoder, between = json.JSONDecoder(), re.compile(r"[\s,]*")
+    text = stream.read(HEAD)
+    position = text.index("[") + 1
+    while not text.startswith("]", position := between.match(text, position).end()):
+        try:
+            item, position = decoder.raw_decode(text, position)
+        except json.JSONDecodeError:  # or the rest of the item is to be read
+            chunk = stream.read(max(CHUNK, len(text)))
+            if not chunk:
+                raise
+            text, position = text[position:] + chunk, 0
+        else:
+            yield item
+    if (text[position + 1 :] + stream.read(CHUNK)).strip():
+        raise ValueError("there is more behind the array")
+
+
+def _parquet_texts(path: Path, field: str) -> Iterator[str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"cannot read {path}: Parquet files take pyarrow, which is not installed") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if field not in (names := file.schema_arrow.names):
+                raise DataError(f"{path}: no column {field!r}; columns: {', '.join(names)}")
+            batches = file.iter_batches(PARQUET_ROWS, columns=[field])
+            texts = (text for batch in batches for text in batch.column(0).to_pylist())
+            for number, text in enumerate(texts, start=1):
+                yield _text({field: text}, f"{path}:row {number}", field)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
