@@ -34,7 +34,7 @@ from ml_collections import config_flags
 from experiments.bench.compiled_memory import peak_gib
 from experiments.bench.hlo_collectives import Collective, collectives
 from experiments.result_files import write_results
-from sparse_lm.config import parse
+from sparse_lm.config import parse, to_dict
 from sparse_lm.ops import backends
 from sparse_lm.training.step import make_trainer
 
@@ -87,7 +87,7 @@ def main(_: Sequence[str]) -> None:
         "batch_size": config.batch_size,
         "seq_len": config.seq_len,
         "model": dataclasses.asdict(config.model),
-        "sparsity": dataclasses.asdict(config.sparsity),
+        "sparsity": to_dict(config)["sparsity"],
         "phases": phases,
     }
     write_results(OUTPUT.value, results)

@@ -28,7 +28,7 @@ PROGRAMS = {
     "launch_products --kind=24": _OURS_OR_CUBLAS,
     "launch_cusparselt": ".",
     "launch_products --kind=venom": _OURS_OR_CUBLAS,
-    "launch_products --kind=runs": _OURS_OR_CUBLAS,
+    "launch_products --kind=slices": _OURS_OR_CUBLAS,
 }
 
 

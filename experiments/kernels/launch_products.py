@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from experiments.kernels.nsight_compute import profiled
-from experiments.kernels.shapes import GROUPED, SHAPES_24, SHAPES_VENOM, Grouped
-from experiments.kernels.timing import listed_runs, random_24, random_matrix, random_venom
+from experiments.kernels.shapes import SHAPES_24, SHAPES_VENOM, SLICES
+from experiments.kernels.timing import random_24, random_matrix, random_venom, slice_ids
 from sparse_lm.ops import hopper
 
 LAUNCHED = flags.DEFINE_string("launched", None, "JSON file to write: what is launched, in order.", required=True)
@@ -40,28 +40,23 @@ def products_venom() -> Iterator[Product]:
             yield label, hopper.matmul_venom, (random_venom(t, f, _V, m, seed=0), b)
 
 
-def products_of_runs() -> Iterator[Product]:
-    """Slices, and runs of 128; and `matmul_24` with the operations of the scattered product."""
-    for shape in (s for s in GROUPED if s.run in (s.kept, 128)):
-        label = dict(t=shape.tokens, f=shape.neurons, d=shape.dim, v=shape.v, run=shape.run)
-        columns, x = listed_runs(shape, seed=0), random_matrix(shape.tokens, shape.dim, seed=1)
-        sampled = functools.partial(hopper.sampled_matmul_24, v=shape.v, contiguous=shape.run)
+def products_of_slices() -> Iterator[Product]:
+    """Yields the products of slices, and `matmul_24` with the operations of the scattered one."""
+    for shape in SLICES:
+        label = dict(t=shape.tokens, f=shape.neurons, d=shape.dim, v=shape.v, run=shape.kept)
+        ids, x = slice_ids(shape, seed=0), random_matrix(shape.tokens, shape.dim, seed=1)
+        sampled = functools.partial(hopper.sampled_matmul_24, v=shape.v, contiguous=shape.kept)
         w = random_24(shape.neurons, shape.dim, seed=0)
-        yield dict(product="sampled_matmul_24", **label), sampled, (w, x, columns)
-        scattered = functools.partial(hopper.scattered_matmul_24, v=shape.v, rows=shape.neurons, contiguous=shape.run)
+        yield dict(product="sampled_matmul_24", **label), sampled, (w, x, ids)
+        scattered = functools.partial(hopper.scattered_matmul_24, v=shape.v, rows=shape.neurons, contiguous=shape.kept)
         a = random_24(shape.kept, shape.tokens, seed=5)
-        yield dict(product="scattered_matmul_24", **label), scattered, (a, x, columns)
-        if shape.run == shape.kept:
-            yield _ungrouped(shape, x)
+        yield dict(product="scattered_matmul_24", **label), scattered, (a, x, ids)
+        share = shape.tokens // shape.experts
+        label = dict(product="matmul_24", m=shape.neurons, n=shape.dim, k=share)
+        yield label, hopper.matmul_24, (random_24(shape.neurons, share, seed=4), x[:share])
 
 
-def _ungrouped(shape: Grouped, x: jax.Array) -> Product:
-    tokens = shape.tokens * shape.kept // shape.neurons
-    label = dict(product="matmul_24", m=shape.neurons, n=shape.dim, k=tokens)
-    return label, hopper.matmul_24, (random_24(shape.neurons, tokens, seed=4), x[:tokens])
-
-
-KINDS = {"24": products_24, "venom": products_venom, "runs": products_of_runs}
+KINDS = {"24": products_24, "venom": products_venom, "slices": products_of_slices}
 KIND = flags.DEFINE_enum("kind", None, list(KINDS), "Which products to launch.", required=True)
 
 

@@ -18,23 +18,19 @@ UNTUNED_FFN_SHAPES = [(12288, 6144, 1536), (8192, 12288, 3072)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Grouped:
-    """T tokens in blocks of v, each of one of some clusters, which list `kept` of F neurons in runs."""
+class Sliced:
+    """T tokens in blocks of v, each of one of E experts, which have F / E contiguous neurons each."""
 
     tokens: int
     dim: int
     neurons: int
-    kept: int
-    clusters: int
-    run: int
+    experts: int
     v: int
 
+    @property
+    def kept(self) -> int:
+        """Neurons of a slice."""
+        return self.neurons // self.experts
 
-GROUPED = [
-    Grouped(16384, 2048, 8192, 2048, clusters=4, run=2048, v=256),
-    Grouped(16384, 2048, 8192, 2048, clusters=16, run=256, v=256),
-    Grouped(16384, 2048, 8192, 2048, clusters=16, run=128, v=128),
-    Grouped(16384, 4096, 16384, 4096, clusters=4, run=4096, v=256),
-    Grouped(16384, 4096, 16384, 4096, clusters=16, run=256, v=256),
-    Grouped(16384, 4096, 16384, 4096, clusters=16, run=128, v=128),
-]
+
+SLICES = [Sliced(16384, 2048, 8192, experts=4, v=256), Sliced(16384, 4096, 16384, experts=4, v=256)]

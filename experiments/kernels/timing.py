@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.experimental.mosaic.gpu import profiler
 
-from experiments.kernels.shapes import Grouped
+from experiments.kernels.shapes import Sliced
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 _VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
@@ -62,18 +62,8 @@ def random_columns(rows: int, k: int, v: int, m: int, seed: int) -> Array:
     return jax.jit(draw)()
 
 
-def listed_runs(shape: Grouped, seed: int) -> Array:
-    """int32 [tokens / v, kept]: the columns of each block, blocks sorted by cluster, clusters of unequal size.
-
-    Clusters have a slice of their own if the runs are that long, else runs at random.
-    """
-    rng = np.random.default_rng(seed)
-    runs, listed = shape.neurons // shape.run, shape.kept // shape.run
-    if listed == 1:
-        lists = np.arange(shape.clusters)[:, None]
-    else:
-        lists = np.stack([np.sort(rng.permutation(runs)[:listed]) for _ in range(shape.clusters)])
-    share = np.linspace(1.5, 0.5, shape.clusters) / shape.clusters
-    blocks = shape.tokens // shape.v
-    starts = shape.run * lists[np.sort(rng.choice(shape.clusters, blocks, p=share))]
-    return jnp.asarray((starts[:, :, None] + np.arange(shape.run)).reshape(blocks, shape.kept), jnp.int32)
+def slice_ids(shape: Sliced, seed: int) -> Array:
+    """Draws int32 [tokens / v, S], the neurons of each block: blocks sorted by expert, experts of unequal load."""
+    load = np.linspace(1.5, 0.5, shape.experts) / shape.experts
+    experts = np.sort(np.random.default_rng(seed).choice(shape.experts, shape.tokens // shape.v, p=load))
+    return jnp.asarray(shape.kept * experts[:, None] + np.arange(shape.kept), jnp.int32)

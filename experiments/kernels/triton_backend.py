@@ -24,8 +24,8 @@ import triton as triton_package
 from absl import app, flags
 
 from experiments.kernels.dense_gluon import dense_matmul
-from experiments.kernels.shapes import GROUPED, SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
-from experiments.kernels.timing import listed_runs, median_ms, random_24, random_matrix, random_venom
+from experiments.kernels.shapes import SHAPES_24, SHAPES_VENOM, SLICES, VENOM_BLOCKS, VENOM_GROUPS
+from experiments.kernels.timing import median_ms, random_24, random_matrix, random_venom, slice_ids
 from experiments.result_files import write_results
 from sparse_lm.ops import transposable_mask, triton
 from sparse_lm.ops.triton.frame import device, tuning
@@ -88,18 +88,16 @@ def bench_matmul_venom() -> list[dict]:
 
 
 def bench_scattered_matmul_24() -> list[dict]:
-    """Weight gradients of listed neurons, tables made of the lists included, and the same operations in one product."""
-    table = []
-    for shape in GROUPED[:3]:
-        columns, share = listed_runs(shape, seed=0), shape.tokens * shape.kept // shape.neurons
-        x, y = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.kept, shape.tokens, seed=5)
-        scattered = functools.partial(triton.scattered_matmul_24, v=shape.v, rows=shape.neurons, contiguous=shape.run)
-        row = dataclasses.asdict(shape)
-        row["scattered_matmul_24_ms"] = median_ms(scattered, y, x, columns)
-        row["matmul_24_ms"] = median_ms(triton.matmul_24, random_24(shape.neurons, share, seed=4), x[:share])
-        print(row, flush=True)
-        table.append(row)
-    return table
+    """Times weight gradients of slices, tables made of the lists included, and the same operations in one product."""
+    shape = SLICES[0]
+    ids, share = slice_ids(shape, seed=0), shape.tokens // shape.experts
+    x, y = random_matrix(shape.tokens, shape.dim, seed=1), random_24(shape.kept, shape.tokens, seed=5)
+    listing = dict(v=shape.v, rows=shape.neurons, contiguous=shape.kept)
+    row = dataclasses.asdict(shape)
+    row["scattered_matmul_24_ms"] = median_ms(functools.partial(triton.scattered_matmul_24, **listing), y, x, ids)
+    row["matmul_24_ms"] = median_ms(triton.matmul_24, random_24(shape.neurons, share, seed=4), x[:share])
+    print(row, flush=True)
+    return [row]
 
 
 def _selections() -> dict[str, tuple]:

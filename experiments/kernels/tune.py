@@ -23,9 +23,9 @@ from jax import Array
 from experiments.kernels.shapes import FFN_SHAPES, SHAPES_24, UNTUNED_FFN_SHAPES
 from experiments.kernels.timing import median_ms, random_24, random_columns, random_matrix
 from experiments.result_files import write_results
+from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame import tuning
-from sparse_lm.ops.hopper.products import matmul_24, matmul_venom
 from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
 from sparse_lm.ops.hopper.products.matmul_24 import heuristic_config as heuristic_24
 from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
@@ -69,7 +69,8 @@ class Case:
 
 def case_24(m: int, n: int, k: int) -> Case:
     """2:4 [M, K] x [K, N]."""
-    return Case("matmul_24", (m, n, k), matmul_24, (sparse(m, k), dense(k, n)), CANDIDATES_24, heuristic_24(m, n, k))
+    operands = sparse(m, k), dense(k, n)
+    return Case("matmul_24", (m, n, k), hopper.matmul_24, operands, CANDIDATES_24, heuristic_24(m, n, k))
 
 
 def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
@@ -78,7 +79,7 @@ def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
     columns = random_columns(t, f, v, m, seed=2)
     a = SparseVenom(condensed.values, condensed.metadata, columns, (t, f), v, m)
     candidates, heuristic = CANDIDATES_VENOM[v], heuristic_venom(t, d, 4 * f // m, v)
-    return Case("matmul_venom", (t, d, f, v, m), matmul_venom, (a, dense(f, d)), candidates, heuristic)
+    return Case("matmul_venom", (t, d, f, v, m), hopper.matmul_venom, (a, dense(f, d)), candidates, heuristic)
 
 
 def case_rows(t: int, f: int, d: int, v: int, m: int) -> Case:

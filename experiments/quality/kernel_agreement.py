@@ -74,14 +74,15 @@ def main(_) -> None:
     trainer = make_trainer(config)
     state = trainer.init()
     for windows in itertools.islice(stream, config.sparsity.start_step):
-        state, _ = trainer.dense_step(state, windows)
+        state, _ = trainer.step("dense")(state, windows)
     batches = list(itertools.islice(stream, config.steps - config.sparsity.start_step))
 
-    def run(implementation: str) -> list[float]:
-        sparsity = dataclasses.replace(config.sparsity, implementation=implementation)
+    def run(implementation: str | None) -> list[float]:
+        recipe = dataclasses.replace(config.sparsity.recipe, implementation=implementation)
+        sparsity = dataclasses.replace(config.sparsity, recipe=recipe)
         return losses(dataclasses.replace(config, sparsity=sparsity), jax.tree.map(jnp.copy, state), batches)
 
-    curves = {"kernels": run(""), "reference": run("reference"), "reference_again": run("reference")}
+    curves = {"kernels": run(None), "reference": run("reference"), "reference_again": run("reference")}
     with sums_in_two_halves():
         curves["reference_in_halves"] = run("reference")
 
@@ -93,7 +94,7 @@ def main(_) -> None:
         print(
             f"{name}: at most {table[name]['sparse']:.2e} sparse, {table[name]['dense']:.2e} dense from the reference"
         )
-    sparsity = dataclasses.asdict(config.sparsity)
+    sparsity = config_lib.to_dict(config)["sparsity"]
     write_results(OUTPUT.value, dict(sparsity=sparsity, largest_difference_from_reference=table, losses=curves))
 
 

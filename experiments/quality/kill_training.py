@@ -54,7 +54,6 @@ OVERRIDES = {
     "sparsity.end_step": 260,
     "sparsity.v": 16,
     "sparsity.m": 8,
-    "sparsity.clusters": 4,
     "data.eval_windows": 16,
 }
 

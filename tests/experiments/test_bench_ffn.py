@@ -8,20 +8,12 @@ import pytest
 TOKENS, DIM, NEURONS = 1024, 64, 512
 
 
-@pytest.fixture(scope="module")
-def bench():
-    """The module, whose flags must not be there for others that define the same ones."""
-    from absl import flags
-
-    before = set(flags.FLAGS)
-    from experiments.bench import ffn
-
-    yield ffn
-    for name in set(flags.FLAGS) - before:
-        delattr(flags.FLAGS, name)
+@pytest.fixture
+def bench(script):
+    return script("experiments.bench.ffn")
 
 
-@pytest.mark.parametrize("name", ["act24", "fst", "sste", "venom 128:2:8", "slices 2:8", "slices 2:16"])
+@pytest.mark.parametrize("name", ["venom 128:2:8", "slices 2:16"])
 def test_output_is_near_the_dense_one_and_gradients_are_finite(bench, name):
     operands = bench.random_operands(TOKENS, DIM, NEURONS, jnp.float32)
     recipe = bench.RECIPES[name]
@@ -34,6 +26,14 @@ def test_output_is_near_the_dense_one_and_gradients_are_finite(bench, name):
     dense = jnp.square(jax.nn.relu(h)) @ operands.w2
     correlation = np.corrcoef(np.ravel(o), np.ravel(dense))[0, 1]
     assert correlation > (0.2 if "slices" in name else 0.5)  # a random slice has little of the output
+
+
+@pytest.mark.parametrize("name", ["dense", "act24", "fst", "sste", "slices 2:8"])
+def test_every_recipe_is_traced(bench, name):
+    recipe = bench.DENSE if name == "dense" else bench.RECIPES[name]
+    ffn = bench.lower(recipe, bench.random_operands(TOKENS, DIM, NEURONS, jnp.float32))
+    assert bool(ffn.reference_ops) == bool(recipe.products)
+    assert [leaf.shape for leaf in ffn.both.out_info] == [(TOKENS, DIM), (TOKENS, DIM), (NEURONS, DIM), (NEURONS, DIM)]
 
 
 @pytest.mark.parametrize("imbalance", [1.0, 1.76])
