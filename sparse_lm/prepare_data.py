@@ -172,9 +172,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE}).")
     flags.DEFINE_string("tokenizer", None, "A tokenizer.json to use instead of training one.")
     flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
-    flags.DEFINE_string(
-        "text_field", "text", "Field of a JSON record, or column of a Parquet file, that holds its text."
-    )
+    flags.DEFINE_string("text_field", "text", "Field of JSON records, or column of Parquet files, that holds the text.")
     flags.DEFINE_integer(
         "processes", None, "Processes to use at most (default: as many as there are cores).", lower_bound=1
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,28 @@ class Windows:
         return DataError(f"cannot read {self._files[0].parent}: {error}")
 
 
+class JoinedWindows(Windows):
+    """Joins windows of several splits, one after the other, with so many of each, spread evenly over it."""
+
+    def __init__(self, parts: Sequence[Windows], counts: Sequence[int]):
+        self._parts, self._counts = parts, counts
+        self._ends = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        which = np.searchsorted(self._ends, indices, side="right")
+        read, order = [], []
+        for number in np.unique(which):
+            part, count = self._parts[number], self._counts[number]
+            (rows,) = np.nonzero(which == number)
+            within = indices[rows] - (self._ends[number] - count)
+            read.append(part.read(within * len(part) // count))
+            order.append(rows)
+        return np.concatenate(read)[np.argsort(np.concatenate(order))]
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Holds an opened dataset.
@@ -79,6 +102,7 @@ class Data:
       bytes_per_token: int32 [vocab_size], UTF-8 bytes that each token stands for, for bits per byte.
       info: the metadata of the preparation: corpus_sha256, tokenizer_sha256, and per split the
         numbers of documents, tokens and bytes, among others.
+      shares: of a mixture, what it consists of and the share of each in the training windows that are read.
     """
 
     directory: Path
@@ -89,9 +113,12 @@ class Data:
     heldout: Windows
     bytes_per_token: np.ndarray
     info: dict[str, Any]
+    shares: tuple[tuple[Data, float], ...] = ()
 
     def describe(self) -> str:
-        """Describes the data in one line for a log."""
+        """Describes the data in a line for a log, or in a line for each part of a mixture."""
+        if self.shares:
+            return "\n".join(f"{share:.1%} of training from {part.describe()}" for part, share in self.shares)
         splits = self.info["splits"].values()
         documents, tokens, size = (sum(split[key] for split in splits) for key in ("documents", "tokens", "bytes"))
         return (
@@ -148,6 +175,30 @@ def open_prepared(directory: Path) -> Data:
         heldout=_open_windows(directory, "heldout"),
         bytes_per_token=tokenizer_lib.bytes_per_token(tokenizer),
         info=metadata,
+    )
+
+
+def mix(name: str, parts: Sequence[Data], weights: Sequence[float]) -> Data:
+    """Mixes datasets of one tokenizer and one length, `weights` being in proportion to the training windows of each.
+
+    Of the held-out windows so many are taken that the shares of the parts are the same as in training.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    fullest = min(len(part.heldout) / share for part, share in zip(parts, shares, strict=True))
+    heldout = [max(1, int(fullest * share)) for share in shares]
+    content = [[part.info["corpus_sha256"], share] for part, share in zip(parts, shares, strict=True)]
+    splits = {
+        name: {key: sum(part.info["splits"][name][key] for part in parts) for key in counts}
+        for name, counts in parts[0].info["splits"].items()
+    }
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return dataclasses.replace(
+        parts[0],
+        directory=Path(name),
+        train=JoinedWindows([part.train for part in parts], [len(part.train) for part in parts]),
+        heldout=JoinedWindows([part.heldout for part in parts], heldout),
+        info=parts[0].info | {"corpus_sha256": digest, "splits": splits},
+        shares=tuple(zip(parts, shares, strict=True)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from sparse_lm.data import tfds_corpus
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import Corpus, file_stamp, python_library
-from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, Data, is_prepared, open_prepared
+from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, Data, is_prepared, mix, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import survey_corpus
 from sparse_lm.data.workers import available_cores
@@ -28,7 +29,8 @@ def open_data(config: Config) -> Data:
 
     Without `data.path` it is the standard library's source, tokenised on first use and kept in
     `data.cache_dir`. With it, windows that `sparse_lm.prepare_data` wrote are read where they are;
-    any other TFDS directory (feature `tokens` or `text`) is packed once, also into the cache.
+    any other TFDS directory (feature `tokens` or `text`) is packed once, also into the cache. Several of
+    these with weights, such as data/a:0.7,data/b:0.3, are mixed.
 
     Raises:
       ConfigError: a key does not go with the data.
@@ -44,14 +46,37 @@ def open_data(config: Config) -> Data:
         corpus = python_library()
         data = _open_cached(config, "python", survey_corpus(corpus).sha256, tokenizer, corpus)
     else:
-        try:
-            directory = tfds_corpus.find_dataset(config.data.path)
-        except DataError as error:
-            raise ConfigError("data.path", config.data.path, str(error)) from error
-        opened = _open_windows if is_prepared(directory) else _open_foreign
-        data = opened(config, directory, tokenizer)
+        weights = _parse_mixture(config)
+        parts = [_open_path(config, path, tokenizer) for path in weights]
+        for part in parts:
+            if part.info["tokenizer_sha256"] != parts[0].info["tokenizer_sha256"]:
+                both = f"{part.directory} has another tokenizer than {parts[0].directory}"
+                raise ConfigError("data.path", config.data.path, f"{both}: prepare them with the same --tokenizer")
+        data = parts[0] if len(parts) == 1 else mix(config.data.path, parts, list(weights.values()))
     _check_vocabulary(config, data.vocab_size)
     return data
+
+
+def _parse_mixture(config: Config) -> dict[str, float]:
+    """Returns the directories that `data.path` names, and their weights: the only one, or such as a:0.7,b:0.3."""
+    path = config.data.path
+    if Path(path).exists() or "," not in path:
+        return {path: 1.0}
+    items = [re.fullmatch(r"\s*(.+):(\d+\.?\d*|\.\d+)\s*", item) for item in path.split(",")]
+    weights = {item[1]: float(item[2]) for item in items if item}
+    if len(weights) < len(items) or not all(weights.values()):
+        reason = "must be a directory, or several of them with weights above 0, such as data/a:0.7,data/b:0.3"
+        raise ConfigError("data.path", path, reason)
+    return weights
+
+
+def _open_path(config: Config, path: str, tokenizer: Tokenizer | None) -> Data:
+    try:
+        directory = tfds_corpus.find_dataset(path)
+    except DataError as error:
+        raise ConfigError("data.path", config.data.path, str(error)) from error
+    opened = _open_windows if is_prepared(directory) else _open_foreign
+    return opened(config, directory, tokenizer)
 
 
 def _open_windows(config: Config, directory: Path, tokenizer: Tokenizer | None) -> Data:

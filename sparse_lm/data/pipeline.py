@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,7 +22,8 @@ def train_batches(
     """Yields shuffled batches without end, each epoch in another order.
 
     Batch `step` depends on the data, `batch_size`, `seed` and `step` only. It is computed from these, so that starting
-    at any step takes no time and no state need be saved. Batches run on over the end of an epoch.
+    at any step takes no time and no state need be saved. Batches run on over the end of an epoch. The windows of a
+    mixture alternate, so that any part of the stream has about the shares of the whole.
 
     Args:
       data: its training windows are read.
@@ -41,16 +43,19 @@ def train_batches(
         raise ValueError(f"batch_size = {batch_size}: must be a multiple of the {process_count} processes")
     import grain  # here, since it loads JAX, which a process that prepares data has no use for
 
-    # Indices are shuffled and batched before anything is read, so that a batch is one read.
-    batches = (
-        grain.MapDataset.range(len(data.train))
-        .shuffle(seed=seed % 2**32)
-        .repeat()
-        .batch(batch_size // process_count, drop_remainder=True)[process_index::process_count]
-        .map(data.train.read)
-    )
+    # Indices are shuffled, mixed and batched before anything is read, so that a batch is one read.
+    sizes = [len(part.train) for part, _ in data.shares] or [len(data.train)]
+    ends = itertools.accumulate(sizes)
+    indices = [
+        grain.MapDataset.range(end - size, end).shuffle(seed=(seed + number) % 2**32).repeat()
+        for number, (end, size) in enumerate(zip(ends, sizes, strict=True))
+    ]
+    mixed = grain.MapDataset.mix(indices, [share for _, share in data.shares]) if data.shares else indices[0]
+    batches = mixed.batch(batch_size // process_count, drop_remainder=True)[process_index::process_count]
     # Reading takes milliseconds, while the device works on the step before: threads would only contend.
-    iterator = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    iterator = iter(
+        batches.map(data.train.read).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    )
     iterator.set_state({"next_index": start_step})
     return iterator
 

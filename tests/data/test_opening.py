@@ -182,6 +182,37 @@ class TestPreparedWindows:
         with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '.*': must be empty or the one of the data"):
             open_data(with_data(config, path=path, tokenizer=other))
 
+    def test_several_are_mixed_by_weight(self, config, path, tmp_path):
+        builder.prepare(tmp_path / "b", Documents(make_documents(60, seed=5)), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
+        data = open_data(with_data(config, path=f"{path}:0.6, {tmp_path}/b:.2"))
+        parts = [open_data(with_data(config, path=part)) for part in (path, str(tmp_path / "b"))]
+        assert len(data.train) == sum(len(part.train) for part in parts)
+        assert data.describe() == "\n".join(
+            f"{share} of training from {part.describe()}" for share, part in zip(("75.0%", "25.0%"), parts, strict=True)
+        )
+        batch = next(train_batches(data, batch_size=40, seed=0))
+        first = {window.tobytes() for window in all_windows(parts[0].train)}
+        assert sum(window.tobytes() in first for window in batch) == 30
+
+    def test_mixtures_of_what_does_not_go_together_are_refused(self, config, path, tmp_path):
+        builder.prepare(tmp_path / "other", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=make_tokenizer(300))
+        with pytest.raises(ConfigError, match=r"data\.path = .*/other has another tokenizer than .*/prepared: prepare"):
+            open_data(with_data(config, path=f"{path}:1,{tmp_path}/other:1"))
+        builder.prepare(tmp_path / "short", DOCUMENTS, seq_len=8, tokenizer=TOKENIZER)
+        with pytest.raises(ConfigError, match=r"config\.seq_len = 32: must be 8, with which .*/short"):
+            open_data(with_data(config, path=f"{path}:1,{tmp_path}/short:1"))
+        with pytest.raises(ConfigError, match=r"data\.path = '.*': no directory .*/none"):
+            open_data(with_data(config, path=f"{path}:1,{tmp_path}/none:1"))
+        for weights in (
+            f"{path},{path}",
+            f"{path}:1,",
+            f"{path}:0,{path}x:1",
+            f"{path}:-1,{path}x:1",
+            f"{path}:1,{path}:1",
+        ):
+            with pytest.raises(ConfigError, match=r"must be a directory, or several .* with weights above 0"):
+                open_data(with_data(config, path=weights))
+
     def test_those_of_another_version_are_refused(self, config, path):
         metadata = Path(path, "metadata.json")
         metadata.write_text(metadata.read_text().replace(dataset.FORMAT, f"{dataset.WINDOWS} 0"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_lm.data.dataset import Data, Windows
+from sparse_lm.data.dataset import Data, Windows, mix
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.pipeline import heldout_batches, train_batches
 
@@ -13,33 +13,43 @@ SEQ_LEN = 3
 
 
 class Records:
-    """Window i is (i, i, i, i)."""
+    """Window i is (offset + i) four times."""
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, count: int, offset: int = 0):
+        self.count, self.offset = count, offset
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index):
-        return {"tokens": np.full(SEQ_LEN + 1, index, np.uint16)}
+        return {"tokens": np.full(SEQ_LEN + 1, self.offset + index, np.uint16)}
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
 
 
-def make_data(train: int = 50, heldout: int = 23) -> Data:
+def make_data(train: int = 50, heldout: int = 23, offset: int = 0) -> Data:
     counts = dict(train=train, heldout=heldout)
-    windows = {split: Windows(Records(count), {Path(split): count}) for split, count in counts.items()}
+    windows = {split: Windows(Records(count, offset), {Path(split): count}) for split, count in counts.items()}
+    info = {"corpus_sha256": str(offset), "splits": {"train": {"tokens": train}}}
     return Data(
-        Path(), Path("tokenizer.json"), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info={}, **windows
+        Path(), Path("tokenizer.json"), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info=info, **windows
     )
 
 
-def take(count: int, **kwargs) -> np.ndarray:
-    """[count, batch] indices of the windows in the first batches."""
+def make_mixture(weights=(2.0, 0.5, 1.5)) -> Data:
+    """Windows 0 to 49, 1000 to 1006 and 2000 to 2019."""
+    parts = [make_data(size, size, 1000 * number) for number, size in enumerate((50, 7, 20))]
+    return mix("a mixture", parts, weights)
+
+
+DATA = {"one": make_data(), "mixture": make_mixture()}
+
+
+def take(count: int, data: str = "one", **kwargs) -> np.ndarray:
+    """[count, batch] of the windows in the first batches."""
     arguments = dict(batch_size=8, seed=0) | kwargs
-    return np.stack(list(itertools.islice(train_batches(make_data(), **arguments), count)))[:, :, 0]
+    return np.stack(list(itertools.islice(train_batches(DATA[data], **arguments), count)))[:, :, 0]
 
 
 def test_batches_are_int32_windows():
@@ -48,10 +58,11 @@ def test_batches_are_int32_windows():
     assert batch.dtype == np.int32
 
 
-def test_the_stream_is_a_function_of_the_seed():
-    np.testing.assert_array_equal(take(20), take(20))
-    assert (take(20) != take(20, seed=1)).any()
-    assert take(1, seed=2**40 + 5).shape == (1, 8)
+@pytest.mark.parametrize("data", DATA)
+def test_the_stream_is_a_function_of_the_seed(data):
+    np.testing.assert_array_equal(take(20, data), take(20, data))
+    assert (take(20, data) != take(20, data, seed=1)).any()
+    assert take(1, data, seed=2**40 + 5).shape == (1, 8)
 
 
 def test_every_epoch_has_every_window_once_in_another_order():
@@ -61,22 +72,47 @@ def test_every_epoch_has_every_window_once_in_another_order():
     assert len({tuple(epoch) for epoch in epochs} | {tuple(range(50))}) == 5
 
 
+def test_a_mixture_has_its_shares_in_every_stretch_and_its_parts_whole_epochs():
+    stream = take(100, "mixture").ravel()
+    parts = [stream[stream // 1000 == number] for number in range(3)]
+    for part, size in zip(parts, (50, 7, 20), strict=True):
+        first, second = part[:size] % 1000, part[size : 2 * size] % 1000
+        assert sorted(first) == sorted(second) == list(range(size))
+        assert (first != second).any()
+    for stretch in stream.reshape(-1, 80) // 1000:
+        np.testing.assert_allclose(np.bincount(stretch, minlength=3) / 80, [0.5, 0.125, 0.375], atol=0.03)
+
+
+def test_a_mixture_holds_out_windows_in_its_shares():
+    heldout = np.concatenate(list(heldout_batches(DATA["mixture"], batch_size=4)))[:, 0]
+    counts = np.bincount(heldout // 1000)
+    assert counts.tolist() == [26, 6, 20]  # all 20 of the part that has fewest for its share
+    assert len(set(heldout)) == 52
+    assert heldout[25] > 45
+
+
+def test_a_mixture_is_told_by_its_parts_and_their_shares():
+    hashes = [make_mixture(weights).info["corpus_sha256"] for weights in ((2, 0.5, 1.5), (4, 1, 3), (4, 1, 4))]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert DATA["mixture"].info["splits"] == {"train": {"tokens": 77}}
+
+
+@pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("step", [1, 6, 7, 19])
-def test_starting_at_a_step_continues_the_stream(step):
-    np.testing.assert_array_equal(take(20)[step:], take(20 - step, start_step=step))
+def test_starting_at_a_step_continues_the_stream(data, step):
+    np.testing.assert_array_equal(take(20, data)[step:], take(20 - step, data, start_step=step))
 
 
-def test_a_late_step_is_reached_at_once():
-    assert take(1, start_step=10**15).shape == (1, 8)
+@pytest.mark.parametrize("data", DATA)
+def test_a_late_step_is_reached_at_once(data):
+    assert take(1, data, start_step=10**15).shape == (1, 8)
 
 
+@pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
-@pytest.mark.parametrize("start_step", [0, 5])
-def test_processes_read_the_rows_of_one_batch(processes, start_step):
-    parts = [
-        take(15, start_step=start_step, process_index=index, process_count=processes) for index in range(processes)
-    ]
-    np.testing.assert_array_equal(np.concatenate(parts, axis=1), take(15, start_step=start_step))
+def test_processes_read_the_rows_of_one_batch(data, processes):
+    parts = [take(15, data, start_step=5, process_index=index, process_count=processes) for index in range(processes)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), take(15, data, start_step=5))
 
 
 def test_processes_must_share_a_batch_evenly():
