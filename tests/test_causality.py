@@ -1,0 +1,101 @@
+"""No output may depend on a later token of its own sequence.
+
+The tests perturb the inputs from some position on and look at what comes before it. What a recipe decides from one
+token alone (weights, 2:4 of a row, a token's expert) passes exactly. The one decision that looks at several tokens is
+`venom`'s choice of neurons for a block of v rows in training: there the tests pin down what the design promises, that
+nothing outside the blocks of the perturbed tokens moves and that blocks are mixed at random.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.model import llama
+from sparse_lm.recipes import Venom, routing
+from tests import small
+
+PERTURBED = 20  # the first position that changes, of 32
+
+
+def outputs_of_two(name, recipe, key=None):
+    """Hidden states of a batch and of the same batch with all tokens from PERTURBED on replaced."""
+    config = small.config(name)
+    trainer, _ = small.compiled(config)
+    state = small.entered(config)
+    inputs = small.windows(config)[:, :-1]
+    changed = inputs.copy()
+    changed[:, PERTURBED:] = (inputs[:, PERTURBED:] + 1) % config.model.vocab_size
+
+    @jax.jit
+    def forward(tokens):
+        model = llama.merge(trainer.graphdef, state.params)
+        return model(tokens, recipe=recipe, recipe_state=state.recipe_state, key=key)[0]
+
+    return np.asarray(forward(inputs)), np.asarray(forward(changed))
+
+
+def assert_causal(before, after):
+    # Rows move to other places in the batch, where XLA may sum in another order.
+    np.testing.assert_allclose(before[:, :PERTURBED], after[:, :PERTURBED], rtol=1e-4, atol=1e-5)
+    assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["act24", "slices"])
+def test_training_forward_is_causal(name):
+    """Those recipes that permute tokens; others compute in training what they do in evaluation."""
+    assert_causal(*outputs_of_two(name, small.config(name).sparsity.recipe, jax.random.key(3)))
+
+
+@pytest.mark.parametrize("name", small.RECIPES)
+def test_evaluation_is_causal(name):
+    assert_causal(*outputs_of_two(name, small.config(name).sparsity.recipe.for_evaluation()))
+
+
+def test_recipes_that_permute_nothing_compute_in_training_what_they_do_in_evaluation():
+    for name in small.RECIPES:
+        recipe = small.config(name).sparsity.recipe
+        assert recipe.takes_order == (name in ("act24", "venom", "slices"))
+        assert recipe.for_evaluation() is recipe or name == "venom"
+
+
+VENOM = Venom(v=16, m=16, experts=2)
+
+
+def draw(key, tokens, dim=16, neurons=64):
+    """Random x, weights, state and order of the tokens."""
+    keys = jax.random.split(key, 5)
+    w1, w2 = (jax.random.normal(k, (neurons, dim)) for k in keys[:2])
+    state, one = VENOM.init_state(dim, neurons), jnp.float32(1)
+    state = type(state)(one, one, jax.random.normal(keys[2], state.centroids.shape))
+    return jax.random.normal(keys[3], (tokens, dim)), w1, w2, state, jax.random.permutation(keys[4], tokens)
+
+
+def blocks(x, state, order):
+    """The block of each token."""
+    rows, _ = routing.dispatch_order(routing.assign_tokens(x, state.centroids), VENOM.experts, 1, order)
+    return rows.position // VENOM.v
+
+
+def test_a_block_of_venom_in_training_sees_its_own_tokens_alone():
+    """A changed token moves the outputs of the tokens that share a block with it, and of no others."""
+    x, w1, w2, state, order = jax.jit(draw, static_argnames="tokens")(jax.random.key(0), tokens=256)
+    apply = jax.jit(lambda x: VENOM.ffn(x, w1, w2, state, order=order)[0])
+    block = np.asarray(jax.jit(blocks)(x, state, order))
+    after = apply(x.at[100].multiply(3.0))  # its direction, so its expert and its block, stays
+    moved = np.abs(np.asarray(after) - apply(x)).max(axis=1) > 1e-5
+    np.testing.assert_array_equal(moved & (block != block[100]), False)
+    assert moved[100] and moved.sum() > 1
+
+
+def test_blocks_of_venom_in_training_mix_neighbours():
+    """A token's block holds its neighbours no more often than chance would have it: about v / T."""
+
+    @jax.jit
+    def share_of_neighbours(key):
+        x, _, _, state, order = draw(key, tokens=512)
+        block = blocks(x, state, order)
+        return jnp.mean(block[1:] == block[:-1])
+
+    shared = [float(share_of_neighbours(jax.random.key(seed))) for seed in range(20)]
+    assert np.mean(shared) < 2.5 * 16 / 512  # two experts: chance is about 2 v / T

@@ -1,0 +1,120 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sparse_lm.config import Config, MeshConfig, ModelConfig, SparsityConfig
+from sparse_lm.recipes import DENSE, RECIPES, Recipe, SSte
+from sparse_lm.training.telemetry.flops import (
+    PEAKS,
+    dense_flops_per_token,
+    executed_flops_per_token,
+    executed_utilisation,
+    mfu,
+    utilisation,
+)
+
+MODEL = ModelConfig(dim=24, layers=3, heads=6, kv_heads=2, ffn_dim=40, vocab_size=101)
+
+
+def counted_by_hand(config: Config) -> float:
+    """Forward and backward FLOPs of one sequence, product by product, over its tokens."""
+    m, s = config.model, config.seq_len
+    head = m.dim // m.heads
+
+    def product(rows, inner, columns):
+        return 2 * rows * inner * columns
+
+    layer = product(s, m.dim, m.heads * head) + product(s, m.heads * head, m.dim)
+    layer += 2 * product(s, m.dim, m.kv_heads * head)
+    for query in range(s):
+        layer += m.heads * (product(1, head, query + 1) + product(1, query + 1, head))
+    layer += (3 if m.activation == "swiglu" else 2) * product(s, m.dim, m.ffn_dim)
+    return 3 * (m.layers * layer + product(s, m.dim, m.vocab_size)) / s
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "swiglu"])
+@pytest.mark.parametrize("seq_len", [1, 17])
+def test_dense_flops_by_hand(activation, seq_len):
+    config = Config(seq_len=seq_len, model=dataclasses.replace(MODEL, activation=activation))
+    np.testing.assert_allclose(dense_flops_per_token(config), counted_by_hand(config), rtol=1e-12)
+
+
+def test_tied_unembedding_multiplies_too():
+    tied = Config(model=dataclasses.replace(MODEL, tie_embeddings=True))
+    assert dense_flops_per_token(tied) == dense_flops_per_token(Config(model=MODEL))
+
+
+def test_dense_recipe_executes_the_dense_flops():
+    config = Config(model=MODEL)
+    assert executed_flops_per_token(config, DENSE) == dense_flops_per_token(config)
+
+
+class HalfOfOneProduct(Recipe):
+    def work(self):
+        return super().work() | {"grad_hidden": 0.5}
+
+
+def test_a_product_saves_its_own_share():
+    """Halving one of the six saves half of a third of the FFN's forward FLOPs' triple: one product."""
+    config = Config(model=MODEL)
+    one_product = 2 * MODEL.ffn_dim * MODEL.dim * MODEL.layers
+    saved = dense_flops_per_token(config) - executed_flops_per_token(config, HalfOfOneProduct())
+    np.testing.assert_allclose(saved, one_product / 2, rtol=1e-12)
+
+
+def test_dense_layers_save_nothing():
+    def executed(dense_layers):
+        sparsity = SparsityConfig(recipe=SSte(), dense_layers=dense_layers)
+        return executed_flops_per_token(Config(model=MODEL, sparsity=sparsity), SSte())
+
+    saved = [dense_flops_per_token(Config(model=MODEL)) - executed(n) for n in range(MODEL.layers + 1)]
+    expected = saved[0] * (1 - np.arange(MODEL.layers + 1) / MODEL.layers)
+    np.testing.assert_allclose(saved, expected, atol=1e-9 * saved[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_execute_no_more_than_dense(recipe):
+    config = Config(model=MODEL)
+    executed, dense = executed_flops_per_token(config, RECIPES[recipe]()), dense_flops_per_token(config)
+    assert executed == dense if recipe == "dense" else executed < dense
+
+
+def test_utilisation_of_an_h100():
+    config = Config(model=MODEL)
+    tokens_per_second = 0.4 * 989e12 / dense_flops_per_token(config)
+    h100 = "NVIDIA H100 80GB HBM3"
+    assert mfu(config, tokens_per_second, h100) == pytest.approx(0.4)
+    assert executed_utilisation(config, DENSE, tokens_per_second, h100) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("device_kind", ["cpu", "", "NVIDIA H100", "NVIDIA H100 80GB HBM3e", "TPU v4"])
+def test_unknown_devices_are_not_guessed(device_kind):
+    config = Config(model=MODEL)
+    assert mfu(config, 1e6, device_kind) is None
+    assert executed_utilisation(config, DENSE, 1e6, device_kind) is None
+
+
+@pytest.mark.parametrize("recipe", ["dense", "sste"])
+def test_utilisation_is_of_one_device_beside_its_peaks(recipe):
+    config, recipe, kind = Config(model=MODEL, mesh=MeshConfig(data=8)), RECIPES[recipe](), "NVIDIA H200"
+    assert utilisation(config, recipe, 8e6, kind) == {
+        "mfu": mfu(config, 1e6, kind),
+        "mfu_peak": 989e12,
+        "executed_utilisation": executed_utilisation(config, recipe, 1e6, kind),
+        "executed_peak": 2 * 989e12,
+    }
+
+
+@pytest.mark.parametrize("tokens_per_second, device_kind", [(None, "NVIDIA H200"), (1e6, "cpu")])
+def test_utilisation_that_is_not_known_is_none(tokens_per_second, device_kind):
+    found = utilisation(Config(model=MODEL), DENSE, tokens_per_second, device_kind)
+    assert found == {"mfu": None, "executed_utilisation": None}
+
+
+def test_peaks_are_dense_ones():
+    """The advertised rates assume 2:4; with one of those as the dense peak, MFU would read half."""
+    advertised = {"NVIDIA H100 80GB HBM3": 1979e12, "NVIDIA H200": 1979e12, "NVIDIA A100-SXM4-80GB": 624e12}
+    for device_kind, sparse in advertised.items():
+        assert PEAKS[device_kind].sparse == pytest.approx(sparse, rel=1e-3)
+        assert PEAKS[device_kind].dense == pytest.approx(sparse / 2, rel=1e-3)

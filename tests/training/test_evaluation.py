@@ -1,0 +1,116 @@
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from sparse_lm.config import Config, ModelConfig, SparsityConfig
+from sparse_lm.model import llama
+from sparse_lm.ops import backends
+from sparse_lm.recipes import Act24, Slices, Venom
+from sparse_lm.training import evaluation, ffn_weights
+from sparse_lm.training.evaluation import make_evaluation
+
+MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=61, dtype="float32", loss_chunk=24)
+CONFIG = Config(batch_size=4, seq_len=9, model=MODEL)
+WINDOWS = np.random.default_rng(0).integers(0, 61, (11, 10)).astype(np.int32)
+BYTES_PER_TOKEN = np.random.default_rng(1).integers(0, 7, 61).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama.init(MODEL, jax.random.key(0))
+
+
+def batches(windows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [windows[start : start + size] for start in range(0, len(windows), size)]
+
+
+def evaluate(model, windows: np.ndarray = WINDOWS, config: Config = CONFIG) -> dict[str, float]:
+    graphdef, params = model
+    run = make_evaluation(config, graphdef, BYTES_PER_TOKEN)
+    return run(params, None, batches(windows, config.batch_size))
+
+
+def test_loss_perplexity_and_bits_per_byte_by_definition(model):
+    graphdef, params = model
+    llama_model = llama.merge(graphdef, params)
+    hidden, _ = llama_model(WINDOWS[:, :-1])
+    logits = np.asarray(llama_model.logits(hidden), np.float64)
+    targets = WINDOWS[:, 1:]
+    likelihood = np.take_along_axis(logits, targets[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
+
+    result = evaluate(model)
+    assert result["loss"] == pytest.approx(-likelihood.mean(), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(-likelihood.mean()), rel=1e-5)
+    bits_per_byte = -likelihood.sum() / math.log(2) / BYTES_PER_TOKEN[targets].sum()
+    assert result["bits_per_byte"] == pytest.approx(bits_per_byte, rel=1e-5)
+
+
+def test_short_last_batch_counts_its_own_windows_only(model):
+    """11 windows in batches of 4, of which the last has 3; and one that holds them all."""
+    whole = evaluate(model, config=dataclasses.replace(CONFIG, batch_size=11))
+    assert evaluate(model) == pytest.approx(whole, rel=1e-6)
+    assert evaluate(model, WINDOWS[:1])["loss"] != pytest.approx(whole["loss"], rel=1e-3)
+
+
+def test_evaluation_by_magnitude_is_possible_where_a_backend_is_named(monkeypatch):
+    """Its blocks are of one token, which no kernel takes. Traced only: it takes a GPU to run."""
+    monkeypatch.setattr(backends, "unavailable", lambda name: None if name in ("hopper", "reference") else "absent")
+    model = dataclasses.replace(MODEL, dim=64, ffn_dim=256, dtype="bfloat16")
+    recipe = Venom(v=64, m=16, experts=2, implementation="hopper")
+    config = dataclasses.replace(CONFIG, model=model, sparsity=SparsityConfig(recipe=recipe))
+    params = jax.eval_shape(lambda: llama.init(model, jax.random.key(0))[1])
+    recipe_state = jax.eval_shape(jax.vmap(lambda _: recipe.init_state(model.dim, model.ffn_dim)), np.arange(2))
+    nats = functools.partial(evaluation._window_nats, config=config, graphdef=llama.graphdef(model))
+    for each in (recipe, recipe.for_evaluation()):  # in training as well: so kernels can be traced here at all
+        traced = jax.eval_shape(functools.partial(nats, recipe=each), params, recipe_state, WINDOWS)
+        assert traced.shape == (len(WINDOWS),)
+
+
+def test_compiles_once(model, monkeypatch):
+    traces = []
+    original = evaluation.token_losses
+    monkeypatch.setattr(evaluation, "token_losses", lambda *args: traces.append(1) or original(*args))
+    graphdef, params = model
+    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN)
+    first, second = (run(params, None, batches(WINDOWS, 4)) for _ in range(2))
+    assert first == second
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("recipe", [Act24(), Venom(v=4, m=8, experts=2), Slices(v=4, m=8)])
+def test_sparse_evaluation_does_not_depend_on_the_other_windows_of_a_batch(model, recipe):
+    graphdef, params = model
+    rng = np.random.default_rng(2)
+    enter = jax.jit(jax.vmap(lambda w1, w2, x: recipe.enter(w1, w2, x)[0]))
+    x = rng.standard_normal((MODEL.layers, 50, MODEL.dim)).astype(np.float32)
+    recipe_state = enter(*ffn_weights.matrices(params), x)
+    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, recipe)
+    forwards, backwards = (run(params, recipe_state, batches(order, 4)) for order in (WINDOWS, WINDOWS[::-1]))
+    assert forwards == pytest.approx(backwards, rel=1e-6)
+
+
+def test_sparse_evaluation_is_sparse(model):
+    graphdef, params = model
+    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, Act24())
+    sparse, dense = run(params, None, batches(WINDOWS, 4)), evaluate(model)
+    assert sparse["loss"] != dense["loss"]
+    assert sparse["loss"] == pytest.approx(dense["loss"], rel=0.05)
+
+
+def test_sparse_evaluation_leaves_dense_layers_dense(model):
+    graphdef, params = model
+    up, down = ffn_weights.matrices(params)
+    params = ffn_weights.with_matrices(params, up.at[1].set(0), down)  # the second FFN adds nothing
+
+    def sparse_loss(dense_layers):
+        sparsity = SparsityConfig(recipe=Act24(), dense_layers=dense_layers)
+        run = make_evaluation(dataclasses.replace(CONFIG, sparsity=sparsity), graphdef, BYTES_PER_TOKEN, Act24())
+        return run(params, None, batches(WINDOWS, 4))["loss"]
+
+    dense = evaluate((graphdef, params))["loss"]
+    assert sparse_loss(1) == pytest.approx(dense, rel=1e-6)
+    assert sparse_loss(0) != pytest.approx(dense, rel=1e-4)

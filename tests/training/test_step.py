@@ -1,0 +1,161 @@
+"""One training step of every recipe: it learns, it donates, it compiles once, and a bad one leaves no trace."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.model import llama
+from sparse_lm.training.step import forward_loss, in_compute_dtype, loss_and_gradients, make_trainer
+from tests import small
+
+
+@pytest.mark.parametrize("recipe", ["slices", "fst"])
+def test_both_steps_share_donated_state_and_compile_once(recipe):
+    config = small.config(recipe)
+    trainer = make_trainer(config)  # not shared: its compilations are counted
+    _, transitions = small.compiled(config)
+    state = trainer.init()
+    losses = []
+    for step in range(config.steps):
+        if config.phase(step) == "sparse" and config.phase(step - 1) == "dense":
+            state = transitions.enter_sparse(state, small.windows(config))
+        before = state
+        state, metrics = trainer.step(config.phase(step))(state, small.windows(config, step))
+        losses.append(float(metrics["loss"]))
+        assert jax.tree.structure(before) == jax.tree.structure(state)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.opt_state))
+    assert trainer.dense_step._cache_size() == 1
+    assert trainer.sparse_step._cache_size() == 1
+    assert losses[-1] < losses[0] - 0.3
+    assert int(state.step) == config.steps
+
+
+def poison(state, token):
+    """The state with a NaN in one token's embedding: batches that hold it have no finite loss."""
+    embedding = state.params["embed"]["embedding"].at[token].set(jnp.nan)
+    return dataclasses.replace(state, params=dict(state.params, embed={"embedding": embedding}))
+
+
+def test_bad_step_is_skipped_and_counted():
+    config = small.config("dense")
+    trainer, _ = small.compiled(config)
+    token = config.model.vocab_size - 1
+    good = np.minimum(small.windows(config), token - 1)
+    bad = np.where(np.arange(good.shape[1]) == 5, token, good)
+    state = poison(trainer.init(), token)
+    finite = lambda tree: [np.asarray(x)[np.isfinite(x)] for x in jax.tree.leaves(tree)]  # noqa: E731
+    before = jax.device_get((state.params, state.opt_state))
+
+    state, metrics = trainer.dense_step(state, bad)
+    assert not np.isfinite(metrics["loss"])
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (1, 1, 1)
+    state, metrics = trainer.dense_step(state, bad)
+    assert (int(metrics["skipped"]), int(metrics["skipped_in_a_row"])) == (2, 2)
+
+    state, metrics = trainer.dense_step(state, good)
+    assert np.isfinite(metrics["loss"])
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (3, 2, 0)
+    changed = [not np.array_equal(a, b) for a, b in zip(finite(before[0]), finite(state.params), strict=True)]
+    assert any(changed)
+
+
+@pytest.mark.parametrize("recipe", small.RECIPES)
+def test_sparse_step_reports_activation_statistics(recipe):
+    config = small.config(recipe)
+    trainer, _ = small.compiled(config)
+    state = trainer.init() if recipe == "dense" else small.entered(config)
+    _, metrics = trainer.sparse_step(state, small.windows(config))
+    layers = config.model.layers
+    assert metrics["activation_sparsity"].shape == metrics["kept_energy"].shape == (layers,)
+    assert np.all((metrics["activation_sparsity"] > 0.2) & (metrics["activation_sparsity"] < 0.9))
+    assert np.all((metrics["kept_energy"] > 0.2) & (metrics["kept_energy"] < 1 + 1e-6))
+    assert ("expert_load" in metrics) == (recipe in ("venom", "slices"))
+    if "expert_load" in metrics:
+        np.testing.assert_allclose(metrics["expert_load"].sum(axis=1), 1, rtol=1e-5)
+    assert ("flip_rate" in metrics) == (recipe in ("sste", "venom", "slices"))
+
+
+def test_weight_gradients_are_drawn_with_each_steps_own_key():
+    """In parts whose layers are computed again in the backward pass."""
+    config = small.config("slices", microbatches=2, **{"model.remat": "full"})
+    trainer, _ = small.compiled(config)
+
+    def gradient_norm(step):
+        state = small.entered(config)
+        state = dataclasses.replace(state, step=state.step + step)
+        return float(trainer.sparse_step(state, small.windows(config))[1]["grad_norm"])
+
+    assert gradient_norm(0) == gradient_norm(0) != gradient_norm(1)
+
+
+def test_seed_decides_the_run():
+    def losses(seed):
+        config = small.config("slices", seed=seed)
+        trainer, transitions = small.compiled(config)
+        state = transitions.enter_sparse(trainer.init(), small.windows(config))
+        trace = []
+        for step in range(3):
+            state, metrics = trainer.sparse_step(state, small.windows(config, step))
+            trace.append(float(metrics["loss"]))
+        return trace
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
+
+
+def of_sparse_phase(function, config):
+    """`function` of params, recipe_state, windows and key, computed as the sparse phase does."""
+    trainer, _ = small.compiled(config)
+    return functools.partial(function, config=config, graphdef=trainer.graphdef, recipe=config.sparsity.recipe)
+
+
+def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
+    state = small.entered(small.config("slices"))
+    config, key = small.config("slices", microbatches=2), jax.random.key(5)
+    windows = small.windows(config)
+    loss_of_part = jax.jit(of_sparse_phase(forward_loss, config))
+    losses = [
+        float(loss_of_part(state.params, state.recipe_state, part, jax.random.fold_in(key, number))[0])
+        for number, part in enumerate(np.split(windows, 2))
+    ]
+    loss_of_step = jax.jit(lambda *args: of_sparse_phase(loss_and_gradients, config)(*args)[0][0])
+    loss = float(loss_of_step(state.params, state.recipe_state, windows, key))
+    assert loss == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+def traced(config):
+    """Gradients of a step, as shapes and dtypes."""
+    state = small.compiled(config)[0].abstract_state()
+    arguments = state.params, state.recipe_state, small.windows(config), jax.random.key(0)
+    return jax.eval_shape(of_sparse_phase(loss_and_gradients, config), *arguments)[1]
+
+
+def test_gradients_of_microbatches_are_added_in_float32():
+    gradients = traced(small.config("dense", microbatches=2, **{"model.dtype": "bfloat16"}))
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+
+def test_sparse_forms_are_made_of_the_master_weights_once_a_step(monkeypatch):
+    prepare, read = llama.Llama.prepare_weights, []
+
+    def spy(model, *args):
+        read.append(model.layers.ffn.up[...].dtype)
+        return prepare(model, *args)
+
+    monkeypatch.setattr(llama.Llama, "prepare_weights", spy)
+    traced(small.config("sste", microbatches=2, **{"model.dtype": "bfloat16"}))
+    assert read == [jnp.float32]
+
+
+def test_only_the_layers_matrices_are_read_in_the_computations_dtype():
+    params = small.compiled(small.config("dense"))[0].abstract_state().params
+    cast = jax.eval_shape(lambda params: in_compute_dtype(params, "bfloat16"), params)
+    for path, leaf in jax.tree.leaves_with_path(cast):
+        is_layers_matrix = path[0].key == "layers" and not path[-1].key.endswith("norm")
+        assert leaf.dtype == (jnp.bfloat16 if is_layers_matrix else jnp.float32), path

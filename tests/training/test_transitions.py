@@ -1,0 +1,253 @@
+"""The phase transitions of a training state keep what they promise to keep.
+
+What a recipe does with the arrays of one layer is tested in tests/recipes/test_phase.py.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from sparse_lm.model import llama
+from sparse_lm.recipes import DENSE, Slices
+from sparse_lm.training import transitions as transitions_lib
+from sparse_lm.training.checkpoints.restored import check_state
+from sparse_lm.training.ffn_weights import matrices
+from sparse_lm.training.step import forward_loss
+from sparse_lm.training.transitions import dense_params, make_transitions, needs_refresh
+from tests import small
+from tests.recipes import masked_dense_ffn as dense64
+from tests.recipes.test_routing import means
+
+DENSE_LAYERS = {"fst": 0, "sste": 1, "slices": 1}
+
+
+def config_of(recipe):
+    return small.config(recipe, **{"sparsity.dense_layers": DENSE_LAYERS[recipe]})
+
+
+@functools.cache
+def _after_sparse_steps(recipe):
+    """Three states of a run: after three dense steps, as its sparse phase begins, and two steps later."""
+    config = config_of(recipe)
+    trainer, transitions = small.compiled(config)
+    states = [small.after_dense_steps(config, 3)]
+    states.append(transitions.enter_sparse(small.after_dense_steps(config, 3), small.windows(config, 100)))
+    states[1:] = jax.device_get(states[1:])
+    state = jax.device_put(states[1])
+    for step in range(2):
+        state, _ = trainer.sparse_step(state, small.windows(config, 50 + step))
+    return *jax.device_get(states), jax.device_get(state)
+
+
+def states_of(recipe):
+    return jax.device_put(_after_sparse_steps(recipe))
+
+
+@functools.cache
+def _loss(config, recipe):
+    trainer, _ = small.compiled(config)
+    options = dict(config=config, graphdef=trainer.graphdef, recipe=recipe)
+    return jax.jit(
+        lambda state: forward_loss(state.params, state.recipe_state, small.windows(config, 100), None, **options)[0]
+    )
+
+
+def loss(state, config, recipe):
+    return float(_loss(config, recipe)(state))
+
+
+def moments(state):
+    adam = next(node for node in jax.tree.leaves(state.opt_state, is_leaf=_is_adam) if _is_adam(node))
+    return adam.mu, adam.nu
+
+
+def _is_adam(node):
+    return isinstance(node, optax.ScaleByAdamState)
+
+
+# Entering
+
+
+def test_neurons_are_sorted_with_their_weights_and_moments():
+    """Neurons change places as wholes; the dense function stays what it was."""
+    before, after, _ = states_of("slices")
+    config = config_of("slices")
+    assert loss(after, config, DENSE) == pytest.approx(loss(before, config, DENSE), abs=1e-6)
+    old, new = (
+        [np.asarray(w) for tree in (state.params, *moments(state)) for w in matrices(tree)] for state in (before, after)
+    )
+    for layer in range(config.model.layers):
+        place = {row.tobytes(): i for i, row in enumerate(old[0][layer])}
+        order = [place[row.tobytes()] for row in new[0][layer]]
+        assert sorted(order) == list(range(config.model.ffn_dim)) != order
+        for a, b in zip(old, new, strict=True):
+            np.testing.assert_array_equal(a[layer][order], b[layer])
+
+
+@pytest.mark.parametrize("recipe", ["fst", "sste"])
+def test_entering_otherwise_changes_nothing_but_the_recipes_state(recipe):
+    before, after, _ = states_of(recipe)
+    recipe_state = after.recipe_state
+    jax.tree.map(np.testing.assert_array_equal, after, dataclasses.replace(before, recipe_state=recipe_state))
+    up, down = matrices(before.params)
+    expected, _ = jax.jit(jax.vmap(config_of(recipe).sparsity.recipe.enter))(up, down)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), recipe_state, expected)
+
+
+@pytest.mark.parametrize("recipe", ["fst", "slices"])
+def test_a_state_is_checked_from_the_first_sparse_step_on(recipe):
+    config = config_of(recipe)
+    before, after, later = states_of(recipe)
+    start = config.sparsity.start_step
+    check_state(before.recipe_state, config, start)
+    for state in (after, later):
+        check_state(state.recipe_state, config, start + 1)
+    with pytest.raises(ValueError, match="in every layer"):
+        check_state(before.recipe_state, config, start + 1)
+
+
+def test_inputs_are_evenly_spaced_and_the_same_in_parts(monkeypatch):
+    """However many microbatches share a batch, the recipe sees the same tokens of it."""
+    config = small.config("slices")
+    trainer, _ = small.compiled(config)
+    windows = small.windows(config)
+    monkeypatch.setattr(transitions_lib, "SAMPLE", 32)  # of 128
+    monkeypatch.setattr(Slices, "refresh", lambda self, w1, w2, state, x: (state, {"x": x}))
+
+    def seen(microbatches):
+        transitions = make_transitions(dataclasses.replace(config, microbatches=microbatches), trainer.graphdef)
+        return transitions.refresh(small.entered(config), windows)[1]["x"]
+
+    expected = [x[::4] for x in routed(config, small.entered(config), windows)]
+    for microbatches in (1, 2):
+        np.testing.assert_allclose(seen(microbatches), expected, rtol=1e-4, atol=1e-4)
+
+
+# Refreshes
+
+
+def routed(config, state, windows):
+    """The FFN inputs of each layer, float64 [T, D], in a forward pass that is sparse from `dense_layers` on.
+
+    Attention is the model's; the FFN is NumPy.
+    """
+    model = llama.merge(llama.graphdef(config.model), state.params)
+    structure, stacked = nnx.split(model.layers)
+    recipe = config.sparsity.recipe
+
+    @jax.jit
+    def attend(layer, x):
+        layer = nnx.merge(structure, layer)
+        x = x + layer.attention(llama.rms_norm(x, layer.attention_norm[...], config.model.norm_epsilon))
+        return x, llama.rms_norm(x, layer.ffn_norm[...], config.model.norm_epsilon)
+
+    x, found = model.embed(windows[:, :-1]), []
+    for number in range(config.model.layers):
+        layer, own = jax.tree.map(lambda a: a[number], (stacked, state.recipe_state))  # noqa: B023
+        x, tokens = attend(layer, x)
+        tokens = np.asarray(tokens, np.float64).reshape(-1, config.model.dim)
+        found.append(tokens)
+        w1, w2 = (np.asarray(w[number], np.float64) for w in matrices(state.params))
+        inputs = dense64.Inputs(tokens, w1, w2, np.zeros_like(tokens), np.arange(len(tokens)))
+        if number < config.sparsity.dense_layers:
+            o = dense64.dense(inputs).o
+        else:
+            scales, knobs = (float(own.scale_up), float(own.scale_down)), dict(v=recipe.v, m=recipe.m)
+            centroids = np.asarray(own.centroids, np.float64)
+            o = dense64.slices(inputs, scales=scales, centroids=centroids, draw=lambda a, _: a, **knobs).o
+        x = x + o.reshape(x.shape).astype(np.float32)
+    return found
+
+
+def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes():
+    """Those of dense layers stay, and nothing else moves."""
+    config, windows = config_of("slices"), small.windows(config_of("slices"), 7)
+    _, transitions = small.compiled(config)
+    state = _after_sparse_steps("slices")[2]
+    after, metrics = jax.device_get(transitions.refresh(jax.device_put(state), windows))
+    old, new = state.recipe_state.centroids, after.recipe_state.centroids
+    expected = [means(x, c) for x, c in zip(routed(config, state, windows), old, strict=True)]
+    np.testing.assert_array_equal(new[0], old[0])
+    np.testing.assert_allclose(new[1], expected[1], atol=2e-5)
+    assert np.abs(expected[1] - old[1]).max() > 0.01
+    recipe_state = state.recipe_state._replace(centroids=new)
+    jax.tree.map(np.testing.assert_array_equal, after, dataclasses.replace(state, recipe_state=recipe_state))
+    assert metrics == {}
+
+
+def test_a_refresh_of_masks_reports_flips():
+    config = config_of("fst")
+    _, transitions = small.compiled(config)
+    _, entered, later = states_of("fst")
+    old = jax.device_get(later.recipe_state)
+    state, metrics = transitions.refresh(later, small.windows(config))
+    new = jax.device_get(state.recipe_state)
+    flips = np.mean([old.mask_up != new.mask_up, old.mask_down != new.mask_down], axis=(0, 2, 3))
+    np.testing.assert_allclose(metrics["flip_rate"], flips, rtol=1e-6)
+    assert (flips > 0).all()
+    np.testing.assert_array_equal(old.mask_up, entered.recipe_state.mask_up)  # steps leave masks alone
+
+
+@pytest.mark.parametrize("recipe", small.RECIPES)
+def test_when_refreshes_are_due(recipe):
+    refreshes = recipe in ("fst", "slices")
+    for every, due in ((2, [6]), (1, [5, 6, 7]), (4, [])):
+        config = small.config(recipe, **{"sparsity.refresh_every": every})
+        assert [step for step in range(config.steps) if needs_refresh(config, step)] == (due if refreshes else [])
+
+
+# Sparse steps and leaving
+
+
+def test_scales_stay_what_they_were_when_the_phase_started():
+    _, entered, later = states_of("sste")
+    jax.tree.map(np.testing.assert_array_equal, entered.recipe_state, later.recipe_state)
+
+
+def test_masked_decay_shrinks_what_the_mask_prunes():
+    config = config_of("fst")
+    trainer, _ = small.compiled(config)
+    _, state, _ = states_of("fst")
+    before, mask = np.array(matrices(state.params)[0]), np.array(state.recipe_state.mask_up)
+    strong = state.recipe_state._replace(decay=jnp.full_like(state.recipe_state.decay, 10.0))
+    state, _ = trainer.sparse_step(dataclasses.replace(state, recipe_state=strong), small.windows(config))
+    shrunk = np.abs(matrices(state.params)[0]) < np.abs(before)
+    assert shrunk[~mask].mean() > 0.95
+    assert shrunk[mask].mean() < 0.8
+
+
+@pytest.mark.parametrize("recipe", ["fst", "sste"])
+def test_leaving_keeps_the_function_that_sparse_weights_computed(recipe):
+    """The dense loss just after the flip is the sparse one just before, to rounding."""
+    config, (*_, state) = config_of(recipe), states_of(recipe)
+    _, transitions = small.compiled(config)
+    sparse, master = (loss(state, config, r) for r in (config.sparsity.recipe, DENSE))
+    left = transitions.leave_sparse(state)
+    assert loss(left, config, DENSE) == pytest.approx(sparse, abs=2e-5)
+    assert abs(master - sparse) > 1e-3  # leaving with the master weights would have moved the loss
+
+
+@pytest.mark.parametrize("recipe", DENSE_LAYERS)
+def test_leaving_changes_the_weights_of_sparse_layers_alone_and_once(recipe):
+    """A run that ended in its sparse phase leaves it again if it is made longer; readers do likewise."""
+    config, (*_, state) = config_of(recipe), states_of(recipe)
+    _, transitions = small.compiled(config)
+    before = jax.device_get(state)
+    params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(state.params, state.recipe_state)
+    params = jax.device_get(params)
+    once = jax.device_get(transitions.leave_sparse(state))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), params, once.params)
+    for old, new in zip(matrices(before.params), matrices(once.params), strict=True):
+        changed = (old != new).any(axis=(1, 2))
+        np.testing.assert_array_equal(changed, np.arange(len(old)) >= DENSE_LAYERS[recipe])
+    whole = dict(once.params, layers=once.params["layers"] | {"ffn": before.params["layers"]["ffn"]})
+    jax.tree.map(np.testing.assert_array_equal, whole, before.params)
+    jax.tree.map(np.testing.assert_array_equal, once.opt_state, before.opt_state)
+    twice = jax.device_get(transitions.leave_sparse(jax.device_put(once)))
+    jax.tree.map(np.testing.assert_array_equal, once, twice)
