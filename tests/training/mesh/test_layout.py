@@ -1,6 +1,5 @@
 """Runs on a mesh of eight simulated devices are the run of one device."""
 
-import dataclasses
 import functools
 from collections import Counter
 
@@ -16,7 +15,7 @@ from sparse_lm.training.transitions import make_transitions, needs_refresh
 from tests import small
 
 
-def config(recipe, mesh=(1, 1, 1), sparse=(6, 13), steps=20, **changes):
+def config(recipe, mesh=(1, 1, 1), sparse=(3, 8), steps=10, **changes):
     """A run some of whose steps are sparse; shards of 64 neurons."""
     size = {"steps": steps, "batch_size": 16, "model.dim": 64, "model.ffn_dim": 512}
     phases = dict(zip(("sparsity.start_step", "sparsity.end_step"), sparse, strict=True))
@@ -37,7 +36,7 @@ def batch(trainer, step):
 def train(config):
     """The last state, and the metrics of each: what the training loop does, less its files."""
     trainer = trainer_of(config)
-    transitions = make_transitions(config, trainer.plan, trainer.graphdef, trainer.layout)
+    transitions = make_transitions(config, trainer.graphdef, trainer.layout)
     state, trace = trainer.init(), []
     for step in range(config.steps):
         before, now = config.phase(step - 1) if step else "dense", config.phase(step)
@@ -48,8 +47,6 @@ def train(config):
             state = transitions.leave_sparse(state)
         elif needs_refresh(config, step):
             state, _ = transitions.refresh(state, windows)
-        if now == "sparse" and trainer.plan.weights == "transposable":
-            state = dataclasses.replace(state, mask_decay=np.float32(1e-4))
         state, metrics = trainer.step(now)(state, windows)
         trace.append(jax.device_get(metrics))
     return state, trace
@@ -57,7 +54,7 @@ def train(config):
 
 @pytest.mark.parametrize(
     "recipe, mesh, microbatches, steps, sparse, dense_layers",
-    [("fst", (2, 4, 1), 2, 10, (0, 10), 0), ("cluster_sets", (2, 2, 2), 1, 20, (6, 13), 1)],
+    [("fst", (2, 4, 1), 2, 5, (0, 5), 1), ("slices", (2, 2, 2), 1, 10, (3, 8), 0)],
 )
 def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, sparse, dense_layers):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.
@@ -71,12 +68,16 @@ def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, s
     # Sums have another order, above all along `tensor`, and now and then rounding decides a near tie: everything is
     # compared closely up to the first sparse step, then the losses less so. Shares are means of the shards' shares.
     tolerance = 1e-5 if mesh[2] == 1 else 1e-4
-    for name in alone[6]:
-        series = [[step[name] for step in trace[:7] if name in step] for trace in (alone, meshed)]
-        np.testing.assert_allclose(*(np.array(s, float) for s in series), rtol=tolerance, atol=tolerance, err_msg=name)
+    first = sparse[0]
+    for name in alone[first]:
+        series = [[step[name] for step in trace[: first + 1] if name in step] for trace in (alone, meshed)]
+        # Along `tensor` each device draws for its own neurons, and which of them are watched depends on their order.
+        loose = mesh[2] > 1 and name in ("grad_norm", "flip_rate", "kept_weight_energy")
+        rtol = 0.05 if loose else tolerance
+        np.testing.assert_allclose(*(np.array(s, float) for s in series), rtol=rtol, atol=tolerance, err_msg=name)
     losses = [[step["loss"] for step in trace] for trace in (alone, meshed)]
     np.testing.assert_allclose(*losses, rtol=3e-3)
-    assert_copies_are_equal((state.variables, state.step, state.skipped))
+    assert_copies_are_equal((state.recipe_state, state.step, state.skipped))
 
 
 def assert_copies_are_equal(tree):
@@ -88,19 +89,29 @@ def assert_copies_are_equal(tree):
             np.testing.assert_array_equal(same, shard.data)
 
 
-def test_centres_follow_the_tokens_of_all_devices():
-    centroids = {}
+def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
+    """Devices along `tensor` each have a part of every expert's neurons, whichever shards hold the weights."""
+    states = {}
     for mesh in ((1, 1, 1), (2, 2, 2)):
-        run = config("slices", mesh, **{"sparsity.centres": "tokens"})
+        run = config("slices", mesh)
         trainer = trainer_of(run)
-        transitions = make_transitions(run, trainer.plan, trainer.graphdef, trainer.layout)
-        state = transitions.enter_sparse(trainer.init(), batch(trainer, 0))
-        placed = np.asarray(state.variables.centroids)
-        state, _ = transitions.refresh(state, batch(trainer, 1))
-        assert_copies_are_equal(state.variables)
-        centroids[mesh] = np.asarray(state.variables.centroids)
-        assert np.abs(centroids[mesh] - placed).max() > 1e-2
-    np.testing.assert_allclose(*centroids.values(), atol=1e-5)
+        transitions = make_transitions(run, trainer.graphdef, trainer.layout)
+        entered = transitions.enter_sparse(trainer.init(), batch(trainer, 0))
+        placed = np.asarray(entered.recipe_state.centroids)
+        up = np.asarray(entered.params["layers"]["ffn"]["up"])
+        state, _ = transitions.refresh(entered, batch(trainer, 1))
+        assert_copies_are_equal(state.recipe_state)
+        moved = np.asarray(state.recipe_state.centroids)
+        assert np.abs(moved - placed).max() > 1e-2
+        states[mesh] = placed, moved, up
+    alone, meshed = states.values()
+    for a, b in zip(alone[:2], meshed[:2], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    layers, _, dim = alone[2].shape
+    parts = meshed[2].reshape(layers, 2, 2, -1, dim).swapaxes(1, 2).reshape(layers, 2, -1, dim)
+    for own, shared in zip(alone[2].reshape(parts.shape), parts, strict=True):
+        for expert in range(2):
+            assert {row.tobytes() for row in own[expert]} == {row.tobytes() for row in shared[expert]}
 
 
 def test_microbatches_add_up_to_the_batch():
@@ -118,7 +129,7 @@ def collectives_of_ffn(step, trainer):
 
 
 def test_sparse_ffn_communicates_as_the_dense_one_but_less():
-    run = config("cluster_sets", (2, 2, 2))
+    run = config("slices", (2, 2, 2))
     trainer = trainer_of(run)
     rows, dim = run.model.ffn_dim // 2, run.model.dim  # of a matrix of one layer, along `tensor`
     dense, sparse = (collectives_of_ffn(step, trainer) for step in (trainer.dense_step, trainer.sparse_step))
@@ -137,12 +148,12 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
 
 
 def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
-    saved = trainer_of(config("cluster_sets", (2, 2, 2))).init()
+    saved = trainer_of(config("slices", (2, 2, 2))).init()
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(3, saved)
         checkpoints.wait()
         for mesh in ((1, 8, 1), (1, 1, 1)):
-            wanted = trainer_of(config("cluster_sets", mesh)).abstract_state()
+            wanted = trainer_of(config("slices", mesh)).abstract_state()
             restored = checkpoints.restore_latest(wanted)
             for entry, before, after in zip(*map(jax.tree.leaves, (wanted, saved, restored)), strict=True):
                 np.testing.assert_array_equal(before, after)
@@ -156,7 +167,7 @@ def test_mesh_that_does_not_fit_is_refused():
 
 def test_state_is_split_where_it_is_large():
     """Of every matrix and both its moments, a device along fsdp stores its eighth."""
-    run = config("cluster_sets", (1, 8, 1))
+    run = config("slices", (1, 8, 1))
     trainer = trainer_of(run)
     state = trainer.abstract_state()
     for path, leaf in jax.tree.leaves_with_path((state.params, state.opt_state)):
