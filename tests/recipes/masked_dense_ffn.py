@@ -8,6 +8,8 @@ import dataclasses
 
 import numpy as np
 
+from tests.recipes.numpy_routing import nearest
+
 
 @dataclasses.dataclass
 class Inputs:
@@ -103,11 +105,6 @@ def slices(a, *, scales, centroids, v, m, draw, parts=1):
     result = _ffn(a, w1, w2, w2, w1, mask_y=mask, dh_for_dw1=drawn, y_for_dw2=drawn, computed=computed)
     result.stats["expert_load"] = np.bincount(experts, minlength=count) / tokens
     return result
-
-
-def nearest(x, centroids):
-    """The centroid of largest cosine for each row of x."""
-    return (x @ (centroids / np.linalg.norm(centroids, axis=1, keepdims=True)).T).argmax(1)
 
 
 def in_token_order(rows, slots):

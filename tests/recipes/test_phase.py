@@ -12,7 +12,7 @@ from sparse_lm.recipes import DENSE, RECIPES, Slices
 from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DIM, INPUTS, NEURONS, W1, W2, X
-from tests.recipes.test_routing import means, nearest, unit
+from tests.recipes.numpy_routing import means, nearest, unit
 
 SCALED = {"sste": 0, "venom": 1, "slices": 1}
 """Recipes whose weights are 2:4 by soft threshold, and the axis of W2's groups."""

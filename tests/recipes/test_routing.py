@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.recipes import routing
+from tests.recipes.numpy_routing import means, nearest, unit
 
 assign_tokens = jax.jit(routing.assign_tokens)
 assign_neurons = jax.jit(routing.assign_neurons)
@@ -18,22 +19,6 @@ dispatch_order = jax.jit(routing.dispatch_order, static_argnums=(1, 2))
 
 def random(shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def unit(rows):
-    rows = np.asarray(rows, np.float64)
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
-
-
-def nearest(x, centroids):
-    return (unit(x) @ unit(centroids).T).argmax(1)
-
-
-def means(x, centroids):
-    """The mean direction of the rows nearest to each centroid; an expert that has none keeps its centroid."""
-    experts = nearest(x, centroids)
-    members = [unit(x)[experts == e] for e in range(len(centroids))]
-    return np.stack([m.mean(0) if len(m) else c for m, c in zip(members, centroids, strict=True)])
 
 
 # Tokens

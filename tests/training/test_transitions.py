@@ -22,7 +22,7 @@ from sparse_lm.training.step import forward_loss
 from sparse_lm.training.transitions import dense_params, make_transitions, needs_refresh
 from tests import small
 from tests.recipes import masked_dense_ffn as dense64
-from tests.recipes.test_routing import means
+from tests.recipes.numpy_routing import means
 
 DENSE_LAYERS = {"fst": 0, "sste": 1, "slices": 1}
 
