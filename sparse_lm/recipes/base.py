@@ -110,7 +110,7 @@ class Recipe:
         return {product: 0.5 if product in self.products else 1.0 for product in PRODUCTS}
 
     def init_state(self, dim: int, neurons: int) -> Any:
-        """Returns a state of the right shapes for one FFN. It computes NaN until `enter` gives it values."""
+        """Returns a state of the right shapes for one FFN, which `enter` gives values that `ffn` can use."""
         return self.State()
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Any, Array | None]:

@@ -23,7 +23,7 @@ WIDE, NARROW = jnp.float32, jnp.bfloat16
 
 
 def _compiled(backend, op, *args, **options):
-    return jax.jit(lambda *args: vars(backend)[op](*args, **options))(*args)
+    return jax.jit(lambda *args: getattr(backend, op)(*args, **options))(*args)
 
 
 def _assert_as_reference(op, *args, **options):
@@ -170,7 +170,7 @@ def test_sparsify_venom_lowers_without_a_gpu():
 @pytest.mark.parametrize("op, options", [("squared_relu_24", {}), ("squared_relu_venom", dict(v=128, m=16))])
 def test_passes_over_the_hidden_layer_lower_without_a_gpu(op, options):
     h = jax.ShapeDtypeStruct((300, 480), NARROW)
-    activate = functools.partial(vars(triton)[op], **options)
+    activate = functools.partial(getattr(triton, op), **options)
     expected = jax.eval_shape(functools.partial(vars(reference)[op], **options), h)
     assert jax.jit(activate).trace(h).lower(lowering_platforms=("cuda",)).out_info == expected
     y = expected[0]
