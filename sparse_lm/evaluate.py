@@ -1,14 +1,16 @@
 """Held-out loss of a trained model, or what it scores in tasks of EleutherAI's evaluation harness.
 
-    python -m sparse_lm.evaluate --workdir=runs/tiny [--checkpoint=best] [--sparse]
+    python -m sparse_lm.evaluate --workdir=runs/tiny [--checkpoint=best] [--sparse] [--data=data/other]
     python -m sparse_lm.evaluate --workdir=runs/tiny --tasks=arc_challenge,hellaswag [--include_path=my_tasks]
-                                 [--num_fewshot=5] [--limit=100] [--output=scores.json]
+                                 [--num_fewshot=5] [--limit=100] [--samples] [--output=scores.json]
 
-The last line of standard output is one JSON object: step, loss (nats per token), perplexity and
-bits_per_byte, over the whole held-out split; or step and results, the metrics of each task. `paper` is
-a name for all tasks that 2602.06183 evaluates. The scores also go, with all that the harness reports
-of how they were made, to a file in the workdir's `tasks/`. Tasks need lm-eval, which is in
-requirements-test.txt, and compute FFNs densely.
+The last line of standard output is one JSON object: step, loss (nats per token), perplexity and bits_per_byte, over
+the whole held-out split; or step and results, the metrics of each task, below the harness's table of them. `--data`
+names another corpus that was prepared with the run's tokenizer. `--tasks=paper` is all tasks that 2602.06183 evaluates.
+
+Scores of tasks also go, with all that the harness reports of how they were made, to a file in the workdir's `tasks/`;
+with `--samples` every question and answer does. Tasks need lm-eval, which is in requirements-test.txt, and compute
+FFNs densely.
 """
 
 from __future__ import annotations
@@ -44,17 +46,30 @@ from sparse_lm.training.workdir import load_config
 _log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16_384
-TASK_FLAGS = ("include_path", "num_fewshot", "limit", "batch_tokens", "output")
+TASK_FLAGS = ("include_path", "num_fewshot", "limit", "samples", "batch_tokens", "output")
 
 
-def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = False) -> dict[str, float]:
-    """Step, loss, perplexity and bits_per_byte of a checkpoint, dense or as the sparse phase computes.
+def evaluate(
+    workdir: str, checkpoint: int | str = "latest", sparse: bool = False, data: str | None = None
+) -> dict[str, float]:
+    """Evaluates a checkpoint on held-out text, dense or as the sparse phase computes.
+
+    Args:
+      workdir: of the run.
+      checkpoint: "latest", "best" (least held-out loss in training) or a step.
+      sparse: compute the FFNs as the sparse phase does.
+      data: a prepared corpus with the run's tokenizer; None for the run's own.
+
+    Returns:
+      step, loss, perplexity and bits_per_byte, as `make_evaluation` defines them.
 
     Raises:
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
     config = load_config(workdir)
+    if data is not None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=data))
     if sparse:
         recipe = config.sparsity.recipe
         check_implementation(recipe)
@@ -62,11 +77,11 @@ def evaluate(workdir: str, checkpoint: int | str = "latest", sparse: bool = Fals
     else:
         recipe, recipe_state = DENSE, None
         params, step = restore_for_dense(workdir, config, checkpoint)
-    data = open_run_data(workdir, config)
-    check_same_tokenizer(workdir, config, data)
+    opened = open_run_data(workdir, config)
+    check_same_tokenizer(workdir, config, opened)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
-    evaluation = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
-    batches = heldout_batches(data, batch_size=config.batch_size, windows=0)
+    evaluation = make_evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
+    batches = heldout_batches(opened, batch_size=config.batch_size, windows=0)
     return {"step": step, **evaluation(params, recipe_state, batches)}
 
 
@@ -78,10 +93,11 @@ def evaluate_tasks(
     include_path: str | os.PathLike | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
+    samples: bool = False,
     batch_tokens: int = BATCH_TOKENS,
     output: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
-    """What a checkpoint scores in tasks of the harness, which also goes to a file.
+    """Scores a checkpoint in tasks of the harness; prints their table and writes a file.
 
     Args:
       workdir: of the run; its tokenizer and checkpoint are read, its data is not.
@@ -90,6 +106,7 @@ def evaluate_tasks(
       include_path: a directory with task files of one's own.
       num_fewshot: examples before each question; None for what each task says.
       limit: questions of each task; None for all.
+      samples: write every question and answer, too.
       batch_tokens: tokens to compute at one time, unless one sequence has more.
       output: file for the scores; None for one in the workdir.
 
@@ -109,7 +126,9 @@ def evaluate_tasks(
     model, step = text_model(workdir, checkpoint, batch_tokens)
     file = _make_room(Path(output) if output else _new_file(workdir, step))
     loaded = load_tasks(tasks, include_path)
-    report = {"step": step, "limit": limit, **score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit)}
+    scores, table = score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit, samples=samples)
+    print(table)
+    report = {"step": step, "limit": limit, **scores}
     file.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     _log.info("scores are in %s", file)
     return {"step": step, "results": report["results"]}
@@ -150,13 +169,15 @@ def main() -> None:
     if options.tasks:
         if options.sparse:
             raise HarnessError("--sparse: tasks are evaluated with dense FFNs; leave out --sparse or --tasks")
+        if options.data:
+            raise HarnessError("--data: tasks bring their own; leave out --data or --tasks")
         of_tasks = {name: options[name].value for name in TASK_FLAGS}
         result = evaluate_tasks(options.workdir, options.tasks, options.checkpoint, **of_tasks)
     else:
         for name in TASK_FLAGS:
             if options[name].present:
                 raise HarnessError(f"--{name}: is for tasks; name some with --tasks")
-        result = evaluate(options.workdir, options.checkpoint, sparse=options.sparse)
+        result = evaluate(options.workdir, options.checkpoint, options.sparse, options.data)
     print(to_json(result))
 
 
@@ -164,10 +185,12 @@ def _define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     entry_point.define_checkpoint_flag()
     flags.DEFINE_bool("sparse", False, "Compute the FFNs as the run's sparse phase does, instead of densely.")
+    flags.DEFINE_string("data", None, "Another prepared corpus to evaluate on, with the run's tokenizer.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
     flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")
     flags.DEFINE_integer("num_fewshot", None, "Examples before each question; what a task says if not given.", 0)
     flags.DEFINE_integer("limit", None, "Questions of each task; all if not given.", 1)
+    flags.DEFINE_bool("samples", False, "Write every question and answer of the tasks, too.")
     flags.DEFINE_integer("batch_tokens", BATCH_TOKENS, "Tokens to compute at one time in tasks.", 1)
     flags.DEFINE_string("output", None, "File for the scores of tasks; one in the workdir's tasks/ if not given.")
 

@@ -24,16 +24,17 @@ from absl import flags
 
 from sparse_lm import config_flag, entry_point, logs
 from sparse_lm.config import parse
+from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_text
 from sparse_lm.training.determinism import request_determinism
 from sparse_lm.training.loop import TooManyBadSteps, train
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.processes import LaunchError
+from sparse_lm.training.run_data import open_run_data
 from sparse_lm.training.telemetry.wandb_run import WandbError, check_installed
-from sparse_lm.training.workdir import has_begun
+from sparse_lm.training.workdir import has_begun, load_config
 
-SAMPLE_PROMPT = "def "
-SAMPLE_TOKENS = 200
+PROMPT_TOKENS, SAMPLE_TOKENS = 32, 200
 
 
 def main() -> None:
@@ -53,12 +54,19 @@ def main() -> None:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
             finished = train(config, workdir, profile_steps, options.wandb)
             if finished and jax.process_count() == 1:
-                print("sample:")
-                print(continue_text(workdir, SAMPLE_PROMPT, max_new_tokens=SAMPLE_TOKENS, temperature=0.7))
+                prompt = _heldout_text(workdir)
+                text = continue_text(workdir, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
+                print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
         if not finished:
             _exit_now()
     except KeyboardInterrupt:  # while data is prepared, say, or a second one in training
         sys.exit(f"interrupted{'' if has_begun(workdir) else ' before training began'}; the same command goes on")
+
+
+def _heldout_text(workdir: str) -> str:
+    """Returns the beginning of the first held-out window of the run's corpus."""
+    data = open_run_data(workdir, load_config(workdir))
+    return load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
 
 
 def _default_workdir() -> str:

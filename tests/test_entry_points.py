@@ -61,6 +61,9 @@ def test_a_run_is_repeated_from_its_config_json(corpus, tmp_path):  # noqa: F811
     assert_one_line(nameless, "--workdir: must be given to repeat a run")
     assert repeated.returncode == 0, repeated.stderr
     assert load_config(tmp_path / "second") == dataclasses.replace(config, seed=7)
+    sample = repeated.stdout.split("held-out text:\n")[1].partition("\ncontinued:\n")[0]
+    documents = [file.read_text() for file in corpus.parent.glob("*.txt")]
+    assert len(sample) > 20 and any(sample in text for text in documents)
 
 
 def test_a_copy_of_a_config_runs_wherever_it_is(tmp_path):

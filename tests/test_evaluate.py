@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from sparse_lm.recipes.soft_threshold import Scales
 from sparse_lm.recipes.venom import State
 from sparse_lm.training import implementation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
+from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, meaning, save_config
@@ -93,6 +95,29 @@ def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(
     evaluation = make_evaluation(config, llama.graphdef(MODEL), data.bytes_per_token)
     of_master_weights = evaluation(params, None, heldout_batches(data, batch_size=5))
     assert abs(of_master_weights["loss"] - dense["loss"]) > 1e-3
+
+
+def test_another_corpus_of_the_same_tokenizer(workdir, tmp_path):
+    rng = np.random.default_rng(1)
+    for index in range(40):
+        (tmp_path / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 9, 300))))
+    files, tokenizer = [str(tmp_path / "*.txt")], str(workdir / "data" / "tokenizer.json")
+    prepare_files(files, tmp_path / "other", seq_len=32, tokenizer=tokenizer)
+    own, other = evaluate(workdir), evaluate(workdir, data=str(tmp_path / "other"))
+    assert other["loss"] != own["loss"]
+    config = load_config(workdir)
+    data = open_data(dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "other"))))
+    evaluation = make_evaluation(config, llama.graphdef(MODEL), data.bytes_per_token)
+    expected = evaluation(restore_for_dense(workdir, config)[0], None, heldout_batches(data, batch_size=5))
+    assert other["step"] == 30
+    assert evaluate(workdir, 20, data=str(workdir / "data")) == evaluate(workdir, 20)
+    assert other["loss"] == pytest.approx(expected["loss"])
+    for index in range(40):
+        (tmp_path / f"{index}.md").write_text(f"# {index}\n" + "for word in words: print(word)\n" * 20)
+    prepare_files([str(tmp_path / "*.md")], tmp_path / "third", seq_len=32, vocab_size=280)
+    shutil.copy(tokenizer, workdir)
+    with pytest.raises(ConfigError, match=r"data\.path = .*third.* has another tokenizer than the run in"):
+        evaluate(workdir, data=str(tmp_path / "third"))
 
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):
@@ -195,6 +220,7 @@ def test_mistakes_get_a_clear_line(tmp_path):
     mistakes = {
         ("--checkpoint=newest",): "must be latest, best or a step",
         ("--tasks=arc_easy", "--sparse"): "--sparse: tasks are evaluated with dense FFNs",
+        ("--tasks=arc_easy", "--data=data/other"): "--data: tasks bring their own",
         ("--limit=3",): "--limit: is for tasks; name some with --tasks\n",
     }
     command_lines = [["--workdir=/nowhere", *flags] for flags in mistakes]
@@ -210,18 +236,21 @@ def test_tasks_from_the_command_line(workdir, tmp_path):
     write_choice_task(tmp_path, "quiz", count=9, answer_words=2)
     shutil.copy(workdir / "data" / "tokenizer.json", workdir)
     tasks = ["--tasks=quiz", f"--include_path={tmp_path}", "--limit=6", "--num_fewshot=1", "--checkpoint=best"]
+    tasks.append("--samples")
     command = [sys.executable, "-m", "sparse_lm.evaluate", f"--workdir={workdir}", *tasks]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
     assert result["step"] == 20
     assert set(result["results"]["quiz"]) == {"acc", "acc_stderr", "acc_norm", "acc_norm_stderr"}
+    assert re.search(rf"\|quiz *\|.*\|acc +\|.*\|{result['results']['quiz']['acc']:.4f}\|", run.stdout)
     (written,) = (workdir / "tasks").glob("step_20_*.json")
     assert str(written) in run.stderr
     report = json.loads(written.read_text())
     assert report["results"] == result["results"]
     assert report["n-samples"]["quiz"] == {"original": 9, "effective": 6}
     assert report["n-shot"]["quiz"] == 1
+    assert len(report["samples"]["quiz"]) == 6
 
     options = dict(include_path=tmp_path, limit=6, num_fewshot=1, output=tmp_path / "a" / "b.json")
     again = evaluate_tasks(workdir, ["quiz"], "best", **options)

@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import Config, ConfigError, parse, to_dict
 from sparse_lm.files import replacing
+from sparse_lm.training.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     before its first step, for want of memory, say.
 
     Raises:
-      ConfigError: naming the key and both values.
+      ConfigError: naming the key and both values. A run cannot be made shorter, either.
     """
     if not Path(workdir, "config.json").exists() or not has_begun(workdir):
         return
@@ -150,8 +151,24 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
         if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.phase):
             reason = f"the run in {os.fspath(workdir)} has {before.get(key)!r}; use that, or another --workdir"
             raise ConfigError(key, value, reason)
+    if config.steps < before["steps"]:
+        reason = f"the run in {os.fspath(workdir)} is of {before['steps']} steps and cannot be made shorter"
+        raise ConfigError("steps", config.steps, f"{reason}; use another --workdir")
+    if config.steps > before["steps"]:
+        _warn_of_schedule(load_config(workdir), config)
     for key, value in changed.items():
         _log.warning("resuming with config.%s = %r (was %r)", key, value, before.get(key))
+
+
+def _warn_of_schedule(before: Config, now: Config) -> None:
+    """Says what becomes of the learning rate in a run that is made longer."""
+    end = before.steps - 1
+    rates = [float(learning_rate(config)(end)) for config in (before, now)]
+    _log.warning(
+        "config.steps = %d makes the learning-rate schedule longer: at step %d it is at %.3g now, where the schedule "
+        "of %d steps ends at %.3g",
+        now.steps, end, rates[1], before.steps, rates[0],
+    )  # fmt: skip
 
 
 def has_begun(workdir: str | os.PathLike) -> bool:

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
+from lm_eval.utils import make_table
 
 from sparse_lm.interop.harness.adapter import HarnessModel
 from sparse_lm.interop.harness.errors import HarnessError
@@ -95,18 +96,25 @@ def _refusal(names: Iterable[str], error: Exception) -> HarnessError:
 
 
 def score_tasks(
-    model: TextModel, tasks: TaskDict, *, num_fewshot: int | None = None, limit: int | None = None
-) -> dict[str, Any]:
-    """What a model scores, as the harness reports it.
+    model: TextModel,
+    tasks: TaskDict,
+    *,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    samples: bool = False,
+) -> tuple[dict[str, Any], str]:
+    """Scores a model in tasks.
 
     Args:
       model: what to evaluate.
       tasks: as `load_tasks` returns them.
       num_fewshot: examples before each question; None for what each task says. A task that says 0 keeps it.
       limit: questions of each task, the first ones; None for all.
+      samples: return every question and answer, too.
 
     Returns:
-      "results" by task and metric, "n-shot", "n-samples", "versions", "configs" and more.
+      The harness's report, "results" by task and metric, "n-shot", "n-samples", "versions", "configs" and more, and
+      its table of the results.
 
     Raises:
       HarnessError: a task asks for what the model cannot do, or has a template that a document does not fill.
@@ -122,11 +130,12 @@ def score_tasks(
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     adapter = HarnessModel(model)
     try:
-        report = evaluate(adapter, tasks, limit=limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=False)
+        report = evaluate(adapter, tasks, limit=limit, bootstrap_iters=BOOTSTRAP_ITERATIONS, log_samples=samples)
     except TemplateError as error:
         raise _refusal(tasks["tasks"], error) from error
+    table = make_table(report)
     report["results"] = {task: _numbers(metrics) for task, metrics in report["results"].items()}
-    return {**report, "lm_eval_version": version("lm_eval")}
+    return {**report, "lm_eval_version": version("lm_eval")}, table
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
