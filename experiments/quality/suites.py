@@ -124,7 +124,10 @@ SUITES = {
     # The layer of AFM-4.5B.
     **{
         f"afm_{layers}_layers": Suite(
-            llama1b, _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": layers}), _runs(3052, 18_432, _RATES)
+            llama1b,
+            _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": layers}),
+            _runs(3052, 18_432, _RATES),
+            lengths=(0.8, 1.0),
         )
         for layers in (4, 6)
     },
