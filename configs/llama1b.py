@@ -2,15 +2,19 @@
 
     python -m sparse_lm.train --config=configs/llama1b.py --config.data.path=data/c4
 
-The batch is a small one for one GPU (34 GiB; 8 sequences take 58), not the paper's global batch. Slices with centres
-that follow the tokens, an early start, weight gradients drawn without bias, an eighth of the layers dense and a rate
-that stays high until late: with 42 M parameters and 200 M tokens such runs end 0.003 nats below dense, the mean of
-three seeds. With half of the steps sparse (`--config.sparsity.end_step=31000`) they end 0.004 above, in all layers
-(`--config.sparsity.dense_layers=0`) 0.011 (experiments/results/quality_long_wsd_h200.json).
-Hardware: one H100 or H200. On an H200 a dense step takes 172 ms and a sparse one, with weight gradients by magnitude,
-131 ms, all layers sparse (step_llama1b_2x4096_h200.json); at `--config.batch_size=8` 629 ms and, with drawn ones and
-three layers dense as here, 464 ms (step_llama1b_dense_layers_8x4096_h200.json). Result of the run: not measured yet;
-300 steps through both flips are in llama1b_300_steps_h200.json.
+The batch is a small one for one GPU, not the paper's global batch. The sparse phase starts early, an eighth of the
+layers stays dense, and the rate stays high until late. With 42 M parameters and 200 M tokens such runs end 0.003 nats
+below dense, the mean of three seeds (experiments/results/quality_long_wsd_h200.json). With half of the steps sparse
+(`--config.sparsity.end_step=31000`) they end 0.004 above it; in all layers (`--config.sparsity.dense_layers=0`), 0.011.
+
+Hardware: one H100 or H200; 34 GiB, or 58 at `--config.batch_size=8`. Steps on an H200, in experiments/results:
+
+| batch_size | dense ms | sparse ms | |
+|---|---|---|---|
+| 2 | 172 | 131 | all layers sparse, weight gradients by the largest two: step_llama1b_2x4096_h200.json |
+| 8 | 629 | 464 | three layers dense, as here: step_llama1b_dense_layers_8x4096_h200.json |
+
+Result of the run: not measured yet. 300 steps went through both phase transitions (llama1b_300_steps_h200.json).
 """
 
 from sparse_lm import config as config_lib

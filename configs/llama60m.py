@@ -2,11 +2,11 @@
 
     python -m sparse_lm.train --config=configs/llama60m.py --config.data.path=data/corpus
 
-The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, vocabulary 32,768.
-Hardware: one GPU. Result: not measured at this batch and vocabulary; at half of each, with a quarter of the steps
-sparse and the first layer dense as here, a run ends 0.003 nats below dense after 200 M tokens, the mean of three seeds,
-in 0.94 of its time at llama1b's step times; with half of the steps sparse in all layers 0.011 above it, in 0.85
-(experiments/results/quality_long_wsd_h200.json).
+The data: `python -m sparse_lm.prepare_data` on a few hundred MB of text, with its default vocabulary of 32,768.
+
+Hardware: one GPU. Result: not measured at this batch and vocabulary. At half of each, with a quarter of the steps
+sparse and the first layer dense as here, a run ends 0.003 nats below dense after 200 M tokens, the mean of three
+seeds. With half of the steps sparse in all layers it ends 0.011 above (experiments/results/quality_long_wsd_h200.json).
 """
 
 from sparse_lm import config as config_lib

@@ -3,14 +3,17 @@
     python -m sparse_lm.train --config=configs/llama7b.py --config.data.path=data/c4
 
 Parameters and moments in float32 take over 80 GB: it needs a larger device than an H100, or sharding over
-eight (`--config.mesh.fsdp=8 --config.batch_size=16`).
-Three layers are dense, as in llama1b; benchmarks have all of them sparse.
-`--config.model.layers=4 --config.model.vocab_size=32000 --config.batch_size=8` is their one-GPU shape: on an
-H200 a dense step takes 349 ms and a sparse one 220 ms
-(experiments/results/step_llama7b_4_layers_8x4096_drawn_h200.json).
-The whole model on four H200s (`--config.mesh.fsdp=4 --config.batch_size=16`): 1304 and 829 ms, 71 and 60 GiB on each
-(experiments/results/step_llama7b_fsdp_4_h200.json); on two (`--config.mesh.fsdp=2 --config.batch_size=8`): 1391 and
-851 ms, 95 and 84 GiB (experiments/results/step_llama7b_fsdp_2_h200.json). Time and result of the run: not measured yet.
+eight (`--config.mesh.fsdp=8 --config.batch_size=16`). Three layers are dense, as in llama1b; the steps below have all
+of them sparse. Times are of H200s, and the files are in experiments/results:
+
+| flags | dense ms | sparse ms | GiB on each | file |
+|---|---|---|---|---|
+| one GPU, four layers | 349 | 220 | 27, 23 | step_llama7b_4_layers_8x4096_drawn_h200.json |
+| `--config.mesh.fsdp=2 --config.batch_size=8` | 1391 | 851 | 95, 84 | step_llama7b_fsdp_2_h200.json |
+| `--config.mesh.fsdp=4 --config.batch_size=16` | 1304 | 829 | 71, 60 | step_llama7b_fsdp_4_h200.json |
+
+The first has `--config.model.layers=4 --config.model.vocab_size=32000 --config.batch_size=8`. Result of the run: not
+measured yet.
 """
 
 from configs import llama1b

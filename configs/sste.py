@@ -1,4 +1,4 @@
-"""The tiny model, 2:4 weights by soft threshold and unbiased 2:4 gradients (2409.09099).
+"""The tiny model, 2:4 weights by soft threshold and stochastic (MVUE) 2:4 weight gradients (2409.09099).
 
     python -m sparse_lm.train --config=configs/sste.py
 

@@ -2,7 +2,7 @@
 
     python -m sparse_lm.train --config=configs/tiny.py
 
-Hardware: 2 CPU cores.
+Hardware: 2 CPU cores. Expected: about 4 minutes, preparing the corpus included.
 """
 
 from sparse_lm import config as config_lib

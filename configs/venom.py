@@ -1,4 +1,4 @@
-"""The tiny model, all six products sparse: 2:4 weights, V:2:M activations chosen by magnitude (2602.06183).
+"""The tiny model, all six products sparse: 2:4 weights, V:2:M activations (2602.06183).
 
     python -m sparse_lm.train --config=configs/venom.py
 

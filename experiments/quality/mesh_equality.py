@@ -7,8 +7,8 @@ is written is the largest difference between their losses, relative to the loss,
 sparse ones and the dense ones that follow. Where only sequences are split (8x1x1, 1x8x1) it is rounding,
 and near ties between neurons that rounding decides.
 With heads and neurons split as well (2x2x2) sums have another order, so that a near tie between weights or
-neurons may be decided otherwise; random 2:4 (fst, sste) draws other numbers, runs of neurons (run_sets) and
-the busiest neurons (act24) are chosen within the neurons of each device.
+neurons may be decided otherwise; random 2:4 draws other numbers on each device, and the busiest neurons (act24) are
+chosen within the neurons of each device.
 """
 
 from __future__ import annotations

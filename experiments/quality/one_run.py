@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from sparse_lm.ops.ffn_weights import FfnVariables
 
 from experiments.quality import controls  # noqa: F401  registers the recipes of the controls
 from experiments.quality.suites import SUITES, Suite
