@@ -11,7 +11,7 @@ import jax
 
 
 def machine() -> dict[str, str]:
-    """What results were taken on, and when."""
+    """Says what results were taken on, and when."""
     return dict(
         device=jax.devices()[0].device_kind,
         date=datetime.date.today().isoformat(),
@@ -21,5 +21,5 @@ def machine() -> dict[str, str]:
 
 
 def write_results(path: str, tables: dict[str, Any]) -> None:
-    """JSON of the machine and of the tables, which may name another device."""
+    """Writes JSON of the machine and of the tables, which may name another device."""
     pathlib.Path(path).write_text(json.dumps({**machine(), **tables}, indent=1) + "\n")

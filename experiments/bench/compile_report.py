@@ -1,4 +1,4 @@
-r"""What the compiler says of a step on many GPUs that are not there: memory of a device, and its collectives.
+r"""Says what the compiler makes of a step on many GPUs that are not there: memory of a device, and collectives.
 
     JAX_PLATFORMS=cpu python -m experiments.bench.compile_report --config=configs/llama7b.py --hosts=8 \
         --config.mesh.data=8 --config.mesh.fsdp=8 --config.batch_size=128 --config.model.unroll_layers=False \
@@ -45,7 +45,7 @@ OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=Tru
 
 
 def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
-    """How many in a step, and the GB of their results on one device."""
+    """Counts them in a step, and the GB of their results on one device."""
     table: dict[str, dict[str, float]] = defaultdict(lambda: {"count": 0, "gb": 0.0})
     for collective in found:
         table[collective.kind]["count"] += collective.times
@@ -54,7 +54,7 @@ def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
 
 
 def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """Memory and collectives of the compiled step of a phase."""
+    """Reports memory and collectives of the compiled step of a phase."""
     config = parse(flags.FLAGS.config)
     trainer = make_trainer(config, devices)
     shape = config.batch_size, config.seq_len + 1

@@ -1,4 +1,4 @@
-"""Rates of the data pipeline on CPU cores: tokenising, packing, preparing, reading.
+"""Measures the data pipeline on CPU cores: tokenising, packing, preparing, reading.
 
     python -m experiments.bench.data --cores=2 --output=experiments/results/data_cpu.json
 
@@ -49,19 +49,19 @@ FILES = 8
 
 
 def least_seconds(function: Callable[[], Any], repetitions: int) -> float:
-    """Least wall-clock time of a call, over several."""
+    """Returns the least wall-clock time of a call, over several."""
     return min(seconds(function) for _ in range(repetitions))
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Wall-clock time of one call."""
+    """Returns the wall-clock time of one call."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def measure(repetitions: int) -> dict[str, Any]:
-    """The corpus, and tokens a second of every stage."""
+    """Measures the corpus, and tokens a second of every stage."""
     texts = list(python_library())
     tokenizer = tokenizer_lib.train_tokenizer(texts, VOCAB_SIZE)
     arrays = list(tokenizer_lib.tokenize(texts, tokenizer))
@@ -100,7 +100,7 @@ def pack_all(pieces: list[np.ndarray], seq_len: int) -> None:
 
 
 def write_rate(folder: Path, tokens: int, seq_len: int, repetitions: int) -> int:
-    """Tokens a second from the folder's file of tokens to one of windows."""
+    """Measures tokens a second from the folder's file of tokens to one of windows."""
     stream = packing.Stream([(folder / "tokens", tokens)])
     spans = stream.window_spans(0, packing.count_windows(tokens, seq_len), seq_len)
     arguments = (spans, folder / "shard", seq_len, tokenizer_lib.token_dtype(VOCAB_SIZE), folder / "result")
@@ -108,7 +108,7 @@ def write_rate(folder: Path, tokens: int, seq_len: int, repetitions: int) -> int
 
 
 def write_shards(folder: Path, texts: list[str]) -> None:
-    """The texts as JSON lines in `FILES` compressed files."""
+    """Writes the texts as JSON lines in `FILES` compressed files."""
     for number in range(FILES):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[number::FILES])
         Path(folder, f"{number}.jsonl.zst").write_bytes(zstd.compress(lines.encode()))
@@ -120,7 +120,7 @@ def prepare_in(directory: Path, seq_len: int, tokenizer: Tokenizer, processes: i
 
 
 def read_rate(directory: Path, batch_size: int, repetitions: int) -> int:
-    """Tokens a second of shuffled training batches."""
+    """Measures tokens a second of shuffled training batches."""
     data = open_prepared(directory)
     batches = train_batches(data, batch_size=batch_size, seed=0)
     duration = least_seconds(lambda: list(itertools.islice(batches, BATCHES)), repetitions)

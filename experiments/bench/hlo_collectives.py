@@ -1,4 +1,4 @@
-"""The collectives of a compiled program, read from its HLO text."""
+"""Reads the collectives of a compiled program from its HLO text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Collective(NamedTuple):
 
 
 def collectives(program: str) -> Iterator[Collective]:
-    """Those of an HLO module, in the order in which they stand there."""
+    """Yields those of an HLO module, in the order in which they stand there."""
     bodies = dict(_computations(program))
     loops = [loop for body in bodies.values() for loop in filter(None, map(_LOOP.search, body))]
     times = {loop["body"]: int(loop["count"]) for loop in loops}
@@ -56,7 +56,7 @@ def collectives(program: str) -> Iterator[Collective]:
 
 
 def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
-    """(name, instructions) of each computation."""
+    """Yields (name, instructions) of each computation."""
     name, body = "", []
     for line in program.splitlines():
         if found := _COMPUTATION.match(line):
@@ -68,7 +68,7 @@ def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _results(found: re.Match[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """(dtype, shape) of each result. An asynchronous start lists the operands first."""
+    """Returns (dtype, shape) of each result. An asynchronous start lists the operands first."""
     arrays = [
         (array["dtype"], tuple(int(size) for size in array["sizes"].split(",") if size))
         for array in _ARRAY.finditer(found["results"])

@@ -1,4 +1,4 @@
-r"""Scaling on one host: the whole step on 1, 2, 4, ... GPUs with the same batch on each; along tensor, of all.
+r"""Times the whole step on 1, 2, 4, ... GPUs of a host with the same batch on each; along tensor, of all.
 
     python -m experiments.bench.scaling --config=configs/llama1b.py --devices=1,2,4,8 \
         --output=experiments/results/scaling_llama1b_data_h200.json
@@ -35,7 +35,7 @@ OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=Tru
 
 
 def waves(counts: Sequence[int], gpus: int) -> Iterable[list[tuple[int, int]]]:
-    """(first GPU, count) of the counts that run side by side on `gpus` GPUs; each alone if it is 0."""
+    """Yields (first GPU, count) of the counts that run side by side on `gpus` GPUs; each alone if it is 0."""
     wave: list[tuple[int, int]] = []
     for count in counts:
         first = sum(c for _, c in wave)
@@ -47,7 +47,7 @@ def waves(counts: Sequence[int], gpus: int) -> Iterable[list[tuple[int, int]]]:
 
 
 def start(first: int, count: int, output: Path) -> subprocess.Popen:
-    """A process that measures `count` GPUs, from the `first` on."""
+    """Starts a process that measures `count` GPUs, from the `first` on."""
     config = flags.FLAGS.config
     batch = config.batch_size * (1 if AXIS.value == "tensor" else count)
     overrides = [argument for argument in sys.argv if argument.startswith("--config")]
@@ -61,7 +61,7 @@ def start(first: int, count: int, output: Path) -> subprocess.Popen:
 
 
 def with_efficiency(results: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The results with, for each recipe, the tokens a second of one GPU over those of one of the smallest count."""
+    """Adds to the results, for each recipe, the tokens a second of one GPU over those of one of the smallest count."""
     fewest = min(results)
     for count, result in results.items():
         for name, row in result["recipes"].items():
@@ -91,7 +91,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def _table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """What all counts share once, the rest by count."""
+    """Puts what all counts share once, the rest by count."""
     shared = {key: value for key, value in next(iter(results.values())).items() if key in _SHARED}
     own = {count: {k: v for k, v in result.items() if k not in _SHARED} for count, result in results.items()}
     return {**shared, "axis": AXIS.value, "together": TOGETHER.value, "devices": own}

@@ -1,4 +1,4 @@
-r"""The whole training step: dense and each recipe in one process, on the run's real code.
+r"""Times the whole training step, dense and each recipe in turns in one process, on the run's real code.
 
     python -m experiments.bench.step --config=configs/llama1b.py --output=experiments/results/step_1b_h100.json
     python -m experiments.bench.step --config=configs/llama7b.py --config.model.layers=4 \
@@ -74,7 +74,7 @@ class Variant:
         self._lowered_enter = transitions.enter_sparse.lower(state, windows) if self.phase == "sparse" else None
 
     def compile(self) -> None:
-        """The step and the transition into its phase; `compile_seconds` is the step's."""
+        """Compiles the step and the transition into its phase; `compile_seconds` is the step's."""
         begin = time.perf_counter()
         self.step = self._lowered.compile()
         self.compile_seconds = time.perf_counter() - begin
@@ -82,16 +82,16 @@ class Variant:
         print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
 
     def compile_for_profile(self) -> None:
-        """The profiler does not see what CUDA graphs are made of."""
+        """Compiles the step without CUDA graphs: the profiler does not see what these are made of."""
         self.step_without_graphs = self.step_with(NO_GRAPHS)
 
     def enter(self, state: TrainState, windows: Array) -> TrainState:
-        """Any recipe's state, at the first step of this one's phase."""
+        """Takes any recipe's state to the first step of this one's phase."""
         state = self._own(state)
         return self._enter(state, windows) if self._enter else state
 
     def step_with(self, options: Mapping[str, str]) -> jax.stages.Compiled:
-        """The step, compiled with other options of XLA."""
+        """Compiles the step with other options of XLA."""
         return self._lowered.compile(compiler_options=dict(options))
 
     def _own(self, state: TrainState) -> TrainState:
@@ -109,7 +109,7 @@ def compiled_variants(
     windows: Array,
     profiled: Sequence[str] = (),
 ) -> list[Variant]:
-    """The first is compiled alone, since XLA times candidates for products, which the others share with it."""
+    """Compiles all side by side, but the first alone: XLA times candidates for products, which the others share."""
     variants, compiling = [], []
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for name in names:
@@ -125,7 +125,7 @@ def compiled_variants(
 
 
 def random_start(base: ml_collections.ConfigDict) -> tuple[Config, TrainState, list[Array]]:
-    """The dense configuration, its state before the first step, and four batches on the devices."""
+    """Returns the dense configuration, its state before the first step, and four batches on the devices."""
     dense = _with_recipe(base, "dense")
     trainer = make_trainer(dense)
     shape = (dense.batch_size, dense.seq_len + 1)
@@ -142,7 +142,7 @@ def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
 
 
 def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
-    """Milliseconds a step by part of the model, summed over kernels that may overlap."""
+    """Returns the milliseconds of a step by part of the model, summed over kernels that may overlap."""
     step = variant.step_without_graphs
     state, _ = step(state, batches[0])
     jax.block_until_ready(state)
@@ -152,7 +152,7 @@ def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tu
 
 
 def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
-    """A row of the results, of the timed steps' seconds."""
+    """Returns a row of the results, from the timed steps' seconds."""
     config, kind = variant.config, jax.devices()[0].device_kind
     times = step_times(seconds)
     speed = 1e3 * config.tokens_per_step / times["step_ms"]

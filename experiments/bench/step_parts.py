@@ -1,4 +1,4 @@
-"""Where the time of a compiled function goes on the device, by part of the model.
+"""Says where the time of a compiled function goes on the device, by part of the model.
 
 Kernels are timed by JAX's profiler. Each belongs to an HLO instruction, whose metadata names the scopes
 (`jax.named_scope`, `jax.named_call`) that it was traced in; the innermost one listed here is its part.
@@ -17,21 +17,23 @@ import jax
 
 PARTS = {  # scope: part
     "up": "FFN products",
-    "up_listed": "FFN products",
-    "up_activated": "FFN products",
     "down": "FFN products",
     "grad_hidden": "FFN products",
     "grad_input": "FFN products",
     "grad_up": "FFN products",
     "grad_down": "FFN products",
-    "activate": "FFN hidden layer",
-    "hidden_gradients": "FFN hidden layer",
-    "busiest_features": "FFN hidden layer",
-    "arrange_rows": "FFN routing",
-    "_permute": "FFN permutation",
-    "_unpermute": "FFN permutation",
+    "grad_up_from_dh": "FFN products",
+    "grad_down_from_do": "FFN products",
+    "dense_squared_relu": "FFN hidden layer",
+    "busiest_neurons": "FFN hidden layer",
+    "assign_tokens": "FFN routing",
+    "dispatch_order": "FFN routing",
+    "dispatch": "FFN dispatch",
+    "combine": "FFN dispatch",
     "feed_forward": "FFN, other",
-    "prepare_weights": "FFN weights",
+    "soft_threshold_forms": "FFN weights",
+    "soft_threshold_forms_along_neurons": "FFN weights",
+    "masked_forms": "FFN weights",
     "gather_layer": "FFN weights",
     "in_compute_dtype": "weights to bfloat16",
     "causal_attention": "attention scores",
@@ -42,6 +44,7 @@ PARTS = {  # scope: part
     "embed": "embedding",
     "optimizer": "optimizer",
 }
+KERNELS = {"squared_relu": "FFN hidden layer"}  # of "FFN, other": by what a kernel's name begins with
 
 
 class Kernel(NamedTuple):
@@ -53,7 +56,7 @@ class Kernel(NamedTuple):
 
 
 def trace(run: Callable[[], None]) -> list[Kernel]:
-    """The kernels that `run` launches; it must wait for them."""
+    """Records the kernels that `run` launches; it must wait for them."""
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             run()
@@ -72,7 +75,7 @@ def trace(run: Callable[[], None]) -> list[Kernel]:
 def trace_steps(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: Sequence[Any], count: int
 ) -> tuple[Any, list[Kernel]]:
-    """The state after `count` steps, and the kernels that all of them launched."""
+    """Returns the state after `count` steps, and the kernels that all of them launched."""
 
     def run() -> None:
         nonlocal state
@@ -85,13 +88,15 @@ def trace_steps(
 
 
 def by_part(kernels: Iterable[Kernel], hlo: str, least: float = 0.02) -> dict[str, dict[str, float]]:
-    """Milliseconds by part, largest first, and in each by kernel (its name less its number), those
+    """Sums milliseconds by part, largest first, and in each by kernel (its name less its number), those
     under `least` left out; `hlo` is the compiled function's text."""
     part_of = _parts(hlo)
     total: collections.Counter[str] = collections.Counter()
     by_kernel: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for kernel in kernels:
         part = part_of.get(_as_kernel(kernel.instruction or kernel.name), "other")
+        if part == "FFN, other":
+            part = next((KERNELS[begin] for begin in KERNELS if kernel.name.startswith(begin)), part)
         total[part] += kernel.ms
         by_kernel[part][re.sub(r"_\d+$", "", kernel.name)] += kernel.ms
     return {
@@ -101,7 +106,7 @@ def by_part(kernels: Iterable[Kernel], hlo: str, least: float = 0.02) -> dict[st
 
 
 def _parts(hlo: str) -> dict[str, str]:
-    """Part by instruction, under the name of its kernel."""
+    """Returns the part by instruction, under the name of its kernel."""
     result = {}
     for name, scopes in re.findall(r'^ +(?:ROOT )?%?([\w.\-]+) = .*op_name="([^"]*)"', hlo, re.M):
         known = [PARTS[scope] for scope in re.findall(r"\w+", scopes) if scope in PARTS]
@@ -110,5 +115,5 @@ def _parts(hlo: str) -> dict[str, str]:
 
 
 def _as_kernel(name: str) -> str:
-    """An instruction's name as XLA gives it to its kernel."""
+    """Returns an instruction's name as XLA gives it to its kernel."""
     return name.replace(".", "_").replace("-", "_")

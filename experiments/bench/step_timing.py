@@ -19,7 +19,7 @@ def time_steps(
     warmup: int,
     timed: int,
 ) -> tuple[Any, list[float]]:
-    """The state after `warmup + timed + 2` steps, and the seconds of the timed ones.
+    """Returns the state after `warmup + timed + 2` steps, and the seconds of the timed ones.
 
     A step's time is that between the arrivals of its results and of those of the step before, both after the
     next step was dispatched. The last step has none behind it and is not timed: where a dispatch waits for the
@@ -42,6 +42,6 @@ def time_steps(
 
 
 def step_times(seconds: Sequence[float]) -> dict[str, Any]:
-    """What results say of the times of steps: median and quartiles in milliseconds, and how many were timed."""
+    """Summarises the times of steps: median and quartiles in milliseconds, and how many were timed."""
     low, median, high = statistics.quantiles(seconds, n=4)
     return dict(step_ms=1e3 * median, step_ms_quartiles=(1e3 * low, 1e3 * high), timed_steps=len(seconds))

@@ -1,4 +1,4 @@
-r"""The dense training step of `bench_step` in PyTorch: what a practitioner would run instead.
+r"""Times the dense training step of `bench.step` in PyTorch: what a practitioner would run instead.
 
     python -m experiments.bench.step_torch --config=configs/llama1b.py \
         --output=experiments/results/step_torch_h200.json
@@ -58,7 +58,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens [B, S] to the hidden states [B, S, D] that `unembed` turns into logits."""
+    """Maps tokens [B, S] to the hidden states [B, S, D] that `unembed` turns into logits."""
 
     def __init__(self, config: ModelConfig, seq_len: int):
         super().__init__()
@@ -80,7 +80,7 @@ class Llama(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions, [B, heads, S, H]."""
+    """Applies rotary positions, [B, heads, S, H]."""
     real, imaginary = x.float().chunk(2, dim=-1)
     return torch.cat([real * cos - imaginary * sin, imaginary * cos + real * sin], dim=-1).to(x.dtype)
 
@@ -118,7 +118,7 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, tokens: int) -> tuple[Te
 
 
 def make_step(config: Config):
-    """The model's training step: windows int64[B, S + 1] -> loss."""
+    """Makes the model's training step: windows int64[B, S + 1] -> loss."""
     model = Llama(config.model, config.seq_len).cuda()
     o = config.optimizer
     optimizer = torch.optim.AdamW(

@@ -1,4 +1,4 @@
-"""Which unit of the GPU limits each product: hardware counters, read by Nsight Compute.
+"""Tells which unit of the GPU limits each product: hardware counters, read by Nsight Compute.
 
 Needs permission to read them, and leaves the clocks as they are.
 
@@ -33,7 +33,7 @@ PROGRAMS = {
 
 
 def tabulate(launched: list[dict], profiles: list[dict]) -> list[dict]:
-    """For each run of launches of one product the median of each counter.
+    """Returns for each run of launches of one product the median of each counter.
 
     Raises:
       ValueError: other kernels were profiled than were launched.

@@ -1,6 +1,6 @@
-"""cuSPARSELt's 2:4 product, through PyTorch, on the shapes of bench_matmul: what our kernel is compared with.
+"""Times cuSPARSELt's 2:4 product, through PyTorch, which ours is compared with.
 
-Its algorithm search chooses the kernel for each shape and layout. Run it right after bench_matmul on the
+Its algorithm search chooses the kernel for each shape and layout. Run it right after `products` on the
 same machine; the two write comparable times.
 
     python -m experiments.kernels.cusparselt --output=experiments/results/cusparselt_h100.json
@@ -26,7 +26,7 @@ OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=Tru
 
 
 def median_ms(function: Callable[[], object], iterations: int = 15) -> float:
-    """Time of all kernels that one call launches (CUPTI), the median of each, in ms."""
+    """Times all kernels that one call launches (CUPTI), the median of each, in ms."""
     function()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(iterations):
@@ -40,7 +40,7 @@ def median_ms(function: Callable[[], object], iterations: int = 15) -> float:
 
 
 def bench(m: int, n: int, k: int) -> dict:
-    """Milliseconds of [M, K] x [K, N]: of cuBLAS, and of cuSPARSELt by layout of B and of the result."""
+    """Times [M, K] x [K, N] in milliseconds: of cuBLAS, and of cuSPARSELt by layout of B and of the result."""
     dense = random_24(m, k)
     compressed = torch._cslt_compress(dense)
     b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)

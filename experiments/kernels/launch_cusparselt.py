@@ -1,6 +1,6 @@
-"""Launches cuSPARSELt's 2:4 product through PyTorch, the algorithm that its search chooses, for kernel_counters.
+"""Launches cuSPARSELt's 2:4 product through PyTorch, the algorithm that its search chooses, for `counters`.
 
-B and the result are row-major, for which bench_cusparselt found the fastest kernels at these shapes.
+B and the result are row-major, for which `cusparselt` found the fastest kernels at these shapes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launches the Hopper products, and cuBLAS' of some of their shapes through XLA, for kernel_counters to profile."""
+"""Launches the Hopper products, and cuBLAS' of some of their shapes through XLA, for `counters` to profile."""
 
 from __future__ import annotations
 

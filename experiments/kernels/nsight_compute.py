@@ -36,7 +36,7 @@ METRICS = {
 
 @contextlib.contextmanager
 def profiled() -> Iterator[None]:
-    """What is launched, and has ended, inside is profiled, if ncu runs this process; on the first GPU it sees."""
+    """Profiles what is launched, and has ended, inside, if ncu runs this process; on the first GPU it sees."""
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     _check(driver.cuInit(0))
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
@@ -81,7 +81,7 @@ def profile(program: list[str], report: pathlib.Path, kernels: str) -> None:
 
 
 def read_report(report: str) -> list[dict[str, str | float]]:
-    """The kernel's name and the metrics of each launch, in order; without those that this GPU or ncu lacks."""
+    """Reads the kernel's name and the metrics of each launch, in order; without those that this GPU or ncu lacks."""
     names, _units, *launches = csv.reader(line for line in report.splitlines() if line.startswith('"'))
     table = []
     for launch in launches:
@@ -95,5 +95,5 @@ def read_report(report: str) -> list[dict[str, str | float]]:
 
 
 def version() -> str:
-    """Of ncu."""
+    """Returns the version of ncu."""
     return subprocess.run(["ncu", "--version"], check=True, capture_output=True, text=True).stdout.split("\n")[-2]

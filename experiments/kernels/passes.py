@@ -1,4 +1,4 @@
-"""Sparsifiers and the passes over the hidden layer on Hopper against copy bandwidth and the XLA reference.
+"""Times sparsifiers and the passes over the hidden layer on Hopper against a copy and the XLA reference.
 
 python -m experiments.kernels.passes --output=experiments/results/sparsify_h100.json
 """
@@ -50,14 +50,14 @@ class Pass(NamedTuple):
     draw: Callable[[], tuple[Any, ...]]  # gives what is read
 
     def moved(self) -> int:
-        """Bytes read and written, each once."""
+        """Counts the bytes read and written, each once."""
         read = jax.eval_shape(self.draw)
         written = jax.eval_shape(self.compute(reference), *read)
         return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves((read, written)))
 
 
 def sparsifiers() -> Iterator[Pass]:
-    """2:4 along rows and along columns, of weights and of activations."""
+    """Yields 2:4 along rows and along columns, of weights and of activations."""
     for rows, columns, dtype in MATRICES:
         for method in ("soft_threshold", "magnitude"):
             for axis in (-1, 0):
@@ -71,7 +71,7 @@ def sparsifiers() -> Iterator[Pass]:
 
 
 def random_estimates() -> Iterator[Pass]:
-    """Of gradients, along tokens: of the hidden layer's, and of the output's."""
+    """Yields stochastic 2:4 along tokens, of the gradients of the hidden layer and of the output."""
     for rows, columns in ((16384, 8192), (16384, 2048)):
         options = dict(method="mvue", axis=0, scale=1.0, dtype=jnp.bfloat16)
         yield Pass(
@@ -83,7 +83,7 @@ def random_estimates() -> Iterator[Pass]:
 
 
 def tiles() -> Iterator[Pass]:
-    """Of weights, under a mask that is given, or chosen."""
+    """Yields 4 x 4 tiles of weights, under a mask that is given, or chosen."""
     for rows, columns in ((8192, 2048), (16384, 4096)):
         draw = functools.partial(_operands, rows, columns, jnp.float32)
         yield Pass(
@@ -101,7 +101,7 @@ def tiles() -> Iterator[Pass]:
 
 
 def passes() -> Iterator[Pass]:
-    """All others."""
+    """Yields all others."""
     yield from random_estimates()
     yield from tiles()
     for layers, neurons, dim in STACKED_LAYERS:
@@ -144,7 +144,7 @@ def _operands(rows: int, columns: int, dtype: Any) -> tuple[Array]:
 
 
 def _hidden(tokens: int, neurons: int, venom: tuple[int, int] | None = None) -> tuple[Array, Sparse24 | SparseVenom]:
-    """A gradient of Y, condensed for a Venom one, and Y."""
+    """Draws a gradient of Y, condensed for a Venom one, and Y."""
     h = random_matrix(tokens, neurons, seed=1)
     if venom is None:
         return random_matrix(tokens, neurons, seed=2), jax.jit(reference.squared_relu_24)(h)[0]
@@ -154,7 +154,7 @@ def _hidden(tokens: int, neurons: int, venom: tuple[int, int] | None = None) -> 
 
 
 def _gradients(backend: types.ModuleType) -> Callable[..., Any]:
-    """Without dH's metadata, which is that of Y."""
+    """Leaves out dH's metadata, which is that of Y."""
 
     def compute(dy, y):
         dh, dh_t, y_t = backend.squared_relu_gradients(dy, y)
@@ -164,13 +164,13 @@ def _gradients(backend: types.ModuleType) -> Callable[..., Any]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second, read and written, of an elementwise pass over 268 MB."""
+    """Measures the bytes per second, read and written, of an elementwise pass over 268 MB."""
     x = random_matrix(16384, 8192, seed=0)
     return 2 * x.nbytes / median_ms(lambda x: x + 1, x) * 1e3
 
 
 def measure(one: Pass, bandwidth: float) -> dict[str, Any]:
-    """Milliseconds of the kernel and of XLA's program, and the kernel's share of `bandwidth` in bytes per second."""
+    """Times the kernel and XLA's program, and the kernel's share of `bandwidth` in bytes per second."""
     operands, moved = one.draw(), one.moved()
     ours = median_ms(one.compute(hopper), *operands)
     xla = median_ms(one.compute(reference), *operands, iterations=5)

@@ -1,4 +1,4 @@
-"""Sparse products on Hopper against cuBLAS (XLA's dense product of the same shape), in one process.
+"""Times sparse products on Hopper against cuBLAS (XLA's dense product of the same shape), in one process.
 
 python -m experiments.kernels.products --output=experiments/results/matmul_h100.json
 """
@@ -22,7 +22,7 @@ ONLY = flags.DEFINE_list("tables", [], "Names of tables; all by default.")
 
 
 def bench_24() -> list[dict]:
-    """2:4 products against dense ones of the same shape; with the result as it comes, and transposed."""
+    """Times 2:4 products against dense ones of the same shape; with the result as it comes, and transposed."""
     table = []
     for m, n, k in SHAPES_24:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
@@ -38,7 +38,7 @@ def bench_24() -> list[dict]:
 
 
 def bench_venom() -> list[dict]:
-    """Products over listed rows of the dense operand, and of listed rows of the 2:4 one; rows in any order.
+    """Times products over listed rows of the dense operand, and of listed rows of the 2:4 one; rows in any order.
 
     Sampled products are compared with the faster of cuBLAS' products of the two layouts.
     """

@@ -1,4 +1,4 @@
-"""What the kernel benchmarks share: kernel times, and random operands."""
+"""Gives kernel benchmarks what they share: kernel times, and random operands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
 
 
 def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
-    """Median time of all kernels that one call of the compiled function launches (CUPTI), in ms."""
+    """Returns the median time of all kernels that one call of the compiled function launches (CUPTI), in ms."""
     compiled = jax.jit(function)
     jax.block_until_ready(compiled(*args))
     _, times = profiler.measure(compiled, iterations=iterations)(*args)
@@ -27,12 +27,12 @@ def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
 
 
 def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:
-    """[rows, columns] of standard normal numbers."""
+    """Draws [rows, columns] of standard normal numbers."""
     return jax.jit(lambda: jax.random.normal(jax.random.key(seed), (rows, columns), dtype))()
 
 
 def random_24(m: int, k: int, seed: int) -> Sparse24:
-    """Random values at random positions; m and k are multiples of 64."""
+    """Draws values at random positions; m and k are multiples of 64."""
 
     def draw():
         keys = jax.random.split(jax.random.key(seed))
@@ -45,13 +45,13 @@ def random_24(m: int, k: int, seed: int) -> Sparse24:
 
 
 def random_venom(rows: int, k: int, v: int, m: int, seed: int) -> SparseVenom:
-    """Random values at random columns and positions; whole tiles."""
+    """Draws values at random columns and positions; whole tiles."""
     condensed = random_24(rows, 4 * k // m, seed)
     return SparseVenom(condensed.values, condensed.metadata, random_columns(rows, k, v, m, seed + 1), (rows, k), v, m)
 
 
 def random_columns(rows: int, k: int, v: int, m: int, seed: int) -> Array:
-    """int32 [rows / v, 4 k / m]: four of each m columns for each v rows."""
+    """Draws int32 [rows / v, 4 k / m]: four of each m columns for each v rows."""
 
     def draw():
         groups = k // m

@@ -1,4 +1,4 @@
-"""The Triton backend against cuBLAS and against a dense product of the same style, in one process.
+"""Times the Triton backend against cuBLAS and against a dense product of the same style, in one process.
 
     python -m experiments.kernels.triton_backend --output=experiments/results/triton_h200.json
 
@@ -42,13 +42,13 @@ _ITERATIONS = 9
 
 
 def best_ms(product: Callable, options: Sequence[dict[str, Any]], *operands: Any) -> tuple[float, dict[str, Any]]:
-    """The shortest time, and the options that it is of."""
+    """Returns the shortest time, and the options that gave it."""
     times = [median_ms(functools.partial(product, **o), *operands, iterations=_ITERATIONS) for o in options]
     return min(zip(times, options, strict=True), key=lambda pair: pair[0])
 
 
 def bench_matmul_24() -> list[dict]:
-    """2:4 products against cuBLAS and against the dense product of the same style."""
+    """Times 2:4 products against cuBLAS and against the dense product of the same style."""
     table = []
     for m, n, k in SHAPES_24:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
@@ -67,7 +67,7 @@ def bench_matmul_24() -> list[dict]:
 
 
 def bench_matmul_venom() -> list[dict]:
-    """Products over the rows that blocks list, and of the rows that they list, likewise."""
+    """Times products over the rows that blocks list, and of the rows that they list, likewise."""
     table = []
     for t, f, d in SHAPES_VENOM[:1]:
         y, b = random_matrix(t, f, seed=2), random_matrix(f, d, seed=1)
@@ -101,7 +101,7 @@ def bench_scattered_matmul_24() -> list[dict]:
 
 
 def _selections() -> dict[str, tuple]:
-    """Passes over memory: of each a function and its operands."""
+    """Returns the passes over memory: of each a function and its operands."""
     h, w = random_matrix(16384, 8192, seed=3), random_matrix(16384, 4096, seed=4, dtype=jnp.float32)
     weights = dict(method="soft_threshold", scale=1.5, dtype=jnp.bfloat16)
     draws = dict(method="mvue", axis=0, scale=1.0, dtype=h.dtype)
@@ -132,7 +132,7 @@ def _selections() -> dict[str, tuple]:
 
 
 def bench_selections() -> list[dict]:
-    """Passes over memory: the share that their bytes, each moved once, take of a copy's bandwidth."""
+    """Times passes over memory: the share that their bytes, each moved once, take of a copy's bandwidth."""
     h = random_matrix(16384, 8192, seed=3)
     bandwidth = 2 * h.nbytes / median_ms(lambda x: x + 1, h)
     table = []

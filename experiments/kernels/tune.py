@@ -59,7 +59,7 @@ class Case:
     heuristic: Any
 
     def times(self) -> dict[Any, float]:
-        """Milliseconds of every candidate, and of the heuristic's configuration."""
+        """Times every candidate, and the heuristic's configuration, in milliseconds."""
         configs = dict.fromkeys([*self.candidates, self.heuristic])
         for config in configs:
             function = functools.partial(self.function, config=config)
@@ -68,13 +68,13 @@ class Case:
 
 
 def case_24(m: int, n: int, k: int) -> Case:
-    """2:4 [M, K] x [K, N]."""
+    """Makes the case 2:4 [M, K] x [K, N]."""
     operands = sparse(m, k), dense(k, n)
     return Case("matmul_24", (m, n, k), hopper.matmul_24, operands, CANDIDATES_24, heuristic_24(m, n, k))
 
 
 def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
-    """V:2:M [T, F] x [F, D]."""
+    """Makes the case V:2:M [T, F] x [F, D]."""
     condensed = sparse(t, 4 * f // m)
     columns = random_columns(t, f, v, m, seed=2)
     a = SparseVenom(condensed.values, condensed.metadata, columns, (t, f), v, m)
@@ -83,14 +83,14 @@ def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
 
 
 def case_rows(t: int, f: int, d: int, v: int, m: int) -> Case:
-    """[T, D] x the rows of a 2:4 [F, D] that each v tokens list: 4 F / m of them."""
+    """Makes the case [T, D] x the rows of a 2:4 [F, D] that each v tokens list: 4 F / m of them."""
     operands = sparse(f, d), dense(t, d), random_columns(t, f, v, m, seed=2)
     product = functools.partial(sampled_rows_24, v=v)
     return Case("sampled_rows_24", (t, 4 * f // m, d, v), product, operands, CANDIDATES_ROWS, heuristic_rows(v))
 
 
 def ffn_cases(t: int, f: int, d: int) -> Iterator[Case]:
-    """Of every product of an FFN of T tokens, F neurons and width D: which operand is 2:4 depends on the recipe."""
+    """Yields every product of an FFN of T tokens, F neurons and width D: which operand is 2:4 depends on the recipe."""
     yield case_24(f, t, d)
     yield case_24(t, d, f)
     yield case_24(f, d, t)
@@ -111,12 +111,12 @@ def _random_24() -> Sparse24:
 
 
 def dense(rows: int, width: int) -> Array:
-    """A part of one random matrix, which all cases share."""
+    """Cuts a part of one random matrix, which all cases share."""
     return _random_matrix()[:rows, :width]
 
 
 def sparse(rows: int, width: int) -> Sparse24:
-    """A part of one random 2:4 matrix, in whole tiles."""
+    """Cuts a part of one random 2:4 matrix, in whole tiles."""
     whole = _random_24()
     metadata = whole.metadata[: rows // 64, : width // 64]
     return Sparse24(whole.values[:rows, : width // 2], metadata, (rows, width))

@@ -1,4 +1,4 @@
-r"""Whether training on the kernels and training on the reference tell the same story, across a flip.
+r"""Compares training on the kernels with training on the reference, through the end of a sparse phase.
 
 From one state, taken where the sparse phase starts: sparse steps, the flip out, dense steps. Four times:
 on the kernels, on the reference, on the reference again, and on the reference with every sum of a product
@@ -38,7 +38,7 @@ OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=Tru
 
 @contextlib.contextmanager
 def sums_in_two_halves() -> Iterator[None]:
-    """The reference's products with the contracted dimension cut in two."""
+    """Makes the reference sum its products in two halves of the contracted dimension."""
     whole = reference._dot
 
     def halves(a, b):
@@ -50,7 +50,7 @@ def sums_in_two_halves() -> Iterator[None]:
 
 
 def losses(config: config_lib.Config, state: TrainState, batches: list[np.ndarray]) -> list[float]:
-    """Loss of every step from the start of the sparse phase on; `state` is consumed."""
+    """Returns the loss of every step from the start of the sparse phase on; `state` is consumed."""
     trainer = make_trainer(config)
     transitions = make_transitions(config, trainer.graphdef)
     start, end = config.sparsity.start_step, config.sparsity.end_step

@@ -99,14 +99,14 @@ def main(_: list[str]) -> None:
 
 
 def prepare_data(root: pathlib.Path) -> pathlib.Path:
-    """A small corpus: some modules of the standard library."""
+    """Prepares a small corpus: some modules of the standard library."""
     library = pathlib.Path(os.__file__).parent
     prepare_files([str(library / "[a-d]*.py")], root / "data", seq_len=OVERRIDES["seq_len"], vocab_size=300)
     return root / "data"
 
 
 def command(data: pathlib.Path, workdir: pathlib.Path) -> list[str]:
-    """Arguments of the process that trains, or goes on, in a workdir."""
+    """Returns the command that trains, or goes on, in a workdir."""
     overrides = [f"--config.{key}={value}" for key, value in {**OVERRIDES, "data.path": data}.items()]
     return [sys.executable, "-m", "sparse_lm.train", "--config=configs/tiny.py", f"--workdir={workdir}", *overrides]
 
@@ -147,7 +147,7 @@ def kill_once(arguments: list[str], workdir: pathlib.Path, goal: int, rng: rando
 
 
 def check_resumed(output: str, checkpoint: int) -> None:
-    """The run said that it goes on from this checkpoint, if it came so far."""
+    """Asserts that the run said that it goes on from this checkpoint, if it came so far."""
     resumed = re.search(r"going on from step (\d+)", output)
     assert not resumed or int(resumed[1]) == checkpoint, (resumed[1], checkpoint)
 
@@ -170,7 +170,7 @@ def newest_checkpoint(workdir: pathlib.Path) -> int:
 
 
 def half_written(workdir: pathlib.Path) -> set[int]:
-    """The checkpoints that are being written, or whose writing was cut short, by number of inode: names come again."""
+    """Returns the checkpoints that are being written, or were cut short, by number of inode: names come again."""
     inodes = set()
     for path in (workdir / "checkpoints").glob("*-tmp"):
         with contextlib.suppress(FileNotFoundError):  # it became whole meanwhile, or was removed
@@ -179,7 +179,7 @@ def half_written(workdir: pathlib.Path) -> set[int]:
 
 
 def trace(workdir: pathlib.Path) -> list[dict]:
-    """What must not depend on kills: everything but times."""
+    """Returns what must not depend on kills: everything but times."""
     return [{name: value for name, value in line.items() if name not in TIMED} for line in read_metrics(workdir)]
 
 

@@ -1,4 +1,4 @@
-"""Whether a mesh trains what one device trains: every recipe on 8 simulated CPU devices, 20 steps, both flips.
+"""Compares what a mesh trains with what one device trains: every recipe on 8 simulated CPU devices, 20 steps.
 
     python -m experiments.quality.mesh_equality --output=experiments/results/mesh_equality_cpu.json
 
@@ -58,7 +58,7 @@ def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> C
 
 
 def losses(config: Config) -> np.ndarray:
-    """Of each step, f64[STEPS]."""
+    """Returns the loss of each step, f64[STEPS]."""
     trainer = make_trainer(config)
     transitions = make_transitions(config, trainer.graphdef, trainer.layout)
     place = trainer.layout.place_batch if trainer.layout else jax.device_put
@@ -78,7 +78,7 @@ def losses(config: Config) -> np.ndarray:
 
 
 def _windows(config: Config, step: int) -> np.ndarray:
-    """int32[B, S + 1]: each token follows from the one before, nine times in ten."""
+    """Draws int32[B, S + 1]: each token follows from the one before, nine times in ten."""
     rng = np.random.default_rng(step)
     shape = config.batch_size, config.seq_len + 1
     tokens = rng.integers(config.model.vocab_size, size=shape, dtype=np.int32)
