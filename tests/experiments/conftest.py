@@ -6,16 +6,21 @@ import sys
 import pytest
 from absl import flags
 
+FLAGS = flags.FLAGS
+
 
 @pytest.fixture
 def script(monkeypatch):
-    """Imports a script and gives back its module; its flags are gone when the test ends."""
-    before = set(flags.FLAGS)
+    """Imports a script and gives back its module. Flags of scripts imported before are gone then, and its own after."""
+    for name in list(FLAGS):
+        if (FLAGS.find_module_defining_flag(name) or "").startswith("experiments"):
+            delattr(FLAGS, name)
+    before = set(FLAGS)
 
     def load(name):
         monkeypatch.delitem(sys.modules, name, raising=False)
         return importlib.import_module(name)
 
     yield load
-    for name in set(flags.FLAGS) - before:
-        delattr(flags.FLAGS, name)
+    for name in set(FLAGS) - before:
+        delattr(FLAGS, name)
