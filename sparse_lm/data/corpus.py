@@ -137,7 +137,7 @@ def _is_kind_of_text(path: Path) -> bool:
 def python_library() -> TextFiles:
     """Finds the sources of the running Python's standard library, real text on every machine.
 
-    Left out: installed packages, tests, files over 512 KiB and files that are not UTF-8.
+    Installed packages, tests and files over 512 KiB are left out.
 
     Raises:
       DataError: this Python has no library sources.
@@ -147,17 +147,7 @@ def python_library() -> TextFiles:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in LIBRARY_SKIPPED]
         paths += [Path(folder, name) for name in files if name.endswith(".py")]
-    readable = tuple(path for path in sorted(paths) if _is_library_source(path))
+    readable = [path for path in sorted(paths) if path.stat().st_size <= LIBRARY_FILE_LIMIT]
     if not readable:
         raise DataError(f"no Python sources under {root}: the embedded corpus needs the standard library as files")
-    return TextFiles(readable)
-
-
-def _is_library_source(path: Path) -> bool:
-    try:
-        if path.stat().st_size > LIBRARY_FILE_LIMIT:
-            return False
-        path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return True
+    return TextFiles(tuple(readable))

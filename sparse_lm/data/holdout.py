@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class Selection:
     def __iter__(self) -> Iterator[Document]:
         for document in self.corpus:
             for piece in _cut(document, self.limit) if self.limit else (document,):
-                if (self.start <= _rank(digest(piece)) < self.stop) != self.others:
+                rank = _rank(hashlib.sha256(_content(piece)).digest())
+                if (self.start <= rank < self.stop) != self.others:
                     yield piece
 
     def parts(self) -> list[Selection]:
@@ -99,31 +101,33 @@ class Split:
 
 
 def survey_corpus(corpus: Corpus, take: Callable[[bytes], object] = len) -> Survey:
-    """Reads a corpus once; `take` is given the digest of each document in turn."""
+    """Reads a corpus once; `take` is given the SHA-256 of each document in turn."""
     total = hashlib.sha256()
     documents, size, largest = 0, 0, 0
-    lowest: dict[int, int] = {}
+    lowest: Counter[int] = Counter()
     for document in corpus:
-        value, length = digest(document), len(content(document))
-        total.update(value)
-        take(value)
-        documents, size, largest = documents + 1, size + length, max(largest, length)
-        lowest[_rank(value)] = lowest.get(_rank(value), 0) + length
+        content = _content(document)
+        digest = hashlib.sha256(content).digest()
+        total.update(digest)
+        take(digest)
+        documents, size, largest = documents + 1, size + len(content), max(largest, len(content))
+        lowest[_rank(digest)] += len(content)
         if len(lowest) == 2 * COUNTED:
-            lowest = dict(_lowest(lowest))
-    return Survey(documents, size, largest, _lowest(lowest), total.hexdigest())
+            lowest = Counter(dict(sorted(lowest.items())[:COUNTED]))
+    return Survey(documents, size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest())
 
 
 def join_surveys(surveys: list[Survey], digests: Iterable[bytes]) -> Survey:
-    """Sums up a corpus whose parts were surveyed, with the digests of all documents in order."""
+    """Sums up a corpus whose parts were surveyed, with the SHA-256 of all documents in order."""
     total = hashlib.sha256()
     for part in digests:
         total.update(part)
-    lowest: dict[int, int] = {}
-    for rank, size in (item for survey in surveys for item in survey.lowest):
-        lowest[rank] = lowest.get(rank, 0) + size
+    lowest: Counter[int] = Counter()
+    for survey in surveys:
+        lowest.update(dict(survey.lowest))
     documents, size = (sum(getattr(survey, name) for survey in surveys) for name in ("documents", "size"))
-    return Survey(documents, size, max(survey.largest for survey in surveys), _lowest(lowest), total.hexdigest())
+    largest = max(survey.largest for survey in surveys)
+    return Survey(documents, size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest())
 
 
 def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
@@ -173,14 +177,9 @@ def already_split(train: Corpus, heldout: Corpus, survey: Callable[[Corpus], Sur
     return Split(train, heldout, found.documents + rest.documents, found.size, found.sha256)
 
 
-def content(document: Document) -> bytes:
+def _content(document: Document) -> bytes:
     """Returns what a document is told by: UTF-8, or its tokens as int64."""
     return document.encode("utf-8") if isinstance(document, str) else np.asarray(document, "<i8").tobytes()
-
-
-def digest(document: Document) -> bytes:
-    """Returns the SHA-256 of a document's content."""
-    return hashlib.sha256(content(document)).digest()
 
 
 def _rank(digest: bytes) -> int:
@@ -188,13 +187,9 @@ def _rank(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def _lowest(sizes: dict[int, int]) -> list[tuple[int, int]]:
-    return sorted(sizes.items())[:COUNTED]
-
-
 def _cut(document: Document, limit: int) -> Iterable[Document]:
     """Cuts a document of more than `limit` bytes into about equal pieces, a text at line ends."""
-    count = -(-len(content(document)) // limit)
+    count = -(-len(_content(document)) // limit)
     if count <= 1:
         return [document]
     if isinstance(document, str):

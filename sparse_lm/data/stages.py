@@ -39,7 +39,7 @@ COUNTS = ("documents", "tokens", "bytes")
 
 def survey(corpus: Corpus, workspace: Workspace) -> Survey:
     """Reads a corpus as `survey_corpus` does, part by part."""
-    tasks = {workspace.path("survey", part.stamp()): functools.partial(_survey, part) for part in corpus.parts()}
+    tasks = workspace.tasks("survey", _survey, corpus)
     results = workspace.run("reading the text", "parts", tasks, len(tasks)).values()
     digests = (path.with_suffix(".digests").read_bytes() for path in tasks)
     return join_surveys([Survey(**result["survey"]) for result in results], digests)
@@ -55,10 +55,7 @@ def _survey(corpus: Corpus, path: Path, report: Report) -> Result:
 
 def train_tokenizer(split: Split, vocab_size: int, workspace: Workspace) -> Tokenizer:
     """Trains a tokenizer on a sample of the training documents."""
-    sample = {
-        workspace.path("sample", part.stamp()): functools.partial(_sample, part)
-        for part in split.sample(TOKENIZER_SAMPLE).parts()
-    }
+    sample = workspace.tasks("sample", _sample, split.sample(TOKENIZER_SAMPLE))
     results = workspace.run("sampling text for the tokenizer", "parts", sample, len(sample)).values()
     texts = TextFiles(tuple(path.with_suffix(".jsonl") for path in sample))
     path = workspace.path("trained", split.sha256, vocab_size, *sample)
@@ -102,16 +99,12 @@ def tokenise(split: Split, tokenizer: Tokenizer, workspace: Workspace) -> dict[s
     Returns:
       For each part its files, with the documents, tokens (ends of text among them) and bytes of text in each.
     """
-    fingerprint = tokenizer_lib.fingerprint(tokenizer)
-    saved = workspace.path("tokenizer", fingerprint)
+    saved = workspace.path("tokenizer", tokenizer_lib.fingerprint(tokenizer))
     if not saved.exists():
         with replacing(saved) as partial:
             tokenizer.save(str(partial))
     tasks = {
-        name: {
-            workspace.path("tokens", part.stamp(), fingerprint): functools.partial(_tokenise, part, saved)
-            for part in corpus.parts()
-        }
+        name: workspace.tasks("tokens", _tokenise, corpus, saved)
         for name, corpus in (("train", split.train), ("heldout", split.heldout))
     }
     results = workspace.run("tokenising", "documents", tasks["train"] | tasks["heldout"], split.documents)

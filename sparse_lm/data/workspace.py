@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -14,10 +15,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.workers import Result, Task, Workers
 from sparse_lm.durations import duration
 from sparse_lm.progress import Progress, show_time_left
@@ -37,9 +39,17 @@ class Workspace:
     workers: Workers
 
     def path(self, kind: str, *deciding: object) -> Path:
-        """Returns the file for a result: its name has a hash of whatever decides the result."""
-        key = hashlib.sha256(json.dumps([kind, *map(str, deciding)]).encode()).hexdigest()[:32]
+        """Returns the file for a result: its name has a hash of whatever decides the result, other results by name."""
+        words = [item.name if isinstance(item, Path) else str(item) for item in deciding]
+        key = hashlib.sha256(json.dumps([kind, *words]).encode()).hexdigest()[:32]
         return self.folder / kind / f"{key}.json"
+
+    def tasks(self, kind: str, function: Callable[..., Result], corpus: Corpus, *arguments: object) -> dict[Path, Task]:
+        """Returns a task for each part of a corpus: `function` with that part and `arguments`, which decide, too."""
+        return {
+            self.path(kind, part.stamp(), *arguments): functools.partial(function, part, *arguments)
+            for part in corpus.parts()
+        }
 
     def run(self, what: str, unit: str, tasks: Mapping[Path, Task], total: int) -> dict[Path, Result]:
         """Runs the tasks and returns their results, while it shows that `what` is done to `total` of `unit`."""

@@ -4,12 +4,12 @@ import gzip
 import hashlib
 import json
 import struct
-from itertools import islice
+from itertools import chain, islice, product
 from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from sparse_lm.data.readers import zstd
 from sparse_lm.data.tokenizer import END_OF_TEXT, train_tokenizer
@@ -57,6 +57,30 @@ class Documents(tuple):
 
 def make_tokenizer(vocab_size: int = 400) -> Tokenizer:
     return train_tokenizer(make_documents(50, seed=1), vocab_size)
+
+
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def make_llama3_tokenizer() -> Tokenizer:
+    """A tokenizer with Llama 3's structure and number of entries, and invented merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    triples = ((a + b, c) for a, b, c in product(alphabet, alphabet, alphabet))
+    merges = list(islice(chain(product(alphabet, alphabet), triples), 128_000 - 256))
+    entries = [*alphabet, *(left + right for left, right in merges)]
+    vocabulary = {entry: token for token, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    words = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    names = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(254))]
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.post_processor = processors.TemplateProcessing(f"{names[0]} $A", special_tokens=[(names[0], 128_000)])
+    return tokenizer
 
 
 def stream_of(documents: list[str], tokenizer: Tokenizer) -> np.ndarray:

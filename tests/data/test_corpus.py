@@ -15,7 +15,7 @@ import pytest
 from sparse_lm.data import corpus, readers
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import zstd
-from tests.data.examples import make_documents, write_c4, write_dclm, write_jsonl
+from tests.data.examples import make_documents, write_jsonl
 
 TEXT = "one\r\ntwo\u2028 é 漢字\n\n\ttail without a line end"
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstd.compress}
@@ -36,18 +36,6 @@ def test_a_jsonl_file_has_a_document_a_line(tmp_path, compression):
     path = tmp_path / f"a.jsonl{compression}"
     path.write_bytes(COMPRESS[compression](lines.encode()))
     assert list(corpus.TextFiles((path,), text_field="body")) == documents
-
-
-def test_shards_of_c4_and_dclm_are_read_as_they_are_published(tmp_path):
-    documents = make_documents(12)
-    folder = tmp_path / "global-shard_01_of_10" / "local-shard_0_of_10"
-    folder.mkdir(parents=True)
-    write_dclm(folder / "shard_00000000_processed.jsonl.zst", documents[:5])
-    write_dclm(folder / "shard_00000001_processed.jsonl.zst", documents[5:])
-    assert list(corpus.find_files([f"{tmp_path}/global-shard_*/local-shard_*/*.jsonl.zst"])) == documents
-    write_c4(tmp_path / "c4-train.00000-of-01024.json.gz", documents[:7])
-    write_c4(tmp_path / "c4-train.00001-of-01024.json.gz", documents[7:])
-    assert list(corpus.find_files([f"{tmp_path}/c4-train.*.json.gz"])) == documents
 
 
 def test_a_file_that_is_named_is_read_whatever_its_suffix_and_otherwise_by_its_kind(tmp_path):

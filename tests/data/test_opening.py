@@ -114,18 +114,6 @@ class TestEmbeddedCorpus:
             (data.directory / "metadata.json").write_text("{")
         np.testing.assert_array_equal(all_windows(open_data(config).train), expected)
 
-    def test_what_another_process_prepares_meanwhile_is_left(self, config, monkeypatch):
-        prepare = opening.prepare
-        stamps = []
-
-        def prepare_after_another_has(directory, *args, **kwargs):
-            prepare(directory, *args, **kwargs)
-            stamps.append(stamp(directory))
-            prepare(directory, *args, **kwargs)
-
-        monkeypatch.setattr(opening, "prepare", prepare_after_another_has)
-        assert [stamp(open_data(config).directory)] == stamps
-
     def test_a_folder_made_from_something_else_is_rebuilt(self, config):
         directory = open_data(config).directory
         builder.prepare(directory, Documents(make_documents(9)), seq_len=8, tokenizer=TOKENIZER)

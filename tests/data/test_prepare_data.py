@@ -159,20 +159,6 @@ def test_the_same_data_is_left_as_it_is_unless_it_is_damaged(files, tmp_path):
     assert shards[0].read_bytes() == content
 
 
-def test_the_same_data_that_another_process_prepares_meanwhile_is_left(files, tmp_path, monkeypatch):
-    prepare = prepare_data.prepare
-    times = []
-
-    def prepare_after_another_has(output, *args, **kwargs):
-        prepare(output, *args, **kwargs)
-        times.append((output / "metadata.json").stat().st_mtime_ns)
-        prepare(output, *args, **kwargs)
-
-    monkeypatch.setattr(prepare_data, "prepare", prepare_after_another_has)
-    prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", seq_len=8, vocab_size=300)
-    assert [(tmp_path / "out" / "metadata.json").stat().st_mtime_ns] == times
-
-
 def test_a_named_tokenizer_is_used(files, tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -11,6 +11,7 @@ from sparse_lm.prepare_data import prepare_files
 from tests.data.examples import (
     as_tfrecords,
     make_documents,
+    make_llama3_tokenizer,
     make_tokenizer,
     stream_of,
     targets_of,
@@ -35,7 +36,9 @@ def tokenizer(tmp_path_factory) -> str:
     return str(path)
 
 
-def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path, llama3_json):
+def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path):
+    llama3 = make_llama3_tokenizer()
+    llama3.save(str(tmp_path / "tokenizer.json"))
     train = [*TRAIN, "The year 2024: it's\r\n  <|end_of_text|> naïve 漢字"]
     write_c4(tmp_path / "c4-train.00000-of-01024.json.gz", train[:30])
     write_c4(tmp_path / "c4-train.00001-of-01024.json.gz", train[30:])
@@ -44,12 +47,11 @@ def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path, llam
         [f"{tmp_path}/c4-train.*.json.gz"],
         tmp_path / "out",
         heldout_files=[f"{tmp_path}/c4-validation.*.json.gz"],
-        tokenizer=str(llama3_json),
+        tokenizer=str(tmp_path / "tokenizer.json"),
         seq_len=32,
     )
     assert data.vocab_size == len(data.bytes_per_token) == 128_256
     assert tfds.builder_from_directory(tmp_path / "out").info.features["tokens"].np_dtype == np.uint32
-    llama3 = Tokenizer.from_file(str(llama3_json))
     llama3.encode_special_tokens = True  # which a document's text spells: text like any other
     for name, documents in (("train", train), ("heldout", VALIDATION)):
         ids = [llama3.encode(text, add_special_tokens=False).ids for text in documents]
@@ -173,9 +175,6 @@ def test_contradictory_sources_are_refused(tmp_path, tokenizer):
         prepare_files([], tmp_path / "out", seq_len=8)
     with pytest.raises(DataError, match="--tfds=c4 brings its own documents: leave out --files"):
         prepare_files(["*.txt"], tmp_path / "out", tfds="c4", seq_len=8)
-    write_c4(tmp_path / "c4-validation.00000-of-00008.json.gz", VALIDATION)
-    with pytest.raises(DataError, match=r"c4-validation.* is among --files and among --heldout_files"):
-        prepare_files([f"{tmp_path}/*.gz"], tmp_path / "out", heldout_files=[f"{tmp_path}/c4-val*"], seq_len=8)
     rows = [{"tokens": np.arange(5)}]
     write_tfds(tmp_path / "t", {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}, train=rows)
     with pytest.raises(DataError, match="holds tokens: name their tokenizer with --tokenizer"):

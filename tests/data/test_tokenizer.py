@@ -9,31 +9,18 @@ from sparse_lm.data.errors import DataError
 from tests.data.examples import make_documents, make_tokenizer
 
 TOKENIZER = make_tokenizer()
-ODD_TEXTS = [
-    "\x00\x01\x7f \r\n\t  \n",
-    "e\u0301 \u200d \u202e \ufeff \ufffd \U0010ffff",
-    "👩\u200d👩\u200d👧 漢字 ﷽",
-    "<|endoftext|> is text here, and so is <|endoftext|>",
-    " " * 300,
-]
-
-
-def decoded(tokens) -> str:
-    return TOKENIZER.decode(tokens.tolist(), skip_special_tokens=False)
-
-
-@pytest.mark.parametrize("text", ODD_TEXTS)
-def test_odd_text_round_trips(text):
-    (tokens,) = tokenizer_lib.tokenize([text], TOKENIZER)
-    assert decoded(tokens) == text
-    assert tokenizer_lib.end_of_text(TOKENIZER) not in tokens
 
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.text(min_size=1))
+@hypothesis.example("\x00\x01\x7f \r\n\t  \n")
+@hypothesis.example("e\u0301 \u200d \u202e \ufeff \ufffd \U0010ffff 👩\u200d👩\u200d👧 漢字 ﷽")
+@hypothesis.example("<|endoftext|> is text here, and so is <|endoftext|>")
+@hypothesis.example(" " * 300)
 def test_any_text_round_trips_and_its_bytes_are_counted(text):
     (tokens,) = tokenizer_lib.tokenize([text], TOKENIZER)
-    assert decoded(tokens) == text
+    assert TOKENIZER.decode(tokens.tolist(), skip_special_tokens=False) == text
+    assert tokenizer_lib.end_of_text(TOKENIZER) not in tokens
     assert tokenizer_lib.bytes_per_token(TOKENIZER)[tokens].sum() == len(text.encode())
 
 

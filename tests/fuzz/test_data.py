@@ -27,8 +27,14 @@ def all_windows(stream, seq_len):
 def test_windows_of_a_stream_in_files(seed, lengths, seq_len):
     stream = np.random.default_rng(seed).integers(0, 2**16, sum(lengths)).astype(np.uint16)
     files = dict(enumerate(np.split(stream, np.cumsum(lengths)[:-1])))
-    spans = Stream(list(zip(files, lengths, strict=True))).window_spans(0, count_windows(len(stream), seq_len), seq_len)
-    windows = [batch.copy() for batch in cut((files[span.path][span.start : span.stop] for span in spans), seq_len)]
+    count = count_windows(len(stream), seq_len)
+    middle = seed % (count + 1)  # written to two shards
+    joined = Stream(list(zip(files, lengths, strict=True)))
+    windows = [
+        batch.copy()
+        for spans in (joined.window_spans(0, middle, seq_len), joined.window_spans(middle, count, seq_len))
+        for batch in cut((files[span.path][span.start : span.stop] for span in spans), seq_len)
+    ]
     np.testing.assert_array_equal(np.concatenate(windows), all_windows(stream, seq_len))
 
 
