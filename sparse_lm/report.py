@@ -1,9 +1,9 @@
-"""Draws training runs: loss by tokens and by time, throughput, where the time went, activation sparsity by layer.
+"""Reports training runs: loss, throughput, utilisation and more by tokens and by time, and what differs between runs.
 
     python -m sparse_lm.report --workdir=runs/tiny [--workdir=runs/dense ...] [--output=report.html]
 
-An .html output is one page that needs no other file; a .png output is its figure. Runs may still be
-training, or have been stopped or resumed.
+An .html output is one page to explore that needs no other file; a .png output is a picture of the main curves. Runs
+may still be training, or have been stopped or resumed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.style
+import matplotlib as mpl
 from absl import flags
 
 from sparse_lm import entry_point
-from sparse_lm.reporting.figure import draw, run_styles, style
+from sparse_lm.reporting.figure import STYLE, draw
 from sparse_lm.reporting.page import page
 from sparse_lm.reporting.run import read_runs
 
 PNG_DPI = 150
+
+
+class OutputError(ValueError):
+    """An output that cannot be written."""
 
 
 def report(workdirs: Sequence[str], output: str) -> Path:
@@ -31,26 +35,27 @@ def report(workdirs: Sequence[str], output: str) -> Path:
 
     Raises:
       WorkdirError: one of them holds no run, or none that has logged a step yet.
-      ValueError: `output` ends in something else.
+      OutputError: `output` ends in something else, or cannot be written.
     """
     path = Path(output)
     if path.suffix not in (".html", ".png"):
-        raise ValueError(f"--output={output}: must end in .html or .png")
+        raise OutputError(f"--output={output}: must end in .html or .png")
     runs = read_runs(workdirs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.style.context(style()):
-        figure = draw(runs)
-        if path.suffix == ".png":
-            figure.savefig(path, dpi=PNG_DPI)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".html":
+            path.write_text(page(runs), encoding="utf-8")
         else:
-            colors = [f"#{run['color'].removeprefix('#')}" for run in run_styles(len(runs))]
-            path.write_text(page(runs, figure, colors), encoding="utf-8")
+            with mpl.rc_context(STYLE):
+                draw(runs).savefig(path, dpi=PNG_DPI)
+    except OSError as error:
+        raise OutputError(f"--output={output}: cannot be written: {error.strerror}") from error
     return path
 
 
 def main() -> None:
     path = report(flags.FLAGS.workdir, flags.FLAGS.output)
-    print(f"{path}: {path.stat().st_size / 1e3:.0f} KB")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 def _define_flags() -> None:
@@ -59,4 +64,4 @@ def _define_flags() -> None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main, _define_flags, (ValueError, OSError))
+    entry_point.run(main, _define_flags, (OutputError,))

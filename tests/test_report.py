@@ -4,40 +4,42 @@ import base64
 import html.parser
 import json
 import re
+import shutil
 import subprocess
-import sys
-from pathlib import Path
 
-import matplotlib.style
+import matplotlib as mpl
 import numpy as np
+import plotly.io
 import pytest
 
-from sparse_lm.report import report
-from sparse_lm.reporting.figure import draw, style
-from sparse_lm.reporting.panels import block_means
-from sparse_lm.reporting.run import read_runs
+from sparse_lm.report import OutputError, report
+from sparse_lm.reporting import figure, page
+from sparse_lm.reporting.run import block_means, read_runs
 from sparse_lm.reporting.units import COUNT, TIME, short
 from sparse_lm.training.workdir import WorkdirError
+from tests.command_lines import run_each
 
 LAYERS = 3
 
 
-def lines(steps=40, windows=((10, 20), (28, 30)), loss=lambda step: 8.0 - step / 20, layers=LAYERS):
+def lines(steps=40, sparse=(10, 20), loss=lambda step: 8.0 - step / 20, layers=LAYERS):
     """Of metrics.jsonl: steps of 1000 tokens and 3 s behind 7 s of setup, all logged, every fourth evaluated."""
     rng = np.random.default_rng(0)
     for step in range(steps):
-        sparse = any(a <= step < b for a, b in windows)
+        phase = "sparse" if sparse[0] <= step < sparse[1] else "dense"
         line = {
             "step": step,
-            "phase": "sparse" if sparse else "dense",
+            "phase": phase,
             "tokens": 1000 * (step + 1),
-            "tokens_per_second": None if step == 0 else 3000.0 if sparse else 2500.0,
+            "tokens_per_second": None if step == 0 else 3000.0 if phase == "sparse" else 2500.0,
             "wall_time": 7.0 + 3 * (step + 1),
             "loss": loss(step),
-            "skipped": 0,
+            "memory": None,
         }
         if layers:
             line["activation_sparsity"] = rng.uniform(0.5, 1, layers).tolist()
+        if layers and phase == "sparse":
+            line["expert_load"] = [[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]]
         if step % 4 == 3:
             line["eval_loss"] = None if line["loss"] is None else line["loss"] + 0.5
         yield line
@@ -50,148 +52,176 @@ def summary(steps=40, state="finished"):
         "evaluation": evaluation, "best_evaluation": evaluation, "wall_time": 127.0,
         "seconds": {"setup": 7.0, "sparse": 36.0, "dense": 84.0},
         "tokens_per_second": {"dense": 2500.0, "overall": 315.0},
-        "processes": [{"device": {"kind": "abacus <5>", "platform": "cpu", "count": 2}}],
+        "processes": [{"device": {"kind": "abacus <5>", "platform": "cpu", "count": 2}, "git_commit": "0123456789"}],
     }  # fmt: skip
 
 
-def make_run(workdir, written, summed=None, tail=""):
+def make_run(workdir, written, summed=None, tail="", config=None):
     workdir.mkdir(parents=True)
-    (workdir / "config.json").write_text("{}")
+    (workdir / "config.json").write_text(json.dumps(config or {}))
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written) + tail)
     if summed:
         (workdir / "summary.json").write_text(json.dumps(summed))
     return str(workdir)
 
 
-def drawn(*workdirs):
-    """The figure's axes by title."""
-    with matplotlib.style.context(style()):
-        figure = draw(read_runs(workdirs))
-    return {axes.get_title(loc="left"): axes for axes in figure.axes}
+def curves(*workdirs):
+    """The page's traces, as Plotly is given them: {title of the panel: [(run, x, y)]}; and its layout."""
+    drawn = json.loads(plotly.io.to_json(page.draw(read_runs(workdirs))))
+    layout = drawn["layout"]
+    titles = [annotation["text"] for annotation in layout["annotations"]]
+    found = {}
+    for trace in drawn["data"]:
+        panel = titles[int(trace["yaxis"].removeprefix("y") or 1) - 1]
+        found.setdefault(panel, []).append((trace["name"], decoded(trace["x"]), decoded(trace["y"])))
+    return found, layout
 
 
-def shaded(axes):
-    return [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches]
+def decoded(values):
+    if isinstance(values, dict):
+        return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
+    return np.array(values, float)
 
 
-def bars_of_phases(axes):
-    """[first, last] of each bar above the curves, a list a run that has any."""
-    return [[segment[:, 0].tolist() for segment in bars.get_segments()] for bars in axes.collections]
+def test_page_has_what_was_logged_by_tokens_and_by_time(tmp_path):
+    found, layout = curves(make_run(tmp_path / "a_run", lines(), summary()))
+    tokens, losses = np.arange(1, 41), 8.0 - np.arange(40) / 20
+    (name, x, y), (_, evaluated, held_out) = found["loss (nats per token)"]
+    assert name == "a_run"
+    np.testing.assert_allclose([x, y], [tokens, losses])
+    np.testing.assert_allclose([evaluated, held_out], [tokens[3::4], losses[3::4] + 0.5])
+    ((_, _, speed),) = found["tokens per second"]
+    assert np.isnan(speed[0]) and speed[15] == 3000
+    ((_, _, zeros),) = found["zeros among activations"]
+    np.testing.assert_allclose(zeros, [np.mean(line["activation_sparsity"]) for line in lines()])
+    ((_, _, load),) = found["load of the busiest expert (1: even)"]
+    np.testing.assert_allclose(load[10:20], (1.5 + 1 + 2) / 3)
+    assert np.isnan(load[20:]).all()
+    assert not {"gradient norm", "peak of device memory (bytes)"} & found.keys()  # which was not logged
 
-
-def test_one_run_is_drawn_as_it_was_logged(tmp_path):
-    axes = drawn(make_run(tmp_path / "a_run", lines(), summary()))
-    by_tokens, by_time = axes["Loss by tokens"], axes["Loss by wall time"]
-    losses = 8.0 - np.arange(40) / 20
-    for ax, x in ((by_tokens, np.arange(1, 41)), (by_time, (7 + 3 * np.arange(1, 41)) / 60)):
-        training, held_out = ax.lines[:2]
-        np.testing.assert_allclose(training.get_xydata(), np.stack([x, losses], 1))
-        np.testing.assert_allclose(held_out.get_xydata(), np.stack([x, losses + 0.5], 1)[3::4])
-    assert by_tokens.get_xlabel() == "tokens (thousands)"
-    assert by_time.get_xlabel() == "wall time, all included (minutes)"
-    assert by_tokens.get_ylabel() == "loss (nats per token)"
+    by_tokens, by_time = layout["updatemenus"][0]["buttons"]
+    assert (by_tokens["label"], by_time["label"]) == ("tokens (thousands)", "wall time (minutes)")
+    times, (shapes,) = decoded(by_time["args"][0]["x"][0]), (by_time["args"][1]["shapes"],)
+    np.testing.assert_allclose(times, (7 + 3 * tokens) / 60)
     # To half a step, which is also what lies between two lines:
-    np.testing.assert_allclose(shaded(by_tokens), [(10.5, 20.5), (28.5, 30.5)])
-    np.testing.assert_allclose(shaded(by_time), (7 + 3 * np.array([(10.5, 20.5), (28.5, 30.5)])) / 60)
-
-    (speed,) = axes["Throughput of training steps"].lines
-    assert np.isnan(speed.get_ydata()[0]) and speed.get_ydata()[15] == 3.0
-    assert axes["Throughput of training steps"].get_ylabel() == "tokens per second (thousands)"
-    kinds = {bar.get_label(): bar.patches[0].get_width() * 60 for bar in axes["Where the time went"].containers}
-    assert kinds == {"dense": pytest.approx(84), "sparse": pytest.approx(36), "setup": pytest.approx(7)}
-    (mesh,) = axes["Zeros among activations: a_run"].collections
-    zeros = np.array([line["activation_sparsity"] for line in lines()])
-    np.testing.assert_allclose(mesh.get_array(), zeros.T)
+    assert [(shape["x0"], shape["x1"]) for shape in layout["shapes"]] == [(10.5, 20.5)]
+    np.testing.assert_allclose([shapes[0]["x0"], shapes[0]["x1"]], (7 + 3 * np.array([10.5, 20.5])) / 60)
 
 
 def test_several_runs_that_disagree_in_their_phases(tmp_path):
     """One was cut short in its sparse phase and in its last line, one has nothing sparse, no layers, and no times."""
-    dense = [{name: v for name, v in line.items() if name != "wall_time"} for line in lines(windows=(), layers=0)]
-    axes = drawn(
+    dense = [{key: v for key, v in line.items() if key != "wall_time"} for line in lines(sparse=(0, 0), layers=0)]
+    workdirs = (
         make_run(tmp_path / "whole", lines(), summary()),
         make_run(tmp_path / "cut", lines(15), summary(15, "running"), tail='{"step": 15, "lo'),
         make_run(tmp_path / "dense", dense),
     )
-    by_tokens = axes["Loss by tokens"]
-    assert not shaded(by_tokens)
-    assert bars_of_phases(by_tokens) == [[[10.5, 20.5], [28.5, 30.5]], [[10.5, 15.0]], []]
-    assert [len(line.get_xdata()) for line in by_tokens.lines[::3]] == [40, 15, 40]
-    assert axes["Loss by wall time"].get_title(loc="right") == "not recorded: dense"
-    assert [text.get_text() for text in axes["Where the time went"].texts] == ["not recorded"]
-    maps = [title for title in axes if title.startswith("Zeros")]
-    assert maps == ["Zeros among activations: whole", "Zeros among activations: cut"]
-
-
-def test_a_run_with_damaged_files_is_drawn_without_what_they_lost(tmp_path):
-    workdir = make_run(tmp_path / "damaged", lines(3), summary(3), tail='{"step": 3, "lo{"step": 4, "loss": 7.8}\n')
-    (tmp_path / "damaged" / "summary.json").write_text('{"state": "fini')
-    axes = drawn(workdir)
-    assert len(axes["Loss by tokens"].lines[0].get_xdata()) == 3
-    assert [text.get_text() for text in axes["Where the time went"].texts] == ["not recorded"]
+    found, layout = curves(*workdirs)
+    whole, cut, _ = read_runs(workdirs)
+    shaded = [(shape["fillcolor"], shape["x0"], shape["x1"]) for shape in layout["shapes"]]
+    assert shaded == [(whole.color, 10.5, 20.5), (cut.color, 10.5, 15.0)]
+    assert [len(x) for _, x, _ in found["loss (nats per token)"][::2]] == [40, 15, 40]
+    assert [name for name, *_ in found["load of the busiest expert (1: even)"]] == ["whole", "cut", "dense"]
 
 
 def test_losses_that_are_not_finite_are_marked(tmp_path):
     some = make_run(tmp_path / "some", lines(loss=lambda step: None if step in (5, 6, 11) else 4.0))
     never = make_run(tmp_path / "never", lines(loss=lambda step: None))
     for workdir, bad in ((some, [6, 7, 12]), (never, np.arange(1, 41))):
-        marks = drawn(workdir)["Loss by tokens"].lines[2]
-        np.testing.assert_array_equal(marks.get_xdata(), bad)
+        _, marks, _ = curves(workdir)[0]["loss (nats per token)"][-1]
+        np.testing.assert_array_equal(marks, bad)
 
 
-def test_first_line_alone_can_be_drawn(tmp_path):
-    assert drawn(make_run(tmp_path / "young", lines(1)))["Loss by tokens"].lines[0].get_xydata().tolist() == [[1000, 8]]
+class Page(html.parser.HTMLParser):
+    """What a page refers to, and the cells of its tables by row."""
 
-
-class Links(html.parser.HTMLParser):
-    """What a page refers to, and the text of its table's cells."""
-
-    def __init__(self):
+    def __init__(self, text):
         super().__init__()
-        self.references, self.cells, self.tags = [], [], []
+        self.references, self.rows, self._tag = [], [], ""
+        self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.references += [value for name, value in attributes if name in ("src", "href", "xlink:href")]
+        self._tag = tag
+        self.references += [value for name, value in attributes if name in ("src", "href")]
+        assert tag not in ("link", "img", "b")
+        if tag == "tr":
+            self.rows.append([])
 
     def handle_data(self, data):
-        if "td" in self.tags[-2:]:
-            self.cells.append(data.strip())
+        if self._tag == "td":
+            self.rows[-1].append(data)
+            self._tag = ""
 
 
-def test_html_is_one_file(tmp_path):
+def test_html_is_one_file_with_tables_of_facts_and_differences(tmp_path):
     name = "<b>&$x$"
-    workdirs = [make_run(tmp_path / name, lines(), summary()), make_run(tmp_path / "new", lines(3))]
-    text = report(workdirs, str(tmp_path / "made" / "report.html")).read_text()
-    links = Links()
-    links.feed(text)
-    assert not {"script", "link", "img", "b"} & set(links.tags)
-    assert links.tags.count("svg") == 1
-    assert all(reference.startswith(("#", "data:image/png;base64,")) for reference in links.references)
-    for reference in links.references:
-        if reference.startswith("data:"):
-            assert base64.b64decode(reference.partition(",")[2]).startswith(b"\x89PNG")
-    assert set(re.findall(r"https?://[^\"'\s<]*", text)) == {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-    }
-    assert not re.search(r"@import|url\((?!#)", text)
-    cells = [cell for cell in links.cells if cell]
-    assert cells[:11] == [
-        name, "40 of 40", "40 k", "6.0500", "6.5432", "6.5432", "2.12 min", "2.5 k", "-", "2 x abacus <5>", "finished",
-    ]  # fmt: skip
-    assert cells[11:] == ["new", *["-"] * 10]
+    configs = ({"steps": 40, "model": {"dim": dim}, "sparsity": {"m": m}} for dim, m in ((16, 8), (16, None)))
+    workdirs = [
+        make_run(tmp_path / name, lines(), summary(), config=next(configs)),
+        make_run(tmp_path / "new", lines(3), config=next(configs)),
+    ]
+    parsed = Page(report(workdirs, str(tmp_path / "made" / "report.html")).read_text())
+    assert not parsed.references
+    rows = {row[0]: row[1:] for row in parsed.rows if row}
+    assert rows == {
+        "state": ["finished", "-"], "steps": ["40 of 40", "-"], "tokens": ["40 k", "-"],
+        "training loss": ["6.0500", "-"], "held-out loss": ["6.5432", "-"], "best held-out loss": ["6.5432", "-"],
+        "wall time": ["2.12 min", "-"], "time went into": ["dense 66%, sparse 28%, setup 6%", "-"],
+        "tokens/s, dense": ["2.5 k", "-"], "tokens/s, sparse": ["-", "-"], "device": ["2 x abacus <5>", "-"],
+        "commit": ["0123456789", "-"], "config.sparsity.m": ["8", "None"],
+    }  # fmt: skip
+
+
+CLICK = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const graph = document.querySelector(".js-plotly-plot");
+  document.querySelectorAll(".updatemenu-button")[1].dispatchEvent(new MouseEvent("click"));
+  const end = graph._fullLayout.shapes[0].x1, width = document.documentElement.scrollWidth;
+  document.title = JSON.stringify([graph.data.length, Math.round(1e3 * end), width <= innerWidth]);
+}, 500));
+</script>"""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
+def test_page_draws_itself_in_a_browser_and_switches_to_time(tmp_path):
+    output = report([make_run(tmp_path / "a_run", lines(), summary())], str(tmp_path / "report.html"))
+    output.write_text(output.read_text().replace("</body>", CLICK + "</body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=9000", "--window-size=500,900"]
+    command = ["chromium", *options, "--dump-dom", f"file://{output}"]
+    document = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    traces, end, fits = json.loads(re.search("<title>(.*?)</title>", document)[1])
+    assert traces == 5
+    assert end == round(1e3 * (7 + 3 * 20.5) / 60)
+    assert fits
 
 
 def test_png_from_the_command_line(tmp_path):
     workdir = make_run(tmp_path / "run", lines(), summary())
     output = tmp_path / "report.png"
-    command = [sys.executable, "-m", "sparse_lm.report", f"--workdir={workdir}", f"--output={output}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    (done,) = run_each("sparse_lm.report", [[f"--workdir={workdir}", f"--output={output}"]], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{output}: ")
-    image = matplotlib.image.imread(output)
+    image = mpl.image.imread(output)
     assert image.shape[1] == 1800
     assert np.all(image[0, 0] == 1)  # white, not transparent
+
+
+def test_picture_has_what_was_logged(tmp_path):
+    """Also of a run whose summary is damaged, and of one that has logged a single line."""
+    workdirs = [make_run(tmp_path / "a_run", lines(), summary()), make_run(tmp_path / "young", lines(1), summary())]
+    (tmp_path / "young" / "summary.json").write_text('{"state": "fini')
+    with mpl.rc_context(figure.STYLE):
+        axes = {ax.get_title(loc="left"): ax for ax in figure.draw(read_runs(workdirs)).axes}
+    steps = np.arange(1, 41)
+    for title, x in (("Loss by tokens", steps), ("Loss by wall time", (7 + 3 * steps) / 60)):
+        training, held_out, young, _ = axes[title].lines
+        np.testing.assert_allclose(training.get_xydata(), np.stack([x, 8.0 - np.arange(40) / 20], 1))
+        np.testing.assert_allclose(held_out.get_xydata()[:, 0], x[3::4])
+        assert young.get_ydata() == [8]
+    (patch,) = axes["Loss by tokens"].patches
+    assert (patch.get_x(), patch.get_width()) == (10.5, 10)
+    kinds = {bar.get_label(): bar.patches[0].get_width() * 60 for bar in axes["Where the time went"].containers}
+    assert kinds == {"dense": pytest.approx(84), "sparse": pytest.approx(36), "setup": pytest.approx(7)}
 
 
 def test_long_runs_are_thinned_by_means():
@@ -220,9 +250,10 @@ def test_runs_of_the_same_name_go_by_their_paths(tmp_path):
     assert [run.name for run in read_runs(workdirs)] == [*workdirs[:2], "other"]
 
 
-def test_what_is_no_run_is_refused_by_name(tmp_path):
+def test_what_is_no_run_and_no_output_is_refused_by_name(tmp_path):
     good = make_run(tmp_path / "good", lines(2))
     young = make_run(tmp_path / "young", [])
+    (tmp_path / "loop").symlink_to("loop")
     for bad, reason in (
         (tmp_path, "holds no run"),
         (tmp_path / "nowhere", "holds no run"),
@@ -230,6 +261,7 @@ def test_what_is_no_run_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(WorkdirError, match=re.escape(f"--workdir={bad}: ") + f".*{reason}"):
             report([good, str(bad)], str(tmp_path / "report.html"))
-    with pytest.raises(ValueError, match=r"--output=report\.pdf: must end in \.html or \.png"):
-        report([good], "report.pdf")
+    for output, reason in (("report.pdf", "must end in"), (tmp_path / "loop" / "r.html", "cannot be written")):
+        with pytest.raises(OutputError, match=f"--output={output}: {reason}"):
+            report([good], str(output))
     assert not (tmp_path / "report.html").exists()

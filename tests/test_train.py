@@ -112,7 +112,7 @@ def test_run_leaves_what_it_should(whole, corpus):
 def test_run_can_be_reported(whole, tmp_path):
     text = report([str(whole)], str(tmp_path / "report.html")).read_text()
     last = lines(whole)[-1]
-    for shown in ("80 of 80", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "Zeros among activations", "compile"):
+    for shown in ("80 of 80", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "zeros among activations", "compile"):
         assert shown in text
 
 

@@ -1,1 +1,1 @@
-"""Pictures of training runs, from what they leave in their workdirs."""
+"""Reports training runs from what they leave in their workdirs."""

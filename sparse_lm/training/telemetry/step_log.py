@@ -82,6 +82,7 @@ class StepLog:
             "tokens_per_second": speed,
             "step_time": step_time,
             "wall_time": self.summary.wall_time(),
+            "memory": _peak_memory(),
             **flops.utilisation(config, config.recipe(phase), speed, self._device_kind),
             **metrics,
             **{f"eval_{name}": value for name, value in (results or {}).items()},
@@ -101,3 +102,8 @@ class StepLog:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.close()
         self._writer.close(failed=error is not None)
+
+
+def _peak_memory() -> int | None:
+    """Returns the most bytes that this process's first device has held so far, if it counts them."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
