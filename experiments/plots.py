@@ -1,6 +1,6 @@
 """Draws the figures of experiments/results that there is a page for.
 
-    python -m experiments.plots --output=figures [--only='step_llama1b_*']
+    python -m experiments.plots --output=docs/figures [--only='step_llama1b_*']
 
 One SVG file a figure, named after the JSON file that it is drawn from. The same results give the same files.
 """
@@ -195,10 +195,11 @@ def losses_over_seconds(results: Results) -> Figure:
             label = run["name"].replace("_", " ") if seed == seeds[0] else None
             axes.plot(run["seconds"], run["heldout_loss"], "os^vD*"[others.index(run["name"]) % 6], label=label, **look)
     for seed in seeds:
-        branches = sorted((r["seconds"], r["heldout_loss"]) for r in runs if _is_branch(r) and r["seed"] == seed)
+        branches = sorted((r for r in runs if _is_branch(r) and r["seed"] == seed), key=lambda run: run["seconds"])
         if branches:
+            axes.plot(*_clocked(branches[-1]), "k", linewidth=0.7, alpha=0.6)
             label = "dense, by length" if seed == seeds[0] else None
-            axes.plot(*zip(*branches, strict=True), "k.-", label=label)
+            axes.plot(*zip(*((r["seconds"], r["heldout_loss"]) for r in branches), strict=True), "k.-", label=label)
     final = [run["heldout_loss"] for run in runs if _is_branch(run) or run["name"] in others]
     margin = 0.15 * (max(final) - min(final)) + 0.01
     axes.set_ylim(min(final) - margin, max(final) + 4 * margin)

@@ -48,19 +48,21 @@ class Summary(NamedTuple):
     high: float | None
 
 
-def dense_curve(rows: Sequence[Row], seed: int, loss: str) -> list[tuple[float, float]]:
-    """Returns (seconds, loss) of the branches of a seed's dense run, by time.
+def dense_curve(rows: Sequence[Row], loss: str) -> list[tuple[float, float]]:
+    """Returns (seconds, loss) of the branches of one seed's dense run, by time.
 
     Raises:
-      ValueError: there are fewer than two, or a longer one is no better, so that no time belongs to a loss.
+      ValueError: a longer branch is no better, so that no time belongs to a loss.
     """
-    branches = [row for row in rows if row["name"].startswith("dense@") and row["seed"] == seed]
+    branches = [row for row in rows if _is_branch(row)]
     curve = sorted((row["seconds"], row[loss]) for row in branches)
-    if len(curve) < 2:
-        raise ValueError(f"seed {seed}: {len(curve)} branches of the dense run; at least two tell its loss over time")
     if any(later[1] >= earlier[1] for earlier, later in itertools.pairwise(curve)):
-        raise ValueError(f"seed {seed}: dense's {loss} does not fall with time: {curve}")
+        raise ValueError(f"seed {branches[0]['seed']}: dense's {loss} does not fall with time: {curve}")
     return curve
+
+
+def _is_branch(row: Row) -> bool:
+    return row["name"].startswith("dense@")
 
 
 def time_of_loss(curve: Sequence[tuple[float, float]], loss: float) -> tuple[float, bool]:
@@ -73,14 +75,15 @@ def time_of_loss(curve: Sequence[tuple[float, float]], loss: float) -> tuple[flo
 
 
 def ratios(rows: Sequence[Row], loss: str) -> dict[str, list[Ratio]]:
-    """Returns R of all runs but the dense one and its branches, by name."""
+    """Returns R of all runs but the dense one and its branches, by name; without seeds that have no dense curve yet."""
     table: dict[str, list[Ratio]] = {}
     for row in sorted(rows, key=lambda row: row["seed"]):
-        if row["name"].split("@")[0] == "dense" or row.get(loss) is None:
+        of_seed = [other for other in rows if other["seed"] == row["seed"]]
+        branches = sum(_is_branch(other) for other in of_seed)
+        if row["name"] == "dense" or _is_branch(row) or row.get(loss) is None or branches < 2:
             continue
-        curve = dense_curve(rows, row["seed"], loss)
-        (compiling,) = {r["compile_seconds"] for r in rows if r["name"] == "dense" and r["seed"] == row["seed"]}
-        dense_seconds, extrapolated = time_of_loss(curve, row[loss])
+        dense_seconds, extrapolated = time_of_loss(dense_curve(of_seed, loss), row[loss])
+        compiling = next(other["compile_seconds"] for other in of_seed if _is_branch(other))
         with_compilation = (row["seconds"] + row["compile_seconds"]) / (dense_seconds + compiling)
         ratio = Ratio(row["seed"], row["seconds"] / dense_seconds, with_compilation, extrapolated)
         table.setdefault(row["name"], []).append(ratio)
@@ -109,7 +112,8 @@ def report(rows: Sequence[Row], loss: str) -> dict[str, Any]:
 
 
 def _print(text: str, runs: dict[str, Any]) -> None:
-    print(f"{text} text: R, mean [95% interval]; with compilation; n seeds")
+    none = "" if runs else ": no seed has both sides yet"
+    print(f"{text} text: R, mean [95% interval]; with compilation; n seeds{none}")
     for name, row in runs.items():
         by_seed = " ".join(f"{r['ratio']:.3f}{'*' * r['extrapolated']}" for r in row["seeds"])
         numbers = "; ".join(_interval(row[key]) for key in ("ratio", "with_compilation"))
