@@ -1,0 +1,59 @@
+"""The commands of docs/data.md, on small files in the places that they name."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet
+
+from sparse_lm.config import parse
+from sparse_lm.data import open_data
+from tests.data.examples import make_documents, make_tokenizer, write_c4, write_dclm, write_tfds
+from tests.data.test_published_corpora import C4_FEATURES
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = re.findall(r"^python -m sparse_lm\.(\w+) (.*)$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
+DOCUMENTS = make_documents(400)
+
+
+def write_everything(folder: Path) -> None:
+    shard = folder / "dclm/global-shard_03_of_10/local-shard_1_of_10/shard_00000000_processed.jsonl.zst"
+    parquet = folder / "fineweb/data/CC-MAIN-2024-10/000_00000.parquet"
+    for path in (shard, parquet, folder / "corpus/deep/a.txt", folder / "c4/en/x", folder / "llama3/x"):
+        path.parent.mkdir(parents=True)
+    (folder / "corpus/deep/a.txt").write_text("".join(DOCUMENTS))
+    write_c4(folder / "c4/en/c4-train.00000-of-01024.json.gz", DOCUMENTS)
+    write_c4(folder / "c4/en/c4-validation.00000-of-00008.json.gz", make_documents(9, seed=1))
+    make_tokenizer().save(str(folder / "llama3/tokenizer.json"))
+    write_dclm(shard, DOCUMENTS)
+    pyarrow.parquet.write_table(pyarrow.table({"text": DOCUMENTS, "id": ["x"] * 400}), parquet)
+    rows = [dict.fromkeys(C4_FEATURES, "x") | {"text": text} for text in DOCUMENTS]
+    made = write_tfds(folder / "made", C4_FEATURES, train=rows[:350], validation=rows[350:])
+    (folder / "tensorflow_datasets/c4/en").mkdir(parents=True)
+    Path(made, "foreign/1.2.3").rename(folder / "tensorflow_datasets/c4/en/3.1.0")
+
+
+def test_commands_do_what_the_page_says(tmp_path, monkeypatch):
+    write_everything(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert [name for name, _ in COMMANDS].count("prepare_data") >= 5
+    for name, arguments in COMMANDS:
+        flags = dict(flag[2:].split("=", 1) for flag in shlex.split(arguments))
+        if name == "prepare_data":
+            command = [sys.executable, "-W", "ignore", "-m", "sparse_lm.prepare_data", *shlex.split(arguments)]
+            result = subprocess.run(
+                command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+            )
+            assert result.returncode == 0, result.stderr
+            assert result.stdout.startswith(str(Path(flags["output"])))
+        else:
+            assert name == "train"
+            config = runpy.run_path(str(ROOT / flags.pop("config")))["get_config"]()
+            assert set(flags) == {"config.data.path"}
+            config.data.path = flags["config.data.path"]
+            data = open_data(parse(config))
+            assert len(data.train) and len(data.heldout)
