@@ -36,6 +36,7 @@ def damaged(content: bytes, seed: int) -> bytes:
 
 
 MANIFEST = describe(
+    7,
     {("params", "layers", "up"): jnp.ones((2, 4, 4)), ("state", "step"): jnp.int32(7)},
     {"model.dim": 4, "sparsity.recipe": "dense"},
     {"eval_loss": 3.5},
