@@ -135,7 +135,7 @@ def evaluate_tasks(
 
 
 def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: int) -> tuple[TextModel, int]:
-    """A checkpoint as the harness takes it, and its step. Arguments and errors are those of `evaluate_tasks`."""
+    """Restores a checkpoint for the harness; returns it with its step. See `evaluate_tasks` for the rest."""
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, step = restore_for_dense(workdir, config, checkpoint)
@@ -145,13 +145,13 @@ def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: 
 
 
 def _new_file(workdir: str | os.PathLike, step: int) -> Path:
-    """A run's checkpoints are evaluated many times, in tasks of many names: the time tells the files apart."""
+    """Names a file for scores after the step and the time, since one checkpoint may be evaluated many times."""
     now = datetime.datetime.now(datetime.UTC)
     return Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json")
 
 
 def _make_room(file: Path) -> Path:
-    """The file, in a directory that exists and can be written: evaluation may take hours."""
+    """Checks that the file can be written, before an evaluation of hours, and returns it."""
     if file.is_dir():
         raise HarnessError(f"--output={file}: is a directory; must be a file")
     try:

@@ -94,7 +94,7 @@ def export(
 
 
 def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[str]:
-    """The linear layers to compress, if the weights of this step are 2:4 at all."""
+    """Returns the linear layers to compress, or refuses weights that are not 2:4."""
     sparsity = config.sparsity
     layers = bitmask_24.fitting_layers(sparsity.recipe)
     if not layers:
@@ -122,7 +122,7 @@ def _make_output(output: str | os.PathLike) -> Path:
 
 @contextlib.contextmanager
 def _whole_or_empty(directory: Path) -> Iterator[None]:
-    """What fails half way leaves nothing, which might look whole, and which the next try would refuse."""
+    """Empties the directory if writing fails: half of a model might look whole, and the next try would refuse it."""
     try:
         yield
     except BaseException as error:
@@ -134,7 +134,7 @@ def _whole_or_empty(directory: Path) -> Iterator[None]:
 
 
 def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float | None:
-    """Nats per token after `step` steps as the run logged it, if it evaluated then, densely: as at its end, always."""
+    """Finds the held-out loss after `step` steps in the run's metrics, if it was evaluated then with dense FFNs."""
     try:
         lines = list(read_metrics(workdir))
     except FileNotFoundError:

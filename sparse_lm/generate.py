@@ -38,7 +38,7 @@ class TooManyTokensError(ValueError):
 def continue_text(
     workdir: str | os.PathLike, prompt: str, *, max_new_tokens: int, checkpoint: int | str = "latest", **sampling
 ) -> str:
-    """A prompt and what a checkpoint of a run makes of it.
+    """Continues a prompt with a checkpoint of a run; returns both.
 
     Args:
       workdir: of the run.

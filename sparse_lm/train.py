@@ -77,14 +77,14 @@ def _default_workdir() -> str:
 
 
 def _exit_now() -> None:
-    """Without waiting for a compilation that may be under way, and that Python would abort."""
+    """Exits without waiting for a compilation that may be under way, and that Python would abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _profile_steps(steps: int) -> tuple[int, int]:
-    """What --profile_steps says for a run of so many steps; (0, 0), which are none, if it is not given."""
+    """Parses --profile_steps for a run of so many steps; (0, 0), which are none, if it is not given."""
     text = flags.FLAGS.profile_steps
     if text is None:
         return 0, 0

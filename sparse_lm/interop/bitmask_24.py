@@ -29,7 +29,7 @@ def fitting_layers(recipe: Recipe) -> list[str]:
 
 
 def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
-    """The three tensors that stand for `name`.weight.
+    """Makes the three tensors that stand for `name`.weight.
 
     Args:
       name: of the linear layer.
@@ -54,7 +54,7 @@ def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def compressed_sizes(name: str, shape: tuple[int, int], itemsize: int) -> list[TensorSize]:
-    """Of what `compress` makes, in its order."""
+    """Lists the sizes of what `compress` makes, in its order."""
     rows, columns = shape
     return [
         TensorSize(f"{name}.compressed", rows * columns // 2 * itemsize),
@@ -64,7 +64,7 @@ def compressed_sizes(name: str, shape: tuple[int, int], itemsize: int) -> list[T
 
 
 def quantization_config(linear_layers: list[str]) -> dict[str, Any]:
-    """What config.json says of a model whose `linear_layers` are compressed."""
+    """Describes a model whose `linear_layers` are compressed, for its config.json."""
     return {
         "quant_method": "compressed-tensors",
         "format": "dense",

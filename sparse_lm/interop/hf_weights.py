@@ -49,7 +49,7 @@ class Weight(NamedTuple):
 
 
 def weights(model: ModelConfig) -> list[Weight]:
-    """All tensors of a model, those of a layer side by side; every parameter is in it once."""
+    """Lists all tensors of a model, every parameter once, those of a layer side by side."""
     params = flatten_dict(jax.eval_shape(functools.partial(llama.init, model), jax.random.key(0))[1])
     outer = {
         path: Weight(f"{name}.weight", path, None, False, params[path].shape)

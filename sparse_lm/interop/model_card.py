@@ -32,7 +32,7 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")
 
 
 def model_card(config: Config, step: int, shapes: list[tuple[int, ...]], eval_loss: float | None) -> str:
-    """Markdown with the front matter that model hubs read.
+    """Writes Markdown with the front matter that model hubs read.
 
     Args:
       config: of the run.

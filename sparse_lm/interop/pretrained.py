@@ -43,7 +43,7 @@ class Pretrained:
         self._check_tensors()
 
     def config_with_tokenizer(self) -> Config:
-        """The run's configuration, with the model's tokenizer if it names none: embeddings are of its tokens.
+        """Returns the run's configuration, with the model's tokenizer if it names none: embeddings are of its tokens.
 
         Raises:
           ConfigError: it names none and the model comes without, or it names one with other tokens.
@@ -59,7 +59,7 @@ class Pretrained:
         return with_tokenizer(self._config, str(own))
 
     def params(self) -> Params:
-        """float32 arrays: the stored values, exactly."""
+        """Reads the stored values, exactly, as float32 arrays."""
         params: dict[tuple[str, ...], np.ndarray] = {}
         for weight in weights(self._config.model):
             array = self._tensors.read(weight.name).astype(np.float32, copy=False)
@@ -113,7 +113,7 @@ class Pretrained:
             self._check_tied()
 
     def _check_tied(self) -> None:
-        """Some programs write the embeddings twice. If the two differ, transformers does not tie them."""
+        """Refuses embeddings that are there twice and differ: transformers does not tie them."""
         one, other = self._tensors.dtype(EMBED), self._tensors.dtype(UNEMBED)
         if one != other or not np.array_equal(self._tensors.read(EMBED), self._tensors.read(UNEMBED)):
             raise self._refusal(f"its {UNEMBED} is not {EMBED}, but its config.json has tie_word_embeddings")

@@ -119,7 +119,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """File by tensor."""
+    """Reads the file of each tensor from the index."""
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
     except ValueError as error:

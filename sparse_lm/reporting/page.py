@@ -141,7 +141,7 @@ def _shapes(runs: Sequence[Run], axis: str, size: float) -> list[dict[str, Any]]
 
 
 def _table(rows: dict[str, list[str]], runs: Sequence[Run]) -> str:
-    """A column a run."""
+    """Writes a table with a column a run."""
     if not rows:
         return ""
     heads = "".join(f'<th><i style="background:{run.color}"></i>{html.escape(run.name)}</th>' for run in runs)
@@ -157,7 +157,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """What of the runs' configurations differs, by key."""
+    """Returns the keys in which the runs' configurations differ."""
     keys = sorted({key for run in runs for key in run.config})
     rows = {key: [str(run.config.get(key, UNKNOWN)) for run in runs] for key in keys}
     return {f"config.{key}": cells for key, cells in rows.items() if len(set(cells)) > 1}
@@ -179,7 +179,7 @@ def _device(summary: dict[str, Any]) -> str:
 
 
 def _shares(summary: dict[str, Any]) -> str:
-    """Where the time went, largest share first."""
+    """Says where the time went, largest share first."""
     seconds = sorted(summary["seconds"].items(), key=lambda item: -item[1])
     total = sum(summary["seconds"].values()) or 1.0
     return ", ".join(f"{kind} {spent / total:.0%}" for kind, spent in seconds if spent >= 0.005 * total)

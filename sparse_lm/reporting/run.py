@@ -39,14 +39,14 @@ class Run:
     config: Mapping[str, Any]
 
     def numbers(self, key: str) -> np.ndarray:
-        """f64[lines]: a number by line, the mean over layers where there is one a layer; NaN where none is finite.
+        """Returns f64[lines]: a number by line, the mean over layers where each has one; NaN where it is not finite.
 
         "expert_load" is that of the busiest expert, as a multiple of an even load.
         """
         return np.array([_number(key, line.get(key)) for line in self.lines])
 
     def bad(self, key: str) -> np.ndarray:
-        """bool[lines]: where this number was logged and was not finite."""
+        """Returns bool[lines]: where this number was logged and was not finite."""
         return np.array([key in line and line[key] is None for line in self.lines])
 
     def sparse_spans(self, key: str) -> list[tuple[float, float]]:
@@ -75,7 +75,7 @@ def _number(key: str, value: Any) -> float:
 
 
 def block_means(values: np.ndarray, most: int) -> np.ndarray:
-    """f64[n] -> f64[min(n, most)]: means over stretches of neighbours, of what is finite there; NaN if nothing is."""
+    """Thins f64[n] to f64[min(n, most)] by means over what is finite of neighbours; NaN if nothing is."""
     count = min(len(values), most)
     starts = np.arange(count) * len(values) // count
     finite = np.isfinite(values)

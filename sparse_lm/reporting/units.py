@@ -17,17 +17,17 @@ COUNT = (Unit(1e9, "billions", "G"), Unit(1e6, "millions", "M"), Unit(1e3, "thou
 
 
 def fitting(value: float, units: Sequence[Unit]) -> Unit:
-    """The largest unit, of those from large to small, of which `value` is at least two; else the smallest."""
+    """Chooses the largest unit of which `value` is at least two; else the smallest, which is last."""
     return next((unit for unit in units if value >= 2 * unit.size), units[-1])
 
 
 def label(quantity: str, unit: Unit) -> str:
-    """Of an axis, such as "tokens (millions)"."""
+    """Labels an axis, as in "tokens (millions)"."""
     return f"{quantity} ({unit.name})" if unit.name else quantity
 
 
 def short(value: float, units: Sequence[Unit]) -> str:
-    """Such as "2.5 h" or "573 k"."""
+    """Writes a number with its unit, as in "2.5 h" or "573 k"."""
     unit = fitting(value, units)
     number = f"{value / unit.size:,.0f}" if value >= 1000 * unit.size else f"{value / unit.size:.3g}"
     return f"{number} {unit.symbol}".strip()

@@ -33,7 +33,7 @@ def make_evaluation(
     recipe: Recipe = DENSE,
     layout: Layout | None = None,
 ) -> Evaluation:
-    """An evaluation that compiles one step, on its first use.
+    """Makes an evaluation, which compiles on its first use.
 
     Args:
       config: the run.
@@ -108,7 +108,7 @@ def _window_nats(
     recipe: Recipe,
     axes: Axes = ONE_DEVICE,
 ) -> Array:
-    """f32[B]: the sum of each window's token losses."""
+    """Returns f32[B], the sum of each window's token losses."""
     model = llama.merge(graphdef, params)
     hidden, _ = model(
         windows[:, :-1],

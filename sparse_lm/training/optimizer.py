@@ -14,7 +14,7 @@ from sparse_lm.training.schedule import learning_rate
 def make_optimizer(
     config: Config, after_clip: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW (1711.05101) with clipping by global norm and the run's learning-rate schedule.
+    """Makes AdamW (1711.05101) with clipping by global norm and the run's learning-rate schedule.
 
     Moments are float32, whatever the dtype of the gradients. Weight decay applies to matrices, the
     embedding and the unembedding among them, and to no norm scale.
@@ -40,5 +40,5 @@ def make_optimizer(
 
 
 def decay_mask(params: optax.Params) -> optax.Params:
-    """Tree of bool like `params`: False for norm scales."""
+    """Returns a tree of bool like `params`: False for norm scales."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not llama.is_norm_scale(path), params)

@@ -76,7 +76,7 @@ def device_batches(data: Data, config: Config, layout: Layout | None, start_step
 
 
 def open_run_data(workdir: str | os.PathLike, config: Config) -> Data:
-    """`open_data`, with the workdir's tokenizer if the file that the configuration names is gone."""
+    """Opens the data, with the workdir's tokenizer if the file that the configuration names is gone."""
     named, own = config.data.tokenizer, Path(workdir, TOKENIZER_FILE)
     if named and own.exists() and not Path(named).exists():
         _log.warning("config.data.tokenizer = %r is gone: %s is used", named, own)
@@ -85,7 +85,7 @@ def open_run_data(workdir: str | os.PathLike, config: Config) -> Data:
 
 
 def with_tokenizer_of_run(workdir: str | os.PathLike, config: Config) -> Config:
-    """A configuration that names no tokenizer, with that of the workdir's run: of the model that it started from."""
+    """Gives a configuration without a tokenizer that of the workdir's run, as it came with a pretrained model."""
     return config if config.data.tokenizer else with_tokenizer(config, load_config(workdir).data.tokenizer)
 
 
@@ -109,7 +109,7 @@ def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> N
 
 
 def _corpus(workdir: str | os.PathLike) -> str | None:
-    """SHA-256 of the text that the run began with, if its workdir has that."""
+    """Reads the SHA-256 of the text that the run began with, if its workdir has that."""
     path = Path(workdir, FILE)
     if not path.exists():
         return None

@@ -8,7 +8,7 @@ from sparse_lm.config import Config
 
 
 def learning_rate(config: Config) -> optax.Schedule:
-    """The learning rate of each step, counted from 0.
+    """Makes the learning rate of each step, counted from 0.
 
     The warm-up rises linearly over `warmup_steps` and reaches the peak with its last step; no step
     is spent at a rate of zero. Then one of

@@ -1,4 +1,4 @@
-"""Steps whose loss leaps, by the mean and deviation of the losses before: `config.optimizer.spike_deviations`."""
+"""Tells a step whose loss jumps by the mean and deviation of the losses before it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ WINDOW = 128
 
 
 def no_losses() -> Array:
-    """f32[WINDOW]: what a run remembers before its first step, and at the edges of a sparse phase, where the
-    loss may leap for good."""
+    """Returns f32[WINDOW] of NaN: what a run remembers before its first step and after a phase transition."""
     return jnp.full(WINDOW, jnp.nan, jnp.float32)
 
 
 def is_spike(loss: Array, recent: Array, deviations: float) -> Array:
-    """bool[]: whether a loss is that many standard deviations over the mean of `recent`.
+    """Returns bool[]: true if a loss is that many standard deviations over the mean of `recent`.
 
-    None is as long as `recent` is not full: its mean is NaN then.
+    No loss is before `recent` is full, since its mean is NaN until then.
     """
     return loss > jnp.mean(recent) + deviations * jnp.std(recent)
 
 
 def remember(loss: Array, recent: Array) -> Array:
-    """`recent` with its oldest loss replaced, if the new one is finite. Spikes count too: a loss that stays
-    where it leapt to is soon no spike any more."""
+    """Replaces the oldest loss, if the new one is finite. Spikes count too: a loss that stays high is soon none."""
     return jnp.where(jnp.isfinite(loss), jnp.roll(recent, 1).at[0].set(loss), recent)

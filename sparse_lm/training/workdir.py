@@ -97,7 +97,7 @@ def save_config(workdir: str | os.PathLike, config: Config) -> None:
 
 
 def load_config(workdir: str | os.PathLike) -> Config:
-    """The configuration that a workdir's run was started or last resumed with.
+    """Reads the configuration that a workdir's run was started or last resumed with.
 
     Raises:
       WorkdirError: there is no run in this directory, or its config.json is damaged.
@@ -125,7 +125,7 @@ def _refuse_old(workdir: str | os.PathLike, values: dict[str, Any]) -> None:
 
 
 def meaning(config: Config) -> dict[str, Any]:
-    """What the arrays of a run's checkpoints mean, by configuration key: their model, and what made it sparse."""
+    """Returns the configuration keys that say what the arrays of checkpoints mean: the model's, and the recipe's."""
     values = flatten_dict(to_dict(config), sep=".")
     return {
         key: value
@@ -172,11 +172,11 @@ def _warn_of_schedule(before: Config, now: Config) -> None:
 
 
 def has_begun(workdir: str | os.PathLike) -> bool:
-    """Whether the run has logged a step or saved one; else there is nothing to go on from, or to lose."""
+    """True if the run has logged a step or saved one; else there is nothing to resume, or to lose."""
     metrics, checkpoints = Path(workdir, "metrics.jsonl"), Path(workdir, "checkpoints")
     return (metrics.exists() and metrics.stat().st_size > 0) or (checkpoints.exists() and any(checkpoints.iterdir()))
 
 
 def has_saved(workdir: str | os.PathLike) -> bool:
-    """Whether there is a checkpoint, which a run goes on from, or says that it is damaged."""
+    """True if there is a checkpoint, damaged or not."""
     return any(path.name.isdigit() for path in Path(workdir, "checkpoints").glob("*"))

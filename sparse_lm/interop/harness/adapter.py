@@ -80,7 +80,7 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _generate(self, requests: Sequence[Instance]) -> list[str]:
-        """Of requests with the same arguments."""
+        """Answers requests that have the same arguments."""
         task, kwargs = requests[0].task_name, requests[0].args[1]
         kwargs = normalize_gen_kwargs(kwargs)
         if unknown := kwargs.keys() - GENERATION_KWARGS:

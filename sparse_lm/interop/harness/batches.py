@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
 
 def batches(lengths: Sequence[int], longest: int, batch_tokens: int) -> Iterator[Batch]:
-    """Each index into `lengths` once, the longest sequences first: they are what may not fit in memory.
+    """Yields each index into `lengths` once, the longest sequences first, since these may not fit in memory.
 
     Args:
       lengths: tokens of each sequence, at most `longest`.

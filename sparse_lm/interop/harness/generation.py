@@ -23,7 +23,7 @@ def continuations(
     temperature: float,
     top_p: float,
 ) -> list[str]:
-    """The texts that a model continues prompts with, without special tokens.
+    """Continues prompts, and returns the texts without special tokens.
 
     A string can end anywhere within tokens, so that only their text tells where to stop. Texts are
     looked at in rounds, each as long as all before it: at most half of the tokens are made in vain,
@@ -68,5 +68,5 @@ def continuations(
 
 
 def _before(ends: Sequence[str], text: str) -> str:
-    """The text up to the first of the strings in it."""
+    """Cuts a text before the first of the strings in it."""
     return functools.reduce(lambda text, end: text.partition(end)[0], ends, text)

@@ -29,7 +29,7 @@ class Scored(NamedTuple):
 
 
 def log_likelihoods(model: TextModel, sequences: Sequence[Scored]) -> list[tuple[float, bool]]:
-    """What a model gives the end of each sequence.
+    """Scores the end of each sequence.
 
     Args:
       model: at most `seq_len` + 1 tokens a sequence.
@@ -68,7 +68,7 @@ def log_likelihoods(model: TextModel, sequences: Sequence[Scored]) -> list[tuple
 
 @jax.jit
 def _score(graphdef: nnx.GraphDef, params: llama.Params, windows: Array) -> tuple[Array, Array]:
-    """Of tokens int32[B, S + 1], the log-probabilities f32[B, S] of the last S, and which are the most probable.
+    """Returns log-probabilities f32[B, S] of the last S of tokens int32[B, S + 1], and which are the most probable.
 
     A row may end in padding: causality keeps it from what is before.
     """

@@ -139,7 +139,7 @@ def score_tasks(
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """By names as in "acc", or "exact_match,strict-match" if the task filters answers; what is no number is None."""
+    """Names metrics "acc", or "exact_match,strict-match" if the task filters answers; what is no number is None."""
     return {
         name.removesuffix(",none"): float(value) if value != "N/A" and math.isfinite(value) else None
         for name, value in metrics.items()

@@ -105,7 +105,7 @@ class Checkpoints:
             self._save_failed(error)
 
     def restore_latest(self, abstract_state: Any, check: Callable[[Any], None] = lambda state: None) -> Any | None:
-        """The state of the newest checkpoint, bit for bit; None if there is none.
+        """Restores the newest checkpoint's state, bit for bit; None if there is none.
 
         One that is damaged is refused, loudly, and the one before it taken. Once that has proved whole,
         the damaged one is renamed, so that the run can save its step again.
@@ -186,7 +186,7 @@ class Checkpoints:
         self._manager.reload()
 
     def _remove_rests(self) -> None:
-        """Of steps that were being deleted, and of saves that failed. While nothing is being saved."""
+        """Deletes what is left of deleted steps and of failed saves. Nothing may be being saved."""
         directory = Path(self._manager.directory)
         # Orbax itself removes what an earlier process left of failed saves.
         failed = directory.glob("*.orbax-checkpoint-tmp*") if self._failure else ()
@@ -231,7 +231,7 @@ def restore_params(
 def open_params(
     workdir: str | os.PathLike, step: int | str = "latest", run: Mapping[str, Any] | None = None
 ) -> tuple[dict[tuple[str, ...], SavedArray], dict[str, SavedArray], int]:
-    """Like `restore_params`, but no array is read yet: one may still turn out to be damaged when it is.
+    """Opens what `restore_params` restores, but reads no array yet: one may still turn out to be damaged.
 
     Args:
       workdir: of a run, which may still be training.
@@ -257,7 +257,7 @@ def open_params(
 
 
 def _read(workdir: str | os.PathLike, step: int | str, read: Callable[[SavedCheckpoint], _T]) -> tuple[_T, int]:
-    """What `read` returns of the checkpoint that is asked for, and its step."""
+    """Applies `read` to the checkpoint that is asked for; returns the result and the step."""
     manager = make_manager(workdir, create=False)
     try:
         checkpoints = _all_checkpoints(workdir, manager)
@@ -277,7 +277,7 @@ def _read(workdir: str | os.PathLike, step: int | str, read: Callable[[SavedChec
 def _newest_whole(
     workdir: str | os.PathLike, checkpoints: Mapping[int, SavedCheckpoint], read: Callable[[SavedCheckpoint], _T]
 ) -> tuple[_T, int, list[int]]:
-    """What `read` returns of the newest checkpoint that is not damaged, its step, and the steps of newer ones."""
+    """Applies `read` to the newest whole checkpoint; returns the result, its step and the damaged newer steps."""
     damaged = []
     for step in sorted(checkpoints, reverse=True):
         try:
@@ -301,7 +301,7 @@ def _best(workdir: str | os.PathLike, checkpoints: Mapping[int, SavedCheckpoint]
 
 
 def _reason(error: Exception) -> str:
-    """What the system says of a save that failed, without TensorStore's account of where."""
+    """Extracts what the system says of a save that failed, without TensorStore's account of where."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     found = re.search(r": ([^:\[]+) \[os_error_code", str(error))
@@ -320,7 +320,7 @@ class _Best:
 
 
 def _eval_losses(checkpoints: Mapping[int, SavedCheckpoint]) -> dict[int, float]:
-    """By step. One whose manifest is damaged has none; it is refused when it is asked for."""
+    """Ranks checkpoints by step. A damaged manifest has no rank here, and is refused when it is asked for."""
     losses = {}
     for step, checkpoint in checkpoints.items():
         with contextlib.suppress(DamagedCheckpoint):
@@ -329,7 +329,7 @@ def _eval_losses(checkpoints: Mapping[int, SavedCheckpoint]) -> dict[int, float]
 
 
 def _rank(manifest: Manifest) -> float:
-    """eval_loss; infinite where the step was not evaluated or had none to speak of."""
+    """Returns eval_loss; infinity where the step was not evaluated or its loss was not finite."""
     loss = manifest.metrics.get("eval_loss", math.inf)
     return loss if math.isfinite(loss) else math.inf
 

@@ -19,7 +19,7 @@ _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by bytes of an element
 
 @functools.partial(jax.jit, static_argnames="axes_kept")
 def checksum(x: Array, axes_kept: int = 0) -> Array:
-    """64 bits that depend on every bit of an array, on the place of each, and on nothing else.
+    """Computes 64 bits that depend on every bit of an array, on the place of each, and on nothing else.
 
     Each element is hashed together with its position, and the hashes are added modulo 2^32, twice: integer
     sums are the same in any order and on any mesh. Whatever happens to one element changes the checksum;
@@ -45,12 +45,12 @@ def checksum(x: Array, axes_kept: int = 0) -> Array:
 
 @functools.partial(jax.jit, static_argnames="axes_kept")
 def checksums(arrays: Sequence[Array], axes_kept: tuple[int, ...]) -> list[Array]:
-    """`checksum` of each, compiled as one program."""
+    """Computes the checksum of each array, in one program."""
     return [checksum(x, kept) for x, kept in zip(arrays, axes_kept, strict=True)]
 
 
 def _mix(word: Array) -> Array:
-    """MurmurHash3's last step: a permutation of the words, each bit of which hangs on every bit of its argument."""
+    """Permutes the words as MurmurHash3's last step does: each bit depends on every bit of the argument."""
     word = (word ^ word >> 16) * np.uint32(0x85EBCA6B)
     word = (word ^ word >> 13) * np.uint32(0xC2B2AE35)
     return word ^ word >> 16

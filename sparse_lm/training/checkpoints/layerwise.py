@@ -39,7 +39,7 @@ class LayerwiseParams:
         self._ffn = functools.lru_cache(maxsize=1)(self._baked_ffn)  # `up` and `down` are asked for one after the other
 
     def read(self, path: tuple[str, ...], layer: int | None = None) -> np.ndarray:
-        """f32: a parameter by its path, or one layer of a stacked one; of the FFN's matrices always one layer."""
+        """Reads a parameter by its path as f32, or one layer of a stacked one; of the FFN's matrices always a layer."""
         if path in [("layers", "ffn", name) for name in MATRICES] and layer >= self._first_baked:
             return self._ffn(layer)[path[-1]]
         return self._params[path].read(layer)

@@ -72,7 +72,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: Any) -> Manifest:
-        """Inverse of `to_json`.
+        """Inverts `to_json`.
 
         Raises:
           ManifestError: not a byte may have changed.
@@ -98,7 +98,7 @@ class Manifest:
             _compare(path, self.arrays[path], found)
 
     def check_layer(self, path: ArrayPath, layer: int, array: Any) -> None:
-        """Like `check`, of one layer of an array that has a checksum for each."""
+        """Does what `check` does, for one layer of an array that has a checksum for each."""
         saved = self.arrays[path]
         found = Entry(array.shape, array.dtype.name, tuple(_hexadecimal(jax.device_get(checksum(array)))))
         one_layer = Entry(saved.shape[1:], saved.dtype, saved.checksums[layer : layer + 1])
@@ -113,7 +113,7 @@ def describe(
 
 
 def by_layer(path: ArrayPath) -> bool:
-    """Whether an array's leading axis is the layers', which are checked, and for parameters read, one by one."""
+    """True if an array's leading axis is that of layers, which are checked one by one."""
     return path[:2] == ("params", "layers") or path[0] == "recipe_state"
 
 

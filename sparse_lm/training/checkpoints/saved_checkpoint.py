@@ -36,7 +36,7 @@ class DamagedCheckpoint(WorkdirError):
 
 
 def make_manager(workdir: str | os.PathLike, **options: Any) -> ocp.CheckpointManager:
-    """Orbax's manager of a run's checkpoints. `options`: of `ocp.CheckpointManagerOptions`."""
+    """Makes Orbax's manager of a run's checkpoints, with `ocp.CheckpointManagerOptions`."""
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     for item in ITEMS:
         handler = ocp.StandardCheckpointHandler()
@@ -51,7 +51,7 @@ def make_manager(workdir: str | os.PathLike, **options: Any) -> ocp.CheckpointMa
 
 
 def arrays_by_path(state: Any) -> dict[ArrayPath, Any]:
-    """A state's leaves by their paths in a checkpoint, in the order of `jax.tree.leaves`."""
+    """Names a state's leaves by their paths in a checkpoint, in the order of `jax.tree.leaves`."""
     arrays = {}
     for path, leaf in jax.tree.leaves_with_path(state):
         names = tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
@@ -138,7 +138,7 @@ class SavedCheckpoint:
             raise failure or DamagedCheckpoint(self._workdir, elsewhere)
 
     def open(self, path: ArrayPath) -> SavedArray:
-        """An array that is read when it is asked for.
+        """Opens an array that is read when it is asked for.
 
         Raises:
           DamagedCheckpoint: it is not there.
@@ -148,8 +148,10 @@ class SavedCheckpoint:
 
     @contextlib.contextmanager
     def damage_named(self) -> Iterator[None]:
-        """Whatever error a library meets in bytes that it did not write is damage. A full accelerator is not, nor a
-        machine that cannot read them now, nor a checkpoint that the run deletes meanwhile: these are WorkdirErrors."""
+        """Calls whatever error a library meets in bytes that it did not write damage.
+
+        A full accelerator is none, nor a machine that cannot read now, nor a checkpoint that is deleted meanwhile.
+        """
         try:
             yield
         except (WorkdirError, jax.errors.JaxRuntimeError):
@@ -178,11 +180,11 @@ class SavedArray:
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """What is read from the disk at a time."""
+        """The shape of what is read from the disk at a time."""
         return self._stored.chunk_layout.read_chunk.shape
 
     def read(self, layer: int | None = None) -> np.ndarray:
-        """All of it, or one layer.
+        """Reads all of it, or one layer.
 
         Raises:
           DamagedCheckpoint: it cannot be read, or is not what was saved.
@@ -205,12 +207,12 @@ def _is_of_the_machine(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Of a library's error, without the specification that TensorStore appends."""
+    """Shortens a library's error, without the specification that TensorStore appends."""
     return f"{type(error).__name__}: {error}".splitlines()[0].split(" [tensorstore_spec")[0]
 
 
 def _difference(saved: Mapping[ArrayPath, Any], wanted: Mapping[ArrayPath, Any]) -> str:
-    """The first array by name that differs in path, shape or dtype, and how many more do; empty if none."""
+    """Names the first array that differs in path, shape or dtype, and counts the others; empty if none."""
 
     def describe(arrays, path):
         return f"{arrays[path].dtype}{list(arrays[path].shape)}" if path in arrays else "absent"

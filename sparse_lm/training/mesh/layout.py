@@ -71,29 +71,29 @@ class Layout:
         self.replicated = NamedSharding(mesh, P())
 
     def specs(self, tree: Any) -> Any:
-        """A `PartitionSpec` for each array of a tree, by its name."""
+        """Returns a `PartitionSpec` for each array of a tree, by its name."""
         return jax.tree.map_with_path(lambda path, _: self._specs.get(_name(path), P()), tree)
 
     def shardings(self, tree: Any) -> Any:
-        """A `NamedSharding` for each array of a tree, by its name."""
+        """Returns a `NamedSharding` for each array of a tree, by its name."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs(tree), is_leaf=_is_spec)
 
     def place_rows(self, windows: np.ndarray) -> jax.Array:
-        """A batch on the devices, of each process's own rows: `row_share` says which."""
+        """Places a batch on the devices, of which each process has its own rows (`row_share`)."""
         return jax.make_array_from_process_local_data(self.batch, windows)
 
     def place_batch(self, windows: np.ndarray) -> jax.Array:
-        """A whole batch, which every process has, on the devices."""
+        """Places a whole batch, which every process has, on the devices."""
         return jax.make_array_from_callback(windows.shape, self.batch, lambda index: windows[index])
 
     def local(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
-        """`function` of local shards, as one of whole arrays."""
+        """Turns a function of local shards into one of whole arrays."""
         # Kernels do not say over which axes their results vary, so that nothing can be checked here.
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
-    """The mesh that `config.mesh` asks for, of all devices of this run if none are given; None for one device.
+    """Makes the mesh of `config.mesh`, of all devices of this run if none are given; None for one device.
 
     Raises:
       ConfigError: this machine, or all processes together, have another number of devices.
@@ -110,7 +110,7 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
 
 
 def row_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
-    """(index, count): this process's devices hold the index-th of `count` equal parts of a batch's rows."""
+    """Returns (index, count): this process's devices hold the index-th of `count` equal parts of a batch's rows."""
     held = {
         row
         for index in sharding.addressable_devices_indices_map((rows,)).values()

@@ -57,7 +57,7 @@ def join() -> None:
 
 
 def _arguments(environment: Mapping[str, str]) -> dict[str, str | int] | None:
-    """Of `jax.distributed.initialize`; None for a process of its own."""
+    """Returns the arguments of `jax.distributed.initialize`; None for a process of its own."""
     given = [name for name in _EXPLICIT if environment.get(name)]
     if given:
         missing = [name for name in _EXPLICIT if name not in given]
@@ -117,7 +117,7 @@ def check_data(info: Mapping[str, Any]) -> None:
 
 
 def _unused_gpu() -> str:
-    """Why JAX may have passed over a GPU; empty if it has one, or was told to do without."""
+    """Says why JAX may have passed over a GPU; empty if it has one, or was told to do without."""
     told = "cpu" in os.environ.get("JAX_PLATFORMS", "")
     if told or jax.default_backend() != "cpu" or not _NVIDIA_DRIVER.exists():
         return ""
@@ -142,13 +142,13 @@ def check_devices(devices: Sequence[jax.Device]) -> None:
 
 
 def is_leader() -> bool:
-    """Whether this process writes what there is one of."""
+    """True on the process that writes shared files."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def reports_directory(workdir: str) -> Iterator[str]:
-    """Where this process writes metrics and the like: the leader into `workdir`, others where it is forgotten."""
+    """Yields where this process writes its metrics: the leader into `workdir`, others where it is forgotten."""
     if is_leader():
         yield workdir
         return
@@ -157,7 +157,7 @@ def reports_directory(workdir: str) -> Iterator[str]:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether `flag` holds in some process. All of them must call this, and wait for each other."""
+    """Returns whether `flag` holds in some process. All of them must call this, and wait for each other."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
@@ -170,7 +170,7 @@ def wait_for_all(reason: str) -> None:
 
 
 def _different(value: Any) -> list[int]:
-    """Of several processes, those whose value, which is JSON-ready, is not that of process 0."""
+    """Lists the processes whose value, which is JSON-ready, is not that of process 0."""
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     seen = multihost_utils.process_allgather(np.frombuffer(digest, np.uint32))
     return [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]

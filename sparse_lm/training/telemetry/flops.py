@@ -81,14 +81,14 @@ def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
 
 
 def mfu(config: Config, tokens_per_second: float, device_kind: str) -> float | None:
-    """Dense-equivalent model FLOPs utilisation of one device, or None where its peak is not known."""
+    """Computes one device's dense-equivalent model FLOPs utilisation; None where its peak is not known."""
     if device_kind not in PEAKS:
         return None
     return tokens_per_second * dense_flops_per_token(config) / PEAKS[device_kind].dense
 
 
 def executed_utilisation(config: Config, recipe: Recipe, tokens_per_second: float, device_kind: str) -> float | None:
-    """Executed FLOPs over the sparse peak of one device, or None where its peak is not known."""
+    """Divides executed FLOPs by one device's sparse peak; None where that is not known."""
     if device_kind not in PEAKS:
         return None
     return tokens_per_second * executed_flops_per_token(config, recipe) / PEAKS[device_kind].sparse
@@ -97,7 +97,7 @@ def executed_utilisation(config: Config, recipe: Recipe, tokens_per_second: floa
 def utilisation(
     config: Config, recipe: Recipe, tokens_per_second: float | None, device_kind: str
 ) -> dict[str, float | None]:
-    """Both utilisations of a run's devices, each beside its denominator in FLOP/s, as the metrics name them.
+    """Computes both utilisations of a run's devices, with their denominators in FLOP/s, as the metrics name them.
 
     Args:
       config: the run.
@@ -118,7 +118,7 @@ def utilisation(
 
 
 def _outside_ffn(config: Config) -> float:
-    """Forward and backward of attention and the unembedding, per token."""
+    """Counts forward and backward of attention and the unembedding, per token."""
     model = config.model
     projections = 2 * model.dim * (model.heads + model.kv_heads) * model.head_dim  # query, output; key, value
     scores = 2 * model.heads * model.head_dim * (config.seq_len + 1) / 2  # queries x keys; weights x values
@@ -126,6 +126,6 @@ def _outside_ffn(config: Config) -> float:
 
 
 def _dense_ffn(model: ModelConfig) -> float:
-    """Forward and backward of the FFN's matrices, per token: three with a gate, else two."""
+    """Counts forward and backward of the FFN's matrices, per token: three with a gate, else two."""
     matrices = 3 if model.activation == "swiglu" else 2
     return 6 * model.layers * matrices * model.ffn_dim * model.dim

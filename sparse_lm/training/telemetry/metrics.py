@@ -82,13 +82,12 @@ class MetricsWriter:
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """One JSON object on one line; numbers, strings, None and arrays, NaN and infinities as null."""
+    """Writes one JSON object on one line: numbers, strings, None and arrays, NaN and infinities as null."""
     return json.dumps({name: _plain(value) for name, value in values.items()}, allow_nan=False)
 
 
 def read_metrics(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
-    """The lines of a workdir's metrics.jsonl, oldest first; a last one that is cut short is left out, and damaged
-    ones with a warning.
+    """Yields the lines of a workdir's metrics.jsonl, oldest first, without damaged ones.
 
     Raises:
       FileNotFoundError: there is none.
@@ -105,7 +104,7 @@ def _drop_from(path: Path, step: int) -> None:
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line of a JSONL file, as it is and as read; without a last one that is cut short, as a kill leaves it.
+    """Yields each line of a JSONL file, as it is and as read, but a last one that a kill has cut short.
 
     Other damage, such as a cut line that another was appended to, is left out with a warning.
     """
@@ -125,7 +124,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """What a line of metrics.jsonl says; None if it is damaged."""
+    """Parses a line of metrics.jsonl; None if it is damaged."""
     try:
         values = json.loads(line)
     except ValueError:
@@ -134,7 +133,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON has it."""
+    """Converts `value` to what JSON has."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, list):
@@ -145,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def _scalars(name: str, value: Any) -> list[tuple[str, float]]:
-    """(tag, value) for all that TensorBoard can plot in `value`."""
+    """Lists (tag, value) for all that TensorBoard can plot in `value`."""
     entries = enumerate(value) if isinstance(value, list) else []
     tagged = [(name, value), *((f"{name}/{index}", entry) for index, entry in entries)]
     return [(tag, scalar) for tag, scalar in tagged if isinstance(scalar, (bool, int, float))]

@@ -26,7 +26,7 @@ class StepProfile:
         self.tracing = False
 
     def turns(self, step: int) -> bool:
-        """Whether the trace starts or stops before `step`."""
+        """Returns whether the trace starts or stops before `step`."""
         return (step in self._steps) != self.tracing
 
     def turn(self) -> None:

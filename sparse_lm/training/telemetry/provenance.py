@@ -15,7 +15,7 @@ _ROOT = Path(__file__).parents[3]
 
 
 def provenance() -> dict[str, Any]:
-    """JSON-ready: "device" (kind, platform, count), "versions" by package, "git_commit" (see `git_commit`)."""
+    """Returns, JSON-ready, "device" (kind, platform, count), "versions" by package and "git_commit"."""
     devices = jax.devices()
     return {
         "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
@@ -25,7 +25,7 @@ def provenance() -> dict[str, Any]:
 
 
 def git_commit(root: Path = _ROOT) -> str | None:
-    """The commit of a checkout, with "-dirty" if tracked files have changed since.
+    """Returns the commit of a checkout, with "-dirty" if tracked files have changed since.
 
     None if `root` is not the top of a checkout, or git cannot tell.
     """

@@ -57,7 +57,7 @@ class RunSummary:
         self.state = "running"
 
     def begin(self, step: int) -> None:
-        """This process starts to train with `step`; metrics.jsonl has the steps before it, and no others."""
+        """Starts a process that trains from `step` on; metrics.jsonl has the steps before it, and no others."""
         before = read_summary(self._workdir)
         self._earlier = before["processes"] if before else []
         self._process = {
@@ -74,17 +74,17 @@ class RunSummary:
         self.spent_on("setup")
 
     def spent_on(self, kind: str) -> None:
-        """The time since the last call of this or of `step_done` went into work of this kind."""
+        """Counts the time since the last call of this or of `step_done` as work of this kind."""
         self._wall.spent_on(kind)
 
     def step_done(self, phase: str) -> None:
-        """The next step is done, and the time since the last call went into it."""
+        """Counts the next step as done, and the time since the last call as its own."""
         self._process["step"] += 1
         self._process["steps"][phase] += 1
         self._wall.spent_on(phase)
 
     def wall_time(self) -> float:
-        """Seconds of all processes so far, up to the last call of `step_done` or `spent_on`."""
+        """Adds up the seconds of all processes, up to the last call of `step_done` or `spent_on`."""
         return _sum(self._processes(), "seconds").total()
 
     def logged(self, line: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ class RunSummary:
 
 
 def read_summary(workdir: str | os.PathLike) -> dict[str, Any] | None:
-    """What summary.json holds (see `RunSummary`); None if there is none yet, or, with a warning, if it is damaged."""
+    """Reads summary.json (see `RunSummary`); None if there is none yet, or, with a warning, if it is damaged."""
     path = Path(workdir, FILE)
     if not path.exists():
         return None

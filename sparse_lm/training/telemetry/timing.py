@@ -33,7 +33,7 @@ class StepTimer:
         self._lap_seconds, self._lap_steps = 0.0, 0
 
     def step_done(self, phase: str) -> None:
-        """Call when the results of a step have arrived."""
+        """Times a step whose results have arrived."""
         now = self._clock()
         if phase == self._phase:
             self._seconds[phase] += now - self._last
@@ -50,13 +50,13 @@ class StepTimer:
         self._last = self._clock()
 
     def lap(self) -> float | None:
-        """Mean seconds of this phase's steps timed since the last lap; None if there was none."""
+        """Returns mean seconds of this phase's steps timed since the last lap; None if there was none."""
         mean = self._lap_seconds / self._lap_steps if self._lap_steps else None
         self._lap_seconds, self._lap_steps = 0.0, 0
         return mean
 
     def seconds_left(self) -> float | None:
-        """Of training, evaluations and saves not included; None before the first timed step."""
+        """Estimates what is left of training, without evaluations and saves; None before the first timed step."""
         if not self._timed:
             return None
         mean = sum(self._seconds.values()) / self._timed.total()

@@ -32,7 +32,7 @@ class WallTime:
         self._compiling = 0.0
 
     def spent_on(self, kind: str) -> None:
-        """The time since the last call, or since this was made, went into work of this kind."""
+        """Counts the time since the last call, or since this was made, as work of this kind."""
         now = self._clock()
         elapsed = now - self._last
         compiling = min(self._compiling, elapsed)  # threads may compile side by side
