@@ -233,11 +233,6 @@ def open_params(
 ) -> tuple[dict[tuple[str, ...], SavedArray], dict[str, SavedArray], int]:
     """Opens what `restore_params` restores, but reads no array yet: one may still turn out to be damaged.
 
-    Args:
-      workdir: of a run, which may still be training.
-      step: a step, "best" (least eval_loss) or "latest", the newest that can be opened.
-      run: see `Checkpoints`.
-
     Returns:
       params: {path: array}, where a path is (name, name, ...).
       recipe_state: {name: array}; those that the recipe does not have are absent.

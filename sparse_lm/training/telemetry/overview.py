@@ -20,19 +20,25 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
     """Prints size, tokens, devices and phases of a run, and what its sparse phase computes with what."""
     start, devices = int(state.step), jax.devices()
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
-    epochs = config.steps * config.batch_size / len(data.train)
+    parts = data.shares or ((data, 1.0),)
+    read = config.steps * config.batch_size
+    epochs = [read * share / len(part.train) for part, share in parts]
     total = config.steps * config.tokens_per_step
+    shown = " and ".join(f"{times:.2g}" for times in epochs)
     facts = {
         "parameters": f"{parameters:,}",
         "data": data.describe(),
-        "tokens": f"{config.tokens_per_step:,} a step, {total:,} in all, {epochs:.2g} epochs",
+        "tokens": f"{config.tokens_per_step:,} a step, {total:,} in all, {shown} epochs",
         "devices": f"{len(devices)} x {devices[0].device_kind}",
         "phases": ", ".join(_phases(config)),
     }
     print(f"{workdir}: {f'going on from step {start}' if start else 'starting'}")
     _print_table(facts)
-    if epochs > 1:
-        _log.warning("every training window is read %.1f times: config.steps is more than the data has", epochs)
+    for (part, _), times in zip(parts, epochs, strict=True):
+        if times > 1:
+            _log.warning(
+                "every training window of %s is read %.1f times: steps take more than it has", part.directory, times
+            )
     if not config.sparsity.phase:
         return
     print("sparse phase:")
@@ -56,4 +62,5 @@ def _phases(config: Config) -> list[str]:
 def _print_table(rows: dict[str, str]) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
-        print(f"  {name:<{width}}  {value}")
+        indented = value.replace("\n", "\n" + " " * (width + 4))
+        print(f"  {name:<{width}}  {indented}")

@@ -12,7 +12,7 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(caps
     parameters = 2 * 320 * 32 + 2 * (2 * 32 + 32 * 32 + 2 * 16 * 32 + 32 * 32 + 2 * 128 * 32) + 32
     for windows, epochs in ((480, "0.1"), (12, "4")):
         caplog.clear()
-        data = types.SimpleNamespace(train=range(windows), describe=lambda: "a corpus")
+        data = types.SimpleNamespace(directory="here", train=range(windows), shares=(), describe=lambda: "a corpus")
         print_overview(config, "runs/small", trainer, data, state)
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "runs/small: starting"
@@ -21,14 +21,18 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(caps
         assert facts["data"].strip() == "a corpus"
         assert facts["tokens"].strip() == f"132 a step, 1,584 in all, {epochs} epochs"
         assert facts["phases"].strip() == "dense 0..11"
-        assert ("every training window is read 4.0 times" in caplog.text) == (windows == 12)
+        assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == 12)
 
 
-def test_names_phases_and_what_the_sparse_one_computes(capsys):
+def test_names_parts_of_a_mixture_phases_and_what_the_sparse_one_computes(capsys, caplog):
     config = small.config("venom")
     trainer = make_trainer(config)
-    data = types.SimpleNamespace(train=range(480), describe=str)
+    parts = [types.SimpleNamespace(directory=name, train=range(count)) for name, count in (("a", 12), ("b", 480))]
+    shares = tuple(zip(parts, (0.75, 0.25), strict=True))
+    data = types.SimpleNamespace(shares=shares, describe=lambda: "a\nb")
     print_overview(config, "runs/small", trainer, data, trainer.init())
     output = capsys.readouterr().out
+    assert "data        a\n              b\n" in output and " 3 and 0.025 epochs\n" in output
+    assert "of a is read 3.0 times" in caplog.text and "of b" not in caplog.text
     assert "dense 0..3, sparse 4..7, dense 8..11" in output
     assert "sparse phase:\n" in output and "implementations:\n" in output and "reference" in output
