@@ -2,7 +2,8 @@ r"""Times the whole step on 1, 2, 4, ... GPUs of a host with the same batch on e
 
     python -m experiments.bench.scaling --config=configs/llama1b.py --devices=1,2,4,8 \
         --output=experiments/results/scaling_llama1b_data_h200.json
-    python -m experiments.bench.scaling --config=configs/llama7b.py --axis=fsdp --devices=4,8 ...
+    python -m experiments.bench.scaling --config=configs/llama7b.py --axis=fsdp --devices=4,8 \
+        --output=experiments/results/scaling_llama7b_fsdp_h200.json
 
 Every count is a process of `experiments.bench.step` that sees so many GPUs. With --together, counts that
 the host has GPUs for run side by side, which is quicker and, where they share power or cooling, slower

@@ -1,0 +1,178 @@
+"""The documentation's commands parse, its Python runs, its links lead somewhere and its configuration keys exist.
+
+Commands are not run: their modules are started and their flags parsed, with the configuration that these name. What
+entry points then do, tests of their own run.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from sparse_lm import config as config_lib
+from sparse_lm.training.workdir import RESUMABLE_CHANGES
+from tests.documents import PAGES, ROOT, commands, python_blocks
+from tests.recipes import examples
+from tests.recipes.examples import DO, W1, W2, X
+
+WITH_DOCSTRINGS = [*(ROOT / "configs").glob("*.py"), *(ROOT / "sparse_lm").glob("*.py")]
+WITH_DOCSTRINGS += [path for path in (ROOT / "experiments").rglob("*.py") if "python -m" in path.read_text()]
+COMMANDS = [command for page in (*PAGES, *WITH_DOCSTRINGS) for command in commands(page)]
+_NOT_EVERYWHERE = re.compile(r"^(import|from) (torch|triton|experiments\.kernels\.dense_gluon)\b", re.M)
+
+PARSE_EACH = """
+import json, os, runpy, sys
+import jax.experimental.pallas.mosaic_gpu
+import matplotlib.pyplot
+from absl import app, flags
+from sparse_lm import evaluate, export, prepare_data, report, train
+from sparse_lm.config import parse, to_dict
+
+command_lines, outputs = json.loads(sys.argv[1])
+for number, (module, arguments) in enumerate(command_lines):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    for stream in (1, 2):
+        os.dup2(os.open(f"{outputs}/{number}.{stream}", os.O_WRONLY | os.O_CREAT), stream)
+
+    def parse_only(main, argv=None, flags_parser=app.parse_flags_with_usage):
+        found = {"positional": flags_parser(sys.argv)[1:]}
+        if "config" in flags.FLAGS:
+            found["config"] = to_dict(parse(flags.FLAGS.config))
+        if "workdir" in flags.FLAGS and isinstance(flags.FLAGS.workdir, str):
+            found["workdir"] = flags.FLAGS.workdir
+        with open(f"{outputs}/{number}.json", "w") as file:
+            json.dump(found, file)
+
+    app.run = parse_only
+    sys.argv = [module, *arguments]
+    sys.modules.pop(module, None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def starts_everywhere(module):
+    """True of a module of ours that does not import what is not installed everywhere, and slow to import."""
+    path = ROOT / module.replace(".", "/")
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    return path.exists() and not _NOT_EVERYWHERE.search(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory):
+    """What each command's flags say, by command; the error of one whose flags do not parse."""
+    directory = tmp_path_factory.mktemp("parsed")
+    ours = [command for command in COMMANDS if starts_everywhere(command.module)]
+    distinct = sorted({(command.module, command.arguments) for command in ours})
+    lines = json.dumps([distinct, str(directory)])
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", PARSE_EACH, lines], cwd=ROOT, timeout=240)
+    assert done.returncode == 0
+    found = {}
+    for command in ours:
+        number = distinct.index((command.module, command.arguments))
+        file = directory / f"{number}.json"
+        error = (directory / f"{number}.2").read_text()
+        found[command] = json.loads(file.read_text()) if file.exists() else {"error": error}
+    return found
+
+
+def test_flags_and_configurations_of_documented_commands_parse(parsed):
+    assert len(parsed) > 30
+    wrong = {str(c): said["error"][-400:] for c, said in parsed.items() if said.get("error")}
+    assert not wrong, json.dumps(wrong, indent=1)
+    with_configs = [said["config"] for said in parsed.values() if "config" in said]
+    assert len(with_configs) > 15
+    unknown = [str(c) for c, said in parsed.items() if c.module.startswith("sparse_lm") and said["positional"]]
+    assert not unknown
+
+
+def test_a_page_never_resumes_a_run_with_what_it_would_refuse(parsed):
+    """Two commands of a page that train in one workdir, `runs/NAME` by default, differ in what a run may change."""
+    before = {}
+    for command, said in parsed.items():
+        if command.module != "sparse_lm.train":
+            continue
+        config_file = next(word for word in command.arguments if word.startswith("--config="))
+        workdir = said.get("workdir") or f"runs/{config_file.split('/')[-1].removesuffix('.py')}"
+        now = flatten_dict(said["config"], sep=".")
+        first = before.setdefault((command.page, workdir), now)
+        changed = {key for key in now if now[key] != first.get(key)}
+        assert changed <= RESUMABLE_CHANGES, f"{command}: {workdir} has a run with another {sorted(changed)}"
+    assert before
+
+
+def test_make_has_the_documented_targets():
+    targets = {command.arguments for command in COMMANDS if command.module == "make"}
+    assert ("train",) in targets
+    for target in targets:
+        subprocess.run(["make", "--dry-run", *target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_paths_of_documented_pytest_commands_exist():
+    for command in COMMANDS:
+        if command.module == "pytest":
+            paths = [word for word in command.arguments if not word.startswith("-")]
+            assert all((ROOT / path).exists() for path in paths), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_keys_and_links_of_a_page_exist(page):
+    text = page.read_text()
+    for module in re.findall(r"python -m ((?:experiments|sparse_lm|tests)[\w.]*)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    keys = flatten_dict(config_lib.default().to_dict(), sep=".")
+    named = re.findall(r"--config\.([a-z0-9_.]+)[=`]", text)
+    named += re.findall(r"`((?:sparsity|model|optimizer|data|mesh)\.[a-z0-9_]+)(?:`| *=)", text)
+    assert not [key for key in named if key not in keys]
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        path = (page.parent / target) if target else page
+        assert path.exists(), target
+        headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M) if anchor else []
+        slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, f"{target}#{anchor}"
+
+
+def run_python(page):
+    module = types.ModuleType("example")
+    (code,) = python_blocks(ROOT / "docs" / page)
+    exec(compile(code, page, "exec"), module.__dict__)
+    return module, code
+
+
+def test_the_training_loop_of_the_library_page_trains(capsys):
+    example, code = run_python("library.md")
+    assert len(code.splitlines()) <= 60
+    means = json.loads(capsys.readouterr().out)
+    assert (np.diff(means) < -0.1).all(), means
+    at_leaving = np.mean(example.losses[115:120]) - np.mean(example.losses[120:125])
+    assert at_leaving > -0.1  # the dense loss after the flip is not above the sparse one before
+
+
+def test_the_recipe_of_the_page_on_adding_one_is_right():
+    """Its output and gradients are those of a dense FFN with the weights that it leaves."""
+    example, _ = run_python("adding_a_recipe.md")
+    recipe = example.Up24()
+
+    @jax.jit
+    def dense(w1):
+        o, vjp = jax.vjp(lambda *a: jnp.square(jax.nn.relu(a[0] @ a[1].T)) @ a[2], X, w1, W2)
+        return o, *vjp(DO)
+
+    state, _ = jax.jit(recipe.enter)(W1, W2)
+    *found, _ = examples.outputs_and_gradients(recipe)(X, W1, W2, DO, state, None, None)
+    w1, w2 = jax.jit(recipe.leave)(W1, W2, state)
+    np.testing.assert_array_equal(w2, W2)
+    assert (np.count_nonzero(np.reshape(w1, (-1, 4)), axis=1) <= 2).all()
+    for a, b in zip(found, dense(w1), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
