@@ -1,4 +1,4 @@
-"""What the entry points share: flags in, one call, and one line for whatever the user can put right."""
+"""Runs the entry points: flags in, one call, and one line for whatever the user can put right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the entry points log: this library's information, other libraries' warnings only."""
+"""Sets up what the entry points log: this library's information, other libraries' warnings only."""
 
 from __future__ import annotations
 

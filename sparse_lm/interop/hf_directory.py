@@ -24,7 +24,7 @@ ITEMSIZE = np.dtype(np.float32).itemsize
 
 @dataclasses.dataclass(frozen=True)
 class HfModel:
-    """What goes into the directory.
+    """Holds what goes into the directory.
 
     Attributes:
       model: the architecture.

@@ -1,4 +1,4 @@
-"""Which of transformers' tensors is which of our parameters."""
+"""Maps transformers' tensors to our parameters."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ COLORS = ("#3d85c6", "#e0862a", "#2e9e73", "#d1495b", "#9069c4", "#b8952b", "#3a
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run has logged, one entry a line of metrics.jsonl.
+    """Holds what a run has logged, one entry a line of metrics.jsonl.
 
     Attributes:
       name: as reports call it.

@@ -1,4 +1,4 @@
-"""What evaluation in the harness raises; a module of its own, as it does not need the harness."""
+"""Defines what evaluation in the harness raises, without importing the harness."""
 
 
 class HarnessError(ValueError):

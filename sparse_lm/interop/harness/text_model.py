@@ -12,7 +12,7 @@ from sparse_lm.model import llama
 
 @dataclasses.dataclass(frozen=True)
 class TextModel:
-    """What the harness evaluates.
+    """Holds what the harness evaluates.
 
     Attributes:
       graphdef, params: the model, as `llama.init` returns it.

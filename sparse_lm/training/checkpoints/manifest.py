@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: the run that it is of, its metrics, and every array with its checksum.
+"""Describes a checkpoint: its step, the run that it is of, its metrics, and every array with its checksum.
 
     {"format": 2, "step": 300, "run": {key: value}, "metrics": {name: number}, "digest": SHA-256 of all the rest,
      "arrays": {"params/embed/embedding": {"shape": [...], "dtype": "float32", "checksums": [...]}, ...}}

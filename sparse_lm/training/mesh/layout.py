@@ -1,4 +1,4 @@
-"""Where the arrays of a run live: a mesh of devices and, by name, which axis of an array is split over it.
+"""Lays out the arrays of a run on a mesh of devices: by name, which axis of an array is split over which.
 
     mesh axis   splits
     data        the sequences of a batch

@@ -1,4 +1,4 @@
-"""What a process ran on: device, versions, commit."""
+"""Records what a process ran on: device, versions, commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the wall time of a process goes."""
+"""Tells where the wall time of a process goes."""
 
 from __future__ import annotations
 
