@@ -19,11 +19,11 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-.venv/installed: requirements.txt
+.venv/installed: requirements.txt requirements-dev.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sparse_lm needs Python >= 3.11; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(BIN)/python -m pip install --quiet -r requirements.txt -r requirements-dev.txt
 	touch $@
 
 # Triton after the rest, by itself: a CUDA build of PyTorch asks for another version, which the tests do not need.

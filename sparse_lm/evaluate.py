@@ -195,5 +195,10 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", None, "File for the scores of tasks; one in the workdir's tasks/ if not given.")
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Runs the command line."""
     entry_point.run(main, _define_flags, (HarnessError,))
+
+
+if __name__ == "__main__":
+    cli()

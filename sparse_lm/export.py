@@ -163,5 +163,10 @@ def _define_flags() -> None:
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Runs the command line."""
     entry_point.run(main, _define_flags, (OutputError,))
+
+
+if __name__ == "__main__":
+    cli()

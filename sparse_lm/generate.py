@@ -89,5 +89,10 @@ def _define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "Of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Runs the command line."""
     entry_point.run(main, _define_flags, (TooManyTokensError,))
+
+
+if __name__ == "__main__":
+    cli()

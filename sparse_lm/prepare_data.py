@@ -178,6 +178,11 @@ def _define_flags() -> None:
     )
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Runs the command line."""
     _define_flags()
     app.run(main)
+
+
+if __name__ == "__main__":
+    cli()

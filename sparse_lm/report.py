@@ -63,5 +63,10 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", "report.html", "Where to write: a file that ends in .html or .png.")
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Runs the command line."""
     entry_point.run(main, _define_flags, (OutputError,))
+
+
+if __name__ == "__main__":
+    cli()

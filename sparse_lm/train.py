@@ -102,5 +102,10 @@ def _define_flags() -> None:
     flags.DEFINE_bool("quiet", False, "Print warnings and errors only.")
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Runs the command line."""
     entry_point.run(main, _define_flags, (LaunchError, TooManyBadSteps, WandbError), config_flag.parse_flags)
+
+
+if __name__ == "__main__":
+    cli()
