@@ -1,4 +1,4 @@
-"""Which 4 of every M columns the V rows of a Venom block share (2310.02065): those of largest norm."""
+"""Choice of the 4 of every M columns that the V rows of a Venom block share (2310.02065): those of largest norm."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def compress_24(
     scale: ArrayLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Sparse24:
-    """Compressed form of `where(mask, scale * x, 0)`.
+    """Compresses `where(mask, scale * x, 0)`.
 
     Args:
       x: [M, K] float.
@@ -56,7 +56,7 @@ def pack_24(
     scale: ArrayLike,
     dtype: DTypeLike,
 ) -> Sparse24:
-    """Compressed form of a matrix that `split_groups` has split along `axis`, in whole tiles.
+    """Compresses a matrix that `split_groups` has split along `axis`, in whole tiles.
 
     Args:
       members: four float32 arrays.
@@ -78,7 +78,7 @@ def pack_24(
 
 
 def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) -> Float[Array, "T S"]:
-    """The columns that each block of v rows keeps.
+    """Gathers the columns that each block of v rows keeps.
 
     Args:
       x: [M, K].
@@ -109,7 +109,7 @@ def compress_venom(
     like: SparseVenom | None = None,
     dtype: DTypeLike | None = None,
 ) -> Float[SparseVenom, "T F"]:
-    """V:2:M form of a matrix whose columns are already condensed.
+    """Brings a matrix whose columns are already condensed to V:2:M form.
 
     Args:
       condensed: [M, Kc] float, Kc = 4 K / m.
@@ -148,7 +148,7 @@ def to_venom(
     m: int,
     contiguous: int = 1,
 ) -> Float[SparseVenom, "T F"]:
-    """V:2:M form of a matrix whose condensed columns are 2:4 already.
+    """Brings a matrix whose condensed columns are 2:4 already to V:2:M form.
 
     Args:
       condensed: [M, Kc].
@@ -183,12 +183,12 @@ def to_venom(
 
 
 def pad_to_tiles(x: Array) -> Array:
-    """[M, K] to [Mp, Kp], whole 64 x 64 tiles, with zeros."""
+    """Pads [M, K] with zeros to [Mp, Kp], whole 64 x 64 tiles."""
     return _pad(x, TILE, TILE)
 
 
 def _interleave(low: Array, high: Array) -> Array:
-    """Two arrays [M, G] to [M, 2 G], alternately."""
+    """Interleaves two arrays [M, G] to [M, 2 G]."""
     return jnp.stack([low, high], axis=-1).reshape(low.shape[0], -1)
 
 

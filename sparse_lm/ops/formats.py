@@ -29,7 +29,7 @@ EMPTY_WORD = EMPTY_GROUP * 0x11111111  # of eight groups
 
 
 def _metadata_of_mask(mask: int) -> int:
-    """Of a group, from its four bits: the two lowest positions that are kept, filled up by the lowest free ones."""
+    """Finds the two lowest positions that a group's four bits keep, filled up by the lowest free ones."""
     kept_first = sorted(range(4), key=lambda position: (not mask >> position & 1, position))
     first, second = sorted(kept_first[:2])
     return first | second << 2
@@ -59,15 +59,15 @@ class Sparse24:
         return self.values.dtype
 
     def mask(self) -> Array:
-        """[M, K] bool: the positions that are stored, whatever their value."""
+        """Returns bool [M, K]: the positions that are stored, whatever their value."""
         return _scatter_groups(jnp.ones_like(self.values, bool), self.metadata)[: self.shape[0], : self.shape[1]]
 
     def to_dense(self) -> Array:
-        """[M, K] in the dtype of the values."""
+        """Returns the matrix [M, K], dense, in the dtype of the values."""
         return _scatter_groups(self.values, self.metadata)[: self.shape[0], : self.shape[1]]
 
     def take(self, columns: Array) -> Array:
-        """Some columns of the dense matrix, [M, n] for int32 [n]; the others are not unpacked."""
+        """Takes some columns of the dense matrix, [M, n] for int32 [n]; the others are not unpacked."""
         first, second = (position[:, columns // 4] for position in unpack_metadata(self.metadata))
         low, high = (self.values[:, columns // 4 * 2 + member] for member in range(2))
         zero, lane = jnp.zeros((), self.dtype), (columns % 4).astype(jnp.uint32)
@@ -110,19 +110,19 @@ class SparseVenom:
         return self.values.dtype
 
     def condensed(self) -> Array:
-        """[M, Kc]: the kept columns of each row's block, with zeros where 2:4 dropped a value."""
+        """Returns the kept columns of each row's block, [M, Kc], with zeros where 2:4 dropped a value."""
         return _scatter_groups(self.values, self.metadata)[: self.shape[0], : 4 * self.shape[1] // self.m]
 
     def kept_columns(self) -> Array:
-        """int32 [ceil(M / v), Kc]: `columns` without the padding."""
+        """Returns `columns` without the padding, int32 [ceil(M / v), Kc]."""
         return self.columns[: -(-self.shape[0] // self.v), : 4 * self.shape[1] // self.m]
 
     def mask(self) -> Array:
-        """[M, K] bool: the positions that are stored, whatever their value."""
+        """Returns bool [M, K]: the positions that are stored, whatever their value."""
         return self._spread(_scatter_groups(jnp.ones_like(self.values, bool), self.metadata))
 
     def to_dense(self) -> Array:
-        """[M, K] in the dtype of the values."""
+        """Returns the matrix [M, K], dense, in the dtype of the values."""
         return self._spread(_scatter_groups(self.values, self.metadata))
 
     def _spread(self, condensed: Array) -> Array:
@@ -134,7 +134,7 @@ class SparseVenom:
 
 
 class HiddenStats(NamedTuple):
-    """What selection saw of Y = relu(H)^2, f32 scalars."""
+    """Statistics of Y = relu(H)^2 that selection saw, f32 scalars."""
 
     nonzeros: Array  # entries of Y that are not zero
     energy: Array  # sum of Y^2
@@ -142,7 +142,7 @@ class HiddenStats(NamedTuple):
 
 
 class HiddenGradients(NamedTuple):
-    """What the backward pass reads of the hidden layer."""
+    """Results that the backward pass reads of the hidden layer."""
 
     dh: Array | Sparse24 | SparseVenom  # dH, stored where Y is
     dh_t: Sparse24 | None  # its transpose, 2:4 along tokens
@@ -150,7 +150,7 @@ class HiddenGradients(NamedTuple):
 
 
 def pack_metadata(first: Array, second: Array) -> Array:
-    """Positions of the survivors of each group, [Mp, Kp / 4] each, to words [Mp/64, Kp/64, 128] int32."""
+    """Packs positions of the survivors of each group, [Mp, Kp / 4] each, to words [Mp/64, Kp/64, 128] int32."""
     rows, groups = first.shape
     nibbles = first.astype(jnp.uint32) | second.astype(jnp.uint32) << 2
     shifts = 4 * jnp.arange(4, dtype=jnp.uint32)
@@ -163,7 +163,7 @@ def pack_metadata(first: Array, second: Array) -> Array:
 
 
 def unpack_metadata(metadata: Array) -> tuple[Array, Array]:
-    """Inverse of `pack_metadata`: (first, second), uint32 [Mp, Kp / 4] each."""
+    """Inverts `pack_metadata`: returns (first, second), uint32 [Mp, Kp / 4] each."""
     row_tiles, k_tiles, _ = metadata.shape
     words = lax.bitcast_convert_type(metadata, jnp.uint32)
     words = words.reshape(row_tiles, k_tiles, 4, 8, 4).transpose(0, 2, 3, 1, 4)
@@ -175,7 +175,7 @@ def unpack_metadata(metadata: Array) -> tuple[Array, Array]:
 
 
 def _scatter_groups(values: Array, metadata: Array) -> Array:
-    """[Mp, Kp / 2] values to [Mp, Kp], each at its position in its group of four."""
+    """Spreads values [Mp, Kp / 2] to [Mp, Kp], each at its position in its group of four."""
     first, second = unpack_metadata(metadata)
     pairs, lane = values.reshape(*first.shape, 2), jnp.arange(4, dtype=jnp.uint32)
     zero = jnp.zeros((), values.dtype)

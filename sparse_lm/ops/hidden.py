@@ -21,7 +21,7 @@ from sparse_lm.ops.shapes import Float, Int32
 def squared_relu_24(
     h: Float[Array, "T F"], *, implementation: str | None = None
 ) -> tuple[Float[Sparse24, "T F"], HiddenStats]:
-    """The two largest of each four of Y = relu(h)^2 (2109.08668, 2503.16672).
+    """Keeps the two largest of each four of Y = relu(h)^2 (2109.08668, 2503.16672).
 
     Args:
       h: [T, F] float.
@@ -47,7 +47,7 @@ def sampled_squared_relu_24(
     contiguous: int = 1,
     implementation: str | None = None,
 ) -> tuple[Float[Sparse24, "T S"], HiddenStats]:
-    """`squared_relu_24` of the H that `sampled_matmul_24` gives, which a kernel need not write.
+    """Computes `squared_relu_24` of the H that `sampled_matmul_24` gives, which a kernel need not write.
 
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
@@ -71,7 +71,7 @@ def sampled_squared_relu_24(
 def squared_relu_venom(
     h: Float[Array, "T F"], v: int = 128, m: int = 16, *, implementation: str | None = None
 ) -> tuple[Float[SparseVenom, "T F"], HiddenStats]:
-    """The V:2:M form of Y = relu(h)^2: as `sparsify_venom` of `squared_relu_24`'s Y.
+    """Computes the V:2:M form of Y = relu(h)^2: `sparsify_venom` of the Y of `squared_relu_24`.
 
     Args:
       h: [T, F] float.
@@ -103,7 +103,7 @@ def sampled_squared_relu_venom(
     contiguous: int = 1,
     implementation: str | None = None,
 ) -> tuple[Float[SparseVenom, "T S"], HiddenStats]:
-    """`squared_relu_venom` of the H that `sampled_matmul_24` gives, which a kernel need not read again as a whole.
+    """Computes `squared_relu_venom` of the H that `sampled_matmul_24` gives, which a kernel need not read twice.
 
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
@@ -148,19 +148,19 @@ def squared_relu_gradients(
     key: Array | None = None,
     implementation: str | None = None,
 ) -> HiddenGradients:
-    """dH = 2 sqrt(Y) dY where Y is stored, and the transposes of dH and Y that the weight gradients read.
+    """Computes dH = 2 sqrt(Y) dY where Y is stored, and the transposes of dH and Y that the weight gradients read.
 
     Args:
       dy: gradient of Y: [T, F] for a 2:4 Y, condensed [T, Kc] for a Venom one.
       y: [T, F], not negative. Of a Venom one whose `contiguous` is 1, every block must list four columns of each
         group of m, in the order of the groups. That is not checked: with others kernels write where they must not.
-      key: PRNG key, for transposes that are drawn at random.
+      key: PRNG key, which makes the transposes stochastic (MVUE).
       implementation: backend that must run this; the best one by default.
 
     Returns:
       dH [T, F] like y, in the dtype of dy, rounded once; the transposes of dH and of Y as stored, [F, T],
       of each four tokens the two of largest magnitude. With a key, these are `sparsify_24(., "mvue", 0, key=key)`
-      of the two: both draw with the same numbers, which leaves each unbiased, and no product reads both.
+      of the two: both use the same random numbers, which leaves each unbiased, and no product reads both.
 
     Raises:
       ValueError: shapes do not match.

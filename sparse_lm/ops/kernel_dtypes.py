@@ -1,4 +1,4 @@
-"""What the sparse tensor cores' instructions take, and so the kernels of every backend."""
+"""Dtypes that the sparse tensor cores' instructions take, and so the kernels of every backend."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def matmul_venom(
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "_ D"]:
-    """a @ b; of b, each block of rows of a reads only the rows that it keeps.
+    """Computes a @ b; of b, each block of rows of a reads only the rows that it keeps.
 
     Args:
       a: V:2:M matrix [M, K], float.
@@ -89,7 +89,7 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T S"]:
-    """x @ w^T, only at the neurons that each block of v rows of x asks for.
+    """Computes x @ w^T, only at the neurons that each block of v rows of x asks for.
 
     Args:
       w: 2:4 matrix [F, D], one row a neuron.
@@ -126,7 +126,8 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "F D"]:
-    """The weight gradient of a sampled product: block by block, rows of a @ b added where the block's neurons lie.
+    """Computes the weight gradient of a sampled product: block by block, adds rows of a @ b where the block's neurons
+    lie.
 
         out[neuron_ids[t // v, j]] += a[j, t] b[t]
 

@@ -22,6 +22,9 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
     The draw is systematic (Madow, 1949): the members lie one after the other on a line, each min(|x|, h) long, and
     are drawn where they cover a random point of the first h or the point h further on.
 
+    The point has 16 random bits, so that p is right to within 2^-16, and the expectation of x / p to within 2^-16 h. A
+    member below 2^-17 h is never drawn where it lies at an end of the line, such as the first of its group.
+
     Args:
       members: four float32 arrays of equal shape, the members of each group.
       uniform: float32 of that shape, random numbers between 0 and 1; see `uniform_of_groups`.
@@ -48,7 +51,7 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
 
 
 def uniform_of_groups(key: Array, shape: tuple[int, int], axis: int) -> Array:
-    """A random number between 0 and 1, neither of them reached, for each group of a matrix.
+    """Makes a random number between 0 and 1, neither of them reached, for each group of a matrix.
 
     Two groups that follow one another along the axis share a word of `jax.random.bits`, the first its lower half.
 
@@ -67,7 +70,7 @@ def uniform_of_groups(key: Array, shape: tuple[int, int], axis: int) -> Array:
 
 
 def threefry_key(key: Array) -> Array:
-    """A PRNG key as kernels read it, int32 [2].
+    """Converts a PRNG key to int32 [2], as kernels read it.
 
     Raises:
       NotImplementedError: a key of another generator than JAX's default one, or `jax_threefry_partitionable` is off.

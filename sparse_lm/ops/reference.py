@@ -154,7 +154,7 @@ def scattered_matmul_24(
 
 
 def _squared_relu(h: Array) -> Array:
-    """relu(h)^2, computed in float32 and rounded once."""
+    """Computes relu(h)^2 in float32, rounded once."""
     return jnp.square(jax.nn.relu(h.astype(jnp.float32))).astype(h.dtype)
 
 
@@ -170,12 +170,12 @@ def _dot(a: Array, b: Array) -> Array:
 
 
 def _rows(x: Array, rows: Array) -> Array:
-    """Rows of x; one past the last is a row of zeros."""
+    """Takes rows of x; one past the last is a row of zeros."""
     return jnp.take(x, rows, axis=0, mode="fill", fill_value=0)
 
 
 def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Array, v: int, width: int) -> Array:
-    """`product(block, columns of the block)` for each v rows of x; results one under the other.
+    """Computes `product(block, columns of the block)` for each v rows of x; results one under the other.
 
     As many blocks at a time as keep the gathered rows, `width` wide, under a fixed size.
     """

@@ -1,4 +1,4 @@
-"""Which entries survive: the rules that every selection in `sparse_lm.ops` follows.
+"""Rules that every selection in `sparse_lm.ops` follows.
 
 Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `sparsify_venom`):
   order        by magnitude; +0 and -0 are equal, and NaN ranks above inf
@@ -33,7 +33,7 @@ Members = Sequence[Array]  # the four members of every group: four arrays of equ
 
 
 def split_groups(x: Array, axis: int = -1) -> list[Array]:
-    """Members 0, 1, 2, 3 of every group of four.
+    """Splits a matrix into members 0, 1, 2, 3 of every group of four.
 
     Args:
       x: [M, K].
@@ -50,19 +50,19 @@ def split_groups(x: Array, axis: int = -1) -> list[Array]:
 
 
 def magnitude_rank(x: Array) -> Array:
-    """int32 that orders as |x| does, with NaN above inf (a float's bits order as its magnitude)."""
+    """Returns int32 that orders as |x| does, with NaN above inf (a float's bits order as its magnitude)."""
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
     return jnp.where(jnp.isnan(x), _NAN_RANK, bits)
 
 
 def finite_magnitude(x: Array) -> Array:
-    """|x| in float32, at most 2^100, which inf and NaN become: sums of it stay finite."""
+    """Computes |x| in float32, at most 2^100, which inf and NaN become: sums of it stay finite."""
     magnitude = jnp.abs(x.astype(jnp.float32))
     return jnp.where(magnitude < LARGEST, magnitude, LARGEST)
 
 
 def top_two(ranks: Members) -> tuple[Array, Array]:
-    """Positions (first < second), uint32, of the two largest of each group; ties to the lower position."""
+    """Finds positions (first < second), uint32, of the two largest of each group; ties go to the lower position."""
     wins = {(i, j): ranks[i] >= ranks[j] for i in range(4) for j in range(i + 1, 4)}
     beats = [[wins[i, j] if i < j else ~wins[j, i] for j in range(4) if j != i] for i in range(4)]
     keep = [(a & b) | (a & c) | (b & c) for a, b, c in beats]  # wins two of its three comparisons
@@ -72,14 +72,14 @@ def top_two(ranks: Members) -> tuple[Array, Array]:
 
 
 def take_two(members: Members, first: Array, second: Array) -> tuple[Array, Array]:
-    """The members of each group at positions first < second."""
+    """Takes the members of each group at positions first < second."""
     low = jnp.where(first == 0, members[0], jnp.where(first == 1, members[1], members[2]))
     high = jnp.where(second == 3, members[3], jnp.where(second == 2, members[2], members[1]))
     return low, high
 
 
 def soft_threshold(members: Members) -> list[Array]:
-    """S(x) = sign(x) max(|x| - t, 0) with t the second smallest magnitude of the group (2409.09099).
+    """Computes S(x) = sign(x) max(|x| - t, 0) with t the second smallest magnitude of the group (2409.09099).
 
     At most two members survive and S is continuous, so the pattern does not flip abruptly.
 
@@ -101,7 +101,7 @@ def soft_threshold(members: Members) -> list[Array]:
 
 
 def largest(energy: Array, count: int) -> Array:
-    """Positions of the `count` largest along the last axis, ascending.
+    """Finds positions of the `count` largest along the last axis, ascending.
 
     Args:
       energy: [..., m] float, not negative. Ties go to the lower position; NaN ranks above inf.

@@ -26,12 +26,14 @@ def sparsify_24(
     key: Array | None = None,
     implementation: str | None = None,
 ) -> Sparse24:
-    """2:4 form of a matrix: at most two of each group of four along `axis`.
+    """Sparsifies a matrix to 2:4: at most two of each group of four along `axis`.
 
     Args:
       x: [M, K] float; K need not be a multiple of 4.
-      method: "magnitude" keeps the two largest; "soft_threshold" shrinks them by the second smallest
-        (2409.09099); "mvue" draws two at random so that the expectation is x (2203.10991).
+      method: "magnitude" keeps the two largest; "soft_threshold" shrinks them by the second smallest (2409.09099);
+        "mvue" is stochastic, without bias and of minimum variance (2203.10991), up to the 16 bits of its random
+        numbers: with h at most half of a group's magnitudes, a member's expectation is off by less than 2^-16 h, and
+        one below 2^-17 h may never be kept.
       axis: -1, or 0 for the compressed form of the transpose, grouped along M.
       scale: multiplies the kept values; a number or a scalar array.
       dtype: of the values; that of x by default. Computed in float32 and rounded once.
@@ -51,7 +53,7 @@ def sparsify_24(
         raise ValueError(f"method = {method!r} must be one of {', '.join(METHODS)}")
     check_axis(axis)
     if method == "mvue" and key is None:
-        raise ValueError("method = 'mvue' draws at random: key must be given")
+        raise ValueError("method = 'mvue' is stochastic: key must be given")
     return backends.dispatch(
         "sparsify_24", implementation, x, method, axis, scale=scale, dtype=dtype or x.dtype, key=key
     )
@@ -64,7 +66,7 @@ def soft_threshold_24(
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Sparse24, "F D"], Float[Array, "F D"]]:
-    """A weight as the products of a step read it: beta S(w), compressed and dense, from one read of w (2409.09099).
+    """Computes beta S(w) of a weight, compressed and dense, from one read of w (2409.09099).
 
     Args:
       w: [M, K] float, of one or more layers, one under the other; groups of four run along K.
@@ -93,7 +95,7 @@ def sparsify_24_tiles(
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Sparse24, "F D"], Float[Sparse24, "D F"]]:
-    """2:4 forms of x and of its transpose under one mask.
+    """Compresses x and its transpose to 2:4 under one mask.
 
     Args:
       x: [M, K] float.
@@ -117,7 +119,7 @@ def sparsify_24_tiles(
 
 
 def soft_threshold_scale(w: Float[Array, "F D"], axis: int = -1) -> Float[Array, ""]:
-    """The scale that brings S(w) closest to w in the least-squares sense: <w, S> / <S, S> (2409.09099).
+    """Computes the scale that brings S(w) closest to w in the least-squares sense: <w, S> / <S, S> (2409.09099).
 
     Args:
       w: [M, K] float.
@@ -146,7 +148,7 @@ def sparsify_venom(
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Float[SparseVenom, "T F"]:
-    """V:2:M form of a matrix (2310.02065): v rows share four of every m columns, each keeps two of those.
+    """Sparsifies a matrix to V:2:M (2310.02065): v rows share four of every m columns, each keeps two of those.
 
     Args:
       x: [M, K] float.

@@ -23,7 +23,7 @@ TRANSPOSABLE_PATTERNS = _all_patterns()  # bool [90, 4, 4]
 
 
 def transposable_mask(x: Float[Array, "F D"]) -> Bool[Array, "F D"]:
-    """The mask that keeps the largest sum of magnitudes, 2:4 along rows and along columns (2404.01847).
+    """Finds the mask that keeps the largest sum of magnitudes, 2:4 along rows and along columns (2404.01847).
 
     Args:
       x: [M, N] float. Ragged edges are treated as if padded with zeros.

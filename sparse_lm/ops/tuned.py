@@ -17,7 +17,7 @@ C = TypeVar("C")
 
 
 def lookup(path: pathlib.Path, kernel: str, shape: tuple[int, ...], config: type[C]) -> C | None:
-    """The configuration that the file at `path` has for this process' device, or None."""
+    """Finds the configuration that the file at `path` has for this process' device, or None."""
     entries = _entries(path).get(jax.devices()[0].device_kind, {}).get(kernel, {})
     fields = entries.get("x".join(map(str, shape)))
     return config(**fields) if fields else None

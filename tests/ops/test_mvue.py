@@ -50,7 +50,7 @@ def test_relative_variance_on_gaussians_is_the_least():
 
 
 def _optimal_probabilities(groups):
-    """In proportion to the magnitudes [..., 4], but at most 1, and two in sum: the largest is 1, or none."""
+    """Returns probabilities in proportion to the magnitudes [..., 4], at most 1, two in sum."""
     sizes = np.sort(np.abs(groups), axis=-1)
     surely = sizes[..., 3] > sizes[..., :3].sum(-1)
     scale = np.where(surely, 1 / sizes[..., :3].sum(-1), 2 / sizes.sum(-1))
@@ -88,9 +88,20 @@ def test_members_are_drawn_with_the_probabilities_of_least_variance(group):
     assert (np.asarray(first) < np.asarray(second)).all()
     drawn = np.stack([(np.asarray(first) == i) | (np.asarray(second) == i) for i in range(4)])
     expected = _optimal_probabilities(np.array(group))
-    np.testing.assert_allclose(drawn.mean(1), expected, atol=2**-15)
+    np.testing.assert_allclose(drawn.mean(1), expected, atol=2**-16)
     kept = np.where(drawn, np.stack(estimates), 0).astype(np.float64)
-    np.testing.assert_allclose(kept.mean(1), group, atol=2**-15 * np.abs(group).sum())
+    half = min(np.abs(group).sum() / 2, np.abs(group).sum() - np.abs(group).max())
+    np.testing.assert_allclose(kept.mean(1), group, atol=2**-16 * half * (1 + 1e-6))
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_member_below_two_to_the_minus_17_of_its_group_is_never_drawn_at_an_end(place):
+    uniform = (jnp.arange(2**16) + 0.5) / 2**16
+    for size, times_drawn in ((2**-17 * 0.9, 0), (2**-17 * 1.1, 1)):
+        group = np.insert([1.0, 0.5, 0.5], place, size)  # half of it is 1
+        members = [jnp.full(uniform.shape, member, jnp.float32) for member in group]
+        first, second, _ = jax.jit(mvue.sample_two)(members, uniform)
+        assert np.sum((np.asarray(first) == place) | (np.asarray(second) == place)) == times_drawn
 
 
 @pytest.mark.parametrize(

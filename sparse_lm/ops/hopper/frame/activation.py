@@ -9,7 +9,7 @@ from sparse_lm.ops.hopper.frame import packed_24
 
 
 def squared_relu(word: ir.Value, element: ir.Type) -> ir.Value:
-    """relu(h)^2 of two 16-bit floats, rounded to their dtype. NaN stays NaN.
+    """Computes relu(h)^2 of two 16-bit floats, rounded to their dtype. NaN stays NaN.
 
     float32 holds the product of two 16-bit floats exactly, so that the one taken here, rounded once, is the same.
     """

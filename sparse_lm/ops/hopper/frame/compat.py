@@ -1,4 +1,4 @@
-"""What differs between the JAX releases this package supports (0.10.2 to 0.11.x)."""
+"""Differences between the JAX releases that this package supports (0.10.2 to 0.11.x)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a schedule must know of the GPU."""
+"""Numbers of the GPU that a schedule must know."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _H100_SXM_CORES = 132
 
 
 def core_count() -> int:
-    """Streaming multiprocessors of this process' GPU; those of an H100 SXM where there is none, to lower for one."""
+    """Counts this GPU's streaming multiprocessors; those of an H100 SXM where there is none, to lower for one."""
     device = jax.devices()[0]
     return device.core_count if device.platform == "gpu" else _H100_SXM_CORES
 
 
 def cluster_count(blocks: int) -> int:
-    """Clusters of so many thread blocks that run at the same time, a block on each multiprocessor."""
+    """Counts clusters of so many thread blocks that run at the same time, a block on each multiprocessor."""
     return core_count() // blocks

@@ -20,7 +20,7 @@ _BYTES = 16  # of an access to global memory
 
 
 def load_vectors(x: ir.Value, start: ir.Value, count: int) -> list[ir.Value]:
-    """`count` neighbours of global memory, in loads of 16 bytes; `start` is 64 bits wide."""
+    """Loads `count` neighbours of global memory, 16 bytes at a time; `start` is 64 bits wide."""
     element = ir.MemRefType(x.type).element_type
     lanes = vector_lanes(element)
     run = []
@@ -31,7 +31,7 @@ def load_vectors(x: ir.Value, start: ir.Value, count: int) -> list[ir.Value]:
 
 
 def store_vectors(x: ir.Value, start: ir.Value, values: Sequence[ir.Value]) -> None:
-    """Neighbours of global memory, in stores of 16 bytes."""
+    """Stores neighbours of global memory, 16 bytes at a time."""
     element = ir.MemRefType(x.type).element_type
     lanes = vector_lanes(element)
     for first in range(0, len(values), lanes):
@@ -40,7 +40,7 @@ def store_vectors(x: ir.Value, start: ir.Value, values: Sequence[ir.Value]) -> N
 
 
 def load_words(x: ir.Value, start: ir.Value, count: int) -> list[ir.Value]:
-    """As many neighbouring words of a matrix of 16-bit elements, from element `start`, in loads of 16 bytes."""
+    """Loads `count` neighbouring words of a matrix of 16-bit elements, from element `start`, 16 bytes at a time."""
     words = []
     for pointer in _vector_pointers(x, start, count):
         words += elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=_BYTES))
@@ -48,7 +48,7 @@ def load_words(x: ir.Value, start: ir.Value, count: int) -> list[ir.Value]:
 
 
 def store_words(x: ir.Value, start: ir.Value, words: Sequence[ir.Value]) -> None:
-    """Neighbouring words of a matrix of 16-bit elements, in stores of 16 bytes."""
+    """Stores neighbouring words of a matrix of 16-bit elements, 16 bytes at a time."""
     for number, pointer in enumerate(_vector_pointers(x, start, len(words))):
         llvm.store(vector(words[4 * number : 4 * number + 4]), pointer, alignment=_BYTES)
 
@@ -78,7 +78,7 @@ def store_if(condition: ir.Value, pointer: ir.Value, words: Sequence[ir.Value], 
 
 
 def ptx(code: str, constraints: str, operands: Sequence[ir.Value], result: ir.Type | None = None) -> ir.Value:
-    """Inline PTX that the compiler neither drops nor moves past other such.
+    """Emits inline PTX that the compiler neither drops nor moves past other such.
 
     Args:
       code: instructions; $0 is the result, if there is one, and operands follow.
@@ -91,17 +91,17 @@ def ptx(code: str, constraints: str, operands: Sequence[ir.Value], result: ir.Ty
 
 
 def global_pointer(ref: ir.Value) -> ir.Value:
-    """Of a reference to global memory, its start in that address space."""
+    """Returns the start of a reference to global memory, in that address space."""
     return llvm.addrspacecast(llvm.PointerType.get(address_space=1), mgpu_utils.memref_ptr(ref))
 
 
 def vector_lanes(element: ir.Type) -> int:
-    """Elements of 16 bytes."""
+    """Counts the elements in 16 bytes."""
     return _BYTES // mgpu_utils.bytewidth(element)
 
 
 def vector(values: Sequence[ir.Value]) -> ir.Value:
-    """Values of one type, side by side."""
+    """Joins values of one type to a vector."""
     result = llvm.mlir_undef(ir.VectorType.get((len(values),), values[0].type))
     for i, value in enumerate(values):
         result = llvm.insertelement(result, value, i32(i))
@@ -109,23 +109,23 @@ def vector(values: Sequence[ir.Value]) -> ir.Value:
 
 
 def elements(value: ir.Value) -> list[ir.Value]:
-    """Of a vector."""
+    """Splits a vector into its elements."""
     return [llvm.extractelement(value, i32(i)) for i in range(ir.VectorType(value.type).shape[0])]
 
 
 def widen(values: Sequence[ir.Value]) -> list[ir.Value]:
-    """In float32."""
+    """Converts to float32."""
     f32 = ir.F32Type.get()
     return [value if value.type == f32 else arith.extf(f32, value) for value in values]
 
 
 def narrow(values: Sequence[ir.Value], element: ir.Type) -> list[ir.Value]:
-    """float32 rounded to `element`."""
+    """Rounds float32 to `element`."""
     return [value if value.type == element else arith.truncf(element, value) for value in values]
 
 
 def sum_of(values: Sequence[ir.Value]) -> ir.Value:
-    """Of floats, in their order."""
+    """Adds floats up, in their order."""
     total = values[0]
     for value in values[1:]:
         total = arith.addf(total, value)
@@ -133,29 +133,29 @@ def sum_of(values: Sequence[ir.Value]) -> ir.Value:
 
 
 def warp_sum(x: ir.Value) -> ir.Value:
-    """The sum over the lanes of a warp, in every lane."""
+    """Adds up the lanes of a warp; every lane has the sum."""
     for distance in (16, 8, 4, 2, 1):
         x = arith.addf(x, mgpu_utils.shfl_bfly(x, distance))
     return x
 
 
 def times(a: ir.Value, factor: int) -> ir.Value:
-    """A 32-bit index times a constant."""
+    """Multiplies a 32-bit index by a constant."""
     return arith.muli(a, i32(factor))
 
 
 def mul64(a: ir.Value, factor: int) -> ir.Value:
-    """A 32-bit index times a constant, in 64 bits."""
+    """Multiplies a 32-bit index by a constant, in 64 bits."""
     return arith.muli(arith.extui(i64_type(), a), i64(factor))
 
 
 def bit_not(a: ir.Value) -> ir.Value:
-    """Of one bit."""
+    """Inverts one bit."""
     return arith.xori(a, arith.constant(ir.IntegerType.get_signless(1), 1))
 
 
 def true() -> ir.Value:
-    """One bit that is set."""
+    """Returns one bit that is set."""
     return arith.constant(ir.IntegerType.get_signless(1), 1)
 
 

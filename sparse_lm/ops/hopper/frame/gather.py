@@ -43,7 +43,7 @@ _ROW_NUMBERS = plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE,), 1)
 
 
 def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
-    """The 64 row numbers `rows[block, 64 * step :]`, int32[128]: lane l of warp w holds number 16 w + l % 16."""
+    """Loads the 64 row numbers `rows[block, 64 * step :]`, int32[128]: lane l of warp w holds number 16 w + l % 16."""
     width = rows.shape[1]
 
     @plgpu.inline_mgpu(
@@ -60,7 +60,8 @@ def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
 
 
 def load_number(rows: ir.Value, block: ir.Value, index: ir.Value, width: int) -> ir.Value:
-    """rows[block, index] of int32 [B, width]; if there is no such column, the largest unsigned number: no row."""
+    """Loads rows[block, index] of int32 [B, width]; where no such column exists, the largest unsigned number: no
+    row."""
     address = mgpu_utils.getelementptr(global_pointer(rows), [arith.addi(times(block, width), index)], i32_type())
     code = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
     return ptx(code, "=&r,l,r,r", [address, index, i32(width)], i32_type())
@@ -123,7 +124,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
 
 
 def _height_at(column: ir.Value, height: int, width: int) -> ir.Value:
-    """How many rows there are at a line's first column: past the last column none. No line lies half inside."""
+    """Counts the rows that exist at a line's first column: past the last column none. No line lies half inside."""
     return arith.select(arith.cmpi(arith.CmpIPredicate.ult, column, i32(width)), i32(height), i32(0))
 
 
@@ -134,11 +135,11 @@ def start_copy(target: ir.Value, source: ir.Value, exists: ir.Value) -> None:
 
 
 def warp_and_lane() -> tuple[ir.Value, ir.Value]:
-    """Of this thread in its warpgroup."""
+    """Returns this thread's warp in its warpgroup, and its lane in the warp."""
     thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
     return arith.divui(thread, i32(WARP_SIZE)), arith.remui(thread, i32(WARP_SIZE))
 
 
 def shuffle(value: ir.Value, lane: ir.Value) -> ir.Value:
-    """The value that another lane of the warp holds."""
+    """Returns the value that another lane of the warp holds."""
     return ptx("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [value, lane], i32_type())

@@ -47,7 +47,7 @@ _LOWER, _UPPER = "0x5410", "0x7632"  # halves of two words, as `prmt` numbers th
 
 
 def metadata_by_rows(metadata: Array) -> Array:
-    """A 2:4 matrix' metadata, row by row.
+    """Brings a 2:4 matrix' metadata to an order row by row.
 
     Word 4 p + t of a row has the groups of columns 128 p + 16 t to 128 p + 16 t + 15 in its lower half and
     those of the columns 64 further on in its upper half; where these lie past D, they are empty.
@@ -73,7 +73,7 @@ def metadata_by_rows(metadata: Array) -> Array:
 def load_offsets(
     columns: Any, values: Any, metadata: Any, block: Array, first: Array, rows: int
 ) -> tuple[Array, Array]:
-    """Where this thread's copies of rows `columns[block, first : first + rows]` of a 2:4 matrix start.
+    """Computes where this thread's copies of rows `columns[block, first : first + rows]` of a 2:4 matrix start.
 
     Args:
       columns: global memory int32 [B, Kc]. What lies past Kc counts as a row that does not exist.
@@ -174,7 +174,7 @@ def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: ir.V
 
 
 def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
-    """This lane's metadata words of a step, as `wgmma_sp.step` wants them; `load_words` of `mainloop.accumulate`.
+    """Loads this lane's metadata words of a step, as `wgmma_sp.step` wants them; `load_words` of `mainloop.accumulate`.
 
     Shared memory is read once for both steps of a gather, at the first. The second's words are nevertheless put
     together at the second only: words made while those of the two steps before are still read would need a third
@@ -194,7 +194,8 @@ def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | 
 
 
 def _load_rows(metadata: Any) -> Words:
-    """For each 64 rows, this lane's word of each of the two rows that share a word in the instruction's metadata."""
+    """Loads, of each 64 rows, this lane's word of each of the two rows that share a word in the instruction's
+    metadata."""
     blocks = metadata.shape[0] // ROWS
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_words_type(2 * blocks))
@@ -208,7 +209,7 @@ def _load_rows(metadata: Any) -> Words:
 
 
 def _join_halves(rows: Words, selector: str) -> Words:
-    """Of every two words one, of the halves that `selector` takes."""
+    """Joins every two words to one, of the halves that `selector` takes."""
 
     @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=_words_type(len(rows) // 2))
     def emit(_, rows):
@@ -221,7 +222,8 @@ def _join_halves(rows: Words, selector: str) -> Words:
 
 
 def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
-    """(row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank twice."""
+    """Returns (row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank
+    twice."""
     warp, lane = warp_and_lane()
 
     def bits(first, count):
@@ -233,12 +235,12 @@ def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def _thread() -> ir.Value:
-    """This thread's number in its warpgroup."""
+    """Returns this thread's number in its warpgroup."""
     return arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
 
 
 def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
-    """Whether the stage's step is not past the last."""
+    """True where the stage's step is not past the last."""
     if k_tiles % STAGES == 0:
         return true()
     return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), i32(k_tiles))
@@ -249,13 +251,13 @@ def _scalars(offsets: mgpu.FragmentedArray) -> list[ir.Value]:
 
 
 def _of_stage(stages: Sequence[ir.Value], stage: ir.Value) -> ir.Value:
-    """Address of the first or second stage's memory."""
+    """Returns the address of the first or second stage's memory."""
     first = arith.cmpi(arith.CmpIPredicate.eq, stage, i32(0))
     return arith.select(first, *map(mgpu_utils.memref_ptr, stages))
 
 
 def _advance(pointer: ir.Value, offset: ir.Value) -> ir.Value:
-    """`offset` counts 16 bytes."""
+    """Advances a pointer by `offset`, which counts 16 bytes."""
     byte_offset = arith.muli(arith.extsi(i64_type(), offset), i64(16))
     return mgpu_utils.getelementptr(pointer, [byte_offset], ir.IntegerType.get_signless(8))
 

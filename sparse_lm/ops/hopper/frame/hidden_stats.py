@@ -1,4 +1,4 @@
-"""What selections see of the hidden layer: non-zeros and energies, counted while they pass over it.
+"""Statistics that selections gather of the hidden layer while they pass over it: non-zeros and energies.
 
 Numerics: energies are summed in float32, by warp, then by XLA: in the same order in every run.
 """
@@ -29,11 +29,11 @@ class Seen(NamedTuple):
 
     @classmethod
     def nothing(cls) -> Seen:
-        """Zeros, to add to."""
+        """Returns zeros, to add to."""
         return cls(i32(0), f32(0.0), f32(0.0))
 
     def add(self, y: Sequence[ir.Value], kept: Sequence[ir.Value], element: ir.Type) -> Seen:
-        """Words of Y, and of what is kept of it."""
+        """Adds words of Y, and of the kept part of it."""
         nonzeros, energy, kept_energy = self
         nonzeros = arith.addi(nonzeros, count_nonzeros(y))
         for word in y:
@@ -43,12 +43,12 @@ class Seen(NamedTuple):
         return Seen(nonzeros, energy, kept_energy)
 
     def stats(self) -> HiddenStats:
-        """All in float32, of this thread."""
+        """Converts this thread's sums to float32."""
         return HiddenStats(arith.uitofp(ir.F32Type.get(), self.nonzeros), self.energy, self.kept_energy)
 
 
 def count_nonzeros(words: Sequence[ir.Value]) -> ir.Value:
-    """How many halves of up to 16 words, none of them negative, are not +0."""
+    """Counts the halves of up to 16 words, none of them negative, that are not +0."""
     bits = i32(0)
     for number, word in enumerate(words):
         carries = arith.andi(arith.addi(word, i32(0x7FFF7FFF)), i32(-0x7FFF8000))  # 0x80008000
@@ -63,7 +63,7 @@ def _add_squares(total: ir.Value, values: Sequence[ir.Value]) -> ir.Value:
 
 
 def store_stats(stats: ir.Value, block: ir.Value, sums: HiddenStats) -> None:
-    """A block's sums, by warp, to stats [blocks, warps, 3], of the sums of its threads."""
+    """Stores a block's sums, by warp, to stats [blocks, warps, 3], from the sums of its threads."""
     warps = ir.MemRefType(stats.type).shape[1]
     warp = arith.remui(arith.divui(mgpu_utils.thread_idx(), i32(WARP_SIZE)), i32(warps))
     first = mul64(arith.addi(arith.muli(block, i32(warps)), warp), STATS)

@@ -14,7 +14,7 @@ from sparse_lm.ops.hopper.frame.wgmma_sp import Words
 
 
 def load_own_words(metadata: Any, _: None) -> tuple[Words, None]:
-    """`load_words` of `accumulate` where each stage holds the words of its own step."""
+    """Loads the words of a step that each stage holds itself; `load_words` of `accumulate`."""
     return wgmma_sp.load_words(metadata), None
 
 
@@ -30,7 +30,7 @@ def accumulate(
     b_transposed: bool,
     load_words: Callable[[Any, Any], tuple[Words, Any]] = load_own_words,
 ) -> tuple[Array, ...]:
-    """One tile's product over stages `first_step` to `first_step + steps - 1` of the ring, and their release.
+    """Computes one tile's product over stages `first_step` to `first_step + steps - 1` of the ring, and releases them.
 
     Args:
       ring: of the operands' stages.

@@ -24,13 +24,13 @@ _PARITY = 0x1BD11BDA
 
 
 def load_key(key: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Of `sparse_lm.ops.mvue.threefry_key` in global memory."""
+    """Loads `sparse_lm.ops.mvue.threefry_key` from global memory."""
     pointers = (mgpu_utils.getelementptr(global_pointer(key), [i32(word)], i32_type()) for word in range(2))
     return tuple(llvm.load(i32_type(), pointer) for pointer in pointers)
 
 
 def sample_two(members: Sequence[ir.Value], above_one: ir.Value) -> Pair:
-    """The estimates of two members, float32, and their metadata; `above_one` is of `uniform_above_one`."""
+    """Estimates two members, float32, and gives their metadata; `above_one` is of `uniform_above_one`."""
     a, b, c, d = (math.absf(member) for member in members)
     ab, cd = arith.addf(a, b), arith.addf(c, d)
     total = arith.addf(ab, cd)
@@ -61,13 +61,15 @@ def sample_two(members: Sequence[ir.Value], above_one: ir.Value) -> Pair:
 
 
 def uniform_above_one(word: ir.Value) -> list[ir.Value]:
-    """1 + `sparse_lm.ops.mvue.uniform_of_groups` of the two groups that share 32 random bits, for `sample_two`."""
+    """Computes 1 + `sparse_lm.ops.mvue.uniform_of_groups` of the two groups that share 32 random bits, for
+    `sample_two`."""
     halves = arith.shli(arith.andi(word, i32(0xFFFF)), i32(7)), arith.shli(arith.shrui(word, i32(16)), i32(7))
     return [_bitcast(arith.ori(half, i32(_ONE | _HALF_A_UNIT))) for half in halves]
 
 
 def random_bits(key: tuple[ir.Value, ir.Value], index: ir.Value) -> ir.Value:
-    """Element `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon, 2011)."""
+    """Computes element `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon,
+    2011)."""
     schedule = [*key, arith.xori(arith.xori(*key), i32(_PARITY))]
     x, y = schedule[0], arith.addi(index, schedule[1])
     for number in range(5):
@@ -80,7 +82,7 @@ def random_bits(key: tuple[ir.Value, ir.Value], index: ir.Value) -> ir.Value:
 
 
 def _estimate(member: ir.Value, half: ir.Value) -> ir.Value:
-    """sign(x) max(|x|, half)."""
+    """Computes sign(x) max(|x|, half)."""
     magnitude = arith.bitcast(i32_type(), arith.maximumf(math.absf(member), half))
     return _bitcast(arith.ori(magnitude, arith.andi(arith.bitcast(i32_type(), member), i32(SIGN))))
 

@@ -1,4 +1,4 @@
-"""What the products have in common: the dtypes that they take, and padding to whole tiles."""
+"""Padding of the products' operands and results to whole tiles."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ _FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dime
 
 
 def round_up(size: int) -> int:
-    """To whole tiles."""
+    """Rounds up to whole tiles."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def pad(x: Array, *, rows: bool = True) -> Array:
-    """Zeros up to whole tiles, of columns and perhaps rows; a copy, if x has a ragged edge."""
+    """Pads columns and perhaps rows with zeros up to whole tiles; copies x only if it has a ragged edge."""
     return pad_to(x, (round_up(x.shape[0]) if rows else x.shape[0], round_up(x.shape[1])))
 
 
 def pad_to(x: Array, shape: tuple[int, int]) -> Array:
-    """Zeros up to a shape; a copy, unless x has it."""
+    """Pads with zeros up to a shape; copies x unless it has that shape."""
     return x if x.shape == shape else jnp.pad(x, [(0, new - old) for old, new in zip(x.shape, shape, strict=True)])
 
 
 def result_type(rows: int, columns: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-    """Of what a product [rows, columns] is written to: whole tiles, of columns at least two."""
+    """Returns the type of the array that a product [rows, columns] is written to: whole tiles, at least two of
+    columns."""
     return jax.ShapeDtypeStruct((round_up(rows), max(_FEWEST_COLUMNS, round_up(columns))), dtype)

@@ -33,7 +33,7 @@ class PackedPair(NamedTuple):
 
 
 def two_of_four(members: Sequence[tuple[ir.Value, int]], *, signed: bool) -> PackedPair:
-    """The survivors of four members, each a word and which half of it, 0 (low) or 1."""
+    """Selects two of four members, each a word and which half of it, 0 (low) or 1."""
     a, b, c, d = (_key(word, half, position, signed) for position, (word, half) in enumerate(members))
     larger, other_larger = arith.maxui(a, b), arith.maxui(c, d)
     smaller, other_smaller = arith.minui(a, b), arith.minui(c, d)
@@ -48,30 +48,30 @@ def two_of_four(members: Sequence[tuple[ir.Value, int]], *, signed: bool) -> Pac
 
 
 def take_two(words: Sequence[ir.Value], nibble: ir.Value) -> ir.Value:
-    """The two members, of four in two words, that a group's metadata names."""
+    """Takes the two members, of four in two words, that a group's metadata names."""
     first, second = arith.andi(nibble, i32(3)), arith.shrui(nibble, i32(2))
     selector = arith.addi(arith.muli(first, i32(0x22)), arith.muli(second, i32(0x2200)))
     return mgpu_utils.prmt(*words, arith.addi(selector, i32(0x1010)))
 
 
 def groups(words: Sequence[ir.Value]) -> list[list[tuple[ir.Value, int]]]:
-    """The members of each group of neighbours."""
+    """Splits words into the members of each group of neighbours."""
     return [[(word, half) for word in words[i : i + 2] for half in range(2)] for i in range(0, len(words), 2)]
 
 
 def zip_halves(a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The low halves of two words in one, and the high halves."""
+    """Joins the low halves of two words to one word, and the high halves."""
     return tuple(mgpu_utils.prmt(a, b, i32(selector)) for selector in (_LOW_HALVES, _HIGH_HALVES))
 
 
 def unpack(word: ir.Value, element: ir.Type) -> list[ir.Value]:
-    """Both halves, in float32."""
+    """Converts both halves to float32."""
     pair = as_pair(word, element)
     return widen([llvm.extractelement(pair, i32(i)) for i in range(2)])
 
 
 def pack(low: ir.Value, high: ir.Value, element: ir.Type) -> ir.Value:
-    """Two float32 rounded to `element`."""
+    """Rounds two float32 to `element` and joins them to a word."""
     pair = llvm.mlir_undef(ir.VectorType.get((2,), ir.F32Type.get()))
     for i, value in enumerate((low, high)):
         pair = llvm.insertelement(pair, value, i32(i))
@@ -79,12 +79,12 @@ def pack(low: ir.Value, high: ir.Value, element: ir.Type) -> ir.Value:
 
 
 def as_pair(word: ir.Value, element: ir.Type) -> ir.Value:
-    """A word as a vector of its halves, the low one first."""
+    """Reinterprets a word as a vector of its halves, the low one first."""
     return llvm.bitcast(ir.VectorType.get((2,), element), word)
 
 
 def as_word(pair: ir.Value) -> ir.Value:
-    """Inverse of `as_pair`."""
+    """Inverts `as_pair`."""
     return llvm.bitcast(i32_type(), pair)
 
 

@@ -31,7 +31,7 @@ def contribute(accumulators: tuple[Array, ...], workspace: Any, semaphore: Any) 
 
 
 def wait(parts: Array, semaphore: Callable[[Array], Any]) -> None:
-    """Until contributions 1 to `parts` are there; `semaphore(part)` is the contributing warpgroup's."""
+    """Waits until contributions 1 to `parts` are there; `semaphore(part)` is the contributing warpgroup's."""
 
     @pl.loop(1, parts + 1)
     def _part(part):
@@ -39,7 +39,7 @@ def wait(parts: Array, semaphore: Callable[[Array], Any]) -> None:
 
 
 def collect(tile: Array, parts: Array, contribution: Callable[[Array], Any]) -> Array:
-    """Some columns of the accumulators, plus those of contributions 1 to `parts`, in this order.
+    """Adds contributions 1 to `parts`, in this order, to some columns of the accumulators.
 
     Args:
       tile: [64, columns] float32 in layout WGMMA. Few columns at a time leave registers to load more of them at once.
@@ -75,7 +75,7 @@ def _add(accumulator: Array, workspace: Any) -> Array:
 
 
 def _load_pair(pointer: ir.Value) -> ir.Value:
-    """A pair of floats; volatile, since another cluster wrote them."""
+    """Loads a pair of floats; volatile, since another cluster wrote them."""
     f32 = ir.F32Type.get()
     struct = llvm.StructType.get_literal([f32, f32])
     loaded = ptx("ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [pointer], struct)
@@ -86,7 +86,7 @@ def _load_pair(pointer: ir.Value) -> ir.Value:
 
 
 def _pointers(accumulator: mgpu.FragmentedArray, workspace: ir.Value) -> list[ir.Value]:
-    """Where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
+    """Computes where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
     thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
     base = global_pointer(workspace)
     pair = ir.VectorType.get((2,), ir.F32Type.get())

@@ -136,7 +136,8 @@ def multiply(
 
 
 def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:
-    """Of each thread of the producer and of the consumers: together at most the 65,536 of a multiprocessor."""
+    """Shares out the 65,536 registers of a multiprocessor: those of each thread of the producer and of the
+    consumers."""
     accumulators = tiling.tile_m * tiling.tile_n // (CONSUMERS * WARPGROUP_SIZE)
     return (24, 240) if accumulators > _FEW_ACCUMULATORS and not gathers else (56, 224)
 
@@ -152,7 +153,7 @@ class _Stages(NamedTuple):
 
     @staticmethod
     def scratch(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
-        """For values, metadata and b."""
+        """Allocates shared memory for the values, the metadata and b."""
         b_tile = (tiling.tile_n, STEP) if b_transposed else (STEP, tiling.tile_n)
         metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE
         return (
@@ -165,7 +166,7 @@ class _Stages(NamedTuple):
         return Stage(self.values.at[slot], self.metadata.at[slot], self.b.at[slot], self.tiling)
 
     def operands(self, slot: Array, own: _ConsumerTile) -> tuple[Any, Any, Any]:
-        """What a consumer multiplies."""
+        """Returns the operands that a consumer multiplies."""
         b = self.b.at[slot, own.columns] if self.b_transposed else self.b.at[slot, :, own.columns]
         return self.values.at[slot, own.rows], self.metadata.at[slot, own.row_tiles], b
 
@@ -220,7 +221,7 @@ class _Sums(NamedTuple):
         return partial_sums.collect(tile, parts, lambda part: self._of(self.workspace, part).at[where])
 
     def _of(self, ref: Any, part: Array | int) -> Any:
-        """What is this warpgroup's in the cluster that has a part of the tile; part 0 is this cluster's."""
+        """Returns this warpgroup's entry of the cluster that has a part of the tile; part 0 is this cluster's."""
         contributor = _opaque(self.cluster) - part * self.grid.contributor_stride
         return ref.at[contributor, self.peer, self.warpgroup]
 
@@ -325,7 +326,7 @@ def _finish(
 
 
 def _opaque(number: Array) -> Array:
-    """The same, unknown to the compiler: what depends on it is not kept in registers that accumulators need."""
+    """Hides a number from the compiler, so that what depends on it is not kept in registers that accumulators need."""
 
     @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
     def emit(_, number):

@@ -29,12 +29,12 @@ CLUSTER_AXIS = "peer"  # thread blocks that share what is multicast
 
 
 def full_barriers(stages: int) -> Any:
-    """Scratch for `Ring.full`."""
+    """Allocates `Ring.full`."""
     return plgpu.SMEM((stages, 2), jnp.int32)  # an mbarrier is 8 bytes
 
 
 def empty_barriers(stages: int, consumers: int) -> Any:
-    """Scratch for `Ring.empty`: one arrival a consumer warpgroup, of every block of the cluster."""
+    """Allocates `Ring.empty`: one arrival a consumer warpgroup, of every block of the cluster."""
     return plgpu.ClusterBarrier(collective_axes=(CLUSTER_AXIS,), num_arrivals=consumers, num_barriers=stages)
 
 
@@ -67,7 +67,7 @@ class Ring:
     gathers: bool = False
 
     def slot(self, step: Array) -> Array:
-        """The stage that a step uses."""
+        """Returns the stage that a step uses."""
         return lax.rem(step, self.stages)
 
     def initialize(self) -> None:
@@ -87,7 +87,7 @@ class Ring:
         emit(self.full)
 
     def fill(self, step: Array, copies: Sequence[Copy]) -> None:
-        """Producer: waits until the consumers have left the stage, then starts the copies into it."""
+        """Waits, as the producer, until the consumers have left the stage, then starts the copies into it."""
 
         @pl.when(step >= self.stages)
         def _wait():
@@ -116,7 +116,7 @@ class Ring:
         emit(*args)
 
     def arrive_gathered(self, step: Array) -> None:
-        """Producer: once the `cp.async` copies that each thread has issued so far have landed, it arrives."""
+        """Arrives, as the producer, once the `cp.async` copies that each thread has issued so far have landed."""
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR))
         def emit(_, full, slot):
@@ -126,7 +126,7 @@ class Ring:
         emit(self.full, self.slot(step))
 
     def wait_full(self, step: Array) -> Array:
-        """Consumer: waits until the stage of `step` has been filled for it; returns its slot."""
+        """Waits, as a consumer, until the stage of `step` has been filled for it; returns its slot."""
         parity = lax.rem(lax.div(step, self.stages), 2)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR))
@@ -140,11 +140,11 @@ class Ring:
         return self.slot(step)
 
     def release(self, step: Array) -> None:
-        """Consumer: this warpgroup reads the stage of `step` no more."""
+        """Tells the producer that this consumer warpgroup reads the stage of `step` no more."""
         plgpu.barrier_arrive(self.empty.at[self.slot(step)])
 
     def close(self, steps: Array) -> None:
-        """Producer, after all its steps: waits for the consumers of the cluster, which signal into this block."""
+        """Waits, as the producer after all its steps, for the cluster's consumers, which signal into this block."""
 
         @pl.loop(0, self.stages)
         def _stage(i):
@@ -176,7 +176,7 @@ def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
 
 
 def _barrier(full: ir.Value, slot: ir.Value) -> mgpu.BarrierRef:
-    """Without phases: whoever waits says which parity for."""
+    """Allocates barriers without phases: whoever waits says which parity for."""
     return mgpu.BarrierRef(mgpu_utils.memref_ptr(full), slot, None, 1)
 
 

@@ -1,4 +1,4 @@
-"""What the clusters of a persistent grid have to do: jobs, each of some steps of one tile."""
+"""Jobs of the clusters of a persistent grid, each of some steps of one tile."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Jobs = Callable[[Any, Array, Array], Work]
 
 
 def rows_in_use(lists: Array, v: int, end: int) -> Array:
-    """Rows up to the last block that lists anything: those after it are padding, whose products are zeros.
+    """Counts the rows up to the last block that lists anything: those after it are padding, whose products are zeros.
 
     Args:
       lists: int32 [blocks, n], what each block of v rows lists.

@@ -27,7 +27,7 @@ _MIN_STEPS = 8  # of a part: fewer are not worth the exchange
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which cluster computes what.
+    """The share of each cluster in a product's tiles.
 
     Attributes:
       clusters: in the persistent grid.
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def grid(self) -> Grid:
-        """Parts of a tile lie `tail_tiles` clusters apart, part 0 last."""
+        """Describes the grid: parts of a tile lie `tail_tiles` clusters apart, part 0 last."""
         contributors = self.tail_tiles * (self.parts - 1)
         return Grid(self.clusters, self.steps % 2 == 1, contributors, contributor_stride=self.tail_tiles)
 
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def length(self) -> float:
-        """Of the schedule, in units of a tile's time."""
+        """Computes the length of the schedule, in units of a tile's time."""
         return self.waves + (1 / self.parts if self.tail_tiles else 0)
 
     def jobs(
@@ -66,7 +66,7 @@ class Plan:
         origin: Callable[[Array], tuple[Array, Array]],
         in_use: Callable[[Array, Array], Array] | None = None,
     ) -> Work:
-        """The number of jobs of a cluster, and the i-th.
+        """Returns the number of jobs of a cluster, and the i-th.
 
         Args:
           cluster: which.
@@ -97,12 +97,12 @@ class Plan:
 
 
 def plan_product(tiling: Tiling, m: int, n: int, steps: int, *, split: bool = True) -> Plan:
-    """`plan` for the tiles of a product [m, n] on this process' GPU."""
+    """Makes the `plan` for the tiles of a product [m, n] on this process' GPU."""
     return plan(math.prod(tiling.grid(m, n)), device.cluster_count(tiling.cluster), steps, split=split)
 
 
 def fastest(candidates: Sequence[tuple[C, float]], m: int, n: int, steps: int) -> C:
-    """The tiling that is done first with a product [m, n] of so many steps along k.
+    """Chooses the tiling that is done first with a product [m, n] of so many steps along k.
 
     A larger tile takes less time for its size, but there are fewer to share out.
 
@@ -116,7 +116,7 @@ def fastest(candidates: Sequence[tuple[C, float]], m: int, n: int, steps: int) -
 
 
 def plan(tiles: int, clusters: int, steps: int, *, split: bool) -> Plan:
-    """As many parts for each tile of the last wave as there are clusters for; one, if not `split`.
+    """Cuts each tile of the last wave into as many parts as there are clusters for; into one, if not `split`.
 
     Where the parts are uneven, the last one's last steps lie past the end, where copies read zeros.
     """

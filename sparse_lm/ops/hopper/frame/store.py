@@ -22,14 +22,14 @@ _ROWS = 64  # of the accumulator
 
 
 def staging(warpgroups: int, slots: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
-    """Scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
+    """Allocates scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
     columns = _columns(dtype)
     tile = (columns, _ROWS) if transposed else (_ROWS, columns)
     return plgpu.SMEM((warpgroups, slots, *tile), dtype, transforms=transforms(dtype))
 
 
 def stores(n: int, dtype: jnp.dtype) -> int:
-    """How many stores `store_tile` makes of [64, n]."""
+    """Counts the stores that `store_tile` makes of [64, n]."""
     return n // _columns(dtype)
 
 
@@ -73,7 +73,7 @@ def store_tile(
 
 
 def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -> None:
-    """A warpgroup's registers, in layout WGMMA, to one slot of its staging; part of an `inline_mgpu`."""
+    """Writes a warpgroup's registers, in layout WGMMA, to one slot of its staging; part of an `inline_mgpu`."""
     if transposed:
         ref = mgpu_utils.memref_transpose(ref, (1, 0, 3, 2))
         if part.mlir_dtype == ir.F32Type.get() or not compat.TRANSPOSING_STORES:
@@ -83,7 +83,7 @@ def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -
 
 
 def load_chunk(slot: ir.Value, row: ir.Value, chunk: ir.Value) -> list[ir.Value]:
-    """Four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
+    """Loads four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
     swizzled = arith.xori(chunk, arith.andi(row, i32(SWIZZLE // SWIZZLE_CHUNK - 1)))
     offset = arith.addi(arith.muli(row, i32(SWIZZLE)), arith.muli(swizzled, i32(SWIZZLE_CHUNK)))
     pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(slot), [offset], ir.IntegerType.get_signless(8))
@@ -91,10 +91,10 @@ def load_chunk(slot: ir.Value, row: ir.Value, chunk: ir.Value) -> list[ir.Value]
 
 
 def _columns(dtype: jnp.dtype) -> int:
-    """Columns of the accumulator that one store takes: a row of the swizzle."""
+    """Counts the columns of the accumulator that one store takes: a row of the swizzle."""
     return SWIZZLE // jnp.dtype(dtype).itemsize
 
 
 def transforms(dtype: jnp.dtype) -> tuple:
-    """Of a slot of the staging."""
+    """Returns the transforms of a slot of the staging."""
     return (plgpu.TilingTransform((8, _columns(dtype))), plgpu.SwizzleTransform(SWIZZLE))

@@ -41,7 +41,7 @@ _ROWS_AT_A_TIME = WARP_SIZE // _CHUNKS
 
 
 class Destination(NamedTuple):
-    """Where a product's rows go, as `multiply` wants to be told.
+    """The place where a product's rows go, as `multiply` wants to be told.
 
     Attributes:
       out: the array that is written.
@@ -55,7 +55,8 @@ class Destination(NamedTuple):
 
 
 def to_order(rows: RowOrder | None, m: int, n: int, dtype: jnp.dtype) -> Destination:
-    """Of a product [m, n], n a multiple of 64: to the order of the tokens of `rows`; with None, as they are."""
+    """Sends a product [m, n], n a multiple of 64, to the order of the tokens of `rows`; with None, leaves it as it
+    is."""
     if rows is None:
         return Destination(result_type(m, n, dtype), (), None)
     out = jax.ShapeDtypeStruct((rows.position.shape[0], n), dtype)
@@ -63,7 +64,7 @@ def to_order(rows: RowOrder | None, m: int, n: int, dtype: jnp.dtype) -> Destina
 
 
 def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
-    """Row t of the product to row `numbers[0, t]` of `out`, where there is such a row.
+    """Stores row t of the product in row `numbers[0, t]` of `out`, where there is such a row.
 
     Args:
       out: [rows, columns], of columns that whole parts cover; `numbers`, int32 [1, T], is the last operand.

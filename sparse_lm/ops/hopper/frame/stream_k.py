@@ -25,17 +25,17 @@ _TOLERANCE = 16  # whole tiles may exceed a cluster's share by one part in that 
 
 @dataclasses.dataclass(frozen=True)
 class StreamK:
-    """For a persistent grid of `clusters` clusters, and tiles with an even number of steps each."""
+    """A schedule for a persistent grid of `clusters` clusters, and tiles with an even number of steps each."""
 
     clusters: int
 
     @property
     def grid(self) -> Grid:
-        """Stretches are numbered against the clusters, so that parts come from clusters that were launched earlier."""
+        """Describes the grid: stretches are numbered against the clusters, so that parts come from earlier clusters."""
         return Grid(self.clusters, odd=False, contributors=self.clusters - 1, contributor_stride=1)
 
     def shares(self, pairs: Array) -> Array:
-        """What each cluster computes.
+        """Shares out the tiles' steps.
 
         Args:
           pairs: int32 [tiles], of steps, of each tile; at least 1. With the most first, whole tiles go farthest.
@@ -67,11 +67,11 @@ class StreamK:
         return jnp.append(whole[:, None], stretches, axis=1).astype(jnp.int32)
 
     def _tile_of_wave(self, wave: Array, cluster: Array) -> Array:
-        """To and fro, so that where tiles get ever smaller, no cluster has the larger one each time."""
+        """Goes to and fro, so that where tiles get ever smaller, no cluster has the larger one each time."""
         return wave * self.clusters + jnp.where(wave % 2 == 1, self.clusters - 1 - cluster, cluster)
 
     def _places(self, costs_before: Array, ends: Array, costs: Array) -> tuple[Array, Array]:
-        """The tile and pair at which so much has been done, or the tile's start or end, if that is near."""
+        """Finds the tile and pair at which so much has been done, or the tile's start or end, if that is near."""
         tile = jnp.sum(ends <= costs_before[:, None], axis=1)
         last = ends.shape[0] - 1
         cost = costs[jnp.minimum(tile, last)]
@@ -88,7 +88,7 @@ class StreamK:
         pairs: Callable[[Array], Array],
         origin: Callable[[Array], tuple[Array, Array]],
     ) -> Work:
-        """The number of jobs of a cluster, and the i-th.
+        """Returns the number of jobs of a cluster, and the i-th.
 
         Args:
           shares: of `shares`, in global memory.
@@ -119,12 +119,12 @@ class StreamK:
 
 
 def _fields(shares: Any, cluster: Array) -> Iterator[Array]:
-    """What `StreamK.shares` says of one cluster."""
+    """Reads what `StreamK.shares` says of one cluster."""
     return (shares[cluster, field] for field in range(_SHARE_FIELDS))
 
 
 def descending(x: Array) -> tuple[Array, Array]:
-    """The entries of a short array int32 [n], largest first, and their indices, which XLA fuses, unlike a sort."""
+    """Sorts a short array int32 [n], largest first, and returns entries and indices; XLA fuses this, unlike a sort."""
     index = jnp.arange(x.shape[0], dtype=jnp.int32)
     before = (x > x[:, None]) | ((x == x[:, None]) & (index < index[:, None]))
     in_place = jnp.sum(before, axis=1) == index[:, None]

@@ -1,4 +1,4 @@
-"""How the threads of a warpgroup share a tile of 64 x 64.
+"""A tile of 64 x 64 as the threads of a warpgroup share it.
 
 Thread 32 w + 4 g + t holds rows 16 w + g and 16 w + g + 8, columns 16 t to 16 t + 15: eight groups of
 four, whose values are 16 bytes a row and whose metadata is one word, so that every access to global
@@ -41,7 +41,7 @@ SHARED_STRIDE = TILE + 1  # of a tile's rows in shared memory, where they are re
 
 @dataclasses.dataclass(frozen=True)
 class Thread:
-    """Where a thread stands in a tile."""
+    """A thread's place in a tile."""
 
     index: ir.Value  # in its warpgroup
     row: ir.Value  # the upper one
@@ -49,7 +49,7 @@ class Thread:
 
     @classmethod
     def current(cls) -> Thread:
-        """That of the thread that runs this."""
+        """Returns the place of the thread that runs this."""
         index = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
         lane = arith.remui(index, i32(WARP_SIZE))
         warp_row = arith.muli(arith.divui(index, i32(WARP_SIZE)), i32(16))
@@ -66,51 +66,51 @@ class Tile:
     column: ir.Value
 
     def start(self, half: int, width: int) -> ir.Value:
-        """64-bit offset of the thread's columns in its upper (0) or lower (1) row, of `width` columns."""
+        """Computes the 64-bit offset of the thread's columns in its upper (0) or lower (1) row, of `width` columns."""
         row = arith.addi(arith.addi(arith.muli(self.row, i32(TILE)), self.thread.row), i32(8 * half))
         column = arith.addi(arith.muli(self.column, i32(TILE)), self.thread.column)
         return arith.addi(mul64(row, width), arith.extui(i64_type(), column))
 
     def load(self, x: ir.Value) -> list[list[ir.Value]]:
-        """Both rows' columns of a matrix in global memory."""
+        """Loads both rows' columns of a matrix in global memory."""
         width = ir.MemRefType(x.type).shape[1]
         return [load_vectors(x, self.start(half, width), THREAD_COLUMNS) for half in HALVES]
 
     def store(self, x: ir.Value, rows: Sequence[Sequence[ir.Value]]) -> None:
-        """Both rows' columns, rounded to the matrix's dtype."""
+        """Stores both rows' columns, rounded to the matrix's dtype."""
         ref = ir.MemRefType(x.type)
         for half, row in zip(HALVES, rows, strict=True):
             store_vectors(x, self.start(half, ref.shape[1]), narrow(row, ref.element_type))
 
     def load_words(self, x: ir.Value) -> list[list[ir.Value]]:
-        """Both rows' columns of a matrix of 16-bit elements, eight words each."""
+        """Loads both rows' columns of a matrix of 16-bit elements, eight words each."""
         width = ir.MemRefType(x.type).shape[1]
         return [load_words(x, self.start(half, width), THREAD_COLUMNS // 2) for half in HALVES]
 
     def load_packed(self, values: ir.Value) -> list[list[ir.Value]]:
-        """Both rows' survivors, four words each, of a compressed matrix of 16-bit elements."""
+        """Loads both rows' survivors, four words each, of a compressed matrix of 16-bit elements."""
         width = ir.MemRefType(values.type).shape[1]
         return [load_words(values, self._start_of_pairs(half, width), THREAD_COLUMNS // 4) for half in HALVES]
 
     def store_packed(self, values: ir.Value, rows: Sequence[Sequence[ir.Value]]) -> None:
-        """Both rows' survivors, a word a group."""
+        """Stores both rows' survivors, a word a group."""
         width = ir.MemRefType(values.type).shape[1]
         for half, words in zip(HALVES, rows, strict=True):
             store_words(values, self._start_of_pairs(half, width), words)
 
     def store_pairs(self, values: ir.Value, rows: Sequence[Sequence[Pair]]) -> None:
-        """Both rows' survivors, rounded to the dtype of the values."""
+        """Stores both rows' survivors, rounded to the dtype of the values."""
         ref = ir.MemRefType(values.type)
         for half, pairs in zip(HALVES, rows, strict=True):
             kept = [value for pair in pairs for value in (pair.low, pair.high)]
             store_vectors(values, self._start_of_pairs(half, ref.shape[1]), narrow(kept, ref.element_type))
 
     def load_word(self, metadata: ir.Value) -> ir.Value:
-        """The thread's word of metadata, eight groups."""
+        """Loads the thread's word of metadata, eight groups."""
         return llvm.load(ir.MemRefType(metadata.type).element_type, self._word(metadata))
 
     def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
-        """The metadata of both rows' groups."""
+        """Stores the metadata of both rows' groups."""
         word = i32(0)
         for half, pairs in zip(HALVES, rows, strict=True):
             for group, pair in enumerate(pairs):
@@ -121,7 +121,7 @@ class Tile:
         return arith.shrui(self.start(half, 2 * width), i64(1))
 
     def _word(self, metadata: ir.Value) -> ir.Value:
-        """Where the thread's word of metadata [rows / 64, columns / 64, 128] is."""
+        """Computes where the thread's word of metadata [rows / 64, columns / 64, 128] is."""
         ref = ir.MemRefType(metadata.type)
         tile = arith.addi(arith.muli(self.row, i32(ref.shape[1])), self.column)
         index = arith.addi(mul64(tile, WARPGROUP_SIZE), arith.extui(i64_type(), self.thread.index))
@@ -129,7 +129,7 @@ class Tile:
 
 
 def load_tile(x: ir.Value, tile: Tile) -> tuple[ir.Value, ir.Value, list[tuple[int, list[ir.Value]]]]:
-    """A tile's entries as neighbouring threads read neighbouring 16 bytes, to be put into shared memory.
+    """Loads a tile's entries such that neighbouring threads read neighbouring 16 bytes, to be put into shared memory.
 
     Returns:
       Row and column in the tile, and pairs (first row, entries): entries follow one another from (row + first row,
@@ -150,7 +150,7 @@ def load_tile(x: ir.Value, tile: Tile) -> tuple[ir.Value, ir.Value, list[tuple[i
 
 
 def nibbles(word: ir.Value) -> list[list[ir.Value]]:
-    """Of both rows of a thread, four groups each."""
+    """Splits a word of metadata into the nibbles of both rows of a thread, four groups each."""
     return [
         [
             arith.andi(arith.shrui(word, i32(THREAD_COLUMNS * half + 4 * group)), i32(15))
@@ -161,14 +161,15 @@ def nibbles(word: ir.Value) -> list[list[ir.Value]]:
 
 
 def groups(columns: Sequence[ir.Value]) -> list[list[ir.Value]]:
-    """A row's columns by fours."""
+    """Splits a row's columns into groups of four."""
     return [list(columns[first : first + 4]) for first in range(0, len(columns), 4)]
 
 
 def thread_columns_pointers(
     values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Where the survivors of 16 columns of a row, from `column` on, go: 16 bytes of values, half a word of metadata."""
+    """Computes where survivors of 16 columns of a row, from `column` on, go: 16 bytes of values, half a metadata
+    word."""
     width, element = ir.MemRefType(values.type).shape[1], ir.MemRefType(values.type).element_type
     start = arith.addi(mul64(row, width), arith.extui(i64_type(), arith.shrui(column, i32(1))))
     word_tile = arith.addi(
@@ -189,14 +190,14 @@ def thread_columns_pointers(
 def store_thread_columns(
     values: ir.Value, metadata: ir.Value, row: ir.Value, column: ir.Value, pairs: Sequence[PackedPair]
 ) -> None:
-    """The survivors of 16 columns of a row, from `column` on."""
+    """Stores the survivors of 16 columns of a row, from `column` on."""
     values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, row, column)
     llvm.store(vector([pair.values for pair in pairs]), values_pointer, alignment=16)
     llvm.store(half_word(pairs), metadata_pointer)
 
 
 def half_word(pairs: Sequence[PackedPair]) -> ir.Value:
-    """Metadata of four groups, 16 bits."""
+    """Joins metadata of four groups to 16 bits."""
     bits = i32(0)
     for group, pair in enumerate(pairs):
         bits = arith.ori(bits, arith.shli(pair.nibble, i32(4 * group)))

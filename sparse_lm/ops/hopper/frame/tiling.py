@@ -1,4 +1,4 @@
-"""How a product with a 2:4 operand is cut up, and what a kernel says of it: what to copy, and what to write.
+"""Tilings of a product with a 2:4 operand, and a kernel's word on what to copy and what to write.
 
 The frame that runs it is persistent.py.
 """
@@ -36,7 +36,7 @@ def check_in_block(tile: int, block: int, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How a product is cut up, of which the 2:4 operand has the rows and the dense one the columns.
+    """A way to cut up a product, of which the 2:4 operand has the rows and the dense one the columns.
 
     Attributes:
       tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer; or 64, of
@@ -68,27 +68,27 @@ class Tiling:
 
     @property
     def consumer_tile(self) -> tuple[int, int]:
-        """Rows and columns of the part of a tile that a consumer computes."""
+        """Returns rows and columns of the part of a tile that a consumer computes."""
         if self.tile_m == wgmma_sp.ROWS:
             return self.tile_m, self.tile_n // CONSUMERS
         return self.tile_m // CONSUMERS, self.tile_n
 
     @property
     def cluster_m(self) -> int:
-        """Rows of a cluster's tiles."""
+        """Counts the rows of a cluster's tiles."""
         return self.tile_m * (self.cluster if self.share_b else 1)
 
     @property
     def cluster_n(self) -> int:
-        """Columns of a cluster's tiles."""
+        """Counts the columns of a cluster's tiles."""
         return self.tile_n * (1 if self.share_b else self.cluster)
 
     def grid(self, m: int, n: int) -> tuple[int, int]:
-        """How many clusters' tiles cover m rows, and n columns."""
+        """Counts the clusters' tiles that cover m rows, and n columns."""
         return pl.cdiv(m, self.cluster_m), pl.cdiv(n, self.cluster_n)
 
     def origin(self, row: Array, column: Array, peer: Array) -> tuple[Array, Array]:
-        """First row and column of a block's tile, where the cluster's is number (row, column) of the grid."""
+        """Returns first row and column of a block's tile, where the cluster's is number (row, column) of the grid."""
         row_in_cluster, column_in_cluster = (peer, 0) if self.share_b else (0, peer)
         return (
             row * self.cluster_m + row_in_cluster * self.tile_m,
@@ -98,7 +98,7 @@ class Tiling:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Of the ring, in shared memory: values [tile_m, 32], metadata [tile_m / 64, 1, 128], b [64, tile_n].
+    """A stage of the ring, in shared memory: values [tile_m, 32], metadata [tile_m / 64, 1, 128], b [64, tile_n].
 
     b is [tile_n, 64] if the dense operand is stored with the contracted dimension last.
     """
@@ -111,7 +111,8 @@ class Stage:
     def copy_sparse(
         self, values: Any, metadata: Any, row: Array, k: Array, *, first: int = 0, rows: int | None = None
     ) -> list[Copy]:
-        """Rows of the sparse operand, and their metadata, to rows of the stage; all three of them multiples of 64.
+        """Copies rows of the sparse operand, and their metadata, to rows of the stage; all three of them multiples of
+        64.
 
         Args:
           values: of the operand, in global memory.
@@ -133,14 +134,14 @@ class Stage:
         ]
 
     def copy_b(self, source: Any, *origin: Array) -> Copy:
-        """The dense operand's tile from `origin` in the source on, to the stage's."""
+        """Copies the dense operand's tile, from `origin` in the source on, to the stage's."""
         multicast = self.tiling.cluster > 1 and self.tiling.share_b
         return Copy(source, self.b, origin, wgmma_sp.DENSE_TRANSFORMS, multicast)
 
 
 @dataclasses.dataclass(frozen=True)
 class Loads:
-    """What one job copies.
+    """The copies of one job.
 
     Attributes:
       copies: from a step along k, what `look_up` gave for it, and the stage, what to copy.
@@ -156,7 +157,7 @@ class Loads:
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """What is written instead of the product.
+    """Outputs that are written instead of the product.
 
     Attributes:
       out_types: of the outputs.

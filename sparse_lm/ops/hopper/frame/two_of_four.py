@@ -23,7 +23,7 @@ class Pair(NamedTuple):
     nibble: ir.Value  # their four bits of metadata
 
     def spread(self, zero: ir.Value) -> list[ir.Value]:
-        """The four members, with `zero` for those that do not survive."""
+        """Returns the four members, with `zero` for those that do not survive."""
         first, second = arith.andi(self.nibble, i32(3)), arith.shrui(self.nibble, i32(2))
 
         def member(position):
@@ -34,12 +34,12 @@ class Pair(NamedTuple):
 
 
 def two_of_four(members: list[ir.Value], method: str = "magnitude") -> Pair:
-    """The survivors of a group of float32, "magnitude" or "soft_threshold"."""
+    """Selects two of a group of float32, by "magnitude" or "soft_threshold"."""
     ranks = [magnitude_rank(member) for member in members]
     wins = {(i, j): arith.cmpi(arith.CmpIPredicate.sge, ranks[i], ranks[j]) for i in range(4) for j in range(i + 1, 4)}
 
     def kept(i):
-        """Whether i wins two of its three comparisons."""
+        """True if i wins two of its three comparisons."""
         a, b, c = (wins[i, j] if i < j else bit_not(wins[j, i]) for j in range(4) if j != i)
         return arith.ori(arith.andi(a, b), arith.andi(c, arith.ori(a, b)))
 
@@ -60,7 +60,7 @@ def two_of_four(members: list[ir.Value], method: str = "magnitude") -> Pair:
 
 
 def magnitude_rank(x: ir.Value) -> ir.Value:
-    """`select.magnitude_rank` of one float32."""
+    """Computes `select.magnitude_rank` of one float32."""
     magnitude = arith.andi(arith.bitcast(i32_type(), x), i32(0x7FFFFFFF))
     return arith.select(arith.cmpi(arith.CmpIPredicate.sgt, magnitude, i32(INF)), i32(NAN), magnitude)
 
@@ -72,7 +72,7 @@ def _second_smallest(ranks: list[ir.Value]) -> ir.Value:
 
 
 def _shrink(x: ir.Value, rank: ir.Value, threshold: ir.Value) -> ir.Value:
-    """sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
+    """Computes sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
     sign = arith.andi(arith.bitcast(i32_type(), x), i32(SIGN))
     signed_threshold = arith.bitcast(ir.F32Type.get(), arith.ori(threshold, sign))
     is_nan = arith.cmpi(arith.CmpIPredicate.eq, rank, i32(NAN))

@@ -50,13 +50,13 @@ Carry = tuple[tuple[Array, ...], Words]
 
 
 def start(blocks: int, n: int) -> Carry:
-    """Carry of `step` before the first step: accumulators [64, n] of zeros."""
+    """Returns the carry of `step` before the first step: accumulators [64, n] of zeros."""
     zeros = plgpu.layout_cast(jnp.zeros((ROWS, n), jnp.float32), ACCUMULATOR)
     return (zeros,) * blocks, (jnp.int32(0),) * blocks
 
 
 def load_words(metadata) -> Words:
-    """This lane's metadata words of a step, from shared memory [blocks, 1, 128] int32: one of each 64 rows."""
+    """Loads this lane's metadata words of a step, from shared memory [blocks, 1, 128] int32: one of each 64 rows."""
     blocks = metadata.shape[0]
 
     @plgpu.inline_mgpu(
@@ -139,7 +139,7 @@ def finish(carry: Carry) -> tuple[Array, ...]:
 
 
 def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, word: ir.Value, n: int) -> np.ndarray:
-    """The two instructions of one block of rows, on the 64 * n / 128 accumulator registers of a lane."""
+    """Issues the two instructions of one block of rows, on the 64 * n / 128 accumulator registers of a lane."""
     # logical_k_major: whether the first dimension of the reference is k, of A [m, k] not, of B [k, n] so.
     (values_base, (_, (values_stride,))), (block_stride, _), _ = mma_utils.create_descriptor(
         values, swizzle=2 * KEPT, group_size=(ROWS, KEPT), logical_k_major=False
@@ -185,7 +185,7 @@ def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
 
 
 def load_word(metadata: ir.Value, index: ir.Value) -> ir.Value:
-    """A word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
+    """Loads a word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
     address = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(metadata), [index], i32_type())
     return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [address], i32_type())
 
@@ -202,6 +202,6 @@ def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.
 
 
 def splat(scalar: ir.Value) -> mgpu.FragmentedArray:
-    """A lane's own 32-bit integer as an array of `SCALAR`, whose lanes need not agree."""
+    """Makes an array of `SCALAR` of a lane's own 32-bit integer; its lanes need not agree."""
     registers = np.array(scalar, dtype=object)
     return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)

@@ -95,7 +95,7 @@ def _call(
     dense: bool = False,
     key: Array | None = None,
 ) -> tuple[Array, ...]:
-    """Values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
+    """Computes values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
 
     `key`, int32 [2], is that of "mvue".
     """
@@ -143,7 +143,7 @@ def _call(
 
 
 def _above_one(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int], transposed: bool):
-    """`mvue.uniform_above_one` for each group of a thread's two rows, of a matrix [M, K]."""
+    """Computes `mvue.uniform_above_one` for each group of a thread's two rows, of a matrix [M, K]."""
     column = arith.addi(arith.muli(tile.column, i32(TILE)), tile.thread.column)
     rows = []
     for half in HALVES:
@@ -163,7 +163,7 @@ def _scaled(pair: Pair, factor: ir.Value) -> Pair:
 
 
 def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[ir.Value]]:
-    """Both rows' columns of the transpose of x: columns of x, by way of shared memory."""
+    """Loads both rows' columns of the transpose of x: columns of x, by way of shared memory."""
     element = ir.MemRefType(x.type).element_type
     thread = tile.thread
     # A tile's rows are columns of the result: the tile at (column, row) of x.

@@ -60,7 +60,8 @@ def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tupl
 
 
 def _call(operands: list[Array], shape: tuple[int, int], dtype: jnp.dtype) -> tuple[Array, ...]:
-    """Values and metadata of both forms; the operands are x, of `shape` before it was padded, and perhaps the mask."""
+    """Computes values and metadata of both forms; the operands are x, of `shape` before padding, and perhaps the
+    mask."""
     x = operands[0]
     row_tiles, column_tiles = (size // TILE for size in x.shape)
 
@@ -107,7 +108,7 @@ def _call(operands: list[Array], shape: tuple[int, int], dtype: jnp.dtype) -> tu
 
 
 def _store_tile(loaded: tuple, tile_smem: ir.Value) -> None:
-    """What `load_tile` gave to shared memory."""
+    """Stores what `load_tile` gave in shared memory."""
     row, column, rows = loaded
     for first, entries in rows:
         for i, entry in enumerate(entries):
@@ -115,14 +116,14 @@ def _store_tile(loaded: tuple, tile_smem: ir.Value) -> None:
 
 
 def _origin(place: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """First row and column of a tile of 4 x 4."""
+    """Returns first row and column of a tile of 4 x 4."""
     return tuple(
         arith.muli(index, i32(4)) for index in (arith.divui(place, i32(_ACROSS)), arith.remui(place, i32(_ACROSS)))
     )
 
 
 def _inside(tile: Tile, place: ir.Value, shape: tuple[int, int]) -> ir.Value:
-    """The mask of a tile of 4 x 4 that keeps what lies in the matrix and drops its padding."""
+    """Computes the mask of a tile of 4 x 4 that keeps what lies in the matrix and drops its padding."""
     left = []
     for first_tile, first, size in zip((tile.row, tile.column), _origin(place), shape, strict=True):
         room = arith.subi(i32(size), arith.addi(arith.muli(first_tile, i32(TILE)), first))
@@ -133,7 +134,7 @@ def _inside(tile: Tile, place: ir.Value, shape: tuple[int, int]) -> ir.Value:
 
 
 def _load_mask(mask: ir.Value, tile: Tile, place: ir.Value) -> ir.Value:
-    """The 16 bits of a tile of 4 x 4, row by row, from a matrix of bytes that are 0 or 1."""
+    """Loads the 16 bits of a tile of 4 x 4, row by row, from a matrix of bytes that are 0 or 1."""
     width = ir.MemRefType(mask.type).shape[1]
     first_row, first_column = _origin(place)
     row = arith.addi(arith.muli(tile.row, i32(TILE)), first_row)
@@ -150,7 +151,7 @@ def _load_mask(mask: ir.Value, tile: Tile, place: ir.Value) -> ir.Value:
 
 
 def _best_mask(tile_smem: ir.Value, place: ir.Value) -> ir.Value:
-    """The pattern that keeps the largest sum of magnitudes in a tile of 4 x 4; of equal sums the lowest."""
+    """Finds the pattern that keeps the largest sum of magnitudes in a tile of 4 x 4; of equal sums the lowest."""
     row, column = _origin(place)
     of_pairs = []
     for i in range(4):
@@ -174,13 +175,13 @@ def _best_mask(tile_smem: ir.Value, place: ir.Value) -> ir.Value:
 
 
 def _finite_magnitude(x: ir.Value) -> ir.Value:
-    """`select.finite_magnitude` of one float32."""
+    """Computes `select.finite_magnitude` of one float32."""
     magnitude = math.absf(x)
     return arith.select(arith.cmpf(arith.CmpFPredicate.OLT, magnitude, f32(LARGEST)), magnitude, f32(LARGEST))
 
 
 def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: int, transposed: bool) -> list[Pair]:
-    """Of the 16 entries of one of the thread's rows; or, `transposed`, of its column of that number."""
+    """Selects from the 16 entries of one of the thread's rows; or, `transposed`, of its column of that number."""
     line = arith.addi(thread.row, i32(8 * half))
     pairs = []
     for first in range(0, THREAD_COLUMNS, 4):
@@ -208,7 +209,7 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: 
 
 
 def _nibble(mask: ir.Value) -> ir.Value:
-    """Metadata of a group from the four bits of its mask."""
+    """Computes a group's metadata from the four bits of its mask."""
     i64 = i64_type()
     signed = METADATA_OF_MASKS - (1 << 64) if METADATA_OF_MASKS >> 63 else METADATA_OF_MASKS
     table = arith.constant(i64, ir.IntegerAttr.get(i64, signed))
@@ -217,7 +218,7 @@ def _nibble(mask: ir.Value) -> ir.Value:
 
 
 def _load_entry(tile_smem: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
-    """In float32."""
+    """Loads an entry of the tile in float32."""
     element = ir.MemRefType(tile_smem.type).element_type
     return widen([llvm.load(element, _entry(tile_smem, row, column))])[0]
 

@@ -135,7 +135,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
 
 
 def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
-    """Groups of m columns that a block takes of its rows: 16, or 8 if only then several blocks have room."""
+    """Counts the groups of m columns that a block takes of its rows: 16, or 8 if only then several blocks have room."""
     groups = TILE // _KEPT
     return groups if v * groups * m * dtype.itemsize <= _SHARED_TILE else groups // 2
 
@@ -154,7 +154,7 @@ def check_venom(x: Array | jax.ShapeDtypeStruct, v: int, m: int) -> None:
 
 
 def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> Seen:
-    """The tile to shared memory, squared relu taken if `activate`, and each warp's sums of squares by column.
+    """Loads the tile to shared memory, takes the squared relu if `activate`, and sums up each column's squares by warp.
 
     A lane keeps to its 8 columns; where a row has fewer than 32 lanes' worth of them, a warp takes
     several rows at a time, and of more, the row in parts.
@@ -211,7 +211,7 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
 
 
 def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[ir.Value], ir.Value]:
-    """Of a column of the tile, the sum of what each warp added up of its squares."""
+    """Returns the sum, of a column of the tile, of what each warp added up of its squares."""
     tile_columns = ir.MemRefType(norms.type).shape[0] // warps
     base = mgpu_utils.memref_ptr(norms)
 
@@ -232,7 +232,8 @@ def choose_columns(
     m: int,
     warps: int,
 ) -> ir.Value:
-    """The four columns of largest norm of each group: their places in the tile to `kept`, in the matrix to `columns`.
+    """Chooses the four columns of largest norm of each group: their places in the tile go to `kept`, columns to
+    `columns`.
 
     Lane l of a warp looks after columns l, l + 32, .. of the warp's share; a group's columns are neighbouring lanes
     of one warp, so that a vote tells how many kept ones come before.
@@ -276,7 +277,7 @@ def choose_columns(
 
 
 def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir.Value]:
-    """Whether a lane's rank is one of the four largest of its group of m lanes, and how many of them come before it.
+    """Tells if a lane's rank is one of the four largest of its group of m lanes, and how many of them come before it.
 
     Of equal ranks that of the lower place is the larger.
     """
@@ -299,7 +300,7 @@ def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir
 
 
 def _thread_columns(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]]:
-    """Row and first column of the 16 condensed ones that a thread selects from, once or twice.
+    """Lists row and first column of the 16 condensed ones that a thread selects from, once or twice.
 
     Neighbouring lanes have neighbouring columns of a row.
     """
@@ -311,7 +312,7 @@ def _thread_columns(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]
 
 
 def _gather(tile_smem, kept, row: ir.Value, column: ir.Value, stride: int) -> list[ir.Value]:
-    """16 condensed columns of a row, each in the low half of a word."""
+    """Gathers 16 condensed columns of a row, each in the low half of a word."""
     element, i16 = ir.MemRefType(tile_smem.type).element_type, ir.IntegerType.get_signless(16)
     start = arith.muli(row, i32(stride))
     words = []

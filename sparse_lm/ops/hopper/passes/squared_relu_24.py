@@ -56,7 +56,8 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 
 
 def out_types(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Of `sparsify`, for an H of whole tiles: values, metadata, and what each warp saw of each tile."""
+    """Returns the types that `sparsify` fills, for an H of whole tiles: values, metadata, each warp's statistics of a
+    tile."""
     row_tiles, column_tiles = rows // TILE, columns // TILE
     return (
         jax.ShapeDtypeStruct((rows, columns // 2), dtype),

@@ -103,7 +103,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
 def _call(
     dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, *, tile_neurons: int
 ) -> tuple[Array, ...]:
-    """dH's values; values and metadata of dH^T; of Y^T.
+    """Computes dH's values; values and metadata of dH^T; those of Y^T.
 
     Args:
       dy: [T, Kc], in whole tiles, of whole Venom blocks.
@@ -173,7 +173,7 @@ def _call(
 
 
 def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
-    """dH of a thread's two rows to global memory; to shared memory dH and Y, zeros where Y is not stored."""
+    """Writes dH of a thread's two rows to global memory; dH and Y to shared memory, zeros where Y is not stored."""
     element = ir.MemRefType(dy.type).element_type
     dh_rows = []
     loaded = zip(tile.load_words(dy), tile.load_packed(values), nibbles(tile.load_word(metadata)), strict=True)
@@ -194,19 +194,19 @@ def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir
 
 
 def _gradient(dy: ir.Value, y: ir.Value, element: ir.Type) -> ir.Value:
-    """2 sqrt(y) dy of two 16-bit floats."""
+    """Computes 2 sqrt(y) dy of two 16-bit floats."""
     slopes = (arith.mulf(f32(2.0), math.sqrt(value)) for value in packed_24.unpack(y, element))
     products = (arith.mulf(d, slope) for d, slope in zip(packed_24.unpack(dy, element), slopes, strict=True))
     return packed_24.pack(*products, element)
 
 
 def _position(thread: Thread, half: int, column: int) -> tuple[ir.Value, ir.Value]:
-    """Row and column in the tile of one of the 16 columns that a thread holds of a row."""
+    """Returns row and column in the tile of one of the 16 columns that a thread holds of a row."""
     return arith.addi(thread.row, i32(8 * half)), arith.addi(thread.column, i32(column))
 
 
 def _load_column(words: ir.Value, thread: Thread, column: ir.Value) -> list[ir.Value]:
-    """A thread's 16 tokens of one of its two columns: dH and Y."""
+    """Loads a thread's 16 tokens of one of its two columns: dH and Y."""
     return [
         llvm.load(i32_type(), _word_pointer(words, arith.addi(thread.column, i32(i)), column))
         for i in range(THREAD_COLUMNS)
@@ -214,7 +214,7 @@ def _load_column(words: ir.Value, thread: Thread, column: ir.Value) -> list[ir.V
 
 
 def _select_along_tokens(tokens: list[ir.Value]) -> tuple[list[PackedPair], list[PackedPair]]:
-    """The pairs of dH and of Y that are kept of 16 tokens of a column: of each four the largest two."""
+    """Selects pairs of dH and of Y of 16 tokens of a column: of each four the largest two."""
     dh_pairs, y_pairs = [], []
     for four in groups(tokens):
         dh_pairs.append(packed_24.two_of_four([(word, _DH) for word in four], signed=True))
@@ -225,7 +225,7 @@ def _select_along_tokens(tokens: list[ir.Value]) -> tuple[list[PackedPair], list
 def _draw_along_tokens(
     key: tuple[ir.Value, ir.Value], tile: Tile, neurons: int, element: ir.Type, row: ir.Value, tokens: list[ir.Value]
 ) -> tuple[list[PackedPair], list[PackedPair]]:
-    """As `_select_along_tokens`, but of each four two at random, for row `row` of transposes of so many `neurons`."""
+    """Selects as `_select_along_tokens`, but at random (MVUE), for row `row` of transposes of so many `neurons`."""
     first_pair = arith.shrui(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column), i32(3))
     pairs = [], []
     for number, four in enumerate(groups(tokens)):
@@ -240,7 +240,7 @@ def _draw_along_tokens(
 
 
 def _scatter_rows(outs, rows: list[ir.Value], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
-    """Both columns' pairs to the rows of their neurons, and empty rows for the neurons that are not kept."""
+    """Stores both columns' pairs in the rows of their neurons, and empty rows for the neurons that are not kept."""
     nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
     always = true()
     for half in HALVES:
@@ -258,7 +258,7 @@ def _scatter_rows(outs, rows: list[ir.Value], places: ir.Value, tile: Tile, tile
 def _store_row_if(
     condition: ir.Value, values: ir.Value, metadata: ir.Value, neuron: ir.Value, tile: Tile, pairs: list[PackedPair]
 ) -> None:
-    """A thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
+    """Stores a thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
     tokens = arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column)
     values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, neuron, tokens)
     store_if(condition, values_pointer, [pair.values for pair in pairs])
@@ -266,14 +266,14 @@ def _store_row_if(
 
 
 def _listed(columns: ir.Value, block: ir.Value, tile: ir.Value, place: ir.Value) -> ir.Value:
-    """The neuron at a condensed column of a tile of columns [blocks, Kc]."""
+    """Loads the neuron at a condensed column of a tile of columns [blocks, Kc]."""
     offset = arith.addi(arith.muli(tile, i32(TILE)), place)
     start = arith.addi(mul64(block, ir.MemRefType(columns.type).shape[1]), arith.extui(i64_type(), offset))
     return llvm.load(i32_type(), mgpu_utils.getelementptr(global_pointer(columns), [start], i32_type()))
 
 
 def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value, thread: Thread, tile_neurons: int):
-    """`places[neuron - first neuron of the tile]`: its condensed column in the tile, or `_NOT_KEPT`."""
+    """Sets `places[neuron - first neuron of the tile]` to its condensed column in the tile, or `_NOT_KEPT`."""
     shared = mgpu_utils.memref_ptr(places)
 
     def at(index):
@@ -289,7 +289,7 @@ def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value
 
 
 def _word_pointer(words: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
-    """Where the word of an entry of the tile is in shared memory, see `_SKEW`."""
+    """Computes where the word of an entry of the tile is in shared memory, see `_SKEW`."""
 
     def skewed(index):
         return arith.addi(index, arith.muli(arith.shrui(index, i32(5)), i32(_SKEW)))

@@ -29,7 +29,7 @@ from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 @dataclasses.dataclass(frozen=True)
 class Config(Tiling):
-    """How the product is cut up.
+    """A way to cut up the product.
 
     Attributes:
       raster_width: clusters' tiles along M in the band that the blocks which run together cover, so that the L2 cache
@@ -47,7 +47,7 @@ CANDIDATES = ((Config(tile_m=256, tile_n=192), 1.36), (Config(tile_m=128, tile_n
 
 
 def heuristic_config(m: int, n: int, k: int) -> Config:
-    """The candidate that is done first."""
+    """Chooses the candidate that is done first."""
     return split_k.fastest(CANDIDATES, m, n, pl.cdiv(k, STEP))
 
 

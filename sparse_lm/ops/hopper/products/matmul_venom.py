@@ -31,7 +31,7 @@ from sparse_lm.ops.row_order import RowOrder
 
 @dataclasses.dataclass(frozen=True)
 class Config(Tiling):
-    """How the product is cut up; tile_m divides v.
+    """A way to cut up the product; tile_m divides v.
 
     Attributes:
       raster_width: clusters' tiles along N that run together; the L2 cache should hold the part of b under them.
@@ -51,7 +51,7 @@ CANDIDATES = (
 
 
 def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
-    """The candidate that is done first, of those whose tiles' rows lie in one block.
+    """Chooses the candidate that is done first, of those whose tiles' rows lie in one block.
 
     Raises:
       NotImplementedError: there is none.
@@ -70,7 +70,7 @@ def matmul_venom(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """a @ b.
+    """Computes a @ b.
 
     Args:
       a: V:2:M matrix [M, K], bfloat16 or float16, v a multiple of 64.

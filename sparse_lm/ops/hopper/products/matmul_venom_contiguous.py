@@ -29,7 +29,7 @@ from sparse_lm.ops.row_order import RowOrder
 
 @dataclasses.dataclass(frozen=True)
 class Config(Tiling):
-    """How the product is cut up.
+    """A way to cut up the product.
 
     Attributes:
       raster_width: clusters' tiles along N that run together.
@@ -47,7 +47,7 @@ CANDIDATES = (
 
 
 def heuristic_config(rows: int, n: int, kept: int, v: int) -> Config:
-    """The candidate that is done first, of those whose tiles' rows lie in one block.
+    """Chooses the candidate that is done first, of those whose tiles' rows lie in one block.
 
     Raises:
       NotImplementedError: there is none.
@@ -66,7 +66,7 @@ def matmul_venom_contiguous(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """a @ b.
+    """Computes a @ b of contiguous columns.
 
     Args:
       a: V:2:M matrix [M, K], bfloat16 or float16, v and contiguous multiples of 128 and of 64. The last blocks cost
@@ -111,7 +111,7 @@ def _call(config: Config, a: SparseVenom, b: Array, rows: RowOrder | None, out_d
         block = lax.div(job.row, a.v)
 
         def look_up(k):
-            """The first row of b; one past the end for steps past the end, which must add nothing."""
+            """Reads the first row of b; one past the end for steps past the end, which must add nothing."""
             return jnp.where(k < steps, columns[block, lax.min(k, steps - 1) * STEP], b.shape[0])
 
         def copies(k, row, stage):

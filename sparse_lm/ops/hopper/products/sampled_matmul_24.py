@@ -33,7 +33,7 @@ from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 @dataclasses.dataclass(frozen=True)
 class Config(Tiling):
-    """How the product is cut up; M counts listed rows, N tokens.
+    """A way to cut up the product; M counts listed rows, N tokens.
 
     Attributes:
       raster_width: clusters' tiles along M that run together.
@@ -47,7 +47,7 @@ CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 12
 
 
 def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
-    """The candidate that is done first, of those whose tiles of tokens lie in one block.
+    """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block.
 
     Raises:
       NotImplementedError: there is none.
@@ -68,7 +68,7 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """x @ w[neuron_ids of the block].T, for each block of v rows of x.
+    """Computes x @ w[neuron_ids of the block].T, for each block of v rows of x.
 
     Runs that no tile here fits are taken row by row (sampled_rows_24.py).
 
@@ -117,7 +117,7 @@ def multiply_listed(
     name: str,
     epilogue: Epilogue | None = None,
 ) -> list[Array]:
-    """The product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
+    """Computes the product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     check_in_block(config.cluster_n, v, "tokens")
     plan = split_k.plan_product(config, kept, tokens, w.values.shape[1] // wgmma_sp.KEPT)

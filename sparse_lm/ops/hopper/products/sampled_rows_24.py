@@ -39,7 +39,7 @@ _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How the product is cut up.
+    """A way to cut up the product.
 
     Attributes:
       rows: of the 2:4 matrix in a block's tile, 128 or 256: one or two blocks of 64 for each consumer.
@@ -70,7 +70,7 @@ CANDIDATES = (Config(rows=256, tokens=128, stages=5), Config(rows=256, tokens=64
 
 
 def heuristic_config(v: int) -> Config:
-    """The candidate with the most tokens, all in one block, that share a gathered row."""
+    """Chooses the candidate with the most tokens, all in one block, that share a gathered row."""
     return next(config for config in CANDIDATES if v % config.tokens == 0)
 
 
@@ -83,7 +83,7 @@ def sampled_rows_24(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """x @ w[neuron_ids of the block].T, for each block of v rows of x.
+    """Computes x @ w[neuron_ids of the block].T, for each block of v rows of x, of neurons in any order.
 
     Args:
       w: 2:4 matrix [F, D], bfloat16 or float16.
@@ -131,7 +131,8 @@ def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out:
             tiles = lax.div(grid[0] * grid[1] - first_tile + clusters - 1, clusters)
 
             def for_each_tile(body):
-                """`body(i, block, row, token)` for this cluster's i-th tile: which row of neuron_ids, where in it."""
+                """Calls `body(i, block, row, token)` for this cluster's i-th tile: which row of neuron_ids, where in
+                it."""
 
                 @pl.loop(0, tiles)
                 def _tile(i):
@@ -247,7 +248,7 @@ def _fill_tile(
 def _store_tile(
     accumulators: tuple[Array, ...], slots: Any, out: Any, row: Array, token: Array, tile_number: Array
 ) -> None:
-    """A consumer's part of a tile, [64, tokens] each, to `out[token:, row:]`; `tile_number` counts its tiles."""
+    """Stores a consumer's part of a tile, [64, tokens] each, in `out[token:, row:]`; `tile_number` counts its tiles."""
     stores_of_a_block = stores(accumulators[0].shape[1], out.dtype)
     for block, accumulator in enumerate(accumulators):
         store_tile(

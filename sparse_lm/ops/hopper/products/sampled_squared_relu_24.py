@@ -84,7 +84,8 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
 
 
 def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[ir.Value]:
-    """The 16 neurons of one of a thread's tokens, eight words, from a staging slot, [tokens, neurons] and swizzled."""
+    """Loads the 16 neurons of one of a thread's tokens, eight words, from a staging slot, [tokens, neurons] and
+    swizzled."""
     row = arith.addi(thread.row, i32(8 * half))
     first_chunk = arith.divui(thread.column, i32(TILE * SWIZZLE_CHUNK // SWIZZLE))
     return [word for number in range(2) for word in load_chunk(slot, row, arith.addi(first_chunk, i32(number)))]

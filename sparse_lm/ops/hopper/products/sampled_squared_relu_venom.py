@@ -106,7 +106,8 @@ def sampled_squared_relu_venom(
 
 
 def _squared_relu(neurons: int, y: jax.ShapeDtypeStruct) -> Epilogue:
-    """Y^T; float32 [T / 64, F], sums of Y^2; int32 [F / 64, T / 64, 4], what each warp saw but zeros."""
+    """Makes the epilogue: Y^T; float32 [T / 64, F], sums of Y^2; int32 [F / 64, T / 64, 4], non-zeros that each warp
+    saw."""
     tokens = y.shape[1]
     out_types = (
         y,
@@ -161,7 +162,7 @@ def _store_norms(part: mgpu.FragmentedArray, norms: ir.Value, neuron_tile: ir.Va
 def _multiply_accumulate(
     a: Sequence[ir.Value], b: Sequence[ir.Value], sums: Sequence[ir.Value], element: ir.Type
 ) -> list[ir.Value]:
-    """A warp's sums + a b, [16, 16] times [16, 8], in the registers of `mma.m16n8k16` (PTX ISA)."""
+    """Computes a warp's sums + a b, [16, 16] times [16, 8], in the registers of `mma.m16n8k16` (PTX ISA)."""
     kind = "bf16" if element == ir.BF16Type.get() else "f16"
     registers = "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13}"
     code = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {registers};"
@@ -173,7 +174,7 @@ def _multiply_accumulate(
 def _store_nonzeros(
     part: mgpu.FragmentedArray, nonzeros: ir.Value, neuron_tile: ir.Value, token_tile: ir.Value
 ) -> None:
-    """How many of a warp's numbers of a tile [64, 64] are not zero; NaNs are not."""
+    """Stores how many of a warp's numbers of a tile [64, 64] are not zero; NaNs are not."""
     kind = "bf16x2" if part.mlir_dtype == ir.BF16Type.get() else "f16x2"
     count = i32(0)  # of either half of the words, in their dtype: exact up to 256
     for register in part.registers.flat:
@@ -197,7 +198,7 @@ def _norm_pointer(norms: ir.Value, token_tile: ir.Value, neuron: ir.Value) -> ir
 
 
 def _select(y: Array, norms: Array, tokens: int, v: int, m: int) -> list[Array]:
-    """Values, metadata and columns of the Venom form of Y, and statistics, from Y^T [F, T] and sums of squares.
+    """Selects the Venom form of Y, with statistics, from Y^T [F, T] and sums of squares.
 
     A block of threads takes 16 groups of neurons of one block of tokens: 64 rows of Y^T are kept, of v tokens each.
     Of Y^T and the sums, which may be padded, `tokens` are read.
@@ -253,7 +254,7 @@ def _select(y: Array, norms: Array, tokens: int, v: int, m: int) -> list[Array]:
 def _sums_of_block(
     norms: ir.Value, block: ir.Value, tile_number: ir.Value, v: int, tile_neurons: int
 ) -> Callable[[ir.Value], ir.Value]:
-    """Of a neuron of the tile, the sum of the squares of a block's tokens."""
+    """Returns the sum, of a neuron of the tile, of the squares of a block's tokens."""
 
     def norm_of(neuron):
         neuron = arith.addi(arith.muli(tile_number, i32(tile_neurons)), neuron)
@@ -266,7 +267,7 @@ def _sums_of_block(
 def _load_kept(
     y: ir.Value, kept: ir.Value, tile_smem: ir.Value, first_neuron: ir.Value, first_token: ir.Value, v: int
 ) -> None:
-    """The kept rows of a tile of Y^T to shared memory; all loads of a thread are under way together."""
+    """Loads the kept rows of a tile of Y^T to shared memory; all loads of a thread are under way together."""
     ref = ir.MemRefType(y.type)
     thread = mgpu_utils.thread_idx()
     token = arith.muli(arith.remui(thread, i32(v // _CHUNK)), i32(_CHUNK))
@@ -282,7 +283,7 @@ def _load_kept(
 
 
 def _place_of_thread() -> tuple[ir.Value, ir.Value]:
-    """The first of the 16 kept neurons and of the two tokens, in the tile, that a thread selects from.
+    """Returns the first of the 16 kept neurons and of the two tokens, in the tile, that a thread selects from.
 
     Neighbouring threads have neighbouring neurons, so that they write neighbouring values.
     """
@@ -292,13 +293,13 @@ def _place_of_thread() -> tuple[ir.Value, ir.Value]:
 
 
 def _load_pair_of_tokens(tile_smem: ir.Value, first_row: ir.Value, token: ir.Value, v: int) -> list[ir.Value]:
-    """Of 16 rows of the tile, a word of two tokens each."""
+    """Loads, of 16 rows of the tile, a word of two tokens each."""
     rows = (arith.addi(first_row, i32(i)) for i in range(THREAD_COLUMNS))
     return [llvm.load(i32_type(), _shared_pointer(tile_smem, row, token, v)) for row in rows]
 
 
 def _shared_pointer(tile_smem: ir.Value, row: ir.Value, token: ir.Value, v: int) -> ir.Value:
-    """Where a token of a row of the tile is in shared memory, see `_SKEW`."""
+    """Computes where a token of a row of the tile is in shared memory, see `_SKEW`."""
     skew = arith.muli(arith.divui(row, i32(THREAD_COLUMNS)), i32(_SKEW))
     index = arith.addi(arith.addi(arith.muli(row, i32(v)), skew), token)
     return mgpu_utils.getelementptr(

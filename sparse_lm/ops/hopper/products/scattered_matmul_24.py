@@ -31,7 +31,7 @@ from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 @dataclasses.dataclass(frozen=True)
 class Config(Tiling):
-    """How the product is cut up.
+    """A way to cut up the product.
 
     Attributes:
       raster_width: clusters' tiles side by side in a band, which is computed row by row before the next band. Those of
@@ -53,7 +53,7 @@ _WHOLE_ROWS = 2048  # columns of b, of which the cache holds what the tiles of a
 
 
 def heuristic_config(contiguous: int, listings: int, n: int) -> Config:
-    """The fastest candidate of those whose cluster's rows a slice holds; of equals the one that reads least.
+    """Chooses the fastest candidate of those whose cluster's rows a slice holds; of equals the one that reads least.
 
     Args:
       contiguous: rows of a slice.
@@ -68,7 +68,7 @@ def heuristic_config(contiguous: int, listings: int, n: int) -> Config:
         raise NotImplementedError(f"needs a multiple of 128 contiguous rows, not {contiguous}")
 
     def time(candidate: tuple[Config, float]) -> float:
-        """Of all columns, by rows."""
+        """Estimates the time of all columns, by rows."""
         config, tile_time = candidate
         return tile_time * pl.cdiv(n, config.cluster_n) / config.cluster_m
 
@@ -80,7 +80,7 @@ def heuristic_config(contiguous: int, listings: int, n: int) -> Config:
 
 
 def tile_at(tile: Array, grid: tuple[int, int], raster_width: int) -> tuple[Array, Array]:
-    """Row and column of the tiles of a grid in the order of `Config.raster_width`; the last band may be narrower."""
+    """Returns row and column of a grid's tile in the order of `Config.raster_width`; the last band may be narrower."""
     height, width = grid
     first_column = lax.div(tile, height * raster_width) * raster_width
     band = lax.min(raster_width, width - first_column)
@@ -89,7 +89,8 @@ def tile_at(tile: Array, grid: tuple[int, int], raster_width: int) -> tuple[Arra
 
 
 def by_tile(of_rows: Array, grid: tuple[int, int], raster_width: int) -> Array:
-    """What is given of each row of a grid, of each of its tiles in that order; XLA fuses it, unlike a look-up."""
+    """Repeats what is given of each row of a grid for each of its tiles in that order; XLA fuses it, unlike a
+    look-up."""
     _, width = grid
     bands = [min(raster_width, width - first) for first in range(0, width, raster_width)]
     return jnp.concatenate([jnp.repeat(of_rows, band) for band in bands])
@@ -106,7 +107,7 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """out[neuron_ids[t // v, j]] += a[j, t] b[t], from zeros.
+    """Computes out[neuron_ids[t // v, j]] += a[j, t] b[t], from zeros.
 
     Args:
       a: [Kc, T], 2:4 along T, bfloat16 or float16.
@@ -169,7 +170,8 @@ def _call(
         out_slice, offset = lax.div(job.row, contiguous), lax.rem(job.row, contiguous)
 
         def look_up(k):
-            """Row of a and step along T: past its end, where copies read zeros, if no further block lists the slice."""
+            """Returns row of a and step along T: past its end, where copies read zeros, if no further block lists the
+            slice."""
             place = places[out_slice, lax.div(k, steps)]
             row = lax.rem(place, listings) * contiguous + offset
             return row, lax.div(place, listings) * steps + lax.rem(k, steps)

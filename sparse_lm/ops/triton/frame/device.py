@@ -1,4 +1,4 @@
-"""What the kernels must know of the GPU."""
+"""Numbers of the GPU that the kernels must know."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # that a thread block
 
 
 def compute_capability() -> int:
-    """80 for 8.0; that of an A100 where this process has no GPU, to compile for one."""
+    """Returns 80 for 8.0; that of an A100 where this process has no GPU, to compile for one."""
     device = jax.devices()[0]
     return int(device.compute_capability.replace(".", "")) if device.platform == "gpu" else _A100
 
 
 def core_count() -> int:
-    """Streaming multiprocessors of this process' GPU; those of an A100 where there is none."""
+    """Counts this GPU's streaming multiprocessors; those of an A100 where there is none."""
     device = jax.devices()[0]
     return device.core_count if device.platform == "gpu" else _A100_CORES
 
 
 def shared_bytes(capability: int) -> int:
-    """Shared memory that a thread block can have."""
+    """Returns the shared memory that a thread block can have."""
     return _SHARED_KIB[capability] * 2**10

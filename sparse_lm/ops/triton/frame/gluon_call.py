@@ -106,7 +106,7 @@ def compile_gluon(
     warps: int,
     capability: int,
 ) -> Compiled:
-    """Code of a kernel; needs no GPU.
+    """Compiles a kernel; needs no GPU.
 
     Args:
       kernel: the kernel.
@@ -139,6 +139,6 @@ def compile_gluon(
 
 
 def align_rows(x: Array) -> Array:
-    """A matrix of 16-bit floats with zeros at the end of rows up to whole vectors; a copy, if there is need."""
+    """Pads rows of 16-bit floats with zeros up to whole vectors; copies the matrix only if there is need."""
     missing = -x.shape[1] % (_ALIGNMENT // 2)
     return jnp.pad(x, ((0, 0), (0, missing))) if missing else x

@@ -34,7 +34,7 @@ _CONSTRAINTS = gl.constexpr(",".join(["=f"] * 8 + ["r"] * 12 + ["f"] * 8 + ["r"]
 
 @gluon.constexpr_function
 def tile_layout(warps_m, warps_n):
-    """Of a tile of the result: that of a dense product."""
+    """Returns the layout of a tile of the result: that of a dense product."""
     return gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[warps_m, warps_n], instr_shape=[ROWS.value, COLUMNS.value]
     )
@@ -42,7 +42,7 @@ def tile_layout(warps_m, warps_n):
 
 @gluon.constexpr_function
 def fragment_layout(warps_m, warps_n):
-    """Of the index space of fragments."""
+    """Returns the layout of the index space of fragments."""
     return gl.BlockedLayout(
         size_per_thread=[1, 1, 1, 8],
         threads_per_warp=[1, 1, 32, 1],
@@ -66,14 +66,14 @@ def _assembly(dtype, selector):
 
 @gluon.jit
 def zeros(tile_m: gl.constexpr, tile_n: gl.constexpr, warps_m: gl.constexpr, warps_n: gl.constexpr):
-    """Accumulators of a tile."""
+    """Returns accumulators of a tile, zeros."""
     shape: gl.constexpr = [tile_m // ROWS, tile_n // (2 * COLUMNS), 32, 8]
     return gl.full(shape, 0.0, gl.float32, fragment_layout(warps_m, warps_n))
 
 
 @gluon.jit
 def load_a(values, warps_m: gl.constexpr, warps_n: gl.constexpr):
-    """Fragments of the 2:4 operand's values [tile_m, 16] in shared memory."""
+    """Loads fragments of the 2:4 operand's values [tile_m, 16] in shared memory."""
     rows: gl.constexpr = values.shape[0] // ROWS
     a = values.load(gl.DotOperandLayout(0, tile_layout(warps_m, warps_n), k_width=2))
     a = a.reshape([rows, 2, 8, 2, 4, 2]).permute([0, 2, 4, 3, 1, 5]).reshape([rows, 1, 32, 8])
@@ -82,7 +82,7 @@ def load_a(values, warps_m: gl.constexpr, warps_n: gl.constexpr):
 
 @gluon.jit
 def load_b(b, warps_m: gl.constexpr, warps_n: gl.constexpr):
-    """Fragments of the dense operand's [32, tile_n] in shared memory: of the left and the right one of each pair."""
+    """Loads fragments of the dense operand's [32, tile_n] in shared memory: of the left and right one of each pair."""
     pairs: gl.constexpr = b.shape[1] // (2 * COLUMNS * warps_n)
     layout: gl.constexpr = fragment_layout(warps_m, warps_n)
     both = b.load(gl.DotOperandLayout(1, tile_layout(warps_m, warps_n), k_width=2))
@@ -94,14 +94,14 @@ def load_b(b, warps_m: gl.constexpr, warps_n: gl.constexpr):
 
 @gluon.jit
 def load_words(metadata, warps_m: gl.constexpr, warps_n: gl.constexpr):
-    """Metadata words [tile_m / 16, 32] in shared memory, for two steps of 32."""
+    """Loads metadata words [tile_m / 16, 32] from shared memory, for two steps of 32."""
     layout: gl.constexpr = fragment_layout(warps_m, warps_n)
     return metadata.load(gl.SliceLayout(1, gl.SliceLayout(3, layout))).expand_dims(1).expand_dims(3)
 
 
 @gluon.jit
 def mma_sp(a, left, right, words, sums, selector: gl.constexpr):
-    """sums + a @ b for one step of 32; `selector` is its place, 0 or 1, in the 64 that the words describe."""
+    """Computes sums + a @ b for one step of 32; `selector` is its place, 0 or 1, in the 64 that the words describe."""
     return gl.inline_asm_elementwise(
         _assembly(a.dtype, selector),
         _CONSTRAINTS,
@@ -114,7 +114,7 @@ def mma_sp(a, left, right, words, sums, selector: gl.constexpr):
 
 @gluon.jit
 def to_tile(sums, warps_m: gl.constexpr, warps_n: gl.constexpr):
-    """Accumulators as the tile [tile_m, tile_n] that they are."""
+    """Converts accumulators to the tile [tile_m, tile_n] that they are."""
     rows: gl.constexpr = sums.shape[0]
     pairs: gl.constexpr = sums.shape[1] // warps_n
     tile = sums.reshape([rows, pairs, warps_n, 8, 4, 2, 2, 2]).permute([0, 6, 3, 1, 5, 2, 4, 7])

@@ -22,7 +22,7 @@ _PARITY = tl.constexpr(0x1BD11BDA)  # of Threefry's key schedule
 
 @gluon.jit
 def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: gl.constexpr):
-    """1 + `sparse_lm.ops.mvue.uniform_of_groups` of a tile.
+    """Computes 1 + `sparse_lm.ops.mvue.uniform_of_groups` of a tile.
 
     Args:
       key: int32 [2], as `sparse_lm.ops.mvue.threefry_key` gives it.
@@ -40,13 +40,14 @@ def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: g
 
 @triton.jit
 def _above_one(bits):
-    """1 + (bits + 0.5) / 2^16, of 16 bits."""
+    """Computes 1 + (bits + 0.5) / 2^16, of 16 bits."""
     return (bits << 7 | _ONE_AND_HALF_A_UNIT).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _random_bits(key, other_key, index):
-    """Elements `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon, 2011)."""
+    """Computes elements `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon,
+    2011)."""
     key, other_key = key.to(tl.uint32, bitcast=True), other_key.to(tl.uint32, bitcast=True)
     mixed_key = key ^ other_key ^ _PARITY
     x, y = key, index.to(tl.uint32, bitcast=True) + other_key
@@ -74,7 +75,7 @@ def _round(x, y, ROTATION: tl.constexpr):
 
 @gluon.jit
 def sample_two(a, b, c, d, above_one):
-    """The estimates of two members of each group, and their nibbles of metadata.
+    """Estimates two members of each group, and gives their nibbles of metadata.
 
     Args:
       a, b, c, d: the members, float32 [64, 16].
@@ -106,12 +107,12 @@ def sample_two(a, b, c, d, above_one):
 
 @triton.jit
 def _least(x, y):
-    """NaN if either is."""
+    """Returns the lesser; NaN if either is."""
     return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _estimate(member, half):
-    """sign(x) max(|x|, half)."""
+    """Computes sign(x) max(|x|, half)."""
     magnitude = tl.maximum(tl.abs(member), half, propagate_nan=tl.PropagateNan.ALL).to(tl.int32, bitcast=True)
     return (magnitude | member.to(tl.int32, bitcast=True) & _SIGN).to(tl.float32, bitcast=True)

@@ -23,7 +23,7 @@ _KINDS = {tl.bfloat16: "bf16x2", tl.float16: "f16x2"}
 
 @triton.constexpr_function
 def _squared_relu_assembly(dtype):
-    """The product's addend is -0, which changes nothing."""
+    """Returns assembly of the squared ReLU of two halves; the addend of its product is -0, which changes nothing."""
     kind = _KINDS[dtype]
     return f"""{{ .reg .b32 zero, negative_zero, positive; mov.b32 zero, 0; mov.b32 negative_zero, 0x80008000;
         max.NaN.{kind} positive, $1, zero; fma.rn.{kind} $0, positive, positive, negative_zero; }}"""
@@ -36,7 +36,7 @@ def _pack_assembly(dtype):
 
 @triton.jit
 def _key(word, POSITION: tl.constexpr, HIGH: tl.constexpr, SIGNED: tl.constexpr):
-    """Of the member at a position of its group, which is in the high half of a word or in the low one."""
+    """Computes the key of the member at a position of its group, in the high half of a word or in the low one."""
     if SIGNED:  # the rotation brings the magnitude to the top and the sign to the bottom
         left: tl.constexpr = 1 if HIGH else 17
         return (word << left | word >> 32 - left) & 0xFFFE0001 | (3 - POSITION) << 1
@@ -48,7 +48,7 @@ def _key(word, POSITION: tl.constexpr, HIGH: tl.constexpr, SIGNED: tl.constexpr)
 
 @triton.jit
 def _two_largest(a, b, c, d, SIGNED: tl.constexpr):
-    """Of four keys: values and nibble, as `two_of_four` gives them."""
+    """Selects the largest two of four keys: values and nibble, as `two_of_four` gives them."""
     larger, other_larger = tl.maximum(a, b), tl.maximum(c, d)
     smaller, other_smaller = tl.minimum(a, b), tl.minimum(c, d)
     largest = tl.maximum(larger, other_larger)
@@ -64,7 +64,7 @@ def _two_largest(a, b, c, d, SIGNED: tl.constexpr):
 
 @triton.jit
 def two_of_four(low, high, SIGNED: tl.constexpr):
-    """The survivors of groups of four.
+    """Selects two of each group of four.
 
     Args:
       low, high: words of members 0 and 1, and of members 2 and 3.
@@ -81,7 +81,7 @@ def two_of_four(low, high, SIGNED: tl.constexpr):
 
 @triton.jit
 def two_of_four_halves(a, b, c, d, HIGH: tl.constexpr, SIGNED: tl.constexpr):
-    """As `two_of_four`, of members in the high halves of four words, or in the low ones."""
+    """Selects as `two_of_four`, of members in the high halves of four words, or in the low ones."""
     a, b = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
     c, d = c.to(tl.uint32, bitcast=True), d.to(tl.uint32, bitcast=True)
     a, b = _key(a, 0, HIGH, SIGNED), _key(b, 1, HIGH, SIGNED)
@@ -96,36 +96,36 @@ def _permute_bytes(a, b, selector):
 
 @triton.jit
 def take_two(low, high, nibble):
-    """The two members, of four in two words, that a group's metadata names, in one word."""
+    """Takes the two members, of four in two words, that a group's metadata names, in one word."""
     return _permute_bytes(low, high, (nibble & 3) * 0x22 + (nibble >> 2) * 0x2200 + 0x1010)
 
 
 @triton.jit
 def zip_halves(a, b):
-    """The low halves of two words in one, and the high halves."""
+    """Joins the low halves of two words to one word, and the high halves."""
     return a & 0xFFFF | b << 16, (a >> 16) & 0xFFFF | b & _HIGH_HALF
 
 
 @triton.jit
 def squared_relu(word, dtype: tl.constexpr):
-    """relu(h)^2 of both halves, each rounded once."""
+    """Computes relu(h)^2 of both halves, each rounded once."""
     return tl.inline_asm_elementwise(_squared_relu_assembly(dtype), "=r,r", [word], tl.int32, True, 1)
 
 
 @triton.jit
 def unpack(word, dtype: tl.constexpr):
-    """Both halves, in float32."""
+    """Converts both halves to float32."""
     low, high = word.to(tl.int16), (word >> 16).to(tl.int16)
     return low.to(dtype, bitcast=True).to(tl.float32), high.to(dtype, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def pack(low, high, dtype: tl.constexpr):
-    """Two float32 rounded to `dtype`."""
+    """Rounds two float32 to `dtype` and joins them to a word."""
     return tl.inline_asm_elementwise(_pack_assembly(dtype), "=r,f,f", [low, high], tl.int32, True, 1)
 
 
 @triton.jit
 def mark_nonzeros(word):
-    """One in each half that is not zero."""
+    """Marks each half that is not zero with a one."""
     return ((word & _EACH_MAGNITUDE) + _EACH_MAGNITUDE >> 15) & _EACH_ONE

@@ -35,7 +35,7 @@ _VECTOR_BYTES = 16  # of a copy
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """Of a product with a 2:4 operand of its rows.
+    """A way to cut up a product with a 2:4 operand of its rows.
 
     Attributes:
       tile_m: rows of a thread block's tile, a power of two from 64 on.
@@ -58,12 +58,12 @@ class Tiling:
         return self.warps_m * self.warps_n
 
     def grid(self, m: int, n: int) -> tuple[int, int]:
-        """Tiles along M and N."""
+        """Counts tiles along M and N."""
         return -(-m // self.tile_m), -(-n // self.tile_n)
 
     @property
     def shared_bytes(self) -> int:
-        """Of the stages: values, metadata and the dense operand, two bytes a number."""
+        """Counts the bytes of the stages: values, metadata and the dense operand, two bytes a number."""
         return self.stages * (self.tile_m * TILE + self.tile_m * 8 + 2 * TILE * self.tile_n)
 
 
@@ -97,7 +97,7 @@ class Product:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tiles along M and N."""
+        """Counts tiles along M and N."""
         return self.tiling.grid(self.m, self.n)
 
 
@@ -114,7 +114,7 @@ def launch(kernel, *operands: Array, shape: Product, out_dtype: DTypeLike, **con
 
 
 def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tiling:
-    """Of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
+    """Chooses, of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
 
     Those that need more shared memory than it has are passed over.
     """
@@ -126,7 +126,7 @@ def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tilin
 
 @gluon.constexpr_function
 def copy_layout(columns, element_bytes, warps):
-    """Of a row-major tile in copies of 16 bytes."""
+    """Returns the layout of a row-major tile in copies of 16 bytes."""
     vector = _VECTOR_BYTES // element_bytes
     across = min(32, columns // vector)
     return gl.BlockedLayout([1, vector], [32 // across, across], [warps, 1], [1, 0])
@@ -134,7 +134,8 @@ def copy_layout(columns, element_bytes, warps):
 
 @gluon.constexpr_function
 def shared_layout(columns):
-    """Of a row-major tile of 16-bit numbers; eight of its rows' vectors of one column are in different banks."""
+    """Returns the layout of a row-major tile of 16-bit numbers; eight rows' vectors of a column are in different
+    banks."""
     row_bytes = 2 * columns
     rows_of_banks = max(1, 128 // row_bytes)
     vectors = row_bytes // _VECTOR_BYTES
@@ -143,7 +144,7 @@ def shared_layout(columns):
 
 @gluon.constexpr_function
 def _words_shared_layout():
-    """Rows as they come: a warp reads one whole row, of all banks."""
+    """Returns a layout of rows as they come: a warp reads one whole row, of all banks."""
     return gl.SwizzledSharedLayout(vec=4, per_phase=1, max_phase=1, order=[1, 0])
 
 
@@ -159,7 +160,7 @@ def _transposed_layout(layout):
 
 @gluon.jit
 def tile_of_block(product: gl.constexpr):
-    """Where this thread block's tile is, in tiles: down a band of `raster_width` tiles first."""
+    """Returns this thread block's tile, in tiles: down a band of `raster_width` tiles first."""
     number = gl.program_id(0)
     grid: gl.constexpr = product.grid
     band_size: gl.constexpr = product.tiling.raster_width * grid[1]
@@ -170,13 +171,13 @@ def tile_of_block(product: gl.constexpr):
 
 @gluon.jit
 def numbers(count: gl.constexpr, layout: gl.constexpr, axis: gl.constexpr):
-    """0, 1, .. as a column (axis 0) or a row (axis 1) of indices."""
+    """Returns 0, 1, .. as a column (axis 0) or a row (axis 1) of indices."""
     return gl.arange(0, count, gl.SliceLayout(1 - axis, layout)).expand_dims(1 - axis)
 
 
 @gluon.jit
 def _place_rows(columns, tile_m, tile_n, product: gl.constexpr):
-    """Where a tile's listed rows of the 2:4 operand are, for all of its steps.
+    """Computes where a tile's listed rows of the 2:4 operand are, for all of its steps.
 
     Returns:
       rows of the values [tile_m, 1]; offsets of the words that have the halves of rows g, and below them of rows
@@ -208,13 +209,13 @@ def _place_rows(columns, tile_m, tile_n, product: gl.constexpr):
 
 @gluon.constexpr_function
 def _listed_words_layout(warps):
-    """Of words copied one by one."""
+    """Returns the layout of words copied one by one."""
     return gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])
 
 
 @gluon.jit
 def _copy_listed(values, metadata, values_smem, words_smem, places, step, product: gl.constexpr):
-    """Listed rows of a step, zeros for those past the last row; and words that have their halves."""
+    """Copies listed rows of a step, zeros for those past the last row; and words that have their halves."""
     live = step < product.steps
     row, offset, _, _ = places
     column = numbers(_KEPT, copy_layout(_KEPT, 2, product.tiling.warps), 1)
@@ -225,7 +226,7 @@ def _copy_listed(values, metadata, values_smem, words_smem, places, step, produc
 
 @gluon.jit
 def copy_rows(values, metadata, values_smem, words_smem, tile, step, product: gl.constexpr):
-    """Rows and words of a step. Past the last row, those of the last one are copied; past the last step, zeros.
+    """Copies rows and words of a step. Past the last row, those of the last one are copied; past the last step, zeros.
 
     Zeros are no words of metadata: past the last step, those of the last one are copied.
     """
@@ -257,7 +258,7 @@ def _b_layout(product):
 
 @gluon.jit
 def look_up(columns, tile, step, product: gl.constexpr):
-    """The rows of b that a step reads: the first of them, or if there are lists all; no row, `k`, past their ends."""
+    """Looks up the rows of b that a step reads: the first, or if there are lists all; no row, `k`, past their ends."""
     if product.v == 0 or product.sampled:
         return gl.to_tensor(step) * STEP
     else:
@@ -269,7 +270,7 @@ def look_up(columns, tile, step, product: gl.constexpr):
 
 @gluon.jit
 def copy_b(b, b_smem, rows, tile, product: gl.constexpr):
-    """The rows of b that `look_up` gave, in a tile's columns; zeros past the last of either.
+    """Copies the rows of b that `look_up` gave, in a tile's columns; zeros past the last of either.
 
     Masks end at whole vectors: at the ends of rows b has zeros.
     """
@@ -336,7 +337,7 @@ def store_tile(tile, out, tile_m, tile_n, product: gl.constexpr):
 
 @gluon.jit
 def allocate(dtype: gl.constexpr, product: gl.constexpr):
-    """Stages of values, metadata words and b: each for itself, so that the compiler can tell them apart."""
+    """Allocates stages of values, metadata words and b: each for itself, so that the compiler can tell them apart."""
     tiling: gl.constexpr = product.tiling
     rows: gl.constexpr = tiling.tile_n if product.b_transposed else STEP
     columns: gl.constexpr = STEP if product.b_transposed else tiling.tile_n

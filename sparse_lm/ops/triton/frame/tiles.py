@@ -49,7 +49,7 @@ PAIRS_LAYOUT = gl.constexpr(  # of 16-bit floats in words, or of survivors, two 
 
 @gluon.constexpr_function
 def groups_layout(warps):
-    """Of one number a group, [64, 16]; from the fifth on, warps have what the first four have."""
+    """Returns the layout of one number a group, [64, 16]; from the fifth on, warps have what the first four have."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [8, 0]],
         lane_bases=[[0, 4], [0, 8], *_ROW_LANES],
@@ -75,7 +75,7 @@ ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0]))
 
 @gluon.jit
 def offsets(row_tile, tile, columns: gl.constexpr, width: gl.constexpr, layout: gl.constexpr):
-    """Rows, columns and offsets of a tile of 64 rows and `width` columns in a matrix of `columns`."""
+    """Computes rows, columns and offsets of a tile of 64 rows and `width` columns in a matrix of `columns`."""
     row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, layout))[:, None]
     column = tile * width + gl.arange(0, width, gl.SliceLayout(0, layout))[None, :]
     return row, column, row.to(gl.int64) * columns + column
@@ -83,20 +83,20 @@ def offsets(row_tile, tile, columns: gl.constexpr, width: gl.constexpr, layout: 
 
 @gluon.jit
 def load_tile(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
-    """float32 [64, 64]; zeros past the last row and column."""
+    """Loads float32 [64, 64]; zeros past the last row and column."""
     row, column, offset = offsets(row_tile, tile, COLUMNS, _TILE, layout)
     return gl.load(x + offset, mask=(row < ROWS) & (column < COLUMNS), other=0.0).to(gl.float32)
 
 
 @gluon.jit
 def as_words(pointer):
-    """A pointer to 16-bit floats as one to pairs of them."""
+    """Turns a pointer to 16-bit floats into one to pairs of them."""
     return pointer.to(gl.pointer_type(gl.int32))
 
 
 @gluon.jit
 def load_pairs(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Members 0 and 1, and 2 and 3, of the groups of 16-bit floats: words [64, 16] each. COLUMNS is even."""
+    """Loads members 0 and 1, and 2 and 3, of the groups of 16-bit floats: words [64, 16] each. COLUMNS is even."""
     row, column, offset = offsets(row_tile, tile, COLUMNS // 2, _TILE // 2, PAIRS_LAYOUT)
     words = gl.load(as_words(x) + offset, mask=(row < ROWS) & (column < COLUMNS // 2), other=0)
     low, high = gl.split(words.reshape([_TILE, GROUPS, 2]))
@@ -106,28 +106,28 @@ def load_pairs(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def load_survivors(values, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors of a tile, words [64, 16] of two each."""
+    """Loads survivors of a tile, words [64, 16] of two each."""
     _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
     return gl.load(as_words(values) + offset)
 
 
 @gluon.jit
 def store_survivors(words, values, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors of a tile, words [64, 16] of two each."""
+    """Stores survivors of a tile, words [64, 16] of two each."""
     _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
     gl.store(as_words(values) + offset, words)
 
 
 @gluon.jit
 def store_metadata(nibble, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Metadata of a tile, of nibbles [64, 16]."""
+    """Stores metadata of a tile, of nibbles [64, 16]."""
     words = gl.convert_layout(pack_words(nibble), WORDS_LAYOUT, assert_trivial=True)
     gl.store(metadata + (row_tile * K_TILES + k_tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT), words)
 
 
 @gluon.jit
 def store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors [64, 16] of a tile, rounded, and its metadata, of nibbles [64, 16]."""
+    """Stores survivors [64, 16] of a tile, rounded, and its metadata, of nibbles [64, 16]."""
     _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)
     pairs = interleave(low, high).to(values.dtype.element_ty)
     gl.store(values + offset, gl.convert_layout(pairs, PAIRS_LAYOUT, assert_trivial=True))

@@ -38,7 +38,7 @@ _LARGEST = tl.constexpr(LARGEST)
 
 @triton.jit
 def best_mask(rows):
-    """The mask that keeps the largest sum of magnitudes; of equal sums the lowest pattern.
+    """Finds the mask that keeps the largest sum of magnitudes; of equal sums the lowest pattern.
 
     Args:
       rows: four times four float32 arrays, an entry of every tile each.
@@ -67,7 +67,7 @@ def best_mask(rows):
 
 @triton.jit
 def _best_lower_half(third, fourth, CLASS: tl.constexpr):
-    """The largest sum that a half of a class keeps, of the sums of the two rows' pairs, and its bits."""
+    """Finds the largest sum that a half of a class keeps, of the sums of the two rows' pairs, and its bits."""
     FIRST: tl.constexpr = _FIRST_OF[CLASS]
     most, best = third[FIRST // _PAIR_COUNT] + fourth[FIRST % _PAIR_COUNT], _BITS[FIRST]
     for half in tl.static_range(FIRST + 1, _HALF_COUNT):
@@ -80,7 +80,7 @@ def _best_lower_half(third, fourth, CLASS: tl.constexpr):
 
 @triton.jit
 def _pair_sums(row, addend):
-    """Of a row's pairs, in the order of `_PAIRS`."""
+    """Computes the sums of a row's pairs, in the order of `_PAIRS`."""
     a, b, c, d = row
     return a + b + addend, a + c + addend, a + d + addend, b + c + addend, b + d + addend, c + d + addend
 
@@ -92,7 +92,7 @@ def _max(row):
 
 @triton.jit
 def _finite_magnitudes(row):
-    """`select.finite_magnitude` of four float32."""
+    """Computes `select.finite_magnitude` of four float32."""
     a, b, c, d = row
     return _finite_magnitude(a), _finite_magnitude(b), _finite_magnitude(c), _finite_magnitude(d)
 

@@ -12,14 +12,14 @@ _SIGN = tl.constexpr(-(2**31))
 
 @triton.jit
 def magnitude_rank(x):
-    """`select.magnitude_rank` of float32."""
+    """Computes `select.magnitude_rank` of float32."""
     magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.where(magnitude > _INF, _NAN_RANK, magnitude)
 
 
 @triton.jit
 def members(x):
-    """float32 [R, 4 G] to the four members of its groups, [R, G] each."""
+    """Splits float32 [R, 4 G] into the four members of its groups, [R, G] each."""
     even, odd = tl.split(x.reshape([x.shape[0], x.shape[1] // 4, 2, 2]))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -34,14 +34,15 @@ def _second_smallest(a, b, c, d):
 
 @triton.jit
 def _shrink(x, rank, threshold):
-    """sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
+    """Computes sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
     signed_threshold = (threshold | (x.to(tl.int32, bitcast=True) & _SIGN)).to(tl.float32, bitcast=True)
     return tl.where(rank <= threshold, tl.where(rank == _NAN_RANK, x, 0.0), x - signed_threshold)
 
 
 @triton.jit
 def two_of_four(x, SOFT: tl.constexpr):
-    """The survivors of float32 [R, 4 G], shrunk if SOFT, and their nibbles of metadata: three times [R, G]."""
+    """Selects from float32 [R, 4 G]: two survivors, shrunk if SOFT, and their nibbles of metadata, three times [R,
+    G]."""
     a, b, c, d = members(x)
     rank_a, rank_b, rank_c, rank_d = magnitude_rank(a), magnitude_rank(b), magnitude_rank(c), magnitude_rank(d)
     ab, ac, ad = rank_a >= rank_b, rank_a >= rank_c, rank_a >= rank_d
@@ -63,13 +64,13 @@ def two_of_four(x, SOFT: tl.constexpr):
 
 @triton.jit
 def interleave(low, high):
-    """[R, G] each to [R, 2 G], alternately."""
+    """Interleaves [R, G] each to [R, 2 G]."""
     return tl.join(low, high).reshape([low.shape[0], 2 * low.shape[1]])
 
 
 @triton.jit
 def spread(low, high, nibble):
-    """The matrix [R, 4 G] that survivors and nibbles stand for."""
+    """Returns the matrix [R, 4 G] that survivors and nibbles stand for."""
     first, second = nibble & 3, nibble >> 2
     a = tl.where(first == 0, low, 0)
     b = tl.where(first == 1, low, tl.where(second == 1, high, 0))
@@ -80,7 +81,7 @@ def spread(low, high, nibble):
 
 @triton.jit
 def pack_halves(nibble):
-    """Nibbles [64, 16] to halves of words [64, 4], each of 16 logical k."""
+    """Packs nibbles [64, 16] to halves of words [64, 4], each of 16 logical k."""
     even, odd = tl.split(nibble.reshape([64, 4, 2, 2]))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -89,14 +90,14 @@ def pack_halves(nibble):
 
 @triton.jit
 def pack_words(nibble):
-    """Nibbles [64, 16] to the 128 words of metadata of a tile; `sparse_lm.ops.formats` has the layout."""
+    """Packs nibbles [64, 16] to the 128 words of metadata of a tile; `sparse_lm.ops.formats` has the layout."""
     low, high = tl.split(pack_halves(nibble).reshape([4, 2, 8, 4]).permute([0, 2, 3, 1]))  # warp, g, t
     return (low | high << 16).reshape([128])
 
 
 @triton.jit
 def unpack_words(words):
-    """Inverse of `pack_words`: 128 words of metadata to nibbles [64, 16]."""
+    """Inverts `pack_words`: 128 words of metadata to nibbles [64, 16]."""
     words = words.reshape([4, 8, 4])  # warp, g, t
     halves = tl.join(words & 0xFFFF, words >> 16 & 0xFFFF).permute([0, 3, 1, 2]).reshape([64, 4])
     even, odd = tl.join(halves & 15, halves >> 8 & 15), tl.join(halves >> 4 & 15, halves >> 12)

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
-from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
+from sparse_lm.ops.kernel_dtypes import check_hidden_dtype, check_selection_dtypes
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
@@ -46,7 +46,7 @@ def _add_three(a, b, c, d, e, f):
 
 @gluon.jit
 def _store_stats(low, high, kept, stats, dtype: gl.constexpr):
-    """`HiddenStats` of a tile, whose members and survivors are words of two each."""
+    """Stores `HiddenStats` of a tile, whose members and survivors are words of two each."""
     a, b = packed_24.unpack(low, dtype)
     c, d = packed_24.unpack(high, dtype)
     e, f = packed_24.unpack(kept, dtype)
@@ -71,7 +71,7 @@ def _sparsify_24_kernel(
     METHOD: gl.constexpr,
     TRANSPOSED: gl.constexpr,
 ):
-    """Of x [ROWS, COLUMNS]. The key is for "mvue"."""
+    """Sparsifies x [ROWS, COLUMNS]. The key is for "mvue"."""
     K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
     row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
     if TRANSPOSED:
@@ -161,7 +161,7 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     Raises:
       NotImplementedError: h is not of 16-bit floats.
     """
-    check_selection_dtypes(h.dtype, h.dtype)
+    check_hidden_dtype(h.dtype)
     padded = align_rows(h)
     values, metadata = outputs(h.shape, h.dtype)
     stats = jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
@@ -172,7 +172,7 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 
 
 def outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Values and metadata of a 2:4 matrix."""
+    """Returns the types of values and metadata of a 2:4 matrix."""
     rows, columns = -(-shape[0] // TILE), -(-shape[1] // TILE)
     values = jax.ShapeDtypeStruct((rows * TILE, columns * TILE // 2), dtype)
     return values, jax.ShapeDtypeStruct((rows, columns, 2 * TILE), jnp.int32)

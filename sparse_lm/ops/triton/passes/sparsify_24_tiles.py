@@ -57,7 +57,7 @@ _METADATA_OF_MASKS = gl.constexpr(METADATA_OF_MASKS)
 
 @gluon.jit
 def _split_rows(x):
-    """[4 R, C] to rows 0, 1, 2 and 3 of each four, [R, C]."""
+    """Splits [4 R, C] into rows 0, 1, 2 and 3 of each four, [R, C]."""
     even, odd = gl.split(x.reshape([x.shape[0] // 4, 2, 2, x.shape[1]]).permute([0, 3, 1, 2]))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
@@ -66,14 +66,14 @@ def _split_rows(x):
 
 @gluon.jit
 def _join_rows(first, second, third, fourth):
-    """Inverse of `_split_rows`."""
+    """Inverts `_split_rows`."""
     joined = gl.join(gl.join(first, third), gl.join(second, fourth)).permute([0, 2, 3, 1])
     return joined.reshape([4 * first.shape[0], first.shape[1]])
 
 
 @gluon.jit
 def _load_rows(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """The entries of tiles of 4 x 4: four times four float32 [16, 16]."""
+    """Loads the entries of tiles of 4 x 4: four times four float32 [16, 16]."""
     a, b, c, d = members(load_tile(x, row_tile, tile, ROWS, COLUMNS, _ENTRIES_LAYOUT))
     a, b, c, d = _split_rows(a), _split_rows(b), _split_rows(c), _split_rows(d)
     return (
@@ -86,7 +86,7 @@ def _load_rows(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def _load_mask(mask, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """16 bits for each tile of 4 x 4, row by row, from bytes that are 0 or 1. COLUMNS is a multiple of 4."""
+    """Loads 16 bits for each tile of 4 x 4, row by row, from bytes that are 0 or 1. COLUMNS is a multiple of 4."""
     row, group, offset = offsets(row_tile, tile, COLUMNS // 4, GROUPS, _MASK_LAYOUT)
     words = gl.load(mask.to(gl.pointer_type(gl.int32)) + offset, mask=(row < ROWS) & (group < COLUMNS // 4), other=0)
     # The product has the lowest bits of the four bytes side by side in bits 24 to 27.
@@ -95,7 +95,8 @@ def _load_mask(mask, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def _inside(row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """For each tile of 4 x 4 the 16 bits, row by row, that keep what lies in the matrix and drop its padding."""
+    """Computes the 16 bits of each tile of 4 x 4, row by row, that keep what lies in the matrix and drop its
+    padding."""
     row, group, _ = offsets(row_tile, tile, 1, GROUPS, _MASK_LAYOUT)
     room = gl.minimum(gl.maximum(COLUMNS - 4 * group, 0), 4)
     return _join_bits(*_split_rows(gl.where(row < ROWS, (1 << room) - 1, 0)))
@@ -103,26 +104,26 @@ def _inside(row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def _join_bits(first, second, third, fourth):
-    """Four bits each to 16."""
+    """Joins four bits each to 16."""
     return first | second << 4 | third << 8 | fourth << 12
 
 
 @gluon.jit
 def _masked_words(row, bits, dtype: gl.constexpr):
-    """Members 0 and 1, and 2 and 3, of a row, rounded, in words; zeros where its mask has none."""
+    """Packs members 0 and 1, and 2 and 3, of a row, rounded, in words; zeros where its mask has none."""
     low, high = packed_24.pack(row[0], row[1], dtype), packed_24.pack(row[2], row[3], dtype)
     return low & _both_halves(bits), high & _both_halves(bits >> 2)
 
 
 @gluon.jit
 def _both_halves(bits):
-    """The lowest bit throughout the low half of a word, the next one throughout the high half."""
+    """Spreads the lowest bit throughout the low half of a word, the next one throughout the high half."""
     return ((bits & 1) | (bits & 2) << 15) * 0xFFFF
 
 
 @gluon.jit
 def _transpose(words):
-    """Of tiles of 4 x 4 in words of two, four times two [I, J], their transposes, four times two [J, I]."""
+    """Transposes tiles of 4 x 4 in words of two: four times two [I, J] to four times two [J, I]."""
     upper_left, upper_right = _columns(words[0][0], words[1][0]), _columns(words[0][1], words[1][1])
     lower_left, lower_right = _columns(words[2][0], words[3][0]), _columns(words[2][1], words[3][1])
     first, second = (upper_left[0], lower_left[0]), (upper_left[1], lower_left[1])
@@ -132,33 +133,33 @@ def _transpose(words):
 
 @gluon.jit
 def _columns(upper, lower):
-    """Of 2 x 2 entries in words of a row each, words of a column each."""
+    """Turns 2 x 2 entries in words of a row each into words of a column each."""
     return packed_24.zip_halves(upper.permute([1, 0]), lower.permute([1, 0]))
 
 
 @gluon.jit
 def _transpose_mask(mask):
-    """Of the masks of tiles of 4 x 4, 16 bits each [I, J], those of their transposes, [J, I]."""
+    """Transposes the masks of tiles of 4 x 4, 16 bits each [I, J], to those of their transposes, [J, I]."""
     mask = mask.permute([1, 0])
     return _join_bits(_column_bits(mask, 0), _column_bits(mask, 1), _column_bits(mask, 2), _column_bits(mask, 3))
 
 
 @gluon.jit
 def _column_bits(mask, COLUMN: gl.constexpr):
-    """The four bits of a mask's column, side by side."""
+    """Joins the four bits of a mask's column, side by side."""
     return (mask >> COLUMN & 0x1111) * 0x1248 >> 12 & 15
 
 
 @gluon.jit
 def _keep(row, bits):
-    """Survivors of a row in one word, and their nibble, by its four bits in the mask."""
+    """Packs survivors of a row in one word, and gives their nibble, by its four bits in the mask."""
     nibble = (_METADATA_OF_MASKS >> (bits << 2).to(gl.int64)).to(gl.int32) & 15
     return packed_24.take_two(row[0], row[1], nibble), nibble
 
 
 @gluon.jit
 def _store_form(words, mask, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Survivors of tiles of 4 x 4, four times two words [16, 16], by their masks, and metadata."""
+    """Stores survivors of tiles of 4 x 4, four times two words [16, 16], by their masks, and metadata."""
     first, first_nibble = _keep(words[0], mask & 15)
     second, second_nibble = _keep(words[1], mask >> 4 & 15)
     third, third_nibble = _keep(words[2], mask >> 8 & 15)
@@ -177,7 +178,7 @@ def _store_form(words, mask, values, metadata, row_tile, k_tile, K_TILES: gl.con
 def _store_forms(
     rows, mask, values, metadata, values_t, metadata_t, row_tile, tile, ROW_TILES: gl.constexpr, TILES: gl.constexpr
 ):
-    """Both forms of a tile, of the entries of its tiles of 4 x 4 and their masks."""
+    """Stores both forms of a tile, of the entries of its tiles of 4 x 4 and their masks."""
     dtype: gl.constexpr = values.dtype.element_ty
     first, second = _masked_words(rows[0], mask, dtype), _masked_words(rows[1], mask >> 4, dtype)
     third, fourth = _masked_words(rows[2], mask >> 8, dtype), _masked_words(rows[3], mask >> 12, dtype)

@@ -18,6 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
+from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.frame.tiles import GROUPS, WORDS, as_words, groups_layout
@@ -31,21 +32,21 @@ _CHUNK = gl.constexpr(16)  # words that a thread reads at one time
 
 @gluon.constexpr_function
 def _rows_layout(m, warps):
-    """Of words of whole rows of a tile: a thread keeps to its columns."""
+    """Returns the layout of words of whole rows of a tile: a thread keeps to its columns."""
     across = min(32, GROUPS * m // 8)
     return gl.BlockedLayout([1, 4], [32 // across, across], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def _energies_layout(m, warps):
-    """Of the columns of each group, within a warp."""
+    """Returns the layout of the columns of each group, within a warp."""
     across = min(32, m)
     return gl.BlockedLayout([1, max(1, m // 32)], [32 // across, across], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def _gathered_layout(warps):
-    """Of groups of condensed columns: lanes side by side read of few rows."""
+    """Returns the layout of groups of condensed columns: lanes side by side read of few rows."""
     return gl.BlockedLayout([1, 1], [2, 16], [warps, 1], [1, 0])
 
 
@@ -89,7 +90,7 @@ def _order(a, b):
 
 @gluon.jit
 def _four_largest(energy, M: gl.constexpr):
-    """Places of the four largest of each group of energies [16, M], ascending: four times [16]."""
+    """Finds places of the four largest of each group of energies [16, M], ascending: four times [16]."""
     place = gl.arange(0, M, gl.SliceLayout(0, energy.type.layout))[None, :]
     key = magnitude_rank(energy).to(gl.int64) << 32 | (M - 1 - place).to(gl.int64)  # of equal ones the first
     places = ()
@@ -193,8 +194,7 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
 
 def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
     rows, width = x.shape
-    if x.dtype not in (jnp.bfloat16, jnp.float16):
-        raise NotImplementedError(f"takes 16-bit floats, not {x.dtype}")
+    check_hidden_dtype(x.dtype)
     if v % TILE or m & (m - 1) or not 4 <= m <= _WIDEST_GROUP:
         raise NotImplementedError(
             f"needs v to be a multiple of {TILE}, m a power of two up to {_WIDEST_GROUP}, not {v}, {m}"

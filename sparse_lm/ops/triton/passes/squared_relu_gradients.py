@@ -65,7 +65,7 @@ def _differentiate_tile(
 
 @gluon.jit
 def _keep_along_tokens(both, above_one, HALF: gl.constexpr, dtype: gl.constexpr):
-    """Survivors and nibbles of the low (0) or the high (1) halves of words [64 neurons, 64 tokens].
+    """Selects survivors and nibbles of the low (0) or the high (1) halves of words [64 neurons, 64 tokens].
 
     The two largest of each four, or, with random numbers of `mvue.uniform_above_one`, two drawn at random.
     """
@@ -117,7 +117,7 @@ def _store_rows(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.co
 
 @gluon.jit
 def _store_listed(words, neuron, inside, values, row_tile, ROW_TILES: gl.constexpr):
-    """Survivors of a tile of tokens, words [64, 16], in the rows of neurons [64, 1]."""
+    """Stores survivors of a tile of tokens, words [64, 16], in the rows of neurons [64, 1]."""
     column = row_tile * GROUPS + gl.arange(0, GROUPS, gl.SliceLayout(0, GROUPS_LAYOUT))[None, :]
     gl.store(as_words(values) + neuron.to(gl.int64) * (ROW_TILES * GROUPS) + column, words, mask=inside)
 
@@ -143,7 +143,8 @@ def _scatter_rows(kept, nibble, listed, row_tile, values, metadata, NEURONS: gl.
 
 @gluon.jit
 def _not_listed(listed, neuron, first, M: gl.constexpr, NEURONS: gl.constexpr, ROWS: gl.constexpr):
-    """Whether rows of the transposes, of a tile of groups from neuron `first` on, are there and are not listed."""
+    """True for rows of the transposes, of a tile of groups from neuron `first` on, that are there and are not
+    listed."""
     group = listed + (neuron - first) // M * 4
     missing = (gl.load(group) != neuron) & (gl.load(group + 1) != neuron)
     missing = missing & (gl.load(group + 2) != neuron) & (gl.load(group + 3) != neuron)
@@ -163,7 +164,7 @@ def _clear_rows(
     NEURONS: gl.constexpr,
     ROW_TILES: gl.constexpr,
 ):
-    """Empty groups in the rows that a tile's lists leave out."""
+    """Stores empty groups in the rows that a tile's lists leave out."""
     rows: gl.constexpr = (NEURONS + _TILE - 1) // _TILE * _TILE
     nothing = gl.full([_TILE, GROUPS], 0, gl.int32, GROUPS_LAYOUT)
     empty = gl.full([_TILE, 4], _EMPTY_HALF, gl.int32, HALVES_LAYOUT)

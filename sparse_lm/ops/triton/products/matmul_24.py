@@ -74,5 +74,5 @@ def matmul_24(
 
 
 def choose_config(m: int, n: int, k: int) -> Tiling:
-    """The tuned one for the shape and device, or else the largest that occupies this GPU."""
+    """Chooses the tuned tiling for the shape and device, or else the largest that occupies this GPU."""
     return tuning.lookup("matmul_24", (m, n, k), Tiling) or largest_that_occupies(CANDIDATES, m, n)

@@ -71,7 +71,7 @@ def matmul_venom(
 
 
 def heuristic_config(m: int, n: int, v: int) -> Tiling:
-    """The largest tile, of those whose rows lie in one block, that occupies this GPU.
+    """Chooses the largest tile, of those whose rows lie in one block, that occupies this GPU.
 
     Raises:
       NotImplementedError: there is none.

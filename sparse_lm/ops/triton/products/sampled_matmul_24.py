@@ -81,7 +81,7 @@ def sampled_matmul_24(
 
 
 def heuristic_config(kept: int, tokens: int, v: int) -> Tiling:
-    """The largest tile, of those whose tokens lie in one block, that occupies this GPU.
+    """Chooses the largest tile, of those whose tokens lie in one block, that occupies this GPU.
 
     Raises:
       NotImplementedError: there is none.

@@ -29,7 +29,7 @@ from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """What is known of the lists when the kernel is compiled.
+    """The numbers of the lists that are known when the kernel is compiled.
 
     Attributes:
       tiles: of the result, in a slice.
@@ -46,7 +46,8 @@ class Lists:
 
 @gluon.jit
 def _look_up(places, of_slice, number, lists: gl.constexpr):
-    """Where step `number` of a slice's sum is: which listing of a block; step along k, past the last if nowhere."""
+    """Computes where step `number` of a slice's sum is: the listing of a block; the step along k, past the last if
+    nowhere."""
     place = gl.load(places + of_slice * lists.places + gl.minimum(number // lists.steps, lists.places - 1))
     return place % lists.listings, place // lists.listings * lists.steps + number % lists.steps
 
