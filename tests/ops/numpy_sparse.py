@@ -1,4 +1,4 @@
-"""What the sparse operations must give, in plain loops over numpy arrays, written from their descriptions."""
+"""The sparse operations in plain loops over numpy arrays, written from their descriptions."""
 
 import math
 

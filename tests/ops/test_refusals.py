@@ -1,4 +1,4 @@
-"""What the public ops refuse: each gives one error, which names the operand and says what is allowed."""
+"""Refusals of the public ops: each is one error, which names the operand and says what is allowed."""
 
 import dataclasses
 import functools

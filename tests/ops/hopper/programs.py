@@ -23,14 +23,14 @@ _SERIALISED = re.compile(r'(kernel_hash|module) = "(?:[^"\\]|\\.)*"')  # with th
 
 
 def program(call: sanitize.Call) -> str:
-    """What XLA is given for a call on a GPU, and the kernels in it."""
+    """Returns what XLA is given for a call on a GPU, and the kernels in it."""
     kernel, operands = call
     lowered = jax.jit(kernel).trace(*operands).lower(lowering_platforms=("cuda",))
     return "\n".join([_SERIALISED.sub(r"\1", lowered.as_text()), *_kernels(lowered.compiler_ir().operation)])
 
 
 def _kernels(operation: ir.Operation) -> Iterator[str]:
-    """Of the custom calls inside."""
+    """Yields the kernels of the custom calls inside."""
     for inner in (op.operation for region in operation.regions for block in region.blocks for op in block.operations):
         if inner.name == "stablehlo.custom_call" and "mhlo.backend_config" in inner.attributes:
             context = mlir.make_ir_context()

@@ -1,6 +1,7 @@
-"""Every kernel lowers for Hopper on a machine without a GPU: shapes, tiles and shared memory fit."""
+"""Every kernel of a product lowers for Hopper on a machine without a GPU: shapes, tiles and shared memory fit."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -14,7 +15,7 @@ from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
-from sparse_lm.ops.hopper.products.matmul_venom_contiguous import CANDIDATES as VENOM_RUNS
+from sparse_lm.ops.hopper.products.matmul_venom_contiguous import CANDIDATES as CONTIGUOUS
 from sparse_lm.ops.hopper.products.matmul_venom_contiguous import matmul_venom_contiguous
 from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
@@ -37,45 +38,85 @@ def _lower(function, *shapes):
     return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
 
 
-def _sparse_24(m, k, dtype=jnp.bfloat16):
+def _dense(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def _ids(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _sparse_24(m, k):
     rows, columns = -(-m // 64) * 64, -(-k // 64) * 64
-    values = jax.ShapeDtypeStruct((rows, columns // 2), dtype)
-    return Sparse24(values, jax.ShapeDtypeStruct((rows // 64, columns // 64, 128), jnp.int32), (m, k))
+    return Sparse24(_dense(rows, columns // 2), _ids(rows // 64, columns // 64, 128), (m, k))
 
 
-CONFIGS_24 = _with_tuned((config for config, _ in CANDIDATES), "matmul_24", Config24)
+def _venom(rows, k, v, *, contiguous=1):
+    """A matrix in 512 padded rows, which keeps a fourth of its columns."""
+    condensed = _sparse_24(512, k // 4)
+    columns = _ids(512 // v, k // 4)
+    return SparseVenom(condensed.values, condensed.metadata, columns, (rows, k), v, 16, contiguous)
 
 
-@pytest.mark.parametrize("config", CONFIGS_24)
-@pytest.mark.parametrize("out_transposed", [False, True])
+def _products():
+    """Each kernel in each of its tilings: the call, shapes of its operands, and of its result."""
+    rows = RowOrder(_ids(512), _ids(300))
+    for config in _with_tuned((config for config, _ in CANDIDATES), "matmul_24", Config24):
+        for out_transposed in (False, True):
+            product = functools.partial(hopper.matmul_24, out_transposed=out_transposed, config=config)
+            yield product, (_sparse_24(300, 392), _dense(392, 500)), (500, 300) if out_transposed else (300, 500)
+    of_venom = [
+        *((hopper.matmul_venom, c, 1) for c in _with_tuned((c for c, _ in VENOM), "matmul_venom", ConfigVenom)),
+        *((matmul_venom_contiguous, config, 64) for config, _ in CONTIGUOUS),
+    ]
+    for kernel, config, contiguous in of_venom:
+        v = config.tile_m if contiguous == 1 else 256
+        product = functools.partial(kernel, config=config)
+        yield product, (_venom(300, 512, v, contiguous=contiguous), _dense(512, 500)), (300, 500)
+        in_order = functools.partial(_in_order, product)
+        yield in_order, (_venom(512, 1024, 256, contiguous=contiguous), _dense(1024, 500), rows), (300, 500)
+    for config, _ in SAMPLED:
+        v = config.tile_n
+        for contiguous in (64, 512):
+            product = functools.partial(hopper.sampled_matmul_24, v=v, contiguous=contiguous, config=config)
+            yield product, (_sparse_24(2048, 392), _dense(500, 392), _ids(-(-500 // v), 512)), (500, 512)
+    for config in _with_tuned(SAMPLED_ROWS, "sampled_rows_24", ConfigSampledRows):
+        tokens = 3 * config.tokens - 10
+        product = functools.partial(sampled_rows_24, v=config.tokens, config=config)
+        yield product, (_sparse_24(1000, 300), _dense(tokens, 300), _ids(3, 300)), (tokens, 300)
+    for config, _ in SCATTERED:
+        options = dict(v=256, rows=2048, contiguous=config.cluster_m, config=config)
+        product = functools.partial(hopper.scattered_matmul_24, **options)
+        yield product, (_sparse_24(512, 700), _dense(700, 4096), _ids(3, 512)), (2048, 4096)
+
+
+def _in_order(product, a, b, rows, **options):
+    return product(a, b, rows=rows, **options)
+
+
+@pytest.mark.parametrize("product, operands, shape", list(_products()))
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_matmul_24(config, out_transposed, out_dtype):
-    options = dict(out_transposed=out_transposed, out_dtype=out_dtype, config=config)
-    b = jax.ShapeDtypeStruct((392, 500), jnp.bfloat16)
-    lowered = _lower(lambda w, b: hopper.matmul_24(w, b, **options), _sparse_24(300, 392), b)
-    assert lowered.out_info.shape == ((500, 300) if out_transposed else (300, 500))
+def test_products(product, operands, shape, out_dtype):
+    lowered = _lower(functools.partial(product, out_dtype=out_dtype), *operands)
+    assert lowered.out_info.shape == shape and lowered.out_info.dtype == out_dtype
     assert "mosaic_gpu" in lowered.as_text()
 
 
-@pytest.mark.parametrize("config", _with_tuned((config for config, _ in VENOM), "matmul_venom", ConfigVenom))
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_matmul_venom(config, out_dtype):
-    condensed = _sparse_24(512, 512 // 4)
-    columns = jax.ShapeDtypeStruct((512 // config.tile_m, condensed.shape[1]), jnp.int32)
-    a = SparseVenom(condensed.values, condensed.metadata, columns, shape=(300, 512), v=config.tile_m, m=16)
-    b = jax.ShapeDtypeStruct((512, 500), jnp.bfloat16)
-    lowered = _lower(lambda a, b: hopper.matmul_venom(a, b, out_dtype=out_dtype, config=config), a, b)
-    assert lowered.out_info.shape == (300, 500)
-    assert "mosaic_gpu" in lowered.as_text()
+@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
+@pytest.mark.parametrize("contiguous", [64, 512])
+def test_sampled_squared_relu_24(contiguous, config):
+    product = functools.partial(hopper.sampled_squared_relu_24, v=config.tile_n, contiguous=contiguous, config=config)
+    neuron_ids = _ids(-(-500 // config.tile_n), 512)
+    y, _ = _lower(product, _sparse_24(2048, 392), _dense(500, 392), neuron_ids).out_info
+    assert y.shape == (500, 512) and y.values.shape == (512, 256)
 
 
 def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch):
     tuned_for = []
     monkeypatch.setattr(tuning, "lookup", lambda _, shape, config: tuned_for.append(shape))
     neurons, layers = 512, 3
-    condensed = _sparse_24(384, 4 * neurons // 16)
-    a = SparseVenom(condensed.values, condensed.metadata, _columns(3, 128), (300, layers * neurons), v=128, m=16)
-    _lower(hopper.matmul_venom, a, jax.ShapeDtypeStruct((layers * neurons, 500), jnp.bfloat16))
+    a = dataclasses.replace(_venom(300, neurons, 128), shape=(300, layers * neurons))
+    _lower(hopper.matmul_venom, a, _dense(layers * neurons, 500))
     assert tuned_for == [(300, 500, neurons, 128, 16)]
 
 
@@ -115,137 +156,33 @@ def test_tilings_of_gathered_rows_that_the_kernel_does_not_have_are_refused(toke
 
 
 def test_tiles_that_do_not_lie_in_one_block_are_refused():
-    condensed, b = _sparse_24(256, 128), jax.ShapeDtypeStruct((512, 128), jnp.bfloat16)
-    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 128), (256, 512), v=128, m=16)
-    with pytest.raises(ValueError, match="the 256 rows of a tile must divide the 128"):
-        hopper.matmul_venom(a, b, config=ConfigVenom(256, 192))
-    clusters_of_256_rows, _ = VENOM_RUNS[1]
-    with pytest.raises(ValueError, match="the 256 rows of a tile must divide the 128"):
-        matmul_venom_contiguous(dataclasses.replace(a, contiguous=64), b, config=clusters_of_256_rows)
-    w, x = _sparse_24(256, 128), jax.ShapeDtypeStruct((256, 128), jnp.bfloat16)
-    with pytest.raises(ValueError, match="the 192 tokens of a tile must divide the 128"):
-        hopper.sampled_matmul_24(w, x, _columns(2, 128), 128, contiguous=64, config=SAMPLED[0][0])
-    with pytest.raises(ValueError, match="the 128 tokens of a tile must divide the 64"):
-        sampled_rows_24(w, x, _columns(4, 128), 64, config=SAMPLED_ROWS[0])
-    with pytest.raises(ValueError, match="the 512 rows of a tile must divide the 128"):
-        hopper.scattered_matmul_24(
-            _sparse_24(128, 256), x, _columns(2, 128), 128, 256, contiguous=128, config=SCATTERED[0][0]
-        )
-
-
-def _rows(tokens, slots):
-    return RowOrder(jax.ShapeDtypeStruct((slots,), jnp.int32), jax.ShapeDtypeStruct((tokens,), jnp.int32))
-
-
-@pytest.mark.parametrize("config", [config for config, _ in VENOM + VENOM_RUNS])
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_matmul_venom_in_the_order_of_the_tokens(config, out_dtype):
-    condensed = _sparse_24(512, 256)
-    contiguous, product = (
-        (64, matmul_venom_contiguous) if config in [config for config, _ in VENOM_RUNS] else (1, hopper.matmul_venom)
-    )
-    a = SparseVenom(
-        condensed.values, condensed.metadata, _columns(2, 256), (512, 1024), v=256, m=16, contiguous=contiguous
-    )
-    b = jax.ShapeDtypeStruct((1024, 500), jnp.bfloat16)
-    lowered = _lower(
-        lambda a, b, rows: product(a, b, rows=rows, out_dtype=out_dtype, config=config), a, b, _rows(300, 512)
-    )
-    assert lowered.out_info.shape == (300, 500)
-    assert "mosaic_gpu" in lowered.as_text()
-
-
-def _columns(blocks, kept):
-    return jax.ShapeDtypeStruct((blocks, kept), jnp.int32)
-
-
-def _lower_sampled(product, config, contiguous):
-    """Of 500 tokens, each block of which lists 512 neurons."""
-    v = config.tile_n
-    x, columns = jax.ShapeDtypeStruct((500, 392), jnp.bfloat16), _columns(-(-500 // v), 512)
-    lowered = _lower(
-        lambda w, x, columns: product(w, x, columns, v, contiguous=contiguous, config=config),
-        _sparse_24(2048, 392),
-        x,
-        columns,
-    )
-    assert "mosaic_gpu" in lowered.as_text()
-    return lowered.out_info
-
-
-@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-@pytest.mark.parametrize("contiguous", [64, 512])
-def test_sampled_matmul_24(config, contiguous):
-    assert _lower_sampled(hopper.sampled_matmul_24, config, contiguous).shape == (500, 512)
-
-
-@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-@pytest.mark.parametrize("contiguous", [64, 512])
-def test_sampled_squared_relu_24(contiguous, config):
-    y, _ = _lower_sampled(hopper.sampled_squared_relu_24, config, contiguous)
-    assert y.shape == (500, 512) and y.values.shape == (512, 256)
-
-
-@pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_matmul_venom_contiguous(config, out_dtype):
-    condensed = _sparse_24(512, 256)
-    a = SparseVenom(condensed.values, condensed.metadata, _columns(2, 256), (300, 1024), v=256, m=16, contiguous=64)
-    b = jax.ShapeDtypeStruct((1024, 500), jnp.bfloat16)
-    lowered = _lower(lambda a, b: matmul_venom_contiguous(a, b, out_dtype=out_dtype, config=config), a, b)
-    assert lowered.out_info.shape == (300, 500)
-    assert "mosaic_gpu" in lowered.as_text()
-
-
-@pytest.mark.parametrize("config", [config for config, _ in SCATTERED])
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_scattered_matmul_24(config, out_dtype):
-    b = jax.ShapeDtypeStruct((700, 4096), jnp.bfloat16)
-    options = dict(v=256, rows=2048, contiguous=config.cluster_m, out_dtype=out_dtype, config=config)
-    lowered = _lower(
-        lambda a, b, columns: hopper.scattered_matmul_24(a, b, columns, **options),
-        _sparse_24(512, 700),
-        b,
-        _columns(3, 512),
-    )
-    assert lowered.out_info.shape == (2048, 4096)
-    assert "mosaic_gpu" in lowered.as_text()
-
-
-@pytest.mark.parametrize("config", _with_tuned(SAMPLED_ROWS, "sampled_rows_24", ConfigSampledRows))
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_sampled_rows_24(config, out_dtype):
-    v, dim = config.tokens, 300
-    x = jax.ShapeDtypeStruct((3 * v - 10, dim), jnp.bfloat16)
-    columns = jax.ShapeDtypeStruct((3, 300), jnp.int32)
-    product = lambda *args: sampled_rows_24(*args, v, out_dtype=out_dtype, config=config)  # noqa: E731
-    lowered = _lower(product, _sparse_24(1000, dim), x, columns)
-    assert lowered.out_info.shape == (3 * v - 10, 300)
-    assert "mosaic_gpu" in lowered.as_text()
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("axis", [-1, 0])
-@pytest.mark.parametrize("method", ["magnitude", "soft_threshold", "mvue"])
-def test_sparsify_24(method, axis, dtype):
-    options = dict(method=method, axis=axis, scale=1.5, dtype=jnp.bfloat16, key=jax.random.key(0))
-    lowered = _lower(lambda x: hopper.sparsify_24(x, **options), jax.ShapeDtypeStruct((300, 200), dtype))
-    assert lowered.out_info.shape == ((200, 300) if axis == 0 else (300, 200))
-    assert "mosaic_gpu" in lowered.as_text()
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("given", [False, True])
-def test_sparsify_24_tiles(given, dtype):
-    x, mask = (jax.ShapeDtypeStruct((300, 200), d) for d in (dtype, bool))
-    sparsify = lambda x, mask: hopper.sparsify_24_tiles(x, mask, dtype=jnp.bfloat16)  # noqa: E731
-    lowered = _lower(sparsify, x, mask if given else None)
-    assert [form.shape for form in lowered.out_info] == [(300, 200), (200, 300)]
-    assert "mosaic_gpu" in lowered.as_text()
+    a, b, x, w = _venom(256, 512, 128), _dense(512, 128), _dense(256, 128), _sparse_24(256, 128)
+    for message, call in (
+        ("256 rows of a tile must divide the 128", lambda: hopper.matmul_venom(a, b, config=ConfigVenom(256, 192))),
+        (
+            "256 rows of a tile must divide the 128",
+            lambda: matmul_venom_contiguous(dataclasses.replace(a, contiguous=64), b, config=CONTIGUOUS[1][0]),
+        ),
+        (
+            "192 tokens of a tile must divide the 128",
+            lambda: hopper.sampled_matmul_24(w, x, _ids(2, 128), 128, contiguous=64, config=SAMPLED[0][0]),
+        ),
+        (
+            "128 tokens of a tile must divide the 64",
+            lambda: sampled_rows_24(w, x, _ids(4, 128), 64, config=SAMPLED_ROWS[0]),
+        ),
+        (
+            "512 rows of a tile must divide the 128",
+            lambda: hopper.scattered_matmul_24(
+                _sparse_24(128, 256), x, _ids(2, 128), 128, 256, contiguous=128, config=SCATTERED[0][0]
+            ),
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_too_much_shared_memory_is_refused():
     config = Config24(tile_m=256, tile_n=256, stages=5)
-    b = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
     with pytest.raises(ValueError, match="shared memory"):
-        _lower(lambda w, b: hopper.matmul_24(w, b, config=config), _sparse_24(256, 256), b)
+        _lower(lambda w, b: hopper.matmul_24(w, b, config=config), _sparse_24(256, 256), _dense(256, 256))

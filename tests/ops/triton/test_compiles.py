@@ -13,7 +13,7 @@ from sparse_lm.ops import triton
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
-from sparse_lm.ops.triton.frame.product import Product, largest_that_occupies
+from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_that_occupies
 from sparse_lm.ops.triton.passes.sparsify_24 import _sparsify_24_kernel, _squared_relu_24_kernel
 from sparse_lm.ops.triton.passes.sparsify_24_tiles import _choose_tiles_kernel, _given_tiles_kernel
 from sparse_lm.ops.triton.passes.sparsify_venom import _sparsify_venom_kernel
@@ -24,6 +24,7 @@ from sparse_lm.ops.triton.products.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.triton.products.matmul_venom import _matmul_venom_kernel
 from sparse_lm.ops.triton.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.triton.products.sampled_matmul_24 import _sampled_matmul_24_kernel
+from tests.ops.operands import random, random_24
 from tests.ops.triton import needs_gpu_build
 
 T, F, D = 8192, 8192, 2048
@@ -139,7 +140,7 @@ def test_sparsify_24_tiles_leaves_room_for_several_thread_blocks(given, capabili
 
 
 def _assert_leaves_room(kernel, types, constants, warps, tmp_path, capability):
-    """For three other thread blocks' shared memory, without spilling registers."""
+    """Asserts that three other thread blocks have room in shared memory, and that no register is spilled."""
     compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
     assert compiled.shared_bytes <= device.shared_bytes(capability) // 4
     assert _spilled_bytes(compiled, tmp_path, capability) == 0
@@ -174,3 +175,10 @@ def test_the_largest_tile_that_occupies_the_gpu(monkeypatch):
         monkeypatch.setattr(device, "compute_capability", lambda capability=capability: capability)
         assert largest_that_occupies(DENSE, 8192, 8192) == largest
         assert largest_that_occupies(DENSE, 64, 64) == small
+
+
+def test_tilings_that_do_not_fit_are_refused():
+    config = Tiling(256, 128, warps_m=4, warps_n=2, stages=7)
+    w, b = random_24(64, 64, jnp.bfloat16, seed=0), random((64, 64), jnp.bfloat16, seed=1)
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        triton.matmul_24(w, b, config=config)

@@ -23,7 +23,7 @@ def _jobs_of_clusters(plan, in_use=None):
 
 
 def _jobs(plan, in_use=None):
-    """Those of all clusters."""
+    """Returns those of all clusters."""
     return np.concatenate(_jobs_of_clusters(plan, in_use))
 
 

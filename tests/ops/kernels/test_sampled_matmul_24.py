@@ -1,0 +1,148 @@
+"""`sampled_matmul_24`, of neurons in any order and, on Hopper by a kernel of its own, of contiguous ones."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.ops import hopper, reference
+from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.hopper.products import sampled_matmul_24, sampled_rows_24
+from tests.ops.kernels import BACKENDS, each_backend, tilings
+from tests.ops.operands import (
+    assert_agree,
+    assert_as_good_as_reference,
+    assert_repeats,
+    random,
+    random_24,
+    random_columns,
+    random_contiguous,
+)
+
+CONTIGUOUS = [config for config, _ in sampled_matmul_24.CANDIDATES]
+DTYPES = [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)]
+# Kernels of neurons in any order, each with its tilings and the tokens of a tile.
+ANY_ORDER = {"hopper": (sampled_rows_24.sampled_rows_24, [(c, c.tokens) for c in sampled_rows_24.CANDIDATES])}
+if "triton" in BACKENDS:
+    configs = tilings("sampled_matmul_24")["triton"]
+    ANY_ORDER["triton"] = BACKENDS["triton"].sampled_matmul_24, [(config, config.tile_n) for config in configs]
+each_tiling = pytest.mark.parametrize(
+    "kernel, config, tile", [(kernel, *tiling) for kernel, configs in ANY_ORDER.values() for tiling in configs]
+)
+
+
+def check(kernel, w, x, neuron_ids, v, *, out_dtype=None, **options):
+    options = dict(options, out_dtype=out_dtype)
+    out = assert_repeats(lambda *operands: kernel(*operands, v, **options), w, x, neuron_ids)
+    expected = reference.sampled_matmul_24(w, x, neuron_ids, v, out_dtype=out_dtype or x.dtype)
+    dense, ids = np.pad(np.asarray(w.to_dense(), np.float64), ((0, 1), (0, 0))), np.asarray(neuron_ids)
+    exact = np.stack([dense[ids[t // v]] @ row for t, row in enumerate(np.asarray(x, np.float64))])
+    assert_as_good_as_reference(out, expected, exact)
+
+
+@pytest.mark.gpu
+@each_tiling
+@pytest.mark.parametrize(
+    "tokens, dim, neurons, kept, blocks_of_tile",
+    [(768, 512, 1024, 512, 1), (1000, 333, 1280, 601, 2), (300, 64, 500, 500, 1), (1, 100, 64, 8, 1)],
+)
+def test_matches_reference(tokens, dim, neurons, kept, blocks_of_tile, kernel, config, tile):
+    w, x, v = (
+        random_24(neurons, dim, jnp.bfloat16, seed=0),
+        random((tokens, dim), jnp.bfloat16, 1),
+        blocks_of_tile * tile,
+    )
+    check(kernel, w, x, random_columns(-(-tokens // v), kept, neurons, seed=2), v, config=config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONTIGUOUS)
+@pytest.mark.parametrize(
+    "tokens, dim, neurons, kept, contiguous, blocks_of_tile",
+    [
+        (768, 512, 1024, 512, 512, 2),
+        (1000, 333, 1280, 640, 128, 1),
+        (300, 64, 768, 192, 64, 1),
+        (1, 100, 256, 64, 64, 1),
+        (1536, 1024, 4096, 1024, 256, 1),
+        (1153, 2048, 1152, 1152, 192, 1),
+    ],
+)
+def test_contiguous_neurons_match_reference(tokens, dim, neurons, kept, contiguous, blocks_of_tile, config):
+    w, x = random_24(neurons, dim, jnp.bfloat16, seed=0), random((tokens, dim), jnp.bfloat16, seed=1)
+    v = blocks_of_tile * config.tile_n
+    neuron_ids = random_contiguous(-(-tokens // v), kept, contiguous, neurons, seed=2)
+    check(hopper.sampled_matmul_24, w, x, neuron_ids, v, contiguous=contiguous, config=config)
+
+
+@pytest.mark.gpu
+@each_backend
+@pytest.mark.parametrize("dtype, out_dtype", DTYPES)
+@pytest.mark.parametrize("v", [64, 128, 192, 256])
+@pytest.mark.parametrize("contiguous", [1, 32, 128])
+def test_dtypes(dtype, out_dtype, v, contiguous, backend):
+    w, x = random_24(512, 256, dtype, seed=3, scale=0.1), random((700, 256), dtype, seed=4)
+    slices = random_columns(-(-700 // v), 256 // contiguous, 512 // contiguous - 1, seed=5)
+    neuron_ids = (slices[..., None] * contiguous + jnp.arange(contiguous)).reshape(slices.shape[0], -1)
+    check(backend.sampled_matmul_24, w, x, neuron_ids, v, contiguous=contiguous, out_dtype=out_dtype)
+
+
+@pytest.mark.gpu
+@each_tiling
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_numbers_reach_the_blocks_that_list_them_and_no_other(bad, kernel, config, tile):
+    neuron_ids = jnp.stack([jnp.arange(1, 256, 2), jnp.arange(511, 256, -2)])
+    product = functools.partial(kernel, v=tile, config=config)
+    _check_bad_numbers(product, lambda values: values.at[:512:2].set(bad).at[401, 5].set(bad), neuron_ids, 55, tile)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONTIGUOUS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_numbers_of_contiguous_neurons(bad, config):
+    neuron_ids = jnp.stack([jnp.arange(128, 256), jnp.arange(384, 512)])
+    product = functools.partial(hopper.sampled_matmul_24, v=config.tile_n, contiguous=128, config=config)
+
+    def spoil(values):
+        return values.at[:128].set(bad).at[256:384].set(bad).at[400, 5].set(bad)
+
+    _check_bad_numbers(product, spoil, neuron_ids, 16, config.tile_n)
+
+
+def _check_bad_numbers(product, spoil, neuron_ids, bad_column, v):
+    """Spoils one neuron that the second of two blocks lists, and all that neither lists."""
+    w, x = random_24(512, 256, jnp.bfloat16, seed=6), random((2 * v, 256), jnp.bfloat16, seed=7)
+    out = np.asarray(product(Sparse24(spoil(w.values), w.metadata, w.shape), x, neuron_ids), np.float32)
+    assert np.isfinite(out[:v]).all() and not np.isfinite(out[v:, bad_column]).any()
+    assert np.isfinite(np.delete(out[v:], bad_column, axis=1)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ANY_ORDER)
+def test_tilings_agree_bit_for_bit(name):
+    kernel, configs = ANY_ORDER[name]
+    w, x = random_24(4096, 1024, jnp.bfloat16, seed=8), random((4096, 1024), jnp.bfloat16, seed=9)
+    neuron_ids = random_columns(16, 1024, 4096, seed=10)
+    assert_agree([functools.partial(kernel, v=256, config=config) for config, _ in configs], w, x, neuron_ids)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONTIGUOUS)
+@pytest.mark.parametrize("dim", [512, 320])  # an even and an odd number of steps
+def test_blocks_that_list_nothing_are_zeros(dim, config):
+    v, neurons = 2 * config.tile_n, 1024
+    w, x = random_24(neurons, dim, jnp.bfloat16, seed=8), random((9 * v, dim), jnp.bfloat16, seed=9)
+    ids, nothing = random_contiguous(9, 512, 128, neurons, seed=10), jnp.array([2, 6, 7, 8])
+    product = lambda ids: hopper.sampled_matmul_24(w, x, ids, v, contiguous=128, config=config)  # noqa: E731
+    expected = product(ids).reshape(9, v, 512).at[nothing].set(0).reshape(9 * v, 512)
+    np.testing.assert_array_equal(assert_repeats(product, ids.at[nothing].set(neurons)), expected)
+    assert not assert_repeats(product, jnp.full_like(ids, neurons)).any()
+
+
+@each_backend
+@pytest.mark.parametrize("v", [32, 96])
+def test_refuses_ragged_blocks(v, backend):
+    w, x = random_24(64, 64, jnp.bfloat16, seed=0), random((64, 64), jnp.bfloat16, seed=1)
+    with pytest.raises(NotImplementedError, match=f"multiple of 64, not {v}"):
+        backend.sampled_matmul_24(w, x, random_columns(-(-64 // v), 16, 64, seed=2), v)

@@ -1,1 +1,0 @@
-"""What the products of every backend must do on a GPU; a backend's tests name its kernel, tilings and sizes."""
