@@ -4,10 +4,12 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import backends, hopper, lazy, reference, triton
+from tests.documents import ROOT, python_blocks
 
 W = jax.jit(ops.sparsify_24)(jnp.ones((8, 8)))
 B = jnp.ones((8, 4))
@@ -130,6 +132,28 @@ def test_any_import_error_is_a_reason(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     reason = lazy.import_error("some_kernels", {"matmul_24": "broken"})
     assert reason == "cannot be imported: libcuda.so.1: cannot open shared object file"
+
+
+def test_the_backend_of_the_documentation(monkeypatch):
+    backend = types.ModuleType("sparse_lm.ops.mine")
+    (code,) = python_blocks(ROOT / "docs" / "adding_a_backend.md")
+    exec(code, vars(backend))
+    monkeypatch.setitem(sys.modules, backend.__name__, backend)
+    monkeypatch.setattr(backends, "NAMES", (*backends.NAMES, "mine"))
+    monkeypatch.setattr(backends, "_BEFORE_REFERENCE", ("mine",))
+    cpu, gpu = (types.SimpleNamespace(platform=name, device_kind=name) for name in ("cpu", "gpu"))
+    monkeypatch.setattr(jax, "devices", lambda: [cpu])
+    assert _used(B) == {"matmul_24": {"mine"}}
+    for out_transposed in (False, True):
+        ours, expected = (
+            ops.matmul_24(W, B, out_transposed=out_transposed, implementation=name) for name in ("mine", "reference")
+        )
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    assert _used(B.astype(jnp.bfloat16)) == {"matmul_24": {"reference"}}
+    with pytest.raises(NotImplementedError, match="'mine' of matmul_24: takes float32, not bfloat16"):
+        ops.matmul_24(W, B.astype(jnp.bfloat16), implementation="mine")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    assert _used(B) == {"matmul_24": {"reference"}}
 
 
 def test_records_nest_and_end():
