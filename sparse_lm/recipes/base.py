@@ -29,6 +29,7 @@ from jax.typing import DTypeLike
 from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
+from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes.weight_forms import Weight, WeightForms, dense_forms, gather_layer
 
 PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
@@ -113,7 +114,9 @@ class Recipe:
         """Returns a state of the right shapes for one FFN, which `enter` gives values that `ffn` can use."""
         return self.State()
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Any, Array | None]:
+    def enter(
+        self, w1: Float[Array, "F D"], w2: Float[Array, "F D"], x: Float[Array, "T D"] | None = None
+    ) -> tuple[Any, Int32[Array, " F"] | None]:
         """Enters the sparse phase.
 
         Args:
@@ -178,17 +181,17 @@ class Recipe:
 
     def ffn(
         self,
-        x: Array,
-        w1: Array,
-        w2: Array,
+        x: Float[Array, "*tokens D"],
+        w1: Float[Array, "F D"],
+        w2: Float[Array, "F D"],
         state: Any = None,
         *,
         key: Array | None = None,
-        order: Array | None = None,
+        order: Int32[Array, " T"] | None = None,
         weights: tuple[WeightForms, WeightForms] | None = None,
         layer: Array | int = 0,
         axes: Axes = ONE_DEVICE,
-    ) -> tuple[Array, Stats]:
+    ) -> tuple[Float[Array, "*tokens D"], Stats]:
         """Computes relu(x W1^T)^2 W2 by this recipe, differentiable in x, w1 and w2 (reverse mode only).
 
         On a mesh, under `shard_map`, x holds this shard's tokens, which all devices along `tensor` have, and weights

@@ -11,18 +11,19 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.row_order import RowOrder
+from sparse_lm.ops.shapes import Float, Int32
 
 ITERATIONS = 10  # of k-means
 _FAR = 1e30  # farther than any centroid, nearer than one that is full
 
 
-def unit(x: Array) -> Array:
+def unit(x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
     """Scales rows to length 1, in float32; a row of zeros stays one."""
     x = jnp.asarray(x, jnp.float32)
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
 
 
-def assign_tokens(x: Array, centroids: Array) -> Array:
+def assign_tokens(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> Int32[Array, " T"]:
     """Assigns each token to the expert whose centroid is nearest in direction, from that token alone.
 
     Args:
@@ -38,12 +39,14 @@ def assign_tokens(x: Array, centroids: Array) -> Array:
     return jnp.argmin(-dots, axis=-1).astype(jnp.int32)
 
 
-def expert_load(assignment: Array, experts: int) -> Array:
+def expert_load(assignment: Int32[Array, " T"], experts: int) -> Float[Array, " E"]:
     """Computes f32[E], the share of tokens that each expert has."""
     return jnp.mean(assignment[:, None] == jnp.arange(experts), axis=0, dtype=jnp.float32)
 
 
-def dispatch_order(assignment: Array, experts: int, v: int, order: Array | None) -> tuple[RowOrder, Array]:
+def dispatch_order(
+    assignment: Int32[Array, " T"], experts: int, v: int, order: Int32[Array, " T"] | None
+) -> tuple[RowOrder, Int32[Array, " blocks"]]:
     """Orders tokens by expert, every expert from a multiple of v on. A counting sort: no comparisons between tokens.
 
     Args:
@@ -74,12 +77,12 @@ def dispatch_order(assignment: Array, experts: int, v: int, order: Array | None)
     return RowOrder(slots, position), jnp.minimum(block_experts, experts - 1)
 
 
-def shuffled(order: Array) -> RowOrder:
+def shuffled(order: Int32[Array, " T"]) -> RowOrder:
     """Orders tokens as given, int32 [T]."""
     return RowOrder(order, jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32)))
 
 
-def cluster(rows: Array, experts: int) -> Array:
+def cluster(rows: Float[Array, "N D"], experts: int) -> Float[Array, "E D"]:
     """Finds centroids by k-means in direction, from evenly spaced rows on.
 
     Args:
@@ -93,7 +96,7 @@ def cluster(rows: Array, experts: int) -> Array:
     return lax.fori_loop(0, ITERATIONS, lambda _, centroids: update_centroids(rows, centroids), start)
 
 
-def update_centroids(rows: Array, centroids: Array) -> Array:
+def update_centroids(rows: Float[Array, "N D"], centroids: Float[Array, "E D"]) -> Float[Array, "E D"]:
     """Moves each centroid to the mean direction of the rows [N, D] nearest to it; one that has none stays.
 
     Rows that are not finite count for nothing, so that one bad batch cannot spoil centroids for good.
@@ -106,7 +109,9 @@ def update_centroids(rows: Array, centroids: Array) -> Array:
     return jnp.where(count > 0, total / jnp.maximum(count, 1), centroids)
 
 
-def expert_energy(x: Array, y: Array, centroids: Array) -> Array:
+def expert_energy(
+    x: Float[Array, "T D"], y: Float[Array, "T F"], centroids: Float[Array, "E D"]
+) -> Float[Array, "E F"]:
     """Sums Y^2 over the tokens of each expert.
 
     Args:
@@ -121,7 +126,7 @@ def expert_energy(x: Array, y: Array, centroids: Array) -> Array:
     return jnp.matmul(member.astype(y.dtype), jnp.square(_finite(y)), preferred_element_type=jnp.float32)
 
 
-def assign_neurons(energy: Array) -> Array:
+def assign_neurons(energy: Float[Array, "E F"]) -> Int32[Array, " F"]:
     """Assigns each neuron to an expert that uses it much; every expert gets F / E neurons.
 
     Deferred acceptance: in each round a neuron asks the expert that uses it most and has not yet turned it down, and
@@ -157,7 +162,7 @@ def assign_neurons(energy: Array) -> Array:
     return ask(turned_down)
 
 
-def sort_by_expert(assignment: Array, experts: int, parts: int) -> Array:
+def sort_by_expert(assignment: Int32[Array, " F"], experts: int, parts: int) -> Int32[Array, " F"]:
     """Orders neurons so that each of `parts` equal parts has as many of every expert, sorted by expert.
 
     Args:
@@ -172,7 +177,7 @@ def sort_by_expert(assignment: Array, experts: int, parts: int) -> Array:
     return by_expert.reshape(experts, parts, -1).swapaxes(0, 1).reshape(-1)
 
 
-def slice_ids(neurons: int, experts: int, parts: int) -> Array:
+def slice_ids(neurons: int, experts: int, parts: int) -> Int32[Array, "E S"]:
     """Lists each expert's slice of neurons that `sort_by_expert` sorted.
 
     Args:
