@@ -1,6 +1,6 @@
 """Draws the figures of experiments/results that there is a page for.
 
-    python -m experiments.plots --output=docs/figures [--only='step_llama1b_*']
+    python -m experiments.plots --output=experiments/plots [--only='step_llama1b_*']
 
 One SVG file a figure, named after the JSON file that it is drawn from. The same results give the same files.
 """
