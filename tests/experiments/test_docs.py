@@ -27,3 +27,11 @@ def test_every_result_is_on_a_page():
     patterns = set(re.findall(r"`([a-z0-9_*]+\.(?:json|txt))`", named))
     for path in (ROOT / "experiments/results").iterdir():
         assert path.suffix == ".lock" or any(path.match(pattern) for pattern in patterns), path.name
+
+
+def test_every_figure_is_on_a_page():
+    pages = " ".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    figures = list((ROOT / "experiments/plots").iterdir())
+    assert figures and all(path.name in pages for path in figures)
+    linked = re.findall(r"\]\((?:\.\./)?(experiments/plots/[^)]+)\)", pages)
+    assert linked and all((ROOT / path).exists() for path in linked)
