@@ -107,7 +107,7 @@ def sum_gradient(gradient: Array, axes: Axes) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def enter_tensor(x: Array, axes: Axes) -> Array:
-    """What all devices along `tensor` have, read by each for its own heads or neurons: gradients add up."""
+    """Hands what all devices along `tensor` have to each one's heads or neurons: gradients add up."""
     return x
 
 
@@ -124,7 +124,7 @@ leave_tensor.defvjp(lambda x, axes: (leave_tensor(x, axes), None), lambda axes, 
 
 
 def sum_over_tensor(x: Array, axes: Axes) -> Array:
-    """For rules of differentiation of their own; elsewhere `enter_tensor` and `leave_tensor`."""
+    """Sums over `tensor` inside hand-written VJPs; elsewhere `enter_tensor` and `leave_tensor` do."""
     return total(x, (axes.tensor,) if axes.tensor else ())
 
 

@@ -140,7 +140,7 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """Of a step: microbatches over all devices. Tokens are routed within a part."""
+        """The parts of a step: microbatches over all devices. Tokens are routed within a part."""
         return self.mesh.data * self.mesh.fsdp * self.microbatches
 
     @property

@@ -1,4 +1,4 @@
-"""What every key of a configuration may be, by itself and beside the others: one rule a line."""
+"""Rules for every key of a configuration, by itself and beside the others: one a line."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import WorkdirError, meaning
 from tests.data.examples import damage_records
-from tests.test_train import compiled_once, corpus, small_config, trace  # noqa: F401 (a fixture)
+from tests.test_resumed_run import compiled_once
+from tests.test_train import corpus, small_config, trace  # noqa: F401 (a fixture)
 from tests.training.checkpoints.test_checkpoint import steps_on_disk
 from tests.unfinished_io import leaves_io_unfinished
 

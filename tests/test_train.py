@@ -1,6 +1,5 @@
 """Whole runs: resumed after a kill, a crash or a signal, they are the run that was never stopped."""
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -30,7 +29,6 @@ from sparse_lm.training.telemetry import flops, step_log
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.telemetry.timing import StepTimer
-from sparse_lm.training.transitions import make_transitions
 from tests import small
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -149,69 +147,6 @@ def crash_before(monkeypatch, step):
             yield windows
 
     monkeypatch.setattr(run_data, "train_batches", batches)
-
-
-@contextlib.contextmanager
-def compiled_once():
-    """Runs of one configuration share what they compile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_trainer", functools.cache(make_trainer))
-        patch.setattr(loop, "make_transitions", functools.cache(make_transitions))
-        made, make = {}, evaluation.make_evaluation
-        cached = lambda *args: made.get(args[3]) or made.setdefault(args[3], make(*args))  # noqa: E731
-        patch.setattr(evaluation, "make_evaluation", cached)
-        yield
-
-
-def compiled_ahead(program):
-    """`program`, but an error if it is called before it was compiled, as then no signal could interrupt that."""
-    compiled = []
-
-    def call(*args):
-        assert compiled
-        return program(*args)
-
-    def lower(*args):
-        compiled.append(program)
-        return program.lower(*args)
-
-    call.lower = lower
-    return call
-
-
-def edges_compiled_ahead(patch):
-    make = loop.make_transitions
-
-    def wrapped(*args):
-        edges = make(*args)
-        enter, refresh = compiled_ahead(edges.enter_sparse), compiled_ahead(edges.refresh)
-        return dataclasses.replace(edges, enter_sparse=enter, refresh=refresh)
-
-    patch.setattr(loop, "make_transitions", wrapped)
-
-
-@pytest.mark.parametrize("recipe", ["slices", "fst"])  # those that choose anew while they are sparse
-@compiled_once()
-def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):
-    """A crash in every phase and just behind both flips; checkpoints are 3 steps apart."""
-    config = small_config(corpus, recipe)
-    edges_compiled_ahead(monkeypatch)
-    assert loop.train(config, str(tmp_path / "whole"))
-    for step in (2, 5, 7, 10):
-        with monkeypatch.context() as patch, pytest.raises(Crash):
-            crash_before(patch, step)
-            loop.train(config, str(tmp_path / "stopped"))
-    assert loop.train(config, str(tmp_path / "stopped"))
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
-    if recipe == "fst":  # whose flip rate is a refresh's
-        assert [line["step"] for line in lines(tmp_path / "whole") if "flip_rate" in line] == [6]
-
-    abstract = jax.eval_shape(make_trainer(config).init)
-    states = []
-    for name in ("whole", "stopped"):
-        with Checkpoints(tmp_path / name, keep=2) as checkpoints:
-            states.append(jax.device_get(checkpoints.restore_latest(abstract)))
-    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_utilisation_and_the_last_evaluation_are_of_their_phase(corpus, tmp_path, monkeypatch):

@@ -16,11 +16,11 @@ ARCHITECTURES = {
     "squared_relu": {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"},
     "swiglu": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
 }
-"""By `ModelConfig.activation`."""
+"""Architecture and activation, by `ModelConfig.activation`."""
 
 _NORM_EPSILON = {"arcee": 1e-5, "llama": 1e-6}
 _HIDDEN_ACT = {"arcee": "relu2", "llama": "silu"}
-"""What transformers takes for an absent key, by model_type."""
+"""The values that transformers takes for absent keys, by model_type."""
 
 
 class UnsupportedModelError(ValueError):

@@ -77,7 +77,7 @@ def generate_batch(
     seeds: Sequence[int],
     stop: int | None,
 ) -> list[list[int]]:
-    """What `generate` makes of each prompt with its seed, computed together.
+    """Continues several prompts at once, each as `generate` would with its seed.
 
     It goes on until every text has stopped or has `max_new_tokens`. Other arguments are as in `generate`.
 

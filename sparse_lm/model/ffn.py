@@ -66,7 +66,7 @@ class SwiGluFfn(nnx.Module):
 
 
 FFNS = {"squared_relu": SquaredReluFfn, "swiglu": SwiGluFfn}
-"""By `ModelConfig.activation`."""
+"""The modules, by `ModelConfig.activation`."""
 
 
 def _down(config: ModelConfig, rngs: nnx.Rngs) -> Array:

@@ -194,7 +194,7 @@ def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
 
 
 def is_norm_scale(path: Sequence[jax.tree_util.DictKey]) -> bool:
-    """Whether the parameter at `path` scales a norm's result.
+    """Returns whether the parameter at `path` scales a norm's result.
 
     Its name tells, its rank does not: the layers' scales are stacked, [L, D] like a matrix.
     """

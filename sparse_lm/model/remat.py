@@ -1,4 +1,4 @@
-"""What the backward pass of a layer recomputes, by name.
+"""Chooses what the backward pass of a layer recomputes, by name.
 
 none            everything is saved.
 full            only the layer's input is saved.

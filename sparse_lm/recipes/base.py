@@ -53,7 +53,7 @@ class NoState(NamedTuple):
 
 
 class FfnCall(NamedTuple):
-    """What the products of one FFN read besides its input."""
+    """Holds what the products of one FFN read besides its input."""
 
     w1: Weight
     w2: Weight

@@ -1,4 +1,4 @@
-"""What happens to the training state between a dense and a sparse step, and while sparse.
+"""Takes the training state from a dense to a sparse step and back, and refreshes it while sparse.
 
   enter_sparse  before the first sparse step: the recipe chooses masks, scales or experts;
   refresh       every `refresh_every` sparse steps: it chooses some of that anew;

@@ -23,7 +23,7 @@ from sparse_lm.training.checkpoints.checksums import checksum, checksums
 FORMAT = 2
 
 ArrayPath = tuple[str, ...]
-"""Of an array in a checkpoint: (item, name, name, ...)."""
+"""The path of an array in a checkpoint: (item, name, name, ...)."""
 
 
 class ManifestError(ValueError):

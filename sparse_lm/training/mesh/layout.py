@@ -36,10 +36,10 @@ _SPECS = {
     "embedding": P("fsdp"),
     "unembed": P("fsdp"),
 }
-"""By the last name in an array's path: parameters, their moments, and variables. Others are replicated."""
+"""The layout of parameters and their moments, by the last name in an array's path. Others are replicated."""
 
 BATCH = P(("data", "fsdp"))
-"""Of arrays whose first axis is sequences."""
+"""The layout of arrays whose first axis is sequences."""
 
 
 class Layout:

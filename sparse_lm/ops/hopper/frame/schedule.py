@@ -50,7 +50,7 @@ class Grid:
 
 
 Work = tuple[Array, Callable[[Array], Job]]
-"""What a cluster has to do: the number of its jobs, and the i-th."""
+"""The jobs of a cluster: how many there are, and the i-th."""
 
 Jobs = Callable[[Any, Array, Array], Work]
 """From the operands in global memory, the cluster, and the block in the cluster."""

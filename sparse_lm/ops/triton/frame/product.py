@@ -1,12 +1,9 @@
 """The frame of the products with a 2:4 operand: a ring of shared-memory stages that `cp.async` keeps full.
 
-A thread block computes one tile of the result, 64 logical k a step: what a word of metadata describes. Its
-threads start the copies of a later step before the instructions of this one. Tiles that run together lie in a
-band, so that the L2 cache serves them all.
-
-For the L2 cache a tile should be large, and rather tall than wide, because its 2:4 side is half as heavy: one of
-256 x 128 reads 34 KB in the time of 2^20 multiply-adds at the sparse rate. Where that does not limit, as on an H200,
-two thread blocks of 128 x 128 side by side are as fast, or faster.
+A thread block computes one tile of the result, 64 logical k a step: what a word of metadata describes. Its threads
+start the copies of a later step before the instructions of this one. Tiles of a band share the L2 cache, for which a
+tile should be large and tall, because its 2:4 side is half as heavy. Where that does not limit, as on an H200, two
+thread blocks of 128 x 128 side by side are as fast, or faster.
 """
 
 from __future__ import annotations
