@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import controls  # noqa: F401  registers the recipes of the controls
+from experiments.quality import controls
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
@@ -129,6 +129,7 @@ def evaluate_on(workdir: Path, config: Config, path: str) -> float:
 
 def main(_) -> None:
     logs.configure()
+    controls.register()
     values = flags.FLAGS
     run_one(SUITES[values.suite], values.run, values.seed, values.data, values.second_data, Path(values.root))
 

@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 
 from experiments.quality import one_run, time_ratio
+from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
 from sparse_lm.prepare_data import prepare_files
@@ -23,6 +24,13 @@ from sparse_lm.training.loop import train
 from sparse_lm.training.schedule import learning_rate
 
 TINY = SUITES["tiny"]
+
+
+@pytest.fixture(autouse=True)
+def controls_are_registered(monkeypatch):
+    monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
+
+
 RUNS = ["dense", "slices_50", "fixed_quarter_50"]
 
 

@@ -103,7 +103,7 @@ class Numbers:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_rows_of_processes_make_up_the_batch(count):
-    data = types.SimpleNamespace(train=Numbers())
+    data = types.SimpleNamespace(train=Numbers(), shares=())
 
     def batches(start_step, **share):
         iterator = train_batches(data, batch_size=8, seed=3, start_step=start_step, **share)
