@@ -141,7 +141,7 @@ def test_workdir_is_made(tmp_path):
     assert make_workdir(made) == made
 
 
-@pytest.mark.parametrize("workdir", ["gs://bucket/run", "s3://bucket", "file:///tmp/run"])
+@pytest.mark.parametrize("workdir", ["gs://bucket/run", "s3://bucket", "file:///run"])
 @pytest.mark.parametrize("use", [make_workdir, load_config])
 def test_url_is_refused_by_name(workdir, use, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
