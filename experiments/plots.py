@@ -38,7 +38,7 @@ Run = dict[str, Any]
 
 
 class Results(NamedTuple):
-    """What a benchmark or a suite of runs wrote."""
+    """Holds what a benchmark or a suite of runs wrote."""
 
     path: Path
     data: Any

@@ -1,4 +1,4 @@
-"""What the pages of the documentation show: commands, Python, links and configuration keys."""
+"""Collects what the pages of the documentation show: commands, Python, links and configuration keys."""
 
 import ast
 import re

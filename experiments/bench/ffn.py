@@ -50,7 +50,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 class Operands(NamedTuple):
-    """What one FFN reads, whatever its recipe."""
+    """Holds what one FFN reads, whatever its recipe."""
 
     x: Array
     w1: Array

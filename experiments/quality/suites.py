@@ -148,4 +148,4 @@ SUITES = {
         _runs(50, 256, (2e-3,), v=16),
     ),
 }  # fmt: skip
-"""By name."""
+"""The suites, by name."""

@@ -49,7 +49,7 @@ def state_of(recipe):
 
 
 def expected(recipe, draw, inputs=INPUTS):
-    """What a recipe's formulas say for its state of above."""
+    """Computes what a recipe's formulas say for its state of above."""
     state, knobs = state_of(recipe), {}
     if recipe.name == "fst":
         knobs = dict(masks=(np.asarray(state.mask_up), np.asarray(state.mask_down)))

@@ -143,7 +143,7 @@ def test_gradients_have_the_dtype_of_the_weights(name):
 
 
 def test_dense_weight_gradients_are_made_in_float32():
-    """By the products themselves, as XLA might leave out a rounding on the way but need not."""
+    """The products themselves make them so, as XLA might leave out a rounding on the way but need not."""
     x, w = jax.ShapeDtypeStruct((96, 64), jnp.bfloat16), jax.ShapeDtypeStruct((128, 64), jnp.float32)
     gradients = examples.outputs_and_gradients(DENSE)
     jaxpr = jax.make_jaxpr(gradients)(x, w, w, x, examples.state_of(DENSE), KEY, ORDER).jaxpr
@@ -259,7 +259,7 @@ def test_rules_name_the_knob_that_does_not_fit(recipe, knob):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "dense"])
 def test_best_implementation_is_as_accurate_as_the_reference(name):
-    """In bf16 on a GPU, whichever kernels run: against float32, at most 1.5 times the reference's error."""
+    """Whichever kernels run in bf16 on a GPU err at most 1.5 times as much as the reference, against float32."""
     tokens, dim, neurons = 1000, 256, 1024
     x, w1, w2, do = (
         (examples.random(seed, *shape) * scale).astype(jnp.bfloat16).astype(jnp.float32)

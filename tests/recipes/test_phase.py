@@ -188,7 +188,7 @@ def test_weights_that_are_left_are_two_of_four_where_the_recipe_says(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_leaving_again_changes_nothing(name):
-    """With the state that follows from the weights as they are left, or with that of a new sparse phase."""
+    """The state follows from the weights as they are left, or is that of a new sparse phase."""
     recipe = examples.RECIPES[name]
     leave, (state, _) = jax.jit(recipe.leave), entered(name)
     once = leave(W1, W2, state)
