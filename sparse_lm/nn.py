@@ -1,0 +1,160 @@
+"""`SquaredReluFFN`: a Flax NNX module whose six matrix products a recipe makes sparse for a part of training.
+
+ffn = SquaredReluFFN(dim, neurons, Slices(m=16), rngs=rngs)
+y = ffn(x)                                  # dense
+order = ffn.enter(x)                        # from here on sparse; x: a batch of its inputs
+opt_state = sort_moments(opt_state, nnx.state(model, nnx.Param), {("ffn",): order})
+y = ffn(x, key=key)
+ffn.leave()                                 # dense again
+
+It stands on `sparse_lm.recipes` alone, and so fits into any NNX model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from sparse_lm.collectives import ONE_DEVICE, Axes
+from sparse_lm.recipes import DENSE, Recipe, Slices
+
+_SLICES = Slices()
+_up_init = nnx.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=-1, out_axis=-2)
+_down_init = nnx.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=-2, out_axis=-1)
+
+
+class RecipeState(nnx.Variable):
+    """An array that a recipe reads and does not train: centroids, scales, masks."""
+
+
+class SquaredReluFFN(nnx.Module):
+    """Computes relu(x up^T)^2 down, densely or by a recipe.
+
+    Attributes:
+      up: f32[F, D], a neuron a row.
+      down: f32[F, D], a neuron a row.
+      state: the recipe's arrays by name; they hold no values before `enter`.
+      recipe: how the products are computed in the sparse phase.
+      sparse: True between `enter` and `leave`. It is static: a step compiled with `nnx.jit` is compiled once a phase.
+    """
+
+    def __init__(self, dim: int, neurons: int, recipe: Recipe = _SLICES, *, rngs: nnx.Rngs):
+        if dim % 4 or neurons % 4:
+            raise ValueError(f"dim = {dim} and neurons = {neurons} must be multiples of 4, the groups of 2:4")
+        self.up = nnx.Param(_up_init(rngs.params(), (neurons, dim), jnp.float32))
+        self.down = nnx.Param(_down_init(rngs.params(), (neurons, dim), jnp.float32))
+        self.recipe = recipe
+        self.sparse = False
+        self.state = nnx.Dict({n: RecipeState(v) for n, v in recipe.init_state(dim, neurons)._asdict().items()})
+
+    def __call__(self, x: Array, *, key: Array | None = None, axes: Axes = ONE_DEVICE) -> Array:
+        """Computes [..., D] -> [..., D] in the dtype of x; every leading axis is of tokens.
+
+        Args:
+          x: inputs.
+          key: random key; a `stochastic` recipe needs one to be differentiated, another in each step and layer.
+          axes: of the mesh, under `shard_map`.
+        """
+        recipe, state = (self.recipe, self._state()) if self.sparse else (DENSE, None)
+        return recipe.ffn(x, self.up[...], self.down[...], state, key=key, axes=axes)[0]
+
+    def enter(self, x: Array | None = None) -> Array | None:
+        """Enters the sparse phase and sorts the neurons.
+
+        Args:
+          x: [..., D], a batch of this FFN's inputs; None will do unless `recipe.enter_reads_inputs`.
+
+        Returns:
+          int32[F], the order in which neurons now are, for `sort_moments`; None if they stay where they were.
+        """
+        self._require(sparse=False)
+        state, order = self.recipe.enter(self.up[...], self.down[...], _tokens(x))
+        if order is not None:
+            self.up[...], self.down[...] = self.up[...][order], self.down[...][order]
+        self._set(state)
+        self.sparse = True
+        return order
+
+    def refresh(self, x: Array | None = None) -> dict[str, Array]:
+        """Brings the state up to date, every 40 steps or so if `recipe.refreshes`; returns what changed."""
+        self._require(sparse=True)
+        state, changed = self.recipe.refresh(self.up[...], self.down[...], self._state(), _tokens(x))
+        self._set(state)
+        return changed
+
+    def leave(self) -> None:
+        """Leaves the sparse phase, with the weights that the sparse forward used."""
+        self._require(sparse=True)
+        self.up[...], self.down[...] = self.recipe.leave(self.up[...], self.down[...], self._state())
+        self.sparse = False
+
+    def adjust_gradients(self, up: Array, down: Array) -> tuple[Array, Array]:
+        """Returns clipped gradients as the optimizer should see them: `fst` adds its masked decay."""
+        if not self.sparse:
+            return up, down
+        return self.recipe.adjust_gradients(up, down, self.up[...], self.down[...], self._state())
+
+    def _state(self) -> Any:
+        return self.recipe.State(**{name: variable[...] for name, variable in self.state.items()})
+
+    def _set(self, state: Any) -> None:
+        for name, value in state._asdict().items():
+            self.state[name][...] = value
+
+    def _require(self, sparse: bool) -> None:
+        if self.sparse != sparse:
+            raise ValueError("the FFN is in its sparse phase" if self.sparse else "the FFN is dense: call enter first")
+
+
+Path = tuple[Hashable, ...]
+
+
+def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None]) -> Any:
+    """Puts what an optimizer keeps of neurons into their new order.
+
+    Args:
+      opt_state: of Optax for `params`, or the `opt_state` of an `nnx.Optimizer`.
+      params: the tree of parameters, such as `nnx.state(model, nnx.Param)`.
+      orders: from `enter`, by the path of the FFN among the parameters: {("blocks", 0, "ffn"): order}. Every parameter
+        there must have a row for each neuron.
+
+    Returns:
+      The state with sorted rows.
+
+    Raises:
+      ValueError: a path that has no parameters, or an array of the optimizer whose shape is not its parameter's.
+    """
+    shapes = {_path(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
+    order_of = {}
+    for prefix, order in orders.items():
+        below = [path for path in shapes if path[: len(prefix)] == tuple(prefix)]
+        if not below:
+            raise ValueError(f"no parameters are at {prefix}")
+        order_of |= dict.fromkeys(below, order)
+
+    def sort(path: Any, leaf: Any) -> Any:
+        path = _path(path)
+        parameter = next((path[first:] for first in range(len(path)) if path[first:] in shapes), None)
+        if (order := order_of.get(parameter)) is None:
+            return leaf
+        if leaf.shape != shapes[parameter]:
+            raise ValueError(f"{path} of the optimizer has shape {leaf.shape}, its parameter {shapes[parameter]}")
+        return jnp.take_along_axis(leaf, order[..., None], axis=-2)
+
+    return jax.tree.map_with_path(sort, opt_state)
+
+
+def _path(path: Any) -> Path:
+    """Returns the names on the way to a leaf, without the ".value" of an NNX variable."""
+    if path and path[-1] == jax.tree_util.GetAttrKey("value"):
+        path = path[:-1]
+    return tuple(getattr(part, "key", getattr(part, "idx", getattr(part, "name", None))) for part in path)
+
+
+def _tokens(x: Array | None) -> Array | None:
+    return x if x is None else x.reshape(-1, x.shape[-1])

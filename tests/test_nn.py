@@ -1,0 +1,296 @@
+"""`SquaredReluFFN` in NNX models that know nothing else of ours: phases, transformations, moments."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from sparse_lm.collectives import Axes
+from sparse_lm.nn import SquaredReluFFN, sort_moments
+from sparse_lm.recipes import Fst, Slices
+from tests.recipes import masked_dense_ffn as dense64
+from tests.recipes.examples import DIM, DO, INPUTS, KEY, NEURONS, W1, W2, X
+
+RECIPE = Slices(v=16, m=16)
+
+
+def dense_ffn(recipe=RECIPE):
+    ffn = SquaredReluFFN(DIM, NEURONS, recipe, rngs=nnx.Rngs(0))
+    ffn.up[...], ffn.down[...] = W1, W2
+    return ffn
+
+
+@functools.cache
+def _entered():
+    ffn = dense_ffn()
+    order = nnx.jit(lambda ffn: ffn.enter(X))(ffn)
+    return nnx.split(ffn), order
+
+
+def sparse_ffn():
+    """An FFN of its own in its sparse phase, and the order of its neurons."""
+    (graph, state), order = _entered()
+    return nnx.merge(graph, jax.tree.map(jnp.copy, state)), order
+
+
+def output_and_gradients(ffn, x=X, do=DO, key=KEY, **options):
+    """O, dX, dUp, dDown, compiled."""
+
+    @nnx.jit
+    def run(ffn, x, do):
+        graph, params, rest = nnx.split(ffn, nnx.Param, ...)
+        f = lambda params, x: nnx.merge(graph, params, rest)(x, key=key, **options)  # noqa: E731
+        o, vjp = jax.vjp(f, params, x)
+        params, dx = vjp(do)
+        return o, dx, params["up"][...], params["down"][...]
+
+    return run(ffn, x, do)
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    for a, b in zip(found, expected, strict=True):
+        assert np.linalg.norm(a - b) < tolerance * np.linalg.norm(b)
+
+
+def of_recipe(order):
+    """What the recipe computes of the arrays themselves."""
+    state, own_order = jax.jit(RECIPE.enter)(W1, W2, X)
+    np.testing.assert_array_equal(order, own_order)
+
+    @jax.jit
+    def run(x, w1, w2, do):
+        o, vjp, _ = jax.vjp(lambda *a: RECIPE.ffn(*a, state, key=KEY), x, w1, w2, has_aux=True)
+        return o, *vjp(do)
+
+    return run(X, W1[order], W2[order], DO)
+
+
+def test_dense_before_the_sparse_phase():
+    expected = dense64.dense(INPUTS)
+    assert_close(output_and_gradients(dense_ffn()), [expected.o, expected.dx, expected.dw1, expected.dw2])
+
+
+def test_sparse_after_entering():
+    ffn, order = sparse_ffn()
+    assert ffn.sparse and (order != jnp.arange(NEURONS)).any()
+    assert_close(output_and_gradients(ffn), of_recipe(order), 1e-6)
+    scales, centroids = (float(ffn.state[s][...]) for s in ("scale_up", "scale_down")), ffn.state["centroids"][...]
+    inputs = dense64.Inputs(INPUTS.x, INPUTS.w1[order], INPUTS.w2[order], INPUTS.do, np.arange(len(X)))
+    formula = dense64.slices(
+        inputs, scales=tuple(scales), centroids=np.asarray(centroids, np.float64), v=16, m=16, draw=lambda a, _: a
+    )
+    assert_close(output_and_gradients(ffn)[:2], [formula.o, formula.dx])
+
+
+def test_dense_after_leaving_with_the_weights_of_the_sparse_forward():
+    ffn, order = sparse_ffn()
+    nnx.jit(lambda ffn: ffn.leave())(ffn)
+    assert not ffn.sparse
+    scales, w1, w2 = sparse_ffn()[0].state, INPUTS.w1[order], INPUTS.w2[order]
+    up = float(scales["scale_up"][...]) * dense64.soft_threshold(w1, axis=1)
+    down = float(scales["scale_down"][...]) * dense64.soft_threshold(w2, axis=1)
+    assert_close((ffn.up[...], ffn.down[...]), (up, down))
+    assert_close([nnx.jit(lambda ffn: ffn(X))(ffn)], [np.square(np.maximum(INPUTS.x @ up.T, 0)) @ down])
+
+
+def test_refreshing_moves_the_centroids():
+    ffn, _ = sparse_ffn()
+    state = RECIPE.State(**{name: variable[...] for name, variable in ffn.state.items()})
+    x = 2 + X
+    nnx.jit(lambda ffn, x: ffn.refresh(x))(ffn, x.reshape(4, -1, DIM))
+    expected, _ = jax.jit(RECIPE.refresh)(ffn.up[...], ffn.down[...], state, x)
+    np.testing.assert_allclose(ffn.state["centroids"][...], expected.centroids, rtol=1e-6)
+    assert (ffn.state["centroids"][...] != state.centroids).any()
+
+
+def test_gradients_of_fst_have_its_masked_decay_in_the_sparse_phase():
+    ffn = dense_ffn(Fst(mask_decay=0.5))
+    assert all((a == b).all() for a, b in zip(ffn.adjust_gradients(W1, W2), (W1, W2), strict=True))
+    assert ffn.enter() is None
+    state = Fst.State(**{name: variable[...] for name, variable in ffn.state.items()})
+    expected = Fst(mask_decay=0.5).adjust_gradients(W1, W2, W1, W2, state)
+    found = ffn.adjust_gradients(W1, W2)
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True)) and (found[0] != W1).any()
+
+
+def test_what_is_out_of_turn_is_refused():
+    ffn = dense_ffn()
+    for call in (ffn.leave, ffn.refresh):
+        with pytest.raises(ValueError, match="the FFN is dense: call enter first"):
+            call()
+    with pytest.raises(ValueError, match=r"enter\(w1, w2, x\) needs a batch x"):
+        ffn.enter()
+    with pytest.raises(ValueError, match="the FFN is in its sparse phase"):
+        sparse_ffn()[0].enter(X)
+    with pytest.raises(ValueError, match="dim = 30 and neurons = 64 must be multiples of 4"):
+        SquaredReluFFN(30, 64, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="'slices' are stochastic: ffn needs a key"):
+        output_and_gradients(sparse_ffn()[0], key=None)
+
+
+def test_forward_mode_is_refused():
+    for ffn in (dense_ffn(), sparse_ffn()[0]):
+        with pytest.raises(TypeError, match=r"forward-mode.*custom_vjp"):
+            jax.jvp(ffn, (X,), (X,))
+
+
+# Transformations
+
+
+def test_vmap_over_a_batch():
+    """Each example is routed and padded by itself; its output is what it is in a batch."""
+    ffn, _ = sparse_ffn()
+    together = nnx.jit(lambda ffn, x: ffn(x))(ffn, X)
+    apart = nnx.jit(lambda ffn, x: jax.vmap(ffn)(x))(ffn, X.reshape(4, -1, DIM))
+    np.testing.assert_allclose(apart.reshape(X.shape), together, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_scan_over_layers(remat):
+    """Layers stacked by `nnx.vmap` and run by `nnx.scan`, against one after the other."""
+    layers = [sparse_ffn()[0], sparse_ffn()[0]]
+    layers[1].up[...] *= 1.5
+    graph = nnx.graphdef(layers[0])
+    stack = nnx.merge(graph, jax.tree.map(lambda *a: jnp.stack(a), *(nnx.state(layer) for layer in layers)))
+    keys = jax.random.split(KEY, 2)
+
+    def layer(x, ffn, key):
+        return x + 0.1 * ffn(x, key=key)
+
+    def one_by_one(first, second, x):
+        return jnp.sum(layer(layer(x, first, keys[0]), second, keys[1]) ** 2)
+
+    def scanned(stack, x):
+        body = nnx.remat(layer) if remat else layer
+        return jnp.sum(nnx.scan(body, in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)(x, stack, keys) ** 2)
+
+    *alone, dx = nnx.jit(nnx.grad(one_by_one, argnums=(0, 1, 2)))(*layers, X)
+    together, dx_scanned = nnx.jit(nnx.grad(scanned, argnums=(0, 1)))(stack, X)
+    assert_close([dx_scanned], [dx])
+    for number, own in enumerate(alone):
+        for name in ("up", "down"):
+            assert_close([together[name][...][number]], [own[name][...]])
+
+
+def test_stacked_layers_enter_together():
+    """`nnx.vmap` of the module, of `enter` and of `leave`; each layer does what it does alone."""
+    make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: SquaredReluFFN(DIM, NEURONS, RECIPE, rngs=rngs)))
+    stack = make(nnx.Rngs(0))
+    first = nnx.merge(nnx.graphdef(stack), jax.tree.map(lambda a: jnp.copy(a[0]), nnx.state(stack)))
+    orders = nnx.jit(nnx.vmap(lambda ffn, x: ffn.enter(x)))(stack, jnp.stack([X, X + 1]))
+    order = nnx.jit(lambda ffn, x: ffn.enter(x))(first, X)
+    assert stack.sparse and orders.shape == (2, NEURONS)
+    np.testing.assert_array_equal(orders[0], order)
+    np.testing.assert_array_equal(stack.up[...][0], first.up[...])
+    nnx.jit(nnx.vmap(lambda ffn: ffn.leave()))(stack)
+    assert not stack.sparse and (stack.up[...] == 0).mean() >= 0.5
+
+
+def test_shards_of_a_batch_compute_the_gradients_of_the_whole():
+    """Under `shard_map` gradients are summed over the shards, each of which routes its own tokens."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def sharded(ffn):
+        graph, params, rest = nnx.split(ffn, nnx.Param, ...)
+
+        def run(params, rest, x, do):
+            f = lambda params, x: nnx.merge(graph, params, rest)(x, key=KEY, axes=Axes(batch=("data",)))  # noqa: E731
+            o, vjp = jax.vjp(f, params, x)
+            params, dx = vjp(do)
+            return o, dx, params["up"][...], params["down"][...]
+
+        specs = dict(in_specs=(P(), P(), P("data"), P("data")), out_specs=(P("data"), P("data"), P(), P()))
+        return jax.jit(jax.shard_map(run, mesh=mesh, check_vma=False, **specs))(params, rest, X, DO)
+
+    expected = dense64.dense(INPUTS)
+    assert_close(sharded(dense_ffn()), (expected.o, expected.dx, expected.dw1, expected.dw2))
+    ffn, _ = sparse_ffn()
+    found, expected = sharded(ffn), output_and_gradients(ffn)
+    assert_close(found[:2], expected[:2])
+    for mine, theirs in zip(found[2:], expected[2:], strict=True):  # with other draws
+        assert 0.7 < np.vdot(mine, theirs) / np.linalg.norm(mine) / np.linalg.norm(theirs) < 0.999
+
+
+# Moments
+
+
+class Model(nnx.Module):
+    """Two residual blocks between an embedding and its transpose."""
+
+    def __init__(self, rngs):
+        self.embedding = nnx.Embed(32, DIM, rngs=rngs)
+        self.blocks = nnx.List([SquaredReluFFN(DIM, NEURONS, RECIPE, rngs=rngs) for _ in range(2)])
+
+    def __call__(self, tokens):
+        x = self.embedding(tokens)
+        inputs = []
+        for ffn in self.blocks:
+            inputs.append(x)
+            x = x + ffn(x, key=KEY)
+        return self.embedding.attend(x), inputs
+
+
+def loss(model, tokens):
+    logits = model(tokens)[0]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, (tokens + 1) % 32).mean()
+
+
+@nnx.jit
+def step(model, optimizer, tokens):
+    value, grads = nnx.value_and_grad(loss)(model, tokens)
+    optimizer.update(model, grads)
+    return value
+
+
+def decay_mask(params):
+    return jax.tree.map(lambda w: w.ndim > 1, params)
+
+
+def test_a_neuron_trains_on_where_it_was_put():
+    """Dense steps after sorting are the sorted steps of neurons that stay; moments stay apart otherwise."""
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(1e-2), optax.masked(optax.trace(0.9), decay_mask), optax.ema(0.9)
+    )
+    tokens = jnp.arange(64) % 32
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    for _ in range(3):
+        step(model, optimizer, tokens)
+    other = nnx.clone(model), nnx.clone(optimizer)
+    orders = [np.random.default_rng(n).permutation(NEURONS) for n in range(2)]
+    for ffn, order in zip(model.blocks, orders, strict=True):
+        ffn.up[...], ffn.down[...] = ffn.up[...][order], ffn.down[...][order]
+    by_path = {("blocks", n): jnp.asarray(order) for n, order in enumerate(orders)}
+    optimizer.opt_state = nnx.data(sort_moments(optimizer.opt_state, nnx.state(model, nnx.Param), by_path))
+    for pair in ((model, optimizer), other):
+        for _ in range(3):
+            step(*pair, tokens)
+    np.testing.assert_allclose(model.embedding.embedding[...], other[0].embedding.embedding[...], rtol=1e-3, atol=1e-4)
+    for mine, theirs, order in zip(model.blocks, other[0].blocks, orders, strict=True):
+        np.testing.assert_allclose(mine.up[...], theirs.up[...][order], rtol=1e-3, atol=1e-4)
+
+
+def test_moments_of_an_optax_state():
+    """Adam's, of plain dictionaries; stacked layers have an order each."""
+    tx = optax.adamw(1e-3)
+    params = {"ffn": {"up": jnp.zeros((2, 4, 3)), "down": jnp.zeros((2, 4, 3))}, "other": jnp.zeros((4, 3))}
+    grads = jax.tree.map(lambda w: jnp.arange(w.size, dtype=w.dtype).reshape(w.shape), params)
+    _, opt_state = tx.update(grads, tx.init(params), params)
+    order = jnp.asarray([[2, 0, 1, 3], [3, 2, 1, 0]])
+    found = sort_moments(opt_state, params, {("ffn",): order})
+    expected = jax.tree.map(lambda a: a, opt_state)
+    for moments in (expected[0].mu, expected[0].nu):
+        moments["ffn"] = {name: jnp.stack([m[0][order[0]], m[1][order[1]]]) for name, m in moments["ffn"].items()}
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    same = sort_moments(opt_state, params, {("ffn",): None})
+    jax.tree.map(np.testing.assert_array_equal, same, opt_state)
+    with pytest.raises(ValueError, match=r"no parameters are at \('fnn',\)"):
+        sort_moments(opt_state, params, {("fnn",): order})
+    factored = optax.adafactor(1e-3, min_dim_size_to_factor=1).init(params)
+    with pytest.raises(ValueError, match=r"of the optimizer has shape \(\d.*, its parameter \(2, 4, 3\)"):
+        sort_moments(factored, params, {("ffn",): order})
