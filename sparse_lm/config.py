@@ -91,6 +91,9 @@ class SparsityConfig:
     recipe: Recipe = dataclasses.field(default_factory=Slices)
     start_step: int = 0
     end_step: int = 0  # sparse on start_step <= step < end_step
+    leave: bool = (
+        True  # False: a run whose last step is sparse stays as it is, and its model computes sparsely for good
+    )
     dense_layers: int = 0  # the first layers, whose FFNs stay dense in the sparse phase
     refresh_every: int = 40  # steps between refreshes of what the recipe chooses anew: masks, centroids
 
@@ -98,6 +101,11 @@ class SparsityConfig:
     def phase(self) -> range:
         """The steps of the sparse phase; empty for the dense recipe."""
         return range(self.start_step, self.end_step) if self.recipe.products else range(0)
+
+    @property
+    def stays(self) -> bool:
+        """The run ends in its sparse phase and does not leave it."""
+        return bool(self.phase) and not self.leave
 
 
 @dataclasses.dataclass(frozen=True)

@@ -121,6 +121,10 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     if not s.phase:
         return
     yield (
+        "sparsity.leave", s.leave, s.leave or s.end_step == c.steps,
+        f"needs sparsity.end_step = config.steps = {c.steps} to be False: a run must end in the phase that it stays in",
+    )  # fmt: skip
+    yield (
         "sparsity.recipe", recipe.name, m.activation == "squared_relu",
         f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",
     )  # fmt: skip

@@ -35,8 +35,7 @@ from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.interop.harness.text_model import TextModel
 from sparse_lm.model import llama
-from sparse_lm.recipes import DENSE
-from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse
+from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.implementation import check_implementation
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
@@ -52,7 +51,7 @@ TASK_FLAGS = ("include_path", "num_fewshot", "limit", "samples", "batch_tokens",
 def evaluate(
     workdir: str, checkpoint: int | str = "latest", sparse: bool = False, data: str | None = None
 ) -> dict[str, float]:
-    """Evaluates a checkpoint on held-out text, dense or as the sparse phase computes.
+    """Evaluates a checkpoint on held-out text: as the model that it is, or as the sparse phase computes.
 
     Args:
       workdir: of the run.
@@ -75,8 +74,7 @@ def evaluate(
         check_implementation(recipe)
         params, recipe_state, step = restore_for_sparse(workdir, config, checkpoint)
     else:
-        recipe, recipe_state = DENSE, None
-        params, step = restore_for_dense(workdir, config, checkpoint)
+        params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     opened = open_run_data(workdir, config)
     check_same_tokenizer(workdir, config, opened)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
@@ -184,7 +182,9 @@ def main() -> None:
 def _define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     entry_point.define_checkpoint_flag()
-    flags.DEFINE_bool("sparse", False, "Compute the FFNs as the run's sparse phase does, instead of densely.")
+    flags.DEFINE_bool(
+        "sparse", False, "Compute the FFNs as the run's sparse phase does, also where the model is dense."
+    )
     flags.DEFINE_string("data", None, "Another prepared corpus to evaluate on, with the run's tokenizer.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
     flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")

@@ -19,7 +19,7 @@ from absl import flags
 from sparse_lm import entry_point
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.model import decode, llama
-from sparse_lm.training.checkpoints.restored import restore_for_dense
+from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.workdir import load_config
 
 _log = logging.getLogger(__name__)
@@ -53,8 +53,9 @@ def continue_text(
     """
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
-    params, step = restore_for_dense(workdir, config, checkpoint)
+    params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     _log.info("checkpoint of step %d", step)
+    ffns = decode.Ffns(recipe, recipe_state, config.sparsity.dense_layers)
 
     end = end_of_text(tokenizer)
     prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
@@ -63,7 +64,9 @@ def continue_text(
         _log.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
     graphdef = llama.graphdef(config.model)
     try:
-        made = decode.generate(graphdef, params, prompt_tokens, max_new_tokens=max_new_tokens, stop=end, **sampling)
+        made = decode.generate(
+            graphdef, params, prompt_tokens, max_new_tokens=max_new_tokens, stop=end, ffns=ffns, **sampling
+        )
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise

@@ -25,7 +25,7 @@ from sparse_lm.config import Config
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
-from sparse_lm.training.checkpoints.restored import restore_for_dense
+from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import check_same_tokenizer
@@ -117,14 +117,14 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
 
 
 def evaluate_on(workdir: Path, config: Config, path: str) -> float:
-    """Returns the loss of a finished run on the held-out part of another prepared corpus, computed densely."""
+    """Returns the loss of a finished run on the held-out part of another prepared corpus."""
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
     data = open_data(config)
     check_same_tokenizer(workdir, config, data)
-    params, _ = restore_for_dense(workdir, config)
-    evaluate = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token)
+    params, recipe, recipe_state, _ = restore_model(workdir, config)
+    evaluate = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=config.data.eval_windows)
-    return evaluate(params, None, batches)["loss"]
+    return evaluate(params, recipe_state, batches)["loss"]
 
 
 def main(_) -> None:

@@ -99,6 +99,9 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
         return {"sparsity.start_step": start, "sparsity.end_step": end}
 
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 65, 80)}
+    # The routed model is what the run is for: it never leaves.
+    stay = {"sparsity.start_step": start, "sparsity.end_step": steps, "sparsity.leave": False}
+    runs["slices_stay"] = slices | stay
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_50_rate_{rate:g}"] = slices | until(50) | {"optimizer.learning_rate": rate}

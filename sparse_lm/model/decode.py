@@ -2,13 +2,15 @@
 
 Generation compiles once for each number of prompts and pair of prompt and cache length, and both
 lengths are rounded up to powers of two: everything else (the prompts' real lengths, how many tokens to
-make, temperature, top-p, seeds) is an input of the compiled function. Evaluation of the FFN is dense.
+make, temperature, top-p, seeds) is an input of the compiled function.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +22,21 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama
 from sparse_lm.model.attention import KVCache
 from sparse_lm.model.sampling import sample
+from sparse_lm.recipes import DENSE, Recipe
 
 SHORTEST = 32  # prompts and caches are at least this long
 NO_TOKEN = -1  # an id that no token has
+
+
+class Ffns(NamedTuple):
+    """Says what computes the FFNs: the arguments `recipe`, `recipe_state` and `dense_layers` of `Llama`."""
+
+    recipe: Recipe = DENSE
+    state: Any = None
+    dense_layers: int = 0
+
+
+DENSE_FFNS = Ffns()
 
 
 def generate(
@@ -35,6 +49,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     stop: int | None = None,
+    ffns: Ffns = DENSE_FFNS,
 ) -> list[int]:
     """The tokens that a model continues a prompt with.
 
@@ -46,6 +61,7 @@ def generate(
       top_p: sample among the most probable tokens that together reach this probability, in (0, 1].
       seed: of the random numbers, in 0..2^32 - 1; the same arguments give the same tokens.
       stop: token id that ends the text, and is not returned.
+      ffns: of the model; dense by default.
 
     Returns:
       The new tokens, at most `max_new_tokens`.
@@ -62,6 +78,7 @@ def generate(
         top_p=top_p,
         seeds=[seed],
         stop=stop,
+        ffns=ffns,
     )
     return made
 
@@ -76,6 +93,7 @@ def generate_batch(
     top_p: float,
     seeds: Sequence[int],
     stop: int | None,
+    ffns: Ffns = DENSE_FFNS,
 ) -> list[list[int]]:
     """Continues several prompts at once, each as `generate` would with its seed.
 
@@ -106,26 +124,35 @@ def generate_batch(
     inputs = jax.device_put(
         (padded, lengths, *scalars, np.asarray(seeds, np.uint32), np.int32(NO_TOKEN if stop is None else stop))
     )
-    made, counts = jax.device_get(_generate(graphdef, params, *inputs, capacity=round_up(longest + max_new_tokens)))
+    # In evaluation a token decides alone, and no kernel takes so few.
+    recipe = dataclasses.replace(ffns.recipe.for_evaluation(), implementation=None)
+    static = dict(recipe=recipe, dense_layers=ffns.dense_layers, capacity=round_up(longest + max_new_tokens))
+    made, counts = jax.device_get(_generate(graphdef, params, ffns.state, *inputs, **static))
     return [row[:count].tolist() for row, count in zip(made, counts, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnames="capacity")
-def _generate(graphdef, params, prompts, lengths, new_tokens, temperature, top_p, seeds, stop, *, capacity):
+@functools.partial(jax.jit, static_argnames=("recipe", "dense_layers", "capacity"))
+def _generate(
+    graphdef, params, recipe_state, prompts, lengths, new_tokens, temperature, top_p, seeds, stop, *, recipe,
+    dense_layers, capacity,
+):  # fmt: skip
     """New tokens int32[B, capacity], and how many of each row count, int32[B]."""
     model = llama.merge(graphdef, params)
     batch = prompts.shape[0]
     keys = jax.vmap(jax.random.key)(seeds)
+    weights = model.prepare_weights(recipe, recipe_state)
+    ffns = dict(recipe=recipe, recipe_state=recipe_state, weights=weights, dense_layers=dense_layers)
 
     # What follows a prompt's last token is padding: causality keeps it from the positions that count,
     # and its cache entries are overwritten before they become visible.
-    hidden, cache = model.extend(prompts, empty_cache(model.config, capacity, batch), jnp.int32(0))
+    hidden, cache = model.extend(prompts, empty_cache(model.config, capacity, batch), jnp.int32(0), **ffns)
     last = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]  # [B, D]
 
     @functools.partial(jax.vmap, in_axes=(0, 1, 0), out_axes=(0, 1))
     def extend(token, cache, position):
         """Rows are at positions of their own."""
-        hidden, cache = model.extend(token[None, None], jax.tree.map(lambda c: c[:, None], cache), position)
+        cache = jax.tree.map(lambda c: c[:, None], cache)
+        hidden, cache = model.extend(token[None, None], cache, position, **ffns)
         return hidden[0, 0], jax.tree.map(lambda c: c[:, 0], cache)
 
     def unfinished(state):

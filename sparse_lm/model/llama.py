@@ -54,10 +54,12 @@ class Layer(nnx.Module):
         x = x + self.attention(self._norm(x, self.attention_norm, axes), axes)
         return self._add_ffn(x, ffn_inputs, recipe=recipe, axes=axes)
 
-    def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
-        """The next positions of cached sequences, with a dense FFN; see `Attention.extend`."""
+    def extend(
+        self, x: Array, cache: KVCache, start: Array, ffn_inputs: FfnInputs, recipe: Recipe
+    ) -> tuple[Array, KVCache]:
+        """Computes the next positions of cached sequences; see `Attention.extend`."""
         attended, cache = self.attention.extend(self._norm(x, self.attention_norm, ONE_DEVICE), cache, start)
-        x, _ = self._add_ffn(x + attended, FfnInputs(), recipe=DENSE, axes=ONE_DEVICE)
+        x, _ = self._add_ffn(x + attended, ffn_inputs, recipe=recipe, axes=ONE_DEVICE)
         return x, cache
 
     def _add_ffn(self, x, ffn_inputs, *, recipe, axes):
@@ -144,8 +146,18 @@ class Llama(nnx.Module):
         up, down = lax.stop_gradient((self.layers.ffn.up[...], self.layers.ffn.down[...]))
         return recipe.prepare(up, down, recipe_state, self.config.dtype)
 
-    def extend(self, tokens: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
-        """Hidden states of the next positions of cached sequences.
+    def extend(
+        self,
+        tokens: Array,
+        cache: KVCache,
+        start: Array,
+        *,
+        recipe: Recipe = DENSE,
+        recipe_state: Any = None,
+        weights: tuple[WeightForms, WeightForms] | None = None,
+        dense_layers: int = 0,
+    ) -> tuple[Array, KVCache]:
+        """Computes the hidden states of the next positions of cached sequences. Other arguments are those of a call.
 
         Args:
           tokens: int32[B, S], positions start .. start + S - 1.
@@ -157,11 +169,24 @@ class Llama(nnx.Module):
         """
         graphdef, layers = nnx.split(self.layers)
 
-        def layer(x, inputs):
-            params, cache = inputs
-            return nnx.merge(graphdef, params).extend(x, cache, start)
+        weights = weights or self.prepare_weights(recipe, recipe_state)
 
-        x, cache = lax.scan(layer, self.embed(tokens), (layers, cache))
+        def layer(x, inputs, recipe):
+            params, cache, state, number = inputs
+            ffn_inputs = FfnInputs(state, weights=weights if recipe.sparse_weights else None, layer=number)
+            return nnx.merge(graphdef, params).extend(x, cache, start, ffn_inputs, recipe)
+
+        x, inputs = self.embed(tokens), (layers, cache, recipe_state, jnp.arange(self.config.layers))
+        if dense_layers and recipe.products:
+            x, first = lax.scan(
+                functools.partial(layer, recipe=DENSE), x, jax.tree.map(lambda a: a[:dense_layers], inputs)
+            )
+            x, rest = lax.scan(
+                functools.partial(layer, recipe=recipe), x, jax.tree.map(lambda a: a[dense_layers:], inputs)
+            )
+            cache = jax.tree.map(lambda *parts: jnp.concatenate(parts), first, rest)
+        else:
+            x, cache = lax.scan(functools.partial(layer, recipe=recipe), x, inputs)
         return self._final_norm(x, ONE_DEVICE), cache
 
     def unembedding(self, axes: Axes = ONE_DEVICE) -> Array:

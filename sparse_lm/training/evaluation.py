@@ -81,8 +81,8 @@ class HeldOut:
 
     def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
         """Evaluates the state after `step`, computed as that step was; see `make_evaluation` for the result."""
-        finished = step + 1 == self._config.steps  # a finished run has dense weights, whatever its last phase
-        phase = "dense" if finished else self._config.phase(step)
+        has_left = step + 1 == self._config.steps and not self._config.sparsity.stays
+        phase = "dense" if has_left else self._config.phase(step)
         batches = heldout_batches(
             self._data, batch_size=self._config.batch_size, windows=self._config.data.eval_windows
         )

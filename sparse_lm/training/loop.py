@@ -127,7 +127,7 @@ class _Loop:
             done = step + 1
             last = done == config.steps
             evaluates, saves = (last or done % every == 0 for every in (config.eval_every, config.checkpoint_every))
-            if last and config.phase(step) == "sparse":
+            if last and config.phase(step) == "sparse" and config.sparsity.leave:
                 state = self.transitions.leave_sparse(state)
             if evaluates or saves:
                 results = self._handle_pending(state, evaluates)

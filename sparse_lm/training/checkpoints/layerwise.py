@@ -10,7 +10,7 @@ import numpy as np
 
 from sparse_lm.config import Config
 from sparse_lm.training.checkpoints.checkpoint import open_params
-from sparse_lm.training.checkpoints.restored import is_sparse
+from sparse_lm.training.checkpoints.restored import is_sparse, refuse_sparse_model
 from sparse_lm.training.ffn_weights import MATRICES
 from sparse_lm.training.workdir import meaning
 
@@ -27,11 +27,12 @@ class LayerwiseParams:
       step: of the checkpoint.
 
     Raises:
-      WorkdirError: there is no such checkpoint.
+      WorkdirError: there is no such checkpoint, or its model is a sparse one.
     """
 
     def __init__(self, workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"):
         self._params, self._recipe_state, self.step = open_params(workdir, checkpoint, run=meaning(config))
+        refuse_sparse_model(workdir, config, self.step)
         sparse = is_sparse(config, self.step)
         self._first_baked = config.sparsity.dense_layers if sparse else config.model.layers
         self._recipe = config.sparsity.recipe

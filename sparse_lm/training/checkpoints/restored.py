@@ -10,6 +10,7 @@ import jax
 
 from sparse_lm.config import Config
 from sparse_lm.model.llama import Params
+from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.checkpoints.checkpoint import restore_params
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.transitions import dense_params
@@ -25,11 +26,10 @@ def restore_for_dense(
     alone are not what was trained.
 
     Raises:
-      WorkdirError: there is no such checkpoint.
+      WorkdirError: there is no such checkpoint, or its model is a sparse one.
     """
-    params, recipe_state, step = _restore(workdir, config, checkpoint)
-    if is_sparse(config, step):
-        params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(params, recipe_state)
+    params, _, _, step = restore_model(workdir, config, checkpoint)
+    refuse_sparse_model(workdir, config, step)
     return params, step
 
 
@@ -56,6 +56,25 @@ def restore_for_sparse(
     return params, recipe_state, step
 
 
+def restore_model(
+    workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"
+) -> tuple[Params, Recipe, Any, int]:
+    """Restores a checkpoint as the model that it is: parameters, recipe that computes the FFNs, its state, and step.
+
+    The model is dense, but for one of a run that stays in its sparse phase (`sparsity.leave` is False).
+
+    Raises:
+      WorkdirError: there is no such checkpoint.
+    """
+    params, recipe_state, step = _restore(workdir, config, checkpoint)
+    if not is_sparse(config, step):
+        return params, DENSE, None, step
+    if config.sparsity.stays:
+        return params, config.sparsity.recipe, recipe_state, step
+    params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(params, recipe_state)
+    return params, DENSE, None, step
+
+
 def check_state(recipe_state: Any, config: Config, step: int) -> None:
     """Checks the values, not the shapes, of the recipe's state [L, ...] after `step` steps.
 
@@ -72,6 +91,18 @@ def is_sparse(config: Config, step: int) -> bool:
     Having left it, the latter has weights which its sparse forward uses as they are.
     """
     return step > 0 and config.phase(step - 1) == "sparse"
+
+
+def refuse_sparse_model(workdir: str | os.PathLike, config: Config, step: int) -> None:
+    """Refuses, for what computes FFNs densely, a checkpoint whose model is the sparse one.
+
+    Raises:
+      WorkdirError: the run stays in its sparse phase, and the checkpoint is of it.
+    """
+    if config.sparsity.stays and is_sparse(config, step):
+        reason = f"the model of step {step} computes its FFNs by recipe {config.sparsity.recipe.name!r} for good "
+        reason += "(sparsity.leave = False), and dense FFNs with its weights are another model"
+        raise WorkdirError(workdir, reason)
 
 
 def _restore(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, Any, int]:

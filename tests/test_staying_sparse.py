@@ -1,0 +1,69 @@
+"""A run that never leaves its sparse phase: its model is the sparse one, wherever it is used."""
+
+import jax
+import numpy as np
+import pytest
+
+from sparse_lm import evaluate, export, generate
+from sparse_lm.config import ConfigError
+from sparse_lm.model import decode, llama
+from sparse_lm.training.checkpoints.restored import restore_model
+from sparse_lm.training.loop import train
+from sparse_lm.training.telemetry.metrics import read_metrics
+from sparse_lm.training.workdir import WorkdirError
+from tests import small
+from tests.test_train import corpus, small_config  # noqa: F401 (a fixture)
+
+STAYING = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, corpus):  # noqa: F811
+    config = small_config(corpus, "slices", **STAYING)
+    workdir = tmp_path_factory.mktemp("staying")
+    assert train(config, str(workdir))
+    return workdir, config
+
+
+def test_a_run_must_end_in_the_phase_that_it_stays_in():
+    with pytest.raises(ConfigError, match=r"sparsity\.leave = False: needs sparsity\.end_step = config\.steps = 12"):
+        small.config("slices", **{"sparsity.leave": False})
+
+
+def test_evaluation_is_that_of_the_last_sparse_step(run):
+    workdir, _ = run
+    in_training = list(read_metrics(workdir))[-1]["eval_loss"]
+    assert evaluate.evaluate(str(workdir))["loss"] == evaluate.evaluate(str(workdir), sparse=True)["loss"]
+    assert in_training == pytest.approx(evaluate.evaluate(str(workdir))["loss"], rel=0.05)
+
+
+def test_a_cached_step_computes_what_the_whole_sequence_does(run):
+    workdir, config = run
+    params, recipe, state, _ = restore_model(workdir, config)
+    assert recipe == config.sparsity.recipe
+    recipe = recipe.for_evaluation()
+    net = llama.merge(llama.graphdef(config.model), params)
+    sparse = dict(recipe=recipe, recipe_state=state, dense_layers=1)
+    tokens = jax.random.randint(jax.random.key(0), (2, 9), 0, config.model.vocab_size)
+    whole, _ = net(tokens, **sparse)
+    cache, pieces = decode.empty_cache(config.model, capacity=16, batch=2), []
+    for start, end in ((0, 7), (7, 8), (8, 9)):
+        hidden, cache = net.extend(tokens[:, start:end], cache, start, **sparse)
+        pieces.append(hidden)
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, atol=2e-5)
+    dense, _ = net(tokens)
+    assert np.abs(dense - whole).max() > 1e-3
+
+
+def test_generation_continues_a_prompt(run):
+    workdir, _ = run
+    options = dict(max_new_tokens=4, temperature=0.0)
+    assert generate.continue_text(workdir, "def", **options).startswith("def")
+
+
+def test_what_computes_densely_refuses_it(run, tmp_path):
+    workdir, _ = run
+    with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):
+        export.export(workdir, tmp_path / "hf")
+    with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):
+        evaluate.text_model(workdir, "latest", 128)
