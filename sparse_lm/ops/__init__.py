@@ -3,6 +3,7 @@
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.hidden import (
     sampled_squared_relu_24,
     sampled_squared_relu_venom,
@@ -31,6 +32,9 @@ __all__ = [
     "compress_24",
     "compress_venom",
     "condense",
+    "grouped_down",
+    "grouped_up",
+    "grouped_weights",
     "matmul_24",
     "matmul_venom",
     "sampled_matmul_24",

@@ -17,6 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.row_order import RowOrder, combine
 from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
@@ -188,3 +189,31 @@ def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Arr
     else:
         products = lax.map(lambda operands: product(*operands), (blocks, columns), batch_size=at_a_time)
     return products.reshape(-1, products.shape[-1])[:rows]
+
+
+def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
+    """See `sparse_lm.ops.grouped_up`."""
+    return _ragged_dot(x, _by_expert(w, experts), block_experts, v, contracted=((1,), (2,)), dtype=x.dtype)
+
+
+def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
+    """See `sparse_lm.ops.grouped_down`."""
+    return _ragged_dot(y, _by_expert(w, experts), block_experts, v, contracted=((1,), (1,)), dtype=y.dtype)
+
+
+def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: DTypeLike) -> Array:
+    """See `sparse_lm.ops.grouped_weights`."""
+    numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    sizes = group_sizes(block_experts, v, experts)
+    out = lax.ragged_dot_general(y, x, sizes, numbers, preferred_element_type=jnp.float32)
+    return out.reshape(-1, x.shape[1]).astype(out_dtype)
+
+
+def _by_expert(w: Array, experts: int) -> Array:
+    return w.reshape(experts, -1, w.shape[1])
+
+
+def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple, dtype: DTypeLike) -> Array:
+    numbers = lax.RaggedDotDimensionNumbers((contracted, ((), ())), [0], [0])
+    sizes = group_sizes(block_experts, v, w.shape[0])
+    return lax.ragged_dot_general(x, w, sizes, numbers, preferred_element_type=jnp.float32).astype(dtype)

@@ -4,7 +4,8 @@ The functions have the names and arguments of the public ops, less `implementati
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
     products       matmul_24, matmul_venom, matmul_venom_contiguous, scattered_matmul_24,
-                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24, sampled_squared_relu_venom
+                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24, sampled_squared_relu_venom;
+                   dense products of experts in grouped, which needs none of the frame
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
@@ -23,6 +24,9 @@ import jax
 from sparse_lm.ops import lazy
 
 _MODULES = {
+    "grouped_down": "products.grouped",
+    "grouped_up": "products.grouped",
+    "grouped_weights": "products.grouped",
     "matmul_24": "products.matmul_24",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",

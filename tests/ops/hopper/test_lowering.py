@@ -102,6 +102,16 @@ def test_products(product, operands, shape, out_dtype):
     assert "mosaic_gpu" in lowered.as_text()
 
 
+def test_products_of_dense_experts():
+    x, y, w, blocks = _dense(1024, 512), _dense(1024, 768), _dense(3 * 768, 512), _ids(4)
+    of_experts = dict(v=256, experts=3)
+    calls = [(hopper.grouped_up, (x, w), y), (hopper.grouped_down, (y, w), x)]
+    calls += [(functools.partial(hopper.grouped_weights, out_dtype=jnp.bfloat16), (y, x), w)]
+    for product, operands, out in calls:
+        lowered = _lower(functools.partial(product, **of_experts), *operands, blocks)
+        assert lowered.out_info.shape == out.shape and "mosaic_gpu" in lowered.as_text()
+
+
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
 @pytest.mark.parametrize("contiguous", [64, 512])
 def test_sampled_squared_relu_24(contiguous, config):

@@ -1,0 +1,79 @@
+"""Dense products of experts, against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm import ops
+
+EXPERTS = 3
+
+
+def inputs(tokens_of_expert, v, neurons, dim, dtype, seed):
+    """Random operands x [T, D], y [T, S], w [E S, D], and the expert of each block."""
+    blocks = np.repeat(np.arange(EXPERTS, dtype=np.int32), np.array(tokens_of_expert) // v)
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shapes = (len(blocks) * v, dim), (len(blocks) * v, neurons), (EXPERTS * neurons, dim)
+    x, y, w = (jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True))
+    return x, y, w, jnp.asarray(blocks)
+
+
+def expected(x, y, w, block_experts, v):
+    """The three products in float64, an expert at a time."""
+    x, y, w = (np.asarray(a, np.float64) for a in (x, y, w))
+    of_token, slices = np.repeat(block_experts, v), w.reshape(EXPERTS, -1, x.shape[1])
+    up, down, gradient = np.zeros_like(y), np.zeros_like(x), np.zeros_like(slices)
+    for expert in range(EXPERTS):
+        own = of_token == expert
+        up[own], down[own] = x[own] @ slices[expert].T, y[own] @ slices[expert]
+        gradient[expert] = y[own].T @ x[own]
+    return {"grouped_up": up, "grouped_down": down, "grouped_weights": gradient.reshape(w.shape)}
+
+
+def computed(x, y, w, block_experts, v, **options):
+    layout = (block_experts, v, EXPERTS)
+    return {
+        "grouped_up": ops.grouped_up(x, w, *layout, **options),
+        "grouped_down": ops.grouped_down(y, w, *layout, **options),
+        "grouped_weights": ops.grouped_weights(y, x, *layout, out_dtype=jnp.float32, **options),
+    }
+
+
+@pytest.mark.parametrize("tokens", [(8, 16, 4), (0, 12, 8), (20, 0, 0)], ids=["uneven", "first empty", "one busy"])
+def test_products_of_experts(tokens):
+    operands = inputs(tokens, 4, 6, 5, jnp.float32, seed=0)
+    wanted = expected(*operands, 4)
+    for name, out in computed(*operands, 4).items():
+        np.testing.assert_allclose(out, wanted[name], atol=1e-5, err_msg=name)
+
+
+def test_operands_that_do_not_fit_are_refused():
+    x, y, w, blocks = inputs((4, 4, 4), 4, 6, 5, jnp.float32, seed=0)
+    with pytest.raises(ValueError, match=r"block_experts must be int32 \[12 / 3\]"):
+        ops.grouped_up(x, w, blocks, 3, EXPERTS)
+    with pytest.raises(ValueError, match="do not fit weights that contract 6"):
+        ops.grouped_down(x, w, blocks, 4, EXPERTS)
+    with pytest.raises(ValueError, match="experts = 4 must divide the 18 rows"):
+        ops.grouped_up(x, w, blocks, 4, 4)
+    with pytest.raises(ValueError, match="y has 12 tokens and x 8"):
+        ops.grouped_weights(y, x[:8], blocks[:2], 4, EXPERTS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [(512, 1024, 256), (0, 2048, 256)], ids=["uneven", "first empty"])
+@pytest.mark.parametrize(("neurons", "dim"), [(768, 512), (256, 1280)])
+def test_hopper_is_as_exact_as_bfloat16_allows(tokens, neurons, dim):
+    operands = inputs(tokens, 256, neurons, dim, jnp.bfloat16, seed=1)
+    wanted = expected(*operands, 256)
+    kernels, reference = (computed(*operands, 256, implementation=name) for name in ("hopper", "reference"))
+    for name, out in wanted.items():
+        error, allowed = (np.abs(np.asarray(made[name], np.float64) - out).max() for made in (kernels, reference))
+        assert error <= 1.5 * allowed + 1e-4 * np.abs(out).max(), name
+
+
+@pytest.mark.gpu
+def test_hopper_refuses_what_its_tiles_do_not_fit():
+    x, _, w, blocks = inputs((128, 128, 128), 64, 256, 256, jnp.bfloat16, seed=2)
+    with pytest.raises(NotImplementedError, match="v = 64 must be a multiple of 128"):
+        ops.grouped_up(x, w, blocks, 64, EXPERTS, implementation="hopper")
