@@ -27,8 +27,8 @@ from experiments.kernels.dense_gluon import dense_matmul
 from experiments.kernels.shapes import SHAPES_24, SHAPES_VENOM, SLICES, VENOM_BLOCKS, VENOM_GROUPS
 from experiments.kernels.timing import median_ms, random_24, random_matrix, random_venom, slice_ids
 from experiments.result_files import write_results
-from sparse_lm.ops import transposable_mask, triton
-from sparse_lm.ops.triton.frame import device, tuning
+from sparse_lm.ops import transposable_mask, triton, tuned
+from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.product import Tiling
 from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES as CANDIDATES_24
 from sparse_lm.ops.triton.products.matmul_24 import choose_config as config_24
@@ -165,9 +165,8 @@ def tune() -> None:
                 ms, best = best_ms(triton.matmul_venom, whole, random_venom(t, f, v, m, seed=0), b)
                 print(f"matmul_venom {v}:2:{m}: {ms:.4f} ms, {best}", flush=True)
                 entries["matmul_venom"][f"{t}x{d}x{f}x{v}x{m}"] = dataclasses.asdict(best["config"])
-    tuned = json.loads(tuning.PATH.read_text())
-    tuned[jax.devices()[0].device_kind] = entries
-    tuning.PATH.write_text(json.dumps(tuned, indent=1) + "\n")
+    by_device = json.loads(tuned.TRITON.read_text()) | {jax.devices()[0].device_kind: entries}
+    tuned.TRITON.write_text(json.dumps(by_device, indent=1) + "\n")
 
 
 def main(_) -> None:

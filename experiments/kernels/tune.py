@@ -23,9 +23,8 @@ from jax import Array
 from experiments.kernels.shapes import FFN_SHAPES, SHAPES_24, UNTUNED_FFN_SHAPES
 from experiments.kernels.timing import median_ms, random_24, random_columns, random_matrix
 from experiments.result_files import write_results
-from sparse_lm.ops import hopper
+from sparse_lm.ops import hopper, tuned
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper.frame import tuning
 from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
 from sparse_lm.ops.hopper.products.matmul_24 import heuristic_config as heuristic_24
 from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
@@ -135,9 +134,8 @@ def tune() -> None:
         best = min(times, key=times.get)
         print(f"{case.kernel} {shape}: {times[best]:.4f} ms, heuristic {times[case.heuristic]:.4f}: {best}", flush=True)
         entries[case.kernel][shape] = dataclasses.asdict(best)
-    tuned = json.loads(tuning.PATH.read_text())
-    tuned[jax.devices()[0].device_kind] = entries
-    tuning.PATH.write_text(json.dumps(tuned, indent=1) + "\n")
+    by_device = json.loads(tuned.HOPPER.read_text()) | {jax.devices()[0].device_kind: entries}
+    tuned.HOPPER.write_text(json.dumps(by_device, indent=1) + "\n")
 
 
 def report(path: str) -> None:

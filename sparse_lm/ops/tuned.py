@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import jax
 
+HOPPER, TRITON = (pathlib.Path(__file__).parent / backend / "frame/tuned.json" for backend in ("hopper", "triton"))
+
 C = TypeVar("C")
 
 

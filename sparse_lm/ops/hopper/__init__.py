@@ -3,14 +3,14 @@
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
-    products       matmul_24, matmul_venom, matmul_venom_contiguous, scattered_matmul_24,
+    products       matmul_24, matmul_venom, scattered_matmul_24,
                    sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24, sampled_squared_relu_venom;
                    dense products of experts in grouped, which needs none of the frame
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
-      choices      operands, device, tuning
+      choices      operands, device
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       threads      thread_tile

@@ -8,7 +8,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue, transposable
       tiles        tiles
-    both           gluon_call, device, tuning
+    both           gluon_call, device
 """
 
 from __future__ import annotations

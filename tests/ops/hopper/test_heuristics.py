@@ -8,7 +8,6 @@ from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.products import (
     matmul_24,
     matmul_venom,
-    matmul_venom_contiguous,
     sampled_matmul_24,
     sampled_rows_24,
     scattered_matmul_24,
@@ -29,7 +28,7 @@ def test_matmul_venom_counts_waves_of_tiles_inside_of_blocks():
     assert choose(16384, 4096, 4096, 384) == config(128, 256)
     assert choose(16384, 4096, 4096, 192) == config(64, 256)
     for v in (128, 256):
-        assert matmul_venom_contiguous.heuristic_config(16384, 4096, 4096, v=v).cluster_m == v
+        assert choose(16384, 4096, 4096, v, in_boxes=True).cluster_m == v
 
 
 def test_sampled_products_keep_tiles_inside_of_blocks():

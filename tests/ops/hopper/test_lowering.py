@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sparse_lm.ops import hopper
+from sparse_lm.ops import hopper, tuned
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper.frame import tuning
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
+from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS
 from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
-from sparse_lm.ops.hopper.products.matmul_venom_contiguous import CANDIDATES as CONTIGUOUS
-from sparse_lm.ops.hopper.products.matmul_venom_contiguous import matmul_venom_contiguous
 from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigSampledRows
@@ -25,7 +23,7 @@ from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCAT
 from sparse_lm.ops.row_order import RowOrder
 from tests.ops.hopper import sanitize
 
-TUNED = json.loads(tuning.PATH.read_text())
+TUNED = json.loads(tuned.HOPPER.read_text())
 
 
 def _with_tuned(candidates, kernel, config_type):
@@ -66,12 +64,12 @@ def _products():
             product = functools.partial(hopper.matmul_24, out_transposed=out_transposed, config=config)
             yield product, (_sparse_24(300, 392), _dense(392, 500)), (500, 300) if out_transposed else (300, 500)
     of_venom = [
-        *((hopper.matmul_venom, c, 1) for c in _with_tuned((c for c, _ in VENOM), "matmul_venom", ConfigVenom)),
-        *((matmul_venom_contiguous, config, 64) for config, _ in CONTIGUOUS),
+        *((config, 1) for config in _with_tuned((c for c, _ in VENOM), "matmul_venom", ConfigVenom)),
+        *((config, 64) for config, _ in CONTIGUOUS),
     ]
-    for kernel, config, contiguous in of_venom:
+    for config, contiguous in of_venom:
         v = config.tile_m if contiguous == 1 else 256
-        product = functools.partial(kernel, config=config)
+        product = functools.partial(hopper.matmul_venom, config=config)
         yield product, (_venom(300, 512, v, contiguous=contiguous), _dense(512, 500)), (300, 500)
         in_order = functools.partial(_in_order, product)
         yield in_order, (_venom(512, 1024, 256, contiguous=contiguous), _dense(1024, 500), rows), (300, 500)
@@ -123,7 +121,7 @@ def test_sampled_squared_relu_24(contiguous, config):
 
 def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch):
     tuned_for = []
-    monkeypatch.setattr(tuning, "lookup", lambda _, shape, config: tuned_for.append(shape))
+    monkeypatch.setattr(tuned, "lookup", lambda _, kernel, shape, config: tuned_for.append(shape))
     neurons, layers = 512, 3
     a = dataclasses.replace(_venom(300, neurons, 128), shape=(300, layers * neurons))
     _lower(hopper.matmul_venom, a, _dense(layers * neurons, 500))
@@ -171,7 +169,7 @@ def test_tiles_that_do_not_lie_in_one_block_are_refused():
         ("256 rows of a tile must divide the 128", lambda: hopper.matmul_venom(a, b, config=ConfigVenom(256, 192))),
         (
             "256 rows of a tile must divide the 128",
-            lambda: matmul_venom_contiguous(dataclasses.replace(a, contiguous=64), b, config=CONTIGUOUS[1][0]),
+            lambda: hopper.matmul_venom(dataclasses.replace(a, contiguous=64), b, config=CONTIGUOUS[1][0]),
         ),
         (
             "192 tokens of a tile must divide the 128",

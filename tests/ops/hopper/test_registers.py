@@ -13,8 +13,7 @@ from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
-from sparse_lm.ops.hopper.products.matmul_venom_contiguous import CANDIDATES as VENOM_RUNS
-from sparse_lm.ops.hopper.products.matmul_venom_contiguous import matmul_venom_contiguous
+from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS
 from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
@@ -92,11 +91,11 @@ def test_matmul_venom(spilled_bytes, ordered, config):
     assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
 
 
-@pytest.mark.parametrize("config", [config for config, _ in VENOM_RUNS])
+@pytest.mark.parametrize("config", [config for config, _ in CONTIGUOUS])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_matmul_venom_contiguous(spilled_bytes, ordered, config):
     a = _venom(v=256, contiguous=256)
-    product = lambda a, b, rows: matmul_venom_contiguous(a, b, rows=rows, config=config)  # noqa: E731
+    product = lambda a, b, rows: hopper.matmul_venom(a, b, rows=rows, config=config)  # noqa: E731
     assert spilled_bytes(product, a, _dense(F, D), _rows(ordered)) == [0]
 
 

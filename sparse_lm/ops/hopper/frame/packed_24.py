@@ -64,6 +64,17 @@ def zip_halves(a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
     return tuple(mgpu_utils.prmt(a, b, i32(selector)) for selector in (_LOW_HALVES, _HIGH_HALVES))
 
 
+def squared_relu(word: ir.Value, element: ir.Type) -> ir.Value:
+    """Computes relu(h)^2 of two 16-bit floats, rounded to their dtype. NaN stays NaN.
+
+    float32 holds the product of two 16-bit floats exactly, so that the one taken here, rounded once, is the same.
+    """
+    h = as_pair(word, element)
+    zero = arith.constant(h.type, ir.DenseElementsAttr.get_splat(h.type, ir.FloatAttr.get(element, 0.0)))
+    relu = arith.maximumf(h, zero)
+    return as_word(arith.mulf(relu, relu))
+
+
 def unpack(word: ir.Value, element: ir.Type) -> list[ir.Value]:
     """Converts both halves to float32."""
     pair = as_pair(word, element)

@@ -25,7 +25,6 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
 from sparse_lm.ops.hopper.frame import packed_24
-from sparse_lm.ops.hopper.frame.activation import squared_relu
 from sparse_lm.ops.hopper.frame.emit import (
     COMPILER_PARAMS,
     SCALAR,
@@ -188,7 +187,7 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
                 loaded.append(load_words(x, offset, lanes // 2))
             for row, words in zip(rows, loaded, strict=True):
                 if activate:
-                    words = [squared_relu(word, ref.element_type) for word in words]
+                    words = [packed_24.squared_relu(word, ref.element_type) for word in words]
                     nonzeros = arith.addi(nonzeros, count_nonzeros(words))
                 numbers = [number for word in words for number in packed_24.unpack(word, ref.element_type)]
                 squares = [math.fma(number, number, sum_) for number, sum_ in zip(numbers, squares, strict=True)]

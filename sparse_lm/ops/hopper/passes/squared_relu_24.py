@@ -18,7 +18,6 @@ from jaxlib.mlir.dialects import arith
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import packed_24
-from sparse_lm.ops.hopper.frame.activation import squared_relu
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32
 from sparse_lm.ops.hopper.frame.hidden_stats import STATS, WARPS, Seen, store_stats
 from sparse_lm.ops.hopper.frame.thread_tile import Thread, Tile
@@ -74,7 +73,7 @@ def sparsify(
     seen = Seen.nothing()
     pairs = []
     for words in h:
-        y = [squared_relu(word, ref.element_type) for word in words]
+        y = [packed_24.squared_relu(word, ref.element_type) for word in words]
         pairs.append([packed_24.two_of_four(four, signed=False) for four in packed_24.groups(y)])
         seen = seen.add(y, [pair.values for pair in pairs[-1]], ref.element_type)
     tile.store_packed(values, [[pair.values for pair in row] for row in pairs])

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from sparse_lm.ops import tuned
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper.frame import split_k, tuning, wgmma_sp
+from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
@@ -59,18 +60,10 @@ def matmul_24(
     out_transposed: bool = False,
     config: Config | None = None,
 ) -> Array:
-    """Computes w @ b.
+    """See `sparse_lm.ops.matmul_24`.
 
-    Args:
-      w: 2:4 matrix [M, K], bfloat16 or float16.
-      b: [K, N] in the dtype of w.
-      out_dtype: bfloat16, float16 or float32; that of b by default.
-      out_transposed: give the result as [N, M].
-      config: tiling; the tuned one for the shape and device by default.
-
-    Returns:
-      [M, N] or [N, M]. Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an
-      inf or nan there does not reach the result.
+    Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an inf or nan there does not reach the
+    result.
 
     Raises:
       NotImplementedError: the dtypes.
@@ -79,7 +72,7 @@ def matmul_24(
     check_product_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[1]
     if config is None:
-        config = tuning.lookup("matmul_24", (m, n, k), Config) or heuristic_config(m, n, k)
+        config = tuned.lookup(tuned.HOPPER, "matmul_24", (m, n, k), Config) or heuristic_config(m, n, k)
     shape = (n, m) if out_transposed else (m, n)
     out = _call(config, w, pad(b), result_type(*shape, out_dtype), out_transposed)
     return out[: shape[0], : shape[1]]

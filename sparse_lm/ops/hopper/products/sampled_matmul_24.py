@@ -68,22 +68,10 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """Computes x @ w[neuron_ids of the block].T, for each block of v rows of x.
+    """See `sparse_lm.ops.sampled_matmul_24`; v is a multiple of 64.
 
-    Runs that no tile here fits are taken row by row (sampled_rows_24.py).
-
-    Args:
-      w: 2:4 matrix [F, D], bfloat16 or float16.
-      x: [T, D] in the dtype of w.
-      neuron_ids: int32 [ceil(T / v), Kc], rows of w; F stands for a row of zeros. Blocks that list nothing else cost
-        little, if they are the last ones and contiguous.
-      v: rows of a block.
-      contiguous: how many rows at a time are consecutive, from a multiple of that number on.
-      out_dtype: bfloat16, float16 or float32; that of x by default.
-      config: tiling of contiguous rows; what a cluster has of tokens divides v.
-
-    Returns:
-      [T, Kc].
+    Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones.
+    Last blocks that list only F cost little if they are contiguous.
 
     Raises:
       NotImplementedError: the dtypes, or v.

@@ -23,8 +23,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from sparse_lm.ops import tuned
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper.frame import device, gather_24, tuning, wgmma_sp
+from sparse_lm.ops.hopper.frame import device, gather_24, wgmma_sp
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
@@ -83,18 +84,7 @@ def sampled_rows_24(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """Computes x @ w[neuron_ids of the block].T, for each block of v rows of x, of neurons in any order.
-
-    Args:
-      w: 2:4 matrix [F, D], bfloat16 or float16.
-      x: [T, D] in the dtype of w.
-      neuron_ids: int32 [ceil(T / v), Kc], rows of w in any order; F stands for a row of zeros.
-      v: rows of a block, a multiple of 64.
-      out_dtype: bfloat16, float16 or float32; that of x by default.
-      config: tiling; the tuned one for the shape and device by default.
-
-    Returns:
-      [T, Kc].
+    """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order, and v is a multiple of 64.
 
     Raises:
       NotImplementedError: the dtypes, or v.
@@ -106,7 +96,7 @@ def sampled_rows_24(
         raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1].tokens}, not {v}")
     (tokens, dim), kept = x.shape, neuron_ids.shape[1]
     if config is None:
-        config = tuning.lookup("sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
+        config = tuned.lookup(tuned.HOPPER, "sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
     check_in_block(config.tokens, v, "tokens")
     return _call(config, w, pad(x), neuron_ids, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
 

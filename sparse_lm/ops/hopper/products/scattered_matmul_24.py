@@ -107,24 +107,12 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Config | None = None,
 ) -> Array:
-    """Computes out[neuron_ids[t // v, j]] += a[j, t] b[t], from zeros.
+    """See `sparse_lm.ops.scattered_matmul_24`; contiguous is a multiple of 128, and v one of 64.
 
-    Args:
-      a: [Kc, T], 2:4 along T, bfloat16 or float16.
-      b: [T, D] in the dtype of a.
-      neuron_ids: int32 [ceil(T / v), Kc], rows of the result, distinct within a block, in slices. Slices past the last
-        row are left out: a block of slots that hold no token, if it lists only such, costs nothing.
-      v: columns of a that share a list, a multiple of 64.
-      rows: of the result, a multiple of contiguous.
-      contiguous: rows of a slice, which starts at a multiple of that number; a multiple of 128.
-      out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling; what a cluster has of rows divides contiguous.
-
-    Returns:
-      [rows, D].
+    Slices past the last row are left out: a block of slots that hold no token, if it lists only such, costs nothing.
 
     Raises:
-      NotImplementedError: the dtypes, contiguous, v, rows, or a T of 64 at most.
+      NotImplementedError: the dtypes, contiguous, v, rows that contiguous does not divide, or a T of 64 at most.
       ValueError: a config whose clusters' tiles do not lie in one slice.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)

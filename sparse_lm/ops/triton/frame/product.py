@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -119,6 +119,18 @@ def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tilin
     fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
     enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]
     return (enough or fitting[-1:])[0]
+
+
+def largest_in_blocks(candidates: Sequence[Tiling], m: int, n: int, v: int, side: Callable[[Tiling], int]) -> Tiling:
+    """Chooses as `largest_that_occupies`, of the tilings a side of which divides blocks of v.
+
+    Raises:
+      NotImplementedError: there is none.
+    """
+    fitting = [tiling for tiling in candidates if v % side(tiling) == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
+    return largest_that_occupies(fitting, m, n)
 
 
 @gluon.constexpr_function

@@ -12,9 +12,10 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparse_lm.ops import tuned
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
-from sparse_lm.ops.triton.frame import product, tuning
+from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
 from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_that_occupies, launch
 
@@ -40,17 +41,10 @@ def matmul_24(
     out_transposed: bool = False,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.matmul_24`.
+    """See `sparse_lm.ops.matmul_24`. A copy of b is made if its rows are no multiple of 16 bytes.
 
     Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an inf or nan there does not reach the
     result.
-
-    Args:
-      w: bfloat16 or float16.
-      b: in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
-      out_dtype: bfloat16, float16 or float32; that of b by default.
-      out_transposed: the result is stored as [N, M].
-      config: tiling; by default the tuned one for the shape and device, or else `largest_that_occupies`.
 
     Raises:
       NotImplementedError: the dtypes.
@@ -75,4 +69,4 @@ def matmul_24(
 
 def choose_config(m: int, n: int, k: int) -> Tiling:
     """Chooses the tuned tiling for the shape and device, or else the largest that occupies this GPU."""
-    return tuning.lookup("matmul_24", (m, n, k), Tiling) or largest_that_occupies(CANDIDATES, m, n)
+    return tuned.lookup(tuned.TRITON, "matmul_24", (m, n, k), Tiling) or largest_that_occupies(CANDIDATES, m, n)

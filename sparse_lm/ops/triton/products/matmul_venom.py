@@ -14,12 +14,13 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.formats import TILE, SparseVenom
+from sparse_lm.ops import tuned
+from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.row_order import RowOrder, combine
-from sparse_lm.ops.triton.frame import product, tuning
+from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
-from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_that_occupies, launch
+from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_in_blocks, launch
 
 # Largest first.
 CANDIDATES = (
@@ -43,40 +44,23 @@ def matmul_venom(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.matmul_venom`. Rows of b that no stored position names are not read.
+    """See `sparse_lm.ops.matmul_venom`. A copy of b is made if its rows are no multiple of 16 bytes.
 
-    Args:
-      a: bfloat16 or float16, v a multiple of 64.
-      b: in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
-      rows: the order of a's rows, from which a pass of its own puts those of the result back into the tokens'.
-      out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling whose tile_m divides v; by default the tuned one for the shape and device, or else
-        `heuristic_config`.
+    Rows of b that no stored position names are not read. A pass of its own puts rows back into the order of the tokens.
 
     Raises:
-      NotImplementedError: the dtypes, or v.
+      NotImplementedError: the dtypes, or v, which is a multiple of 64.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
     (m, k), n = a.shape, b.shape[1]
     # The neurons of one layer: b may be that of all layers, of which a lists one's.
     neurons = a.columns.shape[1] * a.m // 4
-    config = config or tuning.lookup("matmul_venom", (m, n, neurons, a.v, a.m), Tiling) or heuristic_config(m, n, a.v)
+    config = config or tuned.lookup(tuned.TRITON, "matmul_venom", (m, n, neurons, a.v, a.m), Tiling)
+    config = config or largest_in_blocks(CANDIDATES, m, n, a.v, lambda tiling: tiling.tile_m)
     b = align_rows(b)
     shape = Product(
         m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v
     )
     out = launch(_matmul_venom_kernel, a.values, a.metadata, a.columns, b, shape=shape, out_dtype=out_dtype)
     return out if rows is None else combine(out, rows)
-
-
-def heuristic_config(m: int, n: int, v: int) -> Tiling:
-    """Chooses the largest tile, of those whose rows lie in one block, that occupies this GPU.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
-    fitting = [config for config in CANDIDATES if v % config.tile_m == 0]
-    if not fitting:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
-    return largest_that_occupies(fitting, m, n)

@@ -15,11 +15,11 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
-from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_that_occupies, launch
+from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_in_blocks, launch
 
 # Largest first. M counts listed rows, N tokens.
 CANDIDATES = (
@@ -44,25 +44,18 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`.
+    """See `sparse_lm.ops.sampled_matmul_24`. A copy of x is made if its rows are no multiple of 16 bytes.
 
-    Args:
-      w: bfloat16 or float16.
-      x: in the dtype of w. A copy is made if rows are no multiple of 16 bytes.
-      neuron_ids: rows of w in any order, contiguous or not.
-      v: a multiple of 64.
-      contiguous: does not matter here.
-      out_dtype: bfloat16, float16 or float32; that of x by default.
-      config: tiling whose tile_n divides v; `heuristic_config` by default.
+    It does not matter whether neurons are contiguous.
 
     Raises:
-      NotImplementedError: the dtypes, or v.
+      NotImplementedError: the dtypes, or v, which is a multiple of 64.
     """
     del contiguous
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
     (tokens, dim), kept = x.shape, neuron_ids.shape[1]
-    config = config or heuristic_config(kept, tokens, v)
+    config = config or largest_in_blocks(CANDIDATES, kept, tokens, v, lambda tiling: tiling.tile_n)
     x = align_rows(x)
     shape = Product(
         kept,
@@ -78,15 +71,3 @@ def sampled_matmul_24(
         sampled=True,
     )
     return launch(_sampled_matmul_24_kernel, w.values, w.metadata, neuron_ids, x, shape=shape, out_dtype=out_dtype)
-
-
-def heuristic_config(kept: int, tokens: int, v: int) -> Tiling:
-    """Chooses the largest tile, of those whose tokens lie in one block, that occupies this GPU.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
-    fitting = [config for config in CANDIDATES if v % config.tile_n == 0]
-    if not fitting:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
-    return largest_that_occupies(fitting, kept, tokens)

@@ -103,20 +103,12 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.scattered_matmul_24`.
+    """See `sparse_lm.ops.scattered_matmul_24`. A copy of b is made if its rows are no multiple of 16 bytes.
 
-    Args:
-      a: bfloat16 or float16.
-      b: in the dtype of a. A copy is made if rows are no multiple of 16 bytes.
-      neuron_ids: in slices; those past the last row are left out.
-      v: a multiple of 64.
-      rows: a multiple of contiguous.
-      contiguous: a multiple of 64.
-      out_dtype: bfloat16, float16 or float32; that of b by default.
-      config: tiling whose tile_m divides contiguous; by default that of `matmul_24` that `largest_that_occupies`.
+    Slices past the last row are left out.
 
     Raises:
-      NotImplementedError: the dtypes, contiguous, v or rows.
+      NotImplementedError: the dtypes; contiguous or v, which are multiples of 64; or rows, a multiple of contiguous.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
