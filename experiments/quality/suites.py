@@ -120,7 +120,10 @@ SUITES = {
     # llama1b's layer: 100 M tokens in 3052 steps.
     **{
         f"llama1b_{layers}_layers": Suite(
-            llama1b, _base(3052, 300, 3e-4, **_100M, **{"model.layers": layers}), _runs(3052, 8192, _RATES)
+            llama1b,
+            _base(3052, 300, 3e-4, **_100M, **{"model.layers": layers}),
+            _runs(3052, 8192, _RATES),
+            lengths=(0.8, 1.0),
         )
         for layers in (4, 8)
     },
