@@ -17,6 +17,7 @@ RECIPES = {
     "act24": {},
     "venom": {"v": 16, "m": 8, "experts": 4},
     "slices": {"v": 16, "m": 8},
+    "dense_slices": {"v": 16, "m": 8},
 }
 """Every recipe, with knobs that fit the model here."""
 

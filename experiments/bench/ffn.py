@@ -29,7 +29,7 @@ from jax.typing import DTypeLike
 from experiments.kernels.timing import random_matrix
 from experiments.result_files import write_results
 from sparse_lm.ops import backends
-from sparse_lm.recipes import DENSE, Act24, Fst, Recipe, Slices, SSte, Venom
+from sparse_lm.recipes import DENSE, Act24, DenseSlices, Fst, Recipe, Slices, SSte, Venom
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 TOKENS = flags.DEFINE_list("tokens", ["8192", "16384", "32768", "65536"], "Tokens, T.")
@@ -46,6 +46,7 @@ RECIPES: dict[str, Recipe] = {
     "venom 256:2:16": Venom(v=256, m=16),
     "slices 2:8": Slices(m=8),
     "slices 2:16": Slices(),
+    "dense slices 1:4": DenseSlices(),
 }
 
 

@@ -10,12 +10,15 @@ w1, w2 = recipe.leave(w1, w2, state)
 from sparse_lm.recipes.act24 import Act24
 from sparse_lm.recipes.base import Recipe
 from sparse_lm.recipes.dense import DENSE, Dense
+from sparse_lm.recipes.dense_slices import DenseSlices
 from sparse_lm.recipes.fst import Fst
 from sparse_lm.recipes.slices import Slices
 from sparse_lm.recipes.sste import SSte
 from sparse_lm.recipes.venom import Venom
 
-RECIPES: dict[str, type[Recipe]] = {recipe.name: recipe for recipe in (Dense, Fst, SSte, Act24, Venom, Slices)}
+RECIPES: dict[str, type[Recipe]] = {
+    recipe.name: recipe for recipe in (Dense, Fst, SSte, Act24, Venom, Slices, DenseSlices)
+}
 """Recipes by name."""
 
-__all__ = ["DENSE", "RECIPES", "Act24", "Dense", "Fst", "Recipe", "SSte", "Slices", "Venom"]
+__all__ = ["DENSE", "RECIPES", "Act24", "Dense", "DenseSlices", "Fst", "Recipe", "SSte", "Slices", "Venom"]

@@ -199,8 +199,9 @@ def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
     configs = {run: suite.config(run, 0, "data") for run in suite.runs}
     for run, config in configs.items():
-        assert bool(config.sparsity.phase) == run.startswith(("slices", "fixed"))
-        assert config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
+        assert bool(config.sparsity.phase) == run.startswith(("slices", "dense_slices", "fixed"))
+        stays = run == "slices_stay"
+        assert stays or config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
         assert config.checkpoint_every == configs["dense"].checkpoint_every
     assert configs["quarter_width"].model.ffn_dim * 4 == configs["dense"].model.ffn_dim
 

@@ -46,4 +46,6 @@ def test_a_matrix_that_is_not_24_is_refused():
 def test_what_fits_by_recipe():
     fitting = {name: fitting_layers(recipe()) for name, recipe in RECIPES.items()}
     both, up = ["up_proj", "down_proj"], ["up_proj"]
-    assert fitting == {"dense": [], "fst": both, "sste": both, "act24": [], "venom": up, "slices": up}
+    assert {name: layers for name, layers in fitting.items() if layers} == dict(
+        fst=both, sste=both, venom=up, slices=up
+    )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_lm import ops
-from sparse_lm.recipes import Act24, Dense, Fst, Slices, SSte, Venom
+from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Slices, SSte, Venom
 from tests.recipes import masked_dense_ffn as dense64
 
 TOKENS, DIM, NEURONS = 96, 24, 160
@@ -18,6 +18,7 @@ RECIPES = {
     "act24": Act24(),
     "venom": Venom(v=32, m=8, experts=5),
     "slices": Slices(v=16, m=16),
+    "dense_slices": DenseSlices(v=16, m=16),
 }
 """Every recipe, with knobs that fit; experts have numbers of tokens that no block divides."""
 KEY = jax.random.key(1)
@@ -55,11 +56,13 @@ def expected(recipe, draw, inputs=INPUTS):
         knobs = dict(masks=(np.asarray(state.mask_up), np.asarray(state.mask_down)))
     elif recipe.name == "act24":
         knobs = dict(dense_features=recipe.dense_features)
-    elif recipe.name != "dense":
+    elif recipe.sparse_weights:
         knobs = dict(scales=(float(state.scale_up), float(state.scale_down)))
+    if recipe.name in ("venom", "slices", "dense_slices"):
+        knobs |= dict(centroids=np.asarray(state.centroids, np.float64), m=recipe.m)
     if recipe.name in ("venom", "slices"):
-        knobs |= dict(centroids=np.asarray(state.centroids, np.float64), v=recipe.v, m=recipe.m)
-    if recipe.name == "slices":
+        knobs["v"] = recipe.v
+    if recipe.name in ("slices", "dense_slices"):
         knobs["parts"] = recipe.shards
     return getattr(dense64, recipe.name)(inputs, draw=draw, **knobs)
 

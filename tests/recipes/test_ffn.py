@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.recipes import DENSE, RECIPES, Act24, Fst, Recipe, Slices, SSte, Venom
+from sparse_lm.recipes import DENSE, RECIPES, Act24, DenseSlices, Fst, Recipe, Slices, SSte, Venom
 from sparse_lm.recipes.base import Shape
 from tests.model import jaxprs
 from tests.recipes import examples
@@ -41,6 +41,7 @@ CASES = {
     "venom, a ragged last block": Venom(v=64, m=32, experts=5),
     "slices, more padding than tokens": Slices(v=64, m=32),
     "slices, neurons sorted for two devices": Slices(v=16, m=16, shards=2),
+    "dense slices, neurons sorted for two devices": DenseSlices(v=16, m=16, shards=2),
 }
 
 
@@ -120,7 +121,7 @@ def test_in_bfloat16_only_rounding_is_lost(name):
     """Tokens go to the same experts; of neurons, two of nearly equal activation can change places."""
     recipe, state = examples.RECIPES[name], examples.state_of(examples.RECIPES[name])
     x, w1, w2, do = (a.astype(jnp.bfloat16).astype(jnp.float32) for a in (X, W1, W2, DO))
-    if name in ("venom", "slices"):
+    if name in ("venom", "slices", "dense_slices"):
         state = state._replace(centroids=jnp.eye(*state.centroids.shape))  # exact in bfloat16
     run = examples.outputs_and_gradients(recipe)
     high, low = (run(x.astype(t), w1, w2, do.astype(t), state, KEY, ORDER)[:4] for t in (jnp.float32, jnp.bfloat16))

@@ -36,9 +36,9 @@ def groups_of_four(w, axis):
     return np.moveaxis(np.asarray(w), axis, -1).reshape(-1, 4)
 
 
-def test_only_slices_moves_neurons():
+def test_only_slices_move_neurons():
     orders = {name: entered(name)[1] for name in RECIPES}
-    assert [name for name, order in orders.items() if order is not None] == ["slices"]
+    assert [name for name, order in orders.items() if order is not None] == ["slices", "dense_slices"]
     order = np.asarray(orders["slices"])
     np.testing.assert_array_equal(np.sort(order), np.arange(NEURONS))
     assert (order != np.arange(NEURONS)).mean() > 0.5
@@ -99,7 +99,7 @@ def test_masks_have_two_ones_in_every_row_and_column_of_a_tile():
 def test_entering_slices_needs_inputs():
     with pytest.raises(ValueError, match=r"enter\(w1, w2, x\) needs a batch x"):
         Slices(m=16).enter(W1, W2)
-    assert [name for name, recipe in RECIPES.items() if recipe.enter_reads_inputs] == ["slices"]
+    assert [name for name, recipe in RECIPES.items() if recipe.enter_reads_inputs] == ["slices", "dense_slices"]
 
 
 def test_tokens_that_are_not_finite_spoil_no_state():
@@ -160,7 +160,7 @@ def paired(w1):
 def test_leaving_keeps_the_function_that_the_sparse_weights_computed(name):
     """Dense products of the weights that are left give the sparse output where activations lose nothing to 2:4."""
     recipe = examples.RECIPES[name]
-    if name in ("venom", "slices"):
+    if name in ("venom", "slices", "dense_slices"):
         recipe = dataclasses.replace(recipe, m=4)  # no neuron is left out but by 2:4
     recipe = recipe.for_evaluation()
     w1 = paired(W1)

@@ -75,7 +75,7 @@ def test_sparse_step_reports_activation_statistics(recipe):
     assert metrics["activation_sparsity"].shape == metrics["kept_energy"].shape == (layers,)
     assert np.all((metrics["activation_sparsity"] > 0.2) & (metrics["activation_sparsity"] < 0.9))
     assert np.all((metrics["kept_energy"] > 0.2) & (metrics["kept_energy"] < 1 + 1e-6))
-    assert ("expert_load" in metrics) == (recipe in ("venom", "slices"))
+    assert ("expert_load" in metrics) == (recipe in ("venom", "slices", "dense_slices"))
     if "expert_load" in metrics:
         np.testing.assert_allclose(metrics["expert_load"].sum(axis=1), 1, rtol=1e-5)
     assert ("flip_rate" in metrics) == (recipe in ("sste", "venom", "slices"))

@@ -196,7 +196,7 @@ def test_a_refresh_of_masks_reports_flips():
 
 @pytest.mark.parametrize("recipe", small.RECIPES)
 def test_when_refreshes_are_due(recipe):
-    refreshes = recipe in ("fst", "slices")
+    refreshes = recipe in ("fst", "slices", "dense_slices")
     for every, due in ((2, [6]), (1, [5, 6, 7]), (4, [])):
         config = small.config(recipe, **{"sparsity.refresh_every": every})
         assert [step for step in range(config.steps) if needs_refresh(config, step)] == (due if refreshes else [])

@@ -1,0 +1,127 @@
+"""The `dense_slices` recipe: each token computes its expert's slice of the neurons, densely.
+
+Routing is that of `slices`: each token goes to its nearest of E = m / 4 centroids, and neurons are sorted once by the
+expert whose tokens use them most. Nothing is 2:4, so that the six products are grouped dense ones, on any GPU.
+
+    up           Y   = relu(X W1[slice]^T)^2        grad_hidden  dY  = dO W2[slice]^T
+    down         O   = Y W2[slice]                  grad_input   dX  = dH W1[slice]
+                                                    grad_up      dW1[slice] += dH^T X
+                                                    grad_down    dW2[slice] += Y^T dO
+
+All six shrink to 1 / E. No product is sparse within a slice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sparse_lm import collectives, ops
+from sparse_lm.ops.formats import HiddenStats
+from sparse_lm.ops.row_order import combine, dispatch
+from sparse_lm.recipes import routing
+from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.venom import check_centroids
+
+
+class State(NamedTuple):
+    centroids: Array  # f32[E, D]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DenseSlices(Recipe):
+    """Trains each token with one of m / 4 slices of the neurons.
+
+    Attributes:
+      m: a token computes 4 of every m neurons; m / 4 is the number of experts.
+      v: tokens of a block, as kernels take them. An expert's tokens are padded to whole blocks.
+    """
+
+    m: int = 16
+    v: int = 256
+
+    name = "dense_slices"
+    products: ClassVar = dict.fromkeys(PRODUCTS, "none, at the expert's neurons")
+    State = State
+    takes_order = True
+    enter_reads_inputs = True
+    refreshes = True
+
+    @property
+    def experts(self) -> int:
+        return self.m // 4
+
+    def rules(self, shape: Shape) -> Iterator[Rule]:
+        yield "v", self.v, self.v > 0, "must be positive"
+        yield "m", self.m, self.m >= 4 and self.m % 4 == 0, "must be a multiple of 4"
+        yield "m", self.m, shape.neurons % self.m == 0, f"must divide model.ffn_dim = {shape.neurons}"
+        allowed = f"must be at most 4 times the {shape.tokens} tokens of a microbatch"
+        yield "m", self.m, self.experts <= shape.tokens, allowed
+
+    def work(self) -> dict[str, float]:
+        return dict.fromkeys(PRODUCTS, 1 / self.experts)
+
+    def init_state(self, dim: int, neurons: int) -> State:
+        return State(jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[State, Array]:
+        if x is None:
+            raise ValueError("recipe 'dense_slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
+        centroids = routing.cluster(x, self.experts)
+        y = jnp.square(jax.nn.relu(x @ w1.astype(x.dtype).T))
+        owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
+        return State(centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+
+    def refresh(self, w1: Array, w2: Array, state: State, x: Array | None = None) -> tuple[State, Stats]:
+        """Moves the centroids to where their tokens are. Neurons stay where they are."""
+        return State(routing.update_centroids(x, state.centroids)), {}
+
+    def check_state(self, state: State) -> None:
+        check_centroids(state.centroids)
+
+    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        experts = routing.assign_tokens(x, ffn.state.centroids)
+        rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
+        groups = dict(block_experts=block_experts, v=self.v, experts=self.experts, implementation=ffn.implementation)
+        with jax.named_scope("up"):
+            h = ops.grouped_up(dispatch(x, rows), self._sorted(ffn.w1.dense, ffn), **groups)
+        y = jnp.square(jax.nn.relu(h))
+        with jax.named_scope("down"):
+            o = combine(ops.grouped_down(y, self._sorted(ffn.w2.dense, ffn), **groups), rows)
+        o = jnp.where(jnp.isfinite(ffn.state.centroids).all(), o, jnp.nan)  # a state that was never entered
+        energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
+        seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
+        stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons // self.experts)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows, block_experts)
+
+    def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        y, rows, block_experts = saved
+        groups = dict(block_experts=block_experts, v=self.v, experts=self.experts, implementation=ffn.implementation)
+        x, do = dispatch(x, rows), dispatch(do, rows)
+        with jax.named_scope("grad_hidden"):
+            dy = ops.grouped_up(do, self._sorted(ffn.w2.dense, ffn), **groups)
+        dh = dy * 2 * jnp.sqrt(y)
+        with jax.named_scope("grad_input"):
+            dx = combine(ops.grouped_down(dh, self._sorted(ffn.w1.dense, ffn), **groups), rows)
+        with jax.named_scope("grad_up"):
+            dw1 = ops.grouped_weights(dh, x, **groups, out_dtype=ffn.gradient_dtype)
+        with jax.named_scope("grad_down"):
+            dw2 = ops.grouped_weights(y, do, **groups, out_dtype=ffn.gradient_dtype)
+        return dx, self._as_stored(dw1, ffn), self._as_stored(dw2, ffn)
+
+    def _sorted(self, w: Array, ffn: FfnCall) -> Array:
+        """Brings weights [F, D] whose neurons were sorted in several parts to the order of the experts."""
+        parts = self._parts(ffn)
+        return w if parts == 1 else w.reshape(parts, self.experts, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
+
+    def _as_stored(self, w: Array, ffn: FfnCall) -> Array:
+        parts = self._parts(ffn)
+        return w if parts == 1 else w.reshape(self.experts, parts, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
+
+    def _parts(self, ffn: FfnCall) -> int:
+        return self.shards // collectives.size(ffn.axes.tensor)
