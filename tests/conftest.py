@@ -26,13 +26,16 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 
-def pytest_collection_modifyitems(items):
-    if jax.default_backend() == "gpu":
-        return
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
+def pytest_collection_modifyitems(config, items):
+    skipped = {}
+    if jax.default_backend() != "gpu":
+        skipped["gpu"] = pytest.mark.skip(reason="needs an NVIDIA GPU")
+    if "slow" not in config.getoption("markexpr"):
+        skipped["slow"] = pytest.mark.skip(reason="slow: name it with -m slow")
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+        for name, skip in skipped.items():
+            if item.get_closest_marker(name):
+                item.add_marker(skip)
 
 
 @pytest.fixture

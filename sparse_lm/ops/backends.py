@@ -1,8 +1,8 @@
 """Chooses which implementation of an op runs.
 
 A backend is a package with a function per op that it implements, of the op's name and arguments less
-`implementation`, and `unavailable(device)`, which says why a device cannot run it. An op refuses arguments that it
-cannot take with `NotImplementedError(reason)`. A caller who names a backend gets that one or the refusal; a caller who
+`implementation`, and `unavailable(device)`, which says why a device cannot run it. It may have `caveat(device)`,
+which says what is not known of it on a device that can. An op refuses arguments that it cannot take with `NotImplementedError(reason)`. A caller who names a backend gets that one or the refusal; a caller who
 names none gets the best one that does not refuse, and the log says once why a better one was passed over.
 docs/adding_a_backend.md says how to write one.
 """
@@ -73,6 +73,12 @@ def unavailable(name: str) -> str | None:
     if name not in NAMES:
         raise ValueError(f"implementation = {name!r} must be one of {', '.join(NAMES)}")
     return _module(name).unavailable(jax.devices()[0])
+
+
+def describe(name: str) -> str:
+    """Returns the name of a backend, and in brackets what is not known of it on this machine."""
+    caveat = getattr(_module(name), "caveat", lambda device: None)(jax.devices()[0])
+    return f"{name} ({caveat})" if caveat else name
 
 
 def _run(op: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -86,8 +86,8 @@ def test_machines_without_a_gpu_run_the_reference_only(name, monkeypatch):
     [
         ("hopper", "8.0", r"needs compute capability 9\.x; NVIDIA X has 8\.0"),
         ("hopper", "10.0", r"needs compute capability 9\.x; NVIDIA X has 10\.0"),
-        ("triton", "7.5", r"needs compute capability 8\.x or 9\.x; NVIDIA X has 7\.5"),
-        ("triton", "12.0", r"needs compute capability 8\.x or 9\.x; NVIDIA X has 12\.0"),
+        ("triton", "7.5", r"needs a compute capability of 8\.0, 8\.6, .*12\.0, 12\.1; NVIDIA X has 7\.5"),
+        ("triton", "11.0", r"needs a compute capability of .*; NVIDIA X has 11\.0"),
     ],
 )
 def test_other_gpus_are_named(name, capability, reason, monkeypatch):
@@ -106,7 +106,11 @@ def test_hopper_needs_numbers_of_32_bits(monkeypatch):
 
 @pytest.mark.parametrize(
     "capability, best",
-    [("8.0", "triton"), ("8.6", "triton"), ("8.9", "triton"), ("9.0", "hopper"), ("10.0", "reference")],
+    [
+        ("7.5", "reference"),
+        *((capability, "triton") for capability in ("8.0", "8.6", "8.9", "10.0", "10.3", "12.0", "12.1")),
+        ("9.0", "hopper"),
+    ],
 )
 def test_the_gpu_decides(capability, best, monkeypatch):
     gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability=capability)
@@ -115,6 +119,21 @@ def test_the_gpu_decides(capability, best, monkeypatch):
     for backend in (hopper, triton):
         monkeypatch.setitem(vars(backend), "matmul_24", reference.matmul_24)
     assert _used(B) == {"matmul_24": {best}}
+
+
+@pytest.mark.parametrize(
+    "name, capability, described",
+    [
+        ("triton", "12.0", "triton (compiled for compute capability 12.0, never run on it)"),
+        ("triton", "9.0", "triton"),
+        ("hopper", "9.0", "hopper"),
+        ("reference", "12.0", "reference"),
+    ],
+)
+def test_a_backend_says_where_it_has_never_run(name, capability, described, monkeypatch):
+    gpu = types.SimpleNamespace(device_kind="NVIDIA X", compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    assert backends.describe(name) == described
 
 
 @pytest.mark.parametrize("name", ["hopper", "triton"])

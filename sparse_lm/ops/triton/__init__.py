@@ -1,4 +1,6 @@
-"""Kernels for NVIDIA GPUs of compute capability 8.x and 9.x, in Gluon, the language under Triton.
+"""Kernels for NVIDIA GPUs of compute capability 8.x, 9.0, 10.x and 12.x, in Gluon, the language under Triton.
+
+They ran on compute capability 9.0. For the others they are compiled by tests and have never run.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import jax
 
 from sparse_lm.ops import lazy
+from sparse_lm.ops.triton.frame.device import RAN_ON, SHARED_KIB
 
 _MODULES = {
     "matmul_24": "products.matmul_24",
@@ -39,9 +42,21 @@ def unavailable(device: jax.Device) -> str | None:
     """Says why a device cannot run these kernels, or returns None if it can."""
     if not device.device_kind.startswith("NVIDIA"):
         return f"needs an NVIDIA GPU; this process runs on {device.device_kind}"
-    if int(device.compute_capability.split(".")[0]) not in (8, 9):
-        return f"needs compute capability 8.x or 9.x; {device.device_kind} has {device.compute_capability}"
+    if _capability(device) not in SHARED_KIB:
+        known = ", ".join(str(capability / 10) for capability in SHARED_KIB)
+        return f"needs a compute capability of {known}; {device.device_kind} has {device.compute_capability}"
     return lazy.import_error(__name__, _MODULES)
+
+
+def caveat(device: jax.Device) -> str | None:
+    """Says what is not known of these kernels on a device that can run them."""
+    if _capability(device) == RAN_ON:
+        return None
+    return f"compiled for compute capability {device.compute_capability}, never run on it"
+
+
+def _capability(device: jax.Device) -> int:
+    return int(device.compute_capability.replace(".", ""))
 
 
 __getattr__ = lazy.functions(__name__, _MODULES)

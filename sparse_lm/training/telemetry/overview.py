@@ -50,7 +50,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
         jax.eval_shape(trainer.sparse_step, state, windows)
     if used:  # nothing if this process has traced the step before
         print("implementations:")
-        _print_table({op: ", ".join(sorted(names)) for op, names in sorted(used.items())})
+        _print_table({op: ", ".join(map(backends.describe, sorted(names))) for op, names in sorted(used.items())})
 
 
 def _phases(config: Config) -> list[str]:

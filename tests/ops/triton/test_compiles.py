@@ -1,4 +1,7 @@
-"""Kernels compile for every compute capability that this backend takes, to the instructions they are about."""
+"""Kernels compile for every compute capability that this backend takes, to the instructions they are about.
+
+A capability of each generation is compiled for by default, and the others by `-m slow`.
+"""
 
 import functools
 import re
@@ -7,6 +10,7 @@ import subprocess
 import jax
 import jax.numpy as jnp
 import pytest
+from triton import knobs
 from triton.backends.nvidia.compiler import get_ptxas
 
 from sparse_lm.ops import triton
@@ -14,7 +18,11 @@ from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
 from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_that_occupies
-from sparse_lm.ops.triton.passes.sparsify_24 import _sparsify_24_kernel, _squared_relu_24_kernel
+from sparse_lm.ops.triton.passes.sparsify_24 import (
+    _soft_threshold_24_kernel,
+    _sparsify_24_kernel,
+    _squared_relu_24_kernel,
+)
 from sparse_lm.ops.triton.passes.sparsify_24_tiles import _choose_tiles_kernel, _given_tiles_kernel
 from sparse_lm.ops.triton.passes.sparsify_venom import _sparsify_venom_kernel
 from sparse_lm.ops.triton.passes.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
@@ -24,23 +32,36 @@ from sparse_lm.ops.triton.products.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.triton.products.matmul_venom import _matmul_venom_kernel
 from sparse_lm.ops.triton.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.triton.products.sampled_matmul_24 import _sampled_matmul_24_kernel
+from sparse_lm.ops.triton.products.scattered_matmul_24 import Lists, _scattered_matmul_24_kernel
 from tests.ops.operands import random, random_24
 from tests.ops.triton import needs_gpu_build
 
 T, F, D = 8192, 8192, 2048
 
 
+BY_DEFAULT = (80, 100, 120)
+SORTED = sorted(device.SHARED_KIB)
+CAPABILITIES = [pytest.param(c, marks=() if c in BY_DEFAULT else pytest.mark.slow) for c in SORTED]
+_NOT_DISASSEMBLED = (103, 121)  # nvdisasm of Triton's wheel does not know them, its ptxas does
+
+
 def _assert_assembles(compiled, tmp_path, capability):
-    """Within the shared memory of a thread block, with sparse instructions, and without spilling registers."""
+    """Within the shared memory of a thread block, to native sparse instructions, and without spilling registers."""
     assert compiled.shared_bytes <= device.shared_bytes(capability)
     assert "mma.sp::ordered_metadata.sync.aligned.m16n8k32" in compiled.ptx
     assert "cp.async.cg.shared.global" in compiled.ptx and "ldmatrix" in compiled.ptx
     assert _spilled_bytes(compiled, tmp_path, capability) == 0
+    if capability not in _NOT_DISASSEMBLED:
+        command = [knobs.nvidia.nvdisasm.path, "kernel.cubin"]
+        code = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        products = re.findall(r"\b\w*MMA\.[\w.]+", code)
+        assert products and all(name.startswith("HMMA.SP.16832.F32") for name in products)
 
 
 def _spilled_bytes(compiled, tmp_path, capability):
+    """Assembles `kernel.cubin`."""
     (tmp_path / "kernel.ptx").write_text(compiled.ptx)
-    suffix = "a" if capability == 90 else ""
+    suffix = "a" if capability >= 90 else ""
     command = [
         get_ptxas(capability).path,
         "-v",
@@ -54,14 +75,15 @@ def _spilled_bytes(compiled, tmp_path, capability):
     return int(spilled)
 
 
-def _largest(candidates, capabilities=(80, 86, 89, 90)):
-    """The largest tiling that fits, for GPUs of every kind."""
-    return [(c, next(t for t in candidates if t.shared_bytes <= device.shared_bytes(c))) for c in capabilities]
+def _largest(candidates):
+    """The largest tiling that fits, for each GPU."""
+    fits = lambda c: next(tiling for tiling in candidates if tiling.shared_bytes <= device.shared_bytes(c))  # noqa: E731
+    return [pytest.param(c, fits(c), marks=() if c in BY_DEFAULT else pytest.mark.slow) for c in SORTED]
 
 
 def _cases(candidates):
-    """Every tiling for an A100, and the largest that fits for the other GPUs."""
-    return [*((80, tiling) for tiling in candidates), *_largest(candidates, (86, 89, 90))]
+    """Every tiling for an A100, and the largest that fits for each of the other GPUs."""
+    return [*((80, tiling) for tiling in candidates[1:]), *_largest(candidates)]
 
 
 @pytest.mark.parametrize("capability, config", _cases(DENSE))
@@ -90,6 +112,17 @@ def test_sampled_matmul_24(capability, config, tmp_path):
     _assert_assembles(compiled, tmp_path, capability)
 
 
+@pytest.mark.parametrize("capability, config", _largest(DENSE))
+def test_scattered_matmul_24(capability, config, tmp_path):
+    """Of four slices, with blocks of 256 tokens."""
+    shape = Product(F, D, T, F // 4, T // 64, D, config)
+    lists = Lists(tiles=F // 4 // config.tile_m, steps=256 // 64, listings=1, places=T // 256 + 1)
+    types = "*bf16", "*i32", "*bf16", "*i32", "*i32", "*i32", "*fp32"
+    constants = (("shape", shape), ("lists", lists))
+    compiled = compile_gluon(_scattered_matmul_24_kernel, types, constants, config.warps, capability)
+    _assert_assembles(compiled, tmp_path, capability)
+
+
 def _sparsify(x, method, transposed):
     constants = dict(ROWS=T, COLUMNS=F, METHOD=method, TRANSPOSED=transposed)
     return _sparsify_24_kernel, (x, "*fp32", "*i32", "*bf16", "*i32"), constants, 4
@@ -108,6 +141,12 @@ def _gradients_venom(dtype, draw):
 PASSES = {
     "sparsify_24 mvue of float32": _sparsify("*fp32", "mvue", False),
     "sparsify_24 mvue along columns": _sparsify("*bf16", "mvue", True),
+    "soft_threshold_24": (
+        _soft_threshold_24_kernel,
+        ("*fp32", "*fp32", "*bf16", "*i32", "*bf16"),
+        dict(ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
+        4,
+    ),
     "squared_relu_24": (_squared_relu_24_kernel, ("*bf16", "*bf16", "*i32", "*fp32"), dict(ROWS=T, COLUMNS=F), 4),
     "squared_relu_gradients": _gradients_24("*fp16", False),
     "squared_relu_gradients drawn": _gradients_24("*fp16", True),
@@ -122,13 +161,13 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):
     _assert_leaves_room(*PASSES[name], tmp_path, capability)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("given", [False, True])
 def test_sparsify_24_tiles_leaves_room_for_several_thread_blocks(given, capability, tmp_path):
     shape, forms = dict(ROWS=F, COLUMNS=D), ("*bf16", "*i32") * 2

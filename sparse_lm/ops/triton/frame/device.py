@@ -6,7 +6,11 @@ import jax
 
 _A100 = 80
 _A100_CORES = 108
-_SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227}  # that a thread block can have, by compute capability
+RAN_ON = 90
+"""The one compute capability on which these kernels have run: that of an H200. For the others they were compiled."""
+
+SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+"""Shared memory that a thread block can have, by each compute capability that these kernels are compiled for."""
 
 
 def compute_capability() -> int:
@@ -23,4 +27,4 @@ def core_count() -> int:
 
 def shared_bytes(capability: int) -> int:
     """Returns the shared memory that a thread block can have."""
-    return _SHARED_KIB[capability] * 2**10
+    return SHARED_KIB[capability] * 2**10
