@@ -1,9 +1,10 @@
 """Chooses which implementation of an op runs.
 
 A backend is a package with a function per op that it implements, of the op's name and arguments less
-`implementation`, and `unavailable(device)`, which says why a device cannot run it. It may have `caveat(device)`,
-which says what is not known of it on a device that can. An op refuses arguments that it cannot take with `NotImplementedError(reason)`. A caller who names a backend gets that one or the refusal; a caller who
-names none gets the best one that does not refuse, and the log says once why a better one was passed over.
+`implementation`, and `unavailable(device)`, which says why a device cannot run it. It may have `caveat(device)`, which
+says what is not known of it on a device that can. An op refuses arguments that it cannot take with
+`NotImplementedError(reason)`. A caller who names a backend gets that one or the refusal; a caller who names none gets
+the best one that does not refuse, and the log says once why a better one was passed over.
 docs/adding_a_backend.md says how to write one.
 """
 
