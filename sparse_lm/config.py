@@ -35,7 +35,12 @@ class ModelConfig:
     layers: int = 4
     heads: int = 4
     kv_heads: int = 4
-    ffn_dim: int = 1024  # neurons, F
+    ffn_dim: int = 1024  # neurons, F, of a model without experts
+    experts: int = 0  # E, of a mixture; 0 for one FFN
+    experts_per_token: int = 2  # k
+    expert_dim: int = 256  # neurons of an expert, Fe
+    shared_expert_dim: int = 0  # neurons of a dense expert that computes every token; 0 for none
+    router_scores: str = "softmax"  # or "sigmoid"
     vocab_size: int = 4096
     activation: str = "squared_relu"  # or "swiglu": dense only, for baselines
     rope_theta: float = 10_000.0
@@ -49,6 +54,11 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         return self.dim // self.heads
+
+    @property
+    def neurons(self) -> int:
+        """Rows of `up` and `down` of a layer: F, or E Fe of a mixture."""
+        return self.experts * self.expert_dim if self.experts else self.ffn_dim
 
 
 @dataclasses.dataclass(frozen=True)

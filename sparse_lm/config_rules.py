@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.base import Rule, Shape
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ SCHEDULES = ("cosine", "wsd")
 ACTIVATIONS = ("squared_relu", "swiglu")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
+ROUTER_SCORES = ("softmax", "sigmoid")
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 WEIGHT_TILE = 64  # rows of a 2:4 weight that are stored, and travel, together
 
@@ -47,6 +49,7 @@ def rules(c: Config) -> Iterator[Rule]:
 
 
 def _run_rules(c: Config) -> Iterator[Rule]:
+    yield "init_from", c.init_from, not (c.init_from and c.model.experts), "must be empty with model.experts"
     yield "seed", c.seed, 0 <= c.seed < 2**32, "must be in 0..2^32 - 1"
     for key in (
         "steps", "batch_size", "microbatches", "seq_len", "log_every", "eval_every", "checkpoint_every",
@@ -77,6 +80,21 @@ def _model_rules(m: ModelConfig) -> Iterator[Rule]:
     yield one_of("model.activation", m.activation, ACTIVATIONS)
     yield one_of("model.dtype", m.dtype, DTYPES)
     yield one_of("model.remat", m.remat, REMAT_POLICIES)
+    yield _not_negative("model.experts", m.experts)
+    if m.experts:
+        yield from _mixture_rules(m)
+
+
+def _mixture_rules(m: ModelConfig) -> Iterator[Rule]:
+    yield (
+        "model.experts_per_token", m.experts_per_token, 2 <= m.experts_per_token <= m.experts,
+        f"must be in 2..{m.experts} (of one expert the gate is 1, and its router learns nothing)",
+    )  # fmt: skip
+    yield _positive("model.expert_dim", m.expert_dim)
+    yield _not_negative("model.shared_expert_dim", m.shared_expert_dim)
+    yield one_of("model.router_scores", m.router_scores, ROUTER_SCORES)
+    squared = m.activation == "squared_relu"
+    yield "model.activation", m.activation, squared, "must be squared_relu with model.experts: others have no experts"
 
 
 def _optimizer_rules(c: Config) -> Iterator[Rule]:
@@ -114,6 +132,12 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     yield "sparsity.dense_layers", s.dense_layers, 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}"
     if recipe.implementation is not None:
         yield one_of("sparsity.implementation", recipe.implementation, IMPLEMENTATIONS)
+    kind = "experts" if m.experts else "ffn"
+    able = [name for name, known in RECIPES.items() if kind in known.computes]
+    yield (
+        "sparsity.recipe", recipe.name, kind in recipe.computes,
+        f"with model.experts = {m.experts} must be one of {', '.join(able)}; others do not compute such FFNs",
+    )  # fmt: skip
     if not recipe.products:
         return
     yield "sparsity.end_step", s.end_step, s.start_step <= s.end_step, f"must be {s.start_step} (start_step) or more"
@@ -128,15 +152,16 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         "sparsity.recipe", recipe.name, m.activation == "squared_relu",
         f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",
     )  # fmt: skip
+    width_key, width = ("model.expert_dim", m.expert_dim) if m.experts else ("model.ffn_dim", m.ffn_dim)
     if recipe.sparse_weights:
         yield "model.dim", m.dim, m.dim % 4 == 0, f"must be a multiple of 4 for recipe {recipe.name!r} (2:4 weights)"
-    yield "model.ffn_dim", m.ffn_dim, m.ffn_dim % 4 == 0, f"must be a multiple of 4 for recipe {recipe.name!r}"
+    yield width_key, width, width % 4 == 0, f"must be a multiple of 4 for recipe {recipe.name!r}"
     tokens = c.tokens_per_part
     yield (
         "batch_size", c.batch_size, tokens % 4 == 0,
         f"times seq_len{_of_parts(c)} = {tokens} tokens must be a multiple of 4",
     )  # fmt: skip
-    for key, value, ok, allowed in recipe.rules(Shape(m.dim, m.ffn_dim, tokens)):
+    for key, value, ok, allowed in recipe.rules(Shape(m.dim, width, tokens)):
         yield f"sparsity.{key}", value, ok, allowed
 
 
@@ -144,14 +169,21 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
     """Every shard must be as large as every other, and whole where a format has tiles."""
     m, s, fsdp, tensor = c.model, c.sparsity, c.mesh.fsdp, c.mesh.tensor
 
-    def divides(axis: str, count: int, key: str, multiple: int = 1) -> Rule:
-        times = f"times {multiple} " if multiple > 1 else ""
-        value = dict(heads=m.heads, kv_heads=m.kv_heads, ffn_dim=m.ffn_dim, dim=m.dim, vocab_size=m.vocab_size)[key]
-        return f"mesh.{axis}", count, value % (count * multiple) == 0, f"{times}must divide model.{key} = {value}"
+    of_ffn = "experts * model.expert_dim" if m.experts else "ffn_dim"
 
+    def divides(axis: str, count: int, key: str, multiple: int = 1) -> Rule:
+        name = of_ffn if key == "neurons" else key
+        times = f"times {multiple} " if multiple > 1 else ""
+        value = getattr(m, key)
+        return f"mesh.{axis}", count, value % (count * multiple) == 0, f"{times}must divide model.{name} = {value}"
+
+    if m.experts:
+        yield "mesh.tensor", tensor, tensor == 1, "must be 1 with model.experts: experts are not split over devices"
+        shared = m.shared_expert_dim
+        yield "mesh.fsdp", fsdp, shared % fsdp == 0, f"must divide model.shared_expert_dim = {shared}"
     yield divides("tensor", tensor, "heads")
     yield divides("tensor", tensor, "kv_heads")
-    yield divides("tensor", tensor, "ffn_dim")
+    yield divides("tensor", tensor, "neurons")
     tokens = c.tokens_per_part
     yield "mesh.tensor", tensor, tokens % tensor == 0, f"must divide the {tokens} tokens of a part of a step"
     yield divides("fsdp", fsdp, "dim", tensor)
@@ -160,9 +192,9 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
     yield "mesh.fsdp", fsdp, kv_rows % (fsdp * tensor) == 0, f"times mesh.tensor must divide {kv_rows} rows of k and v"
     if fsdp > 1:
         compressed = s.phase and s.recipe.sparse_weights
-        yield divides("fsdp", fsdp, "ffn_dim", tensor * (WEIGHT_TILE if compressed else 1))
+        yield divides("fsdp", fsdp, "neurons", tensor * (WEIGHT_TILE if compressed else 1))
     if tensor > 1 and s.phase:
-        yield divides("tensor", tensor, "ffn_dim", 4)
+        yield divides("tensor", tensor, "neurons", 4)
         local = Shape(m.dim, m.ffn_dim // tensor, tokens)
         for key, value, ok, allowed in s.recipe.rules(local):
             yield f"sparsity.{key}", value, ok, f"{allowed}, of which each device along mesh.tensor has a part"

@@ -21,7 +21,7 @@ from absl import flags
 from safetensors import SafetensorError
 
 from sparse_lm import entry_point
-from sparse_lm.config import Config
+from sparse_lm.config import Config, ConfigError
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_directory import HfModel
@@ -65,12 +65,15 @@ def export(
     Raises:
       ValueError: `weight_format` is none of these.
       WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
-      ConfigError, DataError: config or tokenizer cannot be used.
+      ConfigError, DataError: config or tokenizer cannot be used, or the model is a mixture of experts.
       OutputError: `output` is not empty, or cannot be written.
     """
     if weight_format not in FORMATS:
         raise ValueError(f"weight_format = {weight_format!r}: must be one of {', '.join(FORMATS)}")
     config = load_config(workdir)
+    if config.model.experts:
+        allowed = "must be 0 to export: no architecture of transformers has squared-ReLU experts and rotary attention"
+        raise ConfigError("model.experts", config.model.experts, allowed)
     tokenizer = Path(workdir, "tokenizer.json")
     load_tokenizer(tokenizer)
     params = LayerwiseParams(workdir, config, checkpoint)

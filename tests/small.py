@@ -18,12 +18,14 @@ RECIPES = {
     "venom": {"v": 16, "m": 8, "experts": 4},
     "slices": {"v": 16, "m": 8},
     "dense_slices": {"v": 16, "m": 8},
+    "experts24": {"v": 16},
 }
 """Every recipe, with knobs that fit the model here."""
+MIXTURE = {"model.experts": 4, "model.expert_dim": 64}
 
 
 def config_dict(recipe="dense", **changes):
-    """A ConfigDict for 12 steps, sparse on 4..8, with flattened keys changed."""
+    """A ConfigDict for 12 steps, sparse on 4..8, with flattened keys changed; for recipe experts24 of a mixture."""
     config = config_lib.default()
     config.steps = 12
     config.batch_size = 4
@@ -35,7 +37,7 @@ def config_dict(recipe="dense", **changes):
     config.model.loss_chunk = 64
     config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
     config.sparsity.update(recipe=recipe, start_step=4, end_step=8, refresh_every=2, **RECIPES[recipe])
-    config.update_from_flattened_dict(changes)
+    config.update_from_flattened_dict((MIXTURE if recipe == "experts24" else {}) | changes)
     return config
 
 
@@ -71,7 +73,7 @@ def after_dense_steps(config, steps):
     state, model = _after_dense_steps(dense, steps), config.model
     recipe_state = jax.tree.map(
         lambda x: np.broadcast_to(x, (model.layers, *x.shape)),
-        config.sparsity.recipe.init_state(model.dim, model.ffn_dim),
+        config.sparsity.recipe.init_state(model.dim, model.neurons),
     )
     return jax.device_put(dataclasses.replace(state, recipe_state=recipe_state))
 

@@ -41,7 +41,7 @@ def assert_causal(before, after):
     assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["act24", "slices"])
+@pytest.mark.parametrize("name", ["act24", "slices", "experts24"])
 def test_training_forward_is_causal(name):
     """Those recipes that permute tokens; others compute in training what they do in evaluation."""
     assert_causal(*outputs_of_two(name, small.config(name).sparsity.recipe, jax.random.key(3)))
@@ -55,7 +55,7 @@ def test_evaluation_is_causal(name):
 def test_recipes_that_permute_nothing_compute_in_training_what_they_do_in_evaluation():
     for name in small.RECIPES:
         recipe = small.config(name).sparsity.recipe
-        assert recipe.takes_order == (name in ("act24", "venom", "slices", "dense_slices"))
+        assert recipe.takes_order == (name in ("act24", "venom", "slices", "dense_slices", "experts24"))
         assert recipe.for_evaluation() is recipe or name == "venom"
 
 

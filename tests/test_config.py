@@ -18,6 +18,9 @@ from sparse_lm.recipes import RECIPES, Slices
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
 
 
+MIXTURE = {"model.experts": 8, "sparsity.recipe": "experts24"}
+
+
 def sparse(**changes):
     d = config_lib.default()
     d.sparsity.start_step, d.sparsity.end_step = 100, 500
@@ -103,6 +106,20 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"mesh.tensor": 3}, "mesh.tensor", "must divide model.heads = 4"),
         ({"mesh.fsdp": 16, "mesh.tensor": 2}, "mesh.fsdp", "times 128 must divide model.ffn_dim = 1024"),
         ({"microbatches": 32}, "batch_size", "microbatches = 32"),
+        ({"model.experts": -1}, "model.experts", "must not be negative"),
+        ({"model.experts": 8}, "sparsity.recipe", "with model.experts = 8 must be one of dense, experts24;"),
+        ({"sparsity.recipe": "experts24"}, "sparsity.recipe", "with model.experts = 0 must be one of dense, fst,"),
+        (MIXTURE | {"model.experts_per_token": 1}, "model.experts_per_token", "must be in 2..8"),
+        (MIXTURE | {"model.experts_per_token": 9}, "model.experts_per_token", "must be in 2..8"),
+        (MIXTURE | {"model.expert_dim": 0}, "model.expert_dim", "must be positive"),
+        (MIXTURE | {"model.expert_dim": 6}, "model.expert_dim", "multiple of 4"),
+        (MIXTURE | {"model.shared_expert_dim": -4}, "model.shared_expert_dim", "must not be negative"),
+        (MIXTURE | {"model.router_scores": "sigmoids"}, "model.router_scores", "did you mean 'sigmoid'"),
+        (MIXTURE | {"model.activation": "swiglu"}, "model.activation", "must be squared_relu with model.experts"),
+        (MIXTURE | {"sparsity.v": 48}, "sparsity.v", "divide 64 or be a multiple of it"),
+        (MIXTURE | {"mesh.tensor": 2}, "mesh.tensor", "experts are not split over devices"),
+        (MIXTURE | {"mesh.fsdp": 2, "model.expert_dim": 12}, "mesh.fsdp", "model.experts * model.expert_dim = 96"),
+        (MIXTURE | {"init_from": "runs/hf"}, "init_from", "must be empty with model.experts"),
     ],
 )
 def test_bad_value_is_refused_by_name(changes, key, words):
@@ -136,7 +153,8 @@ def test_wrong_type_is_refused():
 
 @pytest.mark.parametrize("name, recipe", RECIPES.items())
 def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
-    assert config_lib.parse(sparse(**{"sparsity.recipe": name})).sparsity.recipe == recipe()
+    experts = 0 if "ffn" in recipe.computes else 4
+    assert config_lib.parse(sparse(**{"sparsity.recipe": name, "model.experts": experts})).sparsity.recipe == recipe()
 
 
 def test_steps_decide_the_phase():

@@ -54,7 +54,9 @@ def edges_compiled_ahead(patch):
     patch.setattr(loop, "make_transitions", wrapped)
 
 
-@pytest.mark.parametrize("recipe", ["slices", "fst"])  # those that choose anew while they are sparse
+@pytest.mark.parametrize(
+    "recipe", ["slices", "fst", "experts24"]
+)  # a mixture, and those that choose anew while they are sparse
 @compiled_once()
 def test_resumed_run_is_the_whole_run(recipe, corpus, tmp_path, monkeypatch):  # noqa: F811
     """A crash in every phase and just behind both flips; checkpoints are 3 steps apart."""

@@ -24,6 +24,7 @@ from sparse_lm.model import initializers
 from sparse_lm.model.attention import Attention, KVCache
 from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import FFNS, FfnInputs
+from sparse_lm.model.mixture import BIAS, Mixture
 from sparse_lm.model.remat import remat
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.weight_forms import WeightForms
@@ -34,6 +35,9 @@ Params = dict[str, Any]
     embed/embedding [V, D]    norm [D]    unembed [V, D] (absent if tied to the embedding)
     layers/attention_norm [L, D]    layers/attention/{q, k, v, o} [L, outputs, inputs]
     layers/ffn_norm [L, D]          layers/ffn/{up, down} and, for SwiGLU, gate [L, F, D]
+
+Of a mixture, up and down are [L, E Fe, D], and layers/ffn has router [L, E, D], router_bias [L, E] and perhaps
+{shared_up, shared_down} [L, Fs, D].
 """
 
 
@@ -45,7 +49,7 @@ class Layer(nnx.Module):
         self.attention_norm = nnx.Param(jnp.ones(config.dim))
         self.attention = Attention(config, rngs)
         self.ffn_norm = nnx.Param(jnp.ones(config.dim))
-        self.ffn = FFNS[config.activation](config, rngs)
+        self.ffn = (Mixture if config.experts else FFNS[config.activation])(config, rngs)
 
     def __call__(
         self, x: Array, ffn_inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
@@ -218,12 +222,12 @@ def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
     return nnx.merge(graphdef, params)
 
 
-def is_norm_scale(path: Sequence[jax.tree_util.DictKey]) -> bool:
-    """Returns whether the parameter at `path` scales a norm's result.
+def is_matrix(path: Sequence[jax.tree_util.DictKey]) -> bool:
+    """Returns whether the parameter at `path` is a matrix, and no norm's scale or router's bias.
 
     Its name tells, its rank does not: the layers' scales are stacked, [L, D] like a matrix.
     """
-    return path[-1].key.endswith("norm")
+    return not path[-1].key.endswith("norm") and path[-1].key != BIAS
 
 
 @jax.named_call

@@ -214,6 +214,9 @@ def _by_expert(w: Array, experts: int) -> Array:
 
 
 def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple, dtype: DTypeLike) -> Array:
+    if v == 1:  # a few tokens, as in generation: of several texts under vmap, which the grouped product has not
+        dimensions = contracted, ((0,), (0,))
+        return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(dtype)
     numbers = lax.RaggedDotDimensionNumbers((contracted, ((), ())), [0], [0])
     sizes = group_sizes(block_experts, v, w.shape[0])
     return lax.ragged_dot_general(x, w, sizes, numbers, preferred_element_type=jnp.float32).astype(dtype)

@@ -11,6 +11,10 @@ T tokens, D model width, F neurons. X [T, D], W1 and W2 both stored neuron-major
 Each recipe is one file beside this one. It writes out `forward` and `backward`; this class makes them one
 differentiable function, `ffn`, and adds what every recipe needs around them: collectives of a mesh, names for
 rematerialisation, statistics. 2 relu(H) is 2 sqrt(Y), so only Y is saved of the hidden layer.
+
+The experts of a mixture are FFNs of Fe neurons, one under the other: expert e of E has rows e Fe to (e + 1) Fe of W1
+and W2 [E Fe, D]. A recipe that computes them writes out `forward_experts` and `backward_experts`, which `mixture` makes
+one differentiable function.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.shapes import Float, Int32
+from sparse_lm.recipes.groups import Groups
 from sparse_lm.recipes.weight_forms import Weight, WeightForms, dense_forms, gather_layer
 
 PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
@@ -63,6 +68,7 @@ class FfnCall(NamedTuple):
     axes: Axes
     gradient_dtype: DTypeLike  # of dW1 and dW2
     implementation: str | None
+    groups: Groups | None = None  # of a mixture's pairs
 
     def subkey(self, use: int) -> Array:
         """Derives the random key of one of several uses."""
@@ -83,6 +89,8 @@ class Recipe:
     shards: int = 1
 
     name: ClassVar[str]
+    computes: ClassVar[tuple[str, ...]] = ("ffn",)
+    """Names what it computes: "ffn", "experts"."""
     products: ClassVar[dict[str, str]] = {}
     """The sparse products, and the sparse operand of each."""
     State: ClassVar[type] = NoState
@@ -177,6 +185,18 @@ class Recipe:
         """Returns dX [T, D], and dW1 and dW2 [F, D] in the dtype of the weights."""
         raise NotImplementedError
 
+    def block_of_experts(self, pairs: int, experts: int) -> int:
+        """Returns v, the slots of a block, for so many (token, choice) pairs of a mixture."""
+        raise NotImplementedError
+
+    def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        """Returns each pair's O [T k, D] of x [Tp, D] in slots, statistics, and what `backward_experts` needs."""
+        raise NotImplementedError
+
+    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        """Returns each pair's dX [T k, D], and dW1 and dW2 [E Fe, D], of x and dO [Tp, D] in slots."""
+        raise NotImplementedError
+
     # What every recipe has.
 
     def ffn(
@@ -216,18 +236,66 @@ class Recipe:
             tokens that each expert has, of a recipe that routes. They pass no gradient.
 
         Raises:
-          ValueError: no state is given to a recipe that has one; when differentiated, no key to one that is stochastic.
+          ValueError: no state is given to a recipe that has one; when differentiated, no key to one that is stochastic;
+            or the recipe computes experts only.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
-        if state is None:
-            if self.State is not NoState:
-                raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
-            state = NoState()
+        self._check_computes("ffn")
+        state = self._state(state)
         tokens = x.reshape(-1, x.shape[-1])
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             o, stats = _ffn(self, axes, tokens, w1, w2, state, key, order, weights, layer)
         return o.reshape(x.shape), stats
+
+    def mixture(
+        self,
+        x: Float[Array, "T D"],
+        w1: Float[Array, "F D"],
+        w2: Float[Array, "F D"],
+        gates: Float[Array, "T k"],
+        groups: Groups,
+        state: Any = None,
+        *,
+        key: Array | None = None,
+        weights: tuple[WeightForms, WeightForms] | None = None,
+        layer: Array | int = 0,
+        axes: Axes = ONE_DEVICE,
+    ) -> tuple[Float[Array, "T D"], Stats]:
+        """Computes the sum over a token's choices of gate x expert by this recipe, differentiable in x, w1, w2, gates.
+
+        Args:
+          x: [T, D].
+          w1: [E Fe, D] up projections, expert after expert.
+          w2: [E Fe, D] down projections.
+          gates: f32[T, k].
+          groups: the pairs of tokens and the experts that they chose; blocks of `block_of_experts` slots.
+          state, key, weights, layer, axes: as in `ffn`. Experts are not split along `tensor`.
+
+        Returns:
+          o: [T, D] in the dtype of x.
+          stats: "activation_sparsity" and "kept_energy" of `ffn`, of the pairs.
+
+        Raises:
+          ValueError: the recipe computes no experts; and where `ffn` does.
+        """
+        self._check_computes("experts")
+        if axes.tensor:
+            raise ValueError(f"experts are not split along the mesh's axis {axes.tensor!r}")
+        state, layer = self._state(state), jnp.asarray(layer, jnp.int32)
+        with jax.named_scope("feed_forward"):
+            return _experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
+
+    def _check_computes(self, kind: str) -> None:
+        if kind not in self.computes:
+            raise ValueError(f"recipe {self.name!r} computes {' and '.join(self.computes)}, not {kind}")
+
+    def _state(self, state: Any) -> Any:
+        if state is None:
+            if self.State is not NoState:
+                raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
+            return NoState()
+        return state
 
 
 class _Saved(NamedTuple):
@@ -239,6 +307,8 @@ class _Saved(NamedTuple):
     key: Array | None
     weights: tuple[WeightForms, WeightForms] | None
     layer: Array
+    gates: Array | None = None
+    groups: Groups | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -247,29 +317,66 @@ def _ffn(recipe, axes, x, w1, w2, state, key, order, weights, layer):
 
 
 def _forward(recipe: Recipe, axes: Axes, x, w1, w2, state, key, order, weights, layer):
-    weight1, weight2 = _weights_of_layer(recipe, axes, x.dtype, w1, w2, state, weights, layer)
-    call = FfnCall(weight1, weight2, state, key, order, axes, w1.dtype, recipe.implementation)
-    o, stats, saved = recipe.forward(x, call)
+    saved = _Saved(x, None, w1, w2, state, key, weights, layer)
+    o, stats, of_forward = recipe.forward(x, _call(recipe, axes, saved, order))
     o = collectives.sum_over_tensor(o, axes)
-    saved = jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), saved)
-    return (o, stats), _Saved(x, saved, w1, w2, state, key, weights, layer)
+    return (o, stats), saved._replace(of_forward=_named(of_forward))
 
 
 def _backward(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
-    x, of_forward, w1, w2, state, key, weights, layer = saved
-    if recipe.stochastic and key is None:
-        raise ValueError(f"the weight gradients of recipe {recipe.name!r} are stochastic: ffn needs a key")
-    # Made or gathered again rather than saved.
-    weight1, weight2 = _weights_of_layer(recipe, axes, x.dtype, w1, w2, state, weights, layer)
-    key = collectives.fold_index(key, axes.tensor)
-    call = FfnCall(weight1, weight2, state, key, None, axes, w1.dtype, recipe.implementation)
-    dx, dw1, dw2 = recipe.backward(x, of_forward, cotangents[0], call)
+    call = _call_of_backward(recipe, axes, saved)
+    dx, dw1, dw2 = recipe.backward(saved.x, saved.of_forward, cotangents[0], call)
     dx = collectives.sum_over_tensor(dx, axes)
     dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
     return dx, dw1, dw2, None, None, None, None, None
 
 
 _ffn.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer):
+    return _forward_experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer)[0]
+
+
+def _forward_experts(recipe: Recipe, axes: Axes, x, w1, w2, gates, groups, state, key, weights, layer):
+    saved = _Saved(x, None, w1, w2, state, key, weights, layer, gates, groups)
+    of_pairs, stats, of_forward = recipe.forward_experts(groups.dispatch(x), _call(recipe, axes, saved, None))
+    o = groups.combine(of_pairs, gates)
+    return (o, stats), saved._replace(of_forward=_named((of_forward, of_pairs)))
+
+
+def _backward_experts(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
+    call, groups, do = _call_of_backward(recipe, axes, saved), saved.groups, cotangents[0]
+    of_forward, of_pairs = saved.of_forward
+    x, do_of_slots = groups.dispatch(saved.x), groups.dispatch(do, saved.gates)
+    dx, dw1, dw2 = recipe.backward_experts(x, of_forward, do_of_slots, call)
+    dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
+    return groups.combine(dx), dw1, dw2, groups.gate_gradients(of_pairs, do), None, None, None, None, None
+
+
+_experts.defvjp(_forward_experts, _backward_experts)
+
+
+def _named(saved: Any) -> Any:
+    """Names what the backward pass needs for rematerialisation policies."""
+    return jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), saved)
+
+
+def _call(recipe: Recipe, axes: Axes, saved: _Saved, order: Array | None) -> FfnCall:
+    weight1, weight2 = _weights_of_layer(
+        recipe, axes, saved.x.dtype, saved.w1, saved.w2, saved.state, saved.weights, saved.layer
+    )
+    dtype, implementation = saved.w1.dtype, recipe.implementation
+    return FfnCall(weight1, weight2, saved.state, saved.key, order, axes, dtype, implementation, saved.groups)
+
+
+def _call_of_backward(recipe: Recipe, axes: Axes, saved: _Saved) -> FfnCall:
+    """Makes or gathers weights again rather than saving them."""
+    if recipe.stochastic and saved.key is None:
+        raise ValueError(f"the weight gradients of recipe {recipe.name!r} are stochastic: ffn needs a key")
+    key = collectives.fold_index(saved.key, axes.tensor)
+    return _call(recipe, axes, saved._replace(key=key), None)
 
 
 def _weights_of_layer(recipe, axes, dtype, w1, w2, state, weights, layer) -> tuple[Weight, Weight]:

@@ -1,4 +1,7 @@
-"""The `dense` recipe: all six products as they are. The baseline, and the phase before and after a sparse one."""
+"""The `dense` recipe: all six products as they are. The baseline, and the phase before and after a sparse one.
+
+It computes a mixture's experts, too, by grouped products: each block of slots with its expert's rows of the weights.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sparse_lm import ops
 from sparse_lm.ops.formats import HiddenStats
+from sparse_lm.ops.row_order import combine
 from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
+from sparse_lm.recipes.groups import fitting_block
+
+_MOST_SLOTS = 128  # of a block of a mixture's pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +26,7 @@ class Dense(Recipe):
     """Computes all six products densely."""
 
     name = "dense"
+    computes = ("ffn", "experts")
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):
@@ -40,13 +49,51 @@ class Dense(Recipe):
             dw2 = jnp.matmul(y.T, do, preferred_element_type=ffn.gradient_dtype)
         return dx, dw1, dw2
 
+    def block_of_experts(self, pairs: int, experts: int) -> int:
+        return fitting_block(_MOST_SLOTS, pairs, experts)
+
+    def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        blocks, options = _blocks(ffn)
+        with jax.named_scope("up"):
+            h = ops.grouped_up(x, ffn.w1.dense, *blocks, **options)
+        y, stats = dense_squared_relu(h, ffn.groups.pairs)
+        with jax.named_scope("down"):
+            o = ops.grouped_down(y, ffn.w2.dense, *blocks, **options)
+        return combine(o, ffn.groups.rows), stats, y
+
+    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        y, (blocks, options) = saved, _blocks(ffn)
+        into = dict(out_dtype=ffn.gradient_dtype, **options)
+        with jax.named_scope("grad_hidden"):
+            dy = ops.grouped_up(do, ffn.w2.dense, *blocks, **options)
+        dh = dy * 2 * jnp.sqrt(y)
+        with jax.named_scope("grad_input"):
+            dx = ops.grouped_down(dh, ffn.w1.dense, *blocks, **options)
+        with jax.named_scope("grad_up"):
+            dw1 = ops.grouped_weights(dh, x, *blocks, **into)
+        with jax.named_scope("grad_down"):
+            dw2 = ops.grouped_weights(y, do, *blocks, **into)
+        return combine(dx, ffn.groups.rows), dw1, dw2
+
+
+def _blocks(ffn: FfnCall) -> tuple[tuple[Array, int, int], dict[str, Any]]:
+    """Returns what grouped products read of a mixture's groups, and their options."""
+    groups = ffn.groups
+    return (groups.block_experts, groups.v, groups.experts), dict(implementation=ffn.implementation)
+
 
 @jax.named_call
-def dense_squared_relu(h: Array) -> tuple[Array, Stats]:
-    """Computes Y = relu(H)^2 [T, F] and its statistics; nothing is selected."""
+def dense_squared_relu(h: Array, tokens: int | None = None) -> tuple[Array, Stats]:
+    """Computes Y = relu(H)^2 [T, F] and its statistics; nothing is selected.
+
+    Args:
+      h: [T, F].
+      tokens: how many rows count, where the others are padding and zero; all by default.
+    """
     y = jnp.square(jax.nn.relu(h))
     energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
-    return y, hidden_stats(HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy), *h.shape)
+    seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
+    return y, hidden_stats(seen, tokens or h.shape[0], h.shape[1])
 
 
 DENSE = Dense()

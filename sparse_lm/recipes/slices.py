@@ -6,7 +6,8 @@ its expert's slice and nothing else, 2:4 inside it: V:2:M activations whose V ro
 each token alone, hence causal. All six products shrink to 1 / E, and then by 2:4.
 
 Weights are 2:4 by soft threshold (2409.09099). The weight gradients are stochastic (2203.10991). Every
-`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to.
+`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to. The products stand in
+block_products.py, since `experts24` has the same:
 
     up           Y   = relu(X W1[slice]^T)^2    W1 2:4 along D; Y 2:4 along S in the same kernel
     down         O   = Y W2[slice]              Y 2:4 along S
@@ -31,10 +32,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from sparse_lm import collectives, ops
-from sparse_lm.ops.formats import Sparse24
+from sparse_lm import collectives
 from sparse_lm.ops.row_order import RowOrder, dispatch
-from sparse_lm.recipes import routing
+from sparse_lm.recipes import block_products, routing
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.soft_threshold import check_scales, fit_scales, kept, soft_threshold, thresholded, unfit_scales
 from sparse_lm.recipes.venom import State, block_rules, check_centroids
@@ -121,40 +121,17 @@ class Slices(Recipe):
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         tokens, neurons = x.shape[0], ffn.w1.neurons
-        options = dict(implementation=ffn.implementation)
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
         neuron_ids, contiguous = self._neuron_ids(rows, block_experts, tokens, ffn)
-        x = dispatch(x, rows)
-        with jax.named_scope("up"):
-            y, seen = ops.sampled_squared_relu_24(
-                ffn.w1.along_model, x, ffn.w1.among_layers(neuron_ids), self.v, contiguous=contiguous, **options
-            )
-        y = ops.to_venom(y, neuron_ids, neurons, self.v, self.m, contiguous)
-        with jax.named_scope("down"):
-            o = ops.matmul_venom(ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, **options)
+        blocks = block_products.Blocks(neuron_ids, rows, self.v, contiguous)
+        o, y, seen = block_products.forward(dispatch(x, rows), blocks, ffn)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
-        options = dict(implementation=ffn.implementation)
-        slices = dict(contiguous=y.contiguous, **options)
-        neuron_ids = y.kept_columns()
-        x, do = dispatch(x, rows), dispatch(do, rows)
-        with jax.named_scope("grad_hidden"):
-            dy = ops.sampled_matmul_24(ffn.w2.along_model, do, ffn.w2.among_layers(neuron_ids), self.v, **slices)
-        condensed = Sparse24(y.values, y.metadata, dy.shape)
-        gradients = ops.squared_relu_gradients(dy, condensed, key=ffn.subkey(3), **options)
-        dh = dataclasses.replace(y, values=gradients.dh.values)
-        with jax.named_scope("grad_input"):
-            dx = ops.matmul_venom(ffn.w1.spread(dh), ffn.w1.dense_of_all_layers, rows=rows, **options)
-        into = dict(out_dtype=ffn.gradient_dtype, **slices)
-        with jax.named_scope("grad_up"):
-            dw1 = ops.scattered_matmul_24(gradients.dh_t, x, neuron_ids, self.v, ffn.w1.neurons, **into)
-        with jax.named_scope("grad_down"):
-            dw2 = ops.scattered_matmul_24(gradients.y_t, do, neuron_ids, self.v, ffn.w2.neurons, **into)
-        return dx, dw1, dw2
+        return block_products.backward(dispatch(x, rows), y, dispatch(do, rows), rows, ffn)
 
     def _neuron_ids(self, rows: RowOrder, block_experts: Array, tokens: int, ffn: FfnCall) -> tuple[Array, int]:
         """Lists the neurons of each block of slots, int32 [Tp / v, S], and says how many at a time are contiguous.

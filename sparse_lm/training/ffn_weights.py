@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from sparse_lm.model import mixture
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import Recipe
 
@@ -32,6 +33,13 @@ def with_matrices(tree: Params, up: Array, down: Array) -> Params:
 def map_matrices(tree: Params, function: Callable[[Array], Array]) -> Params:
     """Applies a function to W1 and to W2 [L, F, D] of parameters, or of a tree of the same structure."""
     return with_matrices(tree, *map(function, matrices(tree)))
+
+
+def balance(params: Params, load: Array, good: Array) -> Params:
+    """Moves the routers' biases after a step, if that was good, by the loads f32[L, E] of its experts."""
+    layers, ffn = params["layers"], params["layers"]["ffn"]
+    moved = jnp.where(good, mixture.balanced(ffn[mixture.BIAS], load), ffn[mixture.BIAS])
+    return dict(params, layers=dict(layers, ffn=dict(ffn, **{mixture.BIAS: moved})))
 
 
 def map_adam(opt_state: optax.OptState, function: Callable[[Any], Any]) -> optax.OptState:

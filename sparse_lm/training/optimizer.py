@@ -17,7 +17,7 @@ def make_optimizer(
     """Makes AdamW (1711.05101) with clipping by global norm and the run's learning-rate schedule.
 
     Moments are float32, whatever the dtype of the gradients. Weight decay applies to matrices, the
-    embedding and the unembedding among them, and to no norm scale.
+    embedding and the unembedding among them, and to no norm scale or router's bias.
 
     Args:
       config: the run; `optimizer` and `steps` are read.
@@ -40,5 +40,5 @@ def make_optimizer(
 
 
 def decay_mask(params: optax.Params) -> optax.Params:
-    """Returns a tree of bool like `params`: False for norm scales."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: not llama.is_norm_scale(path), params)
+    """Returns a tree of bool like `params`: False for norm scales and routers' biases."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: llama.is_matrix(path), params)

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
-from sparse_lm.model import llama
+from sparse_lm.model import llama, mixture
 from sparse_lm.model.llama import Params
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.recipes import DENSE, Recipe
@@ -108,7 +108,7 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
 def _init(seed: Array, *, config: Config) -> TrainState:
     _, params = llama.init(config.model, jax.random.key(seed))
-    one_layer = config.sparsity.recipe.init_state(config.model.dim, config.model.ffn_dim)
+    one_layer = config.sparsity.recipe.init_state(config.model.dim, config.model.neurons)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=zero,
@@ -140,6 +140,8 @@ def _train_step(
         )
     (loss, stats), grads = gradients(state.params, state.recipe_state, windows, key)
     good, params, opt_state, grad_norm = _update(state, loss, grads, config, recipe)
+    if config.model.experts:
+        params = ffn_weights.balance(params, stats[mixture.LOAD], good)
 
     new_state = dataclasses.replace(
         state,
@@ -202,14 +204,16 @@ def loss_and_gradients(
         forward_loss, config=config, graphdef=graphdef, recipe=recipe, weights=weights, axes=axes_of_part
     )
 
-    def share_of_loss(params: Params, windows: Array, key: Array) -> tuple[Array, Metrics]:
+    def share_of_loss(params: Params, windows: Array, key: Array) -> tuple[Array, tuple[Array, Metrics]]:
         loss, stats = loss_of_shard(params, recipe_state, windows, key)
         shares = parts * collectives.size(axes.tensor)
-        return (loss / shares if shares > 1 else loss), stats
+        objective, loss = (a / shares if shares > 1 else a for a in (loss + mixture.auxiliary_loss(stats), loss))
+        return objective, (loss, stats)
 
     def part(number: Array | int, windows: Array) -> tuple[tuple[Array, Metrics], Params]:
         part_key = jax.random.fold_in(key, number) if parts > 1 else key
-        return jax.value_and_grad(share_of_loss, has_aux=True)(compute_params, windows, part_key)
+        (_, loss_and_stats), grads = jax.value_and_grad(share_of_loss, has_aux=True)(compute_params, windows, part_key)
+        return loss_and_stats, grads
 
     first = collectives.index(axes.batch) * parts_here
     if parts_here == 1:
@@ -259,11 +263,11 @@ def _update(
 
 @jax.named_call
 def in_compute_dtype(params: Params, dtype: str) -> Params:
-    """The layers' matrices in `dtype`. Norm scales and the two tables stay as they are: the embedding's
+    """The layers' matrices in `dtype`. Norm scales, routers and the two tables stay as they are: the embedding's
     gradient is scattered in float32, the unembedding's is summed over chunks in float32."""
 
     def cast(path: Any, leaf: Array) -> Array:
-        return leaf if llama.is_norm_scale(path) else leaf.astype(dtype)
+        return leaf.astype(dtype) if llama.is_matrix(path) and path[-1].key != mixture.ROUTER else leaf
 
     return dict(params, layers=jax.tree_util.tree_map_with_path(cast, params["layers"]))
 

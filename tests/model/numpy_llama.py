@@ -11,7 +11,7 @@ def forward(params, config, tokens):
         layer = {k: v for k, v in params["layers"].items() if not isinstance(v, dict)}
         weights = {k: v[i] for group in ("attention", "ffn") for k, v in params["layers"][group].items()}
         x = x + attention(rms_norm(x, layer["attention_norm"][i], config), weights, config)
-        x = x + ffn(rms_norm(x, layer["ffn_norm"][i], config), weights)
+        x = x + ffn(rms_norm(x, layer["ffn_norm"][i], config), weights, config)
     x = rms_norm(x, params["norm"], config)
     return x @ params.get("unembed", params["embed"]["embedding"]).T
 
@@ -60,9 +60,37 @@ def rotate(x, config):
     return x * np.cos(angles) + rotated_half * np.sin(angles)
 
 
-def ffn(x, weights):
+def ffn(x, weights, config):
+    if config.experts:
+        return mixture(x, weights, config)
     up = x @ weights["up"].T
     if "gate" in weights:
         gate = x @ weights["gate"].T
         return gate / (1 + np.exp(-gate)) * up @ weights["down"]
-    return np.maximum(up, 0) ** 2 @ weights["down"]
+    return squared_relu(x, weights["up"], weights["down"])
+
+
+def squared_relu(x, up, down):
+    return np.maximum(x @ up.T, 0) ** 2 @ down
+
+
+def mixture(x, weights, config):
+    """Every expert computes every token, with a gate that is zero where it was not chosen."""
+    out = np.zeros_like(x)
+    if config.shared_expert_dim:
+        out += squared_relu(x, weights["shared_up"], weights["shared_down"])
+    score = scores(x @ weights["router"].T, config)
+    least = np.sort(score + weights["router_bias"], -1)[..., [-config.experts_per_token]]
+    gates = score * (score + weights["router_bias"] >= least)
+    gates /= gates.sum(-1, keepdims=True)
+    for expert in range(config.experts):
+        rows = slice(expert * config.expert_dim, (expert + 1) * config.expert_dim)
+        out += gates[..., [expert]] * squared_relu(x, weights["up"][rows], weights["down"][rows])
+    return out
+
+
+def scores(logits, config):
+    if config.router_scores == "sigmoid":
+        return 1 / (1 + np.exp(-logits))
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponents / exponents.sum(-1, keepdims=True)

@@ -14,13 +14,24 @@ CONFIG = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_si
 PROMPT = [7, 1, 30, 30, 2]
 
 
+MIXTURE = dict(experts=5, expert_dim=16, shared_expert_dim=24)
+
+
+def sharp_model(**overrides):
+    graphdef, params = llama.init(dataclasses.replace(CONFIG, **overrides), jax.random.key(0))
+    return graphdef, jax.tree.map(lambda x: 1.5 * x, params)  # sharper than a fresh one
+
+
 @pytest.fixture(scope="module")
 def model():
-    graphdef, params = llama.init(CONFIG, jax.random.key(0))
-    return graphdef, jax.tree.map(lambda x: 1.5 * x, params)  # sharper than a fresh model
+    return sharp_model()
 
 
-@pytest.mark.parametrize("overrides", [{}, dict(activation="swiglu", tie_embeddings=True, kv_heads=4)], ids=str)
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, dict(activation="swiglu", tie_embeddings=True, kv_heads=4), MIXTURE],
+    ids=str,
+)
 def test_cached_logits_equal_the_whole_forward(overrides):
     config = dataclasses.replace(CONFIG, **overrides)
     net = llama.merge(*llama.init(config, jax.random.key(1)))
@@ -46,9 +57,10 @@ def test_temperature_zero_takes_the_most_probable_token(model):
     assert made == jnp.argmax(logits, axis=-1)[len(PROMPT) - 1 : -1].tolist()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_batch_gives_what_its_prompts_give_alone(model, temperature):
+@pytest.mark.parametrize("temperature, overrides", [(0.0, {}), (1.0, {}), (0.0, MIXTURE)], ids=str)
+def test_a_batch_gives_what_its_prompts_give_alone(temperature, overrides):
     """Of any lengths, each with its seed; a row that stops early holds up no other."""
+    model = sharp_model(**overrides)
     prompts = [PROMPT, [3], [9] * 12, PROMPT]
     options = dict(max_new_tokens=15, temperature=temperature, top_p=0.9)
     options["stop"] = decode.generate(*model, prompts[0], seed=0, **options)[6]

@@ -19,15 +19,18 @@ from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
 
 SMALL = ModelConfig(dim=32, layers=3, heads=4, kv_heads=2, ffn_dim=64, vocab_size=50, dtype="float32", loss_chunk=7)
+MIXTURE = dict(experts=5, experts_per_token=2, expert_dim=16)
 
 
 @functools.cache
 def model(config, seed=0):
-    """Structure and parameters, the norms' scales too at random values."""
+    """Structure and parameters, the norms' scales and routers' biases too at random values."""
     graphdef, params = llama.init(config, jax.random.key(seed))
     rng = np.random.default_rng(seed)
 
     def perturb(path, x):
+        if "bias" in jax.tree_util.keystr(path):
+            return jnp.asarray(rng.uniform(-0.2, 0.2, x.shape), x.dtype)
         return x * jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) if "norm" in jax.tree_util.keystr(path) else x
 
     return graphdef, jax.tree_util.tree_map_with_path(perturb, params)
@@ -58,6 +61,8 @@ def loss(graphdef, params, tokens, **options):
         dict(kv_heads=1, rope_theta=500_000.0),
         dict(kv_heads=4, tie_embeddings=True, layers=1),
         dict(activation="swiglu", rope_theta=100.0, norm_epsilon=1e-2),
+        MIXTURE,
+        dict(MIXTURE, experts_per_token=5, shared_expert_dim=24, router_scores="sigmoid"),
     ],
     ids=str,
 )
@@ -87,7 +92,16 @@ def test_a_norm_of_bfloat16_is_rounded_once():
     np.testing.assert_allclose(np.asarray(llama.rms_norm(x, scale, 1e-5), np.float64), wanted, rtol=2**-8)
 
 
-@pytest.mark.parametrize("overrides", [{}, dict(tie_embeddings=True, activation="swiglu")], ids=str)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        dict(tie_embeddings=True, activation="swiglu"),
+        dict(MIXTURE, shared_expert_dim=24),
+        dict(MIXTURE, experts_per_token=3, router_scores="sigmoid"),
+    ],
+    ids=str,
+)
 def test_gradients_match_finite_differences(overrides):
     """Along a random direction of each parameter array, in float64."""
     config = dataclasses.replace(SMALL, layers=2, **overrides)
@@ -95,7 +109,7 @@ def test_gradients_match_finite_differences(overrides):
     tokens = windows(config)
     gradient = jax.jit(jax.grad(functools.partial(loss, graphdef)))(params, tokens)
     leaves, structure = jax.tree.flatten(numpy_llama.to_float64(params))
-    rng, step = np.random.default_rng(1), 1e-5
+    rng, step = np.random.default_rng(1), 1e-6
     for i, leaf in enumerate(leaves):
         direction = rng.normal(size=leaf.shape)
 
@@ -107,11 +121,12 @@ def test_gradients_match_finite_differences(overrides):
         np.testing.assert_allclose(slope, (along(step) - along(-step)) / (2 * step), rtol=1e-3, atol=1e-5)
 
 
-def test_remat_policies_change_what_is_recomputed_and_nothing_else():
+@pytest.mark.parametrize("overrides", [{}, MIXTURE], ids=str)
+def test_remat_policies_change_what_is_recomputed_and_nothing_else(overrides):
     tokens = windows(SMALL)
     products, gradients = {}, {}
     for name in config_rules.REMAT_POLICIES:
-        graphdef, params = model(dataclasses.replace(SMALL, remat=name))
+        graphdef, params = model(dataclasses.replace(SMALL, remat=name, **overrides))
         gradient = jax.grad(functools.partial(loss, graphdef))
         products[name] = count(jax.make_jaxpr(gradient)(params, tokens).jaxpr, "dot_general")
         gradients[name] = jax.jit(gradient)(params, tokens)
@@ -134,9 +149,9 @@ def test_layers_share_one_compiled_body():
     assert size(2) == size(7)
 
 
-@pytest.mark.parametrize("activation", config_rules.ACTIVATIONS)
-def test_no_position_sees_a_later_one(activation):
-    config = dataclasses.replace(SMALL, activation=activation)
+@pytest.mark.parametrize("overrides", [dict(activation=a) for a in config_rules.ACTIVATIONS] + [MIXTURE], ids=str)
+def test_no_position_sees_a_later_one(overrides):
+    config = dataclasses.replace(SMALL, **overrides)
     graphdef, params = model(config)
     tokens = windows(config)
     before = logits(graphdef, params, tokens)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_lm import ops
+from sparse_lm import ops, recipes
 from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Slices, SSte, Venom
 from tests.recipes import masked_dense_ffn as dense64
 
@@ -20,7 +20,8 @@ RECIPES = {
     "slices": Slices(v=16, m=16),
     "dense_slices": DenseSlices(v=16, m=16),
 }
-"""Every recipe, with knobs that fit; experts have numbers of tokens that no block divides."""
+"""Every recipe of FFNs, with knobs that fit; experts have numbers of tokens that no block divides."""
+OF_FFNS = {name: recipe for name, recipe in recipes.RECIPES.items() if "ffn" in recipe.computes}
 KEY = jax.random.key(1)
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.recipes import DENSE, RECIPES, Act24, DenseSlices, Fst, Recipe, Slices, SSte, Venom
+from sparse_lm.recipes import DENSE, Act24, DenseSlices, Fst, Recipe, Slices, SSte, Venom
 from sparse_lm.recipes.base import Shape
 from tests.model import jaxprs
 from tests.recipes import examples
 from tests.recipes.examples import DIM, DO, KEY, NEURONS, ORDER, TOKENS, W1, W2, X
+from tests.recipes.examples import OF_FFNS as RECIPES
 
 STOCHASTIC = [name for name, recipe in RECIPES.items() if recipe.stochastic]
 

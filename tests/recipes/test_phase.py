@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.recipes import DENSE, RECIPES, Slices
+from sparse_lm.recipes import DENSE, Slices
 from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DIM, INPUTS, NEURONS, W1, W2, X
+from tests.recipes.examples import OF_FFNS as RECIPES
 from tests.recipes.numpy_routing import means, nearest, unit
 
 SCALED = {"sste": 0, "venom": 1, "slices": 1}

@@ -13,7 +13,7 @@ from sparse_lm.training.step import forward_loss, in_compute_dtype, loss_and_gra
 from tests import small
 
 
-@pytest.mark.parametrize("recipe", ["slices", "fst"])
+@pytest.mark.parametrize("recipe", ["slices", "fst", "experts24"])
 def test_both_steps_share_donated_state_and_compile_once(recipe):
     config = small.config(recipe)
     trainer = make_trainer(config)  # not shared: its compilations are counted
@@ -75,10 +75,10 @@ def test_sparse_step_reports_activation_statistics(recipe):
     assert metrics["activation_sparsity"].shape == metrics["kept_energy"].shape == (layers,)
     assert np.all((metrics["activation_sparsity"] > 0.2) & (metrics["activation_sparsity"] < 0.9))
     assert np.all((metrics["kept_energy"] > 0.2) & (metrics["kept_energy"] < 1 + 1e-6))
-    assert ("expert_load" in metrics) == (recipe in ("venom", "slices", "dense_slices"))
+    assert ("expert_load" in metrics) == (recipe in ("venom", "slices", "dense_slices", "experts24"))
     if "expert_load" in metrics:
         np.testing.assert_allclose(metrics["expert_load"].sum(axis=1), 1, rtol=1e-5)
-    assert ("flip_rate" in metrics) == (recipe in ("sste", "venom", "slices"))
+    assert ("flip_rate" in metrics) == (recipe in ("sste", "venom", "slices", "experts24"))
 
 
 def test_weight_gradients_are_drawn_with_each_steps_own_key():

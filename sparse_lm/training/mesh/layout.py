@@ -33,6 +33,8 @@ _SPECS = {
     "up": _ROWS,
     "down": _ROWS,
     "gate": _ROWS,
+    "shared_up": _ROWS,
+    "shared_down": _ROWS,
     "embedding": P("fsdp"),
     "unembed": P("fsdp"),
 }

@@ -4,9 +4,9 @@ Conventions. A multiply-add is two FLOPs. Counted are the matrix products of the
 at twice the forward, of the backward; nothing for recomputation (remat), element-wise work, norms,
 the optimizer, or the embedding look-up, which is a gather. So per token a dense step costs 6 N for
 the N weights that multiply (attention projections, FFN, unembedding: also when it is tied to the
-embedding), plus 6 times the multiply-adds of attention's two score products. Attention is causal:
-a query meets (seq_len + 1) / 2 keys on average, and only those count. (Counting all seq_len of them,
-as 2204.02311 does, would about double that term.)
+embedding), plus 6 times the multiply-adds of attention's two score products. Of a mixture's experts
+those count that a token chose. Attention is causal: a query meets (seq_len + 1) / 2 keys on average,
+and only those count. (Counting all seq_len of them, as 2204.02311 does, would about double that term.)
 
 Two utilisations, each with its own denominator:
 
@@ -77,7 +77,8 @@ def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
     """Counts the FLOPs of a training step whose sparse FFNs a recipe computes, per token."""
     share = statistics.fmean(recipe.work().values())  # the products are equally large when dense
     dense_share = config.sparsity.dense_layers / config.model.layers
-    return _outside_ffn(config) + (dense_share + (1 - dense_share) * share) * _dense_ffn(config.model)
+    saved = (1 - dense_share) * (1 - share) * 6 * config.model.layers * _recipes_weights(config.model)
+    return _outside_ffn(config) + _dense_ffn(config.model) - saved
 
 
 def mfu(config: Config, tokens_per_second: float, device_kind: str) -> float | None:
@@ -126,6 +127,16 @@ def _outside_ffn(config: Config) -> float:
 
 
 def _dense_ffn(model: ModelConfig) -> float:
-    """Counts forward and backward of the FFN's matrices, per token: three with a gate, else two."""
+    """Counts forward and backward of the FFN's matrices, per token; of a mixture those that a token meets."""
+    beside = (2 * model.shared_expert_dim + model.experts) * model.dim if model.experts else 0  # and the router
+    return 6 * model.layers * (_recipes_weights(model) + beside)
+
+
+def _recipes_weights(model: ModelConfig) -> int:
+    """Counts the weights of a layer that a token meets and whose products a recipe computes.
+
+    They are of three matrices with a gate, else of two.
+    """
     matrices = 3 if model.activation == "swiglu" else 2
-    return 6 * model.layers * matrices * model.ffn_dim * model.dim
+    neurons = model.experts_per_token * model.expert_dim if model.experts else model.ffn_dim
+    return matrices * neurons * model.dim

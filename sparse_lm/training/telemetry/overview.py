@@ -8,7 +8,7 @@ import logging
 import jax
 import numpy as np
 
-from sparse_lm.config import Config
+from sparse_lm.config import Config, ModelConfig
 from sparse_lm.data.dataset import Data
 from sparse_lm.ops import backends
 from sparse_lm.training.step import Trainer, TrainState
@@ -26,7 +26,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
     total = config.steps * config.tokens_per_step
     shown = " and ".join(f"{times:.2g}" for times in epochs)
     facts = {
-        "parameters": f"{parameters:,}",
+        "parameters": f"{parameters:,}{_active(config.model, parameters)}",
         "data": data.describe(),
         "tokens": f"{config.tokens_per_step:,} a step, {total:,} in all, {shown} epochs",
         "devices": f"{len(devices)} x {devices[0].device_kind}",
@@ -51,6 +51,14 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
     if used:  # nothing if this process has traced the step before
         print("implementations:")
         _print_table({op: ", ".join(map(backends.describe, sorted(names))) for op, names in sorted(used.items())})
+
+
+def _active(model: ModelConfig, parameters: int) -> str:
+    """Says how many of a mixture's parameters a token meets."""
+    if not model.experts:
+        return ""
+    idle = 2 * model.layers * (model.experts - model.experts_per_token) * model.expert_dim * model.dim
+    return f", of which a token meets {parameters - idle:,}"
 
 
 def _phases(config: Config) -> list[str]:

@@ -15,6 +15,7 @@ from sparse_lm.training.telemetry.flops import (
 )
 
 MODEL = ModelConfig(dim=24, layers=3, heads=6, kv_heads=2, ffn_dim=40, vocab_size=101)
+MIXTURE = dict(experts=10, experts_per_token=3, expert_dim=20, shared_expert_dim=28)
 
 
 def counted_by_hand(config: Config) -> float:
@@ -29,14 +30,18 @@ def counted_by_hand(config: Config) -> float:
     layer += 2 * product(s, m.dim, m.kv_heads * head)
     for query in range(s):
         layer += m.heads * (product(1, head, query + 1) + product(1, query + 1, head))
-    layer += (3 if m.activation == "swiglu" else 2) * product(s, m.dim, m.ffn_dim)
+    if m.experts:
+        layer += product(s, m.dim, m.experts) + 2 * product(s, m.dim, m.shared_expert_dim)
+        layer += m.experts_per_token * 2 * product(s, m.dim, m.expert_dim)
+    else:
+        layer += (3 if m.activation == "swiglu" else 2) * product(s, m.dim, m.ffn_dim)
     return 3 * (m.layers * layer + product(s, m.dim, m.vocab_size)) / s
 
 
-@pytest.mark.parametrize("activation", ["squared_relu", "swiglu"])
+@pytest.mark.parametrize("model", [{}, dict(activation="swiglu"), MIXTURE], ids=str)
 @pytest.mark.parametrize("seq_len", [1, 17])
-def test_dense_flops_by_hand(activation, seq_len):
-    config = Config(seq_len=seq_len, model=dataclasses.replace(MODEL, activation=activation))
+def test_dense_flops_by_hand(model, seq_len):
+    config = Config(seq_len=seq_len, model=dataclasses.replace(MODEL, **model))
     np.testing.assert_allclose(dense_flops_per_token(config), counted_by_hand(config), rtol=1e-12)
 
 
@@ -78,6 +83,13 @@ def test_recipes_execute_no_more_than_dense(recipe):
     config = Config(model=MODEL)
     executed, dense = executed_flops_per_token(config, RECIPES[recipe]()), dense_flops_per_token(config)
     assert executed == dense if recipe == "dense" else executed < dense
+
+
+def test_sparse_experts_execute_half_of_the_experts_a_token_chooses():
+    config = Config(model=dataclasses.replace(MODEL, **MIXTURE))
+    experts = 6 * MODEL.layers * 3 * 2 * 20 * MODEL.dim
+    saved = dense_flops_per_token(config) - executed_flops_per_token(config, RECIPES["experts24"]())
+    np.testing.assert_allclose(saved, experts / 2, rtol=1e-12)
 
 
 def test_utilisation_of_an_h100():

@@ -24,6 +24,17 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(caps
         assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == 12)
 
 
+def test_says_how_many_parameters_of_a_mixture_a_token_meets(capsys):
+    config = small.config("experts24")
+    trainer = make_trainer(config)
+    data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
+    print_overview(config, "runs/small", trainer, data, trainer.init())
+    of_attention, expert = 32 * 32 + 2 * 16 * 32 + 32 * 32, 2 * 64 * 32
+    outside = 2 * 320 * 32 + 32 + 2 * (2 * 32 + of_attention + 4 * 32 + 4)
+    total, met = (f"{outside + 2 * experts * expert:,}" for experts in (4, 2))
+    assert f"parameters  {total}, of which a token meets {met}\n" in capsys.readouterr().out
+
+
 def test_names_parts_of_a_mixture_phases_and_what_the_sparse_one_computes(capsys, caplog):
     config = small.config("venom")
     trainer = make_trainer(config)

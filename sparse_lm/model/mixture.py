@@ -1,0 +1,117 @@
+"""A mixture of experts: each token is computed by k of E squared-ReLU FFNs, whose products a recipe computes.
+
+The router is float32. A token's scores are the softmax or the sigmoid of its logits; it goes to the k experts of
+largest score + bias, and its gates are the scores of these, without the bias, over their sum. So every decision is made
+from one token alone, and none is dropped.
+
+    bias      only selects, and is trained by no gradient: after each step it rises for experts with less than an even
+              load and falls for the others (auxiliary-loss-free balancing, 2408.15664);
+    z-loss    mean square of the logits' log-sum-exp, which keeps them small (2202.08906).
+
+Expert e has rows e Fe to (e + 1) Fe of `up` and of `down`. A shared expert, which computes every token, is dense.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from sparse_lm.collectives import ONE_DEVICE, Axes, read_replicated
+from sparse_lm.config import ModelConfig
+from sparse_lm.model import initializers
+from sparse_lm.model.ffn import FfnInputs
+from sparse_lm.ops.shapes import Float, Int32
+from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.recipes.groups import group_by_expert
+from sparse_lm.recipes.routing import expert_load
+
+ROUTER, BIAS = "router", "router_bias"  # names of parameters
+LOAD, Z_LOSS = "expert_load", "router_z_loss"  # names of statistics
+_BIAS_RATE = 1e-3  # how much a bias moves in a step, in units of a score
+_Z_LOSS_WEIGHT = 1e-3  # of the mean over layers, beside the cross entropy
+
+
+class Mixture(nnx.Module):
+    """A router f32[E, D] with its bias f32[E], experts f32[E Fe, D] and perhaps a shared expert f32[Fs, D]."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.router = nnx.Param(initializers.matrix(rngs.params(), config.experts, config.dim))
+        self.router_bias = nnx.Param(jnp.zeros(config.experts))
+        self.up = nnx.Param(initializers.matrix(rngs.params(), config.experts * config.expert_dim, config.dim))
+        keys = jax.random.split(rngs.params(), config.experts)
+        down = jax.vmap(lambda key: initializers.residual_matrix(key, config.dim, config.expert_dim, config.layers).T)
+        self.down = nnx.Param(down(keys).reshape(-1, config.dim))
+        if config.shared_expert_dim:
+            shape = config.shared_expert_dim, config.dim
+            self.shared_up = nnx.Param(initializers.matrix(rngs.params(), *shape))
+            self.shared_down = nnx.Param(initializers.residual_matrix(rngs.params(), *shape[::-1], config.layers).T)
+
+    def __call__(
+        self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
+    ) -> tuple[Array, dict[str, Array]]:
+        """Computes [T, D] -> [T, D], the experts by the recipe.
+
+        Returns:
+          o: [T, D].
+          stats: those of `Recipe.mixture`; "expert_load" f32[E], share of the pairs of tokens and chosen experts that
+            each expert has; "load_entropy" f32[], its entropy over that of an even load; "largest_router_bias" f32[];
+            "router_z_loss" f32[], which alone passes a gradient.
+        """
+        config, experts = self.config, self.config.experts
+        router, bias = read_replicated(self.router[...], axes), lax.stop_gradient(self.router_bias[...])
+        chosen, gates, z_loss = route(x, router, bias, config.experts_per_token, config.router_scores)
+        v = recipe.block_of_experts(chosen.size, experts)
+        groups = group_by_expert(chosen, experts, v, inputs.order)
+        o, stats = recipe.mixture(
+            x, self.up[...], self.down[...], gates, groups, inputs.state,
+            key=inputs.key, weights=inputs.weights, layer=inputs.layer, axes=axes,
+        )  # fmt: skip
+        if config.shared_expert_dim:
+            o += DENSE.ffn(x, self.shared_up[...], self.shared_down[...], axes=axes)[0]
+        load = expert_load(chosen.reshape(-1), experts)
+        entropy = -jnp.sum(load * jnp.log(jnp.maximum(load, jnp.finfo(jnp.float32).tiny))) / math.log(experts)
+        largest = jnp.max(jnp.abs(bias))
+        return o, stats | {LOAD: load, "load_entropy": entropy, "largest_router_bias": largest, Z_LOSS: z_loss}
+
+
+@jax.named_call
+def route(
+    x: Float[Array, "T D"], router: Float[Array, "E D"], bias: Float[Array, " E"], choices: int, scores: str
+) -> tuple[Int32[Array, "T k"], Float[Array, "T k"], Float[Array, ""]]:
+    """Chooses each token's experts, from that token alone, in float32.
+
+    Args:
+      x: [T, D].
+      router: f32[E, D].
+      bias: f32[E], added to the scores where experts are chosen, and nowhere else.
+      choices: k.
+      scores: "softmax" or "sigmoid".
+
+    Returns:
+      chosen: int32[T, k], distinct, the best first.
+      gates: f32[T, k], which sum to 1; differentiable, as is the z-loss.
+      z_loss: f32[].
+    """
+    logits = jnp.dot(x.astype(jnp.float32), router.T, precision=lax.Precision.HIGHEST)
+    score = jax.nn.softmax(logits) if scores == "softmax" else jax.nn.sigmoid(logits)
+    _, chosen = lax.top_k(lax.stop_gradient(score) + bias, choices)
+    # By comparison rather than by index, whose gradient would be scattered.
+    is_chosen = chosen[:, :, None] == jnp.arange(router.shape[0])
+    gates = jnp.sum(score[:, None, :] * is_chosen, axis=-1)
+    gates /= jnp.maximum(jnp.sum(gates, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    return chosen, gates, jnp.mean(jnp.square(jax.nn.logsumexp(logits, axis=-1)))
+
+
+def balanced(bias: Float[Array, "L E"], load: Float[Array, "L E"]) -> Float[Array, "L E"]:
+    """Moves biases after a step: up for experts that had less than the mean load, down for those that had more."""
+    return bias + _BIAS_RATE * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
+
+
+def auxiliary_loss(stats: dict[str, Array]) -> Array | float:
+    """Returns what is added to the cross entropy of a model with these statistics; 0 without a mixture."""
+    return _Z_LOSS_WEIGHT * jnp.mean(stats[Z_LOSS]) if Z_LOSS in stats else 0.0

@@ -1,0 +1,105 @@
+"""The `experts24` recipe: all six products of a mixture's experts sparse, 2:4 inside (after 2602.06183, 2503.16672).
+
+The router, its gates and the dispatch are the mixture's and stay dense (model/mixture.py). Each of the E experts is an
+FFN of Fe neurons. Weights are 2:4 by soft threshold (2409.09099), with one scale beta for each layer's W1 and one for
+its W2, fitted over all experts together: beta depends on the shape of the weights' distribution, which they share.
+Activations are 2:4 by the two largest of four. The weight gradients are stochastic (2203.10991).
+
+T k pairs of tokens and chosen experts, in blocks of one expert each:
+
+    up           Y   = relu(X W1[expert]^T)^2    W1 2:4 along D; Y 2:4 along Fe in the same kernel
+    down         O   = Y W2[expert]              Y 2:4 along Fe
+    grad_hidden  dY  = dO W2[expert]^T           W2 2:4 along D
+    grad_input   dX  = dH W1[expert]             dH 2:4 along Fe, where Y is
+    grad_up      dW1[expert] += dH^T X           dH^T 2:4 along T, stochastic
+    grad_down    dW2[expert] += Y^T dO           Y^T 2:4 along T, stochastic
+
+Every decision is made from one token alone. Leaving turns the weights into what the sparse forward used; the experts
+stay, and dense steps compute them by grouped products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm.recipes import block_products
+from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.groups import Groups, fitting_block
+from sparse_lm.recipes.soft_threshold import Scales, check_scales, fit_scales, kept, thresholded, unfit_scales
+from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts24(Recipe):
+    """Trains a mixture's experts with all six products 2:4.
+
+    Attributes:
+      v: the most slots of a block, as kernels take them. An expert's pairs are padded to whole blocks.
+    """
+
+    v: int = 256
+
+    name = "experts24"
+    computes = ("experts",)
+    products: ClassVar = {
+        "up": "W1 2:4",
+        "down": "Y 2:4",
+        "grad_hidden": "W2 2:4",
+        "grad_input": "dH 2:4",
+        "grad_up": "dH 2:4, stochastic",
+        "grad_down": "Y 2:4, stochastic",
+    }
+    State = Scales
+    sparse_weights = True
+    takes_order = True
+    stochastic = True
+
+    def rules(self, shape: Shape) -> Iterator[Rule]:
+        v = self.v
+        yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
+
+    def init_state(self, dim: int, neurons: int) -> Scales:
+        return unfit_scales()
+
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
+        return fit_scales(w1, w2), None
+
+    def refit(self, w1: Array, w2: Array, state: Scales) -> Scales:
+        return fit_scales(w1, w2)
+
+    def leave(self, w1: Array, w2: Array, state: Scales) -> tuple[Array, Array]:
+        return thresholded(w1, w2, state)
+
+    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
+        return kept(w1, w2)
+
+    def check_state(self, state: Scales) -> None:
+        check_scales(state)
+
+    def prepare(self, w1: Array, w2: Array, state: Scales, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
+        return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
+
+    def block_of_experts(self, pairs: int, experts: int) -> int:
+        return fitting_block(self.v, pairs, experts)
+
+    def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        groups, width = ffn.groups, ffn.w1.neurons // ffn.groups.experts
+        blocks = block_products.Blocks(_neuron_ids(groups, width), groups.rows, groups.v, width)
+        o, y, seen = block_products.forward(x, blocks, ffn)
+        return o, hidden_stats(seen, groups.pairs, width), y
+
+    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        return block_products.backward(x, saved, do, ffn.groups.rows, ffn)
+
+
+def _neuron_ids(groups: Groups, width: int) -> Array:
+    """Lists the neurons of each block, int32[Tp / v, Fe]: its expert's, or E Fe throughout where it has no pairs."""
+    ids = groups.block_experts[:, None] * width + jnp.arange(width, dtype=jnp.int32)
+    return jnp.where(groups.blocks_with_pairs()[:, None], ids, groups.experts * width)

@@ -1,0 +1,97 @@
+"""Groups of (token, choice) pairs: how a mixture's tokens are dispatched to its experts, and combined again.
+
+Each of T tokens chooses k experts. Pair t k + j is the j-th choice of token t. Pairs are sorted by expert into Tp
+slots, in blocks of v slots that belong to one expert; the last slots of an expert's last block may be padding. No
+pair is dropped, whatever the loads.
+
+Every function gathers, gradients included: a token's k slots are known by position, so nothing is scattered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sparse_lm.ops import row_order
+from sparse_lm.ops.row_order import RowOrder
+from sparse_lm.ops.shapes import Float, Int32
+from sparse_lm.recipes.routing import dispatch_order
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """An order of T k pairs in Tp slots.
+
+    Attributes:
+      rows: the order: a row is a pair.
+      block_experts: int32[Tp / v], the expert of each block, ascending. Blocks that hold no pair are padding, and
+        belong to the last expert.
+      v: slots of a block.
+      experts: E.
+      choices: k, of each token.
+    """
+
+    rows: RowOrder
+    block_experts: Array
+    v: int = dataclasses.field(metadata=dict(static=True))
+    experts: int = dataclasses.field(metadata=dict(static=True))
+    choices: int = dataclasses.field(metadata=dict(static=True))
+
+    @property
+    def pairs(self) -> int:
+        """T k."""
+        return self.rows.position.shape[0]
+
+    def dispatch(self, x: Float[Array, "T D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "slots D"]:
+        """Moves tokens to their slots, each k times, scaled by gates if there are any. Padded slots are zero."""
+        slots = jnp.take(x, self.rows.slots // self.choices, axis=0, mode="fill", fill_value=0)
+        if gates is None:
+            return slots
+        of_slots = row_order.dispatch(gates.reshape(-1), self.rows)
+        return (of_slots[:, None] * slots.astype(jnp.float32)).astype(x.dtype)
+
+    def combine(self, o: Float[Array, "pairs D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "T D"]:
+        """Sums a token's k pairs, scaled by gates if there are any, in float32."""
+        by_token = self._by_token(o)
+        return jnp.sum(by_token if gates is None else gates[..., None] * by_token, axis=1).astype(o.dtype)
+
+    def gate_gradients(self, o: Float[Array, "pairs D"], do: Float[Array, "T D"]) -> Float[Array, "T k"]:
+        """Computes the gradient of the gates of `combine`, given that of its result."""
+        return jnp.sum(self._by_token(o) * do[:, None].astype(jnp.float32), axis=-1)
+
+    def blocks_with_pairs(self) -> Array:
+        """Returns bool[Tp / v]: the blocks that are not all padding."""
+        return self.rows.slots[:: self.v] < self.pairs  # a block is filled from its first slot on
+
+    def _by_token(self, o: Array) -> Array:
+        return o.reshape(-1, self.choices, o.shape[-1]).astype(jnp.float32)
+
+
+def fitting_block(most: int, pairs: int, experts: int) -> int:
+    """Chooses v, `most` or less: few tokens, as in generation, take blocks that are not mostly padding.
+
+    A smaller one is a power of two, at most what an expert has of an even load.
+    """
+    return min(most, 1 << max(0, (pairs // experts).bit_length() - 1))
+
+
+def group_by_expert(
+    chosen: Int32[Array, "T k"], experts: int, v: int, order: Int32[Array, " T"] | None = None
+) -> Groups:
+    """Groups pairs by the expert that they chose.
+
+    Args:
+      chosen: int32[T, k], in 0 .. E - 1, a token's choices distinct.
+      experts: E.
+      v: slots of a block.
+      order: int32[T], a permutation: the order in which an expert takes its tokens. Their own by default.
+    """
+    choices = chosen.shape[1]
+    if order is not None:
+        order = (order[:, None] * choices + jnp.arange(choices, dtype=jnp.int32)).reshape(-1)
+    rows, block_experts = dispatch_order(chosen.reshape(-1), experts, v, order)
+    return Groups(rows, block_experts, v, experts, choices)
