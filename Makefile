@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CONFIG ?= configs/tiny.py
 
-.PHONY: train test test-all lint clean
+.PHONY: train test test-all lint reproduce clean
 
 train: .venv/installed
 	$(BIN)/python -m sparse_lm.train --config=$(CONFIG)
@@ -18,6 +18,10 @@ test-all: .venv/test-installed test
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# How the README's numbers are measured again: commands, GPUs, expected values.
+reproduce: .venv/installed
+	$(BIN)/python -m experiments.reproduce
 
 .venv/installed: requirements.txt requirements-dev.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sparse_lm needs Python >= 3.11; set PYTHON=...")'

@@ -38,10 +38,11 @@ def commands(page: Path) -> list[Command]:
         text = (ast.get_docstring(ast.parse(text)) or "") + "\n"
     blocks = [code for language, code in _FENCED.findall(text) if language in ("", "sh", "bash")]
     blocks += _INDENTED.findall(_FENCED.sub("", text))
-    return [found for block in blocks for found in _of_block(page, block)]
+    return [found for block in blocks for found in commands_of_block(page, block)]
 
 
-def _of_block(page: Path, block: str) -> list[Command]:
+def commands_of_block(page: Path, block: str) -> list[Command]:
+    """The commands of a block's lines."""
     found = []
     block = re.sub(r"\s*\\\n\s*|\n\s+(?=\[)", " ", block)  # a line that goes on, by a backslash or an option
     for line in block.splitlines():

@@ -16,15 +16,20 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from experiments import reproduce
 from sparse_lm import config as config_lib
 from sparse_lm.training.workdir import RESUMABLE_CHANGES
-from tests.documents import PAGES, ROOT, commands, python_blocks
+from tests.documents import PAGES, ROOT, commands, commands_of_block, python_blocks
 from tests.recipes import examples
 from tests.recipes.examples import DO, W1, W2, X
 
 WITH_DOCSTRINGS = [*(ROOT / "configs").glob("*.py"), *(ROOT / "sparse_lm").glob("*.py")]
 WITH_DOCSTRINGS += [path for path in (ROOT / "experiments").rglob("*.py") if "python -m" in path.read_text()]
 COMMANDS = [command for page in (*PAGES, *WITH_DOCSTRINGS) for command in commands(page)]
+MEASURE_AGAIN = {
+    name: commands_of_block(ROOT / "experiments/reproduce.py", row.command)[0] for name, row in reproduce.ROWS.items()
+}
+COMMANDS += MEASURE_AGAIN.values()
 _NOT_EVERYWHERE = re.compile(r"^(import|from) (torch|triton|experiments\.kernels\.dense_gluon)\b", re.M)
 
 PARSE_EACH = """
@@ -109,6 +114,15 @@ def test_a_page_never_resumes_a_run_with_what_it_would_refuse(parsed):
         changed = {key for key in now if now[key] != first.get(key)}
         assert changed <= RESUMABLE_CHANGES, f"{command}: {workdir} has a run with another {sorted(changed)}"
     assert before
+
+
+def test_what_measures_a_step_again_has_the_model_of_the_result_file(parsed):
+    for name in ("step_llama1b", "step_afm"):
+        row = reproduce.ROWS[name]
+        result = json.loads((reproduce.RESULTS / row.file).read_text())
+        result, config = result.get("after", result), parsed[MEASURE_AGAIN[name]]["config"]
+        assert config["model"] == config["model"] | result["model"]
+        assert (config["batch_size"], config["seq_len"]) == (result["batch_size"], result["seq_len"])
 
 
 def test_make_has_the_documented_targets():

@@ -1,0 +1,54 @@
+"""Rows of `experiments.reproduce` are those of the README's tables, and a result is compared with the right numbers.
+
+That their commands parse, tests/test_documented_commands.py says.
+"""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from experiments import reproduce
+from tests.documents import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def result(name):
+    return json.loads((reproduce.RESULTS / reproduce.ROWS[name].file).read_text())
+
+
+def test_every_result_file_of_the_readmes_tables_has_a_row():
+    linked = set(re.findall(r"experiments/results/(\w+\.json)", README))
+    assert linked == {row.file for row in reproduce.ROWS.values()}
+
+
+@pytest.mark.parametrize("name", reproduce.ROWS)
+def test_the_readme_has_the_numbers(name):
+    for number, value in reproduce.ROWS[name].read(result(name)).items():
+        if number.endswith("ms"):
+            shown = f"{value:.0f} ms"
+        elif number.endswith("seconds"):
+            shown = f"{value:.0f} s"
+        elif number == "ratio":
+            shown = f"{value:.2f} of the time"
+        else:
+            shown = f"{value:.2f}x" if number == "gain" else f"{value:.1f}x"
+        assert shown in README, number
+
+
+def test_numbers_are_compared_within_their_tolerance(tmp_path):
+    new = copy.deepcopy(result("step_afm"))
+    new["recipes"]["slices"]["step_ms"] *= 1.07  # a time may be 10% off, a ratio 5%
+    compared = {name: within for name, _, _, within in reproduce.compare(reproduce.ROWS["step_afm"], new)}
+    assert compared == {"dense ms": True, "slices ms": True, "gain": False}
+    path = tmp_path / "new.json"
+    path.write_text(json.dumps(new))
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.reproduce", "step_afm", path], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "gain: 1.981, expected 2.119 +- 5%: OUTSIDE" in done.stdout and "slices ms: 85.19" in done.stdout
