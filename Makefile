@@ -18,6 +18,7 @@ test-all: .venv/test-installed test
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # How the README's numbers are measured again: commands, GPUs, expected values.
 reproduce: .venv/installed

@@ -130,7 +130,7 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
       ValueError: a path that has no parameters, or an array of the optimizer whose shape is not its parameter's.
     """
     shapes = {_path(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
-    order_of = {}
+    order_of: dict[Path, Array | None] = {}
     for prefix, order in orders.items():
         below = [path for path in shapes if path[: len(prefix)] == tuple(prefix)]
         if not below:

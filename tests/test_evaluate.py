@@ -24,7 +24,7 @@ from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import Slices, SSte
 from sparse_lm.recipes.routing import slice_ids
 from sparse_lm.recipes.soft_threshold import Scales
-from sparse_lm.recipes.venom import State
+from sparse_lm.recipes.venom import RoutedState
 from sparse_lm.training import implementation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.checkpoints.restored import restore_for_dense
@@ -139,7 +139,7 @@ def test_slices_that_two_devices_shared_are_evaluated_on_one(workdir, tmp_path, 
     save_config(tmp_path, config)
     scale = jnp.ones(MODEL.layers)
     centroids = jax.random.normal(jax.random.key(1), (MODEL.layers, 4, MODEL.dim))
-    state = State(scale, scale, centroids)
+    state = RoutedState(scale, scale, centroids)
     params = llama.init(MODEL, jax.random.key(0))[1]
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(20, {"params": params, "recipe_state": state})

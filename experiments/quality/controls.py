@@ -9,7 +9,7 @@ from jax import Array
 
 from sparse_lm.recipes import RECIPES, Slices
 from sparse_lm.recipes.base import Stats
-from sparse_lm.recipes.venom import State
+from sparse_lm.recipes.venom import RoutedState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class FixedQuarter(Slices):
     name = "fixed_quarter"
     refreshes = False
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[State, None]:
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:
         state, _ = super().enter(w1, w2, x)
         return state._replace(centroids=jnp.zeros_like(state.centroids)), None
 
-    def refresh(self, w1: Array, w2: Array, state: State, x: Array | None = None) -> tuple[State, Stats]:
+    def refresh(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[RoutedState, Stats]:
         return state, {}
 
 

@@ -52,7 +52,7 @@ def pack_24(
     second: Array,
     *,
     axis: int,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     scale: ArrayLike,
     dtype: DTypeLike,
 ) -> Sparse24:
@@ -102,7 +102,7 @@ def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) 
 def compress_venom(
     condensed: Float[Array, "T S"],
     columns: Int32[Array, "blocks S"],
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     v: int,
     m: int,
     *,
@@ -166,7 +166,7 @@ def to_venom(
     """
     check_format("condensed", condensed, Sparse24)
     check_block(v)
-    _check_lists(columns, *condensed.shape, v)
+    _check_lists(columns, condensed.shape[0], condensed.shape[1], v)
     rows = condensed.values.shape[0]
     missing_rows = -rows % max(v, TILE)
     blocks = (rows + missing_rows) // v

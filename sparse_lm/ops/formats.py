@@ -17,7 +17,7 @@ zeros. `shape` is the logical shape.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Sparse24:
 
     values: Array
     metadata: Array
-    shape: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
+    shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -100,7 +100,7 @@ class SparseVenom:
     values: Array
     metadata: Array
     columns: Array
-    shape: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
+    shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
     v: int = dataclasses.field(metadata=dict(static=True))
     m: int = dataclasses.field(metadata=dict(static=True))
     contiguous: int = dataclasses.field(default=1, metadata=dict(static=True))
@@ -144,7 +144,7 @@ class HiddenStats(NamedTuple):
 class HiddenGradients(NamedTuple):
     """Results that the backward pass reads of the hidden layer."""
 
-    dh: Array | Sparse24 | SparseVenom  # dH, stored where Y is
+    dh: Any  # dH, in the format of Y and stored where Y is
     dh_t: Sparse24 | None  # its transpose, 2:4 along tokens
     y_t: Sparse24 | None  # the transpose of Y, 2:4 along tokens
 

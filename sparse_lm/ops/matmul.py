@@ -177,7 +177,7 @@ def check_sampled(w: Sparse24, x: Array, neuron_ids: Array, v: int, contiguous: 
     _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
 
 
-def _check_operand(name: str, b: Array, left: tuple[str, tuple[int, int]], *, transposed: bool = False) -> None:
+def _check_operand(name: str, b: Array, left: tuple[str, tuple[int, ...]], *, transposed: bool = False) -> None:
     """Requires a dense matrix of floats that the left operand, of a name and a shape, can be multiplied with."""
     check_array(name, b)
     shape = b.shape[::-1] if transposed else b.shape

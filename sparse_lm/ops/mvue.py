@@ -50,7 +50,7 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
     return first, second, [jnp.copysign(jnp.maximum(jnp.abs(x), half), x) for x in members]
 
 
-def uniform_of_groups(key: Array, shape: tuple[int, int], axis: int) -> Array:
+def uniform_of_groups(key: Array, shape: tuple[int, ...], axis: int) -> Array:
     """Makes a random number between 0 and 1, neither of them reached, for each group of a matrix.
 
     Two groups that follow one another along the axis share a word of `jax.random.bits`, the first its lower half.

@@ -97,11 +97,11 @@ def sampled_squared_relu_venom(
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`."""
     if isinstance(y, Sparse24):
-        stored = compress_24(dy, y.mask())
+        values = compress_24(dy, y.mask()).values
     else:
-        stored = compress_venom(dy, y.kept_columns(), y.shape, y.v, y.m, like=y)
+        values = compress_venom(dy, y.kept_columns(), y.shape, y.v, y.m, like=y).values
     slope = 2 * jnp.sqrt(y.values.astype(jnp.float32))
-    dh = dataclasses.replace(y, values=(stored.values.astype(jnp.float32) * slope).astype(dy.dtype))
+    dh = dataclasses.replace(y, values=(values.astype(jnp.float32) * slope).astype(dy.dtype))
 
     def transpose(x: Sparse24 | SparseVenom) -> Sparse24:
         method = "magnitude" if key is None else "mvue"

@@ -385,7 +385,8 @@ def _weights_of_layer(recipe, axes, dtype, w1, w2, state, weights, layer) -> tup
         weights, layer = recipe.prepare(w1, w2, state, dtype), jnp.int32(0)
     if axes.fsdp:
         weights, layer = gather_layer(weights, layer, axes.fsdp), jnp.int32(0)
-    return tuple(Weight(forms, layer, recipe.implementation) for forms in weights)
+    up, down = (Weight(forms, layer, recipe.implementation) for forms in weights)
+    return up, down
 
 
 def hidden_stats(seen: HiddenStats, tokens: int, neurons: int) -> Stats:

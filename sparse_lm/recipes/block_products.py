@@ -15,7 +15,7 @@ O and dX are put into the order of the rows as the products store them.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -45,13 +45,13 @@ class Blocks(NamedTuple):
 def forward(x: Array, blocks: Blocks, ffn: FfnCall) -> tuple[Array, SparseVenom, HiddenStats]:
     """Computes O [T, D] of x [Tp, D] in slots, the hidden layer, and what selection saw of it."""
     neuron_ids, rows, v, contiguous = blocks
-    options = dict(implementation=ffn.implementation)
+    options: dict[str, Any] = dict(implementation=ffn.implementation)
     with jax.named_scope("up"):
-        y, seen = ops.sampled_squared_relu_24(
+        condensed, seen = ops.sampled_squared_relu_24(
             ffn.w1.along_model, x, ffn.w1.among_layers(neuron_ids), v, contiguous=contiguous, **options
         )
     m = 4 * ffn.w1.neurons // neuron_ids.shape[1]
-    y = ops.to_venom(y, neuron_ids, ffn.w1.neurons, v, m, contiguous)
+    y = ops.to_venom(condensed, neuron_ids, ffn.w1.neurons, v, m, contiguous)
     with jax.named_scope("down"):
         o = ops.matmul_venom(ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, **options)
     return o, y, seen
@@ -59,8 +59,8 @@ def forward(x: Array, blocks: Blocks, ffn: FfnCall) -> tuple[Array, SparseVenom,
 
 def backward(x: Array, y: SparseVenom, do: Array, rows: RowOrder, ffn: FfnCall) -> tuple[Array, Array, Array]:
     """Computes dX [T, D], and dW1 and dW2 [F, D], of x and dO [Tp, D] in slots."""
-    options = dict(implementation=ffn.implementation)
-    slices = dict(contiguous=y.contiguous, **options)
+    options: dict[str, Any] = dict(implementation=ffn.implementation)
+    slices: dict[str, Any] = dict(contiguous=y.contiguous, **options)
     neuron_ids = y.kept_columns()
     with jax.named_scope("grad_hidden"):
         dy = ops.sampled_matmul_24(ffn.w2.along_model, do, ffn.w2.among_layers(neuron_ids), y.v, **slices)
@@ -69,7 +69,7 @@ def backward(x: Array, y: SparseVenom, do: Array, rows: RowOrder, ffn: FfnCall) 
     dh = dataclasses.replace(y, values=gradients.dh.values)
     with jax.named_scope("grad_input"):
         dx = ops.matmul_venom(ffn.w1.spread(dh), ffn.w1.dense_of_all_layers, rows=rows, **options)
-    into = dict(out_dtype=ffn.gradient_dtype, **slices)
+    into: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, **slices)
     with jax.named_scope("grad_up"):
         dw1 = ops.scattered_matmul_24(gradients.dh_t, x, neuron_ids, y.v, ffn.w1.neurons, **into)
     with jax.named_scope("grad_down"):

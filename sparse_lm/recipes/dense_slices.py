@@ -29,7 +29,7 @@ from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Rule, Shape, Stats
 from sparse_lm.recipes.venom import check_centroids
 
 
-class State(NamedTuple):
+class Centroids(NamedTuple):
     centroids: Array  # f32[E, D]
 
 
@@ -47,7 +47,7 @@ class DenseSlices(Recipe):
 
     name = "dense_slices"
     products: ClassVar = dict.fromkeys(PRODUCTS, "none, at the expert's neurons")
-    State = State
+    State = Centroids
     takes_order = True
     enter_reads_inputs = True
     refreshes = True
@@ -66,28 +66,28 @@ class DenseSlices(Recipe):
     def work(self) -> dict[str, float]:
         return dict.fromkeys(PRODUCTS, 1 / self.experts)
 
-    def init_state(self, dim: int, neurons: int) -> State:
-        return State(jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+    def init_state(self, dim: int, neurons: int) -> Centroids:
+        return Centroids(jnp.full((self.experts, dim), jnp.nan, jnp.float32))
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[State, Array]:
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Centroids, Array]:
         if x is None:
             raise ValueError("recipe 'dense_slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
         centroids = routing.cluster(x, self.experts)
         y = jnp.square(jax.nn.relu(x @ w1.astype(x.dtype).T))
         owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
-        return State(centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+        return Centroids(centroids), routing.sort_by_expert(owner, self.experts, self.shards)
 
-    def refresh(self, w1: Array, w2: Array, state: State, x: Array | None = None) -> tuple[State, Stats]:
+    def refresh(self, w1: Array, w2: Array, state: Centroids, x: Array | None = None) -> tuple[Centroids, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
-        return State(routing.update_centroids(x, state.centroids)), {}
+        return Centroids(routing.update_centroids(x, state.centroids)), {}
 
-    def check_state(self, state: State) -> None:
+    def check_state(self, state: Centroids) -> None:
         check_centroids(state.centroids)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
-        groups = dict(block_experts=block_experts, v=self.v, experts=self.experts, implementation=ffn.implementation)
+        groups = self._groups(block_experts, ffn)
         with jax.named_scope("up"):
             h = ops.grouped_up(dispatch(x, rows), self._sorted(ffn.w1.dense, ffn), **groups)
         y = jnp.square(jax.nn.relu(h))
@@ -101,7 +101,7 @@ class DenseSlices(Recipe):
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows, block_experts = saved
-        groups = dict(block_experts=block_experts, v=self.v, experts=self.experts, implementation=ffn.implementation)
+        groups = self._groups(block_experts, ffn)
         x, do = dispatch(x, rows), dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, self._sorted(ffn.w2.dense, ffn), **groups)
@@ -113,6 +113,9 @@ class DenseSlices(Recipe):
         with jax.named_scope("grad_down"):
             dw2 = ops.grouped_weights(y, do, **groups, out_dtype=ffn.gradient_dtype)
         return dx, self._as_stored(dw1, ffn), self._as_stored(dw2, ffn)
+
+    def _groups(self, block_experts: Array, ffn: FfnCall) -> dict[str, Any]:
+        return dict(block_experts=block_experts, v=self.v, experts=self.experts, implementation=ffn.implementation)
 
     def _sorted(self, w: Array, ffn: FfnCall) -> Array:
         """Brings weights [F, D] whose neurons were sorted in several parts to the order of the experts."""

@@ -37,7 +37,7 @@ from sparse_lm.ops.row_order import RowOrder, dispatch
 from sparse_lm.recipes import block_products, routing
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.soft_threshold import check_scales, fit_scales, kept, soft_threshold, thresholded, unfit_scales
-from sparse_lm.recipes.venom import State, block_rules, check_centroids
+from sparse_lm.recipes.venom import RoutedState, block_rules, check_centroids
 from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
 
 
@@ -62,7 +62,7 @@ class Slices(Recipe):
         "grad_up": "dH 2:4, stochastic, at the expert's neurons",
         "grad_down": "Y 2:4, stochastic, at the expert's neurons",
     }
-    State = State
+    State = RoutedState
     sparse_weights = True
     sparse_along_inputs = ("up",)
     takes_order = True
@@ -86,36 +86,36 @@ class Slices(Recipe):
     def work(self) -> dict[str, float]:
         return {product: 0.5 / self.experts for product in self.products}
 
-    def init_state(self, dim: int, neurons: int) -> State:
-        return State(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+    def init_state(self, dim: int, neurons: int) -> RoutedState:
+        return RoutedState(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[State, Array]:
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, Array]:
         if x is None:
             raise ValueError("recipe 'slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
         scales, centroids = fit_scales(w1, w2), routing.cluster(x, self.experts)
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
         y = jnp.square(jax.nn.relu(x @ w1_sparse.T))
         owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
-        return State(*scales, centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+        return RoutedState(*scales, centroids), routing.sort_by_expert(owner, self.experts, self.shards)
 
-    def refresh(self, w1: Array, w2: Array, state: State, x: Array | None = None) -> tuple[State, Stats]:
+    def refresh(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[RoutedState, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
         return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 
-    def refit(self, w1: Array, w2: Array, state: State) -> State:
-        return State(*fit_scales(w1, w2), state.centroids)
+    def refit(self, w1: Array, w2: Array, state: RoutedState) -> RoutedState:
+        return RoutedState(*fit_scales(w1, w2), state.centroids)
 
-    def leave(self, w1: Array, w2: Array, state: State) -> tuple[Array, Array]:
+    def leave(self, w1: Array, w2: Array, state: RoutedState) -> tuple[Array, Array]:
         return thresholded(w1, w2, state)
 
     def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
         return kept(w1, w2)
 
-    def check_state(self, state: State) -> None:
+    def check_state(self, state: RoutedState) -> None:
         check_scales(state)
         check_centroids(state.centroids)
 
-    def prepare(self, w1: Array, w2: Array, state: State, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+    def prepare(self, w1: Array, w2: Array, state: RoutedState, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
         up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
         return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
 

@@ -5,6 +5,8 @@ The draw has no bias and least variance, so that the gradient is right in the me
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax import Array
 
@@ -23,5 +25,5 @@ def grad_up_from_dh(dh: Array, x: Array, ffn: FfnCall) -> Array:
 def grad_down_from_do(y: Array, do: Array, ffn: FfnCall) -> Array:
     """Computes dW2 = Y^T dO [F, D] as (dO^T Y)^T, since the sparse operand, dO^T 2:4 along tokens, comes first."""
     do_t = ops.sparsify_24(do, "mvue", 0, key=ffn.subkey(2), implementation=ffn.implementation)
-    options = dict(out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
+    options: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
     return ops.matmul_24(do_t, y, out_transposed=True, **options)

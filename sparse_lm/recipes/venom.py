@@ -35,7 +35,7 @@ from sparse_lm.recipes.soft_threshold import check_scales, fit_scales, kept, thr
 from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
 
 
-class State(NamedTuple):
+class RoutedState(NamedTuple):
     scale_up: Array  # f32[], beta of W1
     scale_down: Array  # f32[], beta of W2
     centroids: Array  # f32[E, D]
@@ -64,7 +64,7 @@ class Venom(Recipe):
         "grad_up": "dH 2:4, stochastic",
         "grad_down": "Y 2:4, stochastic",
     }
-    State = State
+    State = RoutedState
     sparse_weights = True
     sparse_along_inputs = ("up",)
     takes_order = True
@@ -78,22 +78,22 @@ class Venom(Recipe):
         kept_share = 4 / self.m
         return super().work() | {product: 0.5 * kept_share for product in ("down", "grad_hidden", "grad_input")}
 
-    def init_state(self, dim: int, neurons: int) -> State:
-        return State(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+    def init_state(self, dim: int, neurons: int) -> RoutedState:
+        return RoutedState(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[State, None]:
-        return State(*fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:
+        return RoutedState(*fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
 
-    def refit(self, w1: Array, w2: Array, state: State) -> State:
-        return State(*fit_scales(w1, w2), state.centroids)
+    def refit(self, w1: Array, w2: Array, state: RoutedState) -> RoutedState:
+        return RoutedState(*fit_scales(w1, w2), state.centroids)
 
-    def leave(self, w1: Array, w2: Array, state: State) -> tuple[Array, Array]:
+    def leave(self, w1: Array, w2: Array, state: RoutedState) -> tuple[Array, Array]:
         return thresholded(w1, w2, state)
 
     def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
         return kept(w1, w2)
 
-    def check_state(self, state: State) -> None:
+    def check_state(self, state: RoutedState) -> None:
         check_scales(state)
         check_centroids(state.centroids)
 
@@ -101,12 +101,12 @@ class Venom(Recipe):
         # No kernel takes blocks of one token.
         return dataclasses.replace(self, v=1, implementation=None)
 
-    def prepare(self, w1: Array, w2: Array, state: State, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+    def prepare(self, w1: Array, w2: Array, state: RoutedState, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
         up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
         return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        options = dict(implementation=ffn.implementation)
+        options: dict[str, Any] = dict(implementation=ffn.implementation)
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows = None  # a block of one token needs no order
         if self.v > 1:
@@ -126,7 +126,7 @@ class Venom(Recipe):
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
-        options = dict(implementation=ffn.implementation)
+        options: dict[str, Any] = dict(implementation=ffn.implementation)
         x, do = (x, do) if rows is None else (dispatch(x, rows), dispatch(do, rows))
         with jax.named_scope("grad_hidden"):
             neuron_ids = ffn.w2.among_layers(y.kept_columns())
