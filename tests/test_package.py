@@ -1,9 +1,11 @@
 """What `pip install .` installs is whole, and trains from anywhere."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,15 @@ def test_an_installed_package_trains_from_another_directory(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(site)
+
+
+def test_extras_ask_for_what_the_requirements_files_ask_for():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = "\n".join(path.read_text() for path in ROOT.glob("requirements-*.txt")).splitlines()
+    required = {re.sub(r"\s|#.*", "", line) for line in lines}
+    asked = {re.sub(r"\s", "", wanted).replace("'", '"') for extra in extras.values() for wanted in extra}
+    assert {"gpu", "triton", "test", "wandb", "harness"} == extras.keys()
+    assert asked <= required
 
 
 def test_ops_and_recipes_need_little_more_than_jax():
