@@ -42,7 +42,7 @@ class ModelConfig:
     shared_expert_dim: int = 0  # neurons of a dense expert that computes every token; 0 for none
     router_scores: str = "softmax"  # or "sigmoid"
     vocab_size: int = 4096
-    activation: str = "squared_relu"  # or "swiglu": dense only, for baselines
+    activation: str = "squared_relu"  # or, with a gate, "swiglu", "geglu", "gated_relu2"
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = False

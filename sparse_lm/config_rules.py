@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparse_lm.recipes import RECIPES
+from sparse_lm.recipes.activations import ACTIVATIONS, GATES
 from sparse_lm.recipes.base import Rule, Shape
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 IMPLEMENTATIONS = ("reference", "hopper", "triton")
 SCHEDULES = ("cosine", "wsd")
-ACTIVATIONS = ("squared_relu", "swiglu")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
 ROUTER_SCORES = ("softmax", "sigmoid")
@@ -132,12 +132,14 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     yield "sparsity.dense_layers", s.dense_layers, 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}"
     if recipe.implementation is not None:
         yield one_of("sparsity.implementation", recipe.implementation, IMPLEMENTATIONS)
-    kind = "experts" if m.experts else "ffn"
-    able = [name for name, known in RECIPES.items() if kind in known.computes]
-    yield (
-        "sparsity.recipe", recipe.name, kind in recipe.computes,
-        f"with model.experts = {m.experts} must be one of {', '.join(able)}; others do not compute such FFNs",
-    )  # fmt: skip
+    if m.experts or s.phase:
+        kind = "experts" if m.experts else "gated" if m.activation in GATES else "ffn"
+        able = [name for name, known in RECIPES.items() if kind in known.computes]
+        yield (
+            "sparsity.recipe", recipe.name, kind in recipe.computes,
+            f"with model.experts = {m.experts} and model.activation = {m.activation!r} must be one of "
+            f"{', '.join(able)}; others do not compute such FFNs",
+        )  # fmt: skip
     if not recipe.products:
         return
     yield "sparsity.end_step", s.end_step, s.start_step <= s.end_step, f"must be {s.start_step} (start_step) or more"
@@ -147,10 +149,6 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     yield (
         "sparsity.leave", s.leave, s.leave or s.end_step == c.steps,
         f"needs sparsity.end_step = config.steps = {c.steps} to be False: a run must end in the phase that it stays in",
-    )  # fmt: skip
-    yield (
-        "sparsity.recipe", recipe.name, m.activation == "squared_relu",
-        f"needs model.activation = 'squared_relu'; {m.activation!r} trains with recipe 'dense' only",
     )  # fmt: skip
     width_key, width = ("model.expert_dim", m.expert_dim) if m.experts else ("model.ffn_dim", m.ffn_dim)
     if recipe.sparse_weights:

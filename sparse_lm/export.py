@@ -28,6 +28,7 @@ from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.hf_weights import weights
 from sparse_lm.interop.model_card import model_card
 from sparse_lm.recipes import RECIPES
+from sparse_lm.recipes.activations import GATES
 from sparse_lm.training.checkpoints.layerwise import LayerwiseParams
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError, load_config
@@ -99,7 +100,7 @@ def export(
 def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[str]:
     """Returns the linear layers to compress, or refuses weights that are not 2:4."""
     sparsity = config.sparsity
-    layers = bitmask_24.fitting_layers(sparsity.recipe)
+    layers = bitmask_24.fitting_layers(sparsity.recipe, gated=config.model.activation in GATES)
     if not layers:
         fitting = ", ".join(name for name, recipe in RECIPES.items() if recipe.sparse_along_inputs)
         reason = f"--format=sparse24 needs a recipe with 2:4 weights ({fitting}), not {sparsity.recipe.name!r}"

@@ -50,7 +50,8 @@ class SquaredReluFFN(nnx.Module):
         self.down = nnx.Param(_down_init(rngs.params(), (neurons, dim), jnp.float32))
         self.recipe = recipe
         self.sparse = False
-        self.state = nnx.Dict({n: RecipeState(v) for n, v in recipe.init_state(dim, neurons)._asdict().items()})
+        state = recipe.init_state(self.up[...], self.down[...])
+        self.state = nnx.Dict({name: RecipeState(value) for name, value in state._asdict().items()})
 
     def __call__(self, x: Array, *, key: Array | None = None, axes: Axes = ONE_DEVICE) -> Array:
         """Computes [..., D] -> [..., D] in the dtype of x; every leading axis is of tokens.

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from sparse_lm import config as config_lib
+from sparse_lm.training import ffn_weights
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
 
@@ -73,7 +74,7 @@ def after_dense_steps(config, steps):
     state, model = _after_dense_steps(dense, steps), config.model
     recipe_state = jax.tree.map(
         lambda x: np.broadcast_to(x, (model.layers, *x.shape)),
-        config.sparsity.recipe.init_state(model.dim, model.neurons),
+        config.sparsity.recipe.init_state(*(w[0] for w in ffn_weights.matrices(state.params))),
     )
     return jax.device_put(dataclasses.replace(state, recipe_state=recipe_state))
 

@@ -66,7 +66,7 @@ def draw(key, tokens, dim=16, neurons=64):
     """Random x, weights, state and order of the tokens."""
     keys = jax.random.split(key, 5)
     w1, w2 = (jax.random.normal(k, (neurons, dim)) for k in keys[:2])
-    state, one = VENOM.init_state(dim, neurons), jnp.float32(1)
+    state, one = VENOM.init_state(w1, w2), jnp.float32(1)
     state = type(state)(one, one, jax.random.normal(keys[2], state.centroids.shape))
     return jax.random.normal(keys[3], (tokens, dim)), w1, w2, state, jax.random.permutation(keys[4], tokens)
 

@@ -19,13 +19,15 @@ from sparse_lm.interop.shards import TensorSize
 from sparse_lm.recipes import Recipe
 
 
-def fitting_layers(recipe: Recipe) -> list[str]:
+def fitting_layers(recipe: Recipe, gated: bool = False) -> list[str]:
     """Names the linear layers of an FFN that a recipe leaves 2:4 along their inputs, as the layout wants it.
 
     A W2 that is 2:4 for the backward product dY = dO W2^T does not fit: that contracts the outputs of down_proj, and
     groups run down the columns of that layer's matrix.
     """
-    return [f"{name}_proj" for name in recipe.sparse_along_inputs]
+    of_up = ("gate", "up") if gated else ("up",)
+    modules = {"up": of_up, "down": ("down",)}
+    return [f"{module}_proj" for name in recipe.sparse_along_inputs for module in modules[name]]
 
 
 def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:

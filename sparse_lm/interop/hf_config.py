@@ -12,9 +12,12 @@ from typing import Any
 
 from sparse_lm.config import ModelConfig
 
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 ARCHITECTURES = {
     "squared_relu": {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"},
-    "swiglu": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
+    "swiglu": _LLAMA | {"hidden_act": "silu"},
+    "geglu": _LLAMA | {"hidden_act": "gelu_pytorch_tanh"},
+    "gated_relu2": _LLAMA | {"hidden_act": "relu2"},
 }
 """Architecture and activation, by `ModelConfig.activation`."""
 
@@ -110,10 +113,14 @@ def _activation(hf: Mapping[str, Any], kind: str, gated: bool) -> str:
     match activation, gated:
         case (("relu2" | "squared_relu"), False):
             return "squared_relu"
+        case (("relu2" | "squared_relu"), True):
+            return "gated_relu2"
         case (("silu" | "swish"), True):
             return "swiglu"
+        case ("gelu_pytorch_tanh", True):
+            return "geglu"
     gate = "with" if gated else "without"
-    allowed = "'relu2' without gate projections or 'silu' with them"
+    allowed = "'relu2' without gate projections, or 'silu', 'gelu_pytorch_tanh' or 'relu2' with them"
     raise UnsupportedModelError("hidden_act", activation, f"and weights {gate} gate projections; must be {allowed}")
 
 

@@ -79,7 +79,7 @@ class HfModel:
 
     def _tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         for weight in weights(self.model):
-            array = self.read(weight.path, weight.layer)
+            array = self.read(weight.path, weight.layer)[weight.rows]
             array = array.T if weight.transposed else array
             if self._is_24(weight):
                 yield from bitmask_24.compress(_module(weight), array).items()

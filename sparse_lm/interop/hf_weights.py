@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama
+from sparse_lm.recipes.activations import GATES
 
 _OUTER = {
     ("embed", "embedding"): "model.embed_tokens",
@@ -23,10 +25,10 @@ _LAYER = {
     ("attention", "v"): "self_attn.v_proj",
     ("attention", "o"): "self_attn.o_proj",
     ("ffn_norm",): "post_attention_layernorm",
-    ("ffn", "gate"): "mlp.gate_proj",
     ("ffn", "up"): "mlp.up_proj",
     ("ffn", "down"): "mlp.down_proj",
 }
+_UP, _GATE_NAME = ("ffn", "up"), "mlp.gate_proj"
 _TRANSPOSED = ("ffn", "down")  # ours is neuron-major, [F, D]; torch.nn.Linear's is [outputs, inputs] = [D, F]
 
 
@@ -39,6 +41,7 @@ class Weight(NamedTuple):
       layer: index on that axis.
       transposed: ours is its transpose.
       shape: in the safetensors files.
+      rows: of our parameter; both of a gated neuron's stand in one.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Weight(NamedTuple):
     layer: int | None
     transposed: bool
     shape: tuple[int, ...]
+    rows: slice = slice(None)
 
 
 def weights(model: ModelConfig) -> list[Weight]:
@@ -57,21 +61,29 @@ def weights(model: ModelConfig) -> list[Weight]:
         if path in params
     }
     layers = [
-        _layer_weight(layer, path, name, params["layers", *path].shape[1:])
+        weight
         for layer in range(model.layers)
         for path, name in _LAYER.items()
-        if ("layers", *path) in params
+        for weight in _layer_weights(layer, path, name, params["layers", *path].shape[1:], model)
     ]
     embedding = outer.pop(("embed", "embedding"))
     return [embedding, *layers, *outer.values()]
 
 
-def _layer_weight(layer: int, path: tuple[str, ...], name: str, shape: tuple[int, ...]) -> Weight:
+def _layer_weights(
+    layer: int, path: tuple[str, ...], name: str, shape: tuple[int, ...], model: ModelConfig
+) -> Iterator[Weight]:
+    if path == _UP and model.activation in GATES:
+        half = (shape[0] // 2, shape[1])
+        for first, half_name in enumerate((_GATE_NAME, name)):
+            yield _layer_weight(layer, path, half_name, half, slice(first, None, 2))
+    else:
+        yield _layer_weight(layer, path, name, shape)
+
+
+def _layer_weight(
+    layer: int, path: tuple[str, ...], name: str, shape: tuple[int, ...], rows: slice = slice(None)
+) -> Weight:
     transposed = path == _TRANSPOSED
-    return Weight(
-        f"model.layers.{layer}.{name}.weight",
-        ("layers", *path),
-        layer,
-        transposed,
-        shape[::-1] if transposed else shape,
-    )
+    full_name, shape = f"model.layers.{layer}.{name}.weight", shape[::-1] if transposed else shape
+    return Weight(full_name, ("layers", *path), layer, transposed, shape, rows)

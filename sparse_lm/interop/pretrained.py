@@ -67,8 +67,9 @@ class Pretrained:
             if weight.layer is None:
                 params[weight.path] = array
             else:
-                stacked = (self._config.model.layers, *array.shape)
-                params.setdefault(weight.path, np.empty(stacked, np.float32))[weight.layer] = array
+                halves = 1 if weight.rows == slice(None) else weight.rows.step
+                stacked = (self._config.model.layers, halves * array.shape[0], *array.shape[1:])
+                params.setdefault(weight.path, np.empty(stacked, np.float32))[weight.layer][weight.rows] = array
         return unflatten_dict(params)
 
     def _refusal(self, reason: str) -> ConfigError:

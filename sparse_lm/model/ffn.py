@@ -1,20 +1,21 @@
-"""The two feed-forward networks: squared ReLU, whose products a recipe computes, and SwiGLU, dense, for baselines.
+"""The feed-forward networks, with squared ReLU or with a gate, whose products a recipe computes.
 
 Every matrix is neuron-major, [F, D]: what belongs to a neuron is one contiguous row in each.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 from flax import nnx
 from jax import Array
 
-from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
+from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.recipes import Recipe
+from sparse_lm.recipes.activations import GATES
 from sparse_lm.recipes.weight_forms import WeightForms
 
 
@@ -42,31 +43,32 @@ class SquaredReluFfn(nnx.Module):
         return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)
 
 
-class SwiGluFfn(nnx.Module):
-    """(silu(x gate^T) * x up^T) down (2002.05202): `gate`, `up` and `down` f32[F, D]."""
+class GatedFfn(nnx.Module):
+    """(gate(x G^T) * x U^T) down (2002.05202), where `up` f32[2 F, D] has rows of G and of U by turns.
+
+    So both rows of a neuron are side by side, and `down` is f32[F, D].
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.gate = nnx.Param(initializers.matrix(rngs.params(), config.ffn_dim, config.dim))
-        self.up = nnx.Param(initializers.matrix(rngs.params(), config.ffn_dim, config.dim))
+        self.activation = config.activation
+        self.up = nnx.Param(initializers.matrix(rngs.params(), 2 * config.ffn_dim, config.dim))
         self.down = nnx.Param(_down(config, rngs))
 
     def __call__(
         self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
-        """Computes [T, D] -> [T, D] and no statistics.
+        """Computes [T, D] -> [T, D] and statistics by the recipe.
 
         Raises:
-          ValueError: the recipe has sparse products.
+          ValueError: the recipe computes no gated FFNs.
         """
-        if recipe.products:
-            raise ValueError(f"SwiGLU has no sparse products: recipe {recipe.name!r} cannot compute it")
-        gate, up, down = (read(w[...].astype(x.dtype), axes) for w in (self.gate, self.up, self.down))
-        x = enter_tensor(x, axes)
-        return leave_tensor(jax.nn.silu(x @ gate.T) * (x @ up.T) @ down, axes), {}
+        recipe = dataclasses.replace(recipe, activation=self.activation)
+        return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)
 
 
-FFNS = {"squared_relu": SquaredReluFfn, "swiglu": SwiGluFfn}
-"""The modules, by `ModelConfig.activation`."""
+def ffn_module(activation: str) -> type[nnx.Module]:
+    """Returns the module of a `ModelConfig.activation`."""
+    return GatedFfn if activation in GATES else SquaredReluFfn
 
 
 def _down(config: ModelConfig, rngs: nnx.Rngs) -> Array:

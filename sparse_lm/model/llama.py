@@ -23,7 +23,7 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.attention import Attention, KVCache
 from sparse_lm.model.embedding import Embedding, unembed
-from sparse_lm.model.ffn import FFNS, FfnInputs
+from sparse_lm.model.ffn import FfnInputs, ffn_module
 from sparse_lm.model.mixture import BIAS, Mixture
 from sparse_lm.model.remat import remat
 from sparse_lm.recipes import DENSE, Recipe
@@ -34,7 +34,7 @@ Params = dict[str, Any]
 
     embed/embedding [V, D]    norm [D]    unembed [V, D] (absent if tied to the embedding)
     layers/attention_norm [L, D]    layers/attention/{q, k, v, o} [L, outputs, inputs]
-    layers/ffn_norm [L, D]          layers/ffn/{up, down} and, for SwiGLU, gate [L, F, D]
+    layers/ffn_norm [L, D]          layers/ffn/{up, down} [L, F, D]; with a gate, up is [L, 2 F, D]
 
 Of a mixture, up and down are [L, E Fe, D], and layers/ffn has router [L, E, D], router_bias [L, E] and perhaps
 {shared_up, shared_down} [L, Fs, D].
@@ -49,7 +49,7 @@ class Layer(nnx.Module):
         self.attention_norm = nnx.Param(jnp.ones(config.dim))
         self.attention = Attention(config, rngs)
         self.ffn_norm = nnx.Param(jnp.ones(config.dim))
-        self.ffn = (Mixture if config.experts else FFNS[config.activation])(config, rngs)
+        self.ffn = (Mixture if config.experts else ffn_module(config.activation))(config, rngs)
 
     def __call__(
         self, x: Array, ffn_inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
@@ -144,7 +144,7 @@ class Llama(nnx.Module):
 
     def prepare_weights(self, recipe: Recipe, recipe_state: Any) -> tuple[WeightForms, WeightForms] | None:
         """Brings the FFN weights of all layers to the forms that a recipe reads; None if its weights are dense."""
-        if not recipe.sparse_weights or self.config.activation == "swiglu":  # which refuses sparse recipes itself
+        if not recipe.sparse_weights:
             return None
         # Gradients pass straight through every selection, to the weights that each layer is given.
         up, down = lax.stop_gradient((self.layers.ffn.up[...], self.layers.ffn.down[...]))

@@ -34,6 +34,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.shapes import Float, Int32
+from sparse_lm.recipes.activations import GATES, SQUARED_RELU
 from sparse_lm.recipes.groups import Groups
 from sparse_lm.recipes.weight_forms import Weight, WeightForms, dense_forms, gather_layer
 
@@ -83,14 +84,16 @@ class Recipe:
       implementation: backend that must run the sparse operations, "reference", "hopper" or "triton", or an error;
         None takes the best one that supports device, shape and dtype.
       shards: devices among which neurons are split when the sparse phase is entered (a mesh's tensor axis).
+      activation: of the hidden layer, one of `activations.ACTIVATIONS`. With a gate, W1 [2 F, D] has two rows a neuron.
     """
 
     implementation: str | None = None
     shards: int = 1
+    activation: str = SQUARED_RELU
 
     name: ClassVar[str]
     computes: ClassVar[tuple[str, ...]] = ("ffn",)
-    """Names what it computes: "ffn", "experts"."""
+    """Names what it computes: "ffn", of squared ReLU; "gated", an FFN with a gate; "experts", of squared ReLU."""
     products: ClassVar[dict[str, str]] = {}
     """The sparse products, and the sparse operand of each."""
     State: ClassVar[type] = NoState
@@ -118,12 +121,12 @@ class Recipe:
         """Returns the FLOPs that each product executes, as a share of the dense product's; zeros do not count."""
         return {product: 0.5 if product in self.products else 1.0 for product in PRODUCTS}
 
-    def init_state(self, dim: int, neurons: int) -> Any:
-        """Returns a state of the right shapes for one FFN, which `enter` gives values that `ffn` can use."""
+    def init_state(self, w1: Array, w2: Array) -> Any:
+        """Returns a state of the right shapes for one FFN, whose weights give theirs; `enter` gives it values."""
         return self.State()
 
     def enter(
-        self, w1: Float[Array, "F D"], w2: Float[Array, "F D"], x: Float[Array, "T D"] | None = None
+        self, w1: Float[Array, "rows D"], w2: Float[Array, "F D"], x: Float[Array, "T D"] | None = None
     ) -> tuple[Any, Int32[Array, " F"] | None]:
         """Enters the sparse phase.
 
@@ -202,7 +205,7 @@ class Recipe:
     def ffn(
         self,
         x: Float[Array, "*tokens D"],
-        w1: Float[Array, "F D"],
+        w1: Float[Array, "rows D"],
         w2: Float[Array, "F D"],
         state: Any = None,
         *,
@@ -212,14 +215,14 @@ class Recipe:
         layer: Array | int = 0,
         axes: Axes = ONE_DEVICE,
     ) -> tuple[Float[Array, "*tokens D"], Stats]:
-        """Computes relu(x W1^T)^2 W2 by this recipe, differentiable in x, w1 and w2 (reverse mode only).
+        """Computes relu(x W1^T)^2 W2, or a gated FFN, by this recipe; differentiable in x, w1, w2 (reverse mode only).
 
         On a mesh, under `shard_map`, x holds this shard's tokens, which all devices along `tensor` have, and weights
         and state are this device's rows. Tokens are routed within their shard.
 
         Args:
           x: [..., D]; all leading axes are tokens.
-          w1: [F, D] up projection, a neuron a row; any float dtype.
+          w1: [F, D] up projection, a neuron a row; [2 F, D] with a gate; any float dtype.
           w2: [F, D] down projection, a neuron a row.
           state: from `enter`; None for a recipe that has none.
           key: random key; differentiating a `stochastic` recipe needs one.
@@ -240,7 +243,7 @@ class Recipe:
             or the recipe computes experts only.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
-        self._check_computes("ffn")
+        self._check_computes("gated" if self.activation in GATES else "ffn")
         state = self._state(state)
         tokens = x.reshape(-1, x.shape[-1])
         layer = jnp.asarray(layer, jnp.int32)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import ops
-from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.row_order import combine
+from sparse_lm.recipes.activations import SQUARED_RELU, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
 
@@ -26,21 +26,20 @@ class Dense(Recipe):
     """Computes all six products densely."""
 
     name = "dense"
-    computes = ("ffn", "experts")
+    computes = ("ffn", "gated", "experts")
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):
             h = x @ ffn.w1.dense.T
-        y, stats = dense_squared_relu(h)
+        y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             o = y @ ffn.w2.dense
-        return o, stats, y
+        return o, hidden_stats(seen, *y.shape), saved
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        y = saved
         with jax.named_scope("grad_hidden"):
             dy = do @ ffn.w2.dense.T
-        dh = dy * 2 * jnp.sqrt(y)
+        dh, y = gradient(dy, saved, self.activation), hidden(saved, self.activation)
         with jax.named_scope("grad_input"):
             dx = dh @ ffn.w1.dense
         with jax.named_scope("grad_up"):
@@ -56,10 +55,10 @@ class Dense(Recipe):
         blocks, options = _blocks(ffn)
         with jax.named_scope("up"):
             h = ops.grouped_up(x, ffn.w1.dense, *blocks, **options)
-        y, stats = dense_squared_relu(h, ffn.groups.pairs)
+        y, seen, _ = activate(h, SQUARED_RELU)
         with jax.named_scope("down"):
             o = ops.grouped_down(y, ffn.w2.dense, *blocks, **options)
-        return combine(o, ffn.groups.rows), stats, y
+        return combine(o, ffn.groups.rows), hidden_stats(seen, ffn.groups.pairs, y.shape[1]), y
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, (blocks, options) = saved, _blocks(ffn)
@@ -80,20 +79,6 @@ def _blocks(ffn: FfnCall) -> tuple[tuple[Array, int, int], dict[str, Any]]:
     """Returns what grouped products read of a mixture's groups, and their options."""
     groups = ffn.groups
     return (groups.block_experts, groups.v, groups.experts), dict(implementation=ffn.implementation)
-
-
-@jax.named_call
-def dense_squared_relu(h: Array, tokens: int | None = None) -> tuple[Array, Stats]:
-    """Computes Y = relu(H)^2 [T, F] and its statistics; nothing is selected.
-
-    Args:
-      h: [T, F].
-      tokens: how many rows count, where the others are padding and zero; all by default.
-    """
-    y = jnp.square(jax.nn.relu(h))
-    energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
-    seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
-    return y, hidden_stats(seen, tokens or h.shape[0], h.shape[1])
 
 
 DENSE = Dense()

@@ -66,8 +66,8 @@ class DenseSlices(Recipe):
     def work(self) -> dict[str, float]:
         return dict.fromkeys(PRODUCTS, 1 / self.experts)
 
-    def init_state(self, dim: int, neurons: int) -> Centroids:
-        return Centroids(jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+    def init_state(self, w1: Array, w2: Array) -> Centroids:
+        return Centroids(jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Centroids, Array]:
         if x is None:

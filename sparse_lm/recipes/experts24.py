@@ -64,7 +64,7 @@ class Experts24(Recipe):
         v = self.v
         yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
 
-    def init_state(self, dim: int, neurons: int) -> Scales:
+    def init_state(self, w1: Array, w2: Array) -> Scales:
         return unfit_scales()
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:

@@ -25,8 +25,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
-from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats
-from sparse_lm.recipes.dense import dense_squared_relu
+from sparse_lm.recipes.activations import activate, gradient, hidden
+from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.stochastic import grad_down_from_do, grad_up_from_dh
 from sparse_lm.recipes.weight_forms import WeightForms, masked_forms
 
@@ -64,14 +64,15 @@ class Fst(Recipe):
     sparse_weights = True
     sparse_along_inputs = ("up", "down")
     stochastic = True
+    computes = ("ffn", "gated")
     refreshes = True
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
         yield "mask_decay", self.mask_decay, 0 <= self.mask_decay <= 1, "must be in 0..1"
 
-    def init_state(self, dim: int, neurons: int) -> Masks:
-        ones = jnp.ones((neurons, dim), bool)
-        return Masks(ones, ones, jnp.full((), jnp.nan, jnp.float32))
+    def init_state(self, w1: Array, w2: Array) -> Masks:
+        ones = (jnp.ones(w.shape, bool) for w in (w1, w2))
+        return Masks(*ones, jnp.full((), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Masks, None]:
         decay = jnp.full((), self.mask_decay, jnp.float32)
@@ -102,19 +103,18 @@ class Fst(Recipe):
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):
             h = ffn.w1.over_model(x)
-        y, stats = dense_squared_relu(h)
+        y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             o = ffn.w2.over_neurons(y)
-        return o, stats, y
+        return o, hidden_stats(seen, *y.shape), saved
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        y = saved
         with jax.named_scope("grad_hidden"):
             dy = ffn.w2.over_model(do)
-        dh = dy * 2 * jnp.sqrt(y)
+        dh = gradient(dy, saved, self.activation)
         with jax.named_scope("grad_input"):
             dx = ffn.w1.over_neurons(dh)
-        return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(y, do, ffn)
+        return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(hidden(saved, self.activation), do, ffn)
 
 
 def _is_transposable(masks: Array) -> bool:

@@ -86,8 +86,8 @@ class Slices(Recipe):
     def work(self) -> dict[str, float]:
         return {product: 0.5 / self.experts for product in self.products}
 
-    def init_state(self, dim: int, neurons: int) -> RoutedState:
-        return RoutedState(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+    def init_state(self, w1: Array, w2: Array) -> RoutedState:
+        return RoutedState(*unfit_scales(), jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, Array]:
         if x is None:

@@ -17,12 +17,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats
-from sparse_lm.recipes.dense import dense_squared_relu
+from sparse_lm.recipes.activations import activate, gradient, hidden
+from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
 from sparse_lm.recipes.soft_threshold import Scales, check_scales, fit_scales, kept, thresholded, unfit_scales
 from sparse_lm.recipes.stochastic import grad_down_from_do, grad_up_from_dh
 from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms, soft_threshold_forms_along_neurons
@@ -45,8 +44,9 @@ class SSte(Recipe):
     sparse_weights = True
     sparse_along_inputs = ("up", "down")
     stochastic = True
+    computes = ("ffn", "gated")
 
-    def init_state(self, dim: int, neurons: int) -> Scales:
+    def init_state(self, w1: Array, w2: Array) -> Scales:
         return unfit_scales()
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
@@ -71,16 +71,15 @@ class SSte(Recipe):
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):
             h = ffn.w1.over_model(x)
-        y, stats = dense_squared_relu(h)
+        y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             o = ffn.w2.over_neurons(y)
-        return o, stats, y
+        return o, hidden_stats(seen, *y.shape), saved
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        y = saved
         with jax.named_scope("grad_hidden"):
             dy = do @ ffn.w2.dense.T
-        dh = dy * 2 * jnp.sqrt(y)
+        dh = gradient(dy, saved, self.activation)
         with jax.named_scope("grad_input"):
             dx = dh @ ffn.w1.dense
-        return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(y, do, ffn)
+        return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(hidden(saved, self.activation), do, ffn)

@@ -78,8 +78,8 @@ class Venom(Recipe):
         kept_share = 4 / self.m
         return super().work() | {product: 0.5 * kept_share for product in ("down", "grad_hidden", "grad_input")}
 
-    def init_state(self, dim: int, neurons: int) -> RoutedState:
-        return RoutedState(*unfit_scales(), jnp.full((self.experts, dim), jnp.nan, jnp.float32))
+    def init_state(self, w1: Array, w2: Array) -> RoutedState:
+        return RoutedState(*unfit_scales(), jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:
         return RoutedState(*fit_scales(w1, w2), routing.cluster(w1, self.experts)), None

@@ -108,7 +108,7 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
 def _init(seed: Array, *, config: Config) -> TrainState:
     _, params = llama.init(config.model, jax.random.key(seed))
-    one_layer = config.sparsity.recipe.init_state(config.model.dim, config.model.neurons)
+    one_layer = config.sparsity.recipe.init_state(*(w[0] for w in ffn_weights.matrices(params)))
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=zero,

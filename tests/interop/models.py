@@ -13,6 +13,8 @@ MODELS = {
     "tied": ModelConfig(**SMALL, kv_heads=4, vocab_size=281, tie_embeddings=True, rope_theta=500_000.0),
     "one_kv_head": ModelConfig(**SMALL, kv_heads=1, vocab_size=293, rope_theta=100.0, norm_epsilon=1e-3),
     "swiglu": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="swiglu", rope_theta=1e6),
+    "geglu": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="geglu"),
+    "gated_relu2": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="gated_relu2"),
     "swiglu_tied": ModelConfig(**SMALL, kv_heads=1, vocab_size=311, activation="swiglu", tie_embeddings=True),
 }
 MODEL_IDS = list(MODELS)

@@ -13,7 +13,7 @@ LLAMA = to_hf_config(MODELS["swiglu"], seq_len=64, end_of_text=0)
 @pytest.mark.parametrize("name", MODEL_IDS)
 def test_round_trip(name):
     model = MODELS[name]
-    fixed = from_hf_config(to_hf_config(model, seq_len=64, end_of_text=0), gated=model.activation == "swiglu")
+    fixed = from_hf_config(to_hf_config(model, seq_len=64, end_of_text=0), gated=model.activation != "squared_relu")
     assert ModelConfig(**fixed, dtype=model.dtype) == model
 
 

@@ -33,7 +33,7 @@ def test_transformers_computes_the_same_model(name, write):
     params = random_params(model)
     directory = write(model, params, shard_bytes=20_000)
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
-    expected = "LlamaForCausalLM" if model.activation == "swiglu" else "ArceeForCausalLM"
+    expected = "ArceeForCausalLM" if model.activation == "squared_relu" else "LlamaForCausalLM"
     assert type(theirs).__name__ == expected
     assert theirs.dtype == torch.float32
     assert not any(loading.values()), loading

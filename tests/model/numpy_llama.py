@@ -63,11 +63,17 @@ def rotate(x, config):
 def ffn(x, weights, config):
     if config.experts:
         return mixture(x, weights, config)
-    up = x @ weights["up"].T
-    if "gate" in weights:
-        gate = x @ weights["gate"].T
-        return gate / (1 + np.exp(-gate)) * up @ weights["down"]
+    if config.activation != "squared_relu":  # rows of gate and up by turns
+        gate, up = x @ weights["up"][::2].T, x @ weights["up"][1::2].T
+        return GATES[config.activation](gate) * up @ weights["down"]
     return squared_relu(x, weights["up"], weights["down"])
+
+
+GATES = {
+    "swiglu": lambda gate: gate / (1 + np.exp(-gate)),
+    "geglu": lambda gate: gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))),
+    "gated_relu2": lambda gate: np.maximum(gate, 0) ** 2,
+}
 
 
 def squared_relu(x, up, down):

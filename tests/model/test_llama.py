@@ -14,7 +14,7 @@ from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.recipes import Dense, SSte
+from sparse_lm.recipes import Act24, Dense
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
 
@@ -61,6 +61,8 @@ def loss(graphdef, params, tokens, **options):
         dict(kv_heads=1, rope_theta=500_000.0),
         dict(kv_heads=4, tie_embeddings=True, layers=1),
         dict(activation="swiglu", rope_theta=100.0, norm_epsilon=1e-2),
+        dict(activation="geglu"),
+        dict(activation="gated_relu2"),
         MIXTURE,
         dict(MIXTURE, experts_per_token=5, shared_expert_dim=24, router_scores="sigmoid"),
     ],
@@ -243,10 +245,10 @@ def test_dense_layers_train_as_in_a_dense_model(unrolled):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), parts, loss_and_gradient(SMALL))
 
 
-def test_swiglu_refuses_sparse_recipes():
+def test_a_gate_refuses_recipes_that_compute_none():
     graphdef, params = model(dataclasses.replace(SMALL, activation="swiglu"))
-    with pytest.raises(ValueError, match="SwiGLU"):
-        llama.merge(graphdef, params)(windows(SMALL), recipe=SSte())
+    with pytest.raises(ValueError, match="computes ffn, not gated"):
+        llama.merge(graphdef, params)(windows(SMALL), recipe=Act24())
 
 
 @pytest.mark.parametrize("policy", config_rules.REMAT_POLICIES)

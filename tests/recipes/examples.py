@@ -38,7 +38,7 @@ INPUTS = dense64.Inputs(*(np.asarray(a, np.float64) for a in (X, W1, W2, DO)), o
 @functools.cache
 def state_of(recipe):
     """A state with scales and centroids that `enter` would not choose; masks that it would."""
-    state = recipe.init_state(DIM, NEURONS)
+    state = recipe.init_state(W1, W2)
     values = {
         "mask_up": lambda _: ops.transposable_mask(W1),
         "mask_down": lambda _: ops.transposable_mask(W2),

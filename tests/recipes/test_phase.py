@@ -240,7 +240,7 @@ def test_masked_decay_shrinks_what_the_mask_prunes():
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_state_is_valid_once_it_is_entered(name):
     recipe = examples.RECIPES[name]
-    state, fresh = entered(name)[0], recipe.init_state(DIM, NEURONS)
+    state, fresh = entered(name)[0], recipe.init_state(W1, W2)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), state) == jax.tree.map(lambda a: (a.shape, a.dtype), fresh)
     recipe.check_state(stacked(state))
     if state:

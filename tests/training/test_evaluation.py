@@ -63,7 +63,7 @@ def test_evaluation_by_magnitude_is_possible_where_a_backend_is_named(monkeypatc
     recipe = Venom(v=64, m=16, experts=2, implementation="hopper")
     config = dataclasses.replace(CONFIG, model=model, sparsity=SparsityConfig(recipe=recipe))
     params = jax.eval_shape(lambda: llama.init(model, jax.random.key(0))[1])
-    recipe_state = jax.eval_shape(jax.vmap(lambda _: recipe.init_state(model.dim, model.ffn_dim)), np.arange(2))
+    recipe_state = jax.eval_shape(jax.vmap(recipe.init_state), *ffn_weights.matrices(params))
     nats = functools.partial(evaluation._window_nats, config=config, graphdef=llama.graphdef(model))
     for each in (recipe, recipe.for_evaluation()):  # in training as well: so kernels can be traced here at all
         traced = jax.eval_shape(functools.partial(nats, recipe=each), params, recipe_state, WINDOWS)

@@ -32,7 +32,6 @@ _SPECS = {
     "o": P(None, "fsdp", "tensor"),
     "up": _ROWS,
     "down": _ROWS,
-    "gate": _ROWS,
     "shared_up": _ROWS,
     "shared_down": _ROWS,
     "embedding": P("fsdp"),

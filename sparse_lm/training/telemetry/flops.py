@@ -24,6 +24,7 @@ import statistics
 
 from sparse_lm.config import Config, ModelConfig
 from sparse_lm.recipes import Recipe
+from sparse_lm.recipes.activations import rows_per_neuron
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +138,6 @@ def _recipes_weights(model: ModelConfig) -> int:
 
     They are of three matrices with a gate, else of two.
     """
-    matrices = 3 if model.activation == "swiglu" else 2
+    matrices = 1 + rows_per_neuron(model.activation)
     neurons = model.experts_per_token * model.expert_dim if model.experts else model.ffn_dim
     return matrices * neurons * model.dim

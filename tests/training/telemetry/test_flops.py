@@ -34,7 +34,7 @@ def counted_by_hand(config: Config) -> float:
         layer += product(s, m.dim, m.experts) + 2 * product(s, m.dim, m.shared_expert_dim)
         layer += m.experts_per_token * 2 * product(s, m.dim, m.expert_dim)
     else:
-        layer += (3 if m.activation == "swiglu" else 2) * product(s, m.dim, m.ffn_dim)
+        layer += (2 if m.activation == "squared_relu" else 3) * product(s, m.dim, m.ffn_dim)
     return 3 * (m.layers * layer + product(s, m.dim, m.vocab_size)) / s
 
 

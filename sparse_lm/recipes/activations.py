@@ -1,0 +1,63 @@
+"""Activations of the hidden layer, and their gradients: the squared ReLU, and gates.
+
+A gated FFN has two rows of W1 a neuron, its gate's and then its own, so that W1 is [2 F, D] and H [T, 2 F] has a
+neuron's two numbers side by side. However rows are split among devices, a neuron stays whole.
+
+    squared_relu    Y = relu(H)^2 (2109.08668)            saved for the backward pass: Y
+    swiglu          Y = silu(G) U (2002.05202)            saved: H
+    geglu           Y = gelu(G) U (2002.05202), by tanh   saved: H
+    gated_relu2     Y = relu(G)^2 U                       saved: H
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sparse_lm.ops.formats import HiddenStats
+from sparse_lm.ops.shapes import Float
+
+SQUARED_RELU = "squared_relu"
+GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu, "gated_relu2": lambda gate: jnp.square(jax.nn.relu(gate))}
+"""Functions of the gate, by `ModelConfig.activation`."""
+ACTIVATIONS = (SQUARED_RELU, *GATES)
+
+
+@functools.partial(jax.named_call, name="activate")
+def activate(h: Float[Array, "T rows"], activation: str) -> tuple[Float[Array, "T F"], HiddenStats, Array]:
+    """Computes Y; returns with it what is seen of it, all of which is kept, and what the backward pass needs."""
+    y = jnp.square(jax.nn.relu(h)) if activation == SQUARED_RELU else _gated(activation, *_halves(h))
+    energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
+    seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
+    return y, seen, y if activation == SQUARED_RELU else h
+
+
+def hidden(saved: Array, activation: str) -> Float[Array, "T F"]:
+    """Returns Y, of what `activate` said that the backward pass needs."""
+    return saved if activation == SQUARED_RELU else _gated(activation, *_halves(saved))
+
+
+@functools.partial(jax.named_call, name="grad_activation")
+def gradient(dy: Float[Array, "T F"], saved: Array, activation: str) -> Float[Array, "T rows"]:
+    """Computes dH of dY."""
+    if activation == SQUARED_RELU:
+        return dy * 2 * jnp.sqrt(saved)
+    _, vjp = jax.vjp(functools.partial(_gated, activation), *_halves(saved))
+    return jnp.stack(vjp(dy), axis=-1).reshape(saved.shape)
+
+
+def rows_per_neuron(activation: str) -> int:
+    """Returns how many rows of W1 a neuron has."""
+    return 2 if activation in GATES else 1
+
+
+def _gated(activation: str, gate: Array, up: Array) -> Array:
+    return GATES[activation](gate) * up
+
+
+def _halves(h: Array) -> tuple[Array, Array]:
+    pairs = h.reshape(h.shape[0], -1, 2)
+    return pairs[..., 0], pairs[..., 1]
