@@ -137,8 +137,8 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
         able = [name for name, known in RECIPES.items() if kind in known.computes]
         yield (
             "sparsity.recipe", recipe.name, kind in recipe.computes,
-            f"with model.experts = {m.experts} and model.activation = {m.activation!r} must be one of "
-            f"{', '.join(able)}; others do not compute such FFNs",
+            f"must be one of {', '.join(able)}, which compute FFNs with model.activation = {m.activation!r} and "
+            f"model.experts = {m.experts}",
         )  # fmt: skip
     if not recipe.products:
         return

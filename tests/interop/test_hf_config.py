@@ -47,7 +47,7 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
     [
         (ARCEE | {"model_type": "qwen3"}, False, "model_type = 'qwen3': must be 'arcee' or 'llama'"),
         (LLAMA | {"hidden_act": "gelu"}, True, "hidden_act = 'gelu': and weights with gate projections; must be"),
-        (LLAMA | {"hidden_act": "relu2"}, True, "hidden_act = 'relu2': and weights with gate projections; must be"),
+        (LLAMA | {"hidden_act": "relu"}, True, "hidden_act = 'relu': and weights with gate projections; must be"),
         (ARCEE | {"mlp_bias": True}, False, "mlp_bias = True: must be False"),
         (ARCEE | {"attention_bias": True}, False, "attention_bias = True: must be False"),
         (ARCEE | {"head_dim": 8}, False, "head_dim = 8: must be 4 "),
