@@ -32,8 +32,7 @@ from absl import flags
 from sparse_lm import entry_point
 from sparse_lm.data import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
-from sparse_lm.interop.harness.errors import HarnessError
-from sparse_lm.interop.harness.text_model import TextModel
+from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
 from sparse_lm.training.evaluation import make_evaluation

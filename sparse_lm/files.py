@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -24,3 +26,9 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value, which must have no NaN or infinity, as JSON: all of it or nothing."""
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ from sparse_lm.config import Config, ConfigError, DataConfig, MeshConfig, ModelC
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.evaluate import evaluate, evaluate_tasks
-from sparse_lm.interop.harness.errors import HarnessError
+from sparse_lm.interop.harness.text_model import HarnessError
 from sparse_lm.model import llama
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import Slices, SSte

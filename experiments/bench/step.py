@@ -156,12 +156,12 @@ def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
     config, kind = variant.config, jax.devices()[0].device_kind
     times = step_times(seconds)
     speed = 1e3 * config.tokens_per_step / times["step_ms"]
-    speed_of_device = speed / config.mesh.devices
+    utilisation = flops.utilisation(config, config.sparsity.recipe, speed, kind)
     return dict(
         **times,
         tokens_per_second=speed,
-        mfu=flops.mfu(config, speed_of_device, kind),
-        executed_utilisation=flops.executed_utilisation(config, config.sparsity.recipe, speed_of_device, kind),
+        mfu=utilisation["mfu"],
+        executed_utilisation=utilisation["executed_utilisation"],
         memory_gib=peak_gib(variant.step),
         compile_seconds=variant.compile_seconds,
         sparsity=RECIPES[variant.name],

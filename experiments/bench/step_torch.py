@@ -24,6 +24,7 @@ from ml_collections import config_flags
 from torch import Tensor, nn
 
 from sparse_lm.config import Config, ModelConfig, parse
+from sparse_lm.recipes import DENSE
 from sparse_lm.training.telemetry import flops
 
 config_flags.DEFINE_config_file("config", "configs/llama1b.py")
@@ -174,7 +175,7 @@ def main(_) -> None:
         timed_steps=len(times),
         step_ms=1e3 * seconds,
         tokens_per_second=config.tokens_per_step / seconds,
-        mfu=flops.mfu(config, config.tokens_per_step / seconds, device),
+        mfu=flops.utilisation(config, DENSE, config.tokens_per_step / seconds, device)["mfu"],
         peak_gib=torch.cuda.max_memory_allocated() / 2**30,
         loss=losses[-1].item(),
     )

@@ -25,9 +25,9 @@ from sparse_lm.data import packing
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus, Document, TextFiles
 from sparse_lm.data.holdout import Split, Survey, join_surveys, survey_corpus
-from sparse_lm.data.workers import Report, Result, save_json
+from sparse_lm.data.workers import Report, Result
 from sparse_lm.data.workspace import Workspace
-from sparse_lm.files import replacing
+from sparse_lm.files import replacing, write_json
 
 SAVE_TOKENS = 8 * 2**20  # after which a task saves what it has, so that a kill loses no more of a large file
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
@@ -129,7 +129,7 @@ def _tokenise(corpus: Corpus, tokenizer_path: Path, path: Path, report: Report) 
             counts.update(documents=1, tokens=len(tokens) + 1, bytes=size)
             if counts["tokens"] - saved["tokens"] >= SAVE_TOKENS:
                 _sync(file)
-                save_json(progress, counts)
+                write_json(progress, counts)
                 report(counts - saved)
                 saved = counts.copy()
         _sync(file)

@@ -21,19 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from sparse_lm.data.errors import DataError
-from sparse_lm.files import replacing
+from sparse_lm.files import write_json
 
 Result = dict[str, Any]  # as JSON can hold it
 Report = Callable[[Result], None]  # takes what was done since the last call, or {"saved": what an earlier run did}
 Task = Callable[[Path, Report], Result]  # takes the file of its result, beside which it may write others; picklable
 
 REPORT_SECONDS = 0.2  # between looks at what other processes report
-
-
-def save_json(path: Path, value: Result) -> None:
-    """Writes `value` to `path`, all of it or nothing."""
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(value))
 
 
 def available_cores() -> int:
@@ -136,5 +130,5 @@ def _end_with(ended: Connection) -> None:
 def _complete(path: Path, task: Task, report: Report | None = None) -> Result:
     """Runs a task and keeps its result; without `report` in a process that was started for it."""
     result = task(path, report or _reports.put)
-    save_json(path, result)
+    write_json(path, result)
     return result

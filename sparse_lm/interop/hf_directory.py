@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.data.tokenizer import end_of_text
+from sparse_lm.files import write_json
 from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import to_hf_config, tokenizer_config
 from sparse_lm.interop.hf_weights import Weight, weights
@@ -62,13 +61,13 @@ class HfModel:
         if tokenizer.num_special_tokens_to_add(is_pair=False):
             tokenizer.post_processor = None  # training added no token to a text either
         tokenizer.save(str(directory / "tokenizer.json"))
-        _write_json(
+        write_json(
             directory / "tokenizer_config.json",
             tokenizer_config(seq_len=self.seq_len, end_of_text=tokenizer.id_to_token(end)),
         )
-        _write_json(directory / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
+        write_json(directory / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
         (directory / "README.md").write_text(self.card, encoding="utf-8")
-        _write_json(directory / "config.json", hf_config)
+        write_json(directory / "config.json", hf_config)
 
     def _sizes(self) -> Iterator[TensorSize]:
         for weight in weights(self.model):
@@ -92,7 +91,3 @@ class HfModel:
 
 def _module(weight: Weight) -> str:
     return weight.name.removesuffix(".weight")
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -7,10 +7,9 @@ from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.training.interrupt import Interrupt
-from sparse_lm.training.phases import transition_before
 from sparse_lm.training.step import Trainer, TrainState
 from sparse_lm.training.telemetry.step_log import StepLog
-from sparse_lm.training.transitions import Transitions
+from sparse_lm.training.transitions import Transitions, transition_before
 
 
 class CompileAhead:

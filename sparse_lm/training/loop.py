@@ -19,20 +19,28 @@ from sparse_lm.training.evaluation import HeldOut
 from sparse_lm.training.implementation import check_implementation
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.phases import begins_phase, transition_before
 from sparse_lm.training.run_data import device_batches, open_data_together
 from sparse_lm.training.starting import open_pretrained, restore_or_start
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
-from sparse_lm.training.stopping import TooManyBadSteps, is_to_stop
 from sparse_lm.training.telemetry.overview import print_overview
 from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
-from sparse_lm.training.transitions import make_transitions
+from sparse_lm.training.transitions import begins_phase, make_transitions, transition_before
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning
 from sparse_lm.training.workdir_lock import workdir_lock
 
 _LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse phase", "refresh": "refresh"}
+
+
+class TooManyBadSteps(RuntimeError):
+    """Loss or gradient was not finite, or the loss a spike, for too many steps in a row."""
+
+    def __init__(self, count: int, step: int, workdir: str):
+        super().__init__(
+            f"loss or gradient was not finite, or the loss a spike, in {count} steps in a row, "
+            f"up to step {step}; they changed nothing, and the state is saved in {workdir}"
+        )
 
 
 def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0), wandb: bool = False) -> bool:
@@ -105,7 +113,7 @@ class _Loop:
         config = self.config
         batches = device_batches(self.data, config, self.trainer.layout, start)
         for step in range(start, config.steps):
-            if is_to_stop(config, self.interrupt, step):
+            if self._is_to_stop(step):
                 self._handle_pending(state)
                 return self._stop(state, step)
             windows = next(batches)
@@ -136,6 +144,16 @@ class _Loop:
         self.checkpoints.wait()
         self.log.summary.state = "finished"
         return True
+
+    def _is_to_stop(self, step: int) -> bool:
+        """True if a signal asks to end the run before `step`.
+
+        Several processes ask each other, which waits for the device, so that they do it every `log_every` steps only.
+        """
+        requested = self.interrupt.requested is not None
+        if jax.process_count() == 1:
+            return requested
+        return step % self.config.log_every == 0 and processes.any_of(requested)
 
     def _cross_transition(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
         """Makes the state what `step` needs; returns it with a refresh's metrics."""

@@ -17,7 +17,7 @@ from sparse_lm.data import Data, open_data
 from sparse_lm.data.builder import TOKENIZER_FILE
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
-from sparse_lm.files import replacing
+from sparse_lm.files import replacing, write_json
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.layout import Layout, row_share
 from sparse_lm.training.workdir import WorkdirError, has_begun, load_config, save_config, writing
@@ -36,9 +36,7 @@ def save_data(workdir: str | os.PathLike, data: Data) -> None:
     with writing(workdir):
         with replacing(Path(workdir, TOKENIZER_FILE)) as partial:
             shutil.copyfile(data.tokenizer_path, partial)
-        with replacing(Path(workdir, FILE)) as partial:
-            text = {"corpus_sha256": data.info["corpus_sha256"]}
-            partial.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+        write_json(Path(workdir, FILE), {"corpus_sha256": data.info["corpus_sha256"]})
 
 
 def open_data_together(workdir: str | os.PathLike, config: Config) -> Data:

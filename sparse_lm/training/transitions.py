@@ -70,6 +70,19 @@ def needs_refresh(config: Config, step: int) -> bool:
     return sparsity.recipe.refreshes and inside and steps_taken % sparsity.refresh_every == 0
 
 
+def begins_phase(config: Config, step: int) -> bool:
+    """True if `step` is trained otherwise than the step before it."""
+    return config.phase(step) != config.phase(step - 1)
+
+
+def transition_before(config: Config, step: int) -> str | None:
+    """Names what happens to the state before `step`: "enter" or "leave" the sparse phase, "refresh", or None."""
+    now, before = config.phase(step), config.phase(step - 1) if step else "dense"
+    if now != before:
+        return "enter" if now == "sparse" else "leave"
+    return "refresh" if needs_refresh(config, step) else None
+
+
 def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) -> Params:
     """Returns the parameters that a run leaves the sparse phase with: FFN weights as the sparse forward uses them.
 

@@ -16,7 +16,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import Config, ConfigError, parse, to_dict
-from sparse_lm.files import replacing
+from sparse_lm.files import write_json
 from sparse_lm.training.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ def save_config(workdir: str | os.PathLike, config: Config) -> None:
     Raises:
       WorkdirError: it cannot be written.
     """
-    with writing(workdir), replacing(Path(workdir, "config.json")) as partial:
-        partial.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    with writing(workdir):
+        write_json(Path(workdir, "config.json"), to_dict(config))
 
 
 def load_config(workdir: str | os.PathLike) -> Config:

@@ -11,10 +11,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
 
-from sparse_lm.interop.harness.errors import HarnessError
 from sparse_lm.interop.harness.generation import continuations
 from sparse_lm.interop.harness.scoring import Scored, log_likelihoods
-from sparse_lm.interop.harness.text_model import TextModel
+from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from lm_eval.tasks.manager import TaskDict
 from lm_eval.utils import make_table
 
 from sparse_lm.interop.harness.adapter import HarnessModel
-from sparse_lm.interop.harness.errors import HarnessError
-from sparse_lm.interop.harness.text_model import TextModel
+from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 
 GROUPS = {
     "paper": (

@@ -10,6 +10,10 @@ from tokenizers import Tokenizer
 from sparse_lm.model import llama
 
 
+class HarnessError(ValueError):
+    """Tasks that cannot be evaluated: a missing package, an unknown task, or a request that a model cannot answer."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TextModel:
     """Holds what the harness evaluates.

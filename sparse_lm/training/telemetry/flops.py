@@ -82,20 +82,6 @@ def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
     return _outside_ffn(config) + _dense_ffn(config.model) - saved
 
 
-def mfu(config: Config, tokens_per_second: float, device_kind: str) -> float | None:
-    """Computes one device's dense-equivalent model FLOPs utilisation; None where its peak is not known."""
-    if device_kind not in PEAKS:
-        return None
-    return tokens_per_second * dense_flops_per_token(config) / PEAKS[device_kind].dense
-
-
-def executed_utilisation(config: Config, recipe: Recipe, tokens_per_second: float, device_kind: str) -> float | None:
-    """Divides executed FLOPs by one device's sparse peak; None where that is not known."""
-    if device_kind not in PEAKS:
-        return None
-    return tokens_per_second * executed_flops_per_token(config, recipe) / PEAKS[device_kind].sparse
-
-
 def utilisation(
     config: Config, recipe: Recipe, tokens_per_second: float | None, device_kind: str
 ) -> dict[str, float | None]:
@@ -112,9 +98,9 @@ def utilisation(
         return {"mfu": None, "executed_utilisation": None}
     speed_of_device = tokens_per_second / config.mesh.devices
     return {
-        "mfu": mfu(config, speed_of_device, device_kind),
+        "mfu": speed_of_device * dense_flops_per_token(config) / peak.dense,
         "mfu_peak": peak.dense,
-        "executed_utilisation": executed_utilisation(config, recipe, speed_of_device, device_kind),
+        "executed_utilisation": speed_of_device * executed_flops_per_token(config, recipe) / peak.sparse,
         "executed_peak": peak.sparse,
     }
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from sparse_lm.config import Config
-from sparse_lm.files import replacing
+from sparse_lm.files import write_json
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.provenance import provenance
 from sparse_lm.training.telemetry.wall_time import WallTime
@@ -102,9 +102,7 @@ class RunSummary:
         """Writes the file, all of it or nothing. A full disk leaves the one before, and does not stop the run."""
         path = Path(self._workdir, FILE)
         try:
-            with replacing(path) as partial:
-                content = json.dumps(self._contents(), indent=2, allow_nan=False)
-                partial.write_text(f"{content}\n", encoding="utf-8")
+            write_json(path, self._contents())
         except OSError as error:
             _log.error("%s cannot be written: %s", path, error.strerror)
 

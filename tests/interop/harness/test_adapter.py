@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.export import export
-from sparse_lm.interop.harness.errors import HarnessError
+from sparse_lm.interop.harness.text_model import HarnessError
 from tests.interop.harness.examples import SEQ_LEN, make_run, text, write_choice_task, write_task
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -r requirements-test.txt")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparse_lm.interop.harness.errors import HarnessError
+from sparse_lm.interop.harness.text_model import HarnessError
 from tests.interop.harness.examples import text_model, write_choice_task
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
