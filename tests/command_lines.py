@@ -1,6 +1,7 @@
 """Command lines of an entry point, each in a process of its own, forked off one that has imported everything."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ print(codes)
 
 
 def run_each(
-    module: str, command_lines: Sequence[Sequence[str]], directory: Path
+    module: str, command_lines: Sequence[Sequence[str]], directory: Path, cwd: Path = ROOT
 ) -> list[subprocess.CompletedProcess[str]]:
     """What `python -m module` does with each list of arguments; `directory` takes what the processes write."""
     arguments = json.dumps([module, command_lines, str(directory)])
     command = [sys.executable, "-W", "ignore", "-c", FORK_FOR_EACH, arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     results = []
     for number, (given, code) in enumerate(zip(command_lines, json.loads(done.stdout), strict=True)):

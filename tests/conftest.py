@@ -23,6 +23,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 
@@ -43,3 +44,18 @@ def collected():
     """What a test leaves to the garbage collector is collected before the next one."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A prepared corpus of a few hundred short documents, whose text lies beside it."""
+    from sparse_lm.prepare_data import prepare_files
+
+    directory = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    words = ["def", "return", "self", "for", "in", "range", "print", "import", "lambda", "yield", "class"]
+    for i in range(200):
+        text = " ".join(rng.choice(words, size=60))
+        (directory / f"{i}.txt").write_text(f"# {i}\n{text}\n")
+    prepare_files([str(directory / "*.txt")], directory / "prepared", seq_len=32, vocab_size=300)
+    return directory / "prepared"

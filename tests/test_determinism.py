@@ -9,7 +9,7 @@ import pytest
 from sparse_lm import config as config_lib
 from sparse_lm.training.determinism import FLAG, check_determinism, request_determinism
 from tests import small
-from tests.test_train import ROOT, command, corpus, run, trace  # noqa: F401 (a fixture)
+from tests.runs import ROOT, command, run, trace
 
 NOT_STARTED = """
 import os
@@ -42,7 +42,7 @@ def test_the_entry_point_is_imported_before_jax_starts():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("end_of_phase", [4, 8])  # dense throughout, and with a sparse phase
-def test_two_runs_on_a_gpu_are_the_same_to_the_bit(end_of_phase, corpus, tmp_path):  # noqa: F811
+def test_two_runs_on_a_gpu_are_the_same_to_the_bit(end_of_phase, corpus, tmp_path):
     """In bfloat16, with flash attention, at widths that kernels take."""
     overrides = [
         f"--config.sparsity.end_step={end_of_phase}", "--config.sparsity.v=64", "--config.model.dtype=bfloat16",

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import sys
 
 import jax
@@ -61,10 +60,33 @@ def _save(checkpoints: Checkpoints, step: int, eval_loss: float, scale_up: float
     checkpoints.save(step, {"params": params, "recipe_state": scales}, {"eval_loss": eval_loss})
 
 
-def test_last_line_is_one_json_object(workdir):
-    command = [sys.executable, "-m", "sparse_lm.evaluate", f"--workdir={workdir}"]
-    run = subprocess.run(command, capture_output=True, check=True, text=True)
-    result = json.loads(run.stdout.splitlines()[-1])
+MISTAKES = {
+    ("--checkpoint=newest",): "must be latest, best or a step",
+    ("--tasks=arc_easy", "--sparse"): "--sparse: tasks are evaluated with dense FFNs",
+    ("--tasks=arc_easy", "--data=data/other"): "--data: tasks bring their own",
+    ("--limit=3",): "--limit: is for tasks; name some with --tasks\n",
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tasks")
+    write_choice_task(directory, "quiz", count=9, answer_words=2)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def command_lines(workdir, tasks, tmp_path_factory):
+    """What the command does: of the held-out loss, of tasks, and of each mistake."""
+    shutil.copy(workdir / "data" / "tokenizer.json", workdir)
+    of_tasks = ["--tasks=quiz", f"--include_path={tasks}", "--limit=6", "--num_fewshot=1", "--checkpoint=best"]
+    given = [[f"--workdir={workdir}"], [f"--workdir={workdir}", *of_tasks, "--samples"]]
+    given += [["--workdir=/nowhere", *flags] for flags in MISTAKES]
+    return run_each("sparse_lm.evaluate", given, tmp_path_factory.mktemp("outputs"))
+
+
+def test_last_line_is_one_json_object(workdir, command_lines):
+    result = json.loads(command_lines[0].stdout.splitlines()[-1])
     assert set(result) == {"step", "loss", "perplexity", "bits_per_byte"}
     assert result["step"] == 30
     assert result["loss"] == pytest.approx(math.log(280), rel=0.1)  # of an untrained model
@@ -72,11 +94,19 @@ def test_last_line_is_one_json_object(workdir):
     assert result == evaluate(workdir)
 
 
+def test_mistakes_get_a_clear_line(command_lines):
+    for message, run in zip(MISTAKES.values(), command_lines[2:], strict=True):
+        assert run.returncode != 0
+        assert message in run.stderr
+        assert "Traceback" not in run.stderr
+
+
 def test_checkpoints_by_name_and_step(workdir):
     best = evaluate(workdir, "best")
     assert best["step"] == 20
     assert best == evaluate(workdir, 20)
-    assert best["loss"] != evaluate(workdir, "latest")["loss"]
+    with pytest.raises(WorkdirError, match="no checkpoint of step 7; there are 20, 30"):
+        evaluate(workdir, 7)
 
 
 def test_every_held_out_window_counts_however_few_training_evaluates(workdir, tmp_path):
@@ -211,34 +241,10 @@ def test_a_recipe_state_that_no_run_has_are_refused(workdir, tmp_path):
         evaluate(tmp_path)
 
 
-def test_missing_checkpoint_is_refused(workdir):
-    with pytest.raises(WorkdirError, match="no checkpoint of step 7; there are 20, 30"):
-        evaluate(workdir, 7)
-
-
-def test_mistakes_get_a_clear_line(tmp_path):
-    mistakes = {
-        ("--checkpoint=newest",): "must be latest, best or a step",
-        ("--tasks=arc_easy", "--sparse"): "--sparse: tasks are evaluated with dense FFNs",
-        ("--tasks=arc_easy", "--data=data/other"): "--data: tasks bring their own",
-        ("--limit=3",): "--limit: is for tasks; name some with --tasks\n",
-    }
-    command_lines = [["--workdir=/nowhere", *flags] for flags in mistakes]
-    for message, run in zip(mistakes.values(), run_each("sparse_lm.evaluate", command_lines, tmp_path), strict=True):
-        assert run.returncode != 0
-        assert message in run.stderr
-        assert "Traceback" not in run.stderr
-
-
-def test_tasks_from_the_command_line(workdir, tmp_path):
+def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):
     """Of a checkpoint by name; the scores are in a file too. All that is random is seeded."""
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
-    write_choice_task(tmp_path, "quiz", count=9, answer_words=2)
-    shutil.copy(workdir / "data" / "tokenizer.json", workdir)
-    tasks = ["--tasks=quiz", f"--include_path={tmp_path}", "--limit=6", "--num_fewshot=1", "--checkpoint=best"]
-    tasks.append("--samples")
-    command = [sys.executable, "-m", "sparse_lm.evaluate", f"--workdir={workdir}", *tasks]
-    run = subprocess.run(command, capture_output=True, text=True)
+    run = command_lines[1]
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
     assert result["step"] == 20
@@ -252,7 +258,7 @@ def test_tasks_from_the_command_line(workdir, tmp_path):
     assert report["n-shot"]["quiz"] == 1
     assert len(report["samples"]["quiz"]) == 6
 
-    options = dict(include_path=tmp_path, limit=6, num_fewshot=1, output=tmp_path / "a" / "b.json")
+    options = dict(include_path=tasks, limit=6, num_fewshot=1, output=tmp_path / "a" / "b.json")
     again = evaluate_tasks(workdir, ["quiz"], "best", **options)
     assert json.loads((tmp_path / "a" / "b.json").read_text())["results"] == again["results"]
     assert again["results"]["quiz"] == pytest.approx(result["results"]["quiz"])

@@ -20,7 +20,6 @@ from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.interop.shards import ShardedTensors
 from sparse_lm.model import llama
-from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import DENSE, RECIPES, SSte
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
@@ -28,9 +27,9 @@ from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.step import forward_loss
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
-from tests import small
 from tests.interop.models import random_params, reader, save_tokenizer
 from tests.interop.test_bitmask_24 import decode
+from tests.runs import Crash, compiled_once, crash_before, lines, small_config
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
 
@@ -176,34 +175,22 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
             export(workdir, output)
 
 
-def test_mistakes_get_a_clear_line(tmp_path):
-    command = [sys.executable, "-m", "sparse_lm.export", f"--output={tmp_path / 'out'}", "--workdir=/nowhere"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (1, "--workdir=/nowhere: holds no run (no config.json)\n")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("corpus")
-    rng = np.random.default_rng(0)
-    for i in range(60):
-        (directory / f"{i}.txt").write_text(" ".join(rng.choice(["def", "self", "for", "in", "print"], size=60)))
-    prepare_files([str(directory / "*.txt")], directory / "prepared", seq_len=32, vocab_size=300)
-    return directory / "prepared"
-
-
-def test_a_model_is_trained_on_sparsely(corpus, tmp_path):
+@compiled_once()
+def test_a_model_is_trained_on_sparsely(corpus, tmp_path, monkeypatch):
     """The first loss is that of its weights as the sparse phase computes with them."""
-    config = small.config(
+    config = small_config(
+        corpus,
         "sste",
-        **{"data.path": str(corpus), "steps": 2, "optimizer.warmup_steps": 1, "data.eval_windows": 4},
+        **{"steps": 2, "optimizer.warmup_steps": 1, "data.eval_windows": 4, "checkpoint_every": 1},
         **{"init_from": str(tmp_path / "hf"), "sparsity.start_step": 0, "sparsity.end_step": 2},
     )
     params = random_params(config.model)
     (tmp_path / "hf").mkdir()
     HfModel(config.model, 32, reader(params), corpus / "tokenizer.json", "").write(tmp_path / "hf", 30_000)
-    assert loop.train(config, str(tmp_path / "run"))
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_before(patch, 1)
+        loop.train(config, str(tmp_path / "run"))
+    (line,) = lines(tmp_path / "run")
 
     @jax.jit
     def loss_of_weights(params, windows):
@@ -218,9 +205,8 @@ def test_a_model_is_trained_on_sparsely(corpus, tmp_path):
     assert (line["phase"], line["loss"]) == ("sparse", pytest.approx(loss, rel=1e-5))
 
     assert load_config(tmp_path / "run").data.tokenizer == str(tmp_path / "hf" / "tokenizer.json")
-    assert loop.train(config, str(tmp_path / "run"))  # the same configuration finds the run finished
     with pytest.raises(ConfigError, match=r"config\.init_from = '': the run in .* has"):
         loop.train(dataclasses.replace(config, init_from=""), str(tmp_path / "run"))
     shutil.rmtree(tmp_path / "hf")  # the run goes on without it
-    assert loop.train(dataclasses.replace(config, steps=3), str(tmp_path / "run"))
-    assert evaluate(str(tmp_path / "run"))["step"] == 3
+    assert loop.train(config, str(tmp_path / "run"))
+    assert evaluate(str(tmp_path / "run"))["step"] == 2

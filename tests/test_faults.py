@@ -1,4 +1,4 @@
-"""What happens to a run from outside, in one process: signals and a full disk, at the worst moments."""
+"""What happens to a run from outside, in one process: crashes, signals and a full disk, at the worst moments."""
 
 import contextlib
 import dataclasses
@@ -17,8 +17,7 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import WorkdirError, meaning
 from tests.data.examples import damage_records
-from tests.test_resumed_run import compiled_once
-from tests.test_train import corpus, small_config, trace  # noqa: F401 (a fixture)
+from tests.runs import Crash, compiled_once, crash_before, lines, small_config, trace
 from tests.training.checkpoints.test_checkpoint import steps_on_disk
 from tests.unfinished_io import leaves_io_unfinished
 
@@ -30,9 +29,9 @@ def all_compiled_once():
 
 
 @pytest.fixture(scope="module")
-def config(corpus):  # noqa: F811
-    """12 steps, sparse on 4..8, evaluated after 6 and 12, saved after 3, 6, 9 and 12."""
-    return small_config(corpus, "sste")
+def config(corpus):
+    """12 steps, sparse on 4..8, masks chosen anew at 6, evaluated after 6 and 12, saved after 3, 6, 9 and 12."""
+    return small_config(corpus, "fst")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +49,47 @@ def assert_same_end(workdir, whole, config):
         with Checkpoints(path, keep=2) as checkpoints:
             states.append(jax.device_get(checkpoints.restore_latest(loop.make_trainer(config).abstract_state())))
     jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def compiled_ahead(program):
+    """`program`, but an error if it is called before it was compiled, as then no signal could interrupt that."""
+    compiled = []
+
+    def call(*args):
+        assert compiled
+        return program(*args)
+
+    def lower(*args):
+        compiled.append(program)
+        return program.lower(*args)
+
+    call.lower = lower
+    return call
+
+
+@pytest.mark.parametrize("recipe", ["fst", "experts24"])  # which choose masks anew; a mixture, too
+def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(recipe, config, whole, corpus, tmp_path, monkeypatch):
+    """Also just behind both flips; checkpoints are 3 steps apart."""
+    if recipe == "experts24":
+        config, whole = small_config(corpus, recipe), tmp_path / "whole"
+        assert loop.train(config, str(whole))
+    make = loop.make_transitions
+
+    def edges_compiled_ahead(*args):
+        edges = make(*args)
+        enter, refresh = compiled_ahead(edges.enter_sparse), compiled_ahead(edges.refresh)
+        return dataclasses.replace(edges, enter_sparse=enter, refresh=refresh)
+
+    monkeypatch.setattr(loop, "make_transitions", edges_compiled_ahead)
+    workdir = tmp_path / "stopped"
+    for step in (2, 5, 7, 10):
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_before(patch, step)
+            loop.train(config, str(workdir))
+    assert loop.train(config, str(workdir))
+    assert_same_end(workdir, whole, config)
+    if recipe == "fst":  # whose flip rate is a refresh's
+        assert [line["step"] for line in lines(whole) if "flip_rate" in line] == [6]
 
 
 def terminate_once(function, *, before: bool):
@@ -199,7 +239,8 @@ def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(config
     assert_same_end(tmp_path, whole, config)
 
 
-def test_a_checkpoint_of_values_that_no_run_has_saved_is_damaged(config, tmp_path):
+def test_a_checkpoint_of_values_that_no_run_has_saved_is_damaged(corpus, tmp_path):
+    config = small_config(corpus, "sste")
     state = loop.make_trainer(config).init()
     sound = jax.tree.map(np.ones_like, jax.device_get(state.recipe_state))
     broken = sound._replace(scale_up=np.float32([1, np.nan]))
@@ -209,7 +250,7 @@ def test_a_checkpoint_of_values_that_no_run_has_saved_is_damaged(config, tmp_pat
         loop.train(config, str(tmp_path))
 
 
-def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whole, tmp_path, monkeypatch, corpus):  # noqa: F811
+def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whole, tmp_path, monkeypatch, corpus):
     shard = next(corpus.glob("*train*"))
     sound, save = shard.read_bytes(), Checkpoints.save
 
@@ -230,9 +271,9 @@ def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whol
     assert_same_end(tmp_path, whole, config)
 
 
-def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whole, tmp_path, corpus):  # noqa: F811
+def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whole, tmp_path, corpus):
     """Copied without config.json, which would tell."""
     (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")
-    message = "is of another run: config.sparsity.recipe is 'sste' in the checkpoint and 'slices' here"
+    message = "is of another run: config.sparsity.recipe is 'fst' in the checkpoint and 'slices' here"
     with pytest.raises(WorkdirError, match=message):
         loop.train(small_config(corpus), str(tmp_path))

@@ -8,11 +8,11 @@ import pytest
 from sparse_lm import evaluate, export
 from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
-from tests.test_train import corpus, small_config  # noqa: F401 (a fixture)
+from tests.runs import small_config
 
 
 @pytest.mark.parametrize("recipe, activation", [("fst", "swiglu"), ("sste", "gated_relu2")])
-def test_a_gated_model_trains_sparsely_and_leaves_with_its_gate(recipe, activation, corpus, tmp_path):  # noqa: F811
+def test_a_gated_model_trains_sparsely_and_leaves_with_its_gate(recipe, activation, corpus, tmp_path):
     config = small_config(corpus, recipe, **{"model.activation": activation, "keep_checkpoints": 4})
     assert train(config, str(tmp_path / "run"))
     lines = list(read_metrics(tmp_path / "run"))

@@ -58,15 +58,14 @@ def test_an_empty_prompt_starts_a_document(workdir):
 def test_command_line_and_mistakes_in_it(workdir, tmp_path):
     mistakes = {
         "--temperature=nan": "flag --temperature=nan: must be finite",
-        "--temperature=inf": "flag --temperature=inf: must be finite",
         "--max_new_tokens=536870913": "536870913 is not an integer in the range [0, 536870912]",
         "--checkpoint=newest": "must be latest, best or a step",
     }
     flags = [f"--workdir={workdir}", "--prompt=def main(", *(f"--{name}={value}" for name, value in OPTIONS.items())]
-    command_lines = [[*flags, flag] for flag in ("--seed=3000000000", "--checkpoint=best", *mistakes)]
-    good, best, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
-    assert good.stdout == generate.continue_text(workdir, "def main(", seed=3_000_000_000, **OPTIONS) + "\n"
-    assert best.stdout == generate.continue_text(workdir, "def main(", checkpoint="best", **OPTIONS) + "\n"
+    command_lines = [[*flags, "--seed=3000000000", "--checkpoint=best"], *([*flags, flag] for flag in mistakes)]
+    good, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
+    expected = generate.continue_text(workdir, "def main(", checkpoint="best", seed=3_000_000_000, **OPTIONS)
+    assert good.stdout == expected + "\n"
     for message, run in zip(mistakes.values(), bad, strict=True):
         assert run.returncode != 0
         assert message in run.stderr

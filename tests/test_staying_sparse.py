@@ -12,13 +12,13 @@ from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError
 from tests import small
-from tests.test_train import corpus, small_config  # noqa: F401 (a fixture)
+from tests.runs import small_config
 
 STAYING = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, corpus):  # noqa: F811
+def run(tmp_path_factory, corpus):
     config = small_config(corpus, "slices", **STAYING)
     workdir = tmp_path_factory.mktemp("staying")
     assert train(config, str(workdir))

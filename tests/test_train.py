@@ -2,24 +2,19 @@
 
 import dataclasses
 import functools
-import json
 import os
-import pathlib
 import shutil
 import signal
-import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.data import errors, heldout_batches, open_data, pipeline
+from sparse_lm.data import errors, heldout_batches, open_data
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
-from sparse_lm.prepare_data import prepare_files
 from sparse_lm.report import report
 from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
@@ -30,38 +25,7 @@ from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.telemetry.timing import StepTimer
 from tests import small
-
-ROOT = pathlib.Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """A prepared corpus of a few hundred short documents."""
-    directory = tmp_path_factory.mktemp("corpus")
-    rng = np.random.default_rng(0)
-    words = ["def", "return", "self", "for", "in", "range", "print", "import", "lambda", "yield", "class"]
-    for i in range(200):
-        text = " ".join(rng.choice(words, size=60))
-        (directory / f"{i}.txt").write_text(f"# {i}\n{text}\n")
-    prepare_files([str(directory / "*.txt")], directory / "prepared", seq_len=32, vocab_size=300)
-    return directory / "prepared"
-
-
-def small_config(corpus, recipe="slices", **changes):
-    changes = {"data.path": str(corpus), "data.cache_dir": str(corpus.parent / "cache"), **changes}
-    return small.config(recipe, **changes)
-
-
-def lines(workdir):
-    path = pathlib.Path(workdir, "metrics.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def trace(workdir):
-    """What must not depend on when a run was stopped: everything but times."""
-    timed = ("step_time", "wall_time", "tokens_per_second", "mfu", "executed_utilisation")
-    return [{name: value for name, value in line.items() if name not in timed} for line in lines(workdir)]
-
+from tests.runs import Crash, command, lines, run, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
 LONG = {
@@ -74,7 +38,9 @@ LONG = {
 def whole(corpus, tmp_path_factory):
     """A long run that nobody stops."""
     workdir = tmp_path_factory.mktemp("whole")
-    assert loop.train(small_config(corpus, **LONG), str(workdir), profile_steps=(25, 27))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(flops.PEAKS, jax.devices()[0].device_kind, flops.Peak(1e12))
+        assert loop.train(small_config(corpus, **LONG), str(workdir), profile_steps=(25, 27))
     return workdir
 
 
@@ -107,6 +73,15 @@ def test_run_leaves_what_it_should(whole, corpus):
     assert summary["wall_time"] > walls[-1]
 
 
+def test_utilisation_of_each_step_is_of_its_phase(whole, corpus):
+    config = small_config(corpus, **LONG)
+    share = flops.executed_flops_per_token(config, config.sparsity.recipe) / flops.dense_flops_per_token(config)
+    assert share < 0.95
+    timed = [line for line in lines(whole) if line["mfu"]]
+    executed = {line["phase"]: 2 * line["executed_utilisation"] / line["mfu"] for line in timed}
+    assert executed == {"dense": pytest.approx(1), "sparse": pytest.approx(share)}
+
+
 def test_run_can_be_reported(whole, tmp_path):
     text = report([str(whole)], str(tmp_path / "report.html")).read_text()
     last = lines(whole)[-1]
@@ -130,37 +105,6 @@ def test_finished_run_says_so(whole, corpus, capsys):
     assert loop.train(small_config(corpus, **LONG), str(whole))
     assert "finished, 80 steps" in capsys.readouterr().out
     assert trace(whole) == before
-
-
-class Crash(Exception):
-    pass
-
-
-def crash_before(monkeypatch, step):
-    """Training dies as it asks for the batch of `step`."""
-    original = pipeline.train_batches
-
-    def batches(*args, start_step, **kwargs):
-        for i, windows in enumerate(original(*args, start_step=start_step, **kwargs), start_step):
-            if i == step:
-                raise Crash
-            yield windows
-
-    monkeypatch.setattr(run_data, "train_batches", batches)
-
-
-def test_utilisation_and_the_last_evaluation_are_of_their_phase(corpus, tmp_path, monkeypatch):
-    """The utilisation of each step is of its phase's recipe, and the last evaluation dense, as the run is left."""
-    monkeypatch.setitem(flops.PEAKS, jax.devices()[0].device_kind, flops.Peak(1e12))
-    config = small_config(corpus, **{"sparsity.start_step": 6, "sparsity.end_step": 12})
-    assert loop.train(config, str(tmp_path))
-    assert "".join(line["phase"][0] for line in lines(tmp_path)) == "ddddddssssss"
-    assert lines(tmp_path)[-1]["eval_loss"] == pytest.approx(evaluate(tmp_path)["loss"], rel=1e-6)
-    share = flops.executed_flops_per_token(config, config.sparsity.recipe) / flops.dense_flops_per_token(config)
-    assert share < 0.95
-    timed = [line for line in lines(tmp_path) if line["mfu"]]
-    executed = {line["phase"]: 2 * line["executed_utilisation"] / line["mfu"] for line in timed}
-    assert executed == {"dense": pytest.approx(1), "sparse": pytest.approx(share)}
 
 
 def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monkeypatch):
@@ -227,6 +171,7 @@ def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, mo
     assert ((groups != 0).sum(1) <= 2).all()
     last = lines(tmp_path)[-1]
     assert last["eval_loss"] == pytest.approx(last["loss"], abs=0.3)
+    assert last["eval_loss"] == pytest.approx(evaluate(tmp_path)["loss"], rel=1e-6)
 
 
 def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
@@ -300,37 +245,8 @@ def test_vocabulary_smaller_than_the_data_is_refused(corpus, tmp_path):
 # As a user runs it: processes.
 
 
-def command(corpus, workdir, *overrides):
-    """`python -m sparse_lm.train` of the small run, through a config file."""
-    config_file = pathlib.Path(workdir).parent / "small_run.py"
-    config_file.write_text("from tests import small\n\ndef get_config():\n    return small.config_dict('slices')\n")
-    arguments = [f"--config={config_file}", f"--workdir={workdir}", f"--config.data.path={corpus}", *overrides]
-    return [sys.executable, "-m", "sparse_lm.train", *arguments]
-
-
 def flags(changes):
     return [f"--config.{name}={value}" for name, value in changes.items()]
-
-
-def run(arguments, **kwargs):
-    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=240, **kwargs)
-
-
-def start_until(arguments, workdir, step):
-    """Starts a run and returns its process once `step` is in its metrics."""
-    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 240
-    while not any(line["step"] >= step for line in complete_lines(workdir)):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return process
-
-
-def complete_lines(workdir):
-    path = pathlib.Path(workdir, "metrics.jsonl")
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path):
@@ -369,9 +285,7 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_sigint_while_data_is_prepared_is_one_line(begun, corpus, tmp_path):
-    """Also of a run that goes on, which is not told that it has not begun."""
+def test_sigint_while_data_is_prepared_is_one_line(corpus, tmp_path):
     code = (
         "import runpy, signal; from sparse_lm.training import run_data;"
         "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's background jobs ignore it
@@ -379,10 +293,7 @@ def test_sigint_while_data_is_prepared_is_one_line(begun, corpus, tmp_path):
         "runpy.run_module('sparse_lm.train', run_name='__main__', alter_sys=True)"
     )
     _, _, _, *arguments = command(corpus, tmp_path / "run")
-    if begun:
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     result = run([sys.executable, "-c", code, *arguments])
-    message = f"interrupted{'' if begun else ' before training began'}; the same command goes on"
+    message = "interrupted before training began; the same command goes on"
     assert (result.returncode, result.stderr.splitlines()[-1]) == (1, message)
     assert "Traceback" not in result.stderr

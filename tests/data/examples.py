@@ -14,25 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from sparse_lm.data.readers import zstd
 from sparse_lm.data.tokenizer import END_OF_TEXT, train_tokenizer
 
-WORDS = (
-    "def",
-    "return",
-    "self",
-    "value",
-    "None",
-    "for",
-    "range",
-    "0",
-    "1",
-    "=",
-    "==",
-    ":",
-    "(",
-    ")",
-    "é",
-    "漢字",
-    "🙂",
-)
+WORDS = ["def", "return", "self", "None", "for", "range", "0", "1", "=", "==", ":", "(", ")", "é", "漢字", "🙂"]
 
 
 def make_documents(count: int, seed: int = 0) -> list[str]:
@@ -113,23 +95,10 @@ def write_dclm(path, documents: list[str]) -> None:
     lines = [
         json.dumps(
             {
-                "bff_contained_ngram_count_before_dedupe": 3,
                 "language_id_whole_page_fasttext": {"en": 0.94},
-                "metadata": {
-                    "Content-Length": "472529",
-                    "Content-Type": "application/http; msgtype=response",
-                    "WARC-Date": "2013-12-04T16:41:24Z",
-                    "WARC-IP-Address": "192.0.2.1",
-                    "WARC-Identified-Payload-Type": None,
-                    "WARC-Record-ID": f"<urn:uuid:{number:032x}>",
-                    "WARC-Target-URI": f"http://example.org/{number}?text=other",
-                    "WARC-Type": "response",
-                },
-                "previous_word_count": len(text.split()),
+                "metadata": {"WARC-Type": "response", "WARC-Identified-Payload-Type": None, "text": "other"},
                 "text": text,
                 "url": f"http://example.org/{number}?text=other",
-                "warcinfo": "robots: classic\r\nhostname: ip-10-0-0-1\r\nsoftware: Nutch 1.6 (CC)\r\n",
-                "fasttext_openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train_prob": 0.0218,
             }
         )
         for number, text in enumerate(documents)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from sparse_lm.data import builder, stages, tokenizer
+from sparse_lm.data import builder, tokenizer
 from sparse_lm.data.dataset import open_prepared
 from sparse_lm.data.holdout import hold_out
-from tests.data.examples import Documents, make_documents, make_tokenizer, stream_of, targets_of
+from tests.data.examples import Documents, make_documents, make_tokenizer, stream_of
 
 SEQ_LEN = 32
 TOKENIZER = make_tokenizer()
@@ -25,17 +25,6 @@ def prepared(tmp_path_factory) -> Path:
 def windows_of(directory: Path, split: str) -> np.ndarray:
     windows = getattr(open_prepared(directory), split)
     return windows.read(np.arange(len(windows)))
-
-
-@pytest.mark.parametrize("part", ["train", "heldout"])
-def test_windows_spell_the_documents_of_their_part(prepared, part):
-    windows = windows_of(prepared, part)
-    assert windows.shape[1:] == (SEQ_LEN + 1,)
-    assert windows.dtype == np.int32
-    targets = targets_of(windows)
-    stream = stream_of(list(getattr(hold_out(DOCUMENTS), part)), TOKENIZER)
-    np.testing.assert_array_equal(targets[: len(stream)], stream)
-    assert len(targets) - len(stream) < SEQ_LEN
 
 
 def test_the_metadata_says_what_was_prepared(prepared):
@@ -70,10 +59,3 @@ def test_the_same_text_gives_the_same_files(prepared, tmp_path):
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         path.name: path.read_bytes() for path in prepared.iterdir()
     }
-
-
-def test_many_shards_read_as_one(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "SHARD_BYTES", 1000)
-    builder.prepare(tmp_path / "sharded", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER)
-    assert len(list((tmp_path / "sharded").glob("*train*"))) > 5
-    np.testing.assert_array_equal(windows_of(tmp_path / "sharded", "train"), windows_of(prepared, "train"))

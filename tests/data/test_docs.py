@@ -1,21 +1,18 @@
 """The commands of docs/data.md, on small files in the places that they name."""
 
-import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet
 
 from sparse_lm.config import parse
 from sparse_lm.data import open_data
+from tests.command_lines import ROOT, run_each
 from tests.data.examples import make_documents, make_tokenizer, write_c4, write_dclm, write_tfds
 from tests.data.test_published_corpora import C4_FEATURES
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = re.findall(r"^python -m sparse_lm\.(\w+) (.*)$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
 DOCUMENTS = make_documents(400)
 
@@ -37,21 +34,20 @@ def write_everything(folder: Path) -> None:
     Path(made, "foreign/1.2.3").rename(folder / "tensorflow_datasets/c4/en/3.1.0")
 
 
-def test_commands_do_what_the_page_says(tmp_path, monkeypatch):
+def test_commands_do_what_the_page_says(tmp_path, tmp_path_factory, monkeypatch):
     write_everything(tmp_path)
+    prepared = [shlex.split(arguments) for name, arguments in COMMANDS if name == "prepare_data"]
+    assert len(prepared) >= 5
+    results = run_each("sparse_lm.prepare_data", prepared, tmp_path_factory.mktemp("outputs"), cwd=tmp_path)
+    for arguments, result in zip(prepared, results, strict=True):
+        assert result.returncode == 0, result.stderr
+        (output,) = (flag.removeprefix("--output=") for flag in arguments if flag.startswith("--output="))
+        assert result.stdout.startswith(str(Path(output)))
     monkeypatch.chdir(tmp_path)
-    assert [name for name, _ in COMMANDS].count("prepare_data") >= 5
     for name, arguments in COMMANDS:
-        flags = dict(flag[2:].split("=", 1) for flag in shlex.split(arguments))
-        if name == "prepare_data":
-            command = [sys.executable, "-W", "ignore", "-m", "sparse_lm.prepare_data", *shlex.split(arguments)]
-            result = subprocess.run(
-                command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-            )
-            assert result.returncode == 0, result.stderr
-            assert result.stdout.startswith(str(Path(flags["output"])))
-        else:
+        if name != "prepare_data":
             assert name == "train"
+            flags = dict(flag[2:].split("=", 1) for flag in shlex.split(arguments))
             config = runpy.run_path(str(ROOT / flags.pop("config")))["get_config"]()
             assert set(flags) == {"config.data.path"}
             config.data.path = flags["config.data.path"]

@@ -34,11 +34,6 @@ def test_a_documents_part_depends_on_its_content_alone():
     assert set(hold_out(documents).heldout) <= set(hold_out(documents * 2).heldout)
 
 
-def test_copies_of_a_document_stay_together():
-    split = hold_out(make_documents(300) * 3)
-    assert not set(split.train) & set(split.heldout)
-
-
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_neither_part_is_empty(count):
     for seed in range(20):

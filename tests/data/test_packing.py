@@ -1,9 +1,6 @@
-import time
 from pathlib import Path
 
-import numpy as np
-
-from sparse_lm.data.packing import Stream, cut
+from sparse_lm.data.packing import Stream
 
 
 def test_spans_name_no_token_of_another_file():
@@ -14,16 +11,3 @@ def test_spans_name_no_token_of_another_file():
         ("b", 0, 3),
         ("a", 0, 1),
     ]
-
-
-def test_cutting_reaches_a_hundred_million_tokens_a_second():
-    rng = np.random.default_rng(0)
-    pieces = [rng.integers(1, 30_000, 2**20, dtype=np.uint16) for _ in range(10)]
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        for windows in cut(pieces, 1024):
-            np.ascontiguousarray(windows)
-        return time.perf_counter() - start
-
-    assert sum(map(len, pieces)) / min(seconds() for _ in range(3)) > 100e6

@@ -98,7 +98,7 @@ def test_a_mixture_is_told_by_its_parts_and_their_shares():
 
 
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("step", [1, 6, 7, 19])
+@pytest.mark.parametrize("step", [1, 7])
 def test_starting_at_a_step_continues_the_stream(data, step):
     np.testing.assert_array_equal(take(20, data)[step:], take(20 - step, data, start_step=step))
 
@@ -109,7 +109,7 @@ def test_a_late_step_is_reached_at_once(data):
 
 
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("processes", [2, 8])
 def test_processes_read_the_rows_of_one_batch(data, processes):
     parts = [take(15, data, start_step=5, process_index=index, process_count=processes) for index in range(processes)]
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), take(15, data, start_step=5))

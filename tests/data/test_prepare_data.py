@@ -1,7 +1,5 @@
 import functools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +7,8 @@ import pytest
 from sparse_lm import prepare_data
 from sparse_lm.data import stages, workspace
 from sparse_lm.data.errors import DataError
+from tests.command_lines import run_each
 from tests.data.examples import make_documents, make_tokenizer, write_jsonl
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -22,11 +19,6 @@ def files(tmp_path):
         (folder / f"{number}.txt").write_text(text)
     write_jsonl(tmp_path / "text" / "lines.jsonl", make_documents(30, seed=1), field="body")
     return tmp_path / "text"
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "sparse_lm.prepare_data", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": ""})
 
 
 def test_files_of_several_kinds_are_prepared_together(files, tmp_path):
@@ -40,11 +32,23 @@ def test_files_of_several_kinds_are_prepared_together(files, tmp_path):
 
 
 def test_command_line(files, tmp_path):
+    named = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    named.write_text("".join(make_documents(20)))
     flags = ["--vocab_size=300", "--seq_len=16", "--processes=1"]
-    result = run(f"--files={files}/**/*.txt", f"--output={tmp_path}/out", *flags)
-    assert result.returncode == 0
-    assert result.stdout.startswith(f"{tmp_path}/out: 30 documents")
-    assert "tokenising: done" in result.stderr
+    command_lines = [
+        [f"--files={files}/**/*.txt", f"--output={tmp_path}/out", *flags],
+        [f"--files={named}", f"--output={tmp_path}/other", *flags],
+        [f"--files={tmp_path}/none*.txt", f"--output={tmp_path}/none"],
+        [f"--files={named}", os.fsdecode(f"--output={tmp_path}/caf".encode() + b"\xe9")],
+    ]
+    (tmp_path / "outputs").mkdir()
+    good, other, no_file, no_name = run_each("sparse_lm.prepare_data", command_lines, tmp_path / "outputs")
+    assert good.returncode == 0 and good.stdout.startswith(f"{tmp_path}/out: 30 documents")
+    assert "tokenising: done" in good.stderr
+    assert other.returncode == 0, other.stderr
+    for result, message in ((no_file, "matches no file"), (no_name, "the name is not UTF-8")):
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+        assert message in result.stderr
 
 
 def test_every_stage_shows_how_far_it_is(files, tmp_path, monkeypatch, capsys):
@@ -56,23 +60,6 @@ def test_every_stage_shows_how_far_it_is(files, tmp_path, monkeypatch, capsys):
     assert ["reading the text, parts 0/1", "20 documents"] in [line[:2] for line in lines]
     trained = [line[0] for line in lines if line[0].startswith("training the tokenizer")]
     assert trained[:2] == [f"training the tokenizer, documents {done}/{documents}" for done in (10, 20)]
-
-
-def test_bad_input_is_one_line_without_a_traceback(tmp_path):
-    result = run(f"--files={tmp_path}/*.txt", f"--output={tmp_path}/out")
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert "matches no file" in result.stderr
-
-
-def test_a_name_that_is_not_utf8_is_one_line(files, tmp_path):
-    (files / os.fsdecode(b"caf\xe9.txt")).write_text("".join(make_documents(20)))
-    result = run(f"--files={files}/*.txt", f"--output={tmp_path}/out", "--seq_len=8", "--vocab_size=300")
-    assert result.returncode == 0, result.stderr
-    result = run(f"--files={files}/*.txt", os.fsdecode(f"--output={tmp_path}/caf".encode() + b"\xe9"))
-    assert result.returncode == 1
-    assert result.stderr.count("\n") == 1 and "the name is not UTF-8" in result.stderr
 
 
 @pytest.mark.parametrize("change", ["append", "touch", "remove"])

@@ -46,9 +46,9 @@ def test_several_processes_give_results_and_say_what_goes_wrong(tmp_path):
         with pytest.raises(DataError, match=r"^-1 is negative$") as raised:
             workers.run(tasks_in(tmp_path, [10, -1]), reports.append)
         assert "in square" in str(raised.value.__cause__)
+        with pytest.raises(DataError, match=r"a process was killed: .*--processes"):
+            workers.run(tasks_in(tmp_path, [101, 102]), reports.append)
     assert not (tmp_path / "-1.json").exists()
-    with Workers(2) as workers, pytest.raises(DataError, match=r"a process was killed: .*--processes"):
-        workers.run(tasks_in(tmp_path, [101, 102]), reports.append)
 
 
 def test_results_on_disk_are_not_worked_out_again(tmp_path):

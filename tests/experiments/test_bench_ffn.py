@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-TOKENS, DIM, NEURONS = 1024, 64, 512
+TOKENS, DIM, NEURONS = 512, 64, 512
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def names_its_key(error: ConfigError) -> bool:
     return str(error).startswith(f"config.{error.key} = ") and error.key in {*KEYS, *GROUPS}
 
 
-@cases(1500)
+@cases(600)
 @given(recipe=st.sampled_from(sorted(BASES)), changes=changes)
 def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, changes):
     try:

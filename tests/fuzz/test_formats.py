@@ -76,7 +76,7 @@ def read_24(values, metadata, shape):
     return sparse.to_dense(), sparse.mask(), sparse.take(jnp.arange(shape[1])[::-1])
 
 
-@cases(1500)
+@cases(400)
 @given(seed=seeds, rows=st.sampled_from([64, 61]), columns=st.sampled_from([64, 37]))
 def test_a_tile_is_read_where_its_metadata_says(seed, rows, columns):
     values, first, second = draw_tile(seed)
@@ -93,7 +93,7 @@ def test_a_tile_is_read_where_its_metadata_says(seed, rows, columns):
 unpack, pack = jax.jit(formats.unpack_metadata), jax.jit(formats.pack_metadata)
 
 
-@cases(1500)
+@cases(400)
 @given(seed=seeds)
 def test_packing_and_unpacking_lose_no_bit(seed):
     """Of any word: metadata that no selection makes is read as what it says, too."""
@@ -113,7 +113,7 @@ def sparsify(x, method):
     return sparse.to_dense(), sparse.mask(), transposed.to_dense(), transposed.mask()
 
 
-@cases(1000)
+@cases(300)
 @given(seed=seeds, method=st.sampled_from(["magnitude", "soft_threshold"]))
 def test_any_matrix_is_brought_to_the_format(seed, method):
     x = draw_matrix(seed)
@@ -133,7 +133,7 @@ def compress(x, mask):
     return [compress_24(x, mask).to_dense(), compress_24(x.T, mask.T, axis=0).to_dense(), compress_24(x, mask).mask()]
 
 
-@cases(700)
+@cases(300)
 @given(seed=seeds)
 def test_any_mask_of_at_most_two_in_four_is_kept(seed):
     rng = np.random.default_rng(seed)
@@ -159,7 +159,7 @@ def read_venom(x, columns):
     return sparse.to_dense(), sparse.mask(), sparse.kept_columns(), condensed.to_dense(), condensed.mask()
 
 
-@cases(800)
+@cases(300)
 @given(seed=seeds)
 def test_any_columns_of_a_block_are_read_in_their_places(seed):
     """Twelve of 48 distinct columns in any order: four of every sixteen are a special case."""

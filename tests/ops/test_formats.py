@@ -21,25 +21,6 @@ def test_values_and_metadata_are_laid_out_as_described(shape):
     assert sparse.metadata.dtype == jnp.int32
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_to_dense_and_mask_restore_positions(shape, dtype):
-    x = jnp.array(np.random.default_rng(1).normal(size=shape), dtype)
-    sparse = jitted.sparsify_24(x, "magnitude")
-    _, mask = numpy_sparse.sparsify_rows(np.asarray(x, np.float64), "magnitude")
-    assert sparse.dtype == dtype and sparse.shape == shape
-    np.testing.assert_array_equal(jitted.mask(sparse), mask)
-    np.testing.assert_array_equal(jitted.dense(sparse), jnp.where(mask, x, 0))
-
-
-def test_unpacking_inverts_packing():
-    pairs = np.array([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], np.uint32)
-    chosen = pairs[np.random.default_rng(2).integers(6, size=(128, 32))]
-    first, second = formats.unpack_metadata(formats.pack_metadata(chosen[..., 0], chosen[..., 1]))
-    np.testing.assert_array_equal(first, chosen[..., 0])
-    np.testing.assert_array_equal(second, chosen[..., 1])
-
-
 def test_padding_is_zero_at_the_lowest_positions():
     sparse = jitted.sparsify_24(jnp.ones((3, 4)), "magnitude")
     assert sparse.values.shape == (64, 32)
@@ -65,10 +46,3 @@ def test_formats_pass_through_jit_vmap_and_scan():
     _, dense = jax.lax.scan(lambda carry, sparse: (carry, sparse.to_dense()), None, stacked)
     for layer in range(3):
         np.testing.assert_array_equal(dense[layer], jitted.dense(sparsify(x[layer])))
-
-
-def test_columns_are_taken_as_from_the_dense_matrix():
-    rng = np.random.default_rng(4)
-    sparse = jitted.sparsify_24(jnp.asarray(rng.normal(size=(37, 52)), jnp.float32))
-    columns = jnp.asarray(rng.permutation(52)[:11])
-    np.testing.assert_array_equal(sparse.take(columns), sparse.to_dense()[:, columns])

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm import ops
 from sparse_lm.ops import select
-from tests.ops import jitted, numpy_sparse
+from tests.ops import jitted
 
 INF, NAN = np.inf, np.nan
 
@@ -60,22 +59,6 @@ def test_mvue_of_groups_without_an_unbiased_draw(group, is_nan):
     positions, values = _sparsify(group, "mvue")
     assert positions == (0, 1)
     assert np.isnan(values).all() if is_nan else not values.any()
-
-
-SPECIAL = st.one_of(
-    st.floats(width=32, allow_subnormal=False),
-    st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, INF, -INF, NAN]),  # so that ties are common
-)
-_both = jax.jit(lambda x: [ops.sparsify_24(x, method) for method in ("magnitude", "soft_threshold")])
-
-
-@hypothesis.settings(max_examples=50, deadline=None)
-@hypothesis.given(hypothesis.extra.numpy.arrays(np.float32, (3, 16), elements=SPECIAL))
-def test_any_floats(x):
-    for method, sparse in zip(("magnitude", "soft_threshold"), _both(x), strict=True):
-        dense, mask = numpy_sparse.sparsify_rows(x, method)
-        np.testing.assert_array_equal(jitted.mask(sparse), mask)
-        np.testing.assert_array_equal(jitted.dense(sparse), dense.astype(np.float32))
 
 
 def test_largest_keeps_lower_positions_on_ties_and_ranks_nan_first():

@@ -57,15 +57,6 @@ def test_sparsify_venom_keeps_two_of_the_four_columns(shape, v, m, dtype):
     assert np.asarray(jitted.mask(sparse)).sum() == shape[0] * shape[1] * 2 // m
 
 
-def test_values_and_metadata_are_those_of_the_condensed_matrix():
-    x = random((128, 256), seed=4)
-    sparse = jitted.sparsify_venom(x, 64, 16)
-    condensed = np.asarray(jitted.condense(x, jitted.venom_columns(x, 64, 16), 64))
-    values, metadata = numpy_sparse.compress(*numpy_sparse.sparsify_rows(condensed, "magnitude"))
-    np.testing.assert_array_equal(sparse.values, values)
-    np.testing.assert_array_equal(np.asarray(sparse.metadata).view(np.uint32), metadata)
-
-
 def test_condense_reads_the_columns_of_each_block():
     x = np.random.default_rng(5).normal(size=(10, 6)).astype(np.float32)
     columns = np.array([[5, 0, 2], [1, 1, 6], [3, 4, 6]], np.int32)  # 6 is one past the last: zeros
@@ -73,18 +64,6 @@ def test_condense_reads_the_columns_of_each_block():
     padded = np.pad(x, ((0, 0), (0, 1)))
     for row in range(10):
         np.testing.assert_array_equal(condensed[row], padded[row, columns[row // 4]])
-
-
-def test_any_columns_can_be_compressed():
-    rng = np.random.default_rng(6)
-    slices = jnp.array([[8, 9, 10, 11], [0, 1, 2, 3], [4, 5, 6, 7]], jnp.int32)  # contiguous, in no order
-    condensed = jnp.array(rng.normal(size=(11, 4)), jnp.float32)
-    sparse = jitted.compress_venom(condensed, slices, (11, 12), 4, 12, dtype=jnp.bfloat16)
-    kept, _ = numpy_sparse.sparsify_rows(np.asarray(condensed), "magnitude")
-    expected = np.zeros((11, 12))
-    for row in range(11):
-        expected[row, np.asarray(slices)[row // 4]] = kept[row]
-    np.testing.assert_array_equal(jitted.dense(sparse), expected.astype(jnp.bfloat16))
 
 
 @pytest.mark.parametrize("rows, v", [(37, 16), (150, 256)])

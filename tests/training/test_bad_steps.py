@@ -26,19 +26,26 @@ def counts(state):
 
 
 def test_token_that_the_model_does_not_know(dense):
-    """As damaged data would bring it."""
-    state, windows = dense.init(), small.windows(dense.config)
+    """As damaged data would bring it, twice; a good step ends the count of those in a row."""
+    state, good = dense.init(), small.windows(dense.config)
     before = jax.device_get((state.params, state.opt_state))
-    windows[2, 7] = dense.config.model.vocab_size + 5
-    state, metrics = dense.dense_step(state, windows)
-    assert not math.isfinite(metrics["loss"])
-    assert counts(state) == (1, 1)
-    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
+    bad = good.copy()
+    bad[2, 7] = dense.config.model.vocab_size + 5
+    for expected in ((1, 1), (2, 2)):
+        state, metrics = dense.dense_step(state, bad)
+        assert not math.isfinite(metrics["loss"])
+        assert counts(state) == expected == (metrics["skipped"], metrics["skipped_in_a_row"])
+        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
+    state, metrics = dense.dense_step(state, good)
+    assert math.isfinite(metrics["loss"])
+    assert (int(state.step), *counts(state)) == (3, 2, 0)
+    same = jax.tree.map(np.array_equal, before, jax.device_get((state.params, state.opt_state)))
+    assert not any(jax.tree.leaves(same[0]))
 
 
 def test_gradient_that_is_not_finite_under_a_loss_that_is(monkeypatch):
     """In step 1 of a sparse phase, by a term of the loss that is zero and has no derivative there."""
-    config = small.config("slices")
+    config = small.config("sste")
     original = step.forward_loss
 
     def poisoned(params, recipe_state, windows, key, **kwargs) -> tuple[Array, dict]:
@@ -119,9 +126,8 @@ def test_a_loss_that_stays_high_is_soon_no_spike():
 
 
 def test_losses_are_forgotten_at_both_edges_of_the_sparse_phase():
-    config = small.config("slices", **{"optimizer.spike_deviations": 6.0})
-    trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.graphdef)
+    config = small.config("sste")
+    trainer, transitions = small.compiled(config)
     known = np.ones(spikes.WINDOW)
     state = transitions.enter_sparse(with_losses(trainer.init(), known), small.windows(config))
     assert np.isnan(state.recent_losses).all()

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 
 from sparse_lm.config import Config, OptimizerConfig
-from sparse_lm.training.optimizer import decay_mask, make_optimizer
+from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.schedule import learning_rate
 
 CONFIG = Config(steps=50, optimizer=OptimizerConfig(warmup_steps=5, clip_norm=0.7, weight_decay=0.3))
@@ -64,12 +64,6 @@ def test_three_steps_are_adamw():
     )
 
 
-def test_matrices_decay_and_norm_scales_do_not():
-    mask = jax.tree.leaves_with_path(decay_mask(random_params(0)))
-    assert all(decays != is_norm(path) for path, decays in mask)
-    assert sum(not decays for _, decays in mask) == 3
-
-
 def test_moments_are_float32_for_bfloat16_gradients():
     params = random_params(0)
     optimizer = make_optimizer(CONFIG)
@@ -90,13 +84,3 @@ def test_after_clip_sees_clipped_gradients_and_keyword_arguments():
     _, state = jax.jit(optimizer.update)(random_params(1, 100.0), optimizer.init(params), params, factor=3.0)
     first_moment = (1 - CONFIG.optimizer.beta1) * 3.0 * CONFIG.optimizer.clip_norm
     np.testing.assert_allclose(optax.tree.norm(optax.tree.get(state, "mu")), first_moment, rtol=1e-5)
-
-
-def test_zero_gradient_only_decays():
-    params = random_params(0)
-    optimizer = make_optimizer(CONFIG)
-    updates, _ = jax.jit(optimizer.update)(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
-    rate = float(learning_rate(CONFIG)(0))
-    for (path, update), value in zip(jax.tree.leaves_with_path(updates), jax.tree.leaves(params), strict=True):
-        expected = 0 * value if is_norm(path) else -rate * CONFIG.optimizer.weight_decay * value
-        np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-12)

@@ -1,4 +1,4 @@
-"""One training step of every recipe: it learns, it donates, it compiles once, and a bad one leaves no trace."""
+"""One training step of every recipe: it learns, it donates, and it compiles once."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from sparse_lm.training.step import forward_loss, in_compute_dtype, loss_and_gra
 from tests import small
 
 
-@pytest.mark.parametrize("recipe", ["slices", "fst", "experts24"])
+@pytest.mark.parametrize("recipe", ["slices", "experts24"])
 def test_both_steps_share_donated_state_and_compile_once(recipe):
     config = small.config(recipe)
     trainer = make_trainer(config)  # not shared: its compilations are counted
@@ -33,36 +33,6 @@ def test_both_steps_share_donated_state_and_compile_once(recipe):
     assert trainer.sparse_step._cache_size() == 1
     assert losses[-1] < losses[0] - 0.3
     assert int(state.step) == config.steps
-
-
-def poison(state, token):
-    """The state with a NaN in one token's embedding: batches that hold it have no finite loss."""
-    embedding = state.params["embed"]["embedding"].at[token].set(jnp.nan)
-    return dataclasses.replace(state, params=dict(state.params, embed={"embedding": embedding}))
-
-
-def test_bad_step_is_skipped_and_counted():
-    config = small.config("dense")
-    trainer, _ = small.compiled(config)
-    token = config.model.vocab_size - 1
-    good = np.minimum(small.windows(config), token - 1)
-    bad = np.where(np.arange(good.shape[1]) == 5, token, good)
-    state = poison(trainer.init(), token)
-    finite = lambda tree: [np.asarray(x)[np.isfinite(x)] for x in jax.tree.leaves(tree)]  # noqa: E731
-    before = jax.device_get((state.params, state.opt_state))
-
-    state, metrics = trainer.dense_step(state, bad)
-    assert not np.isfinite(metrics["loss"])
-    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
-    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (1, 1, 1)
-    state, metrics = trainer.dense_step(state, bad)
-    assert (int(metrics["skipped"]), int(metrics["skipped_in_a_row"])) == (2, 2)
-
-    state, metrics = trainer.dense_step(state, good)
-    assert np.isfinite(metrics["loss"])
-    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (3, 2, 0)
-    changed = [not np.array_equal(a, b) for a, b in zip(finite(before[0]), finite(state.params), strict=True)]
-    assert any(changed)
 
 
 @pytest.mark.parametrize("recipe", small.RECIPES)

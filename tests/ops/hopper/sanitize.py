@@ -60,6 +60,15 @@ def scattered_matmul_24(v: int, contiguous: int) -> Call:
     return functools.partial(hopper.scattered_matmul_24, v=v, rows=NEURONS, contiguous=contiguous), operands
 
 
+def grouped(product: str) -> Call:
+    """A dense product of three experts, of which the second has no tokens."""
+    x, y, w = random((1024, 512), TYPE, seed=0), random((1024, 768), TYPE, seed=1), random((3 * 768, 512), TYPE, seed=2)
+    operands = dict(grouped_up=(x, w), grouped_down=(y, w), grouped_weights=(y, x))[product]
+    options = dict(out_dtype=TYPE) if product == "grouped_weights" else {}
+    kernel = functools.partial(getattr(hopper, product), v=256, experts=3, **options)
+    return kernel, (*operands, jnp.array([0, 0, 2, 2], jnp.int32))
+
+
 def sparsify_24(method: str, axis: int) -> Call:
     def kernel(x, key):
         return hopper.sparsify_24(x, method, axis, scale=1.5, dtype=TYPE, key=key)
@@ -96,6 +105,7 @@ def squared_relu_gradients(*, venom: bool, key: int | None = None) -> Call:
 
 
 CALLS: dict[str, Callable[[], Call]] = {
+    **{name: functools.partial(grouped, name) for name in ("grouped_up", "grouped_down", "grouped_weights")},
     "matmul_24": lambda: matmul_24(300, 1100, 1001),
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
     "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),

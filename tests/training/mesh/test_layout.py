@@ -28,6 +28,12 @@ def trainer_of(config):
     return make_trainer(config)
 
 
+@functools.cache
+def transitions_of(config):
+    trainer = trainer_of(config)
+    return make_transitions(config, trainer.graphdef, trainer.layout)
+
+
 def batch(trainer, step):
     windows = small.windows(trainer.config, step)
     return trainer.layout.place_rows(windows) if trainer.layout else windows
@@ -35,8 +41,7 @@ def batch(trainer, step):
 
 def train(config):
     """The last state, and the metrics of each: what the training loop does, less its files."""
-    trainer = trainer_of(config)
-    transitions = make_transitions(config, trainer.graphdef, trainer.layout)
+    trainer, transitions = trainer_of(config), transitions_of(config)
     state, trace = trainer.init(), []
     for step in range(config.steps):
         before, now = config.phase(step - 1) if step else "dense", config.phase(step)
@@ -92,10 +97,9 @@ def assert_copies_are_equal(tree):
 def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
     """Devices along `tensor` each have a part of every expert's neurons, whichever shards hold the weights."""
     states = {}
-    for mesh in ((1, 1, 1), (2, 2, 2)):
-        run = config("slices", mesh)
-        trainer = trainer_of(run)
-        transitions = make_transitions(run, trainer.graphdef, trainer.layout)
+    for mesh, microbatches in (((1, 1, 1), 4), ((2, 2, 2), 1)):
+        run = config("slices", mesh, microbatches=microbatches, **{"sparsity.dense_layers": 0})
+        trainer, transitions = trainer_of(run), transitions_of(run)
         entered = transitions.enter_sparse(trainer.init(), batch(trainer, 0))
         placed = np.asarray(entered.recipe_state.centroids)
         up = np.asarray(entered.params["layers"]["ffn"]["up"])

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.data.pipeline import train_batches
-from sparse_lm.prepare_data import prepare_files
 from sparse_lm.training import loop
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.processes import LaunchError
@@ -31,19 +29,14 @@ def get_config():
 
 
 @pytest.fixture(scope="module")
-def config_file(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("processes")
-    words = ["def", "return", "self", "for", "in", "range", "print", "import"]
-    rng = np.random.default_rng(0)
-    for i in range(100):
-        (directory / f"{i}.txt").write_text(" ".join(rng.choice(words, size=60)) + "\n")
-    prepare_files([str(directory / "*.txt")], directory / "prepared", seq_len=32, vocab_size=300)
+def config_file(tmp_path_factory, corpus):
     changes = {
-        "data.path": str(directory / "prepared"), "mesh.data": 4, "mesh.fsdp": 2, "batch_size": 8, "steps": 8,
-        "checkpoint_every": 4, "eval_every": 4,
+        "data.path": str(corpus), "mesh.data": 4, "mesh.fsdp": 2, "batch_size": 8, "steps": 8, "checkpoint_every": 4,
+        "eval_every": 4,
     }  # fmt: skip
-    (directory / "config.py").write_text(CONFIG.format(changes=changes))
-    return directory / "config.py"
+    file = tmp_path_factory.mktemp("processes") / "config.py"
+    file.write_text(CONFIG.format(changes=changes))
+    return file
 
 
 def train(config_file, workdir, count, *overrides):
@@ -89,30 +82,6 @@ def test_number_of_processes_may_change(config_file, tmp_path):
     two = losses(tmp_path)
     np.testing.assert_allclose(two, one, rtol=1e-5)
     assert two[4:] != one[4:]  # sums over processes have another order: these steps were taken anew
-
-
-class Numbers:
-    """Windows that are their own numbers."""
-
-    def __len__(self):
-        return 50
-
-    def read(self, indices):
-        return np.asarray(indices)
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_rows_of_processes_make_up_the_batch(count):
-    data = types.SimpleNamespace(train=Numbers(), shares=())
-
-    def batches(start_step, **share):
-        iterator = train_batches(data, batch_size=8, seed=3, start_step=start_step, **share)
-        return [next(iterator) for _ in range(10)]
-
-    whole = batches(5)
-    shares = [batches(5, process_index=index, process_count=count) for index in range(count)]
-    for step, rows in enumerate(whole):
-        np.testing.assert_array_equal(np.concatenate([share[step] for share in shares]), rows)
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,6 @@ def test_scalars_vectors_and_text(tmp_path):
     assert plotted["loss"] == [(3, pytest.approx(0.1))]
 
 
-def test_losses_round_trip_exactly(tmp_path):
-    losses = np.random.default_rng(0).standard_normal(50).astype(np.float32)
-    with MetricsWriter(tmp_path) as writer:
-        for step, loss in enumerate(losses):
-            writer.write(step, {"loss": jnp.asarray(loss)})
-    assert np.array_equal(np.float32([line["loss"] for line in lines(tmp_path)]), losses)
-
-
 def test_every_line_is_on_disk_at_once(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         for step in range(3):

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import logging
 
@@ -7,16 +6,9 @@ import pytest
 from sparse_lm.training.telemetry.metrics import MetricsWriter
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
 from tests import small
+from tests.clock import Clock
 
 CONFIG = small.config("sste")  # 12 steps of 128 tokens, sparse on 4..8, evaluated every 6
-
-
-@dataclasses.dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def go(workdir, start, end, seconds=1.0, state=None, error=None, losses=None):

@@ -1,20 +1,11 @@
-import dataclasses
-
 import pytest
 
 from sparse_lm.config import Config, SparsityConfig
 from sparse_lm.recipes import SSte
 from sparse_lm.training.telemetry.timing import StepTimer
+from tests.clock import Clock
 
 SPARSE_MIDDLE = Config(steps=100, sparsity=SparsityConfig(recipe=SSte(), start_step=20, end_step=60))
-
-
-@dataclasses.dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def run(timer: StepTimer, clock: Clock, steps: range, seconds: dict[str, float], compile_seconds: float = 50.0) -> None:

@@ -1,18 +1,9 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 from sparse_lm.training.telemetry.wall_time import WallTime
-
-
-@dataclasses.dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def compile_for(seconds: float) -> None:

@@ -1,0 +1,93 @@
+"""Small runs: their configuration, their metrics, crashes, and processes as a user starts them."""
+
+import contextlib
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparse_lm.data import pipeline
+from sparse_lm.training import evaluation, loop, run_data
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.transitions import make_transitions
+from tests import small
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def small_config(corpus, recipe="slices", **changes):
+    changes = {"data.path": str(corpus), "data.cache_dir": str(corpus.parent / "cache"), **changes}
+    return small.config(recipe, **changes)
+
+
+def lines(workdir):
+    """The whole lines of a run's metrics, which may be being written."""
+    path = pathlib.Path(workdir, "metrics.jsonl")
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def trace(workdir):
+    """What must not depend on when a run was stopped: everything but times."""
+    timed = ("step_time", "wall_time", "tokens_per_second", "mfu", "mfu_peak", "executed_utilisation", "executed_peak")
+    return [{name: value for name, value in line.items() if name not in timed} for line in lines(workdir)]
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_before(monkeypatch, step):
+    """Training dies as it asks for the batch of `step`."""
+    original = pipeline.train_batches
+
+    def batches(*args, start_step, **kwargs):
+        for i, windows in enumerate(original(*args, start_step=start_step, **kwargs), start_step):
+            if i == step:
+                raise Crash
+            yield windows
+
+    monkeypatch.setattr(run_data, "train_batches", batches)
+
+
+@contextlib.contextmanager
+def compiled_once():
+    """Runs of one configuration share what they compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_trainer", functools.cache(make_trainer))
+        patch.setattr(loop, "make_transitions", functools.cache(make_transitions))
+        made, make = {}, evaluation.make_evaluation
+
+        def cached(config, *args):
+            key = config, args[2]  # with the recipe
+            return made.get(key) or made.setdefault(key, make(config, *args))
+
+        patch.setattr(evaluation, "make_evaluation", cached)
+        yield
+
+
+def command(corpus, workdir, *overrides):
+    """`python -m sparse_lm.train` of the small run, through a config file."""
+    config_file = pathlib.Path(workdir).parent / "small_run.py"
+    config_file.write_text("from tests import small\n\ndef get_config():\n    return small.config_dict('slices')\n")
+    arguments = [f"--config={config_file}", f"--workdir={workdir}", f"--config.data.path={corpus}", *overrides]
+    return [sys.executable, "-m", "sparse_lm.train", *arguments]
+
+
+def run(arguments, **kwargs):
+    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=240, **kwargs)
+
+
+def start_until(arguments, workdir, step):
+    """Starts a run and returns its process once `step` is in its metrics."""
+    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 240
+    while not any(line["step"] >= step for line in lines(workdir)):
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
