@@ -22,7 +22,7 @@ RECIPES = {
     "experts24": {"v": 16},
 }
 """Every recipe, with knobs that fit the model here."""
-MIXTURE = {"model.experts": 4, "model.expert_dim": 64}
+MIXTURE = {"model.experts": 4, "model.expert_dim": 64, "model.shared_expert_dim": 32}
 
 
 def config_dict(recipe="dense", **changes):

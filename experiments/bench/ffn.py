@@ -10,12 +10,9 @@ an even share: 0.28 to 0.44 of the tokens in trained models with 4 experts are 1
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import functools
 import itertools
-import re
-import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,10 +20,9 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 from jax import Array
-from jax.experimental.mosaic.gpu import profiler
 from jax.typing import DTypeLike
 
-from experiments.kernels.timing import random_matrix
+from experiments.kernels.timing import random_matrix, time_by_kernel
 from experiments.result_files import write_results
 from sparse_lm.ops import backends
 from sparse_lm.recipes import DENSE, Act24, DenseSlices, Fst, Recipe, Slices, SSte, Venom
@@ -151,19 +147,6 @@ def bench(
         (forward_ms, _), (both_ms, kernels) = (time_by_kernel(step, ffn.operands, ffn.state) for step in steps)
         rows[name] = dict(forward_ms=forward_ms, both_ms=both_ms, reference_ops=ffn.reference_ops, kernels=kernels)
     return rows
-
-
-def time_by_kernel(compiled: jax.stages.Compiled, *operands: Any) -> tuple[float, dict[str, float]]:
-    """Returns median milliseconds of all kernels, and by kernel name, without numbers and what takes under 1 us."""
-    _, runs = profiler.measure(compiled, iterations=15, aggregate=False)(*operands)
-    total = statistics.median(sum(ms for _, ms in run) for run in runs)
-    by_name: dict[str, list[float]] = collections.defaultdict(lambda: [0.0] * len(runs))
-    for i, run in enumerate(runs):
-        for name, ms in run:
-            by_name[re.sub(r"_\d+|\d+$", "", name)][i] += ms
-    medians = {name: statistics.median(times) for name, times in by_name.items()}
-    largest_first = sorted(medians.items(), key=lambda item: -item[1])
-    return total, {name: round(ms, 4) for name, ms in largest_first if ms >= 1e-3}
 
 
 def main(_) -> None:

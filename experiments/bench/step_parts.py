@@ -29,6 +29,8 @@ PARTS = {  # scope: part
     "busiest_neurons": "FFN hidden layer",
     "assign_tokens": "FFN routing",
     "dispatch_order": "FFN routing",
+    "route": "FFN routing",
+    "group_by_expert": "FFN routing",
     "dispatch": "FFN dispatch",
     "combine": "FFN dispatch",
     "feed_forward": "FFN, other",

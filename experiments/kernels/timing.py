@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import re
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,19 @@ def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
     jax.block_until_ready(compiled(*args))
     _, times = profiler.measure(compiled, iterations=iterations)(*args)
     return statistics.median(times)
+
+
+def time_by_kernel(compiled: jax.stages.Compiled, *operands: Any) -> tuple[float, dict[str, float]]:
+    """Returns median milliseconds of all kernels, and by kernel name, without numbers and what takes under 1 us."""
+    _, runs = profiler.measure(compiled, iterations=15, aggregate=False)(*operands)
+    total = statistics.median(sum(ms for _, ms in run) for run in runs)
+    by_name: dict[str, list[float]] = collections.defaultdict(lambda: [0.0] * len(runs))
+    for i, run in enumerate(runs):
+        for name, ms in run:
+            by_name[re.sub(r"_\d+|\d+$", "", name)][i] += ms
+    medians = {name: statistics.median(times) for name, times in by_name.items()}
+    largest_first = sorted(medians.items(), key=lambda item: -item[1])
+    return total, {name: round(ms, 4) for name, ms in largest_first if ms >= 1e-3}
 
 
 def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:

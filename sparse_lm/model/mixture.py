@@ -32,6 +32,7 @@ from sparse_lm.recipes.routing import expert_load
 ROUTER, BIAS = "router", "router_bias"  # names of parameters
 LOAD, Z_LOSS = "expert_load", "router_z_loss"  # names of statistics
 _BIAS_RATE = 1e-3  # how much a bias moves in a step, in units of a score
+_EVEN = 1e-6  # a share of the pairs: less than a single one has
 _Z_LOSS_WEIGHT = 1e-3  # of the mean over layers, beside the cross entropy
 
 
@@ -109,7 +110,9 @@ def route(
 
 def balanced(bias: Float[Array, "L E"], load: Float[Array, "L E"]) -> Float[Array, "L E"]:
     """Moves biases after a step: up for experts that had less than the mean load, down for those that had more."""
-    return bias + _BIAS_RATE * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
+    missing = jnp.mean(load, axis=-1, keepdims=True) - load
+    # Loads that differ by rounding are even, so that the order in which devices add them up moves no bias.
+    return bias + _BIAS_RATE * jnp.where(jnp.abs(missing) > _EVEN, jnp.sign(missing), 0)
 
 
 def auxiliary_loss(stats: dict[str, Array]) -> Array | float:

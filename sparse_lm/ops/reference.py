@@ -204,8 +204,20 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int)
 def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: DTypeLike) -> Array:
     """See `sparse_lm.ops.grouped_weights`."""
     numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
-    sizes = group_sizes(block_experts, v, experts)
-    out = lax.ragged_dot_general(y, x, sizes, numbers, preferred_element_type=jnp.float32)
+
+    def ragged(y: Array, x: Array, block_experts: Array) -> Array:
+        sizes = group_sizes(block_experts, v, experts)
+        return lax.ragged_dot_general(y, x, sizes, numbers, preferred_element_type=jnp.float32)
+
+    def by_block(y: Array, x: Array, block_experts: Array) -> Array:
+        def add(total: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
+            y, x, expert = block
+            return total.at[expert].add(jnp.matmul(y.T, x, preferred_element_type=jnp.float32)), None
+
+        zeros = jnp.zeros((experts, y.shape[1], x.shape[1]), jnp.float32)
+        return lax.scan(add, zeros, (_blocks(y, v), _blocks(x, v), block_experts))[0]
+
+    out = lax.platform_dependent(y, x, block_experts, cpu=by_block, default=ragged)
     return out.reshape(-1, x.shape[1]).astype(out_dtype)
 
 
@@ -213,10 +225,29 @@ def _by_expert(w: Array, experts: int) -> Array:
     return w.reshape(experts, -1, w.shape[1])
 
 
+def _blocks(x: Array, v: int) -> Array:
+    return x.reshape(-1, v, x.shape[1])
+
+
 def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple, dtype: DTypeLike) -> Array:
-    if v == 1:  # a few tokens, as in generation: of several texts under vmap, which the grouped product has not
+    if v == 1:  # a few tokens, as in generation: of several texts under vmap, which the ragged product has not
         dimensions = contracted, ((0,), (0,))
         return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(dtype)
     numbers = lax.RaggedDotDimensionNumbers((contracted, ((), ())), [0], [0])
-    sizes = group_sizes(block_experts, v, w.shape[0])
-    return lax.ragged_dot_general(x, w, sizes, numbers, preferred_element_type=jnp.float32).astype(dtype)
+
+    def ragged(x: Array, w: Array, block_experts: Array) -> Array:
+        sizes = group_sizes(block_experts, v, w.shape[0])
+        return lax.ragged_dot_general(x, w, sizes, numbers, preferred_element_type=jnp.float32)
+
+    def by_block(x: Array, w: Array, block_experts: Array) -> Array:
+        """Computes what the ragged product does: XLA's for CPUs multiplies every token with every expert."""
+        of_w = contracted[1][0] - 1
+
+        def one(block: tuple[Array, Array]) -> Array:
+            x, expert = block
+            return lax.dot_general(x, w[expert], (((1,), (of_w,)), ((), ())), preferred_element_type=jnp.float32)
+
+        products = lax.map(one, (_blocks(x, v), block_experts))
+        return products.reshape(-1, products.shape[-1])
+
+    return lax.platform_dependent(x, w, block_experts, cpu=by_block, default=ragged).astype(dtype)

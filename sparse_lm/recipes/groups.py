@@ -46,6 +46,7 @@ class Groups:
         """T k."""
         return self.rows.position.shape[0]
 
+    @jax.named_call
     def dispatch(self, x: Float[Array, "T D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "slots D"]:
         """Moves tokens to their slots, each k times, scaled by gates if there are any. Padded slots are zero."""
         slots = jnp.take(x, self.rows.slots // self.choices, axis=0, mode="fill", fill_value=0)
@@ -54,6 +55,7 @@ class Groups:
         of_slots = row_order.dispatch(gates.reshape(-1), self.rows)
         return (of_slots[:, None] * slots.astype(jnp.float32)).astype(x.dtype)
 
+    @jax.named_call
     def combine(self, o: Float[Array, "pairs D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "T D"]:
         """Sums a token's k pairs, scaled by gates if there are any, in float32."""
         by_token = self._by_token(o)
@@ -79,6 +81,7 @@ def fitting_block(most: int, pairs: int, experts: int) -> int:
     return min(most, 1 << max(0, (pairs // experts).bit_length() - 1))
 
 
+@jax.named_call
 def group_by_expert(
     chosen: Int32[Array, "T k"], experts: int, v: int, order: Int32[Array, " T"] | None = None
 ) -> Groups:

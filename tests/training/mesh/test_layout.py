@@ -59,7 +59,11 @@ def train(config):
 
 @pytest.mark.parametrize(
     "recipe, mesh, microbatches, steps, sparse, dense_layers",
-    [("fst", (2, 4, 1), 2, 5, (0, 5), 1), ("slices", (2, 2, 2), 1, 10, (3, 8), 0)],
+    [
+        ("fst", (2, 4, 1), 2, 5, (0, 5), 1),
+        ("slices", (2, 2, 2), 1, 10, (3, 8), 0),
+        ("experts24", (2, 4, 1), 2, 6, (2, 5), 0),
+    ],
 )
 def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, sparse, dense_layers):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.

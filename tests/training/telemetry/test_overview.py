@@ -30,7 +30,7 @@ def test_says_how_many_parameters_of_a_mixture_a_token_meets(capsys):
     data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
     print_overview(config, "runs/small", trainer, data, trainer.init())
     of_attention, expert = 32 * 32 + 2 * 16 * 32 + 32 * 32, 2 * 64 * 32
-    outside = 2 * 320 * 32 + 32 + 2 * (2 * 32 + of_attention + 4 * 32 + 4)
+    outside = 2 * 320 * 32 + 32 + 2 * (2 * 32 + of_attention + 4 * 32 + 4 + 2 * 32 * 32)
     total, met = (f"{outside + 2 * experts * expert:,}" for experts in (4, 2))
     assert f"parameters  {total}, of which a token meets {met}\n" in capsys.readouterr().out
 

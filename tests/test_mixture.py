@@ -1,0 +1,80 @@
+"""A mixture of experts as a run: dense, sparse, dense; what reads its workdir, and what refuses it."""
+
+import jax
+import numpy as np
+import pytest
+
+from sparse_lm import evaluate, export, generate
+from sparse_lm.config import ConfigError
+from sparse_lm.model import llama
+from sparse_lm.report import report
+from sparse_lm.training.checkpoints.restored import restore_for_dense
+from sparse_lm.training.loop import train
+from sparse_lm.training.telemetry.metrics import read_metrics
+from tests.test_train import corpus, small_config  # noqa: F401 (a fixture)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, corpus):  # noqa: F811
+    config = small_config(corpus, "experts24")
+    workdir = tmp_path_factory.mktemp("mixture")
+    assert train(config, str(workdir))
+    return workdir, config
+
+
+def test_it_learns_in_every_phase_and_says_how_its_experts_are_used(run):
+    workdir, config = run
+    lines = list(read_metrics(workdir))
+    assert [line["phase"] for line in lines] == 4 * ["dense"] + 4 * ["sparse"] + 4 * ["dense"]
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert np.isfinite([line["grad_norm"] for line in lines]).all()
+    for line in lines:
+        load = np.array(line["expert_load"])
+        assert load.shape == (config.model.layers, config.model.experts)
+        np.testing.assert_allclose(load.sum(axis=1), 1, rtol=1e-5)
+        assert (np.array(line["load_entropy"]) > 0.3).all() and (np.array(line["load_entropy"]) <= 1 + 1e-6).all()
+        assert np.isfinite(line["router_z_loss"]).all()
+
+
+def test_biases_move_by_loads_alone(run):
+    """One step each way in each step, whatever optimizer and weight decay do."""
+    workdir, config = run
+    loads = np.array([line["expert_load"] for line in read_metrics(workdir)])
+    missing = loads.mean(axis=-1, keepdims=True) - loads
+    expected = 1e-3 * np.where(np.abs(missing) > 1e-6, np.sign(missing), 0).sum(axis=0)
+    params, step = restore_for_dense(str(workdir), config)
+    assert step == config.steps
+    np.testing.assert_allclose(params["layers"]["ffn"]["router_bias"], expected, atol=1e-7)
+    largest = [line["largest_router_bias"] for line in read_metrics(workdir)]
+    assert np.max(largest[0]) == 0 and np.max(largest[-1]) > 0
+
+
+def test_it_is_evaluated_and_continues_prompts(run):
+    workdir, _ = run
+    in_training = list(read_metrics(workdir))[-1]["eval_loss"]
+    dense, sparse = (evaluate.evaluate(str(workdir), sparse=sparse)["loss"] for sparse in (False, True))
+    assert in_training == pytest.approx(dense, rel=0.05)
+    assert sparse != dense and sparse == pytest.approx(dense, rel=0.3)
+    text = generate.continue_text(str(workdir), "def", max_new_tokens=5, temperature=0.0)
+    assert text == generate.continue_text(str(workdir), "def", max_new_tokens=5, temperature=0.0)
+
+
+def test_its_report_shows_loads(run, tmp_path):
+    workdir, _ = run
+    report([str(workdir)], tmp_path / "report.html")
+    assert "load of the busiest expert" in (tmp_path / "report.html").read_text()
+
+
+def test_no_architecture_of_transformers_fits(run, tmp_path):
+    workdir, _ = run
+    with pytest.raises(ConfigError, match=r"model\.experts = 4: must be 0 to export: no architecture of transformers"):
+        export.export(str(workdir), tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_every_parameter_moves(run):
+    workdir, config = run
+    params, _ = restore_for_dense(str(workdir), config)
+    _, fresh = jax.jit(lambda: llama.init(config.model, jax.random.key(config.seed)))()
+    for name, weight in params["layers"]["ffn"].items():
+        assert np.abs(weight - fresh["layers"]["ffn"][name]).max() > 1e-3, name
