@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from sparse_lm.collectives import ONE_DEVICE, Axes, read_replicated
 from sparse_lm.config import ModelConfig
@@ -26,6 +27,7 @@ from sparse_lm.model import initializers
 from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.recipes.base import RESIDUALS
 from sparse_lm.recipes.groups import group_by_expert
 from sparse_lm.recipes.routing import expert_load
 
@@ -100,7 +102,7 @@ def route(
     """
     logits = jnp.dot(x.astype(jnp.float32), router.T, precision=lax.Precision.HIGHEST)
     score = jax.nn.softmax(logits) if scores == "softmax" else jax.nn.sigmoid(logits)
-    _, chosen = lax.top_k(lax.stop_gradient(score) + bias, choices)
+    chosen = checkpoint_name(lax.top_k(lax.stop_gradient(score) + bias, choices)[1], RESIDUALS)
     # By comparison rather than by index, whose gradient would be scattered.
     is_chosen = chosen[:, :, None] == jnp.arange(router.shape[0])
     gates = jnp.sum(score[:, None, :] * is_chosen, axis=-1)

@@ -345,8 +345,8 @@ def _experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer)
 def _forward_experts(recipe: Recipe, axes: Axes, x, w1, w2, gates, groups, state, key, weights, layer):
     saved = _Saved(x, None, w1, w2, state, key, weights, layer, gates, groups)
     of_pairs, stats, of_forward = recipe.forward_experts(groups.dispatch(x), _call(recipe, axes, saved, None))
-    o = groups.combine(of_pairs, gates)
-    return (o, stats), saved._replace(of_forward=_named((of_forward, of_pairs)))
+    named = dict(of_forward=_named((of_forward, of_pairs)), gates=_named(gates), groups=_named(groups))
+    return (groups.combine(of_pairs, gates), stats), saved._replace(**named)
 
 
 def _backward_experts(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparse_lm.ops import backends
+
 SHAPE = dict(tokens=512, dim=64, experts=4, width=64, choices=2)
 
 
@@ -28,6 +30,19 @@ def test_sparse_experts_are_near_dense_ones_and_gradients_are_finite(bench):
         assert all(jnp.isfinite(a).all() and jnp.any(a) for a in results)
         outputs[name] = np.ravel(forward)
     assert np.corrcoef(*outputs.values())[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("name", ["dense", "experts24"])
+def test_hopper_runs_all_of_it(bench, name, monkeypatch):
+    """At the benchmark's own shapes every operation has a kernel, which lowers on a machine without a GPU."""
+    monkeypatch.setattr(backends, "unavailable", lambda name: None if name in ("hopper", "reference") else "absent")
+    make = functools.partial(bench.random_operands, 8192, 2048, 16, 4096, 4, 0.0)
+    operands, recipe = jax.eval_shape(make), bench.RECIPES[name]()
+    state = jax.eval_shape(recipe.init_state, operands.w1, operands.w2)
+    with backends.record() as used:
+        traced = jax.jit(functools.partial(bench.both, recipe, 16)).trace(operands, state)
+        traced.lower(lowering_platforms=("cuda",))
+    assert len(used) == (6 if name == "experts24" else 3) and set().union(*used.values()) == {"hopper"}
 
 
 @pytest.mark.parametrize("skew", [0.0, 1.0])

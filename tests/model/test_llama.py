@@ -137,6 +137,16 @@ def test_remat_policies_change_what_is_recomputed_and_nothing_else(overrides):
     assert products["none"] < products["save_dots"] < products["save_attention"] < products["full"]
 
 
+@pytest.mark.parametrize("policy, times", [("none", 1), ("save_dots", 1), ("full", 2)])
+def test_tokens_choose_experts_once_where_products_are_saved(policy, times):
+    """The order of the pairs, too, is small, and takes longer to make than to read."""
+    config = dataclasses.replace(SMALL, remat=policy, **MIXTURE)
+    graphdef, params = model(config)
+    jaxpr = jax.make_jaxpr(jax.grad(functools.partial(loss, graphdef)))(params, windows(config)).jaxpr
+    assert count(jaxpr, "top_k") == times
+    assert count(jaxpr, "cumsum") == 2 * times  # of an order: over pairs, and over experts
+
+
 def test_remat_knows_every_policy_of_the_config():
     assert {"none", *remat.POLICIES} == set(config_rules.REMAT_POLICIES)
 
