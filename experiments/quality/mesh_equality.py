@@ -39,7 +39,9 @@ RECIPES: dict[str, dict[str, float]] = {
     "act24": {},
     "venom": {"v": 16, "m": 8, "experts": 4},
     "slices": {"v": 16, "m": 8},
+    "experts24": {"v": 16},
 }
+MIXTURES = ("experts24",)  # of which `tensor` splits no experts
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
 START, END, STEPS = 6, 13, 20
 
@@ -51,6 +53,8 @@ def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> C
     config.update(steps=STEPS, batch_size=16, microbatches=microbatches, seq_len=32, log_every=1)
     config.model.update(dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=512, vocab_size=320, dtype="float32")
     config.model.loss_chunk = 64
+    if recipe in MIXTURES:
+        config.model.update(experts=8, expert_dim=64)
     config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
     config.sparsity.update(recipe=recipe, start_step=START, end_step=END, refresh_every=2, **RECIPES[recipe])
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)))
@@ -92,7 +96,7 @@ def main(_: Sequence[str]) -> None:
     table: dict[str, dict[str, dict[str, float]]] = {}
     alone: dict[tuple[str, int], np.ndarray] = {}
     for recipe in RECIPES:
-        for mesh in MESHES:
+        for mesh in (mesh for mesh in MESHES if mesh[2] == 1 or recipe not in MIXTURES):
             parts = mesh[0] * mesh[1]
             if (recipe, parts) not in alone:
                 alone[recipe, parts] = losses(make_config(recipe, (1, 1, 1), parts))

@@ -2,7 +2,7 @@
 
 The router is float32. A token's scores are the softmax or the sigmoid of its logits; it goes to the k experts of
 largest score + bias, and its gates are the scores of these, without the bias, over their sum. So every decision is made
-from one token alone, and none is dropped.
+from one token alone. No token is dropped, whatever the loads.
 
     bias      only selects, and is trained by no gradient: after each step it rises for experts with less than an even
               load and falls for the others (auxiliary-loss-free balancing, 2408.15664);

@@ -43,7 +43,7 @@ class Groups:
 
     @property
     def pairs(self) -> int:
-        """T k."""
+        """Counts the pairs, T k."""
         return self.rows.position.shape[0]
 
     @jax.named_call

@@ -9,6 +9,7 @@ import pytest
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import decode, llama, sampling
+from sparse_lm.recipes import Experts24
 
 CONFIG = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=40, dtype="float32")
 PROMPT = [7, 1, 30, 30, 2]
@@ -67,6 +68,16 @@ def test_a_batch_gives_what_its_prompts_give_alone(temperature, overrides):
     alone = [decode.generate(*model, prompt, seed=seed, **options) for seed, prompt in enumerate(prompts)]
     assert len({len(made) for made in alone}) > 1
     assert decode.generate_batch(*model, prompts, seeds=range(4), **options) == alone
+
+
+def test_sparse_experts_continue_a_batch_as_its_prompts_alone():
+    scales = jnp.full(CONFIG.layers, 1.4)
+    ffns = decode.Ffns(Experts24(v=64), Experts24.State(scales, scales))
+    model, prompts = sharp_model(**MIXTURE), [PROMPT, [3]]
+    options = dict(max_new_tokens=6, temperature=0.0, top_p=1.0)
+    alone = [decode.generate(*model, prompt, ffns=ffns, **options) for prompt in prompts]
+    assert decode.generate_batch(*model, prompts, seeds=range(2), stop=None, ffns=ffns, **options) == alone
+    assert [decode.generate(*model, prompt, **options) for prompt in prompts] != alone
 
 
 def test_sampling_is_reproducible_by_seed(model):

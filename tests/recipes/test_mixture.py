@@ -198,7 +198,7 @@ def test_pairs_are_grouped_by_expert(load, v):
 
 
 def test_dispatch_and_combine_are_each_others_transposes():
-    """And what `dispatch` and `gate_gradients` compute is the gradient of `combine`."""
+    """`dispatch` and `gate_gradients` compute the gradient of `combine`."""
     groups = group_by_expert(loads("any"), EXPERTS, 16, INPUTS.order)
     pairs, gates = examples.random(6, TOKENS * CHOICES, DIM), INPUTS.gates
     o, vjp = jax.vjp(groups.combine, pairs, gates)
