@@ -11,11 +11,11 @@ from sparse_lm.report import report
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
-from tests.test_train import corpus, small_config  # noqa: F401 (a fixture)
+from tests.runs import small_config
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, corpus):  # noqa: F811
+def run(tmp_path_factory, corpus):
     config = small_config(corpus, "experts24")
     workdir = tmp_path_factory.mktemp("mixture")
     assert train(config, str(workdir))

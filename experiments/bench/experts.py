@@ -31,7 +31,9 @@ DIM = flags.DEFINE_integer("dim", 2048, "Model width, D.")
 EXPERTS = flags.DEFINE_integer("experts", 16, "Experts, E.")
 WIDTH = flags.DEFINE_integer("expert_dim", 4096, "Neurons of an expert.")
 CHOICES = flags.DEFINE_integer("experts_per_token", 4, "Experts of a token, k.")
-SKEWS = flags.DEFINE_list("skews", ["0", "0.5"], "How uneven loads are: standard deviation of the log propensities.")
+SKEWS = flags.DEFINE_list(
+    "skews", ["0", "0.2", "0.5"], "How uneven loads are: standard deviation of the log propensities."
+)
 NAMES = flags.DEFINE_list("recipes", ["dense", "experts24"], "Recipes that compute experts, dense first.")
 PARTS = ("forward", "both")
 
