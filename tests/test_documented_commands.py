@@ -164,22 +164,23 @@ def run_python(page, block=0):
     return module, code
 
 
-LOOPS = ("plain JAX", "NNX", "linen")
+LOOPS = {"plain JAX": 120, "NNX": 80, "linen": 80}
+"""The loops of docs/library.md, in order, and the step at which each leaves the sparse phase."""
 
 
 def test_every_block_of_the_library_page_is_run():
     assert len(python_blocks(ROOT / "docs/library.md")) == len(LOOPS)
 
 
-@pytest.mark.parametrize("block", range(len(LOOPS)), ids=LOOPS)
-def test_a_training_loop_of_the_library_page_trains(block, capsys):
-    """Every phase lowers the loss, and leaving the sparse one does not raise it."""
-    example, code = run_python("library.md", block)
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_training_loop_of_the_library_page_trains(name, capsys):
+    """The first dense phase and the sparse one lower the loss, and no phase and no flip raises it."""
+    example, code = run_python("library.md", list(LOOPS).index(name))
     assert len(code.splitlines()) <= 85
     means = json.loads(capsys.readouterr().out)
-    assert (np.diff(means) < -0.02).all(), means
-    at_leaving = np.mean(example.losses[115:120]) - np.mean(example.losses[120:125])
-    assert at_leaving > -0.1  # the dense loss after the flip is not above the sparse one before
+    assert (np.diff(means) < (-0.1, -0.05, 0.03)).all(), means
+    at_leaving = np.mean(example.losses[LOOPS[name] - 15 : LOOPS[name]])
+    assert np.mean(example.losses[LOOPS[name] : LOOPS[name] + 15]) < at_leaving + 0.1  # batches differ by more
 
 
 def test_the_recipe_of_the_page_on_adding_one_is_right():
