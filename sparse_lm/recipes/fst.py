@@ -71,8 +71,7 @@ class Fst(Recipe):
         yield "mask_decay", self.mask_decay, 0 <= self.mask_decay <= 1, "must be in 0..1"
 
     def init_state(self, w1: Array, w2: Array) -> Masks:
-        ones = (jnp.ones(w.shape, bool) for w in (w1, w2))
-        return Masks(*ones, jnp.full((), jnp.nan, jnp.float32))
+        return Masks(jnp.ones(w1.shape, bool), jnp.ones(w2.shape, bool), jnp.full((), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Masks, None]:
         decay = jnp.full((), self.mask_decay, jnp.float32)
