@@ -73,7 +73,7 @@ _STEP = "python -m experiments.bench.step --recipes=dense,slices --output=OUTPUT
 _FFN = "python -m experiments.bench.ffn --tokens=16384 --shapes=2048x8192 --output=OUTPUT "
 _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_size=16384"
 _TIME = "python -m experiments.quality.time_to_loss --suite=afm_4_layers --data=data/python --workdir=runs/time_afm "
-_SECONDS = "four H200s; a seed trains 556 s for dense with its branches and 303 s for slices"
+_SECONDS = "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices"
 _STEP_AFM, _TIME_AFM = "step_afm_4_layers_h200.json", "time_afm_4_layers_h200.json"
 _RUNS, _H200 = "--gpus=0,1,2,3 --runs=dense,slices_80 --seeds=10,11,12,13 --output=OUTPUT", "one H200, not timed"
 ROWS = {
