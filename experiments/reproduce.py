@@ -61,12 +61,17 @@ def time_to_loss(result: dict[str, Any]) -> Numbers:
 
 
 def ffn(result: dict[str, Any]) -> Numbers:
-    rows = [row for row in result["ffn"] if (row["tokens"], row["dim"]) == (16384, 2048) and "both_speedup" in row]
-    return {row["recipe"].split(",")[0]: row["both_speedup"] for row in rows}
+    rows = [row for row in result["ffn"] if (row["tokens"], row["dim"]) == (16384, 2048)]
+    return {row["recipe"].split(",")[0]: row["both_speedup"] for row in rows if "both_speedup" in row}
 
 
 def ffn_venom(result: dict[str, Any]) -> Numbers:
     return {"venom 128:2:16": ffn(result)["venom 128:2:16"]}
+
+
+def experts(result: dict[str, Any]) -> Numbers:
+    row = result["experts"][-1]  # the most uneven loads; the file there has one row for both recipes
+    return {"experts24": row.get("both_speedup") or row["dense_kernel_ms"] / row["experts24_kernel_ms"]}
 
 
 _STEP = "python -m experiments.bench.step --recipes=dense,slices --output=OUTPUT "
@@ -74,6 +79,7 @@ _FFN = "python -m experiments.bench.ffn --tokens=16384 --shapes=2048x8192 --outp
 _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_size=16384"
 _TIME = "python -m experiments.quality.time_to_loss --suite=afm_4_layers --data=data/python --workdir=runs/time_afm "
 _SECONDS = "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices"
+_EXPERTS = "python -m experiments.bench.experts --output=OUTPUT"
 _STEP_AFM, _TIME_AFM = "step_afm_4_layers_h200.json", "time_afm_4_layers_h200.json"
 _RUNS, _H200 = "--gpus=0,1,2,3 --runs=dense,slices_80 --seeds=10,11,12,13 --output=OUTPUT", "one H200, not timed"
 ROWS = {
@@ -85,6 +91,7 @@ ROWS = {
     "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", _H200, "ffn_16384_recipes_h200.json", ffn),
     # Measured with the largest two of four in weight gradients; those of today are stochastic.
     "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", _H200, "ffn_16384_y_transposed_h200.json", ffn_venom),
+    "experts": Row(_EXPERTS, "one H100, not timed", "experts_h100.json", experts),
 }
 """The rows, by name."""
 
