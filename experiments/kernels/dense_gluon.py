@@ -11,7 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from sparse_lm.ops.triton.frame import mma_sp, product
-from sparse_lm.ops.triton.frame.product import STEP, Product, Tiling
+from sparse_lm.ops.triton.frame.product import STEP, Product
+from sparse_lm.ops.triton.frame.tiling import Tiling
 
 
 @gluon.jit

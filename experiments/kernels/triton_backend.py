@@ -29,7 +29,7 @@ from experiments.kernels.timing import median_ms, random_24, random_matrix, rand
 from experiments.result_files import write_results
 from sparse_lm.ops import transposable_mask, triton, tuned
 from sparse_lm.ops.triton.frame import device
-from sparse_lm.ops.triton.frame.product import Tiling
+from sparse_lm.ops.triton.frame.tiling import Tiling
 from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES as CANDIDATES_24
 from sparse_lm.ops.triton.products.matmul_24 import choose_config as config_24
 from sparse_lm.ops.triton.products.matmul_venom import CANDIDATES as CANDIDATES_VENOM

@@ -6,7 +6,7 @@ The functions have the names and arguments of the public ops, less `implementati
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
     products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24, sampled_squared_relu
-      frame        product, and the instruction in mma_sp
+      frame        product, tiling, and the instruction in mma_sp
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue, transposable
       tiles        tiles

@@ -17,7 +17,8 @@ from sparse_lm.ops import triton
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
-from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_that_occupies
+from sparse_lm.ops.triton.frame.product import Product
+from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
 from sparse_lm.ops.triton.passes.sparsify_24 import (
     _soft_threshold_24_kernel,
     _sparsify_24_kernel,

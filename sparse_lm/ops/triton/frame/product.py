@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,47 +20,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.triton.frame import device, mma_sp
+from sparse_lm.ops.triton.frame import mma_sp
 from sparse_lm.ops.triton.frame.gluon_call import gluon_call
+from sparse_lm.ops.triton.frame.tiling import Tiling
 
 STEP = gl.constexpr(TILE)  # logical k
 _KEPT = gl.constexpr(TILE // 2)
 _WORDS = gl.constexpr(2 * TILE)  # of metadata for 64 rows
 _VECTOR_BYTES = 16  # of a copy
-
-
-@dataclasses.dataclass(frozen=True)
-class Tiling:
-    """A way to cut up a product with a 2:4 operand of its rows.
-
-    Attributes:
-      tile_m: rows of a thread block's tile, a power of two from 64 on.
-      tile_n: columns of it, a power of two from 32 on.
-      warps_m: warps along M. A thread holds tile_m tile_n / (32 warps) sums; more than 128 do not fit.
-      warps_n: warps along N, 16 columns each at least.
-      stages: of shared memory.
-      raster_width: tiles along M of a band.
-    """
-
-    tile_m: int
-    tile_n: int
-    warps_m: int
-    warps_n: int
-    stages: int = 4
-    raster_width: int = 8
-
-    @property
-    def warps(self) -> int:
-        return self.warps_m * self.warps_n
-
-    def grid(self, m: int, n: int) -> tuple[int, int]:
-        """Counts tiles along M and N."""
-        return -(-m // self.tile_m), -(-n // self.tile_n)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Counts the bytes of the stages: values, metadata and the dense operand, two bytes a number."""
-        return self.stages * (self.tile_m * TILE + self.tile_m * 8 + 2 * TILE * self.tile_n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,29 +74,6 @@ def launch(kernel, *operands: Array, shape: Product, out_dtype: DTypeLike, **con
         warps=shape.tiling.warps,
         constants=dict(shape=shape) | constants,
     )
-
-
-def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tiling:
-    """Chooses, of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
-
-    Those that need more shared memory than it has are passed over.
-    """
-    available = device.shared_bytes(device.compute_capability())
-    fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
-    enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]
-    return (enough or fitting[-1:])[0]
-
-
-def largest_in_blocks(candidates: Sequence[Tiling], m: int, n: int, v: int, side: Callable[[Tiling], int]) -> Tiling:
-    """Chooses as `largest_that_occupies`, of the tilings a side of which divides blocks of v.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
-    fitting = [tiling for tiling in candidates if v % side(tiling) == 0]
-    if not fitting:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
-    return largest_that_occupies(fitting, m, n)
 
 
 @gluon.constexpr_function

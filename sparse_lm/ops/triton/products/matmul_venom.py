@@ -20,7 +20,8 @@ from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.row_order import RowOrder, combine
 from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
-from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_in_blocks, launch
+from sparse_lm.ops.triton.frame.product import Product, launch
+from sparse_lm.ops.triton.frame.tiling import Tiling, largest_in_blocks
 
 # Largest first.
 CANDIDATES = (

@@ -19,7 +19,8 @@ from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
-from sparse_lm.ops.triton.frame.product import Product, Tiling, largest_in_blocks, launch
+from sparse_lm.ops.triton.frame.product import Product, launch
+from sparse_lm.ops.triton.frame.tiling import Tiling, largest_in_blocks
 
 # Largest first. M counts listed rows, N tokens.
 CANDIDATES = (

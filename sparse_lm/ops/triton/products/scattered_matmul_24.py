@@ -23,7 +23,8 @@ from sparse_lm.ops.inverted_index import inverted_index
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.triton.frame import mma_sp, product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
-from sparse_lm.ops.triton.frame.product import STEP, Product, Tiling, largest_that_occupies, launch
+from sparse_lm.ops.triton.frame.product import STEP, Product, launch
+from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
 from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES
 
 

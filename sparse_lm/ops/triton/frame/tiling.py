@@ -1,0 +1,67 @@
+"""Tilings of the products with a 2:4 operand, and which of several a GPU should take."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from sparse_lm.ops.formats import TILE
+from sparse_lm.ops.triton.frame import device
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """A way to cut up a product with a 2:4 operand of its rows.
+
+    Attributes:
+      tile_m: rows of a thread block's tile, a power of two from 64 on.
+      tile_n: columns of it, a power of two from 32 on.
+      warps_m: warps along M. A thread holds tile_m tile_n / (32 warps) sums; more than 128 do not fit.
+      warps_n: warps along N, 16 columns each at least.
+      stages: of shared memory.
+      raster_width: tiles along M of a band.
+    """
+
+    tile_m: int
+    tile_n: int
+    warps_m: int
+    warps_n: int
+    stages: int = 4
+    raster_width: int = 8
+
+    @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    def grid(self, m: int, n: int) -> tuple[int, int]:
+        """Counts tiles along M and N."""
+        return -(-m // self.tile_m), -(-n // self.tile_n)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Counts the bytes of the stages: values, metadata and the dense operand, two bytes a number."""
+        return self.stages * (self.tile_m * TILE + self.tile_m * 8 + 2 * TILE * self.tile_n)
+
+
+def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tiling:
+    """Chooses, of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
+
+    Those that need more shared memory than it has are passed over.
+    """
+    available = device.shared_bytes(device.compute_capability())
+    fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
+    enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]
+    return (enough or fitting[-1:])[0]
+
+
+def largest_in_blocks(candidates: Sequence[Tiling], m: int, n: int, v: int, side: Callable[[Tiling], int]) -> Tiling:
+    """Chooses as `largest_that_occupies`, of the tilings a side of which divides blocks of v.
+
+    Raises:
+      NotImplementedError: there is none.
+    """
+    fitting = [tiling for tiling in candidates if v % side(tiling) == 0]
+    if not fitting:
+        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
+    return largest_that_occupies(fitting, m, n)
