@@ -2,7 +2,8 @@
 
     python -m sparse_lm.train --config=configs/tiny.py
 
-Hardware: 2 CPU cores. Expected: about 4 minutes, preparing the corpus included.
+Hardware: 2 CPU cores. Expected: about 4 minutes, preparing the corpus included, and a held-out loss of 4.12
+nats (experiments/results/tiny_cpu.json).
 """
 
 from sparse_lm import config as config_lib
@@ -27,9 +28,10 @@ def get_config():
     config.data.eval_windows = 32
 
     config.optimizer.learning_rate = 4e-3
-    config.optimizer.warmup_steps = 30
+    config.optimizer.warmup_steps = 20
 
-    config.sparsity.start_step = 60
-    config.sparsity.end_step = 160
+    config.sparsity.start_step = 10
+    config.sparsity.end_step = 70
+    config.sparsity.dense_layers = 1
     config.sparsity.refresh_every = 20
     return config
