@@ -8,7 +8,7 @@ import pytest
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import GATES
 from tests.recipes import masked_dense_ffn as dense64
-from tests.recipes.examples import DO, KEY, TOKENS, W2, X, random
+from tests.recipes.examples import DO, KEY, TOKENS, W2, X, output, outputs_and_gradients, random
 from tests.recipes.test_ffn import draw
 
 GATED = [name for name, recipe in RECIPES.items() if "gated" in recipe.computes]
@@ -49,9 +49,7 @@ def test_formulas(name, activation):
     recipe = RECIPES[name](activation=activation)
     state, order = jax.jit(recipe.enter)(W1, W2)
     assert order is None
-    ffn = lambda x, w1, w2: recipe.ffn(x, w1, w2, state, key=KEY)  # noqa: E731
-    o, vjp, _ = jax.vjp(ffn, X, W1, W2, has_aux=True)
-    dx, dw1, dw2 = vjp(DO)
+    o, dx, dw1, dw2, _ = outputs_and_gradients(recipe)(X, W1, W2, DO, state, KEY, None)
 
     x, do = np.asarray(X, np.float64), np.asarray(DO, np.float64)
     w1, w2 = weights_of(name, state)
@@ -73,10 +71,10 @@ def test_formulas(name, activation):
 @pytest.mark.parametrize("name", GATED)
 def test_leaving_keeps_the_function(name):
     recipe = RECIPES[name](activation="swiglu")
-    state, _ = recipe.enter(W1, W2)
-    sparse = recipe.ffn(X, W1, W2, state, key=KEY)[0]
-    left = recipe.leave(W1, W2, state)
-    np.testing.assert_allclose(RECIPES["dense"](activation="swiglu").ffn(X, *left)[0], sparse, rtol=1e-4, atol=1e-4)
+    state, _ = jax.jit(recipe.enter)(W1, W2)
+    left = jax.jit(recipe.leave)(W1, W2, state)
+    dense = output(RECIPES["dense"](activation="swiglu"))(X, *left, None)
+    np.testing.assert_allclose(dense, output(recipe)(X, W1, W2, state), rtol=1e-4, atol=1e-4)
 
 
 def test_recipes_that_compute_no_gates_refuse_them():
