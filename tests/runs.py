@@ -32,7 +32,7 @@ def lines(workdir):
 
 
 def trace(workdir):
-    """What must not depend on when a run was stopped: everything but times."""
+    """Returns what must not depend on when a run was stopped: everything but times."""
     timed = ("step_time", "wall_time", "tokens_per_second", "mfu", "mfu_peak", "executed_utilisation", "executed_peak")
     return [{name: value for name, value in line.items() if name not in timed} for line in lines(workdir)]
 

@@ -75,7 +75,7 @@ def starts_everywhere(module):
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
-    """What each command's flags say, by command; the error of one whose flags do not parse."""
+    """Maps each command to what its flags say, or to the error if they do not parse."""
     directory = tmp_path_factory.mktemp("parsed")
     ours = [command for command in COMMANDS if starts_everywhere(command.module)]
     distinct = sorted({(command.module, command.arguments) for command in ours})

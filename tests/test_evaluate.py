@@ -77,7 +77,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def command_lines(workdir, tasks, tmp_path_factory):
-    """What the command does: of the held-out loss, of tasks, and of each mistake."""
+    """Runs the command for the held-out loss, for tasks, and with each mistake."""
     shutil.copy(workdir / "data" / "tokenizer.json", workdir)
     of_tasks = ["--tasks=quiz", f"--include_path={tasks}", "--limit=6", "--num_fewshot=1", "--checkpoint=best"]
     given = [[f"--workdir={workdir}"], [f"--workdir={workdir}", *of_tasks, "--samples"]]

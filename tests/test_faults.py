@@ -1,4 +1,4 @@
-"""What happens to a run from outside, in one process: crashes, signals and a full disk, at the worst moments."""
+"""Disturbs a run from outside, in one process: crashes, signals and a full disk, at the worst moments."""
 
 import contextlib
 import dataclasses

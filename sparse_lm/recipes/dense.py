@@ -65,7 +65,7 @@ class Dense(Recipe):
         into = dict(out_dtype=ffn.gradient_dtype, **options)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, ffn.w2.dense, *blocks, **options)
-        dh = dy * 2 * jnp.sqrt(y)
+        dh = gradient(dy, y, SQUARED_RELU)
         with jax.named_scope("grad_input"):
             dx = ops.grouped_down(dh, ffn.w1.dense, *blocks, **options)
         with jax.named_scope("grad_up"):

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import collectives, ops
-from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes import routing
+from sparse_lm.recipes.activations import SQUARED_RELU, activate, gradient
 from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.venom import check_centroids
 
@@ -90,12 +90,10 @@ class DenseSlices(Recipe):
         groups = self._groups(block_experts, ffn)
         with jax.named_scope("up"):
             h = ops.grouped_up(dispatch(x, rows), self._sorted(ffn.w1.dense, ffn), **groups)
-        y = jnp.square(jax.nn.relu(h))
+        y, seen, _ = activate(h, SQUARED_RELU)
         with jax.named_scope("down"):
             o = combine(ops.grouped_down(y, self._sorted(ffn.w2.dense, ffn), **groups), rows)
         o = jnp.where(jnp.isfinite(ffn.state.centroids).all(), o, jnp.nan)  # a state that was never entered
-        energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
-        seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
         stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons // self.experts)
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows, block_experts)
 
@@ -105,7 +103,7 @@ class DenseSlices(Recipe):
         x, do = dispatch(x, rows), dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, self._sorted(ffn.w2.dense, ffn), **groups)
-        dh = dy * 2 * jnp.sqrt(y)
+        dh = gradient(dy, y, SQUARED_RELU)
         with jax.named_scope("grad_input"):
             dx = combine(ops.grouped_down(dh, self._sorted(ffn.w1.dense, ffn), **groups), rows)
         with jax.named_scope("grad_up"):

@@ -26,17 +26,15 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from sparse_lm.recipes import block_products
-from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import Groups, fitting_block
-from sparse_lm.recipes.soft_threshold import Scales, check_scales, fit_scales, kept, thresholded, unfit_scales
-from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
+from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, fit_scales, unfit_scales
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experts24(Recipe):
+class Experts24(SoftThreshold24):
     """Trains a mixture's experts with all six products 2:4.
 
     Attributes:
@@ -55,8 +53,6 @@ class Experts24(Recipe):
         "grad_up": "dH 2:4, stochastic",
         "grad_down": "Y 2:4, stochastic",
     }
-    State = Scales
-    sparse_weights = True
     takes_order = True
     stochastic = True
 
@@ -69,22 +65,6 @@ class Experts24(Recipe):
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
         return fit_scales(w1, w2), None
-
-    def refit(self, w1: Array, w2: Array, state: Scales) -> Scales:
-        return fit_scales(w1, w2)
-
-    def leave(self, w1: Array, w2: Array, state: Scales) -> tuple[Array, Array]:
-        return thresholded(w1, w2, state)
-
-    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
-        return kept(w1, w2)
-
-    def check_state(self, state: Scales) -> None:
-        check_scales(state)
-
-    def prepare(self, w1: Array, w2: Array, state: Scales, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
-        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
-        return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(self.v, pairs, experts)

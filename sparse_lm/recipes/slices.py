@@ -30,19 +30,17 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from sparse_lm import collectives
 from sparse_lm.ops.row_order import RowOrder, dispatch
 from sparse_lm.recipes import block_products, routing
-from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
-from sparse_lm.recipes.soft_threshold import check_scales, fit_scales, kept, soft_threshold, thresholded, unfit_scales
+from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.soft_threshold import SoftThreshold24, fit_scales, soft_threshold, unfit_scales
 from sparse_lm.recipes.venom import RoutedState, block_rules, check_centroids
-from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slices(Recipe):
+class Slices(SoftThreshold24):
     """Trains each token with one of m / 4 slices of the neurons, 2:4 inside.
 
     Attributes:
@@ -63,7 +61,6 @@ class Slices(Recipe):
         "grad_down": "Y 2:4, stochastic, at the expert's neurons",
     }
     State = RoutedState
-    sparse_weights = True
     sparse_along_inputs = ("up",)
     takes_order = True
     stochastic = True
@@ -102,22 +99,9 @@ class Slices(Recipe):
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
         return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 
-    def refit(self, w1: Array, w2: Array, state: RoutedState) -> RoutedState:
-        return RoutedState(*fit_scales(w1, w2), state.centroids)
-
-    def leave(self, w1: Array, w2: Array, state: RoutedState) -> tuple[Array, Array]:
-        return thresholded(w1, w2, state)
-
-    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
-        return kept(w1, w2)
-
     def check_state(self, state: RoutedState) -> None:
-        check_scales(state)
+        super().check_state(state)
         check_centroids(state.centroids)
-
-    def prepare(self, w1: Array, w2: Array, state: RoutedState, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
-        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
-        return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         tokens, neurons = x.shape[0], ffn.w1.neurons

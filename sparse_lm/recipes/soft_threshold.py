@@ -1,4 +1,4 @@
-"""2:4 weights by soft threshold, as three recipes use them (S-STE, 2409.09099).
+"""2:4 weights by soft threshold, as several recipes use them (S-STE, 2409.09099).
 
 S(w) = sign(w) max(|w| - t, 0), with t the second smallest magnitude of each group of four, is continuous in w, so
 patterns do not flip abruptly. The forward uses beta S(W). Beta brings S(W) closest to W when the sparse phase starts,
@@ -7,13 +7,17 @@ and then stays: a moving one makes patterns flip. Gradients pass straight throug
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.ops import select
+from sparse_lm.recipes.base import Recipe
+from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
 
 
 class Scales(NamedTuple):
@@ -61,3 +65,29 @@ def check_scales(scales: Any) -> None:
         scale = getattr(scales, name)
         if not (jnp.isfinite(scale) & (scale > 0)).all():
             raise ValueError(f"{name} is not a positive number in every layer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftThreshold24(Recipe):
+    """Base of the recipes whose weights are 2:4 by soft threshold, with scales in their state."""
+
+    State: ClassVar[type] = Scales
+    sparse_weights = True
+    axis_down: ClassVar[int] = -1
+    """Along which axis of W2 [F, D] groups of four run."""
+
+    def refit(self, w1: Array, w2: Array, state: Any) -> Any:
+        return state._replace(**fit_scales(w1, w2, self.axis_down)._asdict())
+
+    def leave(self, w1: Array, w2: Array, state: Any) -> tuple[Array, Array]:
+        return thresholded(w1, w2, state, self.axis_down)
+
+    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
+        return kept(w1, w2, self.axis_down)
+
+    def check_state(self, state: Any) -> None:
+        check_scales(state)
+
+    def prepare(self, w1: Array, w2: Array, state: Any, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
+        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
+        return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)

@@ -21,16 +21,14 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from sparse_lm.recipes.activations import activate, gradient, hidden
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.soft_threshold import Scales, check_scales, fit_scales, kept, thresholded, unfit_scales
+from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
+from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, fit_scales, unfit_scales
 from sparse_lm.recipes.stochastic import grad_down_from_do, grad_up_from_dh
 from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms, soft_threshold_forms_along_neurons
 
-ALONG_NEURONS = 0  # W2's groups of four, as the down product contracts neurons
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SSte(Recipe):
+class SSte(SoftThreshold24):
     """Trains with weights that the forward pass reads 2:4 by soft threshold."""
 
     name = "sste"
@@ -40,29 +38,16 @@ class SSte(Recipe):
         "grad_up": "dH 2:4, stochastic",
         "grad_down": "dO 2:4, stochastic",
     }
-    State = Scales
-    sparse_weights = True
     sparse_along_inputs = ("up", "down")
     stochastic = True
+    axis_down = 0  # as the down product contracts neurons
     computes = ("ffn", "gated")
 
     def init_state(self, w1: Array, w2: Array) -> Scales:
         return unfit_scales()
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
-        return fit_scales(w1, w2, ALONG_NEURONS), None
-
-    def refit(self, w1: Array, w2: Array, state: Scales) -> Scales:
-        return fit_scales(w1, w2, ALONG_NEURONS)
-
-    def leave(self, w1: Array, w2: Array, state: Scales) -> tuple[Array, Array]:
-        return thresholded(w1, w2, state, ALONG_NEURONS)
-
-    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
-        return kept(w1, w2, ALONG_NEURONS)
-
-    def check_state(self, state: Scales) -> None:
-        check_scales(state)
+        return fit_scales(w1, w2, self.axis_down), None
 
     def prepare(self, w1: Array, w2: Array, state: Scales, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
         up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)

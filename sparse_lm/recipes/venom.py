@@ -25,14 +25,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
-from sparse_lm.recipes.soft_threshold import check_scales, fit_scales, kept, thresholded, unfit_scales
-from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms
+from sparse_lm.recipes.soft_threshold import SoftThreshold24, fit_scales, unfit_scales
 
 
 class RoutedState(NamedTuple):
@@ -42,7 +40,7 @@ class RoutedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Venom(Recipe):
+class Venom(SoftThreshold24):
     """Trains with V:2:M activations, chosen by magnitude.
 
     Attributes:
@@ -65,7 +63,6 @@ class Venom(Recipe):
         "grad_down": "Y 2:4, stochastic",
     }
     State = RoutedState
-    sparse_weights = True
     sparse_along_inputs = ("up",)
     takes_order = True
     stochastic = True
@@ -84,26 +81,13 @@ class Venom(Recipe):
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:
         return RoutedState(*fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
 
-    def refit(self, w1: Array, w2: Array, state: RoutedState) -> RoutedState:
-        return RoutedState(*fit_scales(w1, w2), state.centroids)
-
-    def leave(self, w1: Array, w2: Array, state: RoutedState) -> tuple[Array, Array]:
-        return thresholded(w1, w2, state)
-
-    def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
-        return kept(w1, w2)
-
     def check_state(self, state: RoutedState) -> None:
-        check_scales(state)
+        super().check_state(state)
         check_centroids(state.centroids)
 
     def for_evaluation(self) -> Recipe:
         # No kernel takes blocks of one token.
         return dataclasses.replace(self, v=1, implementation=None)
-
-    def prepare(self, w1: Array, w2: Array, state: RoutedState, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
-        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
-        return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         options: dict[str, Any] = dict(implementation=ffn.implementation)

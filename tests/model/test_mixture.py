@@ -1,4 +1,4 @@
-"""What a mixture decides, its balance and its statistics; the layer's formulas are in test_llama.py."""
+"""Tests what a mixture decides, its balance and its statistics; test_llama.py has the layer's formulas."""
 
 import dataclasses
 import functools

@@ -83,7 +83,7 @@ def test_contiguous_columns_match_reference(rows, k, kept, n, v, contiguous, con
 @pytest.mark.parametrize("dtype, out_dtype", [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)])
 @pytest.mark.parametrize("v, contiguous", [(64, 128), (128, 128), (256, 128), (64, 64), (128, 32)])
 def test_dtypes(dtype, out_dtype, v, contiguous, backend):
-    """Of the contiguous columns, the last two are such that no box fits."""
+    """The last two of the contiguous columns are such that no box fits."""
     b = random((WIDTH, 256), dtype, seed=5)
     check(backend.matmul_venom, random_venom(256, WIDTH, v, 16, dtype, seed=3), b, out_dtype=out_dtype)
     of_runs = random_venom_contiguous(700, WIDTH, 256, v, contiguous, dtype, seed=3)

@@ -115,7 +115,7 @@ def test_sampled_matmul_24(capability, config, tmp_path):
 
 @pytest.mark.parametrize("capability, config", _largest(DENSE))
 def test_scattered_matmul_24(capability, config, tmp_path):
-    """Of four slices, with blocks of 256 tokens."""
+    """Makes the call of four slices, with blocks of 256 tokens."""
     shape = Product(F, D, T, F // 4, T // 64, D, config)
     lists = Lists(tiles=F // 4 // config.tile_m, steps=256 // 64, listings=1, places=T // 256 + 1)
     types = "*bf16", "*i32", "*bf16", "*i32", "*i32", "*i32", "*fp32"

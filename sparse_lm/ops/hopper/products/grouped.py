@@ -48,7 +48,7 @@ class Config:
 
 
 class _Tile(NamedTuple):
-    """What a tile of the result is made of: slices of two operands in global memory, and how many steps."""
+    """Names what a tile of the result is made of: slices of two operands in global memory, and how many steps."""
 
     a: Any
     b: Any
