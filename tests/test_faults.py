@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import resource
+import shutil
 import signal
 import time
 
@@ -90,6 +91,21 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(recipe, config
     assert_same_end(workdir, whole, config)
     if recipe == "fst":  # whose flip rate is a refresh's
         assert [line["step"] for line in lines(whole) if "flip_rate" in line] == [6]
+
+
+def test_a_run_on_a_mixture_goes_on_with_its_shares(corpus, tmp_path, monkeypatch):
+    other = shutil.copytree(corpus, tmp_path / "other")
+    config = small_config(corpus, "dense", **{"data.path": f"{corpus}:0.7,{other}:0.3"})
+    assert loop.train(config, str(tmp_path / "whole"))
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_before(patch, 7)
+        loop.train(config, str(tmp_path / "stopped"))
+    assert loop.train(config, str(tmp_path / "stopped"))
+    assert_same_end(tmp_path / "stopped", tmp_path / "whole", config)
+    for line in lines(tmp_path / "stopped"):
+        shares, windows = line["data_shares"], 4 * (line["step"] + 1)
+        assert shares == pytest.approx({str(corpus): 0.7, str(other): 0.3}, abs=1 / windows)
+        assert round(shares[str(corpus)] * windows, 6).is_integer()
 
 
 def terminate_once(function, *, before: bool):

@@ -108,6 +108,21 @@ def test_page_has_what_was_logged_by_tokens_and_by_time(tmp_path):
     np.testing.assert_allclose([shapes[0]["x0"], shapes[0]["x1"]], (7 + 3 * np.array([10.5, 20.5])) / 60)
 
 
+def test_shares_of_a_mixture_have_a_curve_each(tmp_path):
+    written = list(lines())
+    for line in written[5:]:
+        line["data_shares"] = {"data/a": 0.75 + line["step"] / 1000, "<b>": 0.25 - line["step"] / 1000}
+    mixed, one = make_run(tmp_path / "mixed", written), make_run(tmp_path / "one", lines())
+    found, _ = curves(mixed, one)
+    (_, _, first), (_, _, second), (name, _, none) = found["share of each corpus among the windows read so far"]
+    np.testing.assert_allclose(first[5:], 0.75 + np.arange(5, 40) / 1000)
+    np.testing.assert_allclose(second[5:], 0.25 - np.arange(5, 40) / 1000)
+    assert np.isnan([*first[:5], *second[:5]]).all() and name == "one" and np.isnan(none).all()
+    drawn = [trace for trace in page.draw(read_runs([mixed])).data if "{y:.2%}" in str(trace.hovertemplate)]
+    assert [trace.hovertemplate for trace in drawn] == ["%{y:.2%} data/a", "%{y:.2%} &lt;b&gt;"]
+    assert len({trace.line.dash for trace in drawn}) == 2
+
+
 def test_several_runs_that_disagree_in_their_phases(tmp_path):
     """One was cut short in its sparse phase and in its last line, one has nothing sparse, no layers, and no times."""
     dense = [{key: v for key, v in line.items() if key != "wall_time"} for line in lines(sparse=(0, 0), layers=0)]

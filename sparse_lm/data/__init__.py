@@ -8,6 +8,6 @@ tokenizer, packing (windows). What is prepared is read by opening, dataset and p
 from sparse_lm.data.dataset import Data
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.opening import open_data
-from sparse_lm.data.pipeline import heldout_batches, train_batches
+from sparse_lm.data.pipeline import drawn_shares, heldout_batches, train_batches
 
-__all__ = ["Data", "DataError", "heldout_batches", "open_data", "train_batches"]
+__all__ = ["Data", "DataError", "drawn_shares", "heldout_batches", "open_data", "train_batches"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +25,13 @@ PANELS = {
     "flip_rate": "flip rate of 2:4 weights",
     "activation_sparsity": "zeros among activations",
     "expert_load": "load of the busiest expert (1: even)",
+    "data_shares": "share of each corpus among the windows read so far",
     "memory": "peak of device memory (bytes)",
 }
 """Titles of the curves, by key of metrics.jsonl; of what layers have, means over them."""
 MOST_POINTS = 2000  # of a curve; longer ones are means of neighbours
 ROW = 200  # pixels
+DASHES = ("solid", "dash", "dot", "dashdot")  # of curves that one run has in one panel
 GREY = "#808080"
 UNKNOWN = "-"
 
@@ -71,7 +74,7 @@ def page(runs: Sequence[Run]) -> str:
 
 def draw(runs: Sequence[Run]) -> go.Figure:
     """Draws a panel below the other for all that was logged, over tokens or, with a button, over wall time."""
-    keys = [key for key in PANELS if any(np.isfinite(run.numbers(key)).any() for run in runs) or key == "loss"]
+    keys = [key for key in PANELS if any(_is_known(run, key) for run in runs) or key == "loss"]
     titles = [PANELS[key] for key in keys]
     figure = make_subplots(len(keys), 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.25 / len(keys))
     axes = {}
@@ -92,7 +95,9 @@ def draw(runs: Sequence[Run]) -> go.Figure:
         whole, held_out = np.ones(len(run.lines), bool), run.numbers("eval_loss")
         for row, key in enumerate(keys, 1):
             line = {"color": run.color, "width": 1 if key == "loss" else 1.5}
-            add(run, row, whole, run.numbers(key), mode="lines", line=line, showlegend=row == 1)
+            for (part, values), dash in zip(run.curves(key).items(), itertools.cycle(DASHES), strict=False):
+                named = {"hovertemplate": f"%{{y:.2%}} {html.escape(part)}"} if part else {}
+                add(run, row, whole, values, mode="lines", line=line | {"dash": dash}, showlegend=row == 1, **named)
         evaluated, bad = np.isfinite(held_out), run.bad("loss") | run.bad("eval_loss")
         style = {"mode": "lines+markers", "line": {"color": run.color, "width": 2.5}, "showlegend": False}
         if evaluated.any():
@@ -125,6 +130,10 @@ def draw(runs: Sequence[Run]) -> go.Figure:
     figure.update_yaxes(type="log", row=1)
     figure.update_xaxes(showticklabels=True)
     return figure
+
+
+def _is_known(run: Run, key: str) -> bool:
+    return any(np.isfinite(values).any() for values in run.curves(key).values())
 
 
 def _shapes(runs: Sequence[Run], axis: str, size: float) -> list[dict[str, Any]]:

@@ -45,6 +45,14 @@ class Run:
         """
         return np.array([_number(key, line.get(key)) for line in self.lines])
 
+    def curves(self, key: str) -> dict[str, np.ndarray]:
+        """Returns the numbers of `key` by the names that they were logged with, or by "" where they have none."""
+        logged = [line[key] if isinstance(line.get(key), dict) else {} for line in self.lines]
+        names = dict.fromkeys(name for values in logged for name in values)
+        if not names:
+            return {"": self.numbers(key)}
+        return {name: np.array([_number(key, values.get(name)) for values in logged]) for name in names}
+
     def bad(self, key: str) -> np.ndarray:
         """Returns bool[lines]: where this number was logged and was not finite."""
         return np.array([key in line and line[key] is None for line in self.lines])

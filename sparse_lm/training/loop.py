@@ -82,7 +82,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
                 return True
             print_overview(config, workdir, trainer, data, state)
             with (
-                StepLog(config, reports, summary, start, wandb and processes.is_leader()) as log,
+                StepLog(config, data, reports, summary, start, wandb and processes.is_leader()) as log,
                 StepProfile(reports, *profile_steps) as profile,
             ):
                 return _Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)

@@ -51,10 +51,10 @@ class MetricsWriter:
 
         Args:
           step: becomes the line's "step".
-          metrics: by name, a number, string, None, or array of any rank (device arrays are fetched
-            here, all at once). NaN and infinities become null, which JSON has and TensorBoard skips.
-            TensorBoard gets scalars, and vectors as one scalar per entry ("name/0", "name/1", ...);
-            strings and arrays of higher rank are in the JSON lines only.
+          metrics: by name, a number, string, None, numbers by name, or array of any rank (device arrays
+            are fetched here, all at once). NaN and infinities become null, which JSON has and TensorBoard
+            skips. TensorBoard gets scalars, and vectors and numbers by name as one scalar per entry
+            ("name/0", "name/1", ...); strings and arrays of higher rank are in the JSON lines only.
 
         Returns:
           The line, as `read_metrics` gives it.
@@ -138,6 +138,8 @@ def _plain(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -145,6 +147,6 @@ def _plain(value: Any) -> Any:
 
 def _scalars(name: str, value: Any) -> list[tuple[str, float]]:
     """Lists (tag, value) for all that TensorBoard can plot in `value`."""
-    entries = enumerate(value) if isinstance(value, list) else []
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
     tagged = [(name, value), *((f"{name}/{index}", entry) for index, entry in entries)]
     return [(tag, scalar) for tag, scalar in tagged if isinstance(scalar, (bool, int, float))]

@@ -10,6 +10,7 @@ from types import TracebackType
 import jax
 
 from sparse_lm.config import Config
+from sparse_lm.data import Data, drawn_shares
 from sparse_lm.progress import Progress, show_speed, show_time_left
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import Metrics
@@ -27,14 +28,17 @@ class StepLog:
 
     Args:
       config: the run.
+      data: what it reads.
       directory: where this process writes, see `processes.reports_directory`.
       summary: of the run; also an attribute.
       start: the first step of this process.
       wandb: log to Weights & Biases, too.
     """
 
-    def __init__(self, config: Config, directory: str, summary: RunSummary, start: int, wandb: bool = False):
-        self._config, self.summary = config, summary
+    def __init__(
+        self, config: Config, data: Data, directory: str, summary: RunSummary, start: int, wandb: bool = False
+    ):
+        self._config, self._data, self.summary = config, data, summary
         self._device_kind = jax.devices()[0].device_kind
         self._schedule = learning_rate(config)
         float(self._schedule(start))  # compiles, which is no step's time
@@ -83,6 +87,7 @@ class StepLog:
             "step_time": step_time,
             "wall_time": self.summary.wall_time(),
             "memory": _peak_memory(),
+            **self._data_shares(step),
             **flops.utilisation(config, config.recipe(phase), speed, self._device_kind),
             **metrics,
             **{f"eval_{name}": value for name, value in (results or {}).items()},
@@ -95,6 +100,12 @@ class StepLog:
             )
         left = show_time_left(self._timer.seconds_left())
         self._progress.update(step + 1, phase, f"loss {loss:.4f}", show_speed(speed), left)
+
+    def _data_shares(self, step: int) -> dict[str, dict[str, float]]:
+        """Returns the entry of a mixture: the share of each corpus in all windows up to `step`."""
+        if not self._data.shares:
+            return {}
+        return {"data_shares": drawn_shares(self._data, (step + 1) * self._config.batch_size)}
 
     def __enter__(self) -> StepLog:
         return self
