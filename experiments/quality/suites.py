@@ -7,6 +7,7 @@ branches that decay: its loss as a function of time, which the others are held a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -90,18 +91,10 @@ def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
 
 def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> dict[str, Overrides]:
     """Dense, slices on shares of the steps, rate sweeps of both, and the controls; knobs are those of slices."""
-    start = round(steps / 60)  # early: long before the warm-up ends
-    dense = {"sparsity.recipe": "dense"}
+    dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
-
-    def until(share: int) -> Overrides:
-        end = min(start + round(share / 100 * steps), round((1 - DECAY_SHARE) * steps))
-        return {"sparsity.start_step": start, "sparsity.end_step": end}
-
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 65, 80)}
-    # The routed model is what the run is for: it never leaves.
-    stay = {"sparsity.start_step": start, "sparsity.end_step": steps, "sparsity.leave": False}
-    runs["slices_stay"] = slices | stay
+    runs["slices_stay"] = slices | _stay(steps)
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_50_rate_{rate:g}"] = slices | until(50) | {"optimizer.learning_rate": rate}
@@ -113,9 +106,44 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     return runs
 
 
+def _experts24(steps: int, experts: Overrides, **knobs: Any) -> dict[str, Overrides]:
+    """A mixture whose experts are sparse on 80% of the steps, and one whose experts stay so."""
+    sparse = experts | {"sparsity.recipe": "experts24"} | {f"sparsity.{name}": value for name, value in knobs.items()}
+    return {"mixture_experts24": sparse | _until(steps, 80), "mixture_experts24_stay": sparse | _stay(steps)}
+
+
+def _until(steps: int, share: int) -> Overrides:
+    """A sparse phase on a share of the steps, in percent, which ends before the rate falls."""
+    start = _start(steps)
+    end = min(start + round(share / 100 * steps), round((1 - DECAY_SHARE) * steps))
+    return {"sparsity.start_step": start, "sparsity.end_step": end}
+
+
+def _stay(steps: int) -> Overrides:
+    """A sparse phase that never ends: the sparse model is what the run is for."""
+    return {"sparsity.start_step": _start(steps), "sparsity.end_step": steps, "sparsity.leave": False}
+
+
+def _start(steps: int) -> int:
+    return round(steps / 60)  # early: long before the warm-up ends
+
+
+def _experts(experts: int, per_token: int, width: int) -> Overrides:
+    return {"model.experts": experts, "model.experts_per_token": per_token, "model.expert_dim": width}
+
+
+_DENSE = {"sparsity.recipe": "dense"}
 _100M = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.loss_chunk": 8192}
 _RATES = (1.5e-4, 2.5e-4, 5e-4, 1e-3)
+# A token meets 4 x 2048 neurons, as many as a dense llama1b has. 4 layers have 0.67 B parameters, and the pairs of a step
+# leave 1 GiB of residuals in each: about 25 GiB with moments, calculated.
+_EXPERTS = _experts(16, 4, 2048)
 _AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4}
+_TINY = _base(
+    50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
+    **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256, "model.vocab_size": 300},
+)  # fmt: skip
+_TINY_EXPERTS = _experts(8, 2, 128)
 
 SUITES = {
     # llama1b's layer: 100 M tokens in 3052 steps.
@@ -128,6 +156,20 @@ SUITES = {
         )
         for layers in (4, 8)
     },
+    # Mixtures against the dense llama1b of as many active neurons. They are to have the loss that it has much later.
+    "llama1b_4_layers_mixture": Suite(
+        llama1b,
+        _base(3052, 300, 3e-4, **_100M, **{"model.layers": 4}),
+        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
+        lengths=(1.0, 1.5, 2.0),
+    ),
+    # Sparse experts against dense ones: "dense" is here what "mixture" is there.
+    "mixture_4_layers": Suite(
+        llama1b,
+        _base(3052, 300, 3e-4, **_100M, **{"model.layers": 4}),
+        {"dense": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
+        lengths=(0.8, 1.0),
+    ),
     # The layer of AFM-4.5B.
     **{
         f"afm_{layers}_layers": Suite(
@@ -145,14 +187,11 @@ SUITES = {
         _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3)),
     ),
     # Seconds on a CPU, for tests.
-    "tiny": Suite(
+    "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16)),
+    "tiny_mixture": Suite(
         tiny,
-        _base(
-            50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
-            **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256,
-               "model.vocab_size": 300},
-        ),
-        _runs(50, 256, (2e-3,), v=16),
+        _TINY,
+        {"dense": _DENSE, "mixture": _DENSE | _TINY_EXPERTS} | _experts24(50, _TINY_EXPERTS, v=16),
     ),
-}  # fmt: skip
+}
 """The suites, by name."""

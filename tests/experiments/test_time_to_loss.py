@@ -181,6 +181,14 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     assert branch["compile_seconds"] == stable["compile_seconds"]
 
 
+def test_a_mixture_that_stays_sparse_is_trained(data, tmp_path):
+    suite, name = SUITES["tiny_mixture"], "mixture_experts24_stay"
+    assert one_run.run_one(suite, name, 0, *data, tmp_path)
+    row = json.loads((tmp_path / f"{name}-0/row.json").read_text())
+    assert row["sparse_steps"] == [1, suite.steps] and np.shape(row["expert_load"]) == (2, 8)
+    assert row["heldout_loss"] < row["heldout_curve"][0][1] and np.isfinite(row["second_heldout_loss"])
+
+
 def test_without_a_router_all_tokens_have_the_first_slice():
     keys = jax.random.split(jax.random.key(0), 3)
     w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))
@@ -199,11 +207,16 @@ def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
     configs = {run: suite.config(run, 0, "data") for run in suite.runs}
     for run, config in configs.items():
-        assert bool(config.sparsity.phase) == run.startswith(("slices", "dense_slices", "fixed"))
-        stays = run == "slices_stay"
-        assert stays or config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
+        assert bool(config.sparsity.phase) == run.startswith(("slices", "dense_slices", "fixed", "mixture_experts24"))
+        assert config.sparsity.stays == run.endswith("stay")
+        assert config.sparsity.stays or config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
         assert config.checkpoint_every == configs["dense"].checkpoint_every
-    assert configs["quarter_width"].model.ffn_dim * 4 == configs["dense"].model.ffn_dim
+        model, dense = config.model, configs["dense"].model
+        if run.startswith("mixture"):
+            active = dense.experts_per_token * dense.expert_dim if dense.experts else dense.ffn_dim
+            assert model.experts_per_token * model.expert_dim == active
+        elif run == "quarter_width":
+            assert model.ffn_dim * 4 == dense.ffn_dim
 
 
 def test_seconds_are_those_of_steps_and_transitions(tmp_path):
