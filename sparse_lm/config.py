@@ -35,6 +35,8 @@ class ModelConfig:
     layers: int = 4
     heads: int = 4
     kv_heads: int = 4
+    head_dim: int = 0  # H, of a query, key or value; 0 for dim / heads
+    qk_norm: bool = False  # RMSNorm of each query and key before it rotates, as in Qwen3 (2505.09388)
     ffn_dim: int = 1024  # neurons, F, of a model without experts
     experts: int = 0  # E, of a mixture; 0 for one FFN
     experts_per_token: int = 2  # k
@@ -52,8 +54,9 @@ class ModelConfig:
     loss_chunk: int = 1024  # tokens whose logits exist at one time
 
     @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
+    def head_width(self) -> int:
+        """H."""
+        return self.head_dim or self.dim // self.heads
 
     @property
     def neurons(self) -> int:

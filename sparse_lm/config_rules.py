@@ -69,13 +69,14 @@ def _model_rules(m: ModelConfig) -> Iterator[Rule]:
     for key in ("dim", "layers", "heads", "kv_heads", "ffn_dim", "rope_theta", "norm_epsilon", "loss_chunk"):
         yield _positive(f"model.{key}", getattr(m, key))
     yield "model.vocab_size", m.vocab_size, 0 < m.vocab_size <= 2**31, "must be in 1..2^31 (tokens are int32)"
-    yield "model.heads", m.heads, m.dim % m.heads == 0, f"must divide model.dim = {m.dim}"
-    yield (
-        "model.heads",
-        m.heads,
-        m.head_dim % 2 == 0,
-        f"model.dim / model.heads = {m.head_dim} must be even (RoPE rotates pairs)",
-    )
+    yield _not_negative("model.head_dim", m.head_dim)
+    yield "model.head_dim", m.head_dim, m.head_dim % 2 == 0, "must be even (RoPE rotates pairs)"
+    if not m.head_dim:
+        yield "model.heads", m.heads, m.dim % m.heads == 0, f"must divide model.dim = {m.dim}, or set model.head_dim"
+        yield (
+            "model.heads", m.heads, m.head_width % 2 == 0,
+            f"model.dim / model.heads = {m.head_width} must be even (RoPE rotates pairs)",
+        )  # fmt: skip
     yield "model.kv_heads", m.kv_heads, m.heads % m.kv_heads == 0, f"must divide model.heads = {m.heads}"
     yield one_of("model.activation", m.activation, ACTIVATIONS)
     yield one_of("model.dtype", m.dtype, DTYPES)
@@ -186,7 +187,7 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
     yield "mesh.tensor", tensor, tokens % tensor == 0, f"must divide the {tokens} tokens of a part of a step"
     yield divides("fsdp", fsdp, "dim", tensor)
     yield divides("fsdp", fsdp, "vocab_size")
-    kv_rows = m.kv_heads * m.head_dim
+    kv_rows = m.kv_heads * m.head_width
     yield "mesh.fsdp", fsdp, kv_rows % (fsdp * tensor) == 0, f"times mesh.tensor must divide {kv_rows} rows of k and v"
     if fsdp > 1:
         compressed = s.phase and s.recipe.sparse_weights

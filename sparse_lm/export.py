@@ -2,9 +2,10 @@
 
     python -m sparse_lm.export --workdir=runs/tiny --output=runs/tiny-hf [--checkpoint=best] [--format=sparse24]
 
-It is an `ArceeForCausalLM` (squared ReLU) or a `LlamaForCausalLM` (SwiGLU), in float32. A model in its
-sparse phase leaves with the weights that its forward uses. `--format=sparse24` adds a directory
-`sparse24` in it: the same model with its 2:4 matrices compressed; see `interop.bitmask_24`.
+It is an `ArceeForCausalLM` (squared ReLU), a `LlamaForCausalLM` (a gate) or a `Qwen3ForCausalLM` (a gate, and queries
+and keys normed), in float32. A model in its sparse phase leaves with the weights that its forward uses.
+`--format=sparse24` adds a directory `sparse24` in it: the same model with its 2:4 matrices compressed; see
+`interop.bitmask_24`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sparse_lm import entry_point
 from sparse_lm.config import Config, ConfigError
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.interop import bitmask_24
+from sparse_lm.interop.hf_config import has_architecture
 from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.hf_weights import weights
 from sparse_lm.interop.model_card import model_card
@@ -66,7 +68,7 @@ def export(
     Raises:
       ValueError: `weight_format` is none of these.
       WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
-      ConfigError, DataError: config or tokenizer cannot be used, or the model is a mixture of experts.
+      ConfigError, DataError: config or tokenizer cannot be used, or no architecture of transformers is the model.
       OutputError: `output` is not empty, or cannot be written.
     """
     if weight_format not in FORMATS:
@@ -75,6 +77,9 @@ def export(
     if config.model.experts:
         allowed = "must be 0 to export: no architecture of transformers has squared-ReLU experts and rotary attention"
         raise ConfigError("model.experts", config.model.experts, allowed)
+    if not has_architecture(config.model):
+        allowed = "must be False to export without a gate: no architecture of transformers has squared ReLU and QK norm"
+        raise ConfigError("model.qk_norm", config.model.qk_norm, allowed)
     tokenizer = Path(workdir, "tokenizer.json")
     load_tokenizer(tokenizer)
     params = LayerwiseParams(workdir, config, checkpoint)

@@ -86,6 +86,8 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"model.heads": 3}, "model.heads", "must divide model.dim = 256"),
         ({"model.heads": 0}, "model.heads", "positive"),
         ({"model.heads": 256, "model.kv_heads": 256}, "model.heads", "even"),
+        ({"model.head_dim": 3}, "model.head_dim", "even"),
+        ({"model.head_dim": -2}, "model.head_dim", "must not be negative"),
         ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
         ({"model.vocab_size": 2**32}, "model.vocab_size", "int32"),
         (

@@ -175,6 +175,14 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
             export(workdir, output)
 
 
+def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
+    config = load_config(workdir)
+    save_config(tmp_path, dataclasses.replace(config, model=dataclasses.replace(config.model, qk_norm=True)))
+    with pytest.raises(ConfigError, match=r"config\.model\.qk_norm = True: must be False to export without a gate"):
+        export(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @compiled_once()
 def test_a_model_is_trained_on_sparsely(corpus, tmp_path, monkeypatch):
     """The first loss is that of its weights as the sparse phase computes with them."""

@@ -39,8 +39,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.head_dim = config.head_dim
+        width, kv_width = config.heads * config.head_width, config.kv_heads * config.head_width
+        self.head_dim = config.head_width
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_epsilon)
         self.q = nn.Linear(config.dim, width, bias=False)
         self.k = nn.Linear(config.dim, kv_width, bias=False)
@@ -67,7 +67,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList([Layer(config) for _ in range(config.layers)])
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_epsilon)
         self.unembed = nn.Parameter(torch.randn(config.vocab_size, config.dim) * config.dim**-0.5)
-        half = config.head_dim // 2
+        half = config.head_width // 2
         frequencies = config.rope_theta ** (-torch.arange(half) / half)
         angles = torch.arange(seq_len)[:, None] * frequencies
         self.register_buffer("cos", angles.cos())

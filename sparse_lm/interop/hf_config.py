@@ -1,29 +1,36 @@
 """A model's configuration as transformers' config.json states it, and back.
 
-Squared ReLU without a gate is transformers' Arcee, SwiGLU its Llama; all else is the same in both:
-RMSNorm before each block, rotary halves, grouped key-value heads, no biases.
+Squared ReLU without a gate is transformers' Arcee, a gate its Llama, or with queries and keys normed its Qwen3.
+All else is the same in the three: RMSNorm before each block, rotary halves, grouped key-value heads, no biases.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparse_lm.config import ModelConfig
+from sparse_lm.recipes.activations import GATES
 
-_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-ARCHITECTURES = {
-    "squared_relu": {"architectures": ["ArceeForCausalLM"], "model_type": "arcee", "hidden_act": "relu2"},
-    "swiglu": _LLAMA | {"hidden_act": "silu"},
-    "geglu": _LLAMA | {"hidden_act": "gelu_pytorch_tanh"},
-    "gated_relu2": _LLAMA | {"hidden_act": "relu2"},
-}
-"""Architecture and activation, by `ModelConfig.activation`."""
+_OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gated_relu2": "relu2"}
+"""hidden_act, by `ModelConfig.activation`."""
 
-_NORM_EPSILON = {"arcee": 1e-5, "llama": 1e-6}
-_HIDDEN_ACT = {"arcee": "relu2", "llama": "silu"}
-"""The values that transformers takes for absent keys, by model_type."""
+_ARCHITECTURES = {(False, False): "arcee", (True, False): "llama", (True, True): "qwen3"}
+"""model_type, by whether the FFN has a gate and whether queries and keys are normed."""
+
+
+class _Absent(NamedTuple):
+    """The values that transformers takes for absent keys."""
+
+    hidden_act: str
+    norm_epsilon: float
+    head_dim: int | None = None  # None for hidden_size / num_attention_heads
+    kv_heads: int | None = None  # None for num_attention_heads
+
+
+_ABSENT = {"arcee": _Absent("relu2", 1e-5), "llama": _Absent("silu", 1e-6), "qwen3": _Absent("silu", 1e-6, 128, 32)}
+"""By model_type."""
 
 
 class UnsupportedModelError(ValueError):
@@ -31,6 +38,21 @@ class UnsupportedModelError(ValueError):
 
     def __init__(self, key: str, value: Any, allowed: str):
         super().__init__(f"config.json has {key} = {value!r}: {allowed}")
+
+
+def has_architecture(model: ModelConfig) -> bool:
+    """True if transformers has an architecture that computes this model."""
+    return (model.activation in GATES, model.qk_norm) in _ARCHITECTURES and not model.experts
+
+
+def architecture(model: ModelConfig) -> dict[str, Any]:
+    """Names the class, model_type and activation of a model that `has_architecture`."""
+    kind = _ARCHITECTURES[model.activation in GATES, model.qk_norm]
+    return {
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
+        "hidden_act": _OURS[model.activation],
+    }
 
 
 def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[str, Any]:
@@ -42,14 +64,14 @@ def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[
       end_of_text: the token that ends every document, and starts one where nothing else does.
     """
     return {
-        **ARCHITECTURES[model.activation],
+        **architecture(model),
         "vocab_size": model.vocab_size,
         "hidden_size": model.dim,
         "intermediate_size": model.ffn_dim,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
+        "head_dim": model.head_width,
         "max_position_embeddings": seq_len,
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,  # read up to transformers 4, and by most other programs
@@ -91,25 +113,30 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
       UnsupportedModelError: the model family has no such model, or a value is none that its key can have.
     """
     kind = hf.get("model_type")
-    _allow("model_type", kind, tuple(_HIDDEN_ACT))
+    _allow("model_type", kind, tuple(_ABSENT))
     _refuse_variants(hf)
-    rope = _rope(hf)
+    rope, absent = _rope(hf), _ABSENT[kind]
+    hf = {"num_key_value_heads": absent.kv_heads, "head_dim": absent.head_dim} | dict(hf)
+    dim, heads = _count(hf, "hidden_size"), _count(hf, "num_attention_heads")
+    head_dim = _count(hf, "head_dim") if hf["head_dim"] else 0
     return {
-        "dim": _count(hf, "hidden_size"),
+        "dim": dim,
         "layers": _count(hf, "num_hidden_layers"),
-        "heads": _count(hf, "num_attention_heads"),
-        "kv_heads": _count(hf, "num_key_value_heads" if hf.get("num_key_value_heads") else "num_attention_heads"),
+        "heads": heads,
+        "kv_heads": _count(hf, "num_key_value_heads") if hf["num_key_value_heads"] else heads,
+        "head_dim": 0 if head_dim * heads == dim else head_dim,
+        "qk_norm": kind == "qwen3",
         "ffn_dim": _count(hf, "intermediate_size"),
         "vocab_size": _count(hf, "vocab_size"),
         "activation": _activation(hf, kind, gated),
         "rope_theta": _number(rope if "rope_theta" in rope else hf, "rope_theta", 10_000.0),
-        "norm_epsilon": _number(hf, "rms_norm_eps", _NORM_EPSILON[kind]),
+        "norm_epsilon": _number(hf, "rms_norm_eps", absent.norm_epsilon),
         "tie_embeddings": _flag(hf, "tie_word_embeddings"),
     }
 
 
 def _activation(hf: Mapping[str, Any], kind: str, gated: bool) -> str:
-    activation = hf.get("hidden_act", _HIDDEN_ACT[kind])
+    activation = hf.get("hidden_act", _ABSENT[kind].hidden_act)
     match activation, gated:
         case (("relu2" | "squared_relu"), False):
             return "squared_relu"
@@ -130,8 +157,7 @@ def _refuse_variants(hf: Mapping[str, Any]) -> None:
     _allow("mlp_bias", hf.get("mlp_bias", False), (False,))
     quantization = _group(hf, "quantization_config").get("quant_method")
     _allow("quant_method", quantization, (None,), " (weights are read as they are)")
-    width = _count(hf, "hidden_size") // _count(hf, "num_attention_heads")
-    _allow("head_dim", hf.get("head_dim") or width, (width,), " (hidden_size / num_attention_heads)")
+    _allow("use_sliding_window", hf.get("use_sliding_window") or False, (False,), " (attention sees all positions)")
     rope = _rope(hf)
     _allow("rope_type", rope.get("rope_type", rope.get("type", "default")), ("default",), " (positions are not scaled)")
     partial = rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0))

@@ -24,6 +24,8 @@ _LAYER = {
     ("attention", "k"): "self_attn.k_proj",
     ("attention", "v"): "self_attn.v_proj",
     ("attention", "o"): "self_attn.o_proj",
+    ("attention", "q_norm"): "self_attn.q_norm",
+    ("attention", "k_norm"): "self_attn.k_norm",
     ("ffn_norm",): "post_attention_layernorm",
     ("ffn", "up"): "mlp.up_proj",
     ("ffn", "down"): "mlp.down_proj",
@@ -64,6 +66,7 @@ def weights(model: ModelConfig) -> list[Weight]:
         weight
         for layer in range(model.layers)
         for path, name in _LAYER.items()
+        if ("layers", *path) in params
         for weight in _layer_weights(layer, path, name, params["layers", *path].shape[1:], model)
     ]
     embedding = outer.pop(("embed", "embedding"))

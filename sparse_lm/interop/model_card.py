@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sparse_lm.config import Config
-from sparse_lm.interop.hf_config import ARCHITECTURES
+from sparse_lm.interop.hf_config import architecture
 
 _TEMPLATE = """\
 ---
@@ -55,7 +55,7 @@ def model_card(config: Config, step: int, shapes: list[tuple[int, ...]], eval_lo
         "held-out loss": None if eval_loss is None else f"{eval_loss:.4f} nats per token",
     }
     return _TEMPLATE.format(
-        architecture=ARCHITECTURES[model.activation]["architectures"][0],
+        architecture=architecture(model)["architectures"][0],
         parameters=f"{sum(map(math.prod, shapes)):,}",
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items() if value is not None),
     )

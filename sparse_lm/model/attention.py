@@ -15,9 +15,10 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read
+from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
+from sparse_lm.model.norm import rms_norm
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
 ROTATED = "rotated"  # what they call the queries and keys that it takes
@@ -34,16 +35,19 @@ class Attention(nnx.Module):
     """Projections `q` [N H, D], `k` and `v` [K H, D], `o` [D, N H], all float32 and without bias.
 
     They have the layout of `torch.nn.Linear`, and heads rotate as in Hugging Face's Llama, so that
-    weights move between the two by plain copies.
+    weights move between the two by plain copies. With `ModelConfig.qk_norm`, scales `q_norm` and `k_norm` [H] besides.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        width, kv_width = config.heads * config.head_width, config.kv_heads * config.head_width
         self.q = nnx.Param(initializers.matrix(rngs.params(), width, config.dim))
         self.k = nnx.Param(initializers.matrix(rngs.params(), kv_width, config.dim))
         self.v = nnx.Param(initializers.matrix(rngs.params(), kv_width, config.dim))
         self.o = nnx.Param(initializers.residual_matrix(rngs.params(), config.dim, width, config.layers))
+        if config.qk_norm:
+            self.q_norm = nnx.Param(jnp.ones(config.head_width))
+            self.k_norm = nnx.Param(jnp.ones(config.head_width))
 
     @functools.partial(jax.named_call, name="attention")
     def __call__(self, x: Array, axes: Axes = ONE_DEVICE) -> Array:
@@ -73,13 +77,20 @@ class Attention(nnx.Module):
         return self._output(heads), cache
 
     def _project(self, x: Array, positions: Array, axes: Axes = ONE_DEVICE) -> tuple[Array, Array, Array]:
-        """Queries [B, S, N, H], keys and values [B, S, K, H], the first two rotated."""
+        """Queries [B, S, N, H], keys and values [B, S, K, H], the first two normed if so configured, and rotated."""
 
         def heads(weight: nnx.Param) -> Array:
-            return (x @ read(weight[...].astype(x.dtype), axes).T).reshape(*x.shape[:2], -1, self.config.head_dim)
+            return (x @ read(weight[...].astype(x.dtype), axes).T).reshape(*x.shape[:2], -1, self.config.head_width)
 
-        theta = self.config.rope_theta
-        q, k = (checkpoint_name(rotate(heads(w), positions, theta), ROTATED) for w in (self.q, self.k))
+        def norm(heads: Array, scale: nnx.Param) -> Array:
+            # A scale serves the heads of all devices along `tensor`, each of which has some.
+            scale_of_all = enter_tensor(read_replicated(scale[...], axes), axes)
+            return rms_norm(heads, scale_of_all, self.config.norm_epsilon)
+
+        q, k = heads(self.q), heads(self.k)
+        if self.config.qk_norm:
+            q, k = norm(q, self.q_norm), norm(k, self.k_norm)
+        q, k = (checkpoint_name(rotate(h, positions, self.config.rope_theta), ROTATED) for h in (q, k))
         return q, k, heads(self.v)
 
     def _output(self, heads: Array, axes: Axes = ONE_DEVICE) -> Array:

@@ -177,7 +177,7 @@ def _generate(
 
 def empty_cache(config: ModelConfig, capacity: int, batch: int = 1) -> KVCache:
     """Room for `capacity` positions of every layer, [L, B, C, K, H] each."""
-    zeros = jnp.zeros((config.layers, batch, capacity, config.kv_heads, config.head_dim), config.dtype)
+    zeros = jnp.zeros((config.layers, batch, capacity, config.kv_heads, config.head_width), config.dtype)
     return KVCache(zeros, zeros)
 
 

@@ -25,6 +25,7 @@ from sparse_lm.model.attention import Attention, KVCache
 from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import FfnInputs, ffn_module
 from sparse_lm.model.mixture import BIAS, Mixture
+from sparse_lm.model.norm import rms_norm
 from sparse_lm.model.remat import remat
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.weight_forms import WeightForms
@@ -36,6 +37,7 @@ Params = dict[str, Any]
     layers/attention_norm [L, D]    layers/attention/{q, k, v, o} [L, outputs, inputs]
     layers/ffn_norm [L, D]          layers/ffn/{up, down} [L, F, D]; with a gate, up is [L, 2 F, D]
 
+With `ModelConfig.qk_norm`, layers/attention has {q_norm, k_norm} [L, H].
 Of a mixture, up and down are [L, E Fe, D], and layers/ffn has router [L, E, D], router_bias [L, E] and perhaps
 {shared_up, shared_down} [L, Fs, D].
 """
@@ -228,11 +230,3 @@ def is_matrix(path: Sequence[jax.tree_util.DictKey]) -> bool:
     Its name tells, its rank does not: the layers' scales are stacked, [L, D] like a matrix.
     """
     return not path[-1].key.endswith("norm") and path[-1].key != BIAS
-
-
-@jax.named_call
-def rms_norm(x: Array, scale: Array, epsilon: float) -> Array:
-    """x / rms(x) * scale along the last axis (1910.07467), computed in float32, in the dtype of x."""
-    x32 = x.astype(jnp.float32)
-    inverse_rms = lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + epsilon)
-    return (x32 * inverse_rms * scale).astype(x.dtype)

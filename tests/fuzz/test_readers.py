@@ -78,10 +78,12 @@ HF_CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "hidden_act": "silu", "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0, "rope_scaling": None, "tie_word_embeddings": False, "attention_bias": False,
-    "mlp_bias": False, "head_dim": 8, "quantization_config": None, "rope_parameters": {"rope_type": "default"},
+    "mlp_bias": False, "use_sliding_window": False, "head_dim": 8, "quantization_config": None,
+    "rope_parameters": {"rope_type": "default"},
 }  # fmt: skip
 TYPES = {"dim": int, "layers": int, "heads": int, "kv_heads": int, "ffn_dim": int, "vocab_size": int,
-         "activation": str, "rope_theta": float, "norm_epsilon": float, "tie_embeddings": bool}  # fmt: skip
+         "head_dim": int, "qk_norm": bool, "activation": str, "rope_theta": float, "norm_epsilon": float,
+         "tie_embeddings": bool}  # fmt: skip
 
 
 @cases(600)

@@ -15,6 +15,11 @@ MODELS = {
     "swiglu": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="swiglu", rope_theta=1e6),
     "geglu": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="geglu"),
     "gated_relu2": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="gated_relu2"),
+    "qwen3": ModelConfig(
+        **SMALL, kv_heads=2, head_dim=6, qk_norm=True, vocab_size=307, activation="swiglu", tie_embeddings=True
+    ),
+    "qwen3_relu2": ModelConfig(**SMALL, kv_heads=2, qk_norm=True, vocab_size=307, activation="gated_relu2"),
+    "wide_heads": ModelConfig(**SMALL, kv_heads=2, head_dim=10, vocab_size=283),
     "swiglu_tied": ModelConfig(**SMALL, kv_heads=1, vocab_size=311, activation="swiglu", tie_embeddings=True),
 }
 MODEL_IDS = list(MODELS)
@@ -25,10 +30,7 @@ def random_params(model, seed=0):
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda key: llama.init(model, key)[1], jax.random.key(0))
     params = jax.tree.map(lambda p: rng.normal(size=p.shape, scale=0.3).astype(np.float32), shapes)
-    norms = {"norm": params["norm"], "a": params["layers"]["attention_norm"], "f": params["layers"]["ffn_norm"]}
-    for norm in norms.values():
-        norm += 1
-    return params
+    return jax.tree.map_with_path(lambda path, p: p if llama.is_matrix(path) else p + 1, params)
 
 
 def reader(params):

@@ -8,6 +8,7 @@ from tests.interop.models import MODEL_IDS, MODELS
 
 ARCEE = to_hf_config(MODELS["grouped"], seq_len=64, end_of_text=0)
 LLAMA = to_hf_config(MODELS["swiglu"], seq_len=64, end_of_text=0)
+QWEN3 = to_hf_config(MODELS["qwen3"], seq_len=64, end_of_text=0)
 
 
 @pytest.mark.parametrize("name", MODEL_IDS)
@@ -24,6 +25,8 @@ def test_absent_keys_have_the_values_that_transformers_gives_them():
     assert (fixed["kv_heads"], fixed["rope_theta"], fixed["norm_epsilon"]) == (fixed["heads"], 10_000.0, 1e-6)
     assert fixed["activation"] == "swiglu" and not fixed["tie_embeddings"]
     assert from_hf_config(small | {"model_type": "arcee"}, gated=False)["norm_epsilon"] == 1e-5
+    qwen3 = from_hf_config(small | {"model_type": "qwen3"}, gated=True)
+    assert (qwen3["kv_heads"], qwen3["head_dim"], qwen3["qk_norm"]) == (32, 128, True)
 
 
 def test_rope_as_transformers_4_writes_it():
@@ -45,12 +48,13 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
 @pytest.mark.parametrize(
     "hf, gated, message",
     [
-        (ARCEE | {"model_type": "qwen3"}, False, "model_type = 'qwen3': must be 'arcee' or 'llama'"),
+        (ARCEE | {"model_type": "qwen2"}, False, "model_type = 'qwen2': must be 'arcee' or 'llama' or 'qwen3'"),
         (LLAMA | {"hidden_act": "gelu"}, True, "hidden_act = 'gelu': and weights with gate projections; must be"),
         (LLAMA | {"hidden_act": "relu"}, True, "hidden_act = 'relu': and weights with gate projections; must be"),
         (ARCEE | {"mlp_bias": True}, False, "mlp_bias = True: must be False"),
         (ARCEE | {"attention_bias": True}, False, "attention_bias = True: must be False"),
-        (ARCEE | {"head_dim": 8}, False, "head_dim = 8: must be 4 "),
+        (ARCEE | {"head_dim": "8"}, False, "head_dim = '8': must be a positive integer"),
+        (QWEN3 | {"use_sliding_window": True}, True, "use_sliding_window = True: must be False"),
         (ARCEE | {"rope_parameters": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
         (ARCEE | {"rope_parameters": {"partial_rotary_factor": 0.5}}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"partial_rotary_factor": 0.5}, False, r"partial_rotary_factor = 0\.5: must be"),

@@ -26,15 +26,15 @@ def write(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", ["grouped", "one_kv_head", "swiglu_tied"])
+@pytest.mark.parametrize("name", ["grouped", "one_kv_head", "wide_heads", "swiglu_tied", "qwen3", "qwen3_relu2"])
 def test_transformers_computes_the_same_model(name, write):
     """No key missing or unexpected, logits within 1e-4, the same greedy tokens."""
     model = MODELS[name]
     params = random_params(model)
     directory = write(model, params, shard_bytes=20_000)
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
-    expected = "ArceeForCausalLM" if model.activation == "squared_relu" else "LlamaForCausalLM"
-    assert type(theirs).__name__ == expected
+    expected = "Qwen3" if model.qk_norm else "Arcee" if model.activation == "squared_relu" else "Llama"
+    assert type(theirs).__name__ == f"{expected}ForCausalLM"
     assert theirs.dtype == torch.float32
     assert not any(loading.values()), loading
 

@@ -161,14 +161,14 @@ def test_tokens_are_those_of_the_model(save, tmp_path):
     assert Pretrained(same).config_with_tokenizer() == same
 
 
-@pytest.mark.parametrize("name", ["grouped", "swiglu_tied"])
+@pytest.mark.parametrize("name", ["grouped", "swiglu_tied", "qwen3"])
 def test_what_transformers_saves_can_be_started_from(name, tmp_path):
     torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -r requirements-test.txt")
     transformers = pytest.importorskip(
         "transformers", reason="needs transformers: pip install -r requirements-test.txt"
     )
     model = MODELS[name]
-    kind = "Llama" if model.activation == "swiglu" else "Arcee"
+    kind = "Qwen3" if model.qk_norm else "Llama" if model.activation == "swiglu" else "Arcee"
     hf_config = getattr(transformers, f"{kind}Config")(
         vocab_size=model.vocab_size,
         hidden_size=model.dim,
@@ -176,6 +176,7 @@ def test_what_transformers_saves_can_be_started_from(name, tmp_path):
         num_hidden_layers=model.layers,
         num_attention_heads=model.heads,
         num_key_value_heads=model.kv_heads,
+        head_dim=model.head_width,
         rms_norm_eps=model.norm_epsilon,
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
         tie_word_embeddings=model.tie_embeddings,
@@ -183,6 +184,9 @@ def test_what_transformers_saves_can_be_started_from(name, tmp_path):
     )
     torch.manual_seed(0)
     theirs = getattr(transformers, f"{kind}ForCausalLM")(hf_config)
+    for name, parameter in theirs.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     params = Pretrained(Config(init_from=str(tmp_path), model=model)).params()
     ours = llama.merge(llama.graphdef(model), params)

@@ -39,8 +39,10 @@ def rms_norm(x, scale, config):
 def attention(x, weights, config):
     """One query head at a time; query head n reads key-value head n * kv_heads // heads."""
     b, s = x.shape[:2]
-    h = config.dim // config.heads
+    h = config.head_dim or config.dim // config.heads
     q, k, v = ((x @ weights[name].T).reshape(b, s, -1, h) for name in "qkv")
+    if config.qk_norm:
+        q, k = rms_norm(q, weights["q_norm"], config), rms_norm(k, weights["k_norm"], config)
     future = np.triu(np.ones((s, s), bool), 1)
     heads = []
     for n in range(config.heads):

@@ -67,7 +67,7 @@ def test_cached_pieces_equal_the_whole(pieces):
     attention = Attention(c, nnx.Rngs(1))
     whole, extend = jax.jit(lambda x: attention(x)), jax.jit(lambda *piece: attention.extend(*piece))
     x = normal(4, 2, 9, c.dim)
-    garbage = jnp.full((2, 12, c.kv_heads, c.head_dim), 1e3)  # beyond the filled part nothing may be read
+    garbage = jnp.full((2, 12, c.kv_heads, c.head_width), 1e3)  # beyond the filled part nothing may be read
     cache, start, outputs = KVCache(garbage, garbage), 0, []
     for piece in pieces:
         out, cache = extend(x[:, start : start + piece], cache, jnp.int32(start))

@@ -30,7 +30,7 @@ def model():
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, dict(activation="swiglu", tie_embeddings=True, kv_heads=4), MIXTURE],
+    [{}, dict(activation="swiglu", tie_embeddings=True, kv_heads=4), dict(qk_norm=True, head_dim=6), MIXTURE],
     ids=str,
 )
 def test_cached_logits_equal_the_whole_forward(overrides):

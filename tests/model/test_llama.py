@@ -14,11 +14,13 @@ from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
+from sparse_lm.model.norm import rms_norm
 from sparse_lm.recipes import Act24, Dense
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
 
 SMALL = ModelConfig(dim=32, layers=3, heads=4, kv_heads=2, ffn_dim=64, vocab_size=50, dtype="float32", loss_chunk=7)
+QWEN3 = dict(head_dim=12, qk_norm=True, norm_epsilon=1e-2)
 MIXTURE = dict(experts=5, experts_per_token=2, expert_dim=16)
 
 
@@ -63,6 +65,7 @@ def loss(graphdef, params, tokens, **options):
         dict(activation="swiglu", rope_theta=100.0, norm_epsilon=1e-2),
         dict(activation="geglu"),
         dict(activation="gated_relu2"),
+        QWEN3,
         MIXTURE,
         dict(MIXTURE, experts_per_token=5, shared_expert_dim=24, router_scores="sigmoid"),
     ],
@@ -91,7 +94,7 @@ def test_a_norm_of_bfloat16_is_rounded_once():
     scale = jnp.asarray(rng.uniform(0.5, 1.5, 512), jnp.float32)
     x64, scale64 = np.asarray(x, np.float64), np.asarray(scale, np.float64)
     wanted = scale64 * x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(np.asarray(llama.rms_norm(x, scale, 1e-5), np.float64), wanted, rtol=2**-8)
+    np.testing.assert_allclose(np.asarray(rms_norm(x, scale, 1e-5), np.float64), wanted, rtol=2**-8)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,7 @@ def test_a_norm_of_bfloat16_is_rounded_once():
     [
         {},
         dict(tie_embeddings=True, activation="swiglu"),
+        QWEN3,
         dict(MIXTURE, shared_expert_dim=24),
         dict(MIXTURE, experts_per_token=3, router_scores="sigmoid"),
     ],

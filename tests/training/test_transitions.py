@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 from sparse_lm.model import llama
+from sparse_lm.model.norm import rms_norm
 from sparse_lm.recipes import DENSE, Slices
 from sparse_lm.training import transitions as transitions_lib
 from sparse_lm.training.checkpoints.restored import check_state
@@ -144,8 +145,8 @@ def routed(config, state, windows):
     @jax.jit
     def attend(layer, x):
         layer = nnx.merge(structure, layer)
-        x = x + layer.attention(llama.rms_norm(x, layer.attention_norm[...], config.model.norm_epsilon))
-        return x, llama.rms_norm(x, layer.ffn_norm[...], config.model.norm_epsilon)
+        x = x + layer.attention(rms_norm(x, layer.attention_norm[...], config.model.norm_epsilon))
+        return x, rms_norm(x, layer.ffn_norm[...], config.model.norm_epsilon)
 
     x, found = model.embed(windows[:, :-1]), []
     for number in range(config.model.layers):

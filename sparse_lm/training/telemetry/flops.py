@@ -108,8 +108,8 @@ def utilisation(
 def _outside_ffn(config: Config) -> float:
     """Counts forward and backward of attention and the unembedding, per token."""
     model = config.model
-    projections = 2 * model.dim * (model.heads + model.kv_heads) * model.head_dim  # query, output; key, value
-    scores = 2 * model.heads * model.head_dim * (config.seq_len + 1) / 2  # queries x keys; weights x values
+    projections = 2 * model.dim * (model.heads + model.kv_heads) * model.head_width  # query, output; key, value
+    scores = 2 * model.heads * model.head_width * (config.seq_len + 1) / 2  # queries x keys; weights x values
     return 6 * (model.layers * (projections + scores) + model.vocab_size * model.dim)
 
 

@@ -98,6 +98,16 @@ def assert_copies_are_equal(tree):
             np.testing.assert_array_equal(same, shard.data)
 
 
+def test_heads_of_all_devices_train_the_scales_of_queries_and_keys():
+    changes = dict(steps=3, **{"model.qk_norm": True, "model.head_dim": 24})
+    alone, meshed = (train(config("dense", mesh, (0, 0), **changes))[0] for mesh in ((1, 1, 1), (1, 4, 2)))
+    for name in ("q_norm", "k_norm"):
+        scales, expected = (state.params["layers"]["attention"][name] for state in (meshed, alone))
+        assert_copies_are_equal(scales)
+        assert np.abs(np.asarray(expected) - 1).mean() > 1e-3
+        np.testing.assert_allclose(scales, expected, atol=1e-5)
+
+
 def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
     """Devices along `tensor` each have a part of every expert's neurons, whichever shards hold the weights."""
     states = {}
