@@ -48,6 +48,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = False
+    document_separator: int = -1  # end-of-text token that attention does not look past; -1: it sees a whole window
     dtype: str = "bfloat16"  # of the computation; parameters are float32
     remat: str = "none"  # what the backward pass of a layer recomputes: REMAT_POLICIES, see model/remat.py
     unroll_layers: bool = False  # compile every layer for itself: steps are faster, compilation slower

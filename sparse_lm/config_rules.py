@@ -57,6 +57,10 @@ def _run_rules(c: Config) -> Iterator[Rule]:
     ):  # fmt: skip
         yield _positive(key, getattr(c, key))
     yield "steps", c.steps, c.steps < 2**31, "must be under 2^31 (steps are counted in int32)"
+    yield (
+        "seq_len", c.seq_len, c.seq_len % 2 == 0 or c.model.document_separator < 0,
+        "must be even with model.document_separator: cuDNN's attention takes masks of no other length",
+    )  # fmt: skip
     for axis in ("data", "fsdp", "tensor"):
         yield _positive(f"mesh.{axis}", getattr(c.mesh, axis))
     yield (
@@ -78,6 +82,10 @@ def _model_rules(m: ModelConfig) -> Iterator[Rule]:
             f"model.dim / model.heads = {m.head_width} must be even (RoPE rotates pairs)",
         )  # fmt: skip
     yield "model.kv_heads", m.kv_heads, m.heads % m.kv_heads == 0, f"must divide model.heads = {m.heads}"
+    yield (
+        "model.document_separator", m.document_separator, -1 <= m.document_separator < m.vocab_size,
+        f"must be a token of the model.vocab_size = {m.vocab_size}, or -1",
+    )  # fmt: skip
     yield one_of("model.activation", m.activation, ACTIVATIONS)
     yield one_of("model.dtype", m.dtype, DTYPES)
     yield one_of("model.remat", m.remat, REMAT_POLICIES)

@@ -91,6 +91,13 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
         ({"model.vocab_size": 2**32}, "model.vocab_size", "int32"),
         (
+            {"model.document_separator": 4096},
+            "model.document_separator",
+            "of the model.vocab_size = 4096, or -1",
+        ),
+        ({"model.document_separator": -2}, "model.document_separator", "or -1"),
+        ({"model.document_separator": 0, "seq_len": 129}, "seq_len", "must be even with model.document_separator"),
+        (
             {"model.activation": "swiglu"},
             "sparsity.recipe",
             "must be one of dense, fst, sste, which compute FFNs with model.activation = 'swiglu'",

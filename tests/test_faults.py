@@ -93,9 +93,10 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(recipe, config
         assert [line["step"] for line in lines(whole) if "flip_rate" in line] == [6]
 
 
-def test_a_run_on_a_mixture_goes_on_with_its_shares(corpus, tmp_path, monkeypatch):
+def test_a_run_within_documents_of_a_mixture_goes_on_with_its_shares(corpus, tmp_path, monkeypatch):
     other = shutil.copytree(corpus, tmp_path / "other")
-    config = small_config(corpus, "dense", **{"data.path": f"{corpus}:0.7,{other}:0.3"})
+    changes = {"data.path": f"{corpus}:0.7,{other}:0.3", "model.document_separator": 0}
+    config = small_config(corpus, "dense", **changes)
     assert loop.train(config, str(tmp_path / "whole"))
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_before(patch, 7)

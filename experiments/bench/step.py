@@ -4,6 +4,9 @@ r"""Times the whole training step, dense and each recipe in turns in one process
     python -m experiments.bench.step --config=configs/llama7b.py --config.model.layers=4 \
         --config.model.vocab_size=32000 --config.batch_size=8 --output=experiments/results/step_7b_width_h100.json
 
+    python -m experiments.bench.step --config=configs/llama1b.py --recipes=dense,dense_within_documents \
+        --output=experiments/results/step_llama1b_documents_h200.json
+
     NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/llama7b.py --config.mesh.fsdp=4 \
         --config.batch_size=16 --recipes=dense,slices --traced=0 \
         --output=experiments/results/step_llama7b_fsdp_4x_h200.json
@@ -46,6 +49,9 @@ RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     "slices_2_8": dict(recipe="slices", m=8),
     "slices_2_32": dict(recipe="slices", m=32),
 }
+
+WITHIN_DOCUMENTS = "_within_documents"  # at the end of a recipe's name: its attention stays within documents
+RECIPES |= {name + WITHIN_DOCUMENTS: RECIPES[name] for name in ("dense", "slices")}
 
 config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
 NAMES = flags.DEFINE_list("recipes", ["dense", "slices", "venom", "act24", "sste", "fst"], "Of RECIPES, by name.")
@@ -138,6 +144,8 @@ def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     changed = ml_collections.ConfigDict(base.to_dict())
     changed.sparsity = default().sparsity  # the base's knobs may be none of this recipe's
     changed.sparsity.update(dict(end_step=changed.steps) | RECIPES[name])
+    if name.endswith(WITHIN_DOCUMENTS):
+        changed.model.document_separator = 0  # of random tokens any will do: a mask costs what it costs
     return parse(changed)
 
 

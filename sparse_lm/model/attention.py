@@ -50,10 +50,13 @@ class Attention(nnx.Module):
             self.k_norm = nnx.Param(jnp.ones(config.head_width))
 
     @functools.partial(jax.named_call, name="attention")
-    def __call__(self, x: Array, axes: Axes = ONE_DEVICE) -> Array:
-        """Whole sequences: [B, S, D] -> [B, S, D]. On a mesh, each device along `tensor` has some of the heads."""
+    def __call__(self, x: Array, mask: Array | None = None, axes: Axes = ONE_DEVICE) -> Array:
+        """Whole sequences: [B, S, D] -> [B, S, D]. On a mesh, each device along `tensor` has some of the heads.
+
+        `mask`, bool[B, 1, S, S], says which positions may see which of the earlier ones; all by default.
+        """
         q, k, v = self._project(enter_tensor(x, axes), jnp.arange(x.shape[1]), axes)
-        return leave_tensor(self._output(causal_attention(q, k, v), axes), axes)
+        return leave_tensor(self._output(causal_attention(q, k, v, mask), axes), axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """The positions start .. start + S - 1 of sequences whose earlier positions are cached.
@@ -99,12 +102,24 @@ class Attention(nnx.Module):
 
 
 @jax.named_call
-def causal_attention(q: Array, k: Array, v: Array) -> Array:
-    """softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H]."""
+def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+    """softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H].
+
+    A bool `mask` [B, 1, S, S] takes more positions away.
+    """
     if attention_implementation(q.dtype) == "cudnn":
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-    heads = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
+        return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
+    heads = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="xla")
     return checkpoint_name(heads, ATTENTION_OUTPUT)
+
+
+def document_mask(tokens: Array, separator: int) -> Array:
+    """Makes bool[B, 1, S, S] of tokens int32[B, S]: true where two positions are in the same document.
+
+    A separator opens the document behind it, whose first token is predicted from the separator alone.
+    """
+    documents = jnp.cumsum(tokens == separator, axis=1)
+    return documents[:, None, :, None] == documents[:, None, None, :]
 
 
 def attention_implementation(dtype: jnp.dtype) -> str:

@@ -21,7 +21,7 @@ from jax import Array, lax
 from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
-from sparse_lm.model.attention import Attention, KVCache
+from sparse_lm.model.attention import Attention, KVCache, document_mask
 from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import FfnInputs, ffn_module
 from sparse_lm.model.mixture import BIAS, Mixture
@@ -54,10 +54,10 @@ class Layer(nnx.Module):
         self.ffn = (Mixture if config.experts else ffn_module(config.activation))(config, rngs)
 
     def __call__(
-        self, x: Array, ffn_inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
+        self, x: Array, ffn_inputs: FfnInputs, mask: Array | None = None, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
-        """[B, S, D] -> [B, S, D] and the FFN's statistics."""
-        x = x + self.attention(self._norm(x, self.attention_norm, axes), axes)
+        """[B, S, D] -> [B, S, D] and the FFN's statistics; `mask` is that of `Attention`."""
+        x = x + self.attention(self._norm(x, self.attention_norm, axes), mask, axes)
         return self._add_ffn(x, ffn_inputs, recipe=recipe, axes=axes)
 
     def extend(
@@ -101,6 +101,9 @@ class Llama(nnx.Module):
     ) -> tuple[Array, dict[str, Array]]:
         """Hidden states after the final norm. On a mesh, parameters and tokens are this device's shards.
 
+        With a `document_separator` tokens see their own document only. Positions go on over the whole sequence, as
+        attention depends on their differences.
+
         Args:
           tokens: int32[B, S].
           recipe: computes every FFN.
@@ -120,11 +123,13 @@ class Llama(nnx.Module):
         # One order for all layers: to draw one takes longer than a layer's routing.
         order = jax.random.permutation(key, tokens.size) if key is not None and recipe.takes_order else None
         weights = weights or self.prepare_weights(recipe, recipe_state)
+        separator = self.config.document_separator
+        mask = document_mask(tokens, separator) if separator >= 0 else None  # one for all layers
 
         def layer(x, inputs, recipe):
             params, state, key, number = inputs
             ffn_inputs = FfnInputs(state, key, order, weights if recipe.sparse_weights else None, number)
-            return nnx.merge(graphdef, params)(x, ffn_inputs, recipe=recipe, axes=axes)
+            return nnx.merge(graphdef, params)(x, ffn_inputs, mask, recipe=recipe, axes=axes)
 
         def run(x, recipe, inputs):
             unrolled = self.config.unroll_layers

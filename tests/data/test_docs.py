@@ -49,7 +49,9 @@ def test_commands_do_what_the_page_says(tmp_path, tmp_path_factory, monkeypatch)
             assert name == "train"
             flags = dict(flag[2:].split("=", 1) for flag in shlex.split(arguments))
             config = runpy.run_path(str(ROOT / flags.pop("config")))["get_config"]()
-            assert set(flags) == {"config.data.path"}
-            config.data.path = flags["config.data.path"]
+            changes = {key.removeprefix("config."): value for key, value in flags.items() if key != "workdir"}
+            assert changes.keys() <= {"data.path", "model.document_separator"}
+            changes |= {key: int(value) for key, value in changes.items() if key == "model.document_separator"}
+            config.update_from_flattened_dict(changes)
             data = open_data(parse(config))
             assert len(data.train) and len(data.heldout)

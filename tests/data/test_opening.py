@@ -163,6 +163,16 @@ class TestPreparedWindows:
         with pytest.raises(ConfigError, match=r"config\.model\.vocab_size = 300: must be at least"):
             open_data(with_vocab(with_data(config, path=path), 300))
 
+    def test_a_separator_of_documents_must_be_the_end_of_text(self, config, path):
+        def separated_by(token):
+            model = dataclasses.replace(config.model, document_separator=token)
+            return dataclasses.replace(with_data(config, path=path), model=model)
+
+        end = TOKENIZER.token_to_id("<|endoftext|>")
+        assert (open_data(separated_by(end)).train[0] == end).any()
+        with pytest.raises(ConfigError, match=rf"separator = 9: must be {end}, the end of text of .*json, or -1"):
+            open_data(separated_by(9))
+
     def test_another_tokenizer_is_refused(self, config, path, tmp_path):
         other = str(tmp_path / "other.json")
         make_tokenizer(300).save(other)

@@ -1,0 +1,95 @@
+"""Attention within documents: what shares a window with others is computed as if it were alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm.config import Config, ModelConfig
+from sparse_lm.model import decode, llama
+from sparse_lm.recipes import DENSE
+from sparse_lm.training.evaluation import make_evaluation
+from sparse_lm.training.step import forward_loss
+from tests.model import numpy_llama
+
+END = 7  # of a text
+WHOLE = ModelConfig(dim=24, layers=3, heads=4, kv_heads=2, ffn_dim=48, vocab_size=61, dtype="float32", loss_chunk=24)
+MODEL = dataclasses.replace(WHOLE, document_separator=END)
+STARTS = (0, 5, 6, 19)  # a window begins inside a document; the second one has no text
+LENGTH = 30
+
+
+@pytest.fixture(scope="module")
+def params():
+    params = llama.init(MODEL, jax.random.key(0))[1]
+    return jax.tree.map(lambda x: 3 * x if x.ndim > 2 else x, params)  # or attention would hardly matter
+
+
+@pytest.fixture(scope="module")
+def windows():
+    windows = np.random.default_rng(0).integers(8, 61, (2, LENGTH + 1)).astype(np.int32)
+    windows[0, list(STARTS[1:])] = END
+    return windows
+
+
+def documents(windows):
+    """The windows int[1, n + 1] of each document alone, all but the first opened by the end of the one before."""
+    for window, starts in zip(windows, (STARTS, (0,)), strict=True):
+        for start, end in zip(starts, (*starts[1:], LENGTH), strict=True):
+            yield window[None, start : end + 1]
+
+
+def logits(config, params, tokens):
+    model = llama.merge(llama.graphdef(config), params)
+    return jax.jit(lambda tokens: model.logits(model(tokens)[0]))(tokens)
+
+
+@pytest.mark.parametrize("remat", ["none", "save_dots"])
+def test_each_document_is_computed_as_if_it_were_alone(params, windows, remat):
+    alone = [numpy_llama.forward(params, WHOLE, document[:, :-1])[0] for document in documents(windows)]
+    config = dataclasses.replace(MODEL, remat=remat, unroll_layers=remat != "none")
+    together = np.concatenate(logits(config, params, windows[:, :-1]))
+    np.testing.assert_allclose(together, np.concatenate(alone), atol=2e-5)
+    without = np.concatenate(logits(WHOLE, params, windows[:, :-1]))
+    difference = np.abs(without - np.concatenate(alone)).max(axis=1)
+    np.testing.assert_array_equal(np.flatnonzero(difference > 1e-3), np.arange(STARTS[1], LENGTH))
+
+
+def test_gradients_are_the_sum_of_those_of_the_documents(params, windows):
+    def gradients(model, windows):
+        config = Config(batch_size=len(windows), seq_len=windows.shape[1] - 1, model=model)
+        loss = lambda params: forward_loss(  # noqa: E731
+            params, None, windows, None, config=config, graphdef=llama.graphdef(model), recipe=DENSE
+        )[0]
+        return jax.tree.map(lambda g: g * windows[:, 1:].size, jax.grad(loss)(params))
+
+    alone = [gradients(WHOLE, document) for document in documents(windows)]
+    expected = jax.tree.map(lambda *parts: sum(parts), *alone)
+    together, without = gradients(MODEL, windows), gradients(WHOLE, windows)
+    scales = jax.tree.map(lambda x: float(jnp.abs(x).max()), expected)
+    errors = jax.tree.map(lambda a, b, scale: float(jnp.abs(a - b).max()) / scale, together, expected, scales)
+    assert max(jax.tree.leaves(errors)) < 1e-4
+    errors = jax.tree.map(lambda a, b, scale: float(jnp.abs(a - b).max()) / scale, without, expected, scales)
+    assert min(errors["layers"]["attention"].values()) > 1e-3
+
+
+def test_evaluation_keeps_within_documents(params, windows):
+    nats = [
+        numpy_llama.cross_entropy(numpy_llama.forward(params, WHOLE, document[:, :-1]), document[:, 1:]).sum()
+        for document in documents(windows)
+    ]
+    losses = {}
+    for model in (MODEL, WHOLE):
+        config = Config(batch_size=2, seq_len=LENGTH, model=model)
+        evaluate = make_evaluation(config, llama.graphdef(model), np.ones(61, int))
+        losses[model] = evaluate(params, None, [windows])["loss"]
+    assert losses[MODEL] == pytest.approx(sum(nats) / (2 * LENGTH), rel=1e-6)
+    assert losses[WHOLE] != pytest.approx(losses[MODEL], rel=1e-4)
+
+
+def test_generation_goes_on_with_one_text(params):
+    arguments = dict(max_new_tokens=12, temperature=0.0)
+    made = [decode.generate(llama.graphdef(c), params, [END, 9, 30, 11], **arguments) for c in (MODEL, WHOLE)]
+    assert made[0] == made[1] and len(made[0]) == 12
