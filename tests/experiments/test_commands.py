@@ -32,6 +32,8 @@ def test_imported_names_exist(path):
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in nodes if node.module and node.module.split(".")[0] in ("sparse_lm", "experiments")]
     for node in ours:
+        if node.module.startswith("sparse_lm.ops.triton"):
+            pytest.importorskip("triton", reason="needs Triton")
         for alias in node.names:
             assert _exists(node.module, alias.name), f"from {node.module} import {alias.name}"
 

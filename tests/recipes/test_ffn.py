@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +169,18 @@ def test_more_tokens_than_a_block_of_a_product_with_all_neurons():
     inputs = dataclasses.replace(examples.INPUTS, x=np.asarray(x, np.float64), do=np.zeros((800, DIM)))
     expected = examples.expected(recipe, lambda a, _: a, inputs)
     assert_close([examples.output(recipe)(x, W1, W2, examples.state_of(recipe))], expected)
+
+
+@pytest.mark.parametrize("name", examples.RECIPES)
+def test_forward_mode_is_refused(name):
+    """In JAX's words, which docs/library.md quotes."""
+    recipe = examples.RECIPES[name]
+    ffn = lambda x: recipe.ffn(x, W1, W2, examples.state_of(recipe), key=KEY)[0]  # noqa: E731
+    page = (Path(__file__).parents[2] / "docs/library.md").read_text()
+    (quoted,) = re.findall(r'raise JAX\'s "(.*?)"', page)
+    for function in (ffn, jax.jit(ffn)):
+        with pytest.raises(TypeError, match=re.escape(quoted)):
+            jax.jvp(function, (X,), (X,))
 
 
 def test_a_hidden_layer_of_zeros_has_no_nan():
