@@ -192,7 +192,9 @@ def parse(config_dict: ml_collections.ConfigDict) -> Config:
     values = config_dict.to_dict()
     sparsity = values.pop("sparsity", {})
     config = _from_mapping(Config, values, prefix="")
-    config = dataclasses.replace(config, sparsity=_parse_sparsity(sparsity, shards=config.mesh.tensor))
+    config = dataclasses.replace(
+        config, sparsity=_parse_sparsity(sparsity, config.mesh.tensor, config.model.activation)
+    )
     check(config)
     return config
 
@@ -261,7 +263,7 @@ def _knobs(recipe: type[Recipe]) -> dict[str, type]:
     return {field.name: types[field.name] for field in dataclasses.fields(recipe) if field.name not in of_all}
 
 
-def _parse_sparsity(values: dict[str, Any], shards: int) -> SparsityConfig:
+def _parse_sparsity(values: dict[str, Any], shards: int, activation: str) -> SparsityConfig:
     """The group `sparsity`: keys of `SparsityConfig`, the recipe by its name, and beside it the recipe's knobs."""
     if not isinstance(values, dict):
         raise ConfigError("sparsity", values, "must be a group of keys")
@@ -281,7 +283,7 @@ def _parse_sparsity(values: dict[str, Any], shards: int) -> SparsityConfig:
             raise ConfigError(f"sparsity.{knob}", value, f"is no knob of recipe {name!r}; {has}")
         knobs[knob] = _convert(f"sparsity.{knob}", value, own[knob])
     implementation = _convert("sparsity.implementation", values.pop("implementation", ""), str) or None
-    recipe = RECIPES[name](implementation=implementation, shards=shards, **knobs)
+    recipe = RECIPES[name](implementation=implementation, shards=shards, activation=activation, **knobs)
     return dataclasses.replace(
         _from_mapping(SparsityConfig, values, "sparsity.", ("implementation", *own)), recipe=recipe
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparse_lm.recipes import RECIPES
-from sparse_lm.recipes.activations import ACTIVATIONS, GATES
+from sparse_lm.recipes.activations import ACTIVATIONS
 from sparse_lm.recipes.base import Rule, Shape
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     if recipe.implementation is not None:
         yield one_of("sparsity.implementation", recipe.implementation, IMPLEMENTATIONS)
     if m.experts or s.phase:
-        kind = "experts" if m.experts else "gated" if m.activation in GATES else "ffn"
+        kind = "experts" if m.experts else m.activation
         able = [name for name, known in RECIPES.items() if kind in known.computes]
         yield (
             "sparsity.recipe", recipe.name, kind in recipe.computes,

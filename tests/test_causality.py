@@ -18,9 +18,10 @@ from tests import small
 PERTURBED = 20  # the first position that changes, of 32
 
 
-def outputs_of_two(name, recipe, key=None):
+def outputs_of_two(name, for_evaluation=False, key=None, **changes):
     """Hidden states of a batch and of the same batch with all tokens from PERTURBED on replaced."""
-    config = small.config(name)
+    config = small.config(name, **changes)
+    recipe = config.sparsity.recipe.for_evaluation() if for_evaluation else config.sparsity.recipe
     trainer, _ = small.compiled(config)
     state = small.entered(config)
     inputs = small.windows(config)[:, :-1]
@@ -44,12 +45,17 @@ def assert_causal(before, after):
 @pytest.mark.parametrize("name", ["act24", "slices", "experts24"])
 def test_training_forward_is_causal(name):
     """Those recipes that permute tokens; others compute in training what they do in evaluation."""
-    assert_causal(*outputs_of_two(name, small.config(name).sparsity.recipe, jax.random.key(3)))
+    assert_causal(*outputs_of_two(name, key=jax.random.key(3)))
 
 
 @pytest.mark.parametrize("name", small.RECIPES)
 def test_evaluation_is_causal(name):
-    assert_causal(*outputs_of_two(name, small.config(name).sparsity.recipe.for_evaluation()))
+    assert_causal(*outputs_of_two(name, for_evaluation=True))
+
+
+@pytest.mark.parametrize("name, activation", [("slices", "gated_relu2"), ("dense_slices", "swiglu")])
+def test_routing_of_gates_is_causal(name, activation):
+    assert_causal(*outputs_of_two(name, key=jax.random.key(3), **{"model.activation": activation}))
 
 
 def test_recipes_that_permute_nothing_compute_in_training_what_they_do_in_evaluation():

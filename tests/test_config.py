@@ -100,7 +100,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         (
             {"model.activation": "swiglu"},
             "sparsity.recipe",
-            "must be one of dense, fst, sste, which compute FFNs with model.activation = 'swiglu'",
+            "must be one of dense, fst, sste, dense_slices, which compute FFNs with model.activation = 'swiglu'",
         ),
         ({"model.dtype": "float64"}, "model.dtype", "float32, bfloat16"),
         ({"steps": 0}, "steps", "positive"),
@@ -164,7 +164,7 @@ def test_wrong_type_is_refused():
 
 @pytest.mark.parametrize("name, recipe", RECIPES.items())
 def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
-    experts = 0 if "ffn" in recipe.computes else 4
+    experts = 0 if "squared_relu" in recipe.computes else 4
     assert config_lib.parse(sparse(**{"sparsity.recipe": name, "model.experts": experts})).sparsity.recipe == recipe()
 
 

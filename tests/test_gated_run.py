@@ -1,13 +1,14 @@
-"""A whole run of a model with gates: dense, sparse, dense; exported while it is sparse."""
+"""Whole runs of models with gates: dense, sparse, dense; stopped and resumed; exported while sparse."""
 
 import json
 
 import jax
+import pytest
 
 from sparse_lm import evaluate, export
 from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
-from tests.runs import small_config
+from tests.runs import Crash, compiled_once, crash_before, small_config, trace
 
 
 def test_a_gated_model_trains_sparsely_and_leaves_with_its_gate(corpus, tmp_path):
@@ -23,3 +24,19 @@ def test_a_gated_model_trains_sparsely_and_leaves_with_its_gate(corpus, tmp_path
     assert hf_config["architectures"] == ["LlamaForCausalLM"]
     compressed = jax.tree.leaves(hf_config["quantization_config"])
     assert {f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up", "down")} <= set(compressed)
+
+
+@compiled_once()
+@pytest.mark.parametrize("recipe, activation", [("slices", "gated_relu2"), ("dense_slices", "swiglu")])
+def test_a_run_that_routes_gates_resumes_as_if_it_had_not_stopped(recipe, activation, corpus, tmp_path, monkeypatch):
+    config = small_config(corpus, recipe, **{"model.activation": activation, "model.qk_norm": True})
+    assert train(config, str(tmp_path / "whole"))
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_before(patch, 7)
+        train(config, str(tmp_path / "stopped"))
+    assert train(config, str(tmp_path / "stopped"))
+    whole = trace(tmp_path / "whole")
+    assert trace(tmp_path / "stopped") == whole
+    assert [line["phase"] for line in whole] == ["dense"] * 4 + ["sparse"] * 4 + ["dense"] * 4
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    assert "expert_load" in str(whole[5])

@@ -34,7 +34,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.shapes import Float, Int32
-from sparse_lm.recipes.activations import GATES, SQUARED_RELU
+from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.groups import Groups
 from sparse_lm.recipes.weight_forms import Weight, WeightForms, dense_forms, gather_layer
 
@@ -92,8 +92,8 @@ class Recipe:
     activation: str = SQUARED_RELU
 
     name: ClassVar[str]
-    computes: ClassVar[tuple[str, ...]] = ("ffn",)
-    """Names what it computes: "ffn", of squared ReLU; "gated", an FFN with a gate; "experts", of squared ReLU."""
+    computes: ClassVar[tuple[str, ...]] = (SQUARED_RELU,)
+    """Names the activations of the FFNs that it computes; and "experts", a mixture's, if it computes these."""
     products: ClassVar[dict[str, str]] = {}
     """The sparse products, and the sparse operand of each."""
     State: ClassVar[type] = NoState
@@ -243,7 +243,7 @@ class Recipe:
             or the recipe computes experts only.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
-        self._check_computes("gated" if self.activation in GATES else "ffn")
+        self._check_computes(self.activation)
         state = self._state(state)
         tokens = x.reshape(-1, x.shape[-1])
         layer = jnp.asarray(layer, jnp.int32)
@@ -291,7 +291,7 @@ class Recipe:
 
     def _check_computes(self, kind: str) -> None:
         if kind not in self.computes:
-            raise ValueError(f"recipe {self.name!r} computes {' and '.join(self.computes)}, not {kind}")
+            raise ValueError(f"recipe {self.name!r} computes {', '.join(self.computes)}, not {kind}")
 
     def _state(self, state: Any) -> Any:
         if state is None:

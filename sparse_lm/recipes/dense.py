@@ -14,7 +14,7 @@ from jax import Array
 
 from sparse_lm import ops
 from sparse_lm.ops.row_order import combine
-from sparse_lm.recipes.activations import SQUARED_RELU, activate, gradient, hidden
+from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
 
@@ -26,7 +26,7 @@ class Dense(Recipe):
     """Computes all six products densely."""
 
     name = "dense"
-    computes = ("ffn", "gated", "experts")
+    computes = (*ACTIVATIONS, "experts")
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):

@@ -1,14 +1,15 @@
-"""The `dense_slices` recipe: each token computes its expert's slice of the neurons, densely.
+"""The `dense_slices` recipe: each token computes its expert's slice of the neurons, densely, whatever the activation.
 
 Routing is that of `slices`: each token goes to its nearest of E = m / 4 centroids, and neurons are sorted once by the
 expert whose tokens use them most. Nothing is 2:4, so that the six products are grouped dense ones, on any GPU.
 
-    up           Y   = relu(X W1[slice]^T)^2        grad_hidden  dY  = dO W2[slice]^T
+    up           H   = X W1[slice]^T                grad_hidden  dY  = dO W2[slice]^T
     down         O   = Y W2[slice]                  grad_input   dX  = dH W1[slice]
                                                     grad_up      dW1[slice] += dH^T X
                                                     grad_down    dW2[slice] += Y^T dO
 
-All six shrink to 1 / E. No product is sparse within a slice.
+All six shrink to 1 / E. No product is sparse within a slice. With a gate, a slice of S neurons is 2 S contiguous rows
+of W1, since a neuron's two stand side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jax import Array
 from sparse_lm import collectives, ops
 from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes import routing
-from sparse_lm.recipes.activations import SQUARED_RELU, activate, gradient
+from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.venom import check_centroids
 
@@ -48,6 +49,7 @@ class DenseSlices(Recipe):
     name = "dense_slices"
     products: ClassVar = dict.fromkeys(PRODUCTS, "none, at the expert's neurons")
     State = Centroids
+    computes = ACTIVATIONS
     takes_order = True
     enter_reads_inputs = True
     refreshes = True
@@ -73,7 +75,7 @@ class DenseSlices(Recipe):
         if x is None:
             raise ValueError("recipe 'dense_slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
         centroids = routing.cluster(x, self.experts)
-        y = jnp.square(jax.nn.relu(x @ w1.astype(x.dtype).T))
+        y, _, _ = activate(x @ w1.astype(x.dtype).T, self.activation)
         owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
         return Centroids(centroids), routing.sort_by_expert(owner, self.experts, self.shards)
 
@@ -90,20 +92,20 @@ class DenseSlices(Recipe):
         groups = self._groups(block_experts, ffn)
         with jax.named_scope("up"):
             h = ops.grouped_up(dispatch(x, rows), self._sorted(ffn.w1.dense, ffn), **groups)
-        y, seen, _ = activate(h, SQUARED_RELU)
+        y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             o = combine(ops.grouped_down(y, self._sorted(ffn.w2.dense, ffn), **groups), rows)
         o = jnp.where(jnp.isfinite(ffn.state.centroids).all(), o, jnp.nan)  # a state that was never entered
-        stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons // self.experts)
-        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows, block_experts)
+        stats = hidden_stats(seen, x.shape[0], ffn.w2.neurons // self.experts)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (saved, rows, block_experts)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        y, rows, block_experts = saved
+        saved, rows, block_experts = saved
         groups = self._groups(block_experts, ffn)
         x, do = dispatch(x, rows), dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, self._sorted(ffn.w2.dense, ffn), **groups)
-        dh = gradient(dy, y, SQUARED_RELU)
+        dh, y = gradient(dy, saved, self.activation), hidden(saved, self.activation)
         with jax.named_scope("grad_input"):
             dx = combine(ops.grouped_down(dh, self._sorted(ffn.w1.dense, ffn), **groups), rows)
         with jax.named_scope("grad_up"):
@@ -116,7 +118,7 @@ class DenseSlices(Recipe):
         return dict(block_experts=block_experts, v=self.v, experts=self.experts, implementation=ffn.implementation)
 
     def _sorted(self, w: Array, ffn: FfnCall) -> Array:
-        """Brings weights [F, D] whose neurons were sorted in several parts to the order of the experts."""
+        """Brings rows of weights whose neurons were sorted in several parts to the order of the experts."""
         parts = self._parts(ffn)
         return w if parts == 1 else w.reshape(parts, self.experts, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
 

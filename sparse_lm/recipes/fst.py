@@ -25,7 +25,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
-from sparse_lm.recipes.activations import activate, gradient, hidden
+from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.stochastic import grad_down_from_do, grad_up_from_dh
 from sparse_lm.recipes.weight_forms import WeightForms, masked_forms
@@ -64,7 +64,7 @@ class Fst(Recipe):
     sparse_weights = True
     sparse_along_inputs = ("up", "down")
     stochastic = True
-    computes = ("ffn", "gated")
+    computes = ACTIVATIONS
     refreshes = True
 
     def rules(self, shape: Shape) -> Iterator[Rule]:

@@ -19,6 +19,9 @@ block_products.py, since `experts24` has the same:
 Bytes that move around the products on Hopper, bf16: dispatching X and dO moves 4 T D each; the up product writes Y,
 1.125 T S; one pass reads 3.125 T S and writes dH and both transposes, 3.25 T S. O and dX are combined as the products
 store them.
+
+With the gate relu(G)^2, `gated_relu2`, Y = relu(G)^2 U is as sparse, and all nine products are 2:4: gated_blocks.py.
+Gates that leave no zeros are for `dense_slices`.
 """
 
 from __future__ import annotations
@@ -27,13 +30,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import collectives
 from sparse_lm.ops.row_order import RowOrder, dispatch
-from sparse_lm.recipes import block_products, routing
+from sparse_lm.recipes import block_products, gated_blocks, routing
+from sparse_lm.recipes.activations import GATES, SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.soft_threshold import SoftThreshold24, fit_scales, soft_threshold, unfit_scales
 from sparse_lm.recipes.venom import RoutedState, block_rules, check_centroids
@@ -61,6 +64,7 @@ class Slices(SoftThreshold24):
         "grad_down": "Y 2:4, stochastic, at the expert's neurons",
     }
     State = RoutedState
+    computes = (SQUARED_RELU, "gated_relu2")
     sparse_along_inputs = ("up",)
     takes_order = True
     stochastic = True
@@ -91,7 +95,7 @@ class Slices(SoftThreshold24):
             raise ValueError("recipe 'slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
         scales, centroids = fit_scales(w1, w2), routing.cluster(x, self.experts)
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
-        y = jnp.square(jax.nn.relu(x @ w1_sparse.T))
+        y, _, _ = activate(x @ w1_sparse.T, self.activation)
         owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
         return RoutedState(*scales, centroids), routing.sort_by_expert(owner, self.experts, self.shards)
 
@@ -104,25 +108,33 @@ class Slices(SoftThreshold24):
         check_centroids(state.centroids)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        tokens, neurons = x.shape[0], ffn.w1.neurons
+        tokens, neurons = x.shape[0], ffn.w2.neurons
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
         neuron_ids, contiguous = self._neuron_ids(rows, block_experts, tokens, ffn)
         blocks = block_products.Blocks(neuron_ids, rows, self.v, contiguous)
-        o, y, seen = block_products.forward(dispatch(x, rows), blocks, ffn)
+        hidden: Any
+        x = dispatch(x, rows)
+        if self.activation in GATES:
+            o, hidden, seen = gated_blocks.forward(x, blocks, ffn, self.activation)
+        else:
+            o, hidden, seen = block_products.forward(x, blocks, ffn)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
-        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (hidden, rows)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        y, rows = saved
-        return block_products.backward(dispatch(x, rows), y, dispatch(do, rows), rows, ffn)
+        hidden, rows = saved
+        x, do = dispatch(x, rows), dispatch(do, rows)
+        if self.activation in GATES:
+            return gated_blocks.backward(x, hidden, do, rows, ffn, self.activation)
+        return block_products.backward(x, hidden, do, rows, ffn)
 
     def _neuron_ids(self, rows: RowOrder, block_experts: Array, tokens: int, ffn: FfnCall) -> tuple[Array, int]:
         """Lists the neurons of each block of slots, int32 [Tp / v, S], and says how many at a time are contiguous.
 
         A block without tokens lists F throughout, no neuron, and products skip it.
         """
-        neurons = ffn.w1.neurons
+        neurons = ffn.w2.neurons
         parts = self.shards // collectives.size(ffn.axes.tensor)
         ids = routing.slice_ids(neurons, self.experts, parts)[block_experts]
         has_token = rows.slots[:: self.v, None] < tokens  # a block is filled from its first slot on

@@ -20,7 +20,7 @@ import jax
 from jax import Array
 from jax.typing import DTypeLike
 
-from sparse_lm.recipes.activations import activate, gradient, hidden
+from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, fit_scales, unfit_scales
 from sparse_lm.recipes.stochastic import grad_down_from_do, grad_up_from_dh
@@ -41,7 +41,7 @@ class SSte(SoftThreshold24):
     sparse_along_inputs = ("up", "down")
     stochastic = True
     axis_down = 0  # as the down product contracts neurons
-    computes = ("ffn", "gated")
+    computes = ACTIVATIONS
 
     def init_state(self, w1: Array, w2: Array) -> Scales:
         return unfit_scales()

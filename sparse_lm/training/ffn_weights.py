@@ -35,6 +35,12 @@ def map_matrices(tree: Params, function: Callable[[Array], Array]) -> Params:
     return with_matrices(tree, *map(function, matrices(tree)))
 
 
+def sort_neurons(w: Array, order: Array) -> Array:
+    """Puts the rows of W1 or W2, one of a neuron or, with a gate, two side by side, in an order int32[L, F]."""
+    by_neuron = w.reshape(*order.shape, -1, w.shape[-1])
+    return jnp.take_along_axis(by_neuron, order[:, :, None, None], axis=1).reshape(w.shape)
+
+
 def balance(params: Params, load: Array, good: Array) -> Params:
     """Moves the routers' biases after a step, if that was good, by the loads f32[L, E] of its experts."""
     layers, ffn = params["layers"], params["layers"]["ffn"]

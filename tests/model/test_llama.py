@@ -261,7 +261,7 @@ def test_dense_layers_train_as_in_a_dense_model(unrolled):
 
 def test_a_gate_refuses_recipes_that_compute_none():
     graphdef, params = model(dataclasses.replace(SMALL, activation="swiglu"))
-    with pytest.raises(ValueError, match="computes ffn, not gated"):
+    with pytest.raises(ValueError, match="computes squared_relu, not swiglu"):
         llama.merge(graphdef, params)(windows(SMALL), recipe=Act24())
 
 

@@ -21,7 +21,7 @@ RECIPES = {
     "dense_slices": DenseSlices(v=16, m=16),
 }
 """Every recipe of FFNs, with knobs that fit; experts have numbers of tokens that no block divides."""
-OF_FFNS = {name: recipe for name, recipe in recipes.RECIPES.items() if "ffn" in recipe.computes}
+OF_FFNS = {name: recipe for name, recipe in recipes.RECIPES.items() if "squared_relu" in recipe.computes}
 KEY = jax.random.key(1)
 
 

@@ -76,14 +76,8 @@ def venom(a, *, scales, centroids, v, m, draw):
 def slices(a, *, scales, centroids, v, m, draw, parts=1):
     w1, w2 = (scale * soft_threshold(w, axis=1) for scale, w in zip(scales, (a.w1, a.w2), strict=True))
     (tokens, _), neurons, count = a.x.shape, len(w1), m // 4
-    experts, own, computed = _slices_of_tokens(a.x, centroids, neurons, parts)
-
-    slots = np.full((tokens + count * (v - 1)) // v * v, -1)  # an expert's tokens fill whole blocks of v
-    first = 0
-    for expert in range(count):
-        members = a.order[experts[a.order] == expert]
-        slots[first : first + len(members)] = members
-        first += -(-len(members) // v) * v
+    experts, own, computed = slices_of_tokens(a.x, centroids, neurons, parts)
+    slots = slots_of_tokens(experts, a.order, count, v)
 
     def mask(y):
         mask = np.zeros_like(y)
@@ -104,13 +98,13 @@ def slices(a, *, scales, centroids, v, m, draw, parts=1):
 
 
 def dense_slices(a, *, centroids, m, parts=1, draw=None):
-    experts, _, computed = _slices_of_tokens(a.x, centroids, len(a.w1), parts)
+    experts, _, computed = slices_of_tokens(a.x, centroids, len(a.w1), parts)
     result = _ffn(a, a.w1, a.w2, a.w2, a.w1, mask_y=lambda _: computed, computed=computed)
     result.stats["expert_load"] = np.bincount(experts, minlength=m // 4) / len(experts)
     return result
 
 
-def _slices_of_tokens(x, centroids, neurons, parts):
+def slices_of_tokens(x, centroids, neurons, parts):
     """The expert of each token, its neurons [T, S], and these as 0/1 [T, F]."""
     experts, count = nearest(x, centroids), len(centroids)
     of_expert = np.arange(neurons).reshape(parts, count, -1).swapaxes(0, 1).reshape(count, -1)
@@ -118,6 +112,17 @@ def _slices_of_tokens(x, centroids, neurons, parts):
     computed = np.zeros((len(x), neurons))
     np.put_along_axis(computed, own, 1, axis=1)
     return experts, own, computed
+
+
+def slots_of_tokens(experts, order, count, v):
+    """The token of each slot, or -1: an expert's tokens fill whole blocks of v."""
+    slots = np.full((len(order) + count * (v - 1)) // v * v, -1)
+    first = 0
+    for expert in range(count):
+        members = order[experts[order] == expert]
+        slots[first : first + len(members)] = members
+        first += -(-len(members) // v) * v
+    return slots
 
 
 def in_token_order(rows, slots):

@@ -231,15 +231,15 @@ def test_a_recipe_computes_experts_if_it_says_so(name):
     recipe = RECIPES[name]
     assert ("experts" in recipe.computes) == (recipe.forward_experts is not Recipe.forward_experts)
     assert ("experts" in recipe.computes) == (recipe.backward_experts is not Recipe.backward_experts)
-    assert ("ffn" in recipe.computes) == (recipe.forward is not Recipe.forward)
+    assert ("squared_relu" in recipe.computes) == (recipe.forward is not Recipe.forward)
 
 
 def test_what_a_recipe_does_not_compute_is_refused():
     chosen = loads("any")
     groups = group_by_expert(chosen, EXPERTS, 16)
-    with pytest.raises(ValueError, match="recipe 'slices' computes ffn, not experts"):
+    with pytest.raises(ValueError, match="recipe 'slices' computes squared_relu, gated_relu2, not experts"):
         Slices().mixture(*INPUTS.differentiated, groups)
-    with pytest.raises(ValueError, match="recipe 'experts24' computes experts, not ffn"):
+    with pytest.raises(ValueError, match="recipe 'experts24' computes experts, not squared_relu"):
         SPARSE.ffn(INPUTS.x, INPUTS.w1, INPUTS.w2, STATE)
     with pytest.raises(ValueError, match="not split along the mesh's axis 'tensor'"):
         SPARSE.mixture(*INPUTS.differentiated, groups, STATE, axes=Axes(tensor="tensor"))

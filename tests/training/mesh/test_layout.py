@@ -58,19 +58,20 @@ def train(config):
 
 
 @pytest.mark.parametrize(
-    "recipe, mesh, microbatches, steps, sparse, dense_layers",
+    "recipe, activation, mesh, microbatches, steps, sparse, dense_layers",
     [
-        ("fst", (2, 4, 1), 2, 5, (0, 5), 1),
-        ("slices", (2, 2, 2), 1, 10, (3, 8), 0),
-        ("experts24", (2, 4, 1), 2, 6, (2, 5), 0),
+        ("fst", "squared_relu", (2, 4, 1), 2, 5, (0, 5), 1),
+        ("slices", "squared_relu", (2, 2, 2), 1, 10, (3, 8), 0),
+        ("slices", "gated_relu2", (2, 2, 2), 1, 10, (3, 8), 0),
+        ("experts24", "squared_relu", (2, 4, 1), 2, 6, (2, 5), 0),
     ],
 )
-def test_mesh_takes_the_steps_of_one_device(recipe, mesh, microbatches, steps, sparse, dense_layers):
+def test_mesh_takes_the_steps_of_one_device(recipe, activation, mesh, microbatches, steps, sparse, dense_layers):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.
 
     experiments/quality/mesh_equality.py does this for every recipe.
     """
-    changes = {"sparsity.dense_layers": dense_layers}
+    changes = {"sparsity.dense_layers": dense_layers, "model.activation": activation}
     parts = mesh[0] * mesh[1] * microbatches
     _, alone = train(config(recipe, sparse=sparse, steps=steps, microbatches=parts, **changes))
     state, meshed = train(config(recipe, mesh, sparse, steps, microbatches=microbatches, **changes))
