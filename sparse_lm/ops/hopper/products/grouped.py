@@ -155,7 +155,7 @@ def _multiply(
 
     def own(b_smem, consumer):
         columns = pl.ds(consumer * own_n, own_n)
-        return plgpu.transpose_ref(b_smem.at[columns], (1, 0)) if b_transposed else b_smem.at[:, columns]
+        return b_smem.at[columns].transpose((1, 0)) if b_transposed else b_smem.at[:, columns]
 
     def kernel(*refs):
         operands_gmem, out_gmem = refs[:-1], refs[-1]
@@ -199,7 +199,7 @@ def _multiply(
                         plgpu.copy_smem_to_gmem(piece, out_gmem.at[rows, columns])
 
                 def step(_, a_smem, b_smem, accumulator):
-                    a_smem = plgpu.transpose_ref(a_smem, (1, 0)) if a_transposed else a_smem
+                    a_smem = a_smem.transpose((1, 0)) if a_transposed else a_smem
                     plgpu.wgmma(accumulator, a_smem, own(b_smem, consumer))
                     plgpu.wgmma_wait(0)
                     return accumulator
