@@ -19,6 +19,7 @@ IMPLEMENTATIONS = ("reference", "hopper", "triton")
 SCHEDULES = ("cosine", "wsd")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
+PRECISIONS = ("bf16", "fp8")
 ROUTER_SCORES = ("softmax", "sigmoid")
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 WEIGHT_TILE = 64  # rows of a 2:4 weight that are stored, and travel, together
@@ -88,6 +89,7 @@ def _model_rules(m: ModelConfig) -> Iterator[Rule]:
     )  # fmt: skip
     yield one_of("model.activation", m.activation, ACTIVATIONS)
     yield one_of("model.dtype", m.dtype, DTYPES)
+    yield one_of("model.precision", m.precision, PRECISIONS)
     yield one_of("model.remat", m.remat, REMAT_POLICIES)
     yield _not_negative("model.experts", m.experts)
     if m.experts:
@@ -102,6 +104,7 @@ def _mixture_rules(m: ModelConfig) -> Iterator[Rule]:
     yield _positive("model.expert_dim", m.expert_dim)
     yield _not_negative("model.shared_expert_dim", m.shared_expert_dim)
     yield one_of("model.router_scores", m.router_scores, ROUTER_SCORES)
+    yield "model.precision", m.precision, m.precision == "bf16", "must be bf16 with model.experts: they have no FP8"
     squared = m.activation == "squared_relu"
     yield "model.activation", m.activation, squared, "must be squared_relu with model.experts: others have no experts"
 

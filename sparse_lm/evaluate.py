@@ -36,7 +36,7 @@ from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.implementation import check_implementation
+from sparse_lm.training.implementation import check_implementation, check_precision
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
 from sparse_lm.training.telemetry.metrics import to_json
 from sparse_lm.training.workdir import load_config
@@ -66,6 +66,7 @@ def evaluate(
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
     config = load_config(workdir)
+    check_precision(config.model.precision)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=data))
     if sparse:

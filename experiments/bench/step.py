@@ -7,6 +7,9 @@ r"""Times the whole training step, dense and each recipe in turns in one process
     python -m experiments.bench.step --config=configs/llama1b.py --recipes=dense,dense_within_documents \
         --output=experiments/results/step_llama1b_documents_h200.json
 
+    python -m experiments.bench.step --config=configs/llama1b.py --config.batch_size=8 \
+        --recipes=dense,slices,dense_fp8,slices_fp8 --output=experiments/results/step_llama1b_fp8_h200.json
+
     NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/llama7b.py --config.mesh.fsdp=4 \
         --config.batch_size=16 --recipes=dense,slices --traced=0 \
         --output=experiments/results/step_llama7b_fsdp_4x_h200.json
@@ -51,7 +54,8 @@ RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
 }
 
 WITHIN_DOCUMENTS = "_within_documents"  # at the end of a recipe's name: its attention stays within documents
-RECIPES |= {name + WITHIN_DOCUMENTS: RECIPES[name] for name in ("dense", "slices")}
+FP8 = "_fp8"  # likewise: dense products with weights are in FP8
+RECIPES |= {name + suffix: RECIPES[name] for name in ("dense", "slices") for suffix in (WITHIN_DOCUMENTS, FP8)}
 
 config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
 NAMES = flags.DEFINE_list("recipes", ["dense", "slices", "venom", "act24", "sste", "fst"], "Of RECIPES, by name.")
@@ -146,6 +150,8 @@ def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     changed.sparsity.update(dict(end_step=changed.steps) | RECIPES[name])
     if name.endswith(WITHIN_DOCUMENTS):
         changed.model.document_separator = 0  # of random tokens any will do: a mask costs what it costs
+    if name.endswith(FP8):
+        changed.model.precision = "fp8"
     return parse(changed)
 
 

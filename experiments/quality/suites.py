@@ -100,6 +100,8 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
         runs[f"slices_50_rate_{rate:g}"] = slices | until(50) | {"optimizer.learning_rate": rate}
     # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
+    fp8 = {"model.precision": "fp8"}
+    runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
     runs["fixed_quarter_50"] = slices | until(50) | {"sparsity.recipe": "fixed_quarter"}
     longer = {"steps": round(1.2 * steps), "optimizer.decay_steps": round(1.2 * DECAY_SHARE * steps)}
     runs["quarter_width"] = dense | longer | {"model.ffn_dim": ffn_dim // 4}

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, read, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
+from sparse_lm.model.linear import linear
 from sparse_lm.model.norm import rms_norm
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
@@ -83,7 +84,7 @@ class Attention(nnx.Module):
         """Queries [B, S, N, H], keys and values [B, S, K, H], the first two normed if so configured, and rotated."""
 
         def heads(weight: nnx.Param) -> Array:
-            return (x @ read(weight[...].astype(x.dtype), axes).T).reshape(*x.shape[:2], -1, self.config.head_width)
+            return self._linear(x, weight, axes).reshape(*x.shape[:2], -1, self.config.head_width)
 
         def norm(heads: Array, scale: nnx.Param) -> Array:
             # A scale serves the heads of all devices along `tensor`, each of which has some.
@@ -98,7 +99,11 @@ class Attention(nnx.Module):
 
     def _output(self, heads: Array, axes: Axes = ONE_DEVICE) -> Array:
         """[B, S, N, H] -> [B, S, D]."""
-        return heads.reshape(*heads.shape[:2], -1) @ read(self.o[...].astype(heads.dtype), axes).T
+        return self._linear(heads.reshape(*heads.shape[:2], -1), self.o, axes)
+
+    def _linear(self, x: Array, weight: nnx.Param, axes: Axes) -> Array:
+        """[B, S, inputs] -> [B, S, outputs]."""
+        return linear(x, read(weight[...].astype(x.dtype), axes), self.config.precision)
 
 
 @jax.named_call

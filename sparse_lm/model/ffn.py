@@ -33,6 +33,7 @@ class SquaredReluFfn(nnx.Module):
     """relu(x up^T)^2 down (2109.08668): `up` and `down` f32[F, D]."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.precision = config.precision
         self.up = nnx.Param(initializers.matrix(rngs.params(), config.ffn_dim, config.dim))
         self.down = nnx.Param(_down(config, rngs))
 
@@ -40,6 +41,7 @@ class SquaredReluFfn(nnx.Module):
         self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
         """Computes [T, D] -> [T, D] and statistics by the recipe."""
+        recipe = dataclasses.replace(recipe, precision=self.precision)
         return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)
 
 
@@ -50,7 +52,7 @@ class GatedFfn(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.activation = config.activation
+        self.activation, self.precision = config.activation, config.precision
         self.up = nnx.Param(initializers.matrix(rngs.params(), 2 * config.ffn_dim, config.dim))
         self.down = nnx.Param(_down(config, rngs))
 
@@ -62,7 +64,7 @@ class GatedFfn(nnx.Module):
         Raises:
           ValueError: the recipe computes no gated FFNs.
         """
-        recipe = dataclasses.replace(recipe, activation=self.activation)
+        recipe = dataclasses.replace(recipe, activation=self.activation, precision=self.precision)
         return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)
 
 

@@ -85,11 +85,14 @@ class Recipe:
         None takes the best one that supports device, shape and dtype.
       shards: devices among which neurons are split when the sparse phase is entered (a mesh's tensor axis).
       activation: of the hidden layer, one of `activations.ACTIVATIONS`. With a gate, W1 [2 F, D] has two rows a neuron.
+      precision: of dense products with the weights: "bf16", that is the dtype of x, or "fp8". Sparse products have the
+        dtype of x.
     """
 
     implementation: str | None = None
     shards: int = 1
     activation: str = SQUARED_RELU
+    precision: str = "bf16"
 
     name: ClassVar[str]
     computes: ClassVar[tuple[str, ...]] = (SQUARED_RELU,)

@@ -1,6 +1,7 @@
 """The `dense` recipe: all six products as they are. The baseline, and the phase before and after a sparse one.
 
-It computes a mixture's experts, too, by grouped products: each block of slots with its expert's rows of the weights.
+In FP8 the four products that contract no tokens are in e4m3, and the weight gradients as they are. It computes a
+mixture's experts, too, by grouped products: each block of slots with its expert's rows of the weights.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import ops
+from sparse_lm.ops import fp8
 from sparse_lm.ops.row_order import combine
 from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
@@ -30,23 +32,28 @@ class Dense(Recipe):
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):
-            h = x @ ffn.w1.dense.T
+            h = self._times(x, ffn.w1.dense.T)
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
-            o = y @ ffn.w2.dense
+            o = self._times(y, ffn.w2.dense)
         return o, hidden_stats(seen, *y.shape), saved
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         with jax.named_scope("grad_hidden"):
-            dy = do @ ffn.w2.dense.T
+            dy = self._times(do, ffn.w2.dense.T)
         dh, y = gradient(dy, saved, self.activation), hidden(saved, self.activation)
         with jax.named_scope("grad_input"):
-            dx = dh @ ffn.w1.dense
+            dx = self._times(dh, ffn.w1.dense)
         with jax.named_scope("grad_up"):
             dw1 = jnp.matmul(dh.T, x, preferred_element_type=ffn.gradient_dtype)
         with jax.named_scope("grad_down"):
             dw2 = jnp.matmul(y.T, do, preferred_element_type=ffn.gradient_dtype)
         return dx, dw1, dw2
+
+    def _times(self, rows: Array, weights: Array) -> Array:
+        if self.precision == fp8.PRECISION:
+            return fp8.matmul(fp8.by_rows(rows), fp8.whole(weights), rows.dtype)
+        return rows @ weights
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(_MOST_SLOTS, pairs, experts)

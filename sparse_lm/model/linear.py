@@ -1,0 +1,12 @@
+"""Linear layers without bias, in the precision of the model."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from sparse_lm.ops import fp8
+
+
+def linear(x: Array, w: Array, precision: str) -> Array:
+    """Computes x W^T in the dtype of x: [..., inputs] and [outputs, inputs] -> [..., outputs]."""
+    return fp8.linear(x, w) if precision == fp8.PRECISION else x @ w.T

@@ -1,0 +1,107 @@
+"""Dense products in FP8: e4m3 (2209.05433) times e4m3, summed in float32.
+
+    Y [T, N] = X [T, K] W [K, N]        X has a scale a row, W has one
+
+A row's scale follows from that row alone, so that no token's result depends on another token. Scales are powers of
+two: to divide by one rounds nothing, and to multiply the result by it rounds nothing. Forward products and input
+gradients are in FP8. Weight gradients contract the tokens, along which the scales of rows stand, and stay in the dtype
+of their operands (as torchao's "rowwise_with_gw_hp" leaves them).
+
+The program is the same everywhere: a product of operands that are converted from e4m3, which XLA replaces by an FP8
+product of cuBLAS on GPUs that have one. Elsewhere it computes with the converted numbers, which emulates that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm.ops.shapes import Float
+
+PRECISION = "fp8"  # what `ModelConfig.precision` calls it
+E4M3 = jnp.float8_e4m3fn
+LARGEST = 448.0  # of e4m3
+_LOWEST_EXPONENT = -100  # of a scale, so that its reciprocal is a number, too
+
+
+def unavailable() -> str | None:
+    """Says why the device has no FP8 products; None if it has them, or is a CPU, which emulates them."""
+    device = jax.devices()[0]
+    if device.platform != "gpu" or tuple(map(int, device.compute_capability.split("."))) >= (8, 9):
+        return None
+    return f"needs compute capability 8.9 or more; {device.device_kind} has {device.compute_capability}"
+
+
+class Scaled(NamedTuple):
+    """Numbers in e4m3, and what they are to be multiplied by."""
+
+    values: Array  # [M, N]
+    scale: Array  # f32[M, 1] of rows, f32[1, 1] of a whole matrix
+
+
+@jax.named_call
+def by_rows(x: Float[Array, "M N"]) -> Scaled:
+    """Brings each row to e4m3 with a scale of its own."""
+    return _scaled(x, jnp.max(jnp.abs(x), axis=1, keepdims=True))
+
+
+@jax.named_call
+def whole(w: Float[Array, "M N"]) -> Scaled:
+    """Brings a matrix to e4m3 with one scale."""
+    return _scaled(w, jnp.max(jnp.abs(w), keepdims=True))
+
+
+def _scaled(x: Array, largest: Array) -> Scaled:
+    """Divides by the power of two that brings `largest` to at most 448, and more than 224.
+
+    Where `largest` is infinite or NaN the scale is NaN, and with it all that is computed from these numbers: nothing
+    saturates silently. Where it is 0 so are all values.
+    """
+    _, exponent = jnp.frexp(largest.astype(jnp.float32) / LARGEST)
+    exponent = jnp.maximum(exponent, _LOWEST_EXPONENT)
+    scale = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.float32(1), exponent), jnp.nan)
+    values = x * (1 / scale).astype(x.dtype)
+    return Scaled(values.astype(E4M3), scale)
+
+
+@jax.named_call
+def matmul(x: Scaled, w: Scaled, dtype: DTypeLike) -> Float[Array, "T N"]:
+    """Multiplies x [T, K], scaled by rows, by w [K, N], scaled as a whole.
+
+    Args:
+      x: of `by_rows`.
+      w: of `whole`.
+      dtype: of the result: bfloat16 or float32.
+    """
+    wide = jnp.promote_types(dtype, jnp.bfloat16)
+    product = jnp.matmul(x.values.astype(wide), w.values.astype(wide), preferred_element_type=dtype)
+    return product * (x.scale * w.scale).astype(dtype)
+
+
+@jax.custom_vjp
+def linear(x: Float[Array, "*tokens K"], w: Float[Array, "N K"]) -> Float[Array, "*tokens N"]:
+    """Computes x W^T in the dtype of x. Differentiable in reverse mode; dW is computed in the dtype of its operands.
+
+    Args:
+      x: [..., K]; all leading axes are tokens.
+      w: [N, K].
+    """
+    return _flat(x, w.T)
+
+
+def _flat(x: Array, w: Array) -> Array:
+    """Computes x [..., K] w [K, N] in the dtype of x."""
+    return matmul(by_rows(x.reshape(-1, x.shape[-1])), whole(w), x.dtype).reshape(*x.shape[:-1], w.shape[1])
+
+
+def _linear_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w = saved
+    dw = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+    return _flat(dy, w), dw.astype(w.dtype)
+
+
+linear.defvjp(lambda x, w: (linear(x, w), (x, w)), _linear_backward)
