@@ -2,6 +2,7 @@
 
     python -m experiments.bench.ffn --output=experiments/results/ffn_h200.json
     python -m experiments.bench.ffn --recipes='slices 2:16' --imbalance=1,1.76 --output=...
+    python -m experiments.bench.ffn --activation=swiglu --tokens=32768 --output=experiments/results/ffn_swiglu_h200.json
 
 Kernel times, everything that a layer does included: weights to their sparse forms, routing, dispatch, selection. The
 random order of the tokens, which all layers of a step share, is given. `--imbalance` is what the busiest expert has of
@@ -11,9 +12,10 @@ an even share: 0.28 to 0.44 of the tokens in trained models with 4 experts are 1
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,12 +27,14 @@ from jax.typing import DTypeLike
 from experiments.kernels.timing import random_matrix, time_by_kernel
 from experiments.result_files import write_results
 from sparse_lm.ops import backends
-from sparse_lm.recipes import DENSE, Act24, DenseSlices, Fst, Recipe, Slices, SSte, Venom
+from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Recipe, Slices, SSte, Venom
+from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, rows_per_neuron
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 TOKENS = flags.DEFINE_list("tokens", ["8192", "16384", "32768", "65536"], "Tokens, T.")
 SHAPES = flags.DEFINE_list("shapes", ["2048x8192", "4096x16384"], "Model width x neurons.")
-ONLY = flags.DEFINE_list("recipes", [], "Names of recipes, beside dense; all by default.")
+ACTIVATION = flags.DEFINE_enum("activation", SQUARED_RELU, ACTIVATIONS, "Of the hidden layer.")
+ONLY = flags.DEFINE_list("recipes", [], "Names of recipes, beside dense; by default all that compute the activation.")
 IMBALANCE = flags.DEFINE_list("imbalance", ["1"], "Tokens of the busiest expert, in even shares.")
 
 RECIPES: dict[str, Recipe] = {
@@ -57,9 +61,25 @@ class Operands(NamedTuple):
     do: Array  # gradient of the output
 
 
-def random_operands(tokens: int, dim: int, neurons: int, dtype: DTypeLike = jnp.bfloat16) -> Operands:
+def recipes_of(activation: str, names: Sequence[str] = ()) -> dict[str, Recipe]:
+    """Returns dense and the recipes of these names that compute an activation; all that do if none are named.
+
+    Raises:
+      UsageError: a name that is none, or one of a recipe that does not compute the activation.
+    """
+    able = {name: recipe for name, recipe in RECIPES.items() if activation in recipe.computes}
+    if unknown := set(names) - {"dense", *able}:
+        raise app.UsageError(f"--recipes: {sorted(unknown)} must be among {list(able)} with --activation={activation}")
+    chosen = {"dense": Dense()} | {name: recipe for name, recipe in able.items() if name in (names or able)}
+    return {name: dataclasses.replace(recipe, activation=activation) for name, recipe in chosen.items()}
+
+
+def random_operands(
+    tokens: int, dim: int, neurons: int, dtype: DTypeLike = jnp.bfloat16, activation: str = SQUARED_RELU
+) -> Operands:
     """Draws normal inputs and gradients; float32 weights of the size that training starts with."""
-    w1, w2 = random_matrix(neurons, dim, 4, jnp.float32), random_matrix(neurons, dim, 5, jnp.float32)
+    w1 = random_matrix(rows_per_neuron(activation) * neurons, dim, 4, jnp.float32)
+    w2 = random_matrix(neurons, dim, 5, jnp.float32)
     return Operands(
         x=random_matrix(tokens, dim, 2, dtype),
         w1=w1 / dim**0.5,
@@ -127,13 +147,13 @@ def lower(recipe: Recipe, operands: Operands, imbalance: float = 1.0) -> Ffn:
 
 
 def bench(
-    recipes: Mapping[str, Recipe], tokens: int, dim: int, neurons: int, imbalance: float
+    recipes: Mapping[str, Recipe], tokens: int, dim: int, neurons: int, imbalance: float, activation: str
 ) -> dict[str, dict[str, Any]]:
     """Times one FFN by recipe, and the kernels of its forward and backward by name.
 
     All compile side by side, but for the first: XLA times candidates for products, which the others share with it.
     """
-    operands = random_operands(tokens, dim, neurons)
+    operands = random_operands(tokens, dim, neurons, activation=activation)
     ffns, compiling = {}, {}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for name, recipe in recipes.items():
@@ -150,19 +170,18 @@ def bench(
 
 
 def main(_) -> None:
-    table = []
-    if unknown := set(ONLY.value) - {"dense", *RECIPES}:
-        raise app.UsageError(f"--recipes: {sorted(unknown)} must be among {list(RECIPES)}")
-    recipes = {"dense": DENSE} | {name: recipe for name, recipe in RECIPES.items() if name in (ONLY.value or RECIPES)}
+    table, activation = [], ACTIVATION.value
+    recipes = recipes_of(activation, ONLY.value)
     cases = itertools.product(SHAPES.value, map(int, TOKENS.value), map(float, IMBALANCE.value))
     for shape, tokens, imbalance in cases:
         dim, neurons = map(int, shape.split("x"))
-        print(f"T={tokens} D={dim} F={neurons} imbalance={imbalance:g}", flush=True)
-        rows = bench(recipes, tokens, dim, neurons, imbalance)
+        print(f"T={tokens} D={dim} F={neurons} {activation} imbalance={imbalance:g}", flush=True)
+        rows = bench(recipes, tokens, dim, neurons, imbalance, activation)
         for name, row in rows.items():
             for part in ("forward", "both") if name != "dense" else ():
                 row[f"{part}_speedup"] = rows["dense"][f"{part}_ms"] / row[f"{part}_ms"]
-            table.append(dict(recipe=name, tokens=tokens, dim=dim, neurons=neurons, imbalance=imbalance, **row))
+            about = dict(recipe=name, activation=activation, tokens=tokens, dim=dim, neurons=neurons)
+            table.append(dict(**about, imbalance=imbalance, **row))
             print(
                 f"  {name:<16} forward {row['forward_ms']:.3f} ms x{row.get('forward_speedup', 1):.2f}, "
                 f"with backward {row['both_ms']:.3f} ms x{row.get('both_speedup', 1):.2f} "

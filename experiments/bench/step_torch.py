@@ -143,6 +143,10 @@ def make_step(config: Config):
 
 def main(_) -> None:
     config = parse(flags.FLAGS.config)
+    for key in ("activation", "tie_embeddings", "qk_norm", "experts"):
+        value, wanted = getattr(config.model, key), getattr(ModelConfig(), key)
+        if value != wanted:
+            raise app.UsageError(f"model.{key} = {value!r} must be {wanted!r}: this is the model here in PyTorch")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     step = make_step(config)

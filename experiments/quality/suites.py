@@ -114,6 +114,15 @@ def _experts24(steps: int, experts: Overrides, **knobs: Any) -> dict[str, Overri
     return {"mixture_experts24": sparse | _until(steps, 80), "mixture_experts24_stay": sparse | _stay(steps)}
 
 
+def _swiglu_runs(steps: int) -> dict[str, Overrides]:
+    """Dense, and the recipes that compute SwiGLU, each on half of the steps."""
+    sparse = {
+        f"{recipe}_50": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, 50)
+        for recipe in ("fst", "sste", "dense_slices")
+    }
+    return {"dense": _SWIGLU | _DENSE} | sparse
+
+
 def _until(steps: int, share: int) -> Overrides:
     """A sparse phase on a share of the steps, in percent, which ends before the rate falls."""
     start = _start(steps)
@@ -135,6 +144,7 @@ def _experts(experts: int, per_token: int, width: int) -> Overrides:
 
 
 _DENSE = {"sparsity.recipe": "dense"}
+_SWIGLU = {"model.activation": "swiglu"}
 _100M = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.loss_chunk": 8192}
 _RATES = (1.5e-4, 2.5e-4, 5e-4, 1e-3)
 # A token meets 4 x 2048 neurons, as many as a dense llama1b has. 4 layers have 0.67 B parameters, and the pairs of a
@@ -187,6 +197,12 @@ SUITES = {
         llama60m,
         _base(6120, 612, 1.4e-3, batch_size=64, seq_len=512, **{"model.vocab_size": 16_384}),
         _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3)),
+    ),
+    # The same with SwiGLU, 50 M parameters: F = 4 D as in Llama-3.2-1B.
+    "llama60m_swiglu": Suite(
+        llama60m,
+        _base(6120, 612, 1.4e-3, batch_size=64, seq_len=512, **{"model.vocab_size": 16_384}),
+        _swiglu_runs(6120),
     ),
     # Seconds on a CPU, for tests.
     "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16)),

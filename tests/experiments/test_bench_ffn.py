@@ -30,10 +30,28 @@ def test_output_is_near_the_dense_one_and_gradients_are_finite(bench, name):
 
 @pytest.mark.parametrize("name", ["dense", "act24", "fst", "sste", "slices 2:8"])
 def test_every_recipe_is_traced(bench, name):
-    recipe = bench.DENSE if name == "dense" else bench.RECIPES[name]
+    recipe = bench.recipes_of("squared_relu", [name])[name]
     ffn = bench.lower(recipe, bench.random_operands(TOKENS, DIM, NEURONS, jnp.float32))
     assert bool(ffn.reference_ops) == bool(recipe.products)
     assert [leaf.shape for leaf in ffn.both.out_info] == [(TOKENS, DIM), (TOKENS, DIM), (NEURONS, DIM), (NEURONS, DIM)]
+
+
+@pytest.mark.parametrize(
+    "activation, names",
+    [
+        ("swiglu", {"dense", "fst", "sste", "dense slices 1:4"}),
+        ("gated_relu2", {"dense", "fst", "sste", "dense slices 1:4", "slices 2:8", "slices 2:16"}),
+    ],
+)
+def test_a_gate_is_computed_by_the_recipes_that_can(bench, activation, names):
+    recipes = bench.recipes_of(activation)
+    assert recipes.keys() == names
+    operands = bench.random_operands(TOKENS, DIM, NEURONS, jnp.float32, activation)
+    for recipe in recipes.values():
+        shapes = [leaf.shape for leaf in bench.lower(recipe, operands).both.out_info]
+        assert shapes == [(TOKENS, DIM), (TOKENS, DIM), (2 * NEURONS, DIM), (NEURONS, DIM)]
+    with pytest.raises(bench.app.UsageError, match=rf"'venom 128:2:8'\] must be among .* --activation={activation}"):
+        bench.recipes_of(activation, ["venom 128:2:8"])
 
 
 @pytest.mark.parametrize("imbalance", [1.0, 1.76])

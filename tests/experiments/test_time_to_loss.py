@@ -202,12 +202,15 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
+SPARSE = ("slices", "dense_slices", "fst", "sste", "fixed", "mixture_experts24")  # what their names begin with
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
     configs = {run: suite.config(run, 0, "data") for run in suite.runs}
     for run, config in configs.items():
-        assert bool(config.sparsity.phase) == run.startswith(("slices", "dense_slices", "fixed", "mixture_experts24"))
+        assert bool(config.sparsity.phase) == run.startswith(SPARSE)
         assert config.sparsity.stays == run.endswith("stay")
         assert config.sparsity.stays or config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
         assert config.checkpoint_every == configs["dense"].checkpoint_every
@@ -215,6 +218,8 @@ def test_every_run_of_a_suite_is_allowed(name):
         if run.startswith("mixture"):
             active = dense.experts_per_token * dense.expert_dim if dense.experts else dense.ffn_dim
             assert model.experts_per_token * model.expert_dim == active
+        elif name.endswith("swiglu"):
+            assert model.activation == "swiglu"
         elif run == "quarter_width":
             assert model.ffn_dim * 4 == dense.ffn_dim
 
