@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 from jax import Array
 
@@ -39,14 +42,16 @@ class CompileAhead:
                 programs.append((self._transitions.refresh, (state, windows)))
             programs.append((self._transitions.leave_sparse, (state,)))  # every sparse phase ends
 
-        def compile_all() -> None:
-            for program, arguments in programs:
-                program.lower(*arguments).compile()
-
+        compilations = [functools.partial(_compile, *program) for program in programs]
         self._interrupt.answer = "saving what there is; the compilation is given up"
         transitions = " and the phase transitions" if len(programs) > 1 else ""
         with self._log.busy(step, f"compiling the {phase} step{transitions}") as tick:
             if jax.process_count() > 1:  # processes could not agree to stop in the middle
-                compile_all()
+                for compilation in compilations:
+                    compilation()
                 return True
-            return self._interrupt.wait_for(compile_all, tick)
+            return self._interrupt.wait_for(*compilations, meanwhile=tick)
+
+
+def _compile(program: Any, arguments: tuple[Any, ...]) -> None:
+    program.lower(*arguments).compile()

@@ -24,29 +24,22 @@ class Interrupt:
         self.requested: str | None = None
         self.answer = "stopping"
 
-    def wait_for(self, work: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:
-        """Does work that cannot be stopped, such as a compilation; what it raises is raised here.
+    def wait_for(self, *works: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:
+        """Does works that cannot be stopped, such as compilations, side by side; what one raises is raised here.
 
         Args:
-          work: is done in a thread.
+          works: are done in a thread each.
           meanwhile: is called every tenth of a second.
 
         Returns:
-          True if it is done. If not, a signal came first, and the work goes on in a thread that nobody waits for.
+          True if all are done. If not, a signal came first, and they go on in threads that nobody waits for.
         """
-        future: concurrent.futures.Future = concurrent.futures.Future()
-
-        def run() -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
+        futures = [_in_thread(work) for work in works]
         while not self.requested:
-            done, _ = concurrent.futures.wait([future], _POLL_SECONDS)
-            if done:
+            done, waiting = concurrent.futures.wait(futures, _POLL_SECONDS)
+            for future in done:
                 future.result()
+            if not waiting:
                 return True
             meanwhile()
         return False
@@ -66,3 +59,17 @@ class Interrupt:
         os.write(2, f"{before}{self.requested}: {self.answer}; again to stop now\n".encode())
         for either, handler in self._before.items():
             signal.signal(either, handler)
+
+
+def _in_thread(work: Callable[[], object]) -> concurrent.futures.Future:
+    """Starts work in a thread that no end of the process waits for, as it would for those of an executor."""
+    future: concurrent.futures.Future = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

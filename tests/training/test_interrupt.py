@@ -16,12 +16,18 @@ def test_work_is_done_where_no_signal_comes():
     assert done and done[0] != threading.get_ident()
 
 
+def test_works_are_done_side_by_side():
+    both = threading.Barrier(2, timeout=60)
+    with Interrupt() as interrupt:
+        assert interrupt.wait_for(both.wait, both.wait)
+
+
 def test_what_work_raises_is_raised():
     def work():
         raise NotImplementedError("no such kernel")
 
     with Interrupt() as interrupt, pytest.raises(NotImplementedError, match="no such kernel"):
-        interrupt.wait_for(work)
+        interrupt.wait_for(lambda: None, work)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -36,7 +42,7 @@ def test_a_signal_ends_the_waiting_and_a_second_one_acts_at_once(number, second,
             start = time.monotonic()
             interrupt.answer = "finishing step 3"
             ticks = []
-            assert not interrupt.wait_for(lambda: release.wait(60), lambda: ticks.append(time.monotonic()))
+            assert not interrupt.wait_for(lambda: release.wait(60), meanwhile=lambda: ticks.append(time.monotonic()))
             assert time.monotonic() - start < 10
             assert interrupt.requested == signal.Signals(number).name
             assert not acted
