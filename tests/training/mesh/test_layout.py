@@ -109,6 +109,16 @@ def test_heads_of_all_devices_train_the_scales_of_queries_and_keys():
         np.testing.assert_allclose(scales, expected, atol=1e-5)
 
 
+def test_documents_keep_to_themselves_on_a_mesh():
+    def losses(mesh, separator):
+        run = config("dense", mesh, (0, 0), 3, **{"model.document_separator": separator})
+        return [step["loss"] for step in train(run)[1]]
+
+    alone = losses((1, 1, 1), 7)
+    np.testing.assert_allclose(losses((1, 4, 2), 7), alone, rtol=1e-5)
+    assert abs(losses((1, 1, 1), -1)[0] - alone[0]) > 1e-4
+
+
 def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
     """Devices along `tensor` each have a part of every expert's neurons, whichever shards hold the weights."""
     states = {}
