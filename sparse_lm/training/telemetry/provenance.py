@@ -27,15 +27,20 @@ def provenance() -> dict[str, Any]:
 def git_commit(root: Path = _ROOT) -> str | None:
     """Returns the commit of a checkout, with "-dirty" if tracked files have changed since.
 
-    None if `root` is not the top of a checkout, or git cannot tell.
+    None if `root` is not the top of a checkout, or git cannot tell. Nothing is written there, not even a lock, which a
+    run that is killed would leave behind.
     """
     if not (root / ".git").exists():
         return None  # a directory further up may be some other project's
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    git = ["git", "--no-optional-locks", "-C", str(root)]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit, changes = (
+            subprocess.run([*git, *command], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
+    return f"{commit}-dirty" if changes else commit
 
 
 def _installed(packages: tuple[str, ...]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 
@@ -35,7 +36,11 @@ def test_commit_is_the_checkouts_own(tmp_path):
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-m", "one")
     head = git(tmp_path, "rev-parse", "HEAD")
+    index = tmp_path / ".git" / "index"
+    os.utime(tmp_path / "file", (1, 1))  # which git would note in its index
+    before = index.read_bytes()
     assert git_commit(tmp_path) == head
+    assert index.read_bytes() == before
     (tmp_path / "file").write_text("two")
     assert git_commit(tmp_path) == f"{head}-dirty"
     (tmp_path / "inside").mkdir()
