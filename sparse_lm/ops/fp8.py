@@ -7,8 +7,8 @@ two: to divide by one rounds nothing, and to multiply the result by it rounds no
 gradients are in FP8. Weight gradients contract the tokens, along which the scales of rows stand, and stay in the dtype
 of their operands (as torchao's "rowwise_with_gw_hp" leaves them).
 
-The program is the same everywhere: a product of operands that are converted from e4m3, which XLA replaces by an FP8
-product of cuBLAS on GPUs that have one. Elsewhere it computes with the converted numbers, which emulates that.
+The program is the same everywhere, a product of e4m3 operands. XLA takes cuBLAS's for it on GPUs that have FP8, and
+elsewhere converts the operands, which emulates that.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def matmul(x: Scaled, w: Scaled, dtype: DTypeLike) -> Float[Array, "T N"]:
       w: of `whole`.
       dtype: of the result: bfloat16 or float32.
     """
-    wide = jnp.promote_types(dtype, jnp.bfloat16)
-    product = jnp.matmul(x.values.astype(wide), w.values.astype(wide), preferred_element_type=dtype)
+    # Of e4m3 itself: where operands are converted first, XLA may leave out the rounding with the conversion.
+    product = jnp.matmul(x.values, w.values, preferred_element_type=dtype)
     return product * (x.scale * w.scale).astype(dtype)
 
 

@@ -9,7 +9,6 @@ Numerics: float32 accumulation in the order of the contracted dimension, one rou
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,27 +23,13 @@ from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.hopper.frame.device import core_count
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
+_TILE_M, _TILE_N = 128, 256  # rows and columns of the result in a tile; each consumer computes half of the columns
+_STAGES = 4  # steps of the contracted dimension that shared memory holds
+_RASTER_WIDTH = 8  # tiles along the rows in the band that the blocks which run together cover
 _STEP = 64  # of the contracted dimension: 128 bytes, a line of swizzled shared memory
 _CONSUMERS = 2
 _ROWS = 64  # of the result that are stored together
 _TRANSFORMS = plgpu.TilingTransform((8, _STEP)), plgpu.SwizzleTransform(128)
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """A way to cut up a product.
-
-    Attributes:
-      tile_m: rows of the result in a tile.
-      tile_n: columns of the result in a tile, of which each consumer computes half.
-      stages: steps of the contracted dimension that shared memory holds.
-      raster_width: tiles along the rows in the band that the blocks which run together cover.
-    """
-
-    tile_m: int = 128
-    tile_n: int = 256
-    stages: int = 4
-    raster_width: int = 8
 
 
 class _Tile(NamedTuple):
@@ -55,37 +40,37 @@ class _Tile(NamedTuple):
     steps: Array | int
 
 
-def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, config: Config = Config()) -> Array:
+def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
     """See `ops.grouped_up`. The two operands must be bfloat16 or float16, and sizes multiples of the tiles'."""
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
     neurons, dim = w.shape[0] // experts, x.shape[1]
-    _check_multiples({"v": (v, config.tile_m), "F / E": (neurons, config.tile_n), "D": (dim, _STEP * config.stages)})
+    _check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _TILE_N), "D": (dim, _STEP * _STAGES)})
 
     def tile(refs, m, n):
         x, w, block_experts = refs
-        expert = block_experts[m * config.tile_m // v]
-        rows = expert * neurons + n * config.tile_n
-        return _Tile(x.at[pl.ds(m * config.tile_m, config.tile_m)], w.at[pl.ds(rows, config.tile_n)], dim // _STEP)
+        expert = block_experts[m * _TILE_M // v]
+        rows = expert * neurons + n * _TILE_N
+        return _Tile(x.at[pl.ds(m * _TILE_M, _TILE_M)], w.at[pl.ds(rows, _TILE_N)], dim // _STEP)
 
     out = jax.ShapeDtypeStruct((x.shape[0], neurons), x.dtype)
-    return _multiply((x, w, block_experts), out, tile, config, name="grouped_up", b_transposed=True)
+    return _multiply((x, w, block_experts), out, tile, name="grouped_up", b_transposed=True)
 
 
-def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, config: Config = Config()) -> Array:
+def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
     """See `ops.grouped_down` and `grouped_up`."""
     check_product_dtypes(w.dtype, y.dtype, y.dtype)
     neurons, dim = y.shape[1], w.shape[1]
-    _check_multiples({"v": (v, config.tile_m), "F / E": (neurons, _STEP * config.stages), "D": (dim, config.tile_n)})
+    _check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _STEP * _STAGES), "D": (dim, _TILE_N)})
 
     def tile(refs, m, n):
         y, w, block_experts = refs
-        expert = block_experts[m * config.tile_m // v]
-        columns = pl.ds(n * config.tile_n, config.tile_n)
+        expert = block_experts[m * _TILE_M // v]
+        columns = pl.ds(n * _TILE_N, _TILE_N)
         b = w.at[pl.ds(expert * neurons, neurons), columns]
-        return _Tile(y.at[pl.ds(m * config.tile_m, config.tile_m)], b, neurons // _STEP)
+        return _Tile(y.at[pl.ds(m * _TILE_M, _TILE_M)], b, neurons // _STEP)
 
     out = jax.ShapeDtypeStruct((y.shape[0], dim), y.dtype)
-    return _multiply((y, w, block_experts), out, tile, config, name="grouped_down")
+    return _multiply((y, w, block_experts), out, tile, name="grouped_down")
 
 
 def grouped_weights(
@@ -96,26 +81,25 @@ def grouped_weights(
     experts: int,
     *,
     out_dtype: jnp.dtype,
-    config: Config = Config(),
 ) -> Array:
     """See `ops.grouped_weights` and `grouped_up`."""
     check_product_dtypes(y.dtype, x.dtype, out_dtype)
     neurons, dim = y.shape[1], x.shape[1]
-    _check_multiples({"v": (v, _STEP), "F / E": (neurons, config.tile_m), "D": (dim, config.tile_n)})
+    _check_multiples({"v": (v, _STEP), "F / E": (neurons, _TILE_M), "D": (dim, _TILE_N)})
     sizes = group_sizes(block_experts, v, experts)
     starts, steps = jnp.cumsum(sizes) - sizes, sizes // _STEP
-    of_expert = neurons // config.tile_m
+    of_expert = neurons // _TILE_M
 
     def tile(refs, m, n):
         y, x, starts, steps = refs
         expert = lax.div(m, of_expert)
         # As long as all tokens are: the pipeline reads as far as the steps go.
         tokens = pl.ds(pl.multiple_of(starts[expert], _STEP), y.shape[0])
-        a = y.at[tokens, pl.ds(lax.rem(m, of_expert) * config.tile_m, config.tile_m)]
-        return _Tile(a, x.at[tokens, pl.ds(n * config.tile_n, config.tile_n)], steps[expert])
+        a = y.at[tokens, pl.ds(lax.rem(m, of_expert) * _TILE_M, _TILE_M)]
+        return _Tile(a, x.at[tokens, pl.ds(n * _TILE_N, _TILE_N)], steps[expert])
 
     out = jax.ShapeDtypeStruct((experts * neurons, dim), out_dtype)
-    return _multiply((y, x, starts, steps), out, tile, config, name="grouped_weights", a_transposed=True)
+    return _multiply((y, x, starts, steps), out, tile, name="grouped_weights", a_transposed=True)
 
 
 def _check_multiples(sizes: dict[str, tuple[int, int]]) -> None:
@@ -128,7 +112,6 @@ def _multiply(
     operands: tuple[Array, ...],
     out: jax.ShapeDtypeStruct,
     tile: Callable[[Any, Array, Array], _Tile],
-    config: Config,
     *,
     name: str,
     a_transposed: bool = False,
@@ -140,16 +123,14 @@ def _multiply(
       operands: arrays in global memory that `tile` is given references to.
       out: the result; its sizes are multiples of the tile's.
       tile: from the references, and number of the tile along both dimensions, its operands.
-      config: the tiling.
       name: of the kernel, in profiles.
-      a_transposed: a's slices are [contracted, tile_m], not [tile_m, contracted].
-      b_transposed: b's slices are [tile_n, contracted], not [contracted, tile_n].
+      a_transposed: a's slices are [contracted, rows], not [rows, contracted].
+      b_transposed: b's slices are [columns, contracted], not [contracted, columns].
     """
-    tile_m, tile_n = config.tile_m, config.tile_n
-    own_n = tile_n // _CONSUMERS
-    grid = out.shape[0] // tile_m, out.shape[1] // tile_n
-    a_tile = (_STEP, tile_m) if a_transposed else (tile_m, _STEP)
-    b_tile = (tile_n, _STEP) if b_transposed else (_STEP, tile_n)
+    own_n = _TILE_N // _CONSUMERS
+    grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
+    a_tile = (_STEP, _TILE_M) if a_transposed else (_TILE_M, _STEP)
+    b_tile = (_TILE_N, _STEP) if b_transposed else (_STEP, _TILE_N)
     chunk = 128 // jnp.dtype(out.dtype).itemsize  # columns of a line of shared memory
     out_transforms = plgpu.TilingTransform((8, chunk)), plgpu.SwizzleTransform(128)
 
@@ -172,14 +153,14 @@ def _multiply(
                 memory_registers=40,
                 wg_axis="warpgroup",
                 num_compute_wgs=_CONSUMERS,
-                max_concurrent_steps=config.stages,
+                max_concurrent_steps=_STAGES,
                 compute_context=context,
             )
 
         def scope(out_smem, allocations):
             @plgpu.nd_loop((grid[0] * grid[1],), collective_axes="block")
             def _tiles(loop):
-                m, n = plgpu.planar_snake(loop.index[0], grid, 0, config.raster_width)
+                m, n = plgpu.planar_snake(loop.index[0], grid, 0, _RASTER_WIDTH)
                 a, b, steps = tile(operands_gmem, m, n)
 
                 def context(run):
@@ -187,9 +168,9 @@ def _multiply(
                         run(accumulator)
                         return accumulator[...]
 
-                    result = pl.run_scoped(accumulate, plgpu.ACC((tile_m, own_n), jnp.float32)).astype(out.dtype)
-                    first_row, first_column = m * tile_m, n * tile_n + consumer * own_n
-                    pieces = itertools.product(range(0, tile_m, _ROWS), range(0, own_n, chunk))
+                    result = pl.run_scoped(accumulate, plgpu.ACC((_TILE_M, own_n), jnp.float32)).astype(out.dtype)
+                    first_row, first_column = m * _TILE_M, n * _TILE_N + consumer * own_n
+                    pieces = itertools.product(range(0, _TILE_M, _ROWS), range(0, own_n, chunk))
                     for number, (row, column) in enumerate(pieces):
                         piece = out_smem.at[consumer, number % 2]
                         plgpu.wait_smem_to_gmem(1, wait_read_only=True)
@@ -209,7 +190,7 @@ def _multiply(
             plgpu.wait_smem_to_gmem(0)
 
         # What the pipeline allocates does not depend on its steps, where they are no fewer than its stages.
-        allocations = pipeline(config.stages, lambda *_: None, lambda _: None).get_allocations(*operands_gmem[:2])
+        allocations = pipeline(_STAGES, lambda *_: None, lambda _: None).get_allocations(*operands_gmem[:2])
         pl.run_scoped(
             scope,
             plgpu.SMEM((_CONSUMERS, 2, _ROWS, chunk), out.dtype, transforms=out_transforms),
