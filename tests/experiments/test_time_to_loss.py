@@ -212,7 +212,9 @@ def test_every_run_of_a_suite_is_allowed(name):
     for run, config in configs.items():
         assert bool(config.sparsity.phase) == run.startswith(SPARSE)
         assert config.sparsity.stays == run.endswith("stay")
-        assert config.sparsity.stays or config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
+        before_decay = config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
+        assert before_decay != (config.sparsity.stays or run == "slices_90")
+        assert (config.model.precision == "fp8") == run.endswith("fp8")
         assert config.checkpoint_every == configs["dense"].checkpoint_every
         model, dense = config.model, configs["dense"].model
         if run.startswith("mixture"):
