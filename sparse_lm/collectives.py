@@ -2,8 +2,8 @@
 
 A model on a mesh runs under `shard_map`: every device calls the same functions on its own shards, and
 what crosses devices is written out here. Sequences are split over the batch axes, the rows of stored
-matrices over `fsdp` (and `tensor`), attention heads and FFN neurons over `tensor`. Without axes every
-function returns its argument, so that a single device compiles what it would without this module.
+matrices over `fsdp` (and `tensor`), attention heads and FFN neurons over `tensor`, a mixture's experts over `expert`.
+Without axes every function returns its argument, so that a single device compiles what it would without this module.
 
 Gradients are sums over the shards: a shard's loss is its part of the mean.
 """
@@ -28,14 +28,21 @@ class Axes:
     """Names of the mesh axes that hold more than one device.
 
     Attributes:
-      batch: axes that sequences are split over, major first; `fsdp` is one of them.
+      batch: axes that sequences are split over, major first; `fsdp` and `expert` are among them.
       fsdp: splits the rows of stored matrices, which are gathered where they are read.
       tensor: splits attention heads and FFN neurons.
+      expert: splits a mixture's experts, which compute the tokens of all devices along it.
     """
 
     batch: tuple[str, ...] = ()
     fsdp: str | None = None
     tensor: str | None = None
+    expert: str | None = None
+
+    @property
+    def of_experts(self) -> Axes:
+        """Those between which experts are the same, each with tokens of its own: no longer `expert`."""
+        return dataclasses.replace(self, batch=tuple(name for name in self.batch if name != self.expert))
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -93,15 +100,19 @@ def read_replicated(w: Array, axes: Axes) -> Array:
 read_replicated.defvjp(lambda w, axes: (w, None), lambda axes, _, cotangent: (total(cotangent, axes.batch),))
 
 
-def gather(x: Array, names: tuple[str, ...] | str, axis: int = 0) -> Array:
+def gather(x: Array, names: tuple[str, ...] | str | None, axis: int = 0) -> Array:
     """The shards along mesh axes, one after the other along `axis`."""
-    return lax.all_gather(x, names, axis=axis, tiled=True)
+    return lax.all_gather(x, names, axis=axis, tiled=True) if names else x
+
+
+def scatter_sum(x: Array, names: tuple[str, ...] | str | None) -> Array:
+    """Sums [rows, ...] over mesh axes, of which each device keeps its shard of the rows."""
+    return lax.psum_scatter(x, names, scatter_dimension=0, tiled=True) if names else x
 
 
 def sum_gradient(gradient: Array, axes: Axes) -> Array:
     """[rows, ...], one of each shard of the batch, to the sum's [rows / fsdp, ...] that is stored here."""
-    if axes.fsdp:
-        gradient = lax.psum_scatter(gradient, axes.fsdp, scatter_dimension=0, tiled=True)
+    gradient = scatter_sum(gradient, axes.fsdp)
     return total(gradient, tuple(name for name in axes.batch if name != axes.fsdp))
 
 
@@ -144,7 +155,7 @@ def _split_backward(axes, _, cotangent):
 split_over_tensor.defvjp(lambda x, axes: (split_over_tensor(x, axes), None), _split_backward)
 
 
-def total(tree: Any, names: tuple[str, ...]) -> Any:
+def total(tree: Any, names: tuple[str, ...] | str | None) -> Any:
     """The sum over mesh axes; every device along them has it."""
     return lax.psum(tree, names) if names else tree
 

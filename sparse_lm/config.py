@@ -129,11 +129,12 @@ class MeshConfig:
 
     data: int = 1  # each takes some of a batch's sequences
     fsdp: int = 1  # likewise, and stores some rows of each matrix
+    expert: int = 1  # likewise, and stores and computes some experts of a mixture
     tensor: int = 1  # each computes some attention heads and FFN neurons
 
     @property
     def devices(self) -> int:
-        return self.data * self.fsdp * self.tensor
+        return self.data * self.fsdp * self.expert * self.tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +164,9 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """The parts of a step: microbatches over all devices. Tokens are routed within a part."""
-        return self.mesh.data * self.mesh.fsdp * self.microbatches
+        """The parts of a step: microbatches over all devices. Tokens are routed within a part, a mixture's within those
+        of all devices along `mesh.expert`."""
+        return self.mesh.data * self.mesh.fsdp * self.mesh.expert * self.microbatches
 
     @property
     def tokens_per_part(self) -> int:

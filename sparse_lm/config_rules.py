@@ -62,11 +62,11 @@ def _run_rules(c: Config) -> Iterator[Rule]:
         "seq_len", c.seq_len, c.seq_len % 2 == 0 or c.model.document_separator < 0,
         "must be even with model.document_separator: cuDNN's attention takes masks of no other length",
     )  # fmt: skip
-    for axis in ("data", "fsdp", "tensor"):
+    for axis in ("data", "fsdp", "expert", "tensor"):
         yield _positive(f"mesh.{axis}", getattr(c.mesh, axis))
     yield (
         "batch_size", c.batch_size, c.batch_size % c.parts == 0,
-        f"must be a multiple of mesh.data * mesh.fsdp * microbatches = {c.parts}",
+        f"must be a multiple of {_parts(c)} = {c.parts}",
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
 
 def _mesh_rules(c: Config) -> Iterator[Rule]:
     """Every shard must be as large as every other, and whole where a format has tiles."""
-    m, s, fsdp, tensor = c.model, c.sparsity, c.mesh.fsdp, c.mesh.tensor
+    m, s, fsdp, expert, tensor = c.model, c.sparsity, c.mesh.fsdp, c.mesh.expert, c.mesh.tensor
 
     of_ffn = "experts * model.expert_dim" if m.experts else "ffn_dim"
 
@@ -188,9 +188,11 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
         return f"mesh.{axis}", count, value % (count * multiple) == 0, f"{times}must divide model.{name} = {value}"
 
     if m.experts:
-        yield "mesh.tensor", tensor, tensor == 1, "must be 1 with model.experts: experts are not split over devices"
+        yield "mesh.tensor", tensor, tensor == 1, "must be 1 with model.experts: mesh.expert splits them over devices"
+        yield divides("expert", expert, "experts")
         shared = m.shared_expert_dim
         yield "mesh.fsdp", fsdp, shared % fsdp == 0, f"must divide model.shared_expert_dim = {shared}"
+    yield "mesh.expert", expert, m.experts or expert == 1, "must be 1 without model.experts: there are none to split"
     yield divides("tensor", tensor, "heads")
     yield divides("tensor", tensor, "kv_heads")
     yield divides("tensor", tensor, "neurons")
@@ -202,7 +204,7 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
     yield "mesh.fsdp", fsdp, kv_rows % (fsdp * tensor) == 0, f"times mesh.tensor must divide {kv_rows} rows of k and v"
     if fsdp > 1:
         compressed = s.phase and s.recipe.sparse_weights
-        yield divides("fsdp", fsdp, "neurons", tensor * (WEIGHT_TILE if compressed else 1))
+        yield divides("fsdp", fsdp, "neurons", tensor * expert * (WEIGHT_TILE if compressed else 1))
     if tensor > 1 and s.phase:
         yield divides("tensor", tensor, "neurons", 4)
         local = Shape(m.dim, m.ffn_dim // tensor, tokens)
@@ -211,4 +213,8 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
 
 
 def _of_parts(c: Config) -> str:
-    return "" if c.parts == 1 else f" / {c.parts} parts (mesh.data * mesh.fsdp * microbatches)"
+    return "" if c.parts == 1 else f" / {c.parts} parts ({_parts(c)})"
+
+
+def _parts(c: Config) -> str:
+    return f"mesh.data * mesh.fsdp *{' mesh.expert *' if c.model.experts else ''} microbatches"

@@ -28,7 +28,7 @@ from ml_collections import config_flags
 
 config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The run; its batch is that of one device.")
 DEVICES = flags.DEFINE_list("devices", ["1", "2", "4", "8"], "Counts of GPUs, ascending.")
-AXIS = flags.DEFINE_enum("axis", "data", ["data", "fsdp", "tensor"], "Mesh axis that grows.")
+AXIS = flags.DEFINE_enum("axis", "data", ["data", "fsdp", "expert", "tensor"], "Mesh axis that grows.")
 RECIPES = flags.DEFINE_list("recipes", ["dense", "slices"], "Of experiments.bench.step.")
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
 TOGETHER = flags.DEFINE_integer("together", 0, "GPUs of the host that counts may share; 0: one count at a time.")

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
+from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
@@ -121,7 +122,8 @@ class Llama(nnx.Module):
         graphdef, layers = nnx.split(self.layers)
         keys = None if key is None else jax.random.split(key, self.config.layers)
         # One order for all layers: to draw one takes longer than a layer's routing.
-        order = jax.random.permutation(key, tokens.size) if key is not None and recipe.takes_order else None
+        routed = tokens.size * collectives.size(axes.expert)
+        order = jax.random.permutation(key, routed) if key is not None and recipe.takes_order else None
         weights = weights or self.prepare_weights(recipe, recipe_state)
         separator = self.config.document_separator
         mask = document_mask(tokens, separator) if separator >= 0 else None  # one for all layers

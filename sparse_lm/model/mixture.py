@@ -8,7 +8,8 @@ from one token alone. No token is dropped, whatever the loads.
               load and falls for the others (auxiliary-loss-free balancing, 2408.15664);
     z-loss    mean square of the logits' log-sum-exp, which keeps them small (2202.08906).
 
-Expert e has rows e Fe to (e + 1) Fe of `up` and of `down`. A shared expert, which computes every token, is dense.
+Expert e has rows e Fe to (e + 1) Fe of `up` and of `down`. A shared expert, which computes every token, is dense. On a
+mesh with an axis `expert`, each device along it has some of the experts, and a router of its own tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
@@ -68,8 +70,9 @@ class Mixture(nnx.Module):
         config, experts = self.config, self.config.experts
         router, bias = read_replicated(self.router[...], axes), lax.stop_gradient(self.router_bias[...])
         chosen, gates, z_loss = route(x, router, bias, config.experts_per_token, config.router_scores)
+        chosen = collectives.gather(chosen, axes.expert)
         v = recipe.block_of_experts(chosen.size, experts)
-        groups = group_by_expert(chosen, experts, v, inputs.order)
+        groups = group_by_expert(chosen, experts, v, inputs.order, axes.expert)
         o, stats = recipe.mixture(
             x, self.up[...], self.down[...], gates, groups, inputs.state,
             key=inputs.key, weights=inputs.weights, layer=inputs.layer, axes=axes,

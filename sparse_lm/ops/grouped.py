@@ -22,6 +22,7 @@ def grouped_up(
     v: int,
     experts: int,
     *,
+    padded: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "T S"]:
     """Computes x @ w[slice]^T, each block with its expert's slice.
@@ -32,6 +33,7 @@ def grouped_up(
       block_experts: int32 [T / v], the expert of each block, ascending.
       v: tokens of a block.
       experts: E, which divides F.
+      padded: the last blocks may be padding, tokens of zeros whose expert is E. Kernels then skip these.
       implementation: backend that must run this; the best one by default.
 
     Returns:
@@ -43,7 +45,7 @@ def grouped_up(
     """
     _check(x, w.shape[1], block_experts, v)
     _check_weights(w, experts)
-    return backends.dispatch("grouped_up", implementation, x, w, block_experts, v, experts)
+    return backends.dispatch("grouped_up", implementation, x, w, block_experts, v, experts, padded=padded)
 
 
 def grouped_down(
@@ -53,12 +55,13 @@ def grouped_down(
     v: int,
     experts: int,
     *,
+    padded: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "T D"]:
     """Computes y @ w[slice], each block with its expert's slice; arguments and errors as in `grouped_up`."""
     _check_weights(w, experts)
     _check(y, w.shape[0] // experts, block_experts, v)
-    return backends.dispatch("grouped_down", implementation, y, w, block_experts, v, experts)
+    return backends.dispatch("grouped_down", implementation, y, w, block_experts, v, experts, padded=padded)
 
 
 def grouped_weights(
@@ -76,7 +79,7 @@ def grouped_weights(
     Args:
       y: [T, S], blocks of v tokens.
       x: [T, D].
-      block_experts: int32 [T / v], the expert of each block, ascending.
+      block_experts: int32 [T / v], the expert of each block, ascending; E for one of no expert.
       v: tokens of a block.
       experts: E.
       out_dtype: of the result; that of x by default.

@@ -191,12 +191,12 @@ def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Arr
     return products.reshape(-1, products.shape[-1])[:rows]
 
 
-def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
-    """See `sparse_lm.ops.grouped_up`."""
+def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
+    """See `sparse_lm.ops.grouped_up`. Padding is multiplied, whatever it is with: tokens of zeros stay such."""
     return _ragged_dot(x, _by_expert(w, experts), block_experts, v, contracted=((1,), (2,)), dtype=x.dtype)
 
 
-def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
+def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `sparse_lm.ops.grouped_down`."""
     return _ragged_dot(y, _by_expert(w, experts), block_experts, v, contracted=((1,), (1,)), dtype=y.dtype)
 

@@ -14,11 +14,11 @@ from sparse_lm.ops.shapes import Shaped
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowOrder:
-    """An order of T rows in Tp slots, some of which may be padding.
+    """An order of T rows in Tp slots, some of which may be padding; some rows may have none.
 
     Attributes:
       slots: int32 [Tp], the row of each slot; T where padded.
-      position: int32 [T], the slot of each row.
+      position: int32 [T], the slot of each row; Tp or more of a row that has none.
     """
 
     slots: Array
@@ -31,5 +31,5 @@ def dispatch(x: Shaped[Array, " T *rest"], rows: RowOrder) -> Shaped[Array, " sl
 
 
 def combine(y: Shaped[Array, " slots *rest"], rows: RowOrder) -> Shaped[Array, " T *rest"]:
-    """Moves rows back from their slots: [Tp, ...] to [T, ...]."""
+    """Moves rows back from their slots: [Tp, ...] to [T, ...]. Not defined for rows that have none."""
     return y[rows.position]

@@ -276,7 +276,7 @@ class Recipe:
           w2: [E Fe, D] down projections.
           gates: f32[T, k].
           groups: the pairs of tokens and the experts that they chose; blocks of `block_of_experts` slots.
-          state, key, weights, layer, axes: as in `ffn`. Experts are not split along `tensor`.
+          state, key, weights, layer, axes: as in `ffn`. Along `expert`, w1 and w2 are this device's experts.
 
         Returns:
           o: [T, D] in the dtype of x.
@@ -286,8 +286,8 @@ class Recipe:
           ValueError: the recipe computes no experts; and where `ffn` does.
         """
         self._check_computes("experts")
-        if axes.tensor:
-            raise ValueError(f"experts are not split along the mesh's axis {axes.tensor!r}")
+        if groups.axis != (axis := axes.tensor or axes.expert):
+            raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
         state, layer = self._state(state), jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             return _experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
@@ -347,17 +347,17 @@ def _experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer)
 
 def _forward_experts(recipe: Recipe, axes: Axes, x, w1, w2, gates, groups, state, key, weights, layer):
     saved = _Saved(x, None, w1, w2, state, key, weights, layer, gates, groups)
+    x, gates = groups.gather(x), groups.gather(gates)
     of_pairs, stats, of_forward = recipe.forward_experts(groups.dispatch(x), _call(recipe, axes, saved, None))
     named = dict(of_forward=_named((of_forward, of_pairs)), gates=_named(gates), groups=_named(groups))
     return (groups.combine(of_pairs, gates), stats), saved._replace(**named)
 
 
 def _backward_experts(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
-    call, groups, do = _call_of_backward(recipe, axes, saved), saved.groups, cotangents[0]
-    of_forward, of_pairs = saved.of_forward
-    x, do_of_slots = groups.dispatch(saved.x), groups.dispatch(do, saved.gates)
-    dx, dw1, dw2 = recipe.backward_experts(x, of_forward, do_of_slots, call)
-    dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
+    call, groups, (of_forward, of_pairs) = _call_of_backward(recipe, axes, saved), saved.groups, saved.of_forward
+    x, do = groups.gather(saved.x), groups.gather(cotangents[0])
+    dx, dw1, dw2 = recipe.backward_experts(groups.dispatch(x), of_forward, groups.dispatch(do, saved.gates), call)
+    dw1, dw2 = (collectives.sum_gradient(dw, axes.of_experts) for dw in (dw1, dw2))
     return groups.combine(dx), dw1, dw2, groups.gate_gradients(of_pairs, do), None, None, None, None, None
 
 
@@ -381,7 +381,7 @@ def _call_of_backward(recipe: Recipe, axes: Axes, saved: _Saved) -> FfnCall:
     """Makes or gathers weights again rather than saving them."""
     if recipe.stochastic and saved.key is None:
         raise ValueError(f"the weight gradients of recipe {recipe.name!r} are stochastic: ffn needs a key")
-    key = collectives.fold_index(saved.key, axes.tensor)
+    key = collectives.fold_index(saved.key, axes.tensor or axes.expert)
     return _call(recipe, axes, saved._replace(key=key), None)
 
 

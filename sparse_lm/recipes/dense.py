@@ -65,11 +65,12 @@ class Dense(Recipe):
         y, seen, _ = activate(h, SQUARED_RELU)
         with jax.named_scope("down"):
             o = ops.grouped_down(y, ffn.w2.dense, *blocks, **options)
-        return combine(o, ffn.groups.rows), hidden_stats(seen, ffn.groups.pairs, y.shape[1]), y
+        stats = hidden_stats(ffn.groups.total(seen), ffn.groups.pairs, y.shape[1])
+        return combine(o, ffn.groups.rows), stats, y
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, (blocks, options) = saved, _blocks(ffn)
-        into = dict(out_dtype=ffn.gradient_dtype, **options)
+        into: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, ffn.w2.dense, *blocks, **options)
         dh = gradient(dy, y, SQUARED_RELU)
@@ -84,8 +85,11 @@ class Dense(Recipe):
 
 def _blocks(ffn: FfnCall) -> tuple[tuple[Array, int, int], dict[str, Any]]:
     """Returns what grouped products read of a mixture's groups, and their options."""
-    groups = ffn.groups
-    return (groups.block_experts, groups.v, groups.experts), dict(implementation=ffn.implementation)
+    groups, padded = ffn.groups, ffn.groups.axis is not None  # of split experts most blocks are padding
+    block_experts = groups.block_experts
+    if padded:
+        block_experts = jnp.where(groups.blocks_with_pairs(), block_experts, groups.experts)
+    return (block_experts, groups.v, groups.experts), dict(padded=padded, implementation=ffn.implementation)
 
 
 DENSE = Dense()

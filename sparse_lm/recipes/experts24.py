@@ -73,7 +73,7 @@ class Experts24(SoftThreshold24):
         groups, width = ffn.groups, ffn.w1.neurons // ffn.groups.experts
         blocks = block_products.Blocks(_neuron_ids(groups, width), groups.rows, groups.v, width)
         o, y, seen = block_products.forward(x, blocks, ffn)
-        return o, hidden_stats(seen, groups.pairs, width), y
+        return o, hidden_stats(groups.total(seen), groups.pairs, width), y
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         return block_products.backward(x, saved, do, ffn.groups.rows, ffn)

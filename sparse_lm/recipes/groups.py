@@ -4,6 +4,10 @@ Each of T tokens chooses k experts. Pair t k + j is the j-th choice of token t. 
 slots, in blocks of v slots that belong to one expert; the last slots of an expert's last block may be padding. No
 pair is dropped, whatever the loads.
 
+Along a mesh axis that splits the experts, T counts the tokens of all devices. Each of them gathers the tokens, and has
+slots for all pairs, since all might choose its experts; it fills those of the pairs that do. What the devices compute
+is summed over them, and each keeps the sums of its own tokens, To of them.
+
 Every function gathers, gradients included: a token's k slots are known by position, so nothing is scattered.
 """
 
@@ -15,7 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sparse_lm import collectives
 from sparse_lm.ops import row_order
+from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.row_order import RowOrder
 from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes.routing import dispatch_order
@@ -27,12 +33,13 @@ class Groups:
     """An order of T k pairs in Tp slots.
 
     Attributes:
-      rows: the order: a row is a pair.
+      rows: the order: a row is a pair. One of another device's expert has no slot.
       block_experts: int32[Tp / v], the expert of each block, ascending. Blocks that hold no pair are padding, and
         belong to the last expert.
       v: slots of a block.
-      experts: E.
+      experts: E, of this device.
       choices: k, of each token.
+      axis: the mesh axis that splits the experts; None for none.
     """
 
     rows: RowOrder
@@ -40,11 +47,20 @@ class Groups:
     v: int = dataclasses.field(metadata=dict(static=True))
     experts: int = dataclasses.field(metadata=dict(static=True))
     choices: int = dataclasses.field(metadata=dict(static=True))
+    axis: str | None = dataclasses.field(default=None, metadata=dict(static=True))
 
     @property
     def pairs(self) -> int:
         """Counts the pairs, T k."""
         return self.rows.position.shape[0]
+
+    def gather(self, x: Float[Array, "To n"]) -> Float[Array, "T n"]:
+        """Gathers what each device has of its own tokens."""
+        return collectives.gather(x, self.axis)
+
+    def total(self, seen: HiddenStats) -> HiddenStats:
+        """Sums over devices what was seen of their experts' hidden layers."""
+        return collectives.total(seen, self.axis)
 
     @jax.named_call
     def dispatch(self, x: Float[Array, "T D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "slots D"]:
@@ -56,20 +72,24 @@ class Groups:
         return (of_slots[:, None] * slots.astype(jnp.float32)).astype(x.dtype)
 
     @jax.named_call
-    def combine(self, o: Float[Array, "pairs D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "T D"]:
-        """Sums a token's k pairs, scaled by gates if there are any, in float32."""
+    def combine(self, o: Float[Array, "pairs D"], gates: Float[Array, "T k"] | None = None) -> Float[Array, "To D"]:
+        """Sums a token's k pairs, scaled by gates if there are any, in float32; over devices in the dtype of o."""
         by_token = self._by_token(o)
-        return jnp.sum(by_token if gates is None else gates[..., None] * by_token, axis=1).astype(o.dtype)
+        of_device = jnp.sum(by_token if gates is None else gates[..., None] * by_token, axis=1).astype(o.dtype)
+        return collectives.scatter_sum(of_device, self.axis)
 
-    def gate_gradients(self, o: Float[Array, "pairs D"], do: Float[Array, "T D"]) -> Float[Array, "T k"]:
-        """Computes the gradient of the gates of `combine`, given that of its result."""
-        return jnp.sum(self._by_token(o) * do[:, None].astype(jnp.float32), axis=-1)
+    def gate_gradients(self, o: Float[Array, "pairs D"], do: Float[Array, "T D"]) -> Float[Array, "To k"]:
+        """Computes the gradient of the gates of `combine`, given that of its result, gathered."""
+        of_device = jnp.sum(self._by_token(o) * do[:, None].astype(jnp.float32), axis=-1)
+        return collectives.scatter_sum(of_device, self.axis)
 
     def blocks_with_pairs(self) -> Array:
         """Returns bool[Tp / v]: the blocks that are not all padding."""
         return self.rows.slots[:: self.v] < self.pairs  # a block is filled from its first slot on
 
     def _by_token(self, o: Array) -> Array:
+        if self.axis:
+            o = jnp.where((self.rows.position < self.rows.slots.shape[0])[:, None], o, 0)
         return o.reshape(-1, self.choices, o.shape[-1]).astype(jnp.float32)
 
 
@@ -83,18 +103,27 @@ def fitting_block(most: int, pairs: int, experts: int) -> int:
 
 @jax.named_call
 def group_by_expert(
-    chosen: Int32[Array, "T k"], experts: int, v: int, order: Int32[Array, " T"] | None = None
+    chosen: Int32[Array, "T k"],
+    experts: int,
+    v: int,
+    order: Int32[Array, " T"] | None = None,
+    axis: str | None = None,
 ) -> Groups:
     """Groups pairs by the expert that they chose.
 
     Args:
       chosen: int32[T, k], in 0 .. E - 1, a token's choices distinct.
-      experts: E.
+      experts: E, of all devices.
       v: slots of a block.
       order: int32[T], a permutation: the order in which an expert takes its tokens. Their own by default.
+      axis: the mesh axis that splits the experts; None for none.
     """
     choices = chosen.shape[1]
+    if axis:
+        experts //= collectives.size(axis)
+        here = chosen - collectives.index(axis) * experts
+        chosen = jnp.where((here >= 0) & (here < experts), here, experts)
     if order is not None:
         order = (order[:, None] * choices + jnp.arange(choices, dtype=jnp.int32)).reshape(-1)
     rows, block_experts = dispatch_order(chosen.reshape(-1), experts, v, order)
-    return Groups(rows, block_experts, v, experts, choices)
+    return Groups(rows, block_experts, v, experts, choices, axis)

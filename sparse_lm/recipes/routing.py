@@ -50,7 +50,7 @@ def dispatch_order(
     """Orders tokens by expert, every expert from a multiple of v on. A counting sort: no comparisons between tokens.
 
     Args:
-      assignment: int32 [T], in 0 .. E - 1.
+      assignment: int32 [T], in 0 .. E - 1; E for a token that has no expert here, and gets no slot.
       experts: E.
       v: rows of a block: no block holds tokens of two experts.
       order: int32 [T], a permutation: the order in which the tokens of an expert are taken. Their own by default.
@@ -70,6 +70,7 @@ def dispatch_order(
     starts = ends - -(-counts // v) * v
 
     slot = jnp.sum(member * (starts + so_far - 1), axis=1)
+    slot = jnp.where(assignment < experts, slot, slot_count + jnp.arange(tokens))  # none is stored twice
     slots = jnp.full(slot_count, tokens, jnp.int32).at[slot].set(order, unique_indices=True)
     position = jnp.zeros(tokens, jnp.int32).at[order].set(slot, unique_indices=True)
     first_slots = jnp.arange(0, slot_count, v, dtype=jnp.int32)

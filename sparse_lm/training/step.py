@@ -178,6 +178,7 @@ def loss_and_gradients(
     A step is made of equal parts, `config.microbatches` on each shard of the batch. Tokens are routed, and
     2:4 patterns along tokens chosen, within a part, and each part draws its own random numbers: a step
     of n parts is the same however many of them follow one another and how many run side by side.
+    Devices along `expert` route theirs together, as one part.
 
     Args:
       params: f32, this device's shards.
@@ -195,7 +196,9 @@ def loss_and_gradients(
     parts_here = config.microbatches
     parts = parts_here * collectives.size(axes.batch)
     # Along `data` the gradients of several parts are added up before they travel, once.
-    axes_of_part = dataclasses.replace(axes, batch=(axes.fsdp,) if axes.fsdp else ()) if parts_here > 1 else axes
+    each_part = tuple(name for name in axes.batch if parts_here == 1 or name in (axes.fsdp, axes.expert))
+    axes_of_part = dataclasses.replace(axes, batch=each_part)
+    routed_over = axes.of_experts.batch
     # Sparse forms are chosen from the master weights. The layers read a copy in the computation's dtype, made
     # once a step, and so the gradients of their matrices come in that dtype.
     weights = llama.merge(graphdef, params).prepare_weights(recipe, recipe_state)
@@ -211,18 +214,18 @@ def loss_and_gradients(
         return objective, (loss, stats)
 
     def part(number: Array | int, windows: Array) -> tuple[tuple[Array, Metrics], Params]:
-        part_key = jax.random.fold_in(key, number) if parts > 1 else key
+        part_key = jax.random.fold_in(key, number) if parts_here * collectives.size(routed_over) > 1 else key
         (_, loss_and_stats), grads = jax.value_and_grad(share_of_loss, has_aux=True)(compute_params, windows, part_key)
         return loss_and_stats, grads
 
-    first = collectives.index(axes.batch) * parts_here
+    first = collectives.index(routed_over) * parts_here
     if parts_here == 1:
         (loss, stats), grads = part(first, windows)
     else:
         numbers = first + jnp.arange(parts_here)
         (loss, stats), grads = _sum_of_parts(part, numbers, windows.reshape(parts_here, -1, windows.shape[1]))
         stats = jax.tree.map(lambda total: total / parts_here, stats)
-        grads = collectives.total(grads, tuple(name for name in axes.batch if name not in axes_of_part.batch))
+        grads = collectives.total(grads, tuple(name for name in axes.batch if name not in each_part))
     return (collectives.total(loss, axes.all), collectives.mean(stats, axes.all)), grads
 
 

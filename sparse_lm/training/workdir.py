@@ -32,6 +32,7 @@ RESUMABLE_CHANGES = frozenset(
         "microbatches",
         "mesh.data",
         "mesh.fsdp",
+        "mesh.expert",
         "mesh.tensor",
         "data.path",  # what it and the tokenizer's path lead to is compared: run_data.py
         "data.tokenizer",

@@ -31,11 +31,11 @@ def expected(x, y, w, block_experts, v):
     return {"grouped_up": up, "grouped_down": down, "grouped_weights": gradient.reshape(w.shape)}
 
 
-def computed(x, y, w, block_experts, v, **options):
+def computed(x, y, w, block_experts, v, padded=False, **options):
     layout = (block_experts, v, EXPERTS)
     return {
-        "grouped_up": ops.grouped_up(x, w, *layout, **options),
-        "grouped_down": ops.grouped_down(y, w, *layout, **options),
+        "grouped_up": ops.grouped_up(x, w, *layout, padded=padded, **options),
+        "grouped_down": ops.grouped_down(y, w, *layout, padded=padded, **options),
         "grouped_weights": ops.grouped_weights(y, x, *layout, out_dtype=jnp.float32, **options),
     }
 
@@ -46,6 +46,21 @@ def test_products_of_experts(tokens):
     wanted = expected(*operands, 4)
     for name, out in computed(*operands, 4).items():
         np.testing.assert_allclose(out, wanted[name], atol=1e-5, err_msg=name)
+
+
+def with_padding(x, y, w, block_experts, v, blocks):
+    """The operands with blocks of zeros at the end, which belong to no expert."""
+    x, y = (jnp.pad(a, ((0, blocks * v), (0, 0))) for a in (x, y))
+    return x, y, w, jnp.pad(block_experts, (0, blocks), constant_values=EXPERTS)
+
+
+@pytest.mark.parametrize("v", [1, 4])
+def test_padding_is_of_no_expert(v):
+    operands = inputs((8, 16, 4), v, 6, 5, jnp.float32, seed=0)
+    wanted = expected(*operands, v)
+    for name, out in computed(*with_padding(*operands, v, 5), v, padded=True).items():
+        np.testing.assert_allclose(out[: len(wanted[name])], wanted[name], atol=1e-5, err_msg=name)
+        assert not out[len(wanted[name]) :].any()
 
 
 def test_operands_that_do_not_fit_are_refused():
@@ -70,6 +85,18 @@ def test_hopper_is_as_exact_as_bfloat16_allows(tokens, neurons, dim):
     for name, out in wanted.items():
         error, allowed = (np.abs(np.asarray(made[name], np.float64) - out).max() for made in (kernels, reference))
         assert error <= 1.5 * allowed + 1e-4 * np.abs(out).max(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("blocks", [0, 1, 40])
+def test_hopper_skips_padding(blocks):
+    """Of padding nothing is computed, and what remains is computed as without."""
+    operands = inputs((512, 0, 768), 256, 768, 512, jnp.bfloat16, seed=3)
+    wanted = computed(*operands, 256, implementation="hopper")
+    found = computed(*with_padding(*operands, 256, blocks), 256, padded=True, implementation="hopper")
+    for name, out in wanted.items():
+        np.testing.assert_array_equal(found[name][: len(out)], out, err_msg=name)
+        assert not found[name][len(out) :].any()
 
 
 @pytest.mark.gpu

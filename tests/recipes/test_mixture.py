@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from sparse_lm import ops
 from sparse_lm.collectives import Axes
@@ -116,6 +118,51 @@ def test_formulas(name, load):
     if load == "an expert without tokens":
         for dw in (dw1, dw2):
             assert not dw.reshape(EXPERTS, -1)[2].any() and dw.reshape(EXPERTS, -1)[1].any()
+
+
+def storing_as_kernels(recipe):
+    """A recipe whose products store nothing for pairs of other devices' experts."""
+
+    def stored(of_pairs, groups):
+        return jnp.where((groups.rows.position < groups.rows.slots.size)[:, None], of_pairs, jnp.nan)
+
+    class Storing(type(recipe)):
+        def forward_experts(self, x, ffn):
+            o, *rest = super().forward_experts(x, ffn)
+            return stored(o, ffn.groups), *rest
+
+        def backward_experts(self, x, saved, do, ffn):
+            dx, *rest = super().backward_experts(x, saved, do, ffn)
+            return stored(dx, ffn.groups), *rest
+
+    return Storing(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)})
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
+def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
+    """Each of five devices has an expert and 18 tokens; but for what is stochastic, the result is that of one."""
+    recipe, state = RECIPES_OF_EXPERTS[name]
+    axes = Axes(batch=("expert",), expert="expert")
+
+    def local(x, w1, w2, gates, do, chosen):
+        chosen = jax.lax.all_gather(chosen, "expert", tiled=True)
+        v = recipe.block_of_experts(chosen.size, EXPERTS)
+        groups = group_by_expert(chosen, EXPERTS, v, INPUTS.order, "expert")
+        f = lambda *args: storing_as_kernels(recipe).mixture(*args, groups, state, key=KEY, axes=axes)  # noqa: E731
+        o, vjp, stats = jax.vjp(f, x, w1, w2, gates, has_aux=True)
+        return (o, *vjp(do)), stats
+
+    mesh, split = Mesh(np.array(jax.devices()[:EXPERTS]), ("expert",)), P("expert")
+    on_mesh = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=(split, P()), check_vma=False)
+    found, stats = jax.jit(on_mesh)(*INPUTS.differentiated, INPUTS.do, loads(load))
+    *wanted, wanted_stats = run(name, load)
+    for number, (mine, alone) in enumerate(zip(found, wanted, strict=True)):
+        drawn = recipe.stochastic and number in (2, 3)
+        assert mine.shape == alone.shape
+        assert float(jnp.linalg.norm(mine - alone)) < (0.7 if drawn else 1e-5) * float(jnp.linalg.norm(alone))
+    for key, value in wanted_stats.items():
+        np.testing.assert_allclose(stats[key], value, rtol=1e-5, err_msg=key)
 
 
 def test_dense_experts_are_automatic_differentiation():
@@ -241,8 +288,9 @@ def test_what_a_recipe_does_not_compute_is_refused():
         Slices().mixture(*INPUTS.differentiated, groups)
     with pytest.raises(ValueError, match="recipe 'experts24' computes experts, not squared_relu"):
         SPARSE.ffn(INPUTS.x, INPUTS.w1, INPUTS.w2, STATE)
-    with pytest.raises(ValueError, match="not split along the mesh's axis 'tensor'"):
-        SPARSE.mixture(*INPUTS.differentiated, groups, STATE, axes=Axes(tensor="tensor"))
+    for axes in (Axes(tensor="tensor"), Axes(batch=("expert",), expert="expert")):
+        with pytest.raises(ValueError, match=f"along None are not split along the mesh's axis '{axes.all[-1]}'"):
+            SPARSE.mixture(*INPUTS.differentiated, groups, STATE, axes=axes)
     with pytest.raises(ValueError, match="recipe 'experts24' reads a state"):
         SPARSE.mixture(*INPUTS.differentiated, groups)
     with pytest.raises(ValueError, match="stochastic: ffn needs a key"):

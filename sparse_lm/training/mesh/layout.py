@@ -3,6 +3,7 @@
     mesh axis   splits
     data        the sequences of a batch
     fsdp        the sequences, and the rows of every matrix and its moments where they are stored
+    expert      the sequences, and the experts of a mixture, which are rows of `up` and `down`
     tensor      attention heads and FFN neurons
 
 The state is laid out with `NamedSharding`, and what is element-wise in it (the optimizer) is left to
@@ -25,13 +26,14 @@ from sparse_lm.collectives import Axes
 from sparse_lm.config import Config, ConfigError
 
 _ROWS = P(None, ("tensor", "fsdp"))
+_NEURONS = P(None, ("expert", "tensor", "fsdp"))
 _SPECS = {
     "q": _ROWS,
     "k": _ROWS,
     "v": _ROWS,
     "o": P(None, "fsdp", "tensor"),
-    "up": _ROWS,
-    "down": _ROWS,
+    "up": _NEURONS,
+    "down": _NEURONS,
     "shared_up": _ROWS,
     "shared_down": _ROWS,
     "embedding": P("fsdp"),
@@ -39,7 +41,7 @@ _SPECS = {
 }
 """The layout of parameters and their moments, by the last name in an array's path. Others are replicated."""
 
-BATCH = P(("data", "fsdp"))
+BATCH = P(("data", "fsdp", "expert"))
 """The layout of arrays whose first axis is sequences."""
 
 
@@ -47,7 +49,7 @@ class Layout:
     """The layout of a run over several devices.
 
     Args:
-      mesh: with axes data, fsdp and tensor.
+      mesh: with axes data, fsdp, expert and tensor.
       state: the run's `TrainState`, or its shapes.
       neuron_major: names of arrays in the recipe's state that are laid out as weights are.
 
@@ -63,9 +65,8 @@ class Layout:
         self._specs = _SPECS | dict.fromkeys(neuron_major, _ROWS)
         split = {name for name, count in mesh.shape.items() if count > 1}
         self.axes = Axes(
-            batch=tuple(name for name in ("data", "fsdp") if name in split),
-            fsdp="fsdp" if "fsdp" in split else None,
-            tensor="tensor" if "tensor" in split else None,
+            batch=tuple(name for name in BATCH[0] if name in split),
+            **{name: name for name in ("fsdp", "tensor", "expert") if name in split},
         )
         self.state = self.shardings(state)
         self.batch = NamedSharding(mesh, BATCH)

@@ -104,6 +104,7 @@ def test_products_of_dense_experts():
     x, y, w, blocks = _dense(1024, 512), _dense(1024, 768), _dense(3 * 768, 512), _ids(4)
     of_experts = dict(v=256, experts=3)
     calls = [(hopper.grouped_up, (x, w), y), (hopper.grouped_down, (y, w), x)]
+    calls += [(functools.partial(product, padded=True), *rest) for product, *rest in calls]
     calls += [(functools.partial(hopper.grouped_weights, out_dtype=jnp.bfloat16), (y, x), w)]
     for product, operands, out in calls:
         lowered = _lower(functools.partial(product, **of_experts), *operands, blocks)

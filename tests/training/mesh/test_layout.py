@@ -16,10 +16,10 @@ from tests import small
 
 
 def config(recipe, mesh=(1, 1, 1), sparse=(3, 8), steps=10, **changes):
-    """A run some of whose steps are sparse; shards of 64 neurons."""
+    """A run some of whose steps are sparse; shards of 64 neurons. A mesh is data, fsdp, tensor, and perhaps expert."""
     size = {"steps": steps, "batch_size": 16, "model.dim": 64, "model.ffn_dim": 512}
     phases = dict(zip(("sparsity.start_step", "sparsity.end_step"), sparse, strict=True))
-    axes = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor"), mesh, strict=True))
+    axes = dict(zip(("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.expert"), mesh, strict=False))
     return small.config(recipe, **size, **phases, **axes, **changes)
 
 
@@ -64,6 +64,7 @@ def train(config):
         ("slices", "squared_relu", (2, 2, 2), 1, 10, (3, 8), 0),
         ("slices", "gated_relu2", (2, 2, 2), 1, 10, (3, 8), 0),
         ("experts24", "squared_relu", (2, 4, 1), 2, 6, (2, 5), 0),
+        ("experts24", "squared_relu", (2, 2, 1, 2), 1, 6, (2, 5), 0),
     ],
 )
 def test_mesh_takes_the_steps_of_one_device(recipe, activation, mesh, microbatches, steps, sparse, dense_layers):
@@ -72,7 +73,7 @@ def test_mesh_takes_the_steps_of_one_device(recipe, activation, mesh, microbatch
     experiments/quality/mesh_equality.py does this for every recipe.
     """
     changes = {"sparsity.dense_layers": dense_layers, "model.activation": activation}
-    parts = mesh[0] * mesh[1] * microbatches
+    parts = mesh[0] * mesh[1] * microbatches  # devices along `expert` route their tokens together
     _, alone = train(config(recipe, sparse=sparse, steps=steps, microbatches=parts, **changes))
     state, meshed = train(config(recipe, mesh, sparse, steps, microbatches=microbatches, **changes))
     # Sums have another order, above all along `tensor`, and now and then rounding decides a near tie: everything is
@@ -82,7 +83,8 @@ def test_mesh_takes_the_steps_of_one_device(recipe, activation, mesh, microbatch
     for name in alone[first]:
         series = [[step[name] for step in trace[: first + 1] if name in step] for trace in (alone, meshed)]
         # Along `tensor` each device draws for its own neurons, and which of them are watched depends on their order.
-        loose = mesh[2] > 1 and name in ("grad_norm", "flip_rate", "kept_weight_energy")
+        # Along `expert` it draws for its own experts.
+        loose = max(mesh[2:]) > 1 and name in ("grad_norm", "flip_rate", "kept_weight_energy")
         rtol = 0.05 if loose else tolerance
         np.testing.assert_allclose(*(np.array(s, float) for s in series), rtol=rtol, atol=tolerance, err_msg=name)
     losses = [[step["loss"] for step in trace] for trace in (alone, meshed)]

@@ -40,7 +40,7 @@ class _Tile(NamedTuple):
     steps: Array | int
 
 
-def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
+def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `ops.grouped_up`. The two operands must be bfloat16 or float16, and sizes multiples of the tiles'."""
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
     neurons, dim = w.shape[0] // experts, x.shape[1]
@@ -48,15 +48,15 @@ def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int) -
 
     def tile(refs, m, n):
         x, w, block_experts = refs
-        expert = block_experts[m * _TILE_M // v]
+        expert, steps = _expert_and_steps(block_experts[m * _TILE_M // v], experts, dim // _STEP, padded)
         rows = expert * neurons + n * _TILE_N
-        return _Tile(x.at[pl.ds(m * _TILE_M, _TILE_M)], w.at[pl.ds(rows, _TILE_N)], dim // _STEP)
+        return _Tile(x.at[pl.ds(m * _TILE_M, _TILE_M)], w.at[pl.ds(rows, _TILE_N)], steps)
 
     out = jax.ShapeDtypeStruct((x.shape[0], neurons), x.dtype)
     return _multiply((x, w, block_experts), out, tile, name="grouped_up", b_transposed=True)
 
 
-def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int) -> Array:
+def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `ops.grouped_down` and `grouped_up`."""
     check_product_dtypes(w.dtype, y.dtype, y.dtype)
     neurons, dim = y.shape[1], w.shape[1]
@@ -64,10 +64,10 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int)
 
     def tile(refs, m, n):
         y, w, block_experts = refs
-        expert = block_experts[m * _TILE_M // v]
+        expert, steps = _expert_and_steps(block_experts[m * _TILE_M // v], experts, neurons // _STEP, padded)
         columns = pl.ds(n * _TILE_N, _TILE_N)
         b = w.at[pl.ds(expert * neurons, neurons), columns]
-        return _Tile(y.at[pl.ds(m * _TILE_M, _TILE_M)], b, neurons // _STEP)
+        return _Tile(y.at[pl.ds(m * _TILE_M, _TILE_M)], b, steps)
 
     out = jax.ShapeDtypeStruct((y.shape[0], dim), y.dtype)
     return _multiply((y, w, block_experts), out, tile, name="grouped_down")
@@ -100,6 +100,12 @@ def grouped_weights(
 
     out = jax.ShapeDtypeStruct((experts * neurons, dim), out_dtype)
     return _multiply((y, x, starts, steps), out, tile, name="grouped_weights", a_transposed=True)
+
+
+def _expert_and_steps(expert: Array, experts: int, steps: int, padded: bool) -> tuple[Array, Array | int]:
+    """Returns whose weights a tile reads, and in how many steps: none of padding, whose result is zero."""
+    # Without padding the steps are known when the kernel is compiled.
+    return (lax.min(expert, experts - 1), jnp.where(expert < experts, steps, 0)) if padded else (expert, steps)
 
 
 def _check_multiples(sizes: dict[str, tuple[int, int]]) -> None:

@@ -1,0 +1,120 @@
+"""Experts over a mesh axis of their own: a mixture's steps, gradients and checkpoints are those of one device."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from experiments.bench.hlo_collectives import collectives
+from sparse_lm import evaluate, generate
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.loop import train
+from sparse_lm.training.step import make_trainer
+from tests import small
+from tests.runs import Crash, crash_before, lines, small_config
+
+MIXTURE = small.MIXTURE | {"batch_size": 16}
+
+
+def mesh(**devices):
+    return {f"mesh.{axis}": count for axis, count in devices.items()}
+
+
+@functools.cache
+def after_a_step(microbatches=1, **devices):
+    """The state and the metrics after a dense step on a mesh."""
+    config = small.config("dense", microbatches=microbatches, **MIXTURE | mesh(**devices))
+    trainer, windows = make_trainer(config), small.windows(config)
+    if trainer.layout:
+        windows = trainer.layout.place_batch(windows)
+    state, metrics = trainer.dense_step(trainer.init(), windows)
+    return state, jax.device_get(metrics)
+
+
+def gradients(state):
+    """The first moments of Adam: after one step a tenth of the clipped gradients."""
+    is_adam = lambda node: isinstance(node, optax.ScaleByAdamState)  # noqa: E731
+    (adam,) = (node for node in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(node))
+    return adam.mu
+
+
+@pytest.mark.parametrize(
+    "microbatches, devices", [(1, dict(expert=4, data=2)), (1, dict(expert=4, fsdp=2)), (2, dict(expert=2, data=4))]
+)
+def test_gradients_are_those_of_one_device(microbatches, devices):
+    alone, expected = after_a_step()
+    state, metrics = after_a_step(microbatches, **devices)
+    for key, value in expected.items():
+        rtol = 0.05 if key == "load_entropy" else 1e-5  # a mean over parts
+        np.testing.assert_allclose(metrics[key], value, rtol=rtol, atol=1e-6, err_msg=key)
+    for (path, wanted), found in zip(
+        jax.tree.leaves_with_path(gradients(alone)), jax.tree.leaves(gradients(state)), strict=True
+    ):
+        assert np.abs(wanted).max() > 0 or path[-1].key == "router_bias"
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max(), err_msg=str(path))
+    np.testing.assert_array_equal(*(s.params["layers"]["ffn"]["router_bias"] for s in (state, alone)))
+    assert np.abs(state.params["layers"]["ffn"]["router_bias"]).max() > 0
+
+
+def test_a_device_stores_its_experts_alone():
+    state, _ = after_a_step(expert=4, fsdp=2)
+    layers, rows, dim = state.params["layers"]["ffn"]["up"].shape
+    for tree in (state.params, gradients(state)):
+        ffn = tree["layers"]["ffn"]
+        for name in ("up", "down"):
+            assert ffn[name].sharding.shard_shape(ffn[name].shape) == (layers, rows // 8, dim)
+        assert ffn["shared_up"].addressable_shards[0].data.shape[1] == ffn["shared_up"].shape[1] // 2
+
+
+def test_tokens_travel_and_experts_do_not():
+    """docs/mixtures.md says what travels: tokens of all devices, thrice, and sums of a device's own, twice."""
+    size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
+    config = small.config("dense", **MIXTURE | size | mesh(expert=8))
+    trainer = make_trainer(config)
+    windows = jax.ShapeDtypeStruct(small.windows(config).shape, np.int32, sharding=trainer.layout.batch)
+    program = trainer.dense_step.lower(trainer.abstract_state(), windows).compile().as_text()
+    found = [c for c in collectives(program) if "feed_forward" in c.scope]
+    shapes = {
+        kind: sorted(shape for c in found if c.kind == kind for shape in c.shapes) for kind in {c.kind for c in found}
+    }
+    tokens, choices, dim = config.tokens_per_step, config.model.experts_per_token, config.model.dim
+    own = tokens // 8
+    assert shapes.pop("all-gather") == [(tokens, choices)] + 3 * [(tokens, dim)]
+    assert shapes.pop("reduce-scatter") == [(own, choices)] + 2 * [(own, dim)]
+    assert set(shapes) <= {"all-reduce"} and set(shapes.get("all-reduce", [])) <= {()}  # statistics
+    assert {c.times for c in found} == {config.model.layers}
+
+
+def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
+    """Of the sparse recipe, with its state."""
+    trainer_on = lambda **devices: make_trainer(small.config("experts24", batch_size=16, **mesh(**devices)))  # noqa: E731
+    saved = trainer_on(expert=4, data=2).init()
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(3, saved)
+        checkpoints.wait()
+        for devices in (dict(expert=2, fsdp=2, data=2), {}):
+            wanted = trainer_on(**devices).abstract_state()
+            restored = checkpoints.restore_latest(wanted)
+            for entry, before, after in zip(*map(jax.tree.leaves, (wanted, saved, restored)), strict=True):
+                np.testing.assert_array_equal(before, after)
+                assert entry.sharding is None or entry.sharding == after.sharding
+
+
+def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path, monkeypatch):
+    config = functools.partial(small_config, corpus, "dense", **MIXTURE | {"batch_size": 8})
+    assert train(config(), str(tmp_path / "alone"))
+    workdir = tmp_path / "meshed"
+    with monkeypatch.context() as patch:
+        crash_before(patch, 7)
+        with pytest.raises(Crash):
+            train(config(**mesh(expert=4, data=2)), str(workdir))
+    assert train(config(**mesh(expert=2, fsdp=2, data=2)), str(workdir))
+    alone, meshed = ([line["loss"] for line in lines(path)] for path in (tmp_path / "alone", workdir))
+    assert len(meshed) == 12
+    np.testing.assert_allclose(meshed, alone, rtol=1e-3)
+    by_mesh, by_one = (lines(path)[-1]["eval_loss"] for path in (workdir, tmp_path / "alone"))
+    assert by_mesh == pytest.approx(by_one, rel=1e-3)
+    assert evaluate.evaluate(str(workdir))["loss"] == pytest.approx(by_mesh, rel=0.05)
+    assert generate.continue_text(str(workdir), "def", max_new_tokens=3, temperature=0.0).startswith("def")
