@@ -5,6 +5,8 @@ from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_ven
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.hidden import (
+    gated_squared_relu_24,
+    gated_squared_relu_gradients,
     sampled_squared_relu_24,
     sampled_squared_relu_venom,
     squared_relu_24,
@@ -32,6 +34,8 @@ __all__ = [
     "compress_24",
     "compress_venom",
     "condense",
+    "gated_squared_relu_24",
+    "gated_squared_relu_gradients",
     "grouped_down",
     "grouped_up",
     "grouped_weights",

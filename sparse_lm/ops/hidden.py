@@ -3,6 +3,8 @@
     Y = relu(H)^2, of which the sparse form is kept        forward
     dH = 2 relu(H) dY = 2 sqrt(Y) dY where Y is stored     backward
 
+and with a gate G beside each neuron's own U in H, Y = relu(G)^2 U.
+
 A backend's kernels take one pass over memory each, as memory is what limits them ("Passes over memory" in
 experiments/README.md).
 """
@@ -172,3 +174,63 @@ def squared_relu_gradients(
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")
     return backends.dispatch("squared_relu_gradients", implementation, dy, y, key=key)
+
+
+def gated_squared_relu_24(
+    h: Float[Array, "T rows"], *, implementation: str | None = None
+) -> tuple[Float[Sparse24, "T F"], HiddenStats]:
+    """Keeps the two largest of each four of Y = relu(g)^2 u.
+
+    Args:
+      h: [T, 2 F] float, a neuron's gate g and its own u side by side.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      Y [T, F], 2:4 along F, in the dtype of h: computed in float32, rounded once; and what selection saw.
+
+    Raises:
+      ValueError: not a matrix, empty, or of an odd number of columns.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check_gated(h)
+    return backends.dispatch("gated_squared_relu_24", implementation, h)
+
+
+def gated_squared_relu_gradients(
+    dy: Float[Array, "T F"],
+    h: Float[Array, "T rows"],
+    y: Float[Sparse24, "T F"],
+    *,
+    key: Array,
+    implementation: str | None = None,
+) -> HiddenGradients:
+    """Computes dH where Y is stored, and the transposes of dH and Y, 2:4 along tokens, that weight gradients read.
+
+    Args:
+      dy: [T, F], gradient of Y.
+      h: [T, 2 F], as in `gated_squared_relu_24`.
+      y: [T, F], what that gave.
+      key: PRNG key of the transposes, which are stochastic (MVUE).
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      dH [T, 2 F], all gates and then all others, 2:4 along F where y is, in the dtype of dy, rounded once; the
+      transposes [2 F, T] of dH, a neuron's two rows side by side, and [F, T] of Y: `sparsify_24(., "mvue", 0, key=key)`
+      of each.
+
+    Raises:
+      ValueError: shapes do not match.
+      NotImplementedError: the named backend cannot run this.
+    """
+    check_format("y", y, Sparse24)
+    _check_gated(h)
+    check_matrix("dy", dy)
+    if not dy.shape == y.shape == (h.shape[0], h.shape[1] // 2):
+        raise ValueError(f"dy {list(dy.shape)} and y {list(y.shape)} must be [T, F] for h {list(h.shape)}, [T, 2 F]")
+    return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=key)
+
+
+def _check_gated(h: Array) -> None:
+    check_matrix("h", h)
+    if h.shape[1] % 2:
+        raise ValueError(f"h {list(h.shape)} must have two columns a neuron")

@@ -116,7 +116,7 @@ class Slices(SoftThreshold24):
         hidden: Any
         x = dispatch(x, rows)
         if self.activation in GATES:
-            o, hidden, seen = gated_blocks.forward(x, blocks, ffn, self.activation)
+            o, hidden, seen = gated_blocks.forward(x, blocks, ffn)
         else:
             o, hidden, seen = block_products.forward(x, blocks, ffn)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
@@ -126,7 +126,7 @@ class Slices(SoftThreshold24):
         hidden, rows = saved
         x, do = dispatch(x, rows), dispatch(do, rows)
         if self.activation in GATES:
-            return gated_blocks.backward(x, hidden, do, rows, ffn, self.activation)
+            return gated_blocks.backward(x, hidden, do, rows, ffn)
         return block_products.backward(x, hidden, do, rows, ffn)
 
     def _neuron_ids(self, rows: RowOrder, block_experts: Array, tokens: int, ffn: FfnCall) -> tuple[Array, int]:

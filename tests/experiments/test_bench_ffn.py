@@ -1,9 +1,13 @@
 """The FFN benchmark at a size for CPUs: every recipe has outputs and gradients, and experts the loads asked for."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from sparse_lm.ops import backends
 
 TOKENS, DIM, NEURONS = 512, 64, 512
 
@@ -52,6 +56,18 @@ def test_a_gate_is_computed_by_the_recipes_that_can(bench, activation, names):
         assert shapes == [(TOKENS, DIM), (TOKENS, DIM), (2 * NEURONS, DIM), (NEURONS, DIM)]
     with pytest.raises(bench.app.UsageError, match=rf"'venom 128:2:8'\] must be among .* --activation={activation}"):
         bench.recipes_of(activation, ["venom 128:2:8"])
+
+
+@pytest.mark.parametrize("recipe, activation", [("slices 2:16", "gated_relu2"), ("fst", "swiglu")])
+def test_hopper_runs_all_of_a_gated_ffn(bench, recipe, activation, monkeypatch):
+    """Every sparse operation has a kernel, which lowers on a machine without a GPU."""
+    monkeypatch.setattr(backends, "unavailable", lambda name: None if name in ("hopper", "reference") else "absent")
+    recipe = bench.recipes_of(activation)[recipe]
+    operands = jax.eval_shape(functools.partial(bench.random_operands, 4096, 256, 2048, activation=activation))
+    state = jax.eval_shape(recipe.init_state, operands.w1, operands.w2)
+    with backends.record() as used:
+        jax.jit(functools.partial(bench.both, recipe)).trace(operands, state).lower(lowering_platforms=("cuda",))
+    assert len(used) >= 4 and set().union(*used.values()) == {"hopper"}, used
 
 
 @pytest.mark.parametrize("imbalance", [1.0, 1.76])

@@ -93,7 +93,7 @@ def expected(recipe, state, draw):
 
     of_w1, y_drawn, do_drawn = dh.reshape(TOKENS, -1), y, do
     if recipe.name == "slices":
-        of_w1, y_drawn = drawn(dh, 1).reshape(TOKENS, -1), drawn(y[..., None], 2)[..., 0]
+        of_w1, y_drawn = drawn(dh, 3).reshape(TOKENS, -1), drawn(y[..., None], 3)[..., 0]
     elif recipe.stochastic:
         of_w1, do_drawn = draw(of_w1, 1), draw(do, 2)
     stats["kept_energy"] = np.square(y).sum() / np.square(all_of_y).sum()

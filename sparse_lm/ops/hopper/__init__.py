@@ -11,9 +11,10 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
       choices      operands, device
-    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients
+    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients,
+                   gated_squared_relu
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
-      threads      thread_tile
+      threads      thread_tile, shared_words
     both           emit, compat
 """
 
@@ -24,6 +25,8 @@ import jax
 from sparse_lm.ops import lazy
 
 _MODULES = {
+    "gated_squared_relu_24": "passes.gated_squared_relu",
+    "gated_squared_relu_gradients": "passes.gated_squared_relu",
     "grouped_down": "products.grouped",
     "grouped_up": "products.grouped",
     "grouped_weights": "products.grouped",

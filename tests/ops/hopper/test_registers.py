@@ -151,6 +151,13 @@ def test_passes_over_24(spilled_bytes):
     assert spilled_bytes(lambda *args: hopper.soft_threshold_24(*args, dtype=jnp.bfloat16), weights, scale) == [0]
 
 
+def test_passes_over_a_gated_layer(spilled_bytes):
+    h, dy = _dense(T, 2 * KEPT), _dense(T, KEPT)
+    assert spilled_bytes(hopper.gated_squared_relu_24, h) == [0]
+    gradients = lambda *args: hopper.gated_squared_relu_gradients(*args[:3], key=args[3])  # noqa: E731
+    assert spilled_bytes(gradients, dy, h, _sparse(T, KEPT), KEY) == [0]
+
+
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_random_draws(spilled_bytes, axis):
     options = dict(scale=1.0, dtype=jnp.bfloat16)

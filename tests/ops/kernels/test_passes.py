@@ -120,6 +120,31 @@ def test_squared_relu_24(shape, dtype, special, backend):
     np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
 
 
+@pytest.mark.gpu
+@each_backend
+@SPECIAL
+@HALF_PRECISIONS
+@pytest.mark.parametrize("shape", [(64, 64), (256, 704), (100, 128)])
+def test_gated_squared_relu(shape, dtype, special, backend):
+    """Forward and backward; the reference is not compiled where XLA would select from a Y that is not yet rounded."""
+    h = random_or_special((shape[0], 2 * shape[1]), dtype, 2, special)
+    y, _ = reference.gated_squared_relu_24(h)
+    ours, stats = _compiled(backend, "gated_squared_relu_24", h)
+    assert_same_bits(ours, y)
+    all_of_y = np.square(np.maximum(np.asarray(h, np.float64)[:, ::2], 0)) * np.asarray(h, np.float64)[:, 1::2]
+    if not special:
+        assert stats.nonzeros == np.count_nonzero(all_of_y)
+        np.testing.assert_allclose(stats.energy, np.square(all_of_y).sum(), rtol=1e-2)
+        np.testing.assert_allclose(stats.kept_energy, np.square(np.asarray(y.values, np.float64)).sum(), rtol=1e-5)
+    dy = random_or_special(shape, dtype, 3, special)
+    for key in KEYS:
+        wanted = _compiled(reference, "gated_squared_relu_gradients", dy, h, y, key=key)
+        for _ in range(2):
+            found = _compiled(backend, "gated_squared_relu_gradients", dy, h, y, key=key)
+            # Zeros that are drawn may lose their signs in the reference, as in `_check_gradients`.
+            assert_same_bits(*jax.tree.map(lambda x: np.asarray(x) + np.zeros((), x.dtype), (found, wanted)))
+
+
 def _check_gradients(backend, dy, y, *, stochastic):
     """Square roots are those of the device: on a CPU they are rounded correctly, as Triton's kernel rounds them."""
     device = None if backend is BACKENDS["hopper"] else jax.devices("cpu")[0]
@@ -249,6 +274,15 @@ def test_passes_over_a_hidden_layer_lower_without_a_gpu(shape, backend):
 
 
 @each_backend_that_lowers
+@pytest.mark.parametrize("tokens", [64, 300])
+def test_passes_over_a_gated_hidden_layer_lower_without_a_gpu(tokens, backend):
+    h = _shape(tokens, 2 * 192)
+    _assert_lowers_like_the_reference(backend, "gated_squared_relu_24", h)
+    y, _ = jax.eval_shape(reference.gated_squared_relu_24, h)
+    _assert_lowers_like_the_reference(backend, "gated_squared_relu_gradients", _shape(tokens, 192), h, y, key=KEYS[0])
+
+
+@each_backend_that_lowers
 @pytest.mark.parametrize("v, m", [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32)])
 def test_passes_to_venom_form_lower_without_a_gpu(v, m, backend):
     h = _shape(300, 1024)
@@ -271,6 +305,8 @@ def test_refuses_what_it_cannot_do(backend):
         ("threefry2x32, not of rbg", lambda: backend.sparsify_24(x, "mvue", -1, scale=1.0, dtype=NARROW, key=rbg)),
         ("threefry2x32, not of rbg", lambda: backend.squared_relu_gradients(x, y, key=rbg)),
         ("contiguous", lambda: backend.squared_relu_gradients(x, contiguous)),
+        ("float16", lambda: backend.gated_squared_relu_24(x.astype(WIDE))),
+        ("threefry2x32", lambda: backend.gated_squared_relu_gradients(x, jnp.zeros((64, 128), NARROW), y, key=rbg)),
         ("in the dtype of the matrix", lambda: backend.sparsify_venom(x, 64, 16, dtype=jnp.float16)),
         ("v to be a multiple of 64", lambda: backend.squared_relu_venom(jnp.zeros((96, 768), NARROW), 96, 16)),
         (", m ", lambda: backend.squared_relu_venom(jnp.zeros((64, 768), NARROW), 64, 12)),
