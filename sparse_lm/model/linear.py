@@ -10,3 +10,8 @@ from sparse_lm.ops import fp8
 def linear(x: Array, w: Array, precision: str) -> Array:
     """Computes x W^T in the dtype of x: [..., inputs] and [outputs, inputs] -> [..., outputs]."""
     return fp8.linear(x, w) if precision == fp8.PRECISION else x @ w.T
+
+
+def compiler_options(precision: str) -> dict[str, bool] | None:
+    """Returns what `jax.jit` is to tell XLA about a program in this precision."""
+    return fp8.COMPILER_OPTIONS if precision == fp8.PRECISION else None

@@ -7,8 +7,8 @@ two: to divide by one rounds nothing, and to multiply the result by it rounds no
 gradients are in FP8. Weight gradients contract the tokens, along which the scales of rows stand, and stay in the dtype
 of their operands (as torchao's "rowwise_with_gw_hp" leaves them).
 
-The program is the same everywhere, a product of e4m3 operands. XLA takes cuBLAS's for it on GPUs that have FP8, and
-elsewhere converts the operands, which emulates that.
+The program is the same everywhere, a product of e4m3 operands. On GPUs that have FP8, XLA takes a product of cuBLAS for
+it if it is compiled with `COMPILER_OPTIONS`; elsewhere it converts the operands, which emulates that.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.shapes import Float
 
 PRECISION = "fp8"  # what `ModelConfig.precision` calls it
+COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+"""For `jax.jit`. Otherwise XLA looks for Triton kernels in place of cuBLAS's, and times many of them, for minutes."""
 E4M3 = jnp.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
 _LOWEST_EXPONENT = -100  # of a scale, so that its reciprocal is a number, too

@@ -81,12 +81,10 @@ class Recipe:
     """Base of all recipes. Fields are knobs; a recipe is hashable, and so can be static under `jax.jit`.
 
     Attributes:
-      implementation: backend that must run the sparse operations, "reference", "hopper" or "triton", or an error;
-        None takes the best one that supports device, shape and dtype.
+      implementation: "reference", "hopper" or "triton", which must run all sparse operations; None takes the best.
       shards: devices among which neurons are split when the sparse phase is entered (a mesh's tensor axis).
       activation: of the hidden layer, one of `activations.ACTIVATIONS`. With a gate, W1 [2 F, D] has two rows a neuron.
-      precision: of dense products with the weights: "bf16", that is the dtype of x, or "fp8". Sparse products have the
-        dtype of x.
+      precision: of dense products with the weights: "bf16", that is the dtype of x, or "fp8".
     """
 
     implementation: str | None = None
@@ -113,8 +111,6 @@ class Recipe:
     """The backward pass draws random numbers, so that `ffn` needs a key to be differentiated."""
     enter_reads_inputs: ClassVar[bool] = False
     refreshes: ClassVar[bool] = False
-
-    # What a recipe may define.
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
         """Yields what the knobs must fulfil for FFNs of this shape."""

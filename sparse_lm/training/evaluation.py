@@ -18,6 +18,7 @@ from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.model import llama
+from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.loss import token_losses
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.mesh.layout import BATCH, Layout
@@ -53,7 +54,9 @@ def make_evaluation(
         compares models of different vocabularies.
     """
     window_nats = functools.partial(_window_nats, config=config, graphdef=graphdef, recipe=recipe.for_evaluation())
-    window_nats = _on_mesh(window_nats, layout) if layout else jax.jit(window_nats)
+    window_nats = _on_mesh(window_nats, layout) if layout else window_nats
+    placed = dict(out_shardings=layout.replicated) if layout else {}
+    window_nats = jax.jit(window_nats, compiler_options=compiler_options(config.model.precision), **placed)
     place = layout.place_batch if layout else jax.device_put
 
     def evaluate(params: llama.Params, recipe_state: Any, batches: Iterable[np.ndarray]) -> dict[str, float]:
@@ -95,7 +98,7 @@ def _on_mesh(window_nats: Callable, layout: Layout) -> Callable:
         local = functools.partial(window_nats, axes=layout.axes)
         return layout.local(local, (*specs, BATCH), BATCH)(params, recipe_state, windows)
 
-    return jax.jit(on_whole_arrays, out_shardings=layout.replicated)
+    return on_whole_arrays
 
 
 def _window_nats(

@@ -22,6 +22,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
 from sparse_lm.model import llama, mixture
+from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.recipes import DENSE, Recipe
@@ -94,7 +95,8 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
     def compiled(recipe: Recipe) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
         step = functools.partial(_train_step, config=config, graphdef=graphdef, layout=layout, recipe=recipe)
         placed = dict(out_shardings=(layout.state, layout.replicated)) if layout else {}
-        return jax.jit(step, donate_argnums=0, **placed)
+        options = compiler_options(config.model.precision)
+        return jax.jit(step, donate_argnums=0, compiler_options=options, **placed)
 
     return Trainer(
         config=config,

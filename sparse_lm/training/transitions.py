@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config, SparsityConfig
+from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training import ffn_weights, spikes
@@ -52,7 +53,8 @@ def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None
     """Makes the transitions of a run; `layout` is None on one device."""
     recorded = functools.partial(_ffn_inputs, config=config, graphdef=graphdef, layout=layout)
     state, metrics = (layout.state, layout.replicated) if layout else (None, None)
-    compiled = functools.partial(jax.jit, donate_argnums=0)
+    options = compiler_options(config.model.precision)
+    compiled = functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
     enter = functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
     refresh = functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded)
     return Transitions(

@@ -1,5 +1,7 @@
 """Products in FP8 are those of numbers rounded to e4m3 by NumPy, with scales that no other row has a part in."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -102,10 +104,11 @@ def test_a_gpu_multiplies_in_fp8(rng):
     """XLA must recognise the products; else they would be right, and slow."""
     x, w = (jnp.asarray(a, jnp.bfloat16) for a in operands(rng, 512, 256, 384))
     loss = lambda x, w: jnp.sum(jnp.square(fp8.linear(x, w)))  # noqa: E731
-    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(x, w).compile().as_text()
+    compiled = functools.partial(jax.jit, compiler_options=fp8.COMPILER_OPTIONS)
+    program = compiled(jax.grad(loss, argnums=(0, 1))).lower(x, w).compile().as_text()
     assert program.count("__cublas$lt$matmul$f8") >= 2
     expected = rounded(np.float32(x), 1) @ rounded(np.float32(w), None).T
-    assert_same(jax.jit(fp8.linear)(x, w), expected, 0.01)
+    assert_same(compiled(fp8.linear)(x, w), expected, 0.01)
 
 
 def test_other_gpus_are_refused(monkeypatch):
