@@ -1,41 +1,42 @@
 # `make train` and `make test` from a bare clone: Python >= 3.11 and make are all that they need.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 CONFIG ?= configs/tiny.py
 
 .PHONY: train test test-all lint reproduce clean
 
-train: .venv/installed
+train: $(VENV)/installed
 	$(BIN)/python -m sparse_lm.train --config=$(CONFIG)
 
-test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
+test: $(VENV)/installed
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(TESTS)
 
 # Also the tests that compare with PyTorch and transformers, and those that compile Triton kernels, which `test` skips
 # where these are not installed.
-test-all: .venv/test-installed test
+test-all: $(VENV)/test-installed test
 
-lint: .venv/installed
+lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # How the README's numbers are measured again: commands, GPUs, expected values.
-reproduce: .venv/installed
+reproduce: $(VENV)/installed
 	$(BIN)/python -m experiments.reproduce
 
-.venv/installed: requirements.txt requirements-dev.txt
+$(VENV)/installed: requirements.txt requirements-dev.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sparse_lm needs Python >= 3.11; set PYTHON=...")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -r requirements.txt -r requirements-dev.txt
 	touch $@
 
 # Triton after the rest, by itself: a CUDA build of PyTorch asks for another version, which the tests do not need.
-.venv/test-installed: requirements-test.txt requirements-triton.txt .venv/installed
+$(VENV)/test-installed: requirements-test.txt requirements-triton.txt $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
 	$(BIN)/python -m pip install --quiet -r requirements-triton.txt
 	touch $@
 
 clean:
-	rm -rf .venv runs data
+	rm -rf .venv .venv-3.12 runs data
