@@ -42,10 +42,14 @@ class Row(NamedTuple):
     read: Callable[[dict[str, Any]], Numbers]
 
 
-def step(result: dict[str, Any]) -> Numbers:
+def step(result: dict[str, Any], recipe: str = "slices") -> Numbers:
     recipes = result.get("after", result)["recipes"]
-    dense, sparse = (recipes[name]["step_ms"] for name in ("dense", "slices"))
-    return {"dense ms": dense, "slices ms": sparse, "gain": dense / sparse}
+    dense, sparse = (recipes[name]["step_ms"] for name in ("dense", recipe))
+    return {"dense ms": dense, f"{recipe} ms": sparse, "gain": dense / sparse}
+
+
+def gated_step(result: dict[str, Any]) -> Numbers:
+    return step(result, "dense_slices")
 
 
 def time_to_loss(result: dict[str, Any]) -> Numbers:
@@ -77,6 +81,7 @@ def experts(result: dict[str, Any]) -> Numbers:
 _STEP = "python -m experiments.bench.step --recipes=dense,slices --output=OUTPUT "
 _FFN = "python -m experiments.bench.ffn --tokens=16384 --shapes=2048x8192 --output=OUTPUT "
 _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_size=16384"
+_GATED = "python -m experiments.bench.step --config=configs/llama32_1b.py --recipes=dense,dense_slices,fst,sste "
 _TIME = "python -m experiments.quality.time_to_loss --suite=afm_4_layers --data=data/python --workdir=runs/time_afm "
 _SECONDS = "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices"
 _EXPERTS = "python -m experiments.bench.experts --output=OUTPUT"
@@ -87,6 +92,7 @@ ROWS = {
         _STEP + "--config=configs/llama1b.py --config.batch_size=8", _H200, "step_llama1b_before_after_h200.json", step
     ),
     "step_afm": Row(f"{_STEP}{_AFM} --config.batch_size=32 --config.seq_len=1024", _H200, _STEP_AFM, step),
+    "step_gated": Row(_GATED + "--rounds=2 --steps=6 --output=OUTPUT", _H200, "step_llama32_1b_h200.json", gated_step),
     "time_afm": Row(_TIME + _RUNS, _SECONDS, _TIME_AFM, time_to_loss),
     "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", _H200, "ffn_16384_recipes_h200.json", ffn),
     # Measured with the largest two of four in weight gradients; those of today are stochastic.
