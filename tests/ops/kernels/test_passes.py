@@ -126,21 +126,17 @@ def test_squared_relu_24(shape, dtype, special, backend):
 @HALF_PRECISIONS
 @pytest.mark.parametrize("shape", [(64, 64), (256, 704), (100, 128)])
 def test_gated_squared_relu(shape, dtype, special, backend):
-    """Forward and backward; the reference is not compiled where XLA would select from a Y that is not yet rounded."""
+    """Forward and backward. The reference is not compiled: XLA would select and draw from what is not yet rounded."""
     h = random_or_special((shape[0], 2 * shape[1]), dtype, 2, special)
-    y, _ = reference.gated_squared_relu_24(h)
+    y, seen = reference.gated_squared_relu_24(h)
     ours, stats = _compiled(backend, "gated_squared_relu_24", h)
     assert_same_bits(ours, y)
-    all_of_y = np.square(np.maximum(np.asarray(h, np.float64)[:, ::2], 0)) * np.asarray(h, np.float64)[:, 1::2]
-    if not special:
-        assert stats.nonzeros == np.count_nonzero(all_of_y)
-        np.testing.assert_allclose(stats.energy, np.square(all_of_y).sum(), rtol=1e-2)
-        np.testing.assert_allclose(stats.kept_energy, np.square(np.asarray(y.values, np.float64)).sum(), rtol=1e-5)
+    np.testing.assert_allclose(stats, seen, rtol=1e-4)
     dy = random_or_special(shape, dtype, 3, special)
     for key in KEYS:
-        wanted = _compiled(reference, "gated_squared_relu_gradients", dy, h, y, key=key)
+        wanted = reference.gated_squared_relu_gradients(dy, h, y, key=key)
         for _ in range(2):
-            found = _compiled(backend, "gated_squared_relu_gradients", dy, h, y, key=key)
+            found = jax.jit(lambda *args, key=key: backend.gated_squared_relu_gradients(*args, key=key))(dy, h, y)
             # Zeros that are drawn may lose their signs in the reference, as in `_check_gradients`.
             assert_same_bits(*jax.tree.map(lambda x: np.asarray(x) + np.zeros((), x.dtype), (found, wanted)))
 
