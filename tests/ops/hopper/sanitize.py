@@ -104,6 +104,16 @@ def squared_relu_gradients(*, venom: bool, key: int | None = None) -> Call:
     return kernel, (random((300, KEPT), TYPE, seed=2), y, key)
 
 
+def gated_squared_relu_24() -> Call:
+    return hopper.gated_squared_relu_24, (random((300, 2 * KEPT), TYPE, seed=0),)
+
+
+def gated_squared_relu_gradients() -> Call:
+    dy, h = random((300, KEPT), TYPE, seed=2), random((300, 2 * KEPT), TYPE, seed=1)
+    y, key = random_24(300, KEPT, TYPE, seed=0), jax.random.key(1)
+    return lambda dy, h, y, key: hopper.gated_squared_relu_gradients(dy, h, y, key=key), (dy, h, y, key)
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     **{name: functools.partial(grouped, name) for name in ("grouped_up", "grouped_down", "grouped_weights")},
     "matmul_24": lambda: matmul_24(300, 1100, 1001),
@@ -134,6 +144,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "squared_relu_gradients 128:2:16": lambda: squared_relu_gradients(venom=True),
     "squared_relu_gradients, drawn": lambda: squared_relu_gradients(venom=False, key=1),
     "squared_relu_gradients 128:2:16, drawn": lambda: squared_relu_gradients(venom=True, key=1),
+    "gated_squared_relu_24": gated_squared_relu_24,
+    "gated_squared_relu_gradients, drawn": gated_squared_relu_gradients,
 }
 
 
