@@ -62,6 +62,18 @@ def test_generation_continues_a_prompt(run):
     assert generate.continue_text(workdir, "def", **options).startswith("def")
 
 
+@pytest.mark.parametrize(
+    "recipe, activation", [("dense_slices", "squared_relu"), ("dense_slices", "swiglu"), ("slices", "gated_relu2")]
+)
+def test_a_batch_is_continued_as_its_prompts_alone(recipe, activation):
+    config = small.config(recipe, **STAYING, **{"model.activation": activation})
+    state, graphdef = small.entered(config), llama.graphdef(config.model)
+    ffns = decode.Ffns(config.sparsity.recipe, state.recipe_state)
+    prompts, options = ([1, 2, 3], [4]), dict(max_new_tokens=6, temperature=0.0, top_p=1.0, ffns=ffns)
+    alone = [decode.generate(graphdef, state.params, prompt, **options) for prompt in prompts]
+    assert decode.generate_batch(graphdef, state.params, prompts, seeds=range(2), stop=None, **options) == alone
+
+
 def test_what_computes_densely_refuses_it(run, tmp_path):
     workdir, _ = run
     with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):

@@ -27,6 +27,7 @@ from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.groups import fitting_block
 from sparse_lm.recipes.venom import check_centroids
 
 
@@ -40,7 +41,7 @@ class DenseSlices(Recipe):
 
     Attributes:
       m: a token computes 4 of every m neurons; m / 4 is the number of experts.
-      v: tokens of a block, as kernels take them. An expert's tokens are padded to whole blocks.
+      v: the most tokens of a block, as kernels take them. An expert's tokens are padded to whole blocks.
     """
 
     m: int = 16
@@ -88,8 +89,9 @@ class DenseSlices(Recipe):
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         experts = routing.assign_tokens(x, ffn.state.centroids)
-        rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
-        groups = self._groups(block_experts, ffn)
+        v = fitting_block(self.v, x.shape[0], self.experts)
+        rows, block_experts = routing.dispatch_order(experts, self.experts, v, ffn.order)
+        groups = self._groups(block_experts, v, ffn)
         with jax.named_scope("up"):
             h = ops.grouped_up(dispatch(x, rows), self._sorted(ffn.w1.dense, ffn), **groups)
         y, seen, saved = activate(h, self.activation)
@@ -101,7 +103,7 @@ class DenseSlices(Recipe):
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         saved, rows, block_experts = saved
-        groups = self._groups(block_experts, ffn)
+        groups = self._groups(block_experts, fitting_block(self.v, x.shape[0], self.experts), ffn)
         x, do = dispatch(x, rows), dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, self._sorted(ffn.w2.dense, ffn), **groups)
@@ -114,8 +116,8 @@ class DenseSlices(Recipe):
             dw2 = ops.grouped_weights(y, do, **groups, out_dtype=ffn.gradient_dtype)
         return dx, self._as_stored(dw1, ffn), self._as_stored(dw2, ffn)
 
-    def _groups(self, block_experts: Array, ffn: FfnCall) -> dict[str, Any]:
-        return dict(block_experts=block_experts, v=self.v, experts=self.experts, implementation=ffn.implementation)
+    def _groups(self, block_experts: Array, v: int, ffn: FfnCall) -> dict[str, Any]:
+        return dict(block_experts=block_experts, v=v, experts=self.experts, implementation=ffn.implementation)
 
     def _sorted(self, w: Array, ffn: FfnCall) -> Array:
         """Brings rows of weights whose neurons were sorted in several parts to the order of the experts."""
