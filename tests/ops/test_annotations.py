@@ -21,6 +21,6 @@ def test_every_array_has_a_shape(function):
     """Keys and scales aside, which are scalars."""
     annotations = dict(inspect.get_annotations(function))
     for name in ("key", "scale"):
-        if annotations.get(name) in ("Array | None", "ArrayLike"):
+        if annotations.get(name) in ("Array", "Array | None", "ArrayLike"):
             del annotations[name]
     assert not [name for name, text in annotations.items() if text.split(" | ")[0] in ("Array", "ArrayLike")]
