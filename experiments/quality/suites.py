@@ -110,9 +110,9 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     return runs
 
 
-def _experts24(steps: int, experts: Overrides, **knobs: Any) -> dict[str, Overrides]:
+def _experts24(steps: int, experts: Overrides) -> dict[str, Overrides]:
     """A mixture whose experts are sparse on 80% of the steps, and one whose experts stay so."""
-    sparse = experts | {"sparsity.recipe": "experts24"} | {f"sparsity.{name}": value for name, value in knobs.items()}
+    sparse = experts | {"sparsity.recipe": "experts24"}
     return {"mixture_experts24": sparse | _until(steps, 80), "mixture_experts24_stay": sparse | _stay(steps)}
 
 
@@ -157,7 +157,6 @@ _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
     **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256, "model.vocab_size": 300},
 )  # fmt: skip
-_TINY_EXPERTS = _experts(8, 2, 128)
 
 SUITES = {
     # llama1b's layer: 100 M tokens in 3052 steps.
@@ -208,10 +207,5 @@ SUITES = {
     ),
     # Seconds on a CPU, for tests.
     "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16)),
-    "tiny_mixture": Suite(
-        tiny,
-        _TINY,
-        {"dense": _DENSE, "mixture": _DENSE | _TINY_EXPERTS} | _experts24(50, _TINY_EXPERTS, v=16),
-    ),
 }
 """The suites, by name."""

@@ -181,14 +181,6 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     assert branch["compile_seconds"] == stable["compile_seconds"]
 
 
-def test_a_mixture_that_stays_sparse_is_trained(data, tmp_path):
-    suite, name = SUITES["tiny_mixture"], "mixture_experts24_stay"
-    assert one_run.run_one(suite, name, 0, *data, tmp_path)
-    row = json.loads((tmp_path / f"{name}-0/row.json").read_text())
-    assert row["sparse_steps"] == [1, suite.steps] and np.shape(row["expert_load"]) == (2, 8)
-    assert row["heldout_loss"] < row["heldout_curve"][0][1] and np.isfinite(row["second_heldout_loss"])
-
-
 def test_without_a_router_all_tokens_have_the_first_slice():
     keys = jax.random.split(jax.random.key(0), 3)
     w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))

@@ -172,10 +172,9 @@ def test_more_tokens_than_a_block_of_a_product_with_all_neurons():
     assert_close([examples.output(recipe)(x, W1, W2, examples.state_of(recipe))], expected)
 
 
-@pytest.mark.parametrize("name", examples.RECIPES)
-def test_forward_mode_is_refused(name):
+def test_forward_mode_is_refused():
     """In JAX's words, which docs/library.md quotes."""
-    recipe = examples.RECIPES[name]
+    recipe = examples.RECIPES["sste"]  # as good as any: all have one derivative
     ffn = lambda x: recipe.ffn(x, W1, W2, examples.state_of(recipe), key=KEY)[0]  # noqa: E731
     page = (Path(__file__).parents[2] / "docs/library.md").read_text()
     (quoted,) = re.findall(r'raise JAX\'s "(.*?)"', page)
