@@ -7,37 +7,16 @@ Hardware: one H100 or H200. A step takes 529 ms densely on an H200, 472 ms with 
 (step_llama32_1b_h200.json). Result of the run: not measured yet.
 """
 
-from sparse_lm import config as config_lib
+from configs import llama1b
 
 
 def get_config():
-    config = config_lib.default()
-    config.steps = 60_000
-    config.batch_size = 8
-    config.seq_len = 4096
-    config.eval_every = 1000
-    config.checkpoint_every = 1000
-
-    config.model.dim = 2048
+    config = llama1b.get_config()
     config.model.layers = 16
     config.model.heads = 32
     config.model.kv_heads = 8
-    config.model.ffn_dim = 8192
-    config.model.vocab_size = 128_256
     config.model.activation = "swiglu"
-    config.model.rope_theta = 500_000.0
     config.model.tie_embeddings = True
-    config.model.remat = "save_dots"
-    config.model.unroll_layers = True
-    config.model.loss_chunk = 2048
-
-    config.optimizer.learning_rate = 3e-4
-    config.optimizer.warmup_steps = 2000
-    config.optimizer.schedule = "wsd"
-    config.optimizer.decay_steps = 12_000
-    config.optimizer.weight_decay = 0.033
-
     config.sparsity.recipe = "fst"
-    config.sparsity.start_step = 1000
-    config.sparsity.end_step = 16_000
+    config.sparsity.dense_layers = 0
     return config

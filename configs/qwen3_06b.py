@@ -6,20 +6,13 @@ Batch, rate and phases are those of configs/llama1b.py.
 Hardware: one H100 or H200. Result: not measured yet.
 """
 
-from sparse_lm import config as config_lib
+from configs import llama1b
 
 
 def get_config():
-    config = config_lib.default()
-    config.steps = 60_000
-    config.batch_size = 8
-    config.seq_len = 4096
-    config.eval_every = 1000
-    config.checkpoint_every = 1000
-
+    config = llama1b.get_config()
     config.model.dim = 1024
     config.model.layers = 28
-    config.model.heads = 16
     config.model.kv_heads = 8
     config.model.head_dim = 128
     config.model.qk_norm = True
@@ -29,17 +22,6 @@ def get_config():
     config.model.rope_theta = 1_000_000.0
     config.model.norm_epsilon = 1e-6
     config.model.tie_embeddings = True
-    config.model.remat = "save_dots"
-    config.model.unroll_layers = True
-    config.model.loss_chunk = 2048
-
-    config.optimizer.learning_rate = 3e-4
-    config.optimizer.warmup_steps = 2000
-    config.optimizer.schedule = "wsd"
-    config.optimizer.decay_steps = 12_000
-    config.optimizer.weight_decay = 0.033
-
     config.sparsity.recipe = "fst"
-    config.sparsity.start_step = 1000
-    config.sparsity.end_step = 16_000
+    config.sparsity.dense_layers = 0
     return config

@@ -15,7 +15,7 @@ from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.recipes import Recipe
-from sparse_lm.recipes.activations import GATES
+from sparse_lm.recipes.activations import rows_per_neuron
 from sparse_lm.recipes.weight_forms import WeightForms
 
 
@@ -29,32 +29,18 @@ class FfnInputs(NamedTuple):
     layer: Array | int = 0
 
 
-class SquaredReluFfn(nnx.Module):
-    """relu(x up^T)^2 down (2109.08668): `up` and `down` f32[F, D]."""
+class Ffn(nnx.Module):
+    """relu(x up^T)^2 down (2109.08668), with `up` and `down` f32[F, D]; or with a gate (2002.05202).
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.precision = config.precision
-        self.up = nnx.Param(initializers.matrix(rngs.params(), config.ffn_dim, config.dim))
-        self.down = nnx.Param(_down(config, rngs))
-
-    def __call__(
-        self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
-    ) -> tuple[Array, dict[str, Array]]:
-        """Computes [T, D] -> [T, D] and statistics by the recipe."""
-        recipe = dataclasses.replace(recipe, precision=self.precision)
-        return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)
-
-
-class GatedFfn(nnx.Module):
-    """(gate(x G^T) * x U^T) down (2002.05202), where `up` f32[2 F, D] has rows of G and of U by turns.
-
-    So both rows of a neuron are side by side, and `down` is f32[F, D].
+    That is (act(x G^T) * x U^T) down, where `up` f32[2 F, D] has rows of G and of U by turns, so that both rows of a
+    neuron are side by side.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.activation, self.precision = config.activation, config.precision
-        self.up = nnx.Param(initializers.matrix(rngs.params(), 2 * config.ffn_dim, config.dim))
-        self.down = nnx.Param(_down(config, rngs))
+        rows = rows_per_neuron(config.activation) * config.ffn_dim
+        self.up = nnx.Param(initializers.matrix(rngs.params(), rows, config.dim))
+        self.down = nnx.Param(initializers.residual_matrix(rngs.params(), config.dim, config.ffn_dim, config.layers).T)
 
     def __call__(
         self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
@@ -62,16 +48,7 @@ class GatedFfn(nnx.Module):
         """Computes [T, D] -> [T, D] and statistics by the recipe.
 
         Raises:
-          ValueError: the recipe computes no gated FFNs.
+          ValueError: the recipe does not compute the activation.
         """
         recipe = dataclasses.replace(recipe, activation=self.activation, precision=self.precision)
         return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)
-
-
-def ffn_module(activation: str) -> type[nnx.Module]:
-    """Returns the module of a `ModelConfig.activation`."""
-    return GatedFfn if activation in GATES else SquaredReluFfn
-
-
-def _down(config: ModelConfig, rngs: nnx.Rngs) -> Array:
-    return initializers.residual_matrix(rngs.params(), config.dim, config.ffn_dim, config.layers).T

@@ -24,7 +24,7 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.attention import Attention, KVCache, document_mask
 from sparse_lm.model.embedding import Embedding, unembed
-from sparse_lm.model.ffn import FfnInputs, ffn_module
+from sparse_lm.model.ffn import Ffn, FfnInputs
 from sparse_lm.model.mixture import BIAS, Mixture
 from sparse_lm.model.norm import rms_norm
 from sparse_lm.model.remat import remat
@@ -52,7 +52,7 @@ class Layer(nnx.Module):
         self.attention_norm = nnx.Param(jnp.ones(config.dim))
         self.attention = Attention(config, rngs)
         self.ffn_norm = nnx.Param(jnp.ones(config.dim))
-        self.ffn = (Mixture if config.experts else ffn_module(config.activation))(config, rngs)
+        self.ffn = (Mixture if config.experts else Ffn)(config, rngs)
 
     def __call__(
         self, x: Array, ffn_inputs: FfnInputs, mask: Array | None = None, *, recipe: Recipe, axes: Axes = ONE_DEVICE

@@ -18,13 +18,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from sparse_lm.ops.shapes import Float
 
 PRECISION = "fp8"  # what `ModelConfig.precision` calls it
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-"""For `jax.jit`. Otherwise XLA looks for Triton kernels in place of cuBLAS's, and times many of them, for minutes."""
+"""Options of `jax.jit`, without which XLA may compile Triton kernels in place of cuBLAS's."""
 E4M3 = jnp.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
 _LOWEST_EXPONENT = -100  # of a scale, so that its reciprocal is a number, too
@@ -71,17 +70,17 @@ def _scaled(x: Array, largest: Array) -> Scaled:
 
 
 @jax.named_call
-def matmul(x: Scaled, w: Scaled, dtype: DTypeLike) -> Float[Array, "T N"]:
-    """Multiplies x [T, K], scaled by rows, by w [K, N], scaled as a whole.
+def times(x: Float[Array, "*tokens K"], w: Float[Array, "K N"]) -> Float[Array, "*tokens N"]:
+    """Computes X W in the dtype of x, of operands in e4m3: x scaled by rows, w as a whole. Not differentiable.
 
     Args:
-      x: of `by_rows`.
-      w: of `whole`.
-      dtype: of the result: bfloat16 or float32.
+      x: [..., K]; all leading axes are tokens.
+      w: [K, N].
     """
-    # Of e4m3 itself: where operands are converted first, XLA may leave out the rounding with the conversion.
-    product = jnp.matmul(x.values, w.values, preferred_element_type=dtype)
-    return product * (x.scale * w.scale).astype(dtype)
+    rows, matrix = by_rows(x.reshape(-1, x.shape[-1])), whole(w)
+    # The operands are e4m3 itself: where they are converted first, XLA may leave out the rounding with the conversion.
+    product = jnp.matmul(rows.values, matrix.values, preferred_element_type=x.dtype)
+    return (product * (rows.scale * matrix.scale).astype(x.dtype)).reshape(*x.shape[:-1], w.shape[1])
 
 
 @jax.custom_vjp
@@ -92,18 +91,13 @@ def linear(x: Float[Array, "*tokens K"], w: Float[Array, "N K"]) -> Float[Array,
       x: [..., K]; all leading axes are tokens.
       w: [N, K].
     """
-    return _flat(x, w.T)
-
-
-def _flat(x: Array, w: Array) -> Array:
-    """Computes x [..., K] w [K, N] in the dtype of x."""
-    return matmul(by_rows(x.reshape(-1, x.shape[-1])), whole(w), x.dtype).reshape(*x.shape[:-1], w.shape[1])
+    return times(x, w.T)
 
 
 def _linear_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
     dw = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
-    return _flat(dy, w), dw.astype(w.dtype)
+    return times(dy, w), dw.astype(w.dtype)
 
 
 linear.defvjp(lambda x, w: (linear(x, w), (x, w)), _linear_backward)

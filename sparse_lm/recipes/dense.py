@@ -51,9 +51,7 @@ class Dense(Recipe):
         return dx, dw1, dw2
 
     def _times(self, rows: Array, weights: Array) -> Array:
-        if self.precision == fp8.PRECISION:
-            return fp8.matmul(fp8.by_rows(rows), fp8.whole(weights), rows.dtype)
-        return rows @ weights
+        return fp8.times(rows, weights) if self.precision == fp8.PRECISION else rows @ weights
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(_MOST_SLOTS, pairs, experts)

@@ -90,7 +90,7 @@ def test_hopper_is_as_exact_as_bfloat16_allows(tokens, neurons, dim):
 @pytest.mark.gpu
 @pytest.mark.parametrize("blocks", [0, 1, 40])
 def test_hopper_skips_padding(blocks):
-    """Of padding nothing is computed, and what remains is computed as without."""
+    """Computes nothing of padding, and the rest as without it."""
     operands = inputs((512, 0, 768), 256, 768, 512, jnp.bfloat16, seed=3)
     wanted = computed(*operands, 256, implementation="hopper")
     found = computed(*with_padding(*operands, 256, blocks), 256, padded=True, implementation="hopper")

@@ -173,7 +173,7 @@ def test_more_tokens_than_a_block_of_a_product_with_all_neurons():
 
 
 def test_forward_mode_is_refused():
-    """In JAX's words, which docs/library.md quotes."""
+    """JAX raises what docs/library.md quotes."""
     recipe = examples.RECIPES["sste"]  # as good as any: all have one derivative
     ffn = lambda x: recipe.ffn(x, W1, W2, examples.state_of(recipe), key=KEY)[0]  # noqa: E731
     page = (Path(__file__).parents[2] / "docs/library.md").read_text()

@@ -142,7 +142,7 @@ def test_stochastic_gradients_of_slices_are_unbiased():
 
 @pytest.mark.parametrize("case", GATED)
 def test_leaving_keeps_the_function(case):
-    """Of slices where one expert has all neurons, of which it keeps all that are not zero."""
+    """Gives one expert all neurons, of which it keeps all that are not zero."""
     recipe, w1, w2 = GATED[case], W1, W2
     if recipe.takes_order:
         recipe = dataclasses.replace(recipe, m=4)

@@ -88,7 +88,7 @@ def test_tokens_travel_and_experts_do_not():
 
 
 def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
-    """Of the sparse recipe, with its state."""
+    """Takes the sparse recipe, whose state is in the checkpoint, too."""
     trainer_on = lambda **devices: make_trainer(small.config("experts24", batch_size=16, **mesh(**devices)))  # noqa: E731
     saved = trainer_on(expert=4, data=2).init()
     with Checkpoints(tmp_path, keep=1) as checkpoints:
