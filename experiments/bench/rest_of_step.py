@@ -1,0 +1,192 @@
+"""Times loss, norms and rotary positions of a step on one GPU: the model's code, and rivals that it could take.
+
+    python -m experiments.bench.rest_of_step --output=experiments/results/rest_of_step_h200.json
+
+A row has kernel times (CUPTI), the time on the clock of a call among many, and a bound: the least bytes at 4.0 TB/s or
+the products' FLOPs at 780 TFLOP/s, the larger one, both near what an H200 reaches.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+from jax import Array, lax
+
+from experiments.kernels.timing import random_matrix, time_by_kernel
+from experiments.result_files import write_results
+from sparse_lm.model.attention import rotate
+from sparse_lm.model.embedding import unembed
+from sparse_lm.model.loss import chunked_cross_entropy
+from sparse_lm.model.norm import rms_norm
+
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+ONLY = flags.DEFINE_list("parts", ["loss", "norm", "rotary"], "Parts of the step to time.")
+
+TOKENS, SEQUENCE, DIM, HEADS = 32_768, 4096, 2048, 16
+BYTES_PER_S, FLOPS = 4.0e12, 780e12
+
+
+class Row(NamedTuple):
+    """Holds one function to time; the bound counts `flops` of products and `bytes`."""
+
+    name: str
+    function: Callable
+    operands: tuple[Array, ...]
+    flops: float = 0
+    bytes: float = 0
+
+
+def one_pass_cross_entropy(
+    hidden: Array, unembedding: Array, targets: Array, chunk: int
+) -> tuple[Array, tuple[Array, Array]]:
+    """Computes the loss and its gradients as the model does, but reads logits once for maxima and sums."""
+    tokens, dtype = hidden.shape[0], hidden.dtype
+    matrix = unembedding.astype(dtype)
+
+    def step(grad_matrix, inputs):
+        hidden, targets = inputs
+        logits = unembed(hidden, matrix)
+        log_normaliser = _logsumexp(logits)
+        of_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+        is_target = targets[:, None] == jnp.arange(logits.shape[1])
+        grad_logits = ((jnp.exp(logits - log_normaliser[:, None]) - is_target) / tokens).astype(dtype)
+        grad_matrix += jnp.matmul(grad_logits.T, hidden, preferred_element_type=jnp.float32)
+        return grad_matrix, (log_normaliser - of_target, grad_logits @ matrix)
+
+    inputs = hidden.reshape(-1, chunk, hidden.shape[1]), targets.reshape(-1, chunk)
+    grad_matrix, (losses, grad_hidden) = lax.scan(step, jnp.zeros(matrix.shape, jnp.float32), inputs)
+    return jnp.mean(losses), (grad_hidden.reshape(hidden.shape), grad_matrix)
+
+
+def _logsumexp(logits: Array) -> Array:
+    def join(a, b):
+        maximum = jnp.maximum(a[0], b[0])
+        return maximum, a[1] * jnp.exp(a[0] - maximum) + b[1] * jnp.exp(b[0] - maximum)
+
+    start = jnp.finfo(jnp.float32).min, jnp.float32(0)
+    maximum, total = lax.reduce((logits, jnp.ones_like(logits)), start, join, (1,))
+    return maximum + jnp.log(total)
+
+
+def products_of_loss(hidden: Array, unembedding: Array, grad_logits: Array) -> tuple[Array, ...]:
+    """Multiplies as one chunk of the loss does."""
+    matrix = unembedding.astype(hidden.dtype)
+    logits = unembed(hidden, matrix)
+    grad_matrix = jnp.matmul(grad_logits.T, hidden, preferred_element_type=jnp.float32)
+    return logits, grad_logits @ matrix, grad_matrix
+
+
+def losses() -> Iterator[Row]:
+    """Yields the loss with its gradients by chunk: llama1b's vocabulary, then a small one."""
+    hidden = random_matrix(TOKENS, DIM, 1)
+    for vocabulary, chunks in ((128_256, (2048, 8192, 16_384)), (16_384, (8192, 32_768))):
+        unembedding = random_matrix(vocabulary, DIM, 2, jnp.float32) * 0.02
+        targets = jax.random.randint(jax.random.key(3), (TOKENS,), 0, vocabulary)
+        operands = hidden, unembedding, targets
+        flops = 6 * TOKENS * DIM * vocabulary
+        # Logits are written once in float32 and read once, their gradient is written once in bfloat16.
+        bound = dict(flops=flops, bytes=TOKENS * vocabulary * (4 + 4 + 2 + 2 + 2))
+        of_vocabulary = f"loss V={vocabulary}"
+        if vocabulary > TOKENS:
+            grad_logits = random_matrix(8192, vocabulary, 4)
+            part = flops * 8192 / TOKENS
+            yield Row(
+                f"{of_vocabulary} products of 8192", products_of_loss, (hidden[:8192], unembedding, grad_logits), part
+            )
+            del grad_logits
+        for chunk in chunks:
+            model = jax.value_and_grad(functools.partial(chunked_cross_entropy, chunk=chunk), argnums=(0, 1))
+            yield Row(f"{of_vocabulary} model chunk={chunk}", model, operands, **bound)
+            one_pass = functools.partial(one_pass_cross_entropy, chunk=chunk)
+            yield Row(f"{of_vocabulary} one pass chunk={chunk}", one_pass, operands, **bound)
+
+
+def _add_and_norm(x: Array, update: Array, scale: Array) -> tuple[Array, Array]:
+    x = x + update
+    return x, rms_norm(x, scale, 1e-5)
+
+
+def _norm_backward(x: Array, scale: Array, grad_normed: Array, grad_x: Array) -> tuple[Array, ...]:
+    """Recomputes the norm, as weight gradients need it first, then its gradients; `grad_x` is the residual's."""
+    normed, vjp = jax.vjp(functools.partial(rms_norm, epsilon=1e-5), x, scale)
+    normed, grad_normed = lax.optimization_barrier((normed, grad_normed))
+    through_norm, grad_scale = vjp(grad_normed)
+    return normed, grad_x + through_norm, grad_scale
+
+
+def _sum_and_norm_backward(x: Array, update: Array, *rest: Array) -> tuple[Array, ...]:
+    """Recomputes the residual's sum, too."""
+    return _norm_backward(x + update, *rest)
+
+
+def norms() -> Iterator[Row]:
+    """Yields a residual add with its norm, and backward passes; arrays are [T, D] in bfloat16."""
+    x, update, grad_normed, grad_x = (random_matrix(TOKENS, DIM, seed) for seed in range(4))
+    scale = jnp.ones(DIM)
+    array = 2.0 * TOKENS * DIM
+    yield Row("norm model forward", _add_and_norm, (x, update, scale), bytes=4 * array)
+    backward = x, scale, grad_normed, grad_x
+    yield Row("norm model backward", _sum_and_norm_backward, (x, update, *backward[1:]), bytes=6 * array)
+    yield Row("norm model backward, sum saved", _norm_backward, backward, bytes=5 * array)
+
+
+def rotations() -> Iterator[Row]:
+    """Yields the rotation of queries and keys; their gradients' is the same the other way."""
+    q, k = (random_matrix(TOKENS, DIM, seed).reshape(-1, SEQUENCE, HEADS, DIM // HEADS) for seed in range(2))
+
+    def both(q, k):
+        return tuple(rotate(x, jnp.arange(SEQUENCE), 500_000.0) for x in (q, k))
+
+    yield Row("rotary model", both, (q, k), bytes=8.0 * TOKENS * DIM)
+
+
+PARTS = {"loss": losses, "norm": norms, "rotary": rotations}
+
+
+def measure(row: Row, calls: int = 8) -> dict[str, Any]:
+    """Compiles and times one function."""
+    start = time.perf_counter()
+    compiled = jax.jit(row.function).lower(*row.operands).compile()
+    compile_s = time.perf_counter() - start
+    kernels_ms, kernels = time_by_kernel(compiled, *row.operands)
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = compiled(*row.operands)
+    jax.block_until_ready(result)
+    clock_ms = 1e3 * (time.perf_counter() - start) / calls
+    bound_ms = 1e3 * max(row.flops / FLOPS, row.bytes / BYTES_PER_S)
+    gib = compiled.memory_analysis().temp_size_in_bytes / 2**30
+    return dict(
+        name=row.name,
+        kernels_ms=kernels_ms,
+        clock_ms=clock_ms,
+        bound_ms=bound_ms,
+        temporary_gib=gib,
+        compile_s=compile_s,
+        kernels=kernels,
+    )
+
+
+def main(_) -> None:
+    table = []
+    for part in ONLY.value:
+        for row in PARTS[part]():
+            result = measure(row)
+            table.append(result)
+            print(
+                f"{row.name:<45} kernels {result['kernels_ms']:8.3f} ms, clock {result['clock_ms']:8.3f} ms, "
+                f"bound {result['bound_ms']:8.3f} ms, {result['temporary_gib']:.1f} GiB, "
+                f"compiled in {result['compile_s']:.0f} s",
+                flush=True,
+            )
+            write_results(OUTPUT.value, dict(rest_of_step=table))
+
+
+if __name__ == "__main__":
+    app.run(main)
