@@ -9,13 +9,16 @@ import functools
 import itertools
 import statistics
 
+import jax
 import jax.numpy as jnp
 from absl import app, flags
+from jax import Array
 
-from experiments.kernels.shapes import SHAPES_24, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
+from experiments.kernels.shapes import SHAPES_24, SHAPES_FP8, SHAPES_VENOM, VENOM_BLOCKS, VENOM_GROUPS
 from experiments.kernels.timing import median_ms, random_24, random_matrix, random_venom
 from experiments.result_files import write_results
-from sparse_lm.ops import hopper
+from sparse_lm.ops import fp8, hopper
+from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 ONLY = flags.DEFINE_list("tables", [], "Names of tables; all by default.")
@@ -35,6 +38,43 @@ def bench_24() -> list[dict]:
         table.append(row)
     print(f"geometric mean x{statistics.geometric_mean(row['speedup'] for row in table):.3f}", flush=True)
     return table
+
+
+def bench_fp8() -> list[dict]:
+    """Times products with activations [T, F] (O = Y W2) and with weights (H = X W1^T), dense and 2:4, bf16 and FP8.
+
+    FP8's operands are given in e4m3; "to_e4m3" is what it takes to bring the 2:4, and the dense, operand of the first
+    kind to it.
+    """
+    table = []
+    for t, d, f in SHAPES_FP8:
+        for m, n, k in ((t, d, f), (f, t, d)):
+            w, dense, b_t = random_24(m, k, seed=0), random_matrix(m, k, seed=1), random_matrix(n, k, seed=2)
+            w8, dense8, b8_t = (jax.tree.map(_to_e4m3, operand) for operand in (w, dense, b_t))
+            row = dict(m=m, n=n, k=k, dense_bf16_ms=median_ms(_times, dense, b_t))
+            row["dense_fp8_ms"] = median_ms(_times, dense8, b8_t, compiler_options=fp8.COMPILER_OPTIONS)
+            row["sparse_bf16_ms"] = median_ms(hopper.matmul_24, w, b_t.T)
+            scale = jnp.ones((m, 1), jnp.float32)
+            row |= {
+                f"sparse_fp8_{config.tile_m}x{config.tile_n}_ms": median_ms(
+                    functools.partial(hopper.matmul_24_fp8, config=config), w8, b8_t, scale
+                )
+                for config, _ in CANDIDATES
+            }
+            row["to_e4m3_24_ms"], row["to_e4m3_ms"] = median_ms(fp8.by_rows, w.values), median_ms(fp8.by_rows, dense)
+            print(
+                " ".join(f"{key} {value:.4f}" if key[-2:] == "ms" else f"{key} {value}" for key, value in row.items())
+            )
+            table.append(row)
+    return table
+
+
+def _to_e4m3(x: Array) -> Array:
+    return x.astype(fp8.E4M3) if x.dtype == jnp.bfloat16 else x
+
+
+def _times(x: Array, w: Array) -> Array:
+    return jnp.matmul(x, w.T, preferred_element_type=jnp.bfloat16)
 
 
 def bench_venom() -> list[dict]:
@@ -63,7 +103,7 @@ def bench_venom() -> list[dict]:
     return table
 
 
-TABLES = dict(matmul_24=bench_24, matmul_venom=bench_venom)
+TABLES = dict(matmul_24=bench_24, matmul_24_fp8=bench_fp8, matmul_venom=bench_venom)
 
 
 def main(_) -> None:

@@ -10,6 +10,7 @@ SHAPES_24 = [  # M, N, K
     (16384, 16384, 4096),
 ]
 SHAPES_VENOM = [(16384, 8192, 2048), (16384, 16384, 4096)]  # T, F, D
+SHAPES_FP8 = [(32768, 2048, 8192), (32768, 2560, 18432)]  # T, D, F of llama1b and AFM-4.5B, 8 sequences of 4096
 VENOM_GROUPS = (8, 16, 32)
 VENOM_BLOCKS = (64, 128, 256)  # v
 

@@ -20,9 +20,11 @@ from sparse_lm.ops.formats import Sparse24, SparseVenom
 _VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
 
 
-def median_ms(function: Callable, *args: Any, iterations: int = 15) -> float:
+def median_ms(
+    function: Callable, *args: Any, iterations: int = 15, compiler_options: dict[str, Any] | None = None
+) -> float:
     """Returns the median time of all kernels that one call of the compiled function launches (CUPTI), in ms."""
-    compiled = jax.jit(function)
+    compiled = jax.jit(function, compiler_options=compiler_options)
     jax.block_until_ready(compiled(*args))
     _, times = profiler.measure(compiled, iterations=iterations)(*args)
     return statistics.median(times)

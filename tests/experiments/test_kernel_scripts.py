@@ -8,6 +8,7 @@ from experiments.kernels import shapes
 
 SMALL = dict(
     SHAPES_24=[(512, 512, 256)],
+    SHAPES_FP8=[(512, 256, 512)],
     SHAPES_VENOM=[(512, 1024, 256)],
     VENOM_GROUPS=(8, 16),
     VENOM_BLOCKS=(128,),
@@ -49,7 +50,7 @@ def traced(small, monkeypatch):
     """Imports a script; what it times is traced for a GPU instead, and counted."""
     count = [0]
 
-    def trace(function, *args, iterations=0):
+    def trace(function, *args, iterations=0, compiler_options=None):
         jax.jit(function).trace(*args)
         count[0] += 1
         return 1.0
@@ -66,7 +67,7 @@ def test_products(traced):
     module, count = traced("experiments.kernels.products")
     for bench in module.TABLES.values():
         assert bench()
-    assert count[0] == 3 + 2 + 2 * 2
+    assert count[0] == 3 + 2 * 7 + 2 + 2 * 2
 
 
 def test_slices(traced):

@@ -1,9 +1,10 @@
 """Kernels for NVIDIA Hopper (sm_90), in Pallas Mosaic GPU: one file a kernel.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
-they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
+they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling. `matmul_24_fp8` is no
+public op yet.
 
-    products       matmul_24, matmul_venom, scattered_matmul_24,
+    products       matmul_24, matmul_24_fp8, matmul_venom, scattered_matmul_24,
                    sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24, sampled_squared_relu_venom;
                    dense products of experts in grouped, which needs none of the frame
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
@@ -31,6 +32,7 @@ _MODULES = {
     "grouped_up": "products.grouped",
     "grouped_weights": "products.grouped",
     "matmul_24": "products.matmul_24",
+    "matmul_24_fp8": "products.matmul_24_fp8",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",
     "sampled_squared_relu_24": "products.sampled_squared_relu_24",

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from sparse_lm.ops import hopper
+from sparse_lm.ops import fp8, hopper
 from sparse_lm.ops.hopper.products.matmul_24 import Config
 from tests.ops.operands import random, random_24, random_contiguous, random_venom, random_venom_contiguous
 
@@ -31,6 +31,11 @@ Call = tuple[Callable, tuple]  # a kernel and its operands
 def matmul_24(m: int, k: int, n: int, *, out_transposed: bool = False, config: Config | None = None) -> Call:
     operands = random_24(m, k, TYPE, seed=0), random((k, n), TYPE, seed=1)
     return functools.partial(hopper.matmul_24, out_transposed=out_transposed, config=config), operands
+
+
+def matmul_24_fp8() -> Call:
+    a, b_t = random_24(300, 1152, fp8.E4M3, seed=0), random((1001, 1152), fp8.E4M3, seed=1)
+    return hopper.matmul_24_fp8, (a, b_t, jnp.ones((300, 1)))
 
 
 def matmul_venom(v: int, *, contiguous: int = 1) -> Call:
@@ -120,6 +125,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
     "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),
     "matmul_24, split along k": lambda: matmul_24(256, 4096, 192),
+    "matmul_24_fp8": matmul_24_fp8,
     "matmul_venom 64:2:16": lambda: matmul_venom(64),
     "matmul_venom 128:2:16": lambda: matmul_venom(128),
     "matmul_venom 256:2:16": lambda: matmul_venom(256),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sparse_lm.ops import hopper, tuned
+from sparse_lm.ops import fp8, hopper, tuned
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
 from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
@@ -86,6 +86,16 @@ def _products():
         options = dict(v=256, rows=2048, contiguous=config.cluster_m, config=config)
         product = functools.partial(hopper.scattered_matmul_24, **options)
         yield product, (_sparse_24(512, 700), _dense(700, 4096), _ids(3, 512)), (2048, 4096)
+
+
+@pytest.mark.parametrize("config", [config for config, _ in CANDIDATES])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_matmul_24_fp8(out_dtype, config):
+    a = dataclasses.replace(_sparse_24(300, 384), values=jax.ShapeDtypeStruct((320, 192), fp8.E4M3))
+    scale = jax.ShapeDtypeStruct((300, 1), jnp.float32)
+    product = functools.partial(hopper.matmul_24_fp8, out_dtype=out_dtype, config=config)
+    lowered = _lower(product, a, jax.ShapeDtypeStruct((500, 384), fp8.E4M3), scale)
+    assert lowered.out_info.shape == (300, 500) and lowered.out_info.dtype == out_dtype
 
 
 def _in_order(product, a, b, rows, **options):

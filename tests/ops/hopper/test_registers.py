@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from sparse_lm.ops import hopper
+from sparse_lm.ops import fp8, hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
@@ -74,6 +74,20 @@ def _venom(v, contiguous):
 def test_matmul_24(spilled_bytes, config, out_transposed):
     options = dict(out_transposed=out_transposed, config=config)
     assert spilled_bytes(lambda w, b: hopper.matmul_24(w, b, **options), _sparse(F, D), _dense(D, T)) == [0]
+
+
+@pytest.mark.parametrize("config", [config for config, _ in DENSE])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+def test_matmul_24_fp8(spilled_bytes, out_dtype, config):
+    a, b_t = (jax.tree.map(_in_e4m3, operand) for operand in (_sparse(F, D), _dense(T, D)))
+    product = lambda *args: hopper.matmul_24_fp8(*args, out_dtype=out_dtype, config=config)  # noqa: E731
+    (spilled,) = spilled_bytes(product, a, b_t, _float32(F, 1))
+    # What the largest tile spills lies outside of the loop over k.
+    assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
+
+
+def _in_e4m3(shape):
+    return jax.ShapeDtypeStruct(shape.shape, fp8.E4M3) if shape.dtype == jnp.bfloat16 else shape
 
 
 def _rows(ordered):

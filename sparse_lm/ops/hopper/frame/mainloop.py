@@ -27,6 +27,7 @@ def accumulate(
     odd: bool | None = None,
     blocks: int,
     n: int,
+    words: int = 1,
     b_transposed: bool,
     load_words: Callable[[Any, Any], tuple[Words, Any]] = load_own_words,
 ) -> tuple[Array, ...]:
@@ -40,6 +41,7 @@ def accumulate(
       odd: whether `steps` is odd, which a kernel must know when it is traced; by default that of a constant.
       blocks: of 64 rows.
       n: columns.
+      words: of a lane's metadata, for each block.
       b_transposed: whether b is stored with the contracted dimension last.
       load_words: called with a stage's metadata in shared memory and what was read ahead for it, returns this lane's
         words of the step and what it has read ahead. Of every two steps from `first_step` on, the first is called
@@ -54,8 +56,8 @@ def accumulate(
     def step(number, carry, read_ahead=None):
         slot = ring.wait_full(number)
         values, metadata, b = operands(slot)
-        words, read_ahead = load_words(metadata, read_ahead)
-        carry = wgmma_sp.step(carry, values, words, b, b_transposed=b_transposed)
+        own_words, read_ahead = load_words(metadata, read_ahead)
+        carry = wgmma_sp.step(carry, values, own_words, b, b_transposed=b_transposed)
 
         @pl.when(number > first_step)
         def _release_the_step_before():
@@ -69,7 +71,7 @@ def accumulate(
         carry, _ = step(number + 1, carry, read_ahead)
         return number + 2, carry
 
-    _, carry = lax.while_loop(lambda state: state[0] < last, two_steps, (first_step, wgmma_sp.start(blocks, n)))
+    _, carry = lax.while_loop(lambda state: state[0] < last, two_steps, (first_step, wgmma_sp.start(blocks, n, words)))
     if steps % 2 if odd is None else odd:
         carry, _ = step(last, carry)
     accumulators = wgmma_sp.finish(carry)

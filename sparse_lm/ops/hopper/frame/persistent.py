@@ -31,7 +31,7 @@ from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
-from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STEP, Epilogue, Loads, Stage, Tiling
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, Epilogue, Loads, Stage, Tiling
 
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
 _LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
@@ -63,7 +63,7 @@ def multiply(
       out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
       name: of the kernel, in profiles.
       dtype: of the operands that are multiplied.
-      b_transposed: whether the dense operand's tiles are [tile_n, 64].
+      b_transposed: whether the dense operand's tiles have the contracted dimension last, as those of e4m3 must.
       out_transposed: whether `out` is.
       gathers: whether the loads have `gather`.
       epilogue: what to write instead of `out`; the product itself by default.
@@ -154,12 +154,14 @@ class _Stages(NamedTuple):
     @staticmethod
     def scratch(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
         """Allocates shared memory for the values, the metadata and b."""
-        b_tile = (tiling.tile_n, STEP) if b_transposed else (STEP, tiling.tile_n)
-        metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE
+        step = wgmma_sp.step_columns(dtype)
+        values_tile = tiling.tile_m, step // 2
+        b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
+        metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE * wgmma_sp.words_per_block(dtype)
         return (
-            plgpu.SMEM((tiling.stages, tiling.tile_m, wgmma_sp.KEPT), dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
+            plgpu.SMEM((tiling.stages, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
             plgpu.SMEM((tiling.stages, *metadata_tile), jnp.int32),
-            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
         )
 
     def stage(self, slot: Array) -> Stage:
@@ -274,6 +276,7 @@ def _consume(
             odd=odd,
             blocks=own.blocks,
             n=own.n,
+            words=wgmma_sp.words_per_block(stages.b.dtype),
             b_transposed=stages.b_transposed,
         )
         finish(accumulators, job_at(_opaque(i)))

@@ -43,7 +43,7 @@ class Tiling:
         which each consumer computes half of the columns.
       tile_n: columns of a block's tile, a multiple of 64 (128 if tile_m is 64), at most 256. A consumer thread holds
         tile_m * tile_n / 256 accumulators, of its 240 registers.
-      stages: of the ring, each of 64 logical columns of the sparse operand.
+      stages: of the ring, each of 64 logical columns of the sparse operand, 128 in e4m3.
       cluster: blocks that share an operand's tile.
       share_b: whether the blocks of a cluster compute tiles under one another, and so share that of the dense
         operand; else tiles side by side, and share that of the sparse one.
@@ -100,7 +100,8 @@ class Tiling:
 class Stage:
     """A stage of the ring, in shared memory: values [tile_m, 32], metadata [tile_m / 64, 1, 128], b [64, tile_n].
 
-    b is [tile_n, 64] if the dense operand is stored with the contracted dimension last.
+    b is [tile_n, 64] if the dense operand is stored with the contracted dimension last. In e4m3 all have twice the
+    columns, since a step takes twice as many.
     """
 
     values: Any
@@ -125,18 +126,19 @@ class Stage:
         rows = rows or self.tiling.tile_m
         first_tile, tiles = first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS
         multicast = self.tiling.cluster > 1 and not self.tiling.share_b
-        values_origin = row, k * wgmma_sp.KEPT
+        values_origin = row, k * self.values.shape[1]
         # Past the end words are zeros, which are no valid positions; values are zeros there, too, and nothing is added.
         metadata_origin = lax.div(row, wgmma_sp.ROWS), k, jnp.int32(0)
+        transforms = wgmma_sp.values_transforms(values.dtype)
         return [
-            Copy(values, self.values.at[pl.ds(first, rows)], values_origin, wgmma_sp.VALUES_TRANSFORMS, multicast),
+            Copy(values, self.values.at[pl.ds(first, rows)], values_origin, transforms, multicast),
             Copy(metadata, self.metadata.at[pl.ds(first_tile, tiles)], metadata_origin, (), multicast),
         ]
 
     def copy_b(self, source: Any, *origin: Array) -> Copy:
         """Copies the dense operand's tile, from `origin` in the source on, to the stage's."""
         multicast = self.tiling.cluster > 1 and self.tiling.share_b
-        return Copy(source, self.b, origin, wgmma_sp.DENSE_TRANSFORMS, multicast)
+        return Copy(source, self.b, origin, wgmma_sp.dense_transforms(source.dtype), multicast)
 
 
 @dataclasses.dataclass(frozen=True)

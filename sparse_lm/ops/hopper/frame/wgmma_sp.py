@@ -6,6 +6,13 @@ takes two instructions m64nNk32 that share one metadata word a lane (formats.py 
 *step* does this for one or more blocks of 64 rows against the same b. The instructions read shared
 memory, and their metadata register, *after* they are issued.
 
+In e4m3 the same bytes are twice the columns: values [64, 64] of 128 columns, by two instructions m64nNk64, which have
+a metadata word each, and take b only with the contracted dimension last. Of 64 columns, that word holds
+
+    lane 32 * warp + 4 * g + t    row 16 * warp + g + 8 * (t % 2), logical k 32 * (t // 2) .. 32 * (t // 2) + 31
+
+which are halves of the words that lanes t and t ^ 1 have in formats.py's layout: one load of both, and a permutation.
+
 A step leaves its own instructions in flight and waits for those of the step before, so that the
 tensor cores never idle between steps. Two hazards follow:
 
@@ -26,6 +33,7 @@ import numpy as np
 from jax import Array
 from jax.experimental.mosaic.gpu import mma_utils
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
@@ -33,39 +41,68 @@ from sparse_lm.ops.hopper.frame.compat import ACCUMULATOR
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, i32, i32_type, i64, ptx
 
 ROWS = 64  # of the sparse operand, per warpgroup
-STEP = 64  # logical columns of the sparse operand, per step
+_VALUES_BYTES, _DENSE_BYTES = 64, 128  # of a row of either operand, per step
+_INSTRUCTIONS = 2  # of a step
+_PTX_TYPES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3"}
+_WORD = 4  # bytes of a metadata word
+_EVEN_LANES, _ODD_LANES = 0x5410, 0x7632  # bytes of two words: both low halves, both high halves
+
+
+def step_columns(dtype: DTypeLike) -> int:
+    """Counts the logical columns of the sparse operand that a step takes."""
+    return _DENSE_BYTES // jnp.dtype(dtype).itemsize
+
+
+def words_per_block(dtype: DTypeLike) -> int:
+    """Counts a lane's metadata words of a step, for each block of 64 rows."""
+    return step_columns(dtype) // 64
+
+
+def values_transforms(dtype: DTypeLike) -> tuple:
+    """Returns the transforms of the sparse operand's values in shared memory."""
+    return plgpu.TilingTransform((8, step_columns(dtype) // 2)), plgpu.SwizzleTransform(_VALUES_BYTES)
+
+
+def dense_transforms(dtype: DTypeLike) -> tuple:
+    """Returns the transforms of the dense operand in shared memory."""
+    return plgpu.TilingTransform((8, step_columns(dtype))), plgpu.SwizzleTransform(_DENSE_BYTES)
+
+
+# Of operands of 16 bits.
+STEP = step_columns(jnp.bfloat16)
 KEPT = STEP // 2
-
-VALUES_TRANSFORMS = (plgpu.TilingTransform((8, KEPT)), plgpu.SwizzleTransform(2 * KEPT))
-DENSE_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-
-_INSTRUCTIONS = 2  # of a step, for 32 logical columns each
+VALUES_TRANSFORMS, DENSE_TRANSFORMS = values_transforms(jnp.bfloat16), dense_transforms(jnp.bfloat16)
 
 
 Words = tuple[Array, ...]
 """Metadata words of a lane, each an int32 scalar of `SCALAR`, whose lanes need not agree."""
 
 Carry = tuple[tuple[Array, ...], Words]
-"""Accumulators, and the metadata words of the last step, one of each for every block of 64 rows."""
+"""Accumulators of every block of 64 rows, and the metadata words of the last step."""
 
 
-def start(blocks: int, n: int) -> Carry:
-    """Returns the carry of `step` before the first step: accumulators [64, n] of zeros."""
+def start(blocks: int, n: int, words: int = 1) -> Carry:
+    """Returns the carry of `step` before the first step: accumulators [64, n] of zeros, so many words of each block."""
     zeros = plgpu.layout_cast(jnp.zeros((ROWS, n), jnp.float32), ACCUMULATOR)
-    return (zeros,) * blocks, (jnp.int32(0),) * blocks
+    return (zeros,) * blocks, (jnp.int32(0),) * (blocks * words)
 
 
 def load_words(metadata) -> Words:
-    """Loads this lane's metadata words of a step, from shared memory [blocks, 1, 128] int32: one of each 64 rows."""
-    blocks = metadata.shape[0]
+    """Loads this lane's metadata words of a step, from shared memory [blocks, 1, 128 * n] int32: n of each 64 rows.
+
+    If n is 2, these are words of instructions in e4m3.
+    """
+    words, of_e4m3 = metadata.shape[0] * metadata.shape[2] // WARPGROUP_SIZE, metadata.shape[2] > WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(),),
-        return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * blocks,
+        return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * words,
     )
     def emit(_, metadata):
         lane = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-        indices = [arith.addi(lane, i32(WARPGROUP_SIZE * block)) for block in range(blocks)]
+        if of_e4m3:
+            return tuple(map(splat, _load_words_of_e4m3(metadata, lane, words)))
+        indices = [arith.addi(lane, i32(WARPGROUP_SIZE * word)) for word in range(words)]
         return tuple(splat(load_word(metadata, index)) for index in indices)
 
     return emit(metadata)
@@ -76,27 +113,27 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
 
     Args:
       carry: of `start` or of the step before.
-      values: shared memory [64 * blocks, 32] with `VALUES_TRANSFORMS`.
+      values: shared memory [64 * blocks, 32] with `values_transforms`; of e4m3 [64 * blocks, 64].
       words: of `load_words`, or others that are loaded as late: after the step before was issued.
-      b: shared memory [64, n], or [n, 64] if `b_transposed`, with `DENSE_TRANSFORMS`.
+      b: shared memory [64, n], or [n, 64] if `b_transposed`, with `dense_transforms`; of e4m3 [n, 128].
       b_transposed: whether b is stored with the contracted dimension last.
 
     Returns:
       The carry; its accumulators are still being written.
     """
     blocks, n = len(carry[0]), carry[0][0].shape[1]
-    words_layout = (SCALAR,) * blocks
+    words_layout = (SCALAR,) * len(words)
     carry_type = (
         (plgpu.ShapeDtypeStruct((ROWS, n), jnp.float32, layout=ACCUMULATOR),) * blocks,
-        (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * blocks,
+        (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * len(words),
     )
 
     @plgpu.inline_mgpu(
         arg_types=(
             ((ACCUMULATOR,) * blocks, words_layout),
-            plgpu.RefType(VALUES_TRANSFORMS),
+            plgpu.RefType(values_transforms(values.dtype)),
             words_layout,
-            plgpu.RefType(DENSE_TRANSFORMS),
+            plgpu.RefType(dense_transforms(b.dtype)),
         ),
         return_type=carry_type,
     )
@@ -106,9 +143,10 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
             b = mgpu_utils.memref_transpose(b, (1, 0, 3, 2))
         words = [word.registers.item() for word in words]
         nvvm.wgmma_fence_aligned()
+        per_block = len(words) // blocks
         results = [
-            _issue(accumulator.registers, values, block, b, word, n)
-            for block, (accumulator, word) in enumerate(zip(accumulators, words, strict=True))
+            _issue(accumulator.registers, values, block, b, words[per_block * block : per_block * (block + 1)], n)
+            for block, accumulator in enumerate(accumulators)
         ]
         nvvm.wgmma_commit_group_sync_aligned()
         nvvm.wgmma_wait_group_sync_aligned(1)
@@ -138,33 +176,39 @@ def finish(carry: Carry) -> tuple[Array, ...]:
     return emit(accumulators)
 
 
-def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, word: ir.Value, n: int) -> np.ndarray:
+def _issue(
+    registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, words: list[ir.Value], n: int
+) -> np.ndarray:
     """Issues the two instructions of one block of rows, on the 64 * n / 128 accumulator registers of a lane."""
+    element = ir.MemRefType(b.type).element_type
+    columns = _DENSE_BYTES // mgpu_utils.bytewidth(element)
     # logical_k_major: whether the first dimension of the reference is k, of A [m, k] not, of B [k, n] so.
     (values_base, (_, (values_stride,))), (block_stride, _), _ = mma_utils.create_descriptor(
-        values, swizzle=2 * KEPT, group_size=(ROWS, KEPT), logical_k_major=False
+        values, swizzle=_VALUES_BYTES, group_size=(ROWS, columns // 2), logical_k_major=False
     )
     (b_base, (_, (b_stride,))), _, b_fastest = mma_utils.create_descriptor(
-        b, swizzle=128, group_size=(STEP, n), logical_k_major=True
+        b, swizzle=_DENSE_BYTES, group_size=(columns, n), logical_k_major=True
     )
-    b_stride *= 2  # the descriptor is that of a dense instruction, which takes 16 rows of b, not 32
+    b_stride *= 2  # the descriptor is that of a dense instruction, which takes half as many rows of b
     count = n // 2
     float_register = ir.VectorType.get((1,), ir.F32Type.get())
     outputs = ", ".join(f"${i}" for i in range(count))
     constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l", "l", "r"])
-    dtype = ir.MemRefType(b.type).element_type  # bf16 and f16 are called the same in PTX
-    b_columns_fastest = int(b_fastest != mma_utils.Dim.K)
+    dtype = _PTX_TYPES[str(element)]
+    # Instructions that share a word read it of other pairs of lanes each (sp-sel), and may read transposed operands.
+    shared_word = len(words) == 1
+    transposed = f", 0, {int(b_fastest != mma_utils.Dim.K)}" if shared_word else ""
 
     flat = list(registers.flat)
     for i in range(_INSTRUCTIONS):
-        # After the metadata's word: which pairs of lanes hold it (sp-sel); scale-d; the signs of A and B; whether A
-        # and B are transposed.
+        # After the metadata's word: which pairs of lanes hold it; scale-d; the signs of A and B; whether A and B are
+        # transposed.
         code = (
-            f"wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{dtype}.{dtype} {{{outputs}}}, "
-            f"${2 * count}, ${2 * count + 1}, ${2 * count + 2}, {i}, 1, 1, 1, 0, {b_columns_fastest};"
+            f"wgmma.mma_async.sp.sync.aligned.m64n{n}k{columns // 2}.f32.{dtype}.{dtype} {{{outputs}}}, "
+            f"${2 * count}, ${2 * count + 1}, ${2 * count + 2}, {i if shared_word else 0}, 1, 1, 1{transposed};"
         )
         a_descriptor = _advance(values_base, block * block_stride + i * values_stride)
-        operands = [*flat, a_descriptor, _advance(b_base, i * b_stride), word]
+        operands = [*flat, a_descriptor, _advance(b_base, i * b_stride), words[0 if shared_word else i]]
         result = llvm.inline_asm(
             llvm.StructType.get_literal([float_register] * count),
             operands,
@@ -188,6 +232,26 @@ def load_word(metadata: ir.Value, index: ir.Value) -> ir.Value:
     """Loads a word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
     address = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(metadata), [index], i32_type())
     return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [address], i32_type())
+
+
+def _load_words_of_e4m3(metadata: ir.Value, lane: ir.Value, count: int) -> list[ir.Value]:
+    """Loads words as instructions in e4m3 want them, each from halves of a word and of its neighbour.
+
+    As late as `load_word`; all from one address, since registers are scarce.
+    """
+    pointer = llvm.ptrtoint(i32_type(), mgpu_utils.memref_ptr(metadata))
+    address = arith.addi(pointer, arith.muli(lane, i32(_WORD)))
+    code = [
+        ".reg .pred even; .reg .b32 pair, halves, a, b;",
+        f"and.b32 pair, ${count}, {_WORD}; setp.eq.u32 even, pair, 0; and.b32 pair, ${count}, {-2 * _WORD};",
+        f"selp.b32 halves, {_EVEN_LANES}, {_ODD_LANES}, even;",
+    ]
+    for i in range(count):
+        code.append(f"ld.volatile.shared.v2.u32 {{a, b}}, [pair + {_WORD * WARPGROUP_SIZE * i}];")
+        code.append(f"prmt.b32 ${i}, a, b, halves;")
+    result = llvm.StructType.get_literal([i32_type()] * count)
+    loaded = ptx(f"{{ {' '.join(code)} }}", ",".join(["=&r"] * count + ["r"]), [address], result)
+    return [llvm.extractvalue(i32_type(), loaded, [i]) for i in range(count)]
 
 
 def _use_together(words: list[ir.Value]) -> None:

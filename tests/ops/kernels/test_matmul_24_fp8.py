@@ -1,0 +1,119 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_lm import ops
+from sparse_lm.ops import fp8
+from sparse_lm.ops.formats import Sparse24, pack_metadata
+from sparse_lm.ops.hopper import matmul_24_fp8
+from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES, Config
+from tests.ops.operands import PAIRS, assert_agree, assert_as_good_as_reference, assert_repeats, random, random_24
+
+TILINGS = [*(config for config, _ in CANDIDATES), Config(128, 128, stages=6, cluster=1)]
+BOTH = np.arange(1, 3)  # values of a group's survivors, by which they are told apart
+
+
+def operands(m, k, n, seed=0):
+    """A 2:4 matrix and the transpose of a dense one, in e4m3, and scales of rows."""
+    a, b_t = random_24(m, k, fp8.E4M3, seed), random((n, k), fp8.E4M3, seed + 1)
+    scale = 2.0 ** np.random.default_rng(seed + 2).integers(-20, 20, (m, 1))
+    return a, b_t, jnp.asarray(scale, jnp.float32)
+
+
+def exact(a, b_t, scale):
+    return np.asarray(scale, np.float64) * (np.asarray(a.to_dense(), np.float64) @ np.asarray(b_t, np.float64).T)
+
+
+def check(a, b_t, scale, out_dtype=jnp.bfloat16, config=None):
+    out = assert_repeats(functools.partial(matmul_24_fp8, out_dtype=out_dtype, config=config), a, b_t, scale)
+    expected = exact(a, b_t, scale)
+    # By rows, whose scales differ. The tensor cores keep some 14 bits of sums of e4m3.
+    error = np.linalg.norm(np.asarray(out, np.float64) - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert out.dtype == out_dtype and error.max() < (0.004 if out_dtype == jnp.bfloat16 else 0.001)
+
+
+@pytest.mark.gpu
+def test_every_nibble_of_the_metadata_is_applied_where_it_belongs():
+    """A nibble says in base six, in so many products with the identity, where it stands."""
+    rows, groups, columns = 128, 64, 256
+    place, digits = np.arange(rows * groups), 6
+    seen = np.zeros(rows * groups, int)
+    for digit in range(digits):
+        kept = np.asarray(PAIRS)[place // 6**digit % 6].reshape(rows, groups, 2)
+        metadata = pack_metadata(jnp.asarray(kept[..., 0]), jnp.asarray(kept[..., 1]))
+        values = jnp.asarray(np.tile(BOTH, (rows, groups)), fp8.E4M3)
+        out = matmul_24_fp8(
+            Sparse24(values, metadata, (rows, columns)), jnp.eye(columns, dtype=fp8.E4M3), jnp.ones((rows, 1))
+        )
+        found = np.asarray(out, np.float32).reshape(-1, 4)
+        patterns = np.zeros((6, 4), np.float32)
+        np.put_along_axis(patterns, np.asarray(PAIRS), np.tile(BOTH, (6, 1)), 1)
+        match = (found[:, None] == patterns).all(-1)
+        assert match.any(-1).all(), f"no nibble gives {found[~match.any(-1)][:8]}"
+        seen += 6**digit * match.argmax(-1)
+    wrong = [f"row {p // groups}, group {p % groups}: that of row {s // groups}, group {s % groups}"
+             for p, s in zip(place, seen, strict=True) if p != s]  # fmt: skip
+    assert not wrong, f"{len(wrong)} of {place.size}; " + "; ".join(wrong[:40])
+
+
+@pytest.mark.gpu
+def test_every_value_of_b_is_read_where_it_belongs():
+    """Of a row that keeps one column alone the product is that column of b."""
+    k = 256
+    column = np.arange(k)
+    kept = np.where(np.arange(k)[:, None] == column[None], 1.0, 0.0)
+    a = ops.sparsify_24(jnp.asarray(kept, jnp.float32), "magnitude", dtype=fp8.E4M3)
+    b_t = random((192, k), fp8.E4M3, seed=3)
+    out = np.asarray(matmul_24_fp8(a, b_t, jnp.ones((k, 1))), np.float32)
+    expected = np.asarray(b_t, np.float32).T
+    found = [[int(c) for c in np.flatnonzero((expected == row).all(1))] for row in out]
+    wrong = [f"column {c}: {f or 'none'}" for c, f in zip(column, found, strict=True) if f != [c]]
+    assert not wrong, f"{len(wrong)} of {k}; " + "; ".join(wrong[:40])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", TILINGS)
+@pytest.mark.parametrize("m, k, n", [(512, 384, 768), (300, 1152, 1001), (64, 128, 64), (256, 8192, 192), (1, 128, 1)])
+def test_matches_reference(m, k, n, config):
+    check(*operands(m, k, n), config=config)
+
+
+@pytest.mark.gpu
+def test_float32_results():
+    check(*operands(200, 1024, 392), out_dtype=jnp.float32)
+
+
+@pytest.mark.gpu
+def test_error_is_that_of_the_rounding_to_e4m3():
+    y = ops.sparsify_24(jnp.square(jax.nn.relu(random((512, 2048), seed=4))), "magnitude", dtype=jnp.bfloat16)
+    w = random((2048, 384), jnp.bfloat16, seed=5)
+    rows, matrix = fp8.by_rows(y.values), fp8.whole(w)
+    a, scale = Sparse24(rows.values, y.metadata, y.shape), rows.scale * matrix.scale
+    out = matmul_24_fp8(a, matrix.values.T, scale)
+    emulation = jnp.asarray(exact(a, matrix.values.T, scale), jnp.bfloat16)
+    assert_as_good_as_reference(out, emulation, np.asarray(y.to_dense(), np.float64) @ np.asarray(w, np.float64))
+
+
+@pytest.mark.gpu
+def test_tilings_agree_bit_for_bit():
+    """Unsplit, the order of summation is that of k, whatever the tiling: a race would show as a difference."""
+    configs = [Config(**vars(config) | dict(split_tail=False)) for config in [*TILINGS, Config(128, 192, stages=3)]]
+    assert_agree([functools.partial(matmul_24_fp8, config=config) for config in configs], *operands(2048, 2048, 2048))
+
+
+@pytest.mark.gpu
+def test_bad_numbers_stay_in_their_rows():
+    a, b_t, scale = operands(192, 256, 128)
+    out = np.asarray(matmul_24_fp8(a, b_t, scale.at[50].set(np.nan)), np.float32)
+    assert np.isnan(out[50]).all() and np.isfinite(np.delete(out, 50, axis=0)).all()
+
+
+def test_refusals():
+    a, b_t, scale = operands(64, 192, 64)
+    with pytest.raises(NotImplementedError, match="K = 192 to be a multiple of 128"):
+        matmul_24_fp8(a, b_t, scale)
+    with pytest.raises(NotImplementedError, match=r"float8_e4m3fn .* not float8_e4m3fn, bfloat16"):
+        matmul_24_fp8(a, b_t.astype(jnp.bfloat16), scale)
