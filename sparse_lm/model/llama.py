@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated
@@ -27,7 +28,7 @@ from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import Ffn, FfnInputs
 from sparse_lm.model.mixture import BIAS, Mixture
 from sparse_lm.model.norm import rms_norm
-from sparse_lm.model.remat import remat
+from sparse_lm.model.remat import RESIDUAL, remat
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.weight_forms import WeightForms
 
@@ -58,8 +59,8 @@ class Layer(nnx.Module):
         self, x: Array, ffn_inputs: FfnInputs, mask: Array | None = None, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
         """[B, S, D] -> [B, S, D] and the FFN's statistics; `mask` is that of `Attention`."""
-        x = x + self.attention(self._norm(x, self.attention_norm, axes), mask, axes)
-        return self._add_ffn(x, ffn_inputs, recipe=recipe, axes=axes)
+        attended = self.attention(self._norm(x, self.attention_norm, axes), mask, axes)
+        return self._add_ffn(checkpoint_name(x + attended, RESIDUAL), ffn_inputs, recipe=recipe, axes=axes)
 
     def extend(
         self, x: Array, cache: KVCache, start: Array, ffn_inputs: FfnInputs, recipe: Recipe

@@ -4,7 +4,8 @@ none            everything is saved.
 full            only the layer's input is saved.
 save_attention  also attention's result, so that everything but attention is recomputed.
 save_dots       also what the backward pass needs of the matrix products' results, queries and keys as
-                rotated, and the hidden layer of FFNs, compressed where sparse; norms are recomputed.
+                rotated, the hidden layer of FFNs, compressed where sparse, the residual between attention
+                and FFN, and the norms' statistics, from which the norms are recomputed.
 
 Saving less can be faster, since what is saved is written and read once more.
 """
@@ -17,7 +18,10 @@ import jax
 
 from sparse_lm.collectives import GATHERED
 from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
+from sparse_lm.model.norm import MEAN_SQUARE
 from sparse_lm.recipes.base import RESIDUALS
+
+RESIDUAL = "residual"  # the name of the sum between attention and FFN
 
 _policies = jax.checkpoint_policies
 
@@ -35,7 +39,9 @@ POLICIES = {
     "save_attention": _save_attention,
     "save_dots": _policies.save_from_both_policies(
         _policies.dots_with_no_batch_dims_saveable,
-        _policies.save_from_both_policies(_policies.save_only_these_names(RESIDUALS, ROTATED), _save_attention),
+        _policies.save_from_both_policies(
+            _policies.save_only_these_names(RESIDUALS, ROTATED, RESIDUAL, MEAN_SQUARE), _save_attention
+        ),
     ),
 }
 

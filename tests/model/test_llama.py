@@ -151,6 +151,15 @@ def test_tokens_choose_experts_once_where_products_are_saved(policy, times):
     assert count(jaxpr, "cumsum") == 2 * times  # of an order: over pairs, and over experts
 
 
+def test_residuals_are_read_once_for_their_statistics_where_products_are_saved():
+    squares = {}
+    for policy in ("none", "save_dots", "full"):
+        graphdef, params = model(dataclasses.replace(SMALL, remat=policy))
+        gradient = jax.grad(functools.partial(loss, graphdef))
+        squares[policy] = count(jax.make_jaxpr(gradient)(params, windows(SMALL)).jaxpr, "square")
+    assert squares["none"] == squares["save_dots"] <= squares["full"] - 2  # a layer has two norms
+
+
 def test_remat_knows_every_policy_of_the_config():
     assert {"none", *remat.POLICIES} == set(config_rules.REMAT_POLICIES)
 
