@@ -2,10 +2,13 @@
 
     python -m experiments.bench.attention --output=experiments/results/attention_h200.json
 
-cuDNN comes with JAX (`jax.nn.dot_product_attention`); tokamax is a library of kernels (pip install tokamax): those that
-it calls mosaic are made for Hopper, here in the blocks that its own rules choose and in others, also behind cuDNN's
-forward. What is not installed or refuses a shape is named and left out. Of the products, those above the diagonal are
-not counted; forward with backward counts as 3.5 forwards.
+cuDNN comes with JAX (`jax.nn.dot_product_attention`); "hopper" is its forward, and gradients by our kernels. tokamax is
+a library of kernels (pip install tokamax): those that it calls mosaic are made for Hopper, here in the blocks that its
+own rules choose and in others. What is not installed or refuses a shape is named and left out.
+
+Times are of single calls by kernel (CUPTI), and of half a second of calls in a row by the clock: these have memory set
+to zero, which cuDNN asks for, and the clock rate that a GPU keeps up. Of the products, those above the diagonal are not
+counted; forward with backward counts as 3.5 forwards.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +30,7 @@ from jax import Array
 
 from experiments.kernels.timing import time_by_kernel
 from experiments.result_files import write_results
+from sparse_lm.model.attention import hopper_attention
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 SHAPES = flags.DEFINE_list(
@@ -63,7 +68,11 @@ class Implementation(NamedTuple):
 def implementations() -> dict[str, Implementation]:
     """Returns all that can be imported, cuDNN first."""
     cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
-    all_of_them = {"cudnn": Implementation(cudnn), "cudnn, deterministic": Implementation(cudnn, DETERMINISTIC)}
+    all_of_them = {
+        "cudnn": Implementation(cudnn),
+        "cudnn, deterministic": Implementation(cudnn, DETERMINISTIC),
+        "hopper": Implementation(hopper_attention),
+    }
     if importlib.util.find_spec("tokamax") is None:
         print("left out: tokamax is not installed", flush=True)
         return all_of_them
@@ -77,8 +86,10 @@ def _of_tokamax() -> dict[str, Callable[[Array, Array, Array], Array]]:
     from tokamax._src.ops.attention import pallas_mosaic_gpu_vjp as backward
 
     def mosaic(forward_blocks: tuple[int, int, int], backward_blocks: tuple[int, int, int, int, int]):
+        names = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq", "num_stages")
+        config = backward.Config(**dict(zip(names, backward_blocks, strict=True)))
+        vjp = backward.PallasMosaicGpuFlashAttentionVjp(config=config)
         q, kv, stages = forward_blocks
-        vjp = backward.PallasMosaicGpuFlashAttentionVjp(config=_backward_config(backward, backward_blocks))
         config = forward.ConfigSM90(block_q=q, block_kv=kv, num_stages=stages)
         op = forward.PallasMosaicGpuFlashAttention(config=config, vjp=vjp)
         return lambda q, k, v: op(q, k, v, mask=base.Mask(is_causal=True))
@@ -88,47 +99,8 @@ def _of_tokamax() -> dict[str, Callable[[Array, Array, Array], Array]]:
         "tokamax 64x128x3 64x64x64x64x3": mosaic((64, 128, 3), (64, 64, 64, 64, 3)),
         "tokamax 64x128x2 64x64x64x128x2": mosaic((64, 128, 2), (64, 64, 64, 128, 2)),
         "tokamax 64x256x3 128x64x128x64x2": mosaic((64, 256, 3), (128, 64, 128, 64, 2)),
-        "cudnn forward, tokamax backward": _cudnn_forward_tokamax_backward((64, 64, 64, 64, 2)),
         "tokamax triton": functools.partial(tokamax.dot_product_attention, is_causal=True, implementation="triton"),
     }
-
-
-def _backward_config(backward: Any, blocks: tuple[int, int, int, int, int]) -> Any:
-    names = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq", "num_stages")
-    return backward.Config(**dict(zip(names, blocks, strict=True)))
-
-
-def _cudnn_forward_tokamax_backward(blocks: tuple[int, int, int, int, int]) -> Callable[[Array, Array, Array], Array]:
-    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
-    from tokamax._src.ops.attention import base
-    from tokamax._src.ops.attention import pallas_mosaic_gpu_vjp as backward
-
-    gradients = backward.PallasMosaicGpuFlashAttentionVjp(config=_backward_config(backward, blocks))
-
-    def with_statistics(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        causal = dict(mask_type=MaskType.CAUSAL, scale=q.shape[-1] ** -0.5)
-        return dot_product_attention(q, k, v, **causal, return_residual=True)
-
-    @jax.custom_vjp
-    def attention(q: Array, k: Array, v: Array) -> Array:
-        return with_statistics(q, k, v)[0]
-
-    def fwd(q, k, v):
-        out, log_sum = with_statistics(q, k, v)
-        return out, (q, k, v, out, log_sum)
-
-    def bwd(residuals, cotangent):
-        q, k, v, out, log_sum = residuals
-        default = jax.lax.DotAlgorithmPreset.DEFAULT
-        nothing = ("bias", "logits_soft_cap", "dropout_mask", "paging_info", "q_indices", "k_indices")
-        return gradients(
-            (log_sum, jnp.ones_like(log_sum)), out, cotangent, q, k, v, mask=base.Mask(is_causal=True),
-            precision=(default, default), logits_dtype=jnp.dtype(jnp.float32), logits_scale=q.shape[-1] ** -0.5,
-            dropout_rate=0.0, normalize_output=True, **dict.fromkeys(nothing),
-        )  # fmt: skip
-
-    attention.defvjp(fwd, lambda *args: tuple(bwd(*args)[name] for name in "qkv"))
-    return attention
 
 
 def operands(shape: Shape, dtype=jnp.bfloat16) -> tuple[Array, ...]:
@@ -201,11 +173,14 @@ def measure(
     results, again = step(*whole), step(*whole)
     forward_ms, _ = time_by_kernel(forward, *whole[:3])
     both_ms, kernels = time_by_kernel(step, *whole)
+    sustained_ms = time_in_a_row(step, whole, calls=max(1, round(500 / both_ms)))
     return dict(
         forward_ms=forward_ms,
         forward_tflops=shape.forward_flops / forward_ms / 1e9,
         both_ms=both_ms,
         both_tflops=3.5 * shape.forward_flops / both_ms / 1e9,
+        sustained_ms=sustained_ms,
+        sustained_tflops=3.5 * shape.forward_flops / sustained_ms / 1e9,
         errors={n: error(x[:1], y) for n, x, y in zip(("o", "dq", "dk", "dv"), results, references, strict=True)},
         same_bits=all(bool(jnp.array_equal(x, y)) for x, y in zip(results, again, strict=True)),
         temporaries_mib=step.memory_analysis().temp_size_in_bytes / 2**20,
@@ -213,14 +188,25 @@ def measure(
     )
 
 
+def time_in_a_row(compiled: jax.stages.Compiled, operands: tuple[Array, ...], calls: int) -> float:
+    """Returns milliseconds a call by the clock."""
+    jax.block_until_ready(compiled(*operands))
+    start = time.perf_counter()
+    for _ in range(calls):
+        results = compiled(*operands)
+    jax.block_until_ready(results)
+    return 1e3 * (time.perf_counter() - start) / calls
+
+
 def line(row: dict[str, Any]) -> str:
     """Says a row in one line."""
-    name = f"  {row['implementation']:<34}"
+    name = f"  {row['implementation']:<32}"
     if "refused" in row:
         return f"{name} left out: {row['refused']}"
     return (
         f"{name} forward {row['forward_ms']:.3f} ms {row['forward_tflops']:.0f} TFLOP/s, "
         f"with backward {row['both_ms']:.3f} ms {row['both_tflops']:.0f} TFLOP/s, "
+        f"sustained {row['sustained_ms']:.3f} ms {row['sustained_tflops']:.0f} TFLOP/s, "
         f"error {max(of['norm'] for of in row['errors'].values()):.1e}, "
         f"{'the same' if row['same_bits'] else 'other'} bits the second time"
     )

@@ -20,9 +20,13 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.linear import linear
 from sparse_lm.model.norm import rms_norm
+from sparse_lm.ops import backends
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
 ROTATED = "rotated"  # what they call the queries and keys that it takes
+# Sequences whose gradients our kernels compute faster than cuDNN, by head width. What they keep in memory grows as the
+# square of a sequence's length.
+HOPPER_POSITIONS: dict[int, range] = {}
 
 
 class KVCache(NamedTuple):
@@ -112,10 +116,37 @@ def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None) ->
 
     A bool `mask` [B, 1, S, S] takes more positions away.
     """
-    if attention_implementation(q.dtype) == "cudnn":
-        return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
-    heads = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="xla")
-    return checkpoint_name(heads, ATTENTION_OUTPUT)
+    implementation = attention_implementation(q.dtype, q.shape[1], q.shape[3], masked=mask is not None)
+    if implementation == "hopper":
+        return hopper_attention(q, k, v)
+    heads = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)
+    return heads if implementation == "cudnn" else checkpoint_name(heads, ATTENTION_OUTPUT)
+
+
+@jax.custom_vjp
+def hopper_attention(q: Array, k: Array, v: Array) -> Array:
+    """Computes `causal_attention` by cuDNN, and its gradients by the kernels of `attention_gradients`."""
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def _forward(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
+    # The public function rounds the sums' logarithms to the dtype of q, too coarse for gradients.
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    options = dict(scale=q.shape[-1] ** -0.5, mask_type=MaskType.CAUSAL, return_residual=True)
+    saved = dot_product_attention(q, k, v, **options)
+    heads, log_sum = (checkpoint_name(x, ATTENTION_OUTPUT) for x in saved)
+    return heads, (q, k, v, heads, log_sum)
+
+
+@functools.partial(jax.named_call, name="causal_attention")
+def _backward(residuals: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, Array]:
+    from sparse_lm.model.attention_gradients import attention_gradients
+
+    return attention_gradients(*residuals, cotangent)
+
+
+hopper_attention.defvjp(_forward, _backward)
 
 
 def document_mask(tokens: Array, separator: int) -> Array:
@@ -127,10 +158,17 @@ def document_mask(tokens: Array, separator: int) -> Array:
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
-def attention_implementation(dtype: jnp.dtype) -> str:
-    """ "cudnn" (flash attention) for half precision on a GPU, "xla" for all else."""
+def attention_implementation(dtype: jnp.dtype, positions: int, head_width: int, *, masked: bool = False) -> str:
+    """Names what computes attention.
+
+    "cudnn" (flash attention) is for half precision on a GPU, "hopper" the same with gradients by kernels of ours where
+    these were measured to be faster, and "xla" for all else.
+    """
     half = dtype in (jnp.bfloat16, jnp.float16)
-    return "cudnn" if half and jax.default_backend() == "gpu" else "xla"
+    if not half or jax.default_backend() != "gpu":
+        return "xla"
+    faster = HOPPER_POSITIONS.get(head_width, range(0))
+    return "hopper" if positions in faster and not masked and not backends.unavailable("hopper") else "cudnn"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

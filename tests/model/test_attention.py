@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from sparse_lm.config import ModelConfig
+from sparse_lm.model import attention
 from sparse_lm.model.attention import (
     Attention,
     KVCache,
@@ -17,6 +18,7 @@ from sparse_lm.model.attention import (
     document_mask,
     rotate,
 )
+from sparse_lm.ops import backends
 from tests.model import numpy_llama
 
 
@@ -89,7 +91,28 @@ def test_cached_pieces_equal_the_whole(pieces):
 )
 def test_flash_attention_is_for_half_precision_on_a_gpu(monkeypatch, backend, dtype, implementation):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert attention_implementation(jnp.dtype(dtype)) == implementation
+    assert attention_implementation(jnp.dtype(dtype), 4096, 128) == implementation
+
+
+@pytest.mark.parametrize(
+    ("positions", "head_width", "masked", "implementation"),
+    [
+        (1024, 128, False, "hopper"),
+        (1024, 128, True, "cudnn"),
+        (1024 + 64, 128, False, "cudnn"),
+        (1024, 64, False, "cudnn"),
+    ],
+)
+def test_our_gradients_are_for_lengths_and_widths_at_which_they_are_faster(
+    monkeypatch, positions, head_width, masked, implementation
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(attention, "HOPPER_POSITIONS", {128: range(1024, 8193, 128)})
+    monkeypatch.setattr(backends, "unavailable", lambda name: None)
+    choose = functools.partial(attention_implementation, jnp.dtype("bfloat16"), positions, head_width, masked=masked)
+    assert choose() == implementation
+    monkeypatch.setattr(backends, "unavailable", lambda name: "no Hopper GPU")
+    assert choose() == "cudnn"
 
 
 @pytest.mark.gpu
