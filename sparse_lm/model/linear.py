@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from sparse_lm.ops import fp8
+
+SCALED = "scaled_product"  # what rematerialisation policies call a product in FP8, its scales applied
 
 
 def linear(x: Array, w: Array, precision: str) -> Array:
     """Computes x W^T in the dtype of x: [..., inputs] and [outputs, inputs] -> [..., outputs]."""
-    return fp8.linear(x, w) if precision == fp8.PRECISION else x @ w.T
+    return checkpoint_name(fp8.linear(x, w), SCALED) if precision == fp8.PRECISION else x @ w.T
 
 
 def compiler_options(precision: str) -> dict[str, bool] | None:

@@ -18,6 +18,7 @@ import jax
 
 from sparse_lm.collectives import GATHERED
 from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
+from sparse_lm.model.linear import SCALED
 from sparse_lm.model.norm import MEAN_SQUARE
 from sparse_lm.recipes.base import RESIDUALS
 
@@ -40,7 +41,7 @@ POLICIES = {
     "save_dots": _policies.save_from_both_policies(
         _policies.dots_with_no_batch_dims_saveable,
         _policies.save_from_both_policies(
-            _policies.save_only_these_names(RESIDUALS, ROTATED, RESIDUAL, MEAN_SQUARE), _save_attention
+            _policies.save_only_these_names(RESIDUALS, ROTATED, SCALED, RESIDUAL, MEAN_SQUARE), _save_attention
         ),
     ),
 }

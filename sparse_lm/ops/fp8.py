@@ -1,11 +1,12 @@
 """Dense products in FP8: e4m3 (2209.05433) times e4m3, summed in float32.
 
     Y [T, N] = X [T, K] W [K, N]        X has a scale a row, W has one
+    A^T B                               A [T, M] has a scale a row, B [T, N] one a column
 
 A row's scale follows from that row alone, so that no token's result depends on another token. Scales are powers of
-two: to divide by one rounds nothing, and to multiply the result by it rounds nothing. Forward products and input
-gradients are in FP8. Weight gradients contract the tokens, along which the scales of rows stand, and stay in the dtype
-of their operands (as torchao's "rowwise_with_gw_hp" leaves them).
+two: to divide by one rounds nothing, and to multiply the result by it rounds nothing. Products of the second kind are
+weight gradients, which sum over tokens. There the scales of A's rows go over to B before it is rounded, so that A is
+the same in both kinds of products.
 
 The program is the same everywhere, a product of e4m3 operands. On GPUs that have FP8, XLA takes a product of cuBLAS for
 it if it is compiled with `COMPILER_OPTIONS`; elsewhere it converts the operands, which emulates that.
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from sparse_lm.ops.shapes import Float
 
@@ -41,13 +43,19 @@ class Scaled(NamedTuple):
     """Numbers in e4m3, and what they are to be multiplied by."""
 
     values: Array  # [M, N]
-    scale: Array  # f32[M, 1] of rows, f32[1, 1] of a whole matrix
+    scale: Array  # f32[M, 1] of rows, f32[1, N] of columns, f32[1, 1] of a whole matrix
 
 
 @jax.named_call
 def by_rows(x: Float[Array, "M N"]) -> Scaled:
     """Brings each row to e4m3 with a scale of its own."""
     return _scaled(x, jnp.max(jnp.abs(x), axis=1, keepdims=True))
+
+
+@jax.named_call
+def by_columns(x: Float[Array, "M N"]) -> Scaled:
+    """Brings each column to e4m3 with a scale of its own."""
+    return _scaled(x, jnp.max(jnp.abs(x), axis=0, keepdims=True))
 
 
 @jax.named_call
@@ -70,34 +78,44 @@ def _scaled(x: Array, largest: Array) -> Scaled:
 
 
 @jax.named_call
-def times(x: Float[Array, "*tokens K"], w: Float[Array, "K N"]) -> Float[Array, "*tokens N"]:
-    """Computes X W in the dtype of x, of operands in e4m3: x scaled by rows, w as a whole. Not differentiable.
-
-    Args:
-      x: [..., K]; all leading axes are tokens.
-      w: [K, N].
-    """
-    rows, matrix = by_rows(x.reshape(-1, x.shape[-1])), whole(w)
+def times(rows: Scaled, w: Float[Array, "K N"]) -> Float[Array, "T N"]:
+    """Computes X W in the dtype of w, X in e4m3 and scaled by rows; brings w to e4m3 as a whole. Not differentiable."""
+    matrix = whole(w)
     # The operands are e4m3 itself: where they are converted first, XLA may leave out the rounding with the conversion.
-    product = jnp.matmul(rows.values, matrix.values, preferred_element_type=x.dtype)
-    return (product * (rows.scale * matrix.scale).astype(x.dtype)).reshape(*x.shape[:-1], w.shape[1])
+    product = jnp.matmul(rows.values, matrix.values, preferred_element_type=w.dtype)
+    return product * (rows.scale * matrix.scale).astype(w.dtype)
+
+
+@jax.named_call
+def sum_over_rows(rows: Scaled, b: Float[Array, "T N"], dtype: DTypeLike) -> Float[Array, "M N"]:
+    """Computes A^T B in a dtype, A [T, M] in e4m3 and scaled by rows; brings b to e4m3 by columns. Not
+    differentiable."""
+    columns = by_columns(b * rows.scale.astype(b.dtype))
+    product = jnp.matmul(rows.values.T, columns.values, preferred_element_type=dtype)
+    return product * columns.scale.astype(dtype)
 
 
 @jax.custom_vjp
 def linear(x: Float[Array, "*tokens K"], w: Float[Array, "N K"]) -> Float[Array, "*tokens N"]:
-    """Computes x W^T in the dtype of x. Differentiable in reverse mode; dW is computed in the dtype of its operands.
+    """Computes x W^T in the dtype of w. Differentiable in reverse mode; dW is computed in the dtype of its operands:
+    both would have to be brought to e4m3 once more for it, which takes about as long as it saves at such sizes.
 
     Args:
       x: [..., K]; all leading axes are tokens.
       w: [N, K].
     """
-    return times(x, w.T)
+    return _tokens_times(x, w.T)
+
+
+def _tokens_times(x: Array, w: Array) -> Array:
+    return times(by_rows(x.reshape(-1, x.shape[-1])), w).reshape(*x.shape[:-1], w.shape[1])
 
 
 def _linear_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
     dw = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
-    return times(dy, w), dw.astype(w.dtype)
+    return _tokens_times(dy, w), dw.astype(w.dtype)
 
 
-linear.defvjp(lambda x, w: (linear(x, w), (x, w)), _linear_backward)
+# Not `linear` itself: a call of it would hide the product from rematerialisation policies.
+linear.defvjp(lambda x, w: (_tokens_times(x, w.T), (x, w)), _linear_backward)

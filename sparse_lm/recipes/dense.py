@@ -1,7 +1,8 @@
 """The `dense` recipe: all six products as they are. The baseline, and the phase before and after a sparse one.
 
-In FP8 the four products that contract no tokens are in e4m3, and the weight gradients as they are. It computes a
-mixture's experts, too, by grouped products: each block of slots with its expert's rows of the weights.
+In FP8 all six are in e4m3, and the hidden layer and its gradient are brought to it once for all products that read
+them. It computes a mixture's experts, too, by grouped products: each block of slots with its expert's rows of the
+weights.
 """
 
 from __future__ import annotations
@@ -32,26 +33,42 @@ class Dense(Recipe):
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):
-            h = self._times(x, ffn.w1.dense.T)
+            h = self._times(self._rows(x), ffn.w1.dense.T)
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
-            o = self._times(y, ffn.w2.dense)
-        return o, hidden_stats(seen, *y.shape), saved
+            rows = self._rows(y)
+            o = self._times(rows, ffn.w2.dense)
+        return o, hidden_stats(seen, *y.shape), (saved, rows if self._fp8 else None)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+        saved, y = saved
         with jax.named_scope("grad_hidden"):
-            dy = self._times(do, ffn.w2.dense.T)
-        dh, y = gradient(dy, saved, self.activation), hidden(saved, self.activation)
+            dy = self._times(self._rows(do), ffn.w2.dense.T)
+        dh = gradient(dy, saved, self.activation)
         with jax.named_scope("grad_input"):
+            dh = self._rows(dh)
             dx = self._times(dh, ffn.w1.dense)
         with jax.named_scope("grad_up"):
-            dw1 = jnp.matmul(dh.T, x, preferred_element_type=ffn.gradient_dtype)
+            dw1 = self._sum_over_rows(dh, x, ffn)
         with jax.named_scope("grad_down"):
-            dw2 = jnp.matmul(y.T, do, preferred_element_type=ffn.gradient_dtype)
+            dw2 = self._sum_over_rows(y if self._fp8 else hidden(saved, self.activation), do, ffn)
         return dx, dw1, dw2
 
-    def _times(self, rows: Array, weights: Array) -> Array:
-        return fp8.times(rows, weights) if self.precision == fp8.PRECISION else rows @ weights
+    @property
+    def _fp8(self) -> bool:
+        return self.precision == fp8.PRECISION
+
+    def _rows(self, x: Array) -> Array | fp8.Scaled:
+        """Brings activations or their gradients to the form that products read."""
+        return fp8.by_rows(x) if self._fp8 else x
+
+    def _times(self, rows: Array | fp8.Scaled, weights: Array) -> Array:
+        return fp8.times(rows, weights) if self._fp8 else rows @ weights
+
+    def _sum_over_rows(self, rows: Array | fp8.Scaled, b: Array, ffn: FfnCall) -> Array:
+        if self._fp8:
+            return fp8.sum_over_rows(rows, b, ffn.gradient_dtype)
+        return jnp.matmul(rows.T, b, preferred_element_type=ffn.gradient_dtype)
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(_MOST_SLOTS, pairs, experts)
