@@ -173,7 +173,10 @@ SUITES = {
     "llama1b_4_layers_mixture": Suite(
         llama1b,
         _base(3052, 300, 3e-4, **_100M, **{"model.layers": 4}),
-        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
+        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS}
+        | {"mixture_sigmoid": _DENSE | _EXPERTS | {"model.router_scores": "sigmoid"}}
+        | {f"mixture_rate_{rate:g}": _DENSE | _EXPERTS | {"optimizer.learning_rate": rate} for rate in (1.5e-4, 6e-4)}
+        | _experts24(3052, _EXPERTS),
         lengths=(1.0, 1.5, 2.0),
     ),
     # Sparse experts against dense ones: "dense" is here what "mixture" is there.
