@@ -10,6 +10,7 @@ import numpy as np
 
 from sparse_lm.config import Config, ModelConfig
 from sparse_lm.data.dataset import Data
+from sparse_lm.model.attention import attention_implementation
 from sparse_lm.ops import backends
 from sparse_lm.training.step import Trainer, TrainState
 
@@ -30,6 +31,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
         "data": data.describe(),
         "tokens": f"{config.tokens_per_step:,} a step, {total:,} in all, {shown} epochs",
         "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "attention": _attention(config),
         "phases": ", ".join(_phases(config)),
     }
     print(f"{workdir}: {f'going on from step {start}' if start else 'starting'}")
@@ -59,6 +61,15 @@ def _active(model: ModelConfig, parameters: int) -> str:
         return ""
     idle = 2 * model.layers * (model.experts - model.experts_per_token) * model.expert_dim * model.dim
     return f", of which a token meets {parameters - idle:,}"
+
+
+def _attention(config: Config) -> str:
+    """Names what computes it on this machine."""
+    model = config.model
+    chosen = attention_implementation(
+        np.dtype(model.dtype), config.seq_len, model.head_width, masked=model.document_separator >= 0
+    )
+    return {"xla": "XLA", "cudnn": "cuDNN", "hopper": "cuDNN, gradients by kernels for Hopper"}[chosen]
 
 
 def _phases(config: Config) -> list[str]:
