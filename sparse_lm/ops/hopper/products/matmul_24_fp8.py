@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.fp8 import E4M3
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
+from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
 from sparse_lm.ops.hopper.frame.operands import pad_to, result_type, round_up
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.store import store_tile
@@ -83,7 +84,8 @@ def _call(config: Config, a: Sparse24, b_t: Array, scale: Array, out: jax.ShapeD
         return Loads(copies)
 
     def store(part, slots, operands, outs, origin, number):
-        rows = plgpu.load(operands[-1], (pl.ds(origin[0], TILE),), layout=_ROW_SCALES, optimized=False)
+        rows = operands[-1].at[pl.ds(origin[0], TILE)]
+        rows = plgpu.load(rows, *LOAD_ALL, layout=_ROW_SCALES, optimized=False)
         scaled = part * lax.broadcast_in_dim(rows.astype(part.dtype), part.shape, (0,))
         store_tile(scaled, slots, *outs, origin, first_store=number, transposed=False)
 
