@@ -79,8 +79,8 @@ def test_the_backward_pass_repeats_no_product(policy):
     trainer, _ = small.compiled(config)
     jaxpr = trainer.dense_step.trace(jax.eval_shape(trainer.init), small.windows(config)).jaxpr
     products = [e for e in jaxprs.equations(jaxpr.jaxpr) if e.primitive.name == "dot_general"]
-    # Of a layer: projections and their input gradients, and six products of the FFN.
-    assert sum(e.invars[0].aval.dtype == fp8.E4M3 for e in products) == 4 + 4 + 6
+    # Of a layer: queries, keys and values together, the output, their gradients, and six products of the FFN.
+    assert sum(e.invars[0].aval.dtype == fp8.E4M3 for e in products) == 3 + 3 + 6
 
 
 def test_no_output_depends_on_a_later_token():

@@ -7,6 +7,7 @@ heads, H head width.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -87,27 +88,25 @@ class Attention(nnx.Module):
     def _project(self, x: Array, positions: Array, axes: Axes = ONE_DEVICE) -> tuple[Array, Array, Array]:
         """Queries [B, S, N, H], keys and values [B, S, K, H], the first two normed if so configured, and rotated."""
 
-        def heads(weight: nnx.Param) -> Array:
-            return self._linear(x, weight, axes).reshape(*x.shape[:2], -1, self.config.head_width)
-
         def norm(heads: Array, scale: nnx.Param) -> Array:
             # A scale serves the heads of all devices along `tensor`, each of which has some.
             scale_of_all = enter_tensor(read_replicated(scale[...], axes), axes)
             return rms_norm(heads, scale_of_all, self.config.norm_epsilon)
 
-        q, k = heads(self.q), heads(self.k)
+        projected = self._linear(x, (self.q, self.k, self.v), axes)
+        q, k, v = (p.reshape(*x.shape[:2], -1, self.config.head_width) for p in projected)
         if self.config.qk_norm:
             q, k = norm(q, self.q_norm), norm(k, self.k_norm)
         q, k = (checkpoint_name(rotate(h, positions, self.config.rope_theta), ROTATED) for h in (q, k))
-        return q, k, heads(self.v)
+        return q, k, v
 
     def _output(self, heads: Array, axes: Axes = ONE_DEVICE) -> Array:
         """[B, S, N, H] -> [B, S, D]."""
-        return self._linear(heads.reshape(*heads.shape[:2], -1), self.o, axes)
+        return self._linear(heads.reshape(*heads.shape[:2], -1), (self.o,), axes)[0]
 
-    def _linear(self, x: Array, weight: nnx.Param, axes: Axes) -> Array:
-        """[B, S, inputs] -> [B, S, outputs]."""
-        return linear(x, read(weight[...].astype(x.dtype), axes), self.config.precision)
+    def _linear(self, x: Array, weights: Sequence[nnx.Param], axes: Axes) -> list[Array]:
+        """[B, S, inputs] -> [B, S, outputs] of each weight."""
+        return linear(x, [read(w[...].astype(x.dtype), axes) for w in weights], self.config.precision)
 
 
 @jax.named_call

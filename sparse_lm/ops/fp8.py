@@ -25,7 +25,8 @@ from sparse_lm.ops.shapes import Float
 
 PRECISION = "fp8"  # what `ModelConfig.precision` calls it
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-"""Options of `jax.jit`, without which XLA may compile Triton kernels in place of cuBLAS's."""
+"""Options of `jax.jit`, without which XLA may compile Triton kernels in place of cuBLAS's. They multiply the same
+numbers: generation and the evaluation harness, which few tokens or the unembedding limit, do without the options."""
 E4M3 = jnp.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
 _LOWEST_EXPONENT = -100  # of a scale, so that its reciprocal is a number, too
@@ -97,25 +98,28 @@ def sum_over_rows(rows: Scaled, b: Float[Array, "T N"], dtype: DTypeLike) -> Flo
 
 @jax.custom_vjp
 def linear(x: Float[Array, "*tokens K"], w: Float[Array, "N K"]) -> Float[Array, "*tokens N"]:
-    """Computes x W^T in the dtype of w. Differentiable in reverse mode; dW is computed in the dtype of its operands:
-    both would have to be brought to e4m3 once more for it, which takes about as long as it saves at such sizes.
+    """Computes x W^T in the dtype of w. Differentiable in reverse mode.
 
     Args:
       x: [..., K]; all leading axes are tokens.
       w: [N, K].
     """
-    return _tokens_times(x, w.T)
+    return _linear_forward(x, w)[0]
 
 
-def _tokens_times(x: Array, w: Array) -> Array:
-    return times(by_rows(x.reshape(-1, x.shape[-1])), w).reshape(*x.shape[:-1], w.shape[1])
+def _linear_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    # A call of `linear` here would hide the product from rematerialisation policies.
+    return times(by_rows(_tokens(x)), w.T).reshape(*x.shape[:-1], w.shape[0]), (x, w)
 
 
 def _linear_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
-    dw = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])
-    return _tokens_times(dy, w), dw.astype(w.dtype)
+    rows = by_rows(_tokens(dy))
+    return times(rows, w).reshape(x.shape), sum_over_rows(rows, _tokens(x), w.dtype)
 
 
-# Not `linear` itself: a call of it would hide the product from rematerialisation policies.
-linear.defvjp(lambda x, w: (_tokens_times(x, w.T), (x, w)), _linear_backward)
+linear.defvjp(_linear_forward, _linear_backward)
+
+
+def _tokens(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
