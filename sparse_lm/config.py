@@ -79,8 +79,9 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with a warm-up and one of two decays."""
+    """AdamW, or Muon for the layers' matrices, with a warm-up and one of two decays."""
 
+    name: str = "adamw"  # or "muon"
     learning_rate: float = 3e-3
     warmup_steps: int = 100
     schedule: str = "cosine"  # or "wsd": constant, then a straight line down

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATIONS = ("reference", "hopper", "triton")
 SCHEDULES = ("cosine", "wsd")
+OPTIMIZERS = ("adamw", "muon")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
 PRECISIONS = ("bf16", "fp8")
@@ -111,6 +112,14 @@ def _mixture_rules(m: ModelConfig) -> Iterator[Rule]:
 
 def _optimizer_rules(c: Config) -> Iterator[Rule]:
     o = c.optimizer
+    yield one_of("optimizer.name", o.name, OPTIMIZERS)
+    whole = o.name != "muon" or not c.model.experts
+    yield (
+        "optimizer.name",
+        o.name,
+        whole,
+        "must be adamw with model.experts: Muon takes matrices, and theirs stand in one",
+    )
     for key in ("learning_rate", "epsilon", "weight_decay", "clip_norm"):
         value = getattr(o, key)
         held = abs(value) <= _HUGE and (value == 0 or abs(value) >= _TINY)

@@ -111,6 +111,8 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"optimizer.schedule": "wsd"}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
+        ({"optimizer.name": "sgd"}, "optimizer.name", "adamw, muon"),
+        (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
         ({"mesh.data": 0}, "mesh.data", "positive"),
         ({"mesh.data": 3}, "batch_size", "mesh.data * mesh.fsdp * microbatches = 3"),
         ({"mesh.data": 4, "mesh.fsdp": 4, "sparsity.v": 512}, "sparsity.v", "256 tokens of a microbatch"),

@@ -28,7 +28,9 @@ def test_a_gated_model_trains_sparsely_and_leaves_with_its_gate(corpus, tmp_path
 
 @compiled_once()
 def test_a_run_that_routes_gates_resumes_as_if_it_had_not_stopped(corpus, tmp_path, monkeypatch):
-    config = small_config(corpus, "dense_slices", **{"model.activation": "swiglu", "model.qk_norm": True})
+    """And so does Muon, whose state has no second moments of the layers' matrices."""
+    gated = {"model.activation": "swiglu", "model.qk_norm": True}
+    config = small_config(corpus, "dense_slices", **gated, **{"optimizer.name": "muon"})
     assert train(config, str(tmp_path / "whole"))
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_before(patch, 7)

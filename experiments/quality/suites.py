@@ -196,6 +196,13 @@ SUITES = {
         )
         for layers in (4, 6)
     },
+    # The same with Muon on both sides.
+    "afm_4_layers_muon": Suite(
+        llama1b,
+        _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": 4, "optimizer.name": "muon"}),
+        _runs(3052, 18_432, _RATES),
+        lengths=(0.8, 1.0),
+    ),
     # 42 M parameters, 200 M tokens.
     "llama60m": Suite(
         llama60m,

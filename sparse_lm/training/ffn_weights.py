@@ -30,11 +30,6 @@ def with_matrices(tree: Params, up: Array, down: Array) -> Params:
     return dict(tree, layers=dict(layers, ffn=dict(layers["ffn"], up=up, down=down)))
 
 
-def map_matrices(tree: Params, function: Callable[[Array], Array]) -> Params:
-    """Applies a function to W1 and to W2 [L, F, D] of parameters, or of a tree of the same structure."""
-    return with_matrices(tree, *map(function, matrices(tree)))
-
-
 def sort_neurons(w: Array, order: Array) -> Array:
     """Puts the rows of W1 or W2, one of a neuron or, with a gate, two side by side, in an order int32[L, F]."""
     by_neuron = w.reshape(*order.shape, -1, w.shape[-1])
@@ -48,13 +43,14 @@ def balance(params: Params, load: Array, good: Array) -> Params:
     return dict(params, layers=dict(layers, ffn=dict(ffn, **{mixture.BIAS: moved})))
 
 
-def map_adam(opt_state: optax.OptState, function: Callable[[Any], Any]) -> optax.OptState:
-    """Applies a function to the `optax.ScaleByAdamState`, wherever in the optimizer's state that is."""
+def map_wherever(tree: Any, function: Callable[[Array], Array]) -> Any:
+    """Applies a function to W1 and W2 [L, F, D], and to their moments, wherever in a tree they are."""
 
-    def is_adam(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByAdamState)
+    def apply(path: Any, leaf: Array) -> Array:
+        names = [jax.tree_util.keystr((key,), simple=True) for key in path[-3:]]
+        return function(leaf) if names[:-1] == ["layers", "ffn"] and names[-1] in MATRICES else leaf
 
-    return jax.tree.map(lambda node: function(node) if is_adam(node) else node, opt_state, is_leaf=is_adam)
+    return jax.tree_util.tree_map_with_path(apply, tree)
 
 
 def adjust_gradients(recipe: Recipe, recipe_state: Any, dense_layers: int) -> optax.GradientTransformation:

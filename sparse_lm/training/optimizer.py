@@ -1,20 +1,29 @@
-"""AdamW as language models are trained with it: clipped gradients, decay on matrices only."""
+"""AdamW or Muon as language models are trained with them: clipped gradients, decay on matrices only."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from sparse_lm.config import Config
-from sparse_lm.model import llama
+from sparse_lm.model import llama, mixture
 from sparse_lm.training.schedule import learning_rate
+
+MUON = "muon"
+_MATRIX = contrib.MuonDimensionNumbers(reduction_axis=2, output_axis=1)  # of [L, rows, columns]
+_RMS_OF_ADAMW = 0.2  # of an update's entries before the learning rate (2502.16982, section 2.2)
 
 
 def make_optimizer(
     config: Config, after_clip: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes AdamW (1711.05101) with clipping by global norm and the run's learning-rate schedule.
+    """Makes AdamW (1711.05101) or Muon with clipping by global norm and the run's learning-rate schedule.
+
+    Muon orthogonalises the momentum of the layers' matrices, each as it is stored, and scales it so that its entries
+    are about as large as AdamW's (2502.16982): learning rate and weight decay mean the same for both. Embedding,
+    unembedding and norm scales have AdamW.
 
     Moments are float32, whatever the dtype of the gradients. Weight decay applies to matrices, the
     embedding and the unembedding among them, and to no norm scale or router's bias.
@@ -29,10 +38,11 @@ def make_optimizer(
       does not read.
     """
     options = config.optimizer
+    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon, mu_dtype=jnp.float32)
     chain = optax.chain(
         optax.clip_by_global_norm(options.clip_norm),
         after_clip or optax.identity(),
-        optax.scale_by_adam(options.beta1, options.beta2, options.epsilon, mu_dtype=jnp.float32),
+        _muon(adam) if options.name == MUON else adam,
         optax.add_decayed_weights(options.weight_decay, mask=decay_mask),
         optax.scale_by_learning_rate(learning_rate(config)),
     )
@@ -42,3 +52,25 @@ def make_optimizer(
 def decay_mask(params: optax.Params) -> optax.Params:
     """Returns a tree of bool like `params`: False for norm scales and routers' biases."""
     return jax.tree_util.tree_map_with_path(lambda path, _: llama.is_matrix(path), params)
+
+
+def _muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Makes Muon for the layers' matrices, with the momentum of its authors, 0.95, and `others` for the rest."""
+
+    def dimensions(updates: optax.Updates) -> optax.Updates:
+        return jax.tree.map(lambda _: _MATRIX, updates)
+
+    def labels(params: optax.Params) -> optax.Params:
+        return jax.tree_util.tree_map_with_path(lambda path, _: MUON if _is_hidden_matrix(path) else "others", params)
+
+    def like_adamw(updates: optax.Updates, params: optax.Params) -> optax.Updates:
+        """An orthogonal matrix [m, n] has a root mean square of 1 / sqrt(max(m, n))."""
+        return jax.tree.map(lambda u: _RMS_OF_ADAMW * max(u.shape[1:]) ** 0.5 * u, updates)
+
+    orthogonalise = contrib.scale_by_muon(mu_dtype=jnp.float32, weight_dimension_numbers=dimensions)
+    muon = optax.chain(orthogonalise, optax.stateless(like_adamw))
+    return optax.partition({MUON: muon, "others": others}, labels)
+
+
+def _is_hidden_matrix(path: tuple[jax.tree_util.DictKey, ...]) -> bool:
+    return path[0].key == "layers" and llama.is_matrix(path) and path[-1].key != mixture.ROUTER

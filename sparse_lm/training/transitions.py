@@ -126,10 +126,9 @@ def _leave_sparse(state: TrainState, *, sparsity: SparsityConfig) -> TrainState:
 
 def _sort_neurons(state: TrainState, order: Array) -> TrainState:
     """Moves neurons, their rows of W1 and W2 and these rows' moments, int32[L, F]: the function computed stays."""
-    sort = functools.partial(ffn_weights.map_matrices, function=lambda w: ffn_weights.sort_neurons(w, order))
-
-    opt_state = ffn_weights.map_adam(state.opt_state, lambda adam: adam._replace(mu=sort(adam.mu), nu=sort(adam.nu)))
-    return dataclasses.replace(state, params=sort(state.params), opt_state=opt_state)
+    moved = (state.params, state.opt_state)
+    params, opt_state = ffn_weights.map_wherever(moved, lambda w: ffn_weights.sort_neurons(w, order))
+    return dataclasses.replace(state, params=params, opt_state=opt_state)
 
 
 def _recorded(recipe: Recipe, stride: int) -> Recipe:

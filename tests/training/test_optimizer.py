@@ -1,13 +1,18 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from sparse_lm.config import Config, OptimizerConfig
+from sparse_lm.training import ffn_weights
 from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.schedule import learning_rate
 
 CONFIG = Config(steps=50, optimizer=OptimizerConfig(warmup_steps=5, clip_norm=0.7, weight_decay=0.3))
+MUON = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, name="muon"))
 
 
 def random_params(seed: int, scale: float = 1.0) -> dict:
@@ -31,12 +36,21 @@ def is_norm(path) -> bool:
     return "norm" in jax.tree_util.keystr(path)
 
 
-def numpy_adamw(params: dict, gradients: list[dict]) -> dict:
-    """AdamW with clipping by global norm, in float64."""
-    options, rate = CONFIG.optimizer, learning_rate(CONFIG)
+def orthogonalised(matrix):
+    """Five quintic Newton-Schulz steps towards the nearest orthogonal matrix, by its singular values."""
+    u, s, vt = np.linalg.svd(matrix, full_matrices=False)
+    s /= np.sqrt(np.sum(s**2))
+    for _ in range(5):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    return (u * s) @ vt
+
+
+def numpy_updates(config: Config, params: dict, gradients: list[dict]) -> dict:
+    """AdamW, or Muon for the layers' matrices, with clipping by global norm, in float64."""
+    options, rate = config.optimizer, learning_rate(config)
     leaves = jax.tree.leaves_with_path(params)
     values = [np.asarray(leaf, np.float64) for _, leaf in leaves]
-    first, second = ([np.zeros_like(v) for v in values] for _ in range(2))
+    first, second, momentum = ([np.zeros_like(v) for v in values] for _ in range(3))
     for step, gradient in enumerate(gradients):
         grads = [np.asarray(g, np.float64) for g in jax.tree.leaves(gradient)]
         norm = np.sqrt(sum(np.sum(g**2) for g in grads))
@@ -44,24 +58,50 @@ def numpy_adamw(params: dict, gradients: list[dict]) -> dict:
             g = grads[i] * min(1.0, options.clip_norm / norm)
             first[i] = options.beta1 * first[i] + (1 - options.beta1) * g
             second[i] = options.beta2 * second[i] + (1 - options.beta2) * g**2
-            m = first[i] / (1 - options.beta1 ** (step + 1))
-            v = second[i] / (1 - options.beta2 ** (step + 1))
+            if options.name == "muon" and values[i].ndim == 3:
+                momentum[i] = 0.95 * momentum[i] + 0.05 * g
+                ahead = 0.95 * momentum[i] / (1 - 0.95 ** (step + 2)) + 0.05 * g / (1 - 0.95 ** (step + 1))
+                update = 0.2 * np.sqrt(max(g.shape[1:])) * np.stack([orthogonalised(layer) for layer in ahead])
+            else:
+                m = first[i] / (1 - options.beta1 ** (step + 1))
+                v = second[i] / (1 - options.beta2 ** (step + 1))
+                update = m / (np.sqrt(v) + options.epsilon)
             decay = 0.0 if is_norm(path) else options.weight_decay * values[i]
-            values[i] = values[i] - float(rate(step)) * (m / (np.sqrt(v) + options.epsilon) + decay)
+            values[i] = values[i] - float(rate(step)) * (update + decay)
     return jax.tree.unflatten(jax.tree.structure(params), values)
 
 
-def test_three_steps_are_adamw():
+@pytest.mark.parametrize("config, tolerance", [(CONFIG, 1e-6), (MUON, 1e-5)], ids=["adamw", "muon"])
+def test_three_steps_are_those_of_the_formulas(config, tolerance):
     """Gradients large and small, so that clipping does and does not bite."""
     params, gradients = random_params(0), [random_params(seed, 10.0 ** (1 - seed)) for seed in (1, 2, 3)]
-    optimizer = make_optimizer(CONFIG)
+    optimizer = make_optimizer(config)
     state, trained = optimizer.init(params), params
     for gradient in gradients:
         updates, state = jax.jit(optimizer.update)(gradient, state, trained)
         trained = optax.apply_updates(trained, updates)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), trained, numpy_adamw(params, gradients)
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=tolerance),
+        trained,
+        numpy_updates(config, params, gradients),
     )
+
+
+@pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
+def test_sorted_neurons_are_updated_as_they_would_have_been(config):
+    """What the optimizer keeps of a neuron moves with it."""
+    optimizer, params, gradients = make_optimizer(config), random_params(0), random_params(1)
+    order = jnp.asarray(np.random.default_rng(0).permuted(np.tile(np.arange(8), (2, 1)), axis=1))
+
+    def sort(tree):
+        return ffn_weights.map_wherever(tree, lambda w: ffn_weights.sort_neurons(w, order))
+
+    _, state = optimizer.update(gradients, optimizer.init(params), params)
+    later = random_params(2)
+    expected, _ = optimizer.update(later, state, params)
+    found, _ = optimizer.update(sort(later), sort(state), sort(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, sort(expected))
+    assert not np.allclose(found["layers"]["ffn"]["up"], expected["layers"]["ffn"]["up"], rtol=0.1)
 
 
 def test_moments_are_float32_for_bfloat16_gradients():
