@@ -119,6 +119,7 @@ def test_a_gpu_multiplies_in_fp8(rng):
     compiled = functools.partial(jax.jit, compiler_options=fp8.COMPILER_OPTIONS)
     program = compiled(jax.grad(loss, argnums=(0, 1))).lower(x, w).compile().as_text()
     assert program.count("__cublas$lt$matmul$f8") >= 3
+    assert '"operand_precision":["HIGHEST","HIGHEST"]' in program  # of the weight gradient
     expected = rounded(np.float32(x), 1) @ rounded(np.float32(w), None).T
     assert_same(compiled(fp8.linear)(x, w), expected, 0.01)
 

@@ -30,9 +30,10 @@ def exact(a, b_t, scale):
 def check(a, b_t, scale, out_dtype=jnp.bfloat16, config=None):
     out = assert_repeats(functools.partial(matmul_24_fp8, out_dtype=out_dtype, config=config), a, b_t, scale)
     expected = exact(a, b_t, scale)
-    # By rows, whose scales differ. The tensor cores keep some 14 bits of sums of e4m3.
+    # By rows, whose scales differ. Of the sum so far the tensor cores keep some 14 bits, and drop the rest.
     error = np.linalg.norm(np.asarray(out, np.float64) - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    assert out.dtype == out_dtype and error.max() < (0.004 if out_dtype == jnp.bfloat16 else 0.001)
+    dropped = a.shape[1] / 64 * 2**-13
+    assert out.dtype == out_dtype and error.max() < dropped + (0.004 if out_dtype == jnp.bfloat16 else 0)
 
 
 @pytest.mark.gpu
