@@ -107,13 +107,15 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["fixed_quarter_50"] = slices | until(50) | {"sparsity.recipe": "fixed_quarter"}
     longer = {"steps": round(1.2 * steps), "optimizer.decay_steps": round(1.2 * DECAY_SHARE * steps)}
     runs["quarter_width"] = dense | longer | {"model.ffn_dim": ffn_dim // 4}
-    return runs
+    # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
+    experts = _experts(16, 2, ffn_dim // 8)
+    return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")
 
 
-def _experts24(steps: int, experts: Overrides) -> dict[str, Overrides]:
+def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict[str, Overrides]:
     """A mixture whose experts are sparse on 80% of the steps, and one whose experts stay so."""
     sparse = experts | {"sparsity.recipe": "experts24"}
-    return {"mixture_experts24": sparse | _until(steps, 80), "mixture_experts24_stay": sparse | _stay(steps)}
+    return {f"{prefix}experts24": sparse | _until(steps, 80), f"{prefix}experts24_stay": sparse | _stay(steps)}
 
 
 def _swiglu_runs(steps: int) -> dict[str, Overrides]:

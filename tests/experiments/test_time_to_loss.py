@@ -194,7 +194,15 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
-SPARSE = ("slices", "dense_slices", "fst", "sste", "fixed", "mixture_experts24")  # what their names begin with
+SPARSE = (
+    "slices",
+    "dense_slices",
+    "fst",
+    "sste",
+    "fixed",
+    "mixture_experts24",
+    "mixture_quarter_experts24",
+)  # what their names begin with
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -211,7 +219,8 @@ def test_every_run_of_a_suite_is_allowed(name):
         model, dense = config.model, configs["dense"].model
         if run.startswith("mixture"):
             active = dense.experts_per_token * dense.expert_dim if dense.experts else dense.ffn_dim
-            assert model.experts_per_token * model.expert_dim == active
+            share = 4 if run.startswith("mixture_quarter") else 1
+            assert model.experts_per_token * model.expert_dim * share == active
         elif name.endswith("swiglu"):
             assert model.activation == "swiglu"
         elif run == "quarter_width":
