@@ -118,7 +118,7 @@ def _optimizer_rules(c: Config) -> Iterator[Rule]:
         "optimizer.name",
         o.name,
         whole,
-        "must be adamw with model.experts: Muon takes matrices, and theirs stand in one",
+        "must be adamw with model.experts, whose matrices are stored as one",
     )
     for key in ("learning_rate", "epsilon", "weight_decay", "clip_norm"):
         value = getattr(o, key)

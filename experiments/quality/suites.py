@@ -202,7 +202,7 @@ SUITES = {
     "afm_4_layers_muon": Suite(
         llama1b,
         _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": 4, "optimizer.name": "muon"}),
-        _runs(3052, 18_432, _RATES),
+        {name: run for name, run in _runs(3052, 18_432, _RATES).items() if "model.experts" not in run},
         lengths=(0.8, 1.0),
     ),
     # 42 M parameters, 200 M tokens.
