@@ -8,7 +8,7 @@ import pytest
 
 from sparse_lm import evaluate
 from sparse_lm.config import ConfigError
-from sparse_lm.model import llama
+from sparse_lm.model import decode, llama
 from sparse_lm.ops import fp8
 from sparse_lm.recipes import DENSE
 from sparse_lm.recipes.base import NoState
@@ -92,6 +92,17 @@ def test_no_output_depends_on_a_later_token():
     before, after = hidden_states(config, params, tokens), hidden_states(config, params, changed)
     np.testing.assert_array_equal(before[:, :PERTURBED], after[:, :PERTURBED])
     assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
+
+
+def test_generation_computes_as_the_model_does():
+    config = small.config("dense", **FP8)
+    params = small.compiled(config)[0].init().params
+    graphdef, (prompt, *_) = llama.graphdef(config.model), small.windows(config)[:, :4]
+    made = decode.generate(graphdef, params, prompt, max_new_tokens=6, temperature=0.0)
+    tokens = np.zeros(16, np.int32)
+    tokens[: 4 + 6] = [*prompt, *made]
+    logits = llama.merge(graphdef, params).logits(hidden_states(config, params, tokens[None]))
+    assert made == np.argmax(logits[0, 3:9], axis=-1).tolist()
 
 
 def test_a_run_trains_in_fp8_around_and_in_its_sparse_phase(corpus, tmp_path):
