@@ -28,8 +28,7 @@ def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) 
 
     def one_chunk(inputs):
         hidden, targets = inputs
-        logits = unembed(hidden, unembedding)
-        return _losses(logits, targets, jax.nn.logsumexp(logits, axis=-1))
+        return _losses(unembed(hidden, unembedding), targets)[0]
 
     losses = lax.map(one_chunk, (_split(hidden, chunk), _split(targets, chunk)))
     return losses.reshape(-1)[: hidden.shape[0]]
@@ -60,8 +59,7 @@ def _forward(hidden, unembedding, targets, chunk):
     def step(grad_matrix, inputs):
         hidden, targets, weights = inputs
         logits = unembed(hidden, matrix)
-        log_normaliser = _log_normaliser(logits)
-        losses = _losses(logits, targets, log_normaliser)
+        losses, log_normaliser = _losses(logits, targets)
         probabilities = jnp.exp(logits - log_normaliser[:, None])
         is_target = targets[:, None] == jnp.arange(logits.shape[1])
         grad_logits = ((probabilities - is_target) * weights[:, None]).astype(dtype)
@@ -83,33 +81,10 @@ def _backward(chunk, gradients, cotangent):
 chunked_cross_entropy.defvjp(_forward, _backward)
 
 
-def _losses(logits: Array, targets: Array, log_normaliser: Array) -> Array:
-    """Returns -log softmax(logits)[target], [chunk]."""
-    return log_normaliser - jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-
-
-def _log_normaliser(logits: Array) -> Array:
-    """Computes logsumexp along the vocabulary; has no gradient."""
-    # A GPU waits for memory here. A CPU computes, and has no vector code for a reduction of pairs.
-    return lax.platform_dependent(
-        logits, cuda=logsumexp_in_one_pass, default=functools.partial(jax.nn.logsumexp, axis=-1)
-    )
-
-
-def logsumexp_in_one_pass(logits: Array) -> Array:
-    """Computes logsumexp along the last axis of [chunk, V], and reads it once: maximum and sum are reduced together."""
-
-    def join(a, b):
-        (maximum_a, total_a), (maximum_b, total_b) = a, b
-        # One exponential, not two: that of the larger maximum relative to itself is 1.
-        difference = maximum_a - maximum_b
-        smaller = jnp.exp(-jnp.abs(difference))
-        total = jnp.where(difference > 0, total_a + smaller * total_b, smaller * total_a + total_b)
-        return jnp.maximum(maximum_a, maximum_b), total
-
-    nothing = jnp.finfo(logits.dtype).min, jnp.zeros((), logits.dtype)
-    maximum, total = lax.reduce((logits, jnp.ones_like(logits)), nothing, join, (1,))
-    return maximum + jnp.log(total)
+def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
+    """-log softmax(logits)[target] and the softmax's log normaliser, [chunk] each."""
+    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    return log_normaliser - jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0], log_normaliser
 
 
 def _split(x: Array, chunk: int) -> Array:
