@@ -21,13 +21,9 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.linear import linear
 from sparse_lm.model.norm import rms_norm
-from sparse_lm.ops import backends
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
 ROTATED = "rotated"  # what they call the queries and keys that it takes
-# Sequences whose gradients our kernels compute faster than cuDNN, by head width. What they keep in memory grows as the
-# square of a sequence's length.
-HOPPER_POSITIONS: dict[int, range] = {}
 
 
 class KVCache(NamedTuple):
@@ -62,7 +58,7 @@ class Attention(nnx.Module):
         `mask`, bool[B, 1, S, S], says which positions may see which of the earlier ones; all by default.
         """
         q, k, v = self._project(enter_tensor(x, axes), jnp.arange(x.shape[1]), axes)
-        return leave_tensor(self._output(causal_attention(q, k, v, mask), axes), axes)
+        return leave_tensor(self._output(causal_attention(q, k, v, mask, self.config.attention), axes), axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """The positions start .. start + S - 1 of sequences whose earlier positions are cached.
@@ -110,13 +106,15 @@ class Attention(nnx.Module):
 
 
 @jax.named_call
-def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None, on_gpu: str = "cudnn") -> Array:
     """softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H].
 
-    A bool `mask` [B, 1, S, S] takes more positions away.
+    A bool `mask` [B, 1, S, S] takes more positions away. `on_gpu` is `ModelConfig.attention`.
     """
-    implementation = attention_implementation(q.dtype, q.shape[1], q.shape[3], masked=mask is not None)
+    implementation = attention_implementation(q.dtype, on_gpu)
     if implementation == "hopper":
+        if mask is not None:
+            raise NotImplementedError("model.attention = 'hopper': its kernels take no mask")
         return hopper_attention(q, k, v)
     heads = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)
     return heads if implementation == "cudnn" else checkpoint_name(heads, ATTENTION_OUTPUT)
@@ -157,17 +155,10 @@ def document_mask(tokens: Array, separator: int) -> Array:
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
-def attention_implementation(dtype: jnp.dtype, positions: int, head_width: int, *, masked: bool = False) -> str:
-    """Names what computes attention.
-
-    "cudnn" (flash attention) is for half precision on a GPU, "hopper" the same with gradients by kernels of ours where
-    these were measured to be faster, and "xla" for all else.
-    """
+def attention_implementation(dtype: jnp.dtype, on_gpu: str = "cudnn") -> str:
+    """Returns `on_gpu`, flash attention, for half precision on a GPU, and "xla" for all else."""
     half = dtype in (jnp.bfloat16, jnp.float16)
-    if not half or jax.default_backend() != "gpu":
-        return "xla"
-    faster = HOPPER_POSITIONS.get(head_width, range(0))
-    return "hopper" if positions in faster and not masked and not backends.unavailable("hopper") else "cudnn"
+    return on_gpu if half and jax.default_backend() == "gpu" else "xla"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

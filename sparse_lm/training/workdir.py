@@ -38,6 +38,7 @@ RESUMABLE_CHANGES = frozenset(
         "data.tokenizer",
         "data.cache_dir",
         "data.eval_windows",
+        "model.attention",
         "model.remat",
         "model.loss_chunk",
         "optimizer.max_skipped_steps",

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from sparse_lm.config import ModelConfig
-from sparse_lm.model import attention
 from sparse_lm.model.attention import (
     Attention,
     KVCache,
@@ -18,7 +17,6 @@ from sparse_lm.model.attention import (
     document_mask,
     rotate,
 )
-from sparse_lm.ops import backends
 from tests.model import numpy_llama
 
 
@@ -85,34 +83,21 @@ def test_cached_pieces_equal_the_whole(pieces):
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("chosen", ["cudnn", "hopper"])
 @pytest.mark.parametrize(
-    ("backend", "dtype", "implementation"),
-    [("gpu", "bfloat16", "cudnn"), ("gpu", "float16", "cudnn"), ("gpu", "float32", "xla"), ("cpu", "bfloat16", "xla")],
+    ("backend", "dtype", "flash"),
+    [("gpu", "bfloat16", True), ("gpu", "float16", True), ("gpu", "float32", False), ("cpu", "bfloat16", False)],
 )
-def test_flash_attention_is_for_half_precision_on_a_gpu(monkeypatch, backend, dtype, implementation):
+def test_flash_attention_is_for_half_precision_on_a_gpu(monkeypatch, backend, dtype, flash, chosen):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert attention_implementation(jnp.dtype(dtype), 4096, 128) == implementation
+    assert attention_implementation(jnp.dtype(dtype), chosen) == (chosen if flash else "xla")
 
 
-@pytest.mark.parametrize(
-    ("positions", "head_width", "masked", "implementation"),
-    [
-        (1024, 128, False, "hopper"),
-        (1024, 128, True, "cudnn"),
-        (1024 + 64, 128, False, "cudnn"),
-        (1024, 64, False, "cudnn"),
-    ],
-)
-def test_our_gradients_are_for_lengths_and_widths_at_which_they_are_faster(
-    monkeypatch, positions, head_width, masked, implementation
-):
+def test_kernels_for_hopper_refuse_masks(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(attention, "HOPPER_POSITIONS", {128: range(1024, 8193, 128)})
-    monkeypatch.setattr(backends, "unavailable", lambda name: None)
-    choose = functools.partial(attention_implementation, jnp.dtype("bfloat16"), positions, head_width, masked=masked)
-    assert choose() == implementation
-    monkeypatch.setattr(backends, "unavailable", lambda name: "no Hopper GPU")
-    assert choose() == "cudnn"
+    heads = jnp.zeros((1, 128, 2, 64), jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="no mask"):
+        causal_attention(heads, heads, heads, jnp.ones((1, 1, 128, 128), bool), "hopper")
 
 
 @pytest.mark.gpu

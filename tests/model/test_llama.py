@@ -12,10 +12,9 @@ import pytest
 from sparse_lm import config_rules
 from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
-from sparse_lm.model import attention, llama, remat
+from sparse_lm.model import llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.model.norm import rms_norm
-from sparse_lm.ops import backends
 from sparse_lm.recipes import Act24, Dense
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
@@ -275,7 +274,7 @@ def test_a_gate_refuses_recipes_that_compute_none():
         llama.merge(graphdef, params)(windows(SMALL), recipe=Act24())
 
 
-@pytest.mark.parametrize("gradients", ["cudnn", "hopper"])
+@pytest.mark.parametrize("gradients", config_rules.ATTENTIONS)
 @pytest.mark.parametrize("policy", config_rules.REMAT_POLICIES)
 def test_gpu_step_lowers_with_flash_attention(monkeypatch, policy, gradients):
     """Forward and backward for CUDA, on a machine without it: only cuDNN's version must be made up."""
@@ -283,10 +282,7 @@ def test_gpu_step_lowers_with_flash_attention(monkeypatch, policy, gradients):
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=policy, head_dim=64)
-    if gradients == "hopper":
-        monkeypatch.setattr(attention, "HOPPER_POSITIONS", {64: range(128, 129)})
-        monkeypatch.setattr(backends, "unavailable", lambda name: None)
+    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=policy, head_dim=64, attention=gradients)
     graphdef, params = model(config)
     step = jax.jit(jax.value_and_grad(functools.partial(loss, graphdef)))
     text = step.trace(params, windows(config, length=129)).lower(lowering_platforms=("cuda",)).as_text()

@@ -65,10 +65,7 @@ def _active(model: ModelConfig, parameters: int) -> str:
 
 def _attention(config: Config) -> str:
     """Names what computes it on this machine."""
-    model = config.model
-    chosen = attention_implementation(
-        np.dtype(model.dtype), config.seq_len, model.head_width, masked=model.document_separator >= 0
-    )
+    chosen = attention_implementation(np.dtype(config.model.dtype), config.model.attention)
     return {"xla": "XLA", "cudnn": "cuDNN", "hopper": "cuDNN, gradients by kernels for Hopper"}[chosen]
 
 

@@ -4,8 +4,6 @@ import types
 import jax
 import pytest
 
-from sparse_lm.model import attention
-from sparse_lm.ops import backends
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
 from tests import small
@@ -31,16 +29,16 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(caps
         assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == 12)
 
 
-@pytest.mark.parametrize("separator, named", [(-1, "cuDNN, gradients by kernels for Hopper\n"), (0, "cuDNN\n")])
-def test_names_what_computes_attention(monkeypatch, capsys, separator, named):
-    config = small.config("dense", **{"model.document_separator": separator})
+@pytest.mark.parametrize(
+    "chosen, named", [("cudnn", "cuDNN\n"), ("hopper", "cuDNN, gradients by kernels for Hopper\n")]
+)
+def test_names_what_computes_attention(monkeypatch, capsys, chosen, named):
+    config = small.config("dense")
     trainer = make_trainer(config)
     data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
     state = trainer.init()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(backends, "unavailable", lambda name: None)
-    monkeypatch.setattr(attention, "HOPPER_POSITIONS", {8: range(64)})
-    half = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    half = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16", attention=chosen))
     print_overview(half, "runs/small", trainer, data, state)
     assert f"attention   {named}" in capsys.readouterr().out
 
