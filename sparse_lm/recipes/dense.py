@@ -33,25 +33,25 @@ class Dense(Recipe):
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):
-            h = self._times(self._rows(x), ffn.w1.dense.T)
+            h = _times(self._rows(x), ffn.w1.dense.T)
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             rows = self._rows(y)
-            o = self._times(rows, ffn.w2.dense)
+            o = _times(rows, ffn.w2.dense)
         return o, hidden_stats(seen, *y.shape), (saved, rows if self._fp8 else None)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         saved, y = saved
         with jax.named_scope("grad_hidden"):
-            dy = self._times(self._rows(do), ffn.w2.dense.T)
+            dy = _times(self._rows(do), ffn.w2.dense.T)
         dh = gradient(dy, saved, self.activation)
         with jax.named_scope("grad_input"):
-            dh = self._rows(dh)
-            dx = self._times(dh, ffn.w1.dense)
+            rows = self._rows(dh)
+            dx = _times(rows, ffn.w1.dense)
         with jax.named_scope("grad_up"):
-            dw1 = self._sum_over_rows(dh, x, ffn)
+            dw1 = _sum_over_rows(rows, x, ffn)
         with jax.named_scope("grad_down"):
-            dw2 = self._sum_over_rows(y if self._fp8 else hidden(saved, self.activation), do, ffn)
+            dw2 = _sum_over_rows(y if self._fp8 else hidden(saved, self.activation), do, ffn)
         return dx, dw1, dw2
 
     @property
@@ -61,14 +61,6 @@ class Dense(Recipe):
     def _rows(self, x: Array) -> Array | fp8.Scaled:
         """Brings activations or their gradients to the form that products read."""
         return fp8.by_rows(x) if self._fp8 else x
-
-    def _times(self, rows: Array | fp8.Scaled, weights: Array) -> Array:
-        return fp8.times(rows, weights) if self._fp8 else rows @ weights
-
-    def _sum_over_rows(self, rows: Array | fp8.Scaled, b: Array, ffn: FfnCall) -> Array:
-        if self._fp8:
-            return fp8.sum_over_rows(rows, b, ffn.gradient_dtype)
-        return jnp.matmul(rows.T, b, preferred_element_type=ffn.gradient_dtype)
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(_MOST_SLOTS, pairs, experts)
@@ -96,6 +88,16 @@ class Dense(Recipe):
         with jax.named_scope("grad_down"):
             dw2 = ops.grouped_weights(y, do, *blocks, **into)
         return combine(dx, ffn.groups.rows), dw1, dw2
+
+
+def _times(rows: Array | fp8.Scaled, weights: Array) -> Array:
+    return fp8.times(rows, weights) if isinstance(rows, fp8.Scaled) else rows @ weights
+
+
+def _sum_over_rows(rows: Array | fp8.Scaled, b: Array, ffn: FfnCall) -> Array:
+    if isinstance(rows, fp8.Scaled):
+        return fp8.sum_over_rows(rows, b, ffn.gradient_dtype)
+    return jnp.matmul(rows.T, b, preferred_element_type=ffn.gradient_dtype)
 
 
 def _blocks(ffn: FfnCall) -> tuple[tuple[Array, int, int], dict[str, Any]]:
