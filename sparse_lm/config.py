@@ -51,7 +51,6 @@ class ModelConfig:
     document_separator: int = -1  # end-of-text token that attention does not look past; -1: it sees a whole window
     dtype: str = "bfloat16"  # of the computation; parameters are float32
     precision: str = "bf16"  # of dense products with weights: that of dtype, or "fp8" (e4m3, see ops/fp8.py)
-    attention: str = "cudnn"  # on a GPU: "cudnn", or "hopper", its forward with gradients by kernels of ours
     remat: str = "none"  # what the backward pass of a layer recomputes: REMAT_POLICIES, see model/remat.py
     unroll_layers: bool = False  # compile every layer for itself: steps are faster, compilation slower
     loss_chunk: int = 1024  # tokens whose logits exist at one time

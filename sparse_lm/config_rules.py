@@ -21,7 +21,6 @@ OPTIMIZERS = ("adamw", "muon")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
 PRECISIONS = ("bf16", "fp8")
-ATTENTIONS = ("cudnn", "hopper")
 ROUTER_SCORES = ("softmax", "sigmoid")
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 WEIGHT_TILE = 64  # rows of a 2:4 weight that are stored, and travel, together
@@ -45,8 +44,6 @@ def rules(c: Config) -> Iterator[Rule]:
     """All of them, one a line; a rule may divide by what an earlier one has found positive."""
     yield from _run_rules(c)
     yield from _model_rules(c.model)
-    if c.model.attention == "hopper":
-        yield from _hopper_attention_rules(c)
     yield _not_negative("data.eval_windows", c.data.eval_windows)
     yield from _optimizer_rules(c)
     yield from _sparsity_rules(c)
@@ -94,19 +91,10 @@ def _model_rules(m: ModelConfig) -> Iterator[Rule]:
     yield one_of("model.activation", m.activation, ACTIVATIONS)
     yield one_of("model.dtype", m.dtype, DTYPES)
     yield one_of("model.precision", m.precision, PRECISIONS)
-    yield one_of("model.attention", m.attention, ATTENTIONS)
     yield one_of("model.remat", m.remat, REMAT_POLICIES)
     yield _not_negative("model.experts", m.experts)
     if m.experts:
         yield from _mixture_rules(m)
-
-
-def _hopper_attention_rules(c: Config) -> Iterator[Rule]:
-    m, needed = c.model, 'with model.attention = "hopper"'
-    yield "seq_len", c.seq_len, c.seq_len % 128 == 0, f"must be a multiple of 128 {needed}"
-    yield "model.head_dim", m.head_width, m.head_width in (64, 128), f"must be 64 or 128 {needed}"
-    yield "model.dtype", m.dtype, m.dtype == "bfloat16", f"must be bfloat16 {needed}"
-    yield "model.document_separator", m.document_separator, m.document_separator < 0, f"must be -1 {needed}"
 
 
 def _mixture_rules(m: ModelConfig) -> Iterator[Rule]:

@@ -97,11 +97,6 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ),
         ({"model.document_separator": -2}, "model.document_separator", "or -1"),
         ({"model.document_separator": 0, "seq_len": 129}, "seq_len", "must be even with model.document_separator"),
-        ({"model.attention": "flash"}, "model.attention", "cudnn, hopper"),
-        ({"model.attention": "hopper", "model.head_dim": 32}, "model.head_dim", "64 or 128 with model.attention"),
-        ({"model.attention": "hopper", "seq_len": 1000}, "seq_len", "multiple of 128 with model.attention"),
-        ({"model.attention": "hopper", "model.dtype": "float32"}, "model.dtype", "bfloat16 with model.attention"),
-        ({"model.attention": "hopper", "model.document_separator": 0}, "model.document_separator", "must be -1 with"),
         (
             {"model.activation": "swiglu"},
             "sparsity.recipe",

@@ -28,9 +28,9 @@ import numpy as np
 from absl import app, flags
 from jax import Array
 
+from experiments.kernels.attention_gradients import hopper_attention
 from experiments.kernels.timing import time_by_kernel
 from experiments.result_files import write_results
-from sparse_lm.model.attention import hopper_attention
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 SHAPES = flags.DEFINE_list(

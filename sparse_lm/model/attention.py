@@ -58,7 +58,7 @@ class Attention(nnx.Module):
         `mask`, bool[B, 1, S, S], says which positions may see which of the earlier ones; all by default.
         """
         q, k, v = self._project(enter_tensor(x, axes), jnp.arange(x.shape[1]), axes)
-        return leave_tensor(self._output(causal_attention(q, k, v, mask, self.config.attention), axes), axes)
+        return leave_tensor(self._output(causal_attention(q, k, v, mask), axes), axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
         """The positions start .. start + S - 1 of sequences whose earlier positions are cached.
@@ -106,44 +106,15 @@ class Attention(nnx.Module):
 
 
 @jax.named_call
-def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None, on_gpu: str = "cudnn") -> Array:
+def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     """softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H].
 
-    A bool `mask` [B, 1, S, S] takes more positions away. `on_gpu` is `ModelConfig.attention`.
+    A bool `mask` [B, 1, S, S] takes more positions away.
     """
-    implementation = attention_implementation(q.dtype, on_gpu)
-    if implementation == "hopper":
-        if mask is not None:
-            raise NotImplementedError("model.attention = 'hopper': its kernels take no mask")
-        return hopper_attention(q, k, v)
-    heads = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)
-    return heads if implementation == "cudnn" else checkpoint_name(heads, ATTENTION_OUTPUT)
-
-
-@jax.custom_vjp
-def hopper_attention(q: Array, k: Array, v: Array) -> Array:
-    """Computes `causal_attention` by cuDNN, and its gradients by the kernels of `attention_gradients`."""
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-
-
-def _forward(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
-    # The public function rounds the sums' logarithms to the dtype of q, too coarse for gradients.
-    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
-
-    options = dict(scale=q.shape[-1] ** -0.5, mask_type=MaskType.CAUSAL, return_residual=True)
-    saved = dot_product_attention(q, k, v, **options)
-    heads, log_sum = (checkpoint_name(x, ATTENTION_OUTPUT) for x in saved)
-    return heads, (q, k, v, heads, log_sum)
-
-
-@functools.partial(jax.named_call, name="causal_attention")
-def _backward(residuals: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, Array]:
-    from sparse_lm.model.attention_gradients import attention_gradients
-
-    return attention_gradients(*residuals, cotangent)
-
-
-hopper_attention.defvjp(_forward, _backward)
+    if attention_implementation(q.dtype) == "cudnn":
+        return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
+    heads = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="xla")
+    return checkpoint_name(heads, ATTENTION_OUTPUT)
 
 
 def document_mask(tokens: Array, separator: int) -> Array:
@@ -155,10 +126,10 @@ def document_mask(tokens: Array, separator: int) -> Array:
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
-def attention_implementation(dtype: jnp.dtype, on_gpu: str = "cudnn") -> str:
-    """Returns `on_gpu`, flash attention, for half precision on a GPU, and "xla" for all else."""
+def attention_implementation(dtype: jnp.dtype) -> str:
+    """ "cudnn" (flash attention) for half precision on a GPU, "xla" for all else."""
     half = dtype in (jnp.bfloat16, jnp.float16)
-    return on_gpu if half and jax.default_backend() == "gpu" else "xla"
+    return "cudnn" if half and jax.default_backend() == "gpu" else "xla"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

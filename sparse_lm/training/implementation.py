@@ -1,4 +1,4 @@
-"""Refuses a backend, a precision or an attention that this machine does not have, before anything compiles."""
+"""Refuses a backend or a precision that this machine does not have, before anything compiles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ def check_implementation(recipe: Recipe) -> None:
     reason = backends.unavailable(name) if name else None
     if reason:
         raise ConfigError("sparsity.implementation", name, reason)
-
-
-def check_attention(attention: str) -> None:
-    """Raises ConfigError if `model.attention` names kernels that cannot run here."""
-    reason = backends.unavailable("hopper") if attention == "hopper" else None
-    if reason:
-        raise ConfigError("model.attention", attention, f"{reason}; allowed here: cudnn")
 
 
 def check_precision(precision: str) -> None:

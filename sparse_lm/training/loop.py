@@ -16,7 +16,7 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.compile_ahead import CompileAhead
 from sparse_lm.training.determinism import check_determinism
 from sparse_lm.training.evaluation import HeldOut
-from sparse_lm.training.implementation import check_attention, check_implementation, check_precision
+from sparse_lm.training.implementation import check_implementation, check_precision
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
@@ -64,7 +64,6 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
     check_determinism(config)
     check_implementation(config.sparsity.recipe)
     check_precision(config.model.precision)
-    check_attention(config.model.attention)
     config, pretrained = open_pretrained(config, workdir)
     make_workdir(workdir)
     with (

@@ -38,7 +38,6 @@ RESUMABLE_CHANGES = frozenset(
         "data.tokenizer",
         "data.cache_dir",
         "data.eval_windows",
-        "model.attention",
         "model.remat",
         "model.loss_chunk",
         "optimizer.max_skipped_steps",

@@ -83,21 +83,13 @@ def test_cached_pieces_equal_the_whole(pieces):
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("chosen", ["cudnn", "hopper"])
 @pytest.mark.parametrize(
-    ("backend", "dtype", "flash"),
-    [("gpu", "bfloat16", True), ("gpu", "float16", True), ("gpu", "float32", False), ("cpu", "bfloat16", False)],
+    ("backend", "dtype", "implementation"),
+    [("gpu", "bfloat16", "cudnn"), ("gpu", "float16", "cudnn"), ("gpu", "float32", "xla"), ("cpu", "bfloat16", "xla")],
 )
-def test_flash_attention_is_for_half_precision_on_a_gpu(monkeypatch, backend, dtype, flash, chosen):
+def test_flash_attention_is_for_half_precision_on_a_gpu(monkeypatch, backend, dtype, implementation):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert attention_implementation(jnp.dtype(dtype), chosen) == (chosen if flash else "xla")
-
-
-def test_kernels_for_hopper_refuse_masks(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    heads = jnp.zeros((1, 128, 2, 64), jnp.bfloat16)
-    with pytest.raises(NotImplementedError, match="no mask"):
-        causal_attention(heads, heads, heads, jnp.ones((1, 1, 128, 128), bool), "hopper")
+    assert attention_implementation(jnp.dtype(dtype)) == implementation
 
 
 @pytest.mark.gpu

@@ -274,19 +274,17 @@ def test_a_gate_refuses_recipes_that_compute_none():
         llama.merge(graphdef, params)(windows(SMALL), recipe=Act24())
 
 
-@pytest.mark.parametrize("gradients", config_rules.ATTENTIONS)
 @pytest.mark.parametrize("policy", config_rules.REMAT_POLICIES)
-def test_gpu_step_lowers_with_flash_attention(monkeypatch, policy, gradients):
+def test_gpu_step_lowers_with_flash_attention(monkeypatch, policy):
     """Forward and backward for CUDA, on a machine without it: only cuDNN's version must be made up."""
     from jax._src.cudnn import fused_attention_stablehlo
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=policy, head_dim=64, attention=gradients)
+    config = dataclasses.replace(SMALL, dtype="bfloat16", remat=policy)
     graphdef, params = model(config)
     step = jax.jit(jax.value_and_grad(functools.partial(loss, graphdef)))
-    text = step.trace(params, windows(config, length=129)).lower(lowering_platforms=("cuda",)).as_text()
+    text = step.trace(params, windows(config, length=17)).lower(lowering_platforms=("cuda",)).as_text()
     # Once in the forward scan, again in the backward one if it is recomputed.
     assert text.count("@__cudnn$fmhaSoftmax(") == (2 if policy == "full" else 1)
-    assert text.count("@__cudnn$fmhaSoftmaxBackward(") == (gradients == "cudnn")
-    assert text.count("stablehlo.custom_call @mosaic_gpu") == 2 * (gradients == "hopper")
+    assert text.count("@__cudnn$fmhaSoftmaxBackward(") == 1

@@ -31,7 +31,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
         "data": data.describe(),
         "tokens": f"{config.tokens_per_step:,} a step, {total:,} in all, {shown} epochs",
         "devices": f"{len(devices)} x {devices[0].device_kind}",
-        "attention": _attention(config),
+        "attention": {"xla": "XLA", "cudnn": "cuDNN"}[attention_implementation(np.dtype(config.model.dtype))],
         "phases": ", ".join(_phases(config)),
     }
     print(f"{workdir}: {f'going on from step {start}' if start else 'starting'}")
@@ -61,12 +61,6 @@ def _active(model: ModelConfig, parameters: int) -> str:
         return ""
     idle = 2 * model.layers * (model.experts - model.experts_per_token) * model.expert_dim * model.dim
     return f", of which a token meets {parameters - idle:,}"
-
-
-def _attention(config: Config) -> str:
-    """Names what computes it on this machine."""
-    chosen = attention_implementation(np.dtype(config.model.dtype), config.model.attention)
-    return {"xla": "XLA", "cudnn": "cuDNN", "hopper": "cuDNN, gradients by kernels for Hopper"}[chosen]
 
 
 def _phases(config: Config) -> list[str]:

@@ -1,8 +1,4 @@
-import dataclasses
 import types
-
-import jax
-import pytest
 
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
@@ -27,20 +23,6 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(caps
         assert facts["attention"].strip() == "XLA"
         assert facts["phases"].strip() == "dense 0..11"
         assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == 12)
-
-
-@pytest.mark.parametrize(
-    "chosen, named", [("cudnn", "cuDNN\n"), ("hopper", "cuDNN, gradients by kernels for Hopper\n")]
-)
-def test_names_what_computes_attention(monkeypatch, capsys, chosen, named):
-    config = small.config("dense")
-    trainer = make_trainer(config)
-    data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
-    state = trainer.init()
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    half = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16", attention=chosen))
-    print_overview(half, "runs/small", trainer, data, state)
-    assert f"attention   {named}" in capsys.readouterr().out
 
 
 def test_says_how_many_parameters_of_a_mixture_a_token_meets(capsys):

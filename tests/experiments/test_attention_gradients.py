@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.model.attention import hopper_attention
-from sparse_lm.model.attention_gradients import attention_gradients
+from experiments.kernels.attention_gradients import attention_gradients, hopper_attention
 
 PLAIN = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla")
 # Sequences, positions, heads of queries and of keys, head width.

@@ -6,6 +6,8 @@ writes dS^T, of the blocks below the diagonal alone, from which the second kerne
 the order in which thread blocks run, so that the same inputs give the same bits.
 
 dS takes S (S + 128) bytes a sequence and head of queries, until dq is computed.
+
+A candidate: it has not run on a GPU, and no model uses it. `experiments.bench.attention` times it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,28 @@ _TRANSFORMS = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 _WGMMA = plgpu.Layout.WGMMA
 _GRID = ("batch", "tile", "head")
 _LOG2_E = math.log2(math.e)
+
+
+@jax.custom_vjp
+def hopper_attention(q: Array, k: Array, v: Array) -> Array:
+    """Computes causal attention by cuDNN, and its gradients by the kernels below."""
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def _forward(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
+    # The public function rounds the sums' logarithms to the dtype of q, too coarse for gradients.
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    options = dict(scale=q.shape[-1] ** -0.5, mask_type=MaskType.CAUSAL, return_residual=True)
+    saved = dot_product_attention(q, k, v, **options)
+    return saved[0], (q, k, v, *saved)
+
+
+def _backward(residuals: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, Array]:
+    return attention_gradients(*residuals, cotangent)
+
+
+hopper_attention.defvjp(_forward, _backward)
 
 
 def attention_gradients(
