@@ -74,7 +74,7 @@ class SquaredReluFFN(nnx.Module):
           int32[F], the order in which neurons now are, for `sort_moments`; None if they stay where they were.
         """
         self._require(sparse=False)
-        state, order = self.recipe.enter(self.up[...], self.down[...], _tokens(x))
+        state, order = self.recipe.enter(self.up[...], self.down[...], x)
         if order is not None:
             self.up[...], self.down[...] = self.up[...][order], self.down[...][order]
         self._set(state)
@@ -84,7 +84,7 @@ class SquaredReluFFN(nnx.Module):
     def refresh(self, x: Array | None = None) -> dict[str, Array]:
         """Brings the state up to date, every 40 steps or so if `recipe.refreshes`; returns what changed."""
         self._require(sparse=True)
-        state, changed = self.recipe.refresh(self.up[...], self.down[...], self._state(), _tokens(x))
+        state, changed = self.recipe.refresh(self.up[...], self.down[...], self._state(), x)
         self._set(state)
         return changed
 
@@ -155,7 +155,3 @@ def _path(path: Any) -> Path:
     if path and path[-1] == jax.tree_util.GetAttrKey("value"):
         path = path[:-1]
     return tuple(getattr(part, "key", getattr(part, "idx", getattr(part, "name", None))) for part in path)
-
-
-def _tokens(x: Array | None) -> Array | None:
-    return x if x is None else x.reshape(-1, x.shape[-1])

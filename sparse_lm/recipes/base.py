@@ -125,14 +125,14 @@ class Recipe:
         return self.State()
 
     def enter(
-        self, w1: Float[Array, "rows D"], w2: Float[Array, "F D"], x: Float[Array, "T D"] | None = None
+        self, w1: Float[Array, "rows D"], w2: Float[Array, "F D"], x: Float[Array, "*tokens D"] | None = None
     ) -> tuple[Any, Int32[Array, " F"] | None]:
         """Enters the sparse phase.
 
         Args:
           w1: [F, D] up projection.
           w2: [F, D] down projection.
-          x: [T, D], a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
+          x: [..., D], a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
 
         Returns:
           state: what `ffn` reads.
@@ -293,10 +293,10 @@ class Recipe:
             raise ValueError(f"recipe {self.name!r} computes {', '.join(self.computes)}, not {kind}")
 
     def _state(self, state: Any) -> Any:
-        if state is None:
-            if self.State is not NoState:
-                raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
+        if self.State is NoState:
             return NoState()
+        if not isinstance(state, self.State):
+            raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
         return state
 
 

@@ -73,8 +73,7 @@ class DenseSlices(Recipe):
         return Centroids(jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Centroids, Array]:
-        if x is None:
-            raise ValueError("recipe 'dense_slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
+        x = routing.tokens_of(x, "enter(w1, w2, x)")
         centroids = routing.cluster(x, self.experts)
         y, _, _ = activate(x @ w1.astype(x.dtype).T, self.activation)
         owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
@@ -82,6 +81,7 @@ class DenseSlices(Recipe):
 
     def refresh(self, w1: Array, w2: Array, state: Centroids, x: Array | None = None) -> tuple[Centroids, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
+        x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return Centroids(routing.update_centroids(x, state.centroids)), {}
 
     def check_state(self, state: Centroids) -> None:

@@ -105,6 +105,7 @@ class Fst(Recipe):
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             o = ffn.w2.over_neurons(y)
+        o = jnp.where(jnp.isfinite(ffn.state.decay), o, jnp.nan)  # a state that was never entered
         return o, hidden_stats(seen, *y.shape), saved
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:

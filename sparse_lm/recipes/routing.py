@@ -17,6 +17,13 @@ ITERATIONS = 10  # of k-means
 _FAR = 1e30  # farther than any centroid, nearer than one that is full
 
 
+def tokens_of(x: Float[Array, "*tokens D"] | None, call: str) -> Float[Array, "T D"]:
+    """Returns the batch of inputs that `call`, such as "enter(w1, w2, x)", was given: all leading axes are tokens."""
+    if x is None:
+        raise ValueError(f"centroids are of the FFN's inputs: {call} needs a batch x [..., D]")
+    return x.reshape(-1, x.shape[-1])
+
+
 def unit(x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
     """Scales rows to length 1, in float32; a row of zeros stays one."""
     x = jnp.asarray(x, jnp.float32)

@@ -91,8 +91,7 @@ class Slices(SoftThreshold24):
         return RoutedState(*unfit_scales(), jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, Array]:
-        if x is None:
-            raise ValueError("recipe 'slices' clusters the FFN's inputs: enter(w1, w2, x) needs a batch x [T, D]")
+        x = routing.tokens_of(x, "enter(w1, w2, x)")
         scales, centroids = fit_scales(w1, w2), routing.cluster(x, self.experts)
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
         y, _, _ = activate(x @ w1_sparse.T, self.activation)
@@ -101,6 +100,7 @@ class Slices(SoftThreshold24):
 
     def refresh(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[RoutedState, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
+        x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 
     def check_state(self, state: RoutedState) -> None:

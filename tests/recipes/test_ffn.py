@@ -199,6 +199,8 @@ def test_a_state_is_needed_where_there_is_one(name):
     else:
         with pytest.raises(ValueError, match=rf"recipe '{name}' reads a state: make one with enter\(w1, w2, x\)"):
             jax.eval_shape(recipe.ffn, *shapes)
+        with pytest.raises(ValueError, match=rf"recipe '{name}' reads a state"):
+            jax.eval_shape(recipe.ffn, *shapes, DENSE.State())
 
 
 @pytest.mark.parametrize("name", RECIPES)
