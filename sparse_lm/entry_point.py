@@ -10,6 +10,7 @@ from absl import app, flags
 from sparse_lm import logs
 from sparse_lm.config import ConfigError
 from sparse_lm.data.errors import DataError
+from sparse_lm.files import unusable
 from sparse_lm.training.workdir import WorkdirError
 
 flags.disclaim_key_flags()  # a flag is one of the entry point that defines it, and so in its --help
@@ -34,6 +35,7 @@ def run(
         if len(argv) > 1:
             raise app.UsageError(f"unknown argument {argv[1]!r}")
         logs.configure()
+        _check_paths()
         try:
             main()
         except (ConfigError, DataError, WorkdirError, *errors) as error:
@@ -43,6 +45,15 @@ def run(
 
     define_flags()
     app.run(main_in_words, flags_parser=parse_flags)
+
+
+def _check_paths() -> None:
+    """Exits with one line if `--workdir` or `--output` is no path that files can have."""
+    for name in ("workdir", "output"):
+        given = flags.FLAGS[name].value if name in flags.FLAGS else None
+        for path in [given] if isinstance(given, str) else given or ():
+            if reason := unusable(path):
+                sys.exit(f"--{name}={path}: {reason}")
 
 
 class _CheckpointParser(flags.ArgumentParser):

@@ -1,13 +1,25 @@
-"""Writes files that appear whole or not at all."""
+"""Writes files that appear whole or not at all, and says which paths no file can have."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+
+def unusable(path: str | os.PathLike) -> str | None:
+    """Says why nothing can be kept at a path, whatever the disk; None if it can."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path)):
+        return "must be a path, not a URL; mount the bucket, as with gcsfuse, and name that"
+    try:
+        os.path.realpath(path).encode()  # TensorStore and tokenizers take no other names
+    except UnicodeEncodeError:
+        return "the name is not UTF-8; use another"
+    return None
 
 
 @contextlib.contextmanager

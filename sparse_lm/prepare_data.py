@@ -17,7 +17,6 @@ and of a finished one only reads the text again.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from sparse_lm.data.errors import DataError
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.data.workers import available_cores
 from sparse_lm.durations import duration
+from sparse_lm.files import unusable
 
 DEFAULT_VOCAB_SIZE = 32_768
 
@@ -61,10 +61,7 @@ def prepare_files(
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
     try:
-        os.path.realpath(output).encode()
         replaceable(output)
-    except UnicodeEncodeError as error:
-        raise DataError(f"--output={output!r}: the name is not UTF-8: name another directory") from error
     except DataError as error:
         raise DataError(f"--output={output}: {error}") from error
     if output.exists() and not is_prepared(output) and (not output.is_dir() or any(output.iterdir())):
@@ -131,6 +128,8 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
     logs.configure()
     options = flags.FLAGS
+    if reason := unusable(options.output):
+        sys.exit(f"--output={options.output}: {reason}")
     start = time.monotonic()
     try:
         data = prepare_files(

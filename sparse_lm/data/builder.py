@@ -133,9 +133,12 @@ def replaceable(directory: Path) -> Path:
     """Returns the directory without links, to which a rename can move another.
 
     Raises:
-      DataError: it is a mount point, or the current directory, which whoever works in it would lose.
+      DataError: it is a mount point, or the current directory, which whoever works in it would lose; or a link that
+        leads to itself.
     """
     directory = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError where links go in a circle
+    if directory.is_symlink():
+        raise DataError(f"{directory} is a link that leads to itself")
     if directory.is_mount():
         raise DataError(f"{directory} is a mount point, which cannot be replaced: name a directory in it")
     if directory == Path.cwd():

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import Config, ConfigError, parse, to_dict
-from sparse_lm.files import write_json
+from sparse_lm.files import unusable, write_json
 from sparse_lm.training.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
@@ -70,8 +69,8 @@ def writing(workdir: str | os.PathLike) -> Iterator[None]:
 
 def check_local(workdir: str | os.PathLike) -> None:
     """Raises WorkdirError for a URL: metrics are appended to and locks are held, which no object store can do."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(workdir)):
-        raise WorkdirError(workdir, "must be a directory, not a URL; mount the bucket, as with gcsfuse, and name that")
+    if reason := unusable(workdir):
+        raise WorkdirError(workdir, reason)
 
 
 def make_workdir(workdir: str | os.PathLike) -> Path:

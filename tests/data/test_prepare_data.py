@@ -40,13 +40,17 @@ def test_command_line(files, tmp_path):
         [f"--files={named}", f"--output={tmp_path}/other", *flags],
         [f"--files={tmp_path}/none*.txt", f"--output={tmp_path}/none"],
         [f"--files={named}", os.fsdecode(f"--output={tmp_path}/caf".encode() + b"\xe9")],
+        [f"--files={named}", "--output=gs://bucket/data"],
+        [f"--files={named}", f"--output={tmp_path}/loop"],
     ]
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "outputs").mkdir()
-    good, other, no_file, no_name = run_each("sparse_lm.prepare_data", command_lines, tmp_path / "outputs")
+    good, other, *bad = run_each("sparse_lm.prepare_data", command_lines, tmp_path / "outputs")
     assert good.returncode == 0 and good.stdout.startswith(f"{tmp_path}/out: 30 documents")
     assert "tokenising: done" in good.stderr
     assert other.returncode == 0, other.stderr
-    for result, message in ((no_file, "matches no file"), (no_name, "the name is not UTF-8")):
+    messages = "matches no file", "the name is not UTF-8", "must be a path, not a URL", "a link that leads to itself"
+    for result, message in zip(bad, messages, strict=True):
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
         assert message in result.stderr
 

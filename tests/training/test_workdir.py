@@ -145,7 +145,7 @@ def test_workdir_is_made(tmp_path):
 @pytest.mark.parametrize("use", [make_workdir, load_config])
 def test_url_is_refused_by_name(workdir, use, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WorkdirError, match=rf"^--workdir={workdir}: must be a directory, not a URL"):
+    with pytest.raises(WorkdirError, match=rf"^--workdir={workdir}: must be a path, not a URL"):
         use(workdir)
     assert not list(tmp_path.iterdir())
 
