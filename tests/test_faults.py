@@ -15,6 +15,7 @@ import pytest
 from sparse_lm.data import DataError
 from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.restored import restore_for_sparse
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import WorkdirError, meaning
 from tests.data.examples import damage_records
@@ -294,3 +295,36 @@ def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whol
     message = "is of another run: config.sparsity.recipe is 'fst' in the checkpoint and 'slices' here"
     with pytest.raises(WorkdirError, match=message):
         loop.train(small_config(corpus), str(tmp_path))
+
+
+def test_tokens_that_are_not_finite_where_experts_are_chosen_cost_their_steps_alone(corpus, tmp_path, monkeypatch):
+    """One in the batch that enters the sparse phase, one in that of a refresh."""
+    batches, make_trainer = run_data.train_batches, loop.make_trainer
+    config = small_config(corpus, **{"model.vocab_size": 384})
+    assert (config.sparsity.start_step, config.sparsity.refresh_every) == (4, 2)
+
+    def spoiled(*args, start_step, **kwargs):
+        for step, windows in enumerate(batches(*args, start_step=start_step, **kwargs), start_step):
+            if step in (4, 6):
+                windows = np.array(windows)
+                windows[1, 5] = 383
+            yield windows
+
+    def with_an_infinite_token(config):
+        def init():
+            state = trainer.init()
+            rows = state.params["embed"]["embedding"].at[383].set(np.inf)
+            return dataclasses.replace(state, params=state.params | {"embed": {"embedding": rows}})
+
+        trainer = make_trainer(config)
+        return dataclasses.replace(trainer, init=init)
+
+    monkeypatch.setattr(run_data, "train_batches", spoiled)
+    monkeypatch.setattr(loop, "make_trainer", with_an_infinite_token)
+    assert loop.train(config, str(tmp_path))
+    written = lines(tmp_path)
+    assert [line["step"] for line in written if line["loss"] is None] == [4, 6]
+    assert [line["skipped"] for line in written] == [0] * 4 + [1] * 2 + [2] * 6
+    assert all(np.isfinite(line["eval_loss"]) for line in written if "eval_loss" in line)
+    _, state, _ = restore_for_sparse(tmp_path, config, "latest")
+    assert all(np.isfinite(array).all() for array in jax.device_get(state))
