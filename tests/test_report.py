@@ -83,6 +83,10 @@ def decoded(values):
     return np.array(values, float)
 
 
+def test_titles_fit_a_narrow_screen():
+    assert max(map(len, page.PANELS.values())) <= 40  # 420 pixels have room for no more
+
+
 def test_page_has_what_was_logged_by_tokens_and_by_time(tmp_path):
     found, layout = curves(make_run(tmp_path / "a_run", lines(), summary()))
     tokens, losses = np.arange(1, 41), 8.0 - np.arange(40) / 20
@@ -114,7 +118,7 @@ def test_shares_of_a_mixture_have_a_curve_each(tmp_path):
         line["data_shares"] = {"data/a": 0.75 + line["step"] / 1000, "<b>": 0.25 - line["step"] / 1000}
     mixed, one = make_run(tmp_path / "mixed", written), make_run(tmp_path / "one", lines())
     found, _ = curves(mixed, one)
-    (_, _, first), (_, _, second), (name, _, none) = found["share of each corpus among the windows read so far"]
+    (_, _, first), (_, _, second), (name, _, none) = found["share of each corpus so far"]
     np.testing.assert_allclose(first[5:], 0.75 + np.arange(5, 40) / 1000)
     np.testing.assert_allclose(second[5:], 0.25 - np.arange(5, 40) / 1000)
     assert np.isnan([*first[:5], *second[:5]]).all() and name == "one" and np.isnan(none).all()

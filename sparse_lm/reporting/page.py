@@ -25,7 +25,7 @@ PANELS = {
     "flip_rate": "flip rate of 2:4 weights",
     "activation_sparsity": "zeros among activations",
     "expert_load": "load of the busiest expert (1: even)",
-    "data_shares": "share of each corpus among the windows read so far",
+    "data_shares": "share of each corpus so far",
     "memory": "peak of device memory (bytes)",
 }
 """Titles of the curves, by key of metrics.jsonl; of what layers have, means over them."""
