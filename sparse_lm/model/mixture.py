@@ -1,8 +1,10 @@
 """A mixture of experts: each token is computed by k of E squared-ReLU FFNs, whose products a recipe computes.
 
-The router is float32. A token's scores are the softmax or the sigmoid of its logits; it goes to the k experts of
-largest score + bias, and its gates are the scores of these, without the bias, over their sum. So every decision is made
-from one token alone. No token is dropped, whatever the loads.
+The router is float32. A token's logits are products with its input, over sqrt(D): without the root a step of Adam moves
+them by about as much as they differ, and routing settles before experts have learnt anything. A token's scores are the
+softmax or the sigmoid of its logits; it goes to the k experts of largest score + bias, and its gates are the scores of
+these, without the bias, over their sum. So every decision is made from one token alone. No token is dropped, whatever
+the loads.
 
     bias      only selects, and is trained by no gradient: after each step it rises for experts with less than an even
               load and falls for the others (auxiliary-loss-free balancing, 2408.15664);
@@ -103,7 +105,7 @@ def route(
       gates: f32[T, k], which sum to 1; differentiable, as is the z-loss.
       z_loss: f32[].
     """
-    logits = jnp.dot(x.astype(jnp.float32), router.T, precision=lax.Precision.HIGHEST)
+    logits = jnp.dot(x.astype(jnp.float32), router.T, precision=lax.Precision.HIGHEST) / math.sqrt(x.shape[-1])
     score = jax.nn.softmax(logits) if scores == "softmax" else jax.nn.sigmoid(logits)
     chosen = checkpoint_name(lax.top_k(lax.stop_gradient(score) + bias, choices)[1], RESIDUALS)
     # By comparison rather than by index, whose gradient would be scattered.

@@ -87,7 +87,7 @@ def mixture(x, weights, config):
     out = np.zeros_like(x)
     if config.shared_expert_dim:
         out += squared_relu(x, weights["shared_up"], weights["shared_down"])
-    score = scores(x @ weights["router"].T, config)
+    score = scores(x @ weights["router"].T / np.sqrt(config.dim), config)
     least = np.sort(score + weights["router_bias"], -1)[..., [-config.experts_per_token]]
     gates = score * (score + weights["router_bias"] >= least)
     gates /= gates.sum(-1, keepdims=True)

@@ -25,14 +25,14 @@ def random(seed, *shape):
 
 
 X, DO = random(0, TOKENS, CONFIG.dim), random(1, TOKENS, CONFIG.dim)
-ROUTER, BIAS = random(2, 5, CONFIG.dim) / 5, random(3, 5) / 10
+ROUTER, BIAS = random(2, 5, CONFIG.dim), random(3, 5) / 10
 
 
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_tokens_choose_by_score_and_bias_and_are_gated_by_score_alone(scores):
     config = dataclasses.replace(CONFIG, router_scores=scores)
     chosen, gates, z_loss = mixture.route(X, ROUTER, BIAS, 3, scores)
-    logits = np.asarray(X, np.float64) @ np.asarray(ROUTER, np.float64).T
+    logits = np.asarray(X, np.float64) @ np.asarray(ROUTER, np.float64).T / np.sqrt(CONFIG.dim)
     score = numpy_llama.scores(logits, config)
     np.testing.assert_array_equal(chosen, np.argsort(-(score + np.asarray(BIAS)), axis=-1)[:, :3])
     assert (np.asarray(chosen) != np.argsort(-score, axis=-1)[:, :3]).any()
@@ -61,7 +61,7 @@ def test_a_score_that_is_not_finite_harms_its_own_token_alone():
 def layer(**overrides):
     """A mixture of one layer, with a router and a bias that matter."""
     made = mixture.Mixture(dataclasses.replace(CONFIG, **overrides), nnx.Rngs(0))
-    made.router_bias[...] = BIAS
+    made.router[...], made.router_bias[...] = ROUTER, BIAS
     return nnx.split(made)
 
 
@@ -83,11 +83,11 @@ def test_router_and_experts_get_their_gradients(recipe):
 
     of_params, dx = gradients(params, X)
     x, do, router, up, down = (np.asarray(a, np.float64) for a in (X, DO, params.router, params.up, params.down))
-    score = numpy_llama.scores(x @ router.T, CONFIG)
+    score = numpy_llama.scores(x @ router.T / np.sqrt(CONFIG.dim), CONFIG)
     chosen = np.argsort(-(score + np.asarray(BIAS)), axis=-1)[:, :3]
 
     def gates_and_z(x, router):
-        logits = x @ router.T
+        logits = x @ router.T / np.sqrt(CONFIG.dim)
         own = np.take_along_axis(numpy_llama.scores(logits, CONFIG), chosen, axis=-1)
         return own / own.sum(-1, keepdims=True), np.mean(np.log(np.exp(logits).sum(-1)) ** 2)
 
