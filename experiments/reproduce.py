@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
     Attributes:
       command: writes the result file, OUTPUT.
-      takes: hardware and time; "not timed" where no file says.
+      takes: hardware, and time where the file does not say it.
       file: in `experiments/results`, with the numbers that are expected.
       read: finds them in a result.
     """
@@ -86,7 +86,7 @@ _TIME = "python -m experiments.quality.time_to_loss --suite=afm_4_layers --data=
 _SECONDS = "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices"
 _EXPERTS = "python -m experiments.bench.experts --output=OUTPUT"
 _STEP_AFM, _TIME_AFM = "step_afm_4_layers_h200.json", "time_afm_4_layers_h200.json"
-_RUNS, _H200 = "--gpus=0,1,2,3 --runs=dense,slices_80 --seeds=10,11,12,13 --output=OUTPUT", "one H200, not timed"
+_RUNS, _H200 = "--gpus=0,1,2,3 --runs=dense,slices_80 --seeds=10,11,12,13 --output=OUTPUT", "one H200"
 ROWS = {
     "step_llama1b": Row(
         _STEP + "--config=configs/llama1b.py --config.batch_size=8", _H200, "step_llama1b_before_after_h200.json", step
@@ -97,7 +97,7 @@ ROWS = {
     "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", _H200, "ffn_16384_recipes_h200.json", ffn),
     # Measured with the largest two of four in weight gradients; those of today are stochastic.
     "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", _H200, "ffn_16384_y_transposed_h200.json", ffn_venom),
-    "experts": Row(_EXPERTS, "one H100, not timed", "experts_h100.json", experts),
+    "experts": Row(_EXPERTS, "one H100", "experts_h100.json", experts),
 }
 """The rows, by name."""
 
@@ -115,9 +115,11 @@ def compare(row: Row, result: dict[str, Any]) -> list[tuple[str, float, float, b
 def main(arguments: Sequence[str]) -> None:
     if len(arguments) == 1:
         for name, row in ROWS.items():
-            numbers = row.read(json.loads((RESULTS / row.file).read_text())).items()
+            result = json.loads((RESULTS / row.file).read_text())
+            takes = f"{row.takes}, {result['process_seconds']} s" if "process_seconds" in result else row.takes
+            numbers = row.read(result).items()
             listed = ", ".join(f"{number} {value:.4g} +- {tolerance(number):.0%}" for number, value in numbers)
-            print(f"{name}: {row.takes}; {row.file}\n    {row.command}\n    {listed}")
+            print(f"{name}: {takes}; {row.file}\n    {row.command}\n    {listed}")
         return
     if len(arguments) != 3 or arguments[1] not in ROWS:
         raise app.UsageError(f"name one of {', '.join(ROWS)} and its result file, or nothing")

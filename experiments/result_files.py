@@ -1,13 +1,16 @@
-"""Files of results: tables, and the machine and the day that they are of."""
+"""Files of results: tables, the machine and the day that they are of, and how long they took."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import pathlib
+import time
 from typing import Any
 
 import jax
+
+_IMPORTED = time.monotonic()
 
 
 def machine() -> dict[str, str]:
@@ -21,5 +24,6 @@ def machine() -> dict[str, str]:
 
 
 def write_results(path: str, tables: dict[str, Any]) -> None:
-    """Writes JSON of the machine and of the tables, which may name another device."""
-    pathlib.Path(path).write_text(json.dumps({**machine(), **tables}, indent=1) + "\n")
+    """Writes JSON of the machine, the seconds that the process took, and the tables, which may name another device."""
+    seconds = round(time.monotonic() - _IMPORTED)
+    pathlib.Path(path).write_text(json.dumps({**machine(), "process_seconds": seconds, **tables}, indent=1) + "\n")
