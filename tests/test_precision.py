@@ -48,7 +48,7 @@ def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16(activation):
 
 
 def _rounded(scaled):
-    """What e4m3 holds of a matrix."""
+    """Multiplies out what e4m3 holds of a matrix."""
     return np.asarray(scaled.values, np.float32) * np.asarray(scaled.scale)
 
 

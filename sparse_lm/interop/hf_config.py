@@ -30,7 +30,7 @@ class _Absent(NamedTuple):
 
 
 _ABSENT = {"arcee": _Absent("relu2", 1e-5), "llama": _Absent("silu", 1e-6), "qwen3": _Absent("silu", 1e-6, 128, 32)}
-"""What a config.json leaves out, by its model_type."""
+"""A config.json leaves these out, by its model_type."""
 
 
 class UnsupportedModelError(ValueError):

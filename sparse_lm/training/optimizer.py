@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 from optax import contrib
 
 from sparse_lm.config import Config
-from sparse_lm.model import llama, mixture
+from sparse_lm.model import llama
 from sparse_lm.training.schedule import learning_rate
 
 MUON = "muon"
@@ -61,7 +62,10 @@ def _muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
         return jax.tree.map(lambda _: _MATRIX, updates)
 
     def labels(params: optax.Params) -> optax.Params:
-        return jax.tree_util.tree_map_with_path(lambda path, _: MUON if _is_hidden_matrix(path) else "others", params)
+        def label(path: tuple[jax.tree_util.DictKey, ...], _: Array) -> str:
+            return MUON if path[0].key == "layers" and llama.is_matrix(path) else "others"
+
+        return jax.tree_util.tree_map_with_path(label, params)
 
     def like_adamw(updates: optax.Updates, params: optax.Params) -> optax.Updates:
         """An orthogonal matrix [m, n] has a root mean square of 1 / sqrt(max(m, n))."""
@@ -70,7 +74,3 @@ def _muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
     orthogonalise = contrib.scale_by_muon(mu_dtype=jnp.float32, weight_dimension_numbers=dimensions)
     muon = optax.chain(orthogonalise, optax.stateless(like_adamw))
     return optax.partition({MUON: muon, "others": others}, labels)
-
-
-def _is_hidden_matrix(path: tuple[jax.tree_util.DictKey, ...]) -> bool:
-    return path[0].key == "layers" and llama.is_matrix(path) and path[-1].key != mixture.ROUTER

@@ -20,7 +20,7 @@ def bench(script, monkeypatch):
 
 
 def reference(hidden, table):
-    """What the kernel computes, with a product in float32."""
+    """Computes what the kernel does, with a product in float32."""
     logits = (hidden.astype(jnp.float32) @ table.astype(jnp.float32).T).reshape(len(hidden), -1, kernels.COLUMNS)
     maxima = logits.max(-1)
     values = jnp.exp(logits - maxima[..., None])

@@ -89,7 +89,7 @@ def test_three_steps_are_those_of_the_formulas(config, tolerance):
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 def test_sorted_neurons_are_updated_as_they_would_have_been(config):
-    """What the optimizer keeps of a neuron moves with it."""
+    """The optimizer's numbers of a neuron move with it."""
     optimizer, params, gradients = make_optimizer(config), random_params(0), random_params(1)
     order = jnp.asarray(np.random.default_rng(0).permuted(np.tile(np.arange(8), (2, 1)), axis=1))
 

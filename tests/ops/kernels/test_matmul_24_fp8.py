@@ -62,7 +62,7 @@ def test_every_nibble_of_the_metadata_is_applied_where_it_belongs():
 
 @pytest.mark.gpu
 def test_every_value_of_b_is_read_where_it_belongs():
-    """Of a row that keeps one column alone the product is that column of b."""
+    """A row that keeps one column alone has that column of b as its product."""
     k = 256
     column = np.arange(k)
     kept = np.where(np.arange(k)[:, None] == column[None], 1.0, 0.0)
