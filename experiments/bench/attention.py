@@ -2,9 +2,9 @@
 
     python -m experiments.bench.attention --output=experiments/results/attention_h200.json
 
-cuDNN comes with JAX (`jax.nn.dot_product_attention`); "hopper" is its forward, and gradients by our kernels. tokamax is
-a library of kernels (pip install tokamax): those that it calls mosaic are made for Hopper, here in the blocks that its
-own rules choose and in others. What is not installed or refuses a shape is named and left out.
+cuDNN comes with JAX (`jax.nn.dot_product_attention`). tokamax is a library of kernels (pip install tokamax): those that
+it calls mosaic are made for Hopper, here in the blocks that its own rules choose and in others. What is not installed
+or refuses a shape is named and left out.
 
 Times are of single calls by kernel (CUPTI), and of half a second of calls in a row by the clock: these have memory set
 to zero, which cuDNN asks for, and the clock rate that a GPU keeps up. Of the products, those above the diagonal are not
@@ -28,7 +28,6 @@ import numpy as np
 from absl import app, flags
 from jax import Array
 
-from experiments.kernels.attention_gradients import hopper_attention
 from experiments.kernels.timing import time_by_kernel
 from experiments.result_files import write_results
 
@@ -71,7 +70,6 @@ def implementations() -> dict[str, Implementation]:
     all_of_them = {
         "cudnn": Implementation(cudnn),
         "cudnn, deterministic": Implementation(cudnn, DETERMINISTIC),
-        "hopper": Implementation(hopper_attention),
     }
     if importlib.util.find_spec("tokamax") is None:
         print("left out: tokamax is not installed", flush=True)

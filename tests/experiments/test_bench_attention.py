@@ -34,5 +34,5 @@ def test_an_implementation_is_measured_and_one_that_refuses_is_named(bench):
 
 def test_cudnn_is_there_without_tokamax(bench, monkeypatch, capsys):
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
-    assert list(bench.implementations()) == ["cudnn", "cudnn, deterministic", "hopper"]
+    assert list(bench.implementations()) == ["cudnn", "cudnn, deterministic"]
     assert "tokamax is not installed" in capsys.readouterr().out
