@@ -1,6 +1,7 @@
 """Time to a given loss: who runs what, what a run took, and the ratio of times, on made-up runs and on tiny ones."""
 
 import dataclasses
+import functools
 import json
 import math
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from scipy import stats
 
 from experiments.quality import one_run, time_ratio
-from experiments.quality.controls import FixedQuarter
+from experiments.quality.controls import FixedQuarter, SeveralSlices
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
 from sparse_lm.prepare_data import prepare_files
@@ -28,7 +29,8 @@ TINY = SUITES["tiny"]
 
 @pytest.fixture(autouse=True)
 def controls_are_registered(monkeypatch):
-    monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
+    for recipe in (FixedQuarter, SeveralSlices):
+        monkeypatch.setitem(RECIPES, recipe.name, recipe)
 
 
 RUNS = ["dense", "slices_50", "fixed_quarter_50"]
@@ -194,8 +196,33 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
+@pytest.mark.parametrize("choices", [1, 8])
+def test_several_slices_add_up(choices):
+    """One of 4 is what `slices` computes; all of 8 are all neurons, with 2:4 inside, so that no other one matters."""
+    m = {1: 16, 8: 32}[choices]
+    keys = jax.random.split(jax.random.key(0), 4)
+    w1, w2, x, do = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512, 512), strict=True))
+    recipe = RECIPES["several_slices"](v=16, m=m, choices=choices)
+    expected = RECIPES["slices"](v=16, m=m) if choices == 1 else RECIPES["slices"](v=16, m=4)
+    state, order = jax.jit(recipe.enter)(w1, w2, x)
+    w1, w2 = w1[order], w2[order]
+
+    def loss(recipe, state, x, w1, w2):
+        o, _ = recipe.ffn(x, w1, w2, state, key=keys[0])
+        return jnp.sum(do * o), o
+
+    def run(recipe, state):
+        dx, o = jax.jit(jax.grad(functools.partial(loss, recipe, state), has_aux=True))(x, w1, w2)
+        return o, dx
+
+    one_expert = state._replace(centroids=state.centroids[:1]) if choices > 1 else state
+    for computed, wanted in zip(run(recipe, state), run(expected, one_expert), strict=True):
+        np.testing.assert_allclose(computed, wanted, atol=1e-5 * float(jnp.abs(wanted).max()))
+
+
 SPARSE = (
     "slices",
+    "several_slices",
     "dense_slices",
     "fst",
     "sste",
