@@ -83,18 +83,12 @@ def random_estimates() -> Iterator[Pass]:
 
 
 def tiles() -> Iterator[Pass]:
-    """Yields 4 x 4 tiles of weights, under a mask that is given, or chosen."""
+    """Yields 4 x 4 tiles of weights under a mask."""
     for rows, columns in ((8192, 2048), (16384, 4096)):
         draw = functools.partial(_operands, rows, columns, jnp.float32)
         yield Pass(
             "sparsify_24_tiles",
-            dict(rows=rows, columns=columns, mask="chosen"),
-            lambda backend: lambda w: backend.sparsify_24_tiles(w, None, dtype=jnp.bfloat16),
-            draw,
-        )
-        yield Pass(
-            "sparsify_24_tiles",
-            dict(rows=rows, columns=columns, mask="given"),
+            dict(rows=rows, columns=columns),
             lambda backend: functools.partial(backend.sparsify_24_tiles, dtype=jnp.bfloat16),
             lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw())),
         )

@@ -21,7 +21,6 @@ from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.row_order import RowOrder, combine
 from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
-from sparse_lm.ops.transposable import transposable_mask
 
 _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 
@@ -53,9 +52,8 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     return sparse, sparse.to_dense()
 
 
-def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
+def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
     """See `sparse_lm.ops.sparsify_24_tiles`."""
-    mask = transposable_mask(x) if mask is None else mask
     return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
 
 

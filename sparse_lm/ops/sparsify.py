@@ -90,7 +90,7 @@ def soft_threshold_24(
 
 def sparsify_24_tiles(
     x: Float[Array, "F D"],
-    mask: Bool[Array, "F D"] | None = None,
+    mask: Bool[Array, "F D"],
     *,
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
@@ -99,8 +99,7 @@ def sparsify_24_tiles(
 
     Args:
       x: [M, K] float.
-      mask: [M, K] bool, 2:4 along both dimensions: one selection of 4 x 4 tiles made earlier; `transposable_mask(x)`
-        by default.
+      mask: [M, K] bool, 2:4 along both dimensions, such as `transposable_mask(x)`.
       dtype: of the values; that of x by default.
       implementation: backend that must run this; the best one by default.
 
@@ -113,7 +112,7 @@ def sparsify_24_tiles(
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
-    if mask is not None and (mask.shape != x.shape or mask.dtype != bool):
+    if mask.shape != x.shape or mask.dtype != bool:
         raise ValueError(f"mask {mask.dtype}{list(mask.shape)} must be bool{list(x.shape)}")
     return backends.dispatch("sparsify_24_tiles", implementation, x, mask, dtype=dtype or x.dtype)
 

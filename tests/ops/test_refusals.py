@@ -21,7 +21,7 @@ SELECTED = jitted.sparsify_24(jnp.ones((4, 8)))
 
 MATRICES = [
     ("x", ops.sparsify_24),
-    ("x", ops.sparsify_24_tiles),
+    ("x", lambda x: ops.sparsify_24_tiles(x, x)),
     ("x", ops.sparsify_venom),
     ("x", ops.transposable_mask),
     ("x", lambda x: ops.compress_24(x, x)),
@@ -165,7 +165,7 @@ def test_columns_that_do_not_fit_the_condensed_matrix(shape):
     "name, call",
     [
         ("dtype", lambda: ops.sparsify_24(X, dtype=jnp.int32)),
-        ("dtype", lambda: ops.sparsify_24_tiles(X, dtype=jnp.int32)),
+        ("dtype", lambda: ops.sparsify_24_tiles(X, X > 0, dtype=jnp.int32)),
         ("dtype", lambda: ops.sparsify_venom(X, 8, 4, dtype=jnp.int32)),
         ("dtype", lambda: ops.soft_threshold_24(X, jnp.ones(1), dtype=jnp.int32)),
         ("dtype", lambda: ops.compress_24(X, X > 0, dtype=jnp.int32)),

@@ -47,8 +47,9 @@ def test_compression_scales_what_the_mask_keeps():
 @pytest.mark.parametrize("shape", [(64, 64), (33, 46)])
 def test_tiles_are_24_both_ways_from_one_selection(shape):
     x = random(shape, jnp.bfloat16)
-    rows, columns = jitted.sparsify_24_tiles(x, dtype=jnp.float32)
-    expected = jnp.where(jitted.transposable_mask(x), x, 0)
+    mask = jitted.transposable_mask(x)
+    rows, columns = jitted.sparsify_24_tiles(x, mask, dtype=jnp.float32)
+    expected = jnp.where(mask, x, 0)
     np.testing.assert_array_equal(jitted.dense(rows), expected)
     np.testing.assert_array_equal(jitted.dense(columns), expected.T)
     assert rows.dtype == columns.dtype == jnp.float32

@@ -8,7 +8,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
     products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24, sampled_squared_relu
       frame        product, tiling, and the instruction in mma_sp
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients, gated_squared_relu
-      selection    two_of_four (float32), packed_24 (16-bit floats), mvue, transposable
+      selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       tiles        tiles
     both           gluon_call, device
 """

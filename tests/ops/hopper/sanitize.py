@@ -86,9 +86,9 @@ def soft_threshold_24() -> Call:
     return functools.partial(hopper.soft_threshold_24, dtype=TYPE), (w, scale)
 
 
-def sparsify_24_tiles(*, masked: bool) -> Call:
+def sparsify_24_tiles() -> Call:
     x = random((100, 300), jnp.float32, seed=0)
-    return functools.partial(hopper.sparsify_24_tiles, dtype=TYPE), (x, x > 0 if masked else None)
+    return functools.partial(hopper.sparsify_24_tiles, dtype=TYPE), (x, x > 0)
 
 
 def venom_pass(kernel: Callable, v: int, m: int, **options) -> Call:
@@ -140,8 +140,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "sparsify_24 soft threshold, columns": lambda: sparsify_24("soft_threshold", 0),
     "sparsify_24 mvue, columns": lambda: sparsify_24("mvue", 0),
     "soft_threshold_24": soft_threshold_24,
-    "sparsify_24_tiles, mask given": lambda: sparsify_24_tiles(masked=True),
-    "sparsify_24_tiles, mask chosen": lambda: sparsify_24_tiles(masked=False),
+    "sparsify_24_tiles": sparsify_24_tiles,
     "sparsify_venom 128:2:16": lambda: venom_pass(hopper.sparsify_venom, 128, 16, dtype=TYPE),
     "squared_relu_venom 128:2:8": lambda: venom_pass(hopper.squared_relu_venom, 128, 8),
     "squared_relu_venom 256:2:32": lambda: venom_pass(hopper.squared_relu_venom, 256, 32),

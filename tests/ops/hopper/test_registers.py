@@ -179,11 +179,10 @@ def test_random_draws(spilled_bytes, axis):
     assert spilled_bytes(sparsify, _dense(T, D), KEY) == [0]
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_tiles(spilled_bytes, given):
+def test_tiles(spilled_bytes):
     w, mask = jax.ShapeDtypeStruct((F, D), jnp.float32), jax.ShapeDtypeStruct((F, D), bool)
-    sparsify = lambda w, mask=None: hopper.sparsify_24_tiles(w, mask, dtype=jnp.bfloat16)  # noqa: E731
-    assert spilled_bytes(sparsify, w, *([mask] if given else [])) == [0]
+    sparsify = lambda w, mask: hopper.sparsify_24_tiles(w, mask, dtype=jnp.bfloat16)  # noqa: E731
+    assert spilled_bytes(sparsify, w, mask) == [0]
 
 
 @pytest.mark.parametrize("v, m", [(64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)])

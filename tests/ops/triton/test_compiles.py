@@ -24,7 +24,7 @@ from sparse_lm.ops.triton.passes.sparsify_24 import (
     _sparsify_24_kernel,
     _squared_relu_24_kernel,
 )
-from sparse_lm.ops.triton.passes.sparsify_24_tiles import _choose_tiles_kernel, _given_tiles_kernel
+from sparse_lm.ops.triton.passes.sparsify_24_tiles import _sparsify_24_tiles_kernel
 from sparse_lm.ops.triton.passes.sparsify_venom import _sparsify_venom_kernel
 from sparse_lm.ops.triton.passes.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
 from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES as DENSE
@@ -148,6 +148,12 @@ PASSES = {
         dict(ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
         4,
     ),
+    "sparsify_24_tiles": (
+        _sparsify_24_tiles_kernel,
+        ("*fp32", "*i1", *("*bf16", "*i32") * 2),
+        dict(ROWS=F, COLUMNS=D, MASK_COLUMNS=D),
+        4,
+    ),
     "squared_relu_24": (_squared_relu_24_kernel, ("*bf16", "*bf16", "*i32", "*fp32"), dict(ROWS=T, COLUMNS=F), 4),
     "squared_relu_gradients": _gradients_24("*fp16", False),
     "squared_relu_gradients drawn": _gradients_24("*fp16", True),
@@ -166,17 +172,6 @@ PASSES = {
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):
     _assert_leaves_room(*PASSES[name], tmp_path, capability)
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("given", [False, True])
-def test_sparsify_24_tiles_leaves_room_for_several_thread_blocks(given, capability, tmp_path):
-    shape, forms = dict(ROWS=F, COLUMNS=D), ("*bf16", "*i32") * 2
-    if given:
-        case = _given_tiles_kernel, ("*fp32", "*i1", *forms), shape | dict(MASK_COLUMNS=D), 4
-    else:
-        case = _choose_tiles_kernel, ("*fp32", *forms), shape, 4
-    _assert_leaves_room(*case, tmp_path, capability)
 
 
 def _assert_leaves_room(kernel, types, constants, warps, tmp_path, capability):

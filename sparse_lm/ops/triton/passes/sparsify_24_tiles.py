@@ -1,9 +1,9 @@
 """Dense matrix to the 2:4 forms of itself and of its transpose, under one mask of 4 x 4 tiles, from one read.
 
-A thread block takes 64 x 64 entries. A thread holds two tiles of 4 x 4, finds or reads their masks, and takes the
+A thread block takes 64 x 64 entries. A thread holds two tiles of 4 x 4, reads their masks, and takes the
 survivors of their rows and of their columns; only these, and the metadata, go to other threads.
 
-Numerics: where a mask is given, the reference bit for bit; transposable.py says which mask is chosen.
+Numerics: the reference bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
 from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.tiles import GROUPS, GROUPS_LAYOUT, load_tile, offsets, store_metadata, store_survivors
-from sparse_lm.ops.triton.frame.transposable import best_mask
 from sparse_lm.ops.triton.frame.two_of_four import members
 from sparse_lm.ops.triton.passes.sparsify_24 import call_by_tiles, outputs
 
@@ -91,15 +90,6 @@ def _load_mask(mask, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     words = gl.load(mask.to(gl.pointer_type(gl.int32)) + offset, mask=(row < ROWS) & (group < COLUMNS // 4), other=0)
     # The product has the lowest bits of the four bytes side by side in bits 24 to 27.
     return _join_bits(*_split_rows(words * 0x01020408 >> 24 & 15))
-
-
-@gluon.jit
-def _inside(row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Computes the 16 bits of each tile of 4 x 4, row by row, that keep what lies in the matrix and drop its
-    padding."""
-    row, group, _ = offsets(row_tile, tile, 1, GROUPS, _MASK_LAYOUT)
-    room = gl.minimum(gl.maximum(COLUMNS - 4 * group, 0), 4)
-    return _join_bits(*_split_rows(gl.where(row < ROWS, (1 << room) - 1, 0)))
 
 
 @gluon.jit
@@ -188,18 +178,7 @@ def _store_forms(
 
 
 @gluon.jit
-def _choose_tiles_kernel(x, values, metadata, values_t, metadata_t, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    ROW_TILES: gl.constexpr = (ROWS + _TILE - 1) // _TILE
-    TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
-    row_tile, tile = gl.program_id(0) // TILES, gl.program_id(0) % TILES
-    rows = _load_rows(x, row_tile, tile, ROWS, COLUMNS)
-    mask = best_mask(rows)
-    mask &= gl.convert_layout(_inside(row_tile, tile, ROWS, COLUMNS), mask.type.layout, assert_trivial=True)
-    _store_forms(rows, mask, values, metadata, values_t, metadata_t, row_tile, tile, ROW_TILES, TILES)
-
-
-@gluon.jit
-def _given_tiles_kernel(
+def _sparsify_24_tiles_kernel(
     x,
     mask,
     values,
@@ -219,7 +198,7 @@ def _given_tiles_kernel(
     _store_forms(rows, mask, values, metadata, values_t, metadata_t, row_tile, tile, ROW_TILES, TILES)
 
 
-def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
+def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
     """See `sparse_lm.ops.sparsify_24_tiles`.
 
     Raises:
@@ -227,12 +206,8 @@ def sparsify_24_tiles(x: Array, mask: Array | None, *, dtype: DTypeLike) -> tupl
     """
     check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     out = *outputs(x.shape, dtype), *outputs(x.shape[::-1], dtype)
-    constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1])
-    if mask is None:
-        forms = call_by_tiles(_choose_tiles_kernel, x, out=out, constants=constants)
-    else:
-        mask = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % 4)))
-        constants["MASK_COLUMNS"] = mask.shape[1]
-        forms = call_by_tiles(_given_tiles_kernel, x, mask, out=out, constants=constants)
+    mask = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % 4)))
+    constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1], MASK_COLUMNS=mask.shape[1])
+    forms = call_by_tiles(_sparsify_24_tiles_kernel, x, mask, out=out, constants=constants)
     values, metadata, values_t, metadata_t = forms
     return Sparse24(values, metadata, x.shape), Sparse24(values_t, metadata_t, x.shape[::-1])
