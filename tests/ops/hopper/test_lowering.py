@@ -160,7 +160,6 @@ def test_a_stack_of_products_is_one_after_the_other(name):
         (dict(tile_m=192, tile_n=128), "tile_m must be 64, 128 or 256"),
         (dict(tile_m=64, tile_n=192), "a multiple of 128"),
         (dict(tile_m=128, tile_n=320), "up to 256"),
-        (dict(tile_m=128, tile_n=128, store_slots=1), "store_slots = 1 must be at least 2"),
     ],
 )
 def test_tilings_that_kernels_do_not_have_are_refused(sizes, message):

@@ -21,7 +21,7 @@ from tests.ops.operands import (
     random_venom_contiguous,
 )
 
-EXTRA = dict(hopper=[Config(128, 256, stages=3, cluster=1, store_slots=4)])
+EXTRA = dict(hopper=[Config(128, 256, stages=3, cluster=1)])
 WIDTH = 1024
 each_contiguous = pytest.mark.parametrize("config", [config for config, _ in CONTIGUOUS])
 each_tiling_of_both = pytest.mark.parametrize(

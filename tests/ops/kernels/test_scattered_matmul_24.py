@@ -13,7 +13,7 @@ TILINGS = {
         Config(128, 256),
         Config(128, 256, share_b=False, raster_width=2),
         Config(256, 192, share_b=False),
-        Config(128, 128, cluster=1, stages=6, store_slots=3, raster_width=4),
+        Config(128, 128, cluster=1, stages=6, raster_width=4),
     ],
     "triton": tilings("matmul_24").get("triton", []),
 }

@@ -113,7 +113,7 @@ def multiply(
         pl.run_scoped(
             scope,
             *_Stages.scratch(tiling, dtype, b_transposed),
-            staging(CONSUMERS, tiling.store_slots, out.dtype, transposed=out_transposed),
+            staging(CONSUMERS, out.dtype, transposed=out_transposed),
             full_barriers(tiling.stages),
             empty_barriers(tiling.stages, CONSUMERS),
             collective_axes="warpgroup",

@@ -19,13 +19,14 @@ from sparse_lm.ops.hopper.frame.emit import elements, i32, i32_type
 SWIZZLE = 128  # bytes, of a row of a staging slot
 SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
 _ROWS = 64  # of the accumulator
+_SLOTS = 2  # of a warpgroup: epilogues write one while slower threads read the other
 
 
-def staging(warpgroups: int, slots: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
+def staging(warpgroups: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
     """Allocates scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
     columns = _columns(dtype)
     tile = (columns, _ROWS) if transposed else (_ROWS, columns)
-    return plgpu.SMEM((warpgroups, slots, *tile), dtype, transforms=transforms(dtype))
+    return plgpu.SMEM((warpgroups, _SLOTS, *tile), dtype, transforms=transforms(dtype))
 
 
 def stores(n: int, dtype: jnp.dtype) -> int:

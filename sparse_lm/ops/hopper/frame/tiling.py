@@ -22,12 +22,6 @@ CONSUMERS = 2  # warpgroups of a block, which multiply
 PRODUCER = CONSUMERS  # index of the warpgroup that copies
 
 
-def check_slots(store_slots: int) -> None:
-    """Raises ValueError for fewer than two: epilogues write one slot while slower threads read the other."""
-    if store_slots < 2:
-        raise ValueError(f"store_slots = {store_slots} must be at least 2")
-
-
 def check_in_block(tile: int, block: int, what: str) -> None:
     """Raises ValueError for a configuration whose tiles do not lie in one block or slice of `what` each."""
     if block % tile:
@@ -47,7 +41,6 @@ class Tiling:
       cluster: blocks that share an operand's tile.
       share_b: whether the blocks of a cluster compute tiles under one another, and so share that of the dense
         operand; else tiles side by side, and share that of the sparse one.
-      store_slots: output tiles of 64 rows in shared memory, per consumer; at least 2.
 
     Raises:
       ValueError: sizes that the kernels do not have.
@@ -58,13 +51,11 @@ class Tiling:
     stages: int = 4
     cluster: int = 2
     share_b: bool = True
-    store_slots: int = 2
 
     def __post_init__(self):
         columns = wgmma_sp.ROWS * (CONSUMERS if self.tile_m == wgmma_sp.ROWS else 1)
         if self.tile_m not in (64, 128, 256) or self.tile_n % columns or not 0 < self.tile_n <= 256:
             raise ValueError(f"tile_m must be 64, 128 or 256, and tile_n a multiple of {columns} up to 256: {self}")
-        check_slots(self.store_slots)
 
     @property
     def consumer_tile(self) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
-from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block, check_slots
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
@@ -47,7 +47,6 @@ class Config:
       tokens: of a block's tile; divides v. A consumer thread holds rows * tokens / 256 accumulators.
       stages: of the ring, each of 64 logical columns; at least three, as a gather fills two while a third is read.
       cluster: blocks that share the tokens' tile.
-      store_slots: output tiles of 64 rows in shared memory, per consumer; at least 2.
       raster_width: clusters' tiles of rows that run together, before the next tokens.
 
     Raises:
@@ -58,13 +57,11 @@ class Config:
     tokens: int
     stages: int
     cluster: int = 2
-    store_slots: int = 2
     raster_width: int = 4
 
     def __post_init__(self):
         if self.rows not in (128, 256) or self.tokens % 64 or not 0 < self.tokens <= 256 or self.stages < 3:
             raise ValueError(f"rows must be 128 or 256, tokens a multiple of 64 up to 256, stages at least 3: {self}")
-        check_slots(self.store_slots)
 
 
 CANDIDATES = (Config(rows=256, tokens=128, stages=5), Config(rows=256, tokens=64, stages=6))
@@ -174,7 +171,7 @@ def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out:
             # The second stage of a gather leaves its metadata's unused; with an odd number, each is that in turn.
             plgpu.SMEM((config.stages, tile_rows, gather_24.WORDS), jnp.int32),
             plgpu.SMEM((config.stages, tile_tokens, wgmma_sp.STEP), x.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
-            staging(CONSUMERS, config.store_slots, out.dtype, transposed=True),
+            staging(CONSUMERS, out.dtype, transposed=True),
             full_barriers(config.stages),
             empty_barriers(config.stages, CONSUMERS),
             collective_axes="warpgroup",
