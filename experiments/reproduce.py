@@ -95,7 +95,7 @@ ROWS = {
     "step_gated": Row(_GATED + "--rounds=2 --steps=6 --output=OUTPUT", _H200, "step_llama32_1b_h200.json", gated_step),
     "time_afm": Row(_TIME + _RUNS, _SECONDS, _TIME_AFM, time_to_loss),
     "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", _H200, "ffn_16384_recipes_h200.json", ffn),
-    # Measured with the largest two of four in weight gradients; those of today are stochastic.
+    # Measured with the largest two of four in weight gradients, which are stochastic today, and a kernel that made 2%.
     "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", _H200, "ffn_16384_y_transposed_h200.json", ffn_venom),
     "experts": Row(_EXPERTS, "one H100", "experts_h100.json", experts),
 }

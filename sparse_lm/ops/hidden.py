@@ -15,8 +15,8 @@ from jax import Array
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_block, check_format, check_group, check_matrix
-from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.matmul import check_sampled, sampled_matmul_24
+from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.matmul import check_sampled
 from sparse_lm.ops.shapes import Float, Int32
 
 
@@ -92,55 +92,6 @@ def squared_relu_venom(
     check_block(v)
     check_group(m, h.shape[1])
     return backends.dispatch("squared_relu_venom", implementation, h, v, m)
-
-
-def sampled_squared_relu_venom(
-    w: Float[Sparse24, "F D"],
-    x: Float[Array, "T D"],
-    neuron_ids: Int32[Array, "blocks S"],
-    block: int,
-    v: int = 128,
-    m: int = 16,
-    *,
-    contiguous: int = 1,
-    implementation: str | None = None,
-) -> tuple[Float[SparseVenom, "T S"], HiddenStats]:
-    """Computes `squared_relu_venom` of the H that `sampled_matmul_24` gives, which a kernel need not read twice.
-
-    Args:
-      w: 2:4 matrix [F, D], one row a neuron.
-      x: [T, D].
-      neuron_ids: int32 [ceil(T / block), Kc], the neurons of each block of the product, as in `sampled_matmul_24`.
-      block: rows of such a block.
-      v: rows of a block of Y: divides 64 or is a multiple of it.
-      m: columns of a group: a multiple of 4 that divides Kc.
-      contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
-      implementation: backend that must run this; the best one by default.
-
-    Returns:
-      Y [T, Kc], of H rounded to the dtype of x; and what selection saw.
-
-    Raises:
-      ValueError: shapes do not match, or v or m is not allowed.
-      NotImplementedError: the named backend cannot run this.
-    """
-    check_sampled(w, x, neuron_ids, block, contiguous)
-    check_block(v)
-    check_group(m, neuron_ids.shape[1])
-    if v % TILE:  # which no kernel selects, but the product may be one
-        h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous, implementation=implementation)
-        return squared_relu_venom(h, v, m, implementation=implementation)
-    return backends.dispatch(
-        "sampled_squared_relu_venom",
-        implementation,
-        w,
-        x,
-        neuron_ids,
-        block,
-        v,
-        m,
-        contiguous=contiguous,
-    )
 
 
 def squared_relu_gradients(

@@ -84,14 +84,6 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
     return sparse, _stats(y, sparse.values)
 
 
-def sampled_squared_relu_venom(
-    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, contiguous: int = 1
-) -> tuple[SparseVenom, HiddenStats]:
-    """See `sparse_lm.ops.sampled_squared_relu_venom`."""
-    h = sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous, out_dtype=x.dtype)
-    return squared_relu_venom(h, v, m)
-
-
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`."""
     if isinstance(y, Sparse24):

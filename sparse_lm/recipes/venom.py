@@ -96,15 +96,11 @@ class Venom(SoftThreshold24):
         if self.v > 1:
             rows, _ = routing.dispatch_order(experts, self.experts, 1, ffn.order)
             x = dispatch(x, rows)
-        neuron_ids, block, contiguous = ffn.w1.all_neuron_ids(x)
-        with jax.named_scope("up"):  # all of H, of which V:2:M is kept
-            y, seen = ops.sampled_squared_relu_venom(
-                ffn.w1.along_model, x, neuron_ids, block, self.v, self.m, contiguous=contiguous, **options
-            )
+        with jax.named_scope("up"):
+            h = ffn.w1.over_model(x)
+        y, seen = ops.squared_relu_venom(h, self.v, self.m, **options)
         with jax.named_scope("down"):
-            o = ops.matmul_venom(
-                ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, implementation=ffn.implementation
-            )
+            o = ops.matmul_venom(ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, **options)
         stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons)
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows)
 

@@ -92,24 +92,15 @@ class Weight(NamedTuple):
         columns = self.among_layers(y.columns)
         return dataclasses.replace(y, columns=columns, shape=(y.shape[0], self.forms.layers * self.forms.neurons))
 
-    def all_neuron_ids(self, x: Array) -> tuple[Array, int, int]:
-        """Lists all neurons for one block of all tokens of x; returns the list, the block's tokens, and how many of the
-        list are contiguous."""
-        return self._all_ids(self.forms.along_model, x, self.forms.neurons)
-
     def _among_layers(self, rows: Array, of_all_layers: int) -> Array:
         count = of_all_layers // self.forms.layers
         return jnp.where(rows == count, of_all_layers, rows + self.layer * count)
 
     def _all_rows(self, w: Sparse24, x: Array, count: int) -> Array:
-        ids, block, contiguous = self._all_ids(w, x, count)
-        return ops.sampled_matmul_24(w, x, ids, block, contiguous=contiguous, implementation=self.implementation)
-
-    def _all_ids(self, w: Sparse24, x: Array, count: int) -> tuple[Array, int, int]:
         ids = self._among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
         block = -(-x.shape[0] // _BLOCK) * _BLOCK
-        contiguous = self.forms.layers * count == w.shape[0]  # no padding between layers
-        return ids, block, count if contiguous else 1
+        contiguous = count if self.forms.layers * count == w.shape[0] else 1  # else layers are padded
+        return ops.sampled_matmul_24(w, x, ids, block, contiguous=contiguous, implementation=self.implementation)
 
 
 def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:

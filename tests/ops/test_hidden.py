@@ -135,21 +135,6 @@ def test_sampled_squared_relu_of_listed_neurons():
     assert float(stats.nonzeros) == np.count_nonzero(y)
 
 
-@pytest.mark.parametrize("tokens, v", [(130, 64), (70, 16)])
-def test_sampled_squared_relu_in_venom_form(tokens, v):
-    """Integers, so that nothing is rounded."""
-    rng = np.random.default_rng(6)
-    w, x = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((64, 24), (tokens, 24)))
-    w *= top_two_of_four(w)
-    y = _relu_squared(x @ w.T)
-    sparse_w, listed = jitted.compress_24(w, w != 0), jnp.arange(64, dtype=jnp.int32)[None]
-    sparse, stats = jax.jit(lambda w, x: ops.sampled_squared_relu_venom(w, x, listed, 768, v, 8, contiguous=64))(
-        sparse_w, x
-    )
-    np.testing.assert_array_equal(jitted.dense(sparse), y * venom_mask(y, v, 8))
-    assert float(stats.nonzeros) == np.count_nonzero(y)
-
-
 def test_sampled_squared_relu_is_of_h_in_the_dtype_of_x():
     w, x = jitted.sparsify_24(random((16, 8), jnp.bfloat16, 16)), random((8, 8), seed=17)
     columns = jnp.arange(16, dtype=jnp.int32)[None]

@@ -39,7 +39,6 @@ FORMATS = [
     ("w must be a Sparse24", lambda w: ops.sampled_matmul_24(w, X, IDS, 4)),
     ("a must be a Sparse24", lambda a: ops.scattered_matmul_24(a, X, IDS, 4, 16)),
     ("w must be a Sparse24", lambda w: ops.sampled_squared_relu_24(w, X, IDS, 4)),
-    ("w must be a Sparse24", lambda w: ops.sampled_squared_relu_venom(w, X, IDS, 4)),
     ("y must be a Sparse24 or SparseVenom", lambda y: ops.squared_relu_gradients(X, y)),
     ("condensed must be a Sparse24", lambda c: ops.to_venom(c, IDS, 16, 4, 16)),
 ]
@@ -53,7 +52,6 @@ PRODUCTS = [  # with an operand [16, n], or transposed [n, 16]
 LISTS = [
     ("neuron_ids", lambda ids: ops.sampled_matmul_24(W, X, ids, 4)),
     ("neuron_ids", lambda ids: ops.sampled_squared_relu_24(W, X, ids, 4)),
-    ("neuron_ids", lambda ids: ops.sampled_squared_relu_venom(W, X, ids, 4, 4, 4)),
     ("neuron_ids", lambda ids: ops.scattered_matmul_24(SELECTED, X, ids, 4, 16)),
     ("a.columns", lambda ids: ops.matmul_venom(dataclasses.replace(A, columns=ids), X.T)),
 ]
@@ -138,7 +136,6 @@ def test_lists_that_are_none(name, op, shape, dtype):
         ("m = 6 must be a multiple of 4 that divides the 16 columns", lambda: ops.sparsify_venom(X, 8, 6)),
         ("m = 12 must be a multiple of 4 that divides the 16 columns", lambda: ops.sparsify_venom(X, 8, 12)),
         ("m = 12 must be a multiple of 4 that divides the 16 columns", lambda: ops.squared_relu_venom(X, 8, 12)),
-        ("m = 8 must be a multiple", lambda: ops.sampled_squared_relu_venom(W, X, IDS, 4, 4, 8)),
     ],
 )
 def test_numbers_and_shapes_that_are_not_allowed(message, call):

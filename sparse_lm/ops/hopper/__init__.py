@@ -5,7 +5,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
 public op yet.
 
     products       matmul_24, matmul_24_fp8, matmul_venom, scattered_matmul_24,
-                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24, sampled_squared_relu_venom;
+                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24;
                    dense products of experts in grouped, which needs none of the frame
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
@@ -36,7 +36,6 @@ _MODULES = {
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",
     "sampled_squared_relu_24": "products.sampled_squared_relu_24",
-    "sampled_squared_relu_venom": "products.sampled_squared_relu_venom",
     "scattered_matmul_24": "products.scattered_matmul_24",
     "soft_threshold_24": "passes.sparsify_24",
     "sparsify_24": "passes.sparsify_24",

@@ -53,12 +53,6 @@ def listed(kernel: Callable, v: int, contiguous: int) -> Call:
     return functools.partial(kernel, v=v, contiguous=contiguous), operands
 
 
-def sampled_squared_relu_venom() -> Call:
-    operands = random_24(NEURONS, DIM, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1)
-    options = dict(neuron_ids=jnp.arange(NEURONS, dtype=jnp.int32)[None], block=1536, contiguous=NEURONS)
-    return functools.partial(hopper.sampled_squared_relu_venom, v=128, m=16, **options), operands
-
-
 def scattered_matmul_24(v: int, contiguous: int) -> Call:
     columns = random_contiguous(-(-TOKENS // v), KEPT, contiguous, NEURONS, seed=2)
     operands = random_24(KEPT, TOKENS, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
@@ -133,7 +127,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, v=128, contiguous=1),
     "sampled_matmul_24, contiguous 128": lambda: listed(hopper.sampled_matmul_24, v=128, contiguous=128),
     "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, v=128, contiguous=128),
-    "sampled_squared_relu_venom": sampled_squared_relu_venom,
     "scattered_matmul_24, contiguous 128": lambda: scattered_matmul_24(v=128, contiguous=128),
     "scattered_matmul_24, contiguous 256": lambda: scattered_matmul_24(v=256, contiguous=256),
     "sparsify_24 magnitude, rows": lambda: sparsify_24("magnitude", -1),

@@ -127,14 +127,6 @@ def test_sampled_squared_relu_24(spilled_bytes, config):
     assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
 
 
-@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-def test_sampled_squared_relu_venom(spilled_bytes, config):
-    options = dict(block=3 * T, v=128, m=16, contiguous=F, config=config)
-    product = lambda *args: hopper.sampled_squared_relu_venom(*args, **options)  # noqa: E731
-    listed = jax.ShapeDtypeStruct((1, F), jnp.int32)
-    assert spilled_bytes(product, _sparse(F, D), _dense(T, D), listed) == [0, 0]
-
-
 @pytest.mark.parametrize("config", SAMPLED_ROWS)
 def test_sampled_rows_24(spilled_bytes, config):
     v = config.tokens

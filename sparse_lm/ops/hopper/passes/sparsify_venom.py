@@ -78,7 +78,7 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
 
 
 def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
-    check_venom(x, v, m)
+    _check(x, v, m)
     shape = rows, width = x.shape
     groups = _groups_of_tile(v, m, x.dtype)
     tile_columns = groups * m
@@ -95,7 +95,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         element = ir.MemRefType(x_gmem.type).element_type
         seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
         gpu.barrier()
-        choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
+        _choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
         for row, column in _thread_columns(v, kept_columns):
             run = _gather(tile_smem, kept, row, column, stride)
@@ -139,7 +139,7 @@ def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
     return groups if v * groups * m * dtype.itemsize <= _SHARED_TILE else groups // 2
 
 
-def check_venom(x: Array | jax.ShapeDtypeStruct, v: int, m: int) -> None:
+def _check(x: Array, v: int, m: int) -> None:
     """Raises NotImplementedError for what this kernel cannot take."""
     check_hidden_dtype(x.dtype)
     group_bytes = _groups_of_tile(v, m, x.dtype) * x.dtype.itemsize
@@ -222,7 +222,7 @@ def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[ir.Value], ir.Value
     return norm_of
 
 
-def choose_columns(
+def _choose_columns(
     norm_of: Callable[[ir.Value], ir.Value],
     kept: ir.Value,
     columns: ir.Value,

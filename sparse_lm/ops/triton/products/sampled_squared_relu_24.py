@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from jax import Array
 
-from sparse_lm.ops.formats import HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.formats import HiddenStats, Sparse24
 from sparse_lm.ops.triton.passes.sparsify_24 import squared_relu_24
-from sparse_lm.ops.triton.passes.sparsify_venom import squared_relu_venom
 from sparse_lm.ops.triton.products.sampled_matmul_24 import sampled_matmul_24
 
 
@@ -19,14 +18,3 @@ def sampled_squared_relu_24(
       NotImplementedError: the dtypes, or v.
     """
     return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
-
-
-def sampled_squared_relu_venom(
-    w: Sparse24, x: Array, neuron_ids: Array, block: int, v: int, m: int, *, contiguous: int = 1
-) -> tuple[SparseVenom, HiddenStats]:
-    """See `sparse_lm.ops.sampled_squared_relu_venom`.
-
-    Raises:
-      NotImplementedError: the dtypes, block, v or m.
-    """
-    return squared_relu_venom(sampled_matmul_24(w, x, neuron_ids, block, contiguous=contiguous), v, m)
