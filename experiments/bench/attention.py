@@ -3,8 +3,7 @@
     python -m experiments.bench.attention --output=experiments/results/attention_h200.json
 
 cuDNN comes with JAX (`jax.nn.dot_product_attention`). tokamax is a library of kernels (pip install tokamax): those that
-it calls mosaic are made for Hopper, here in the blocks that its own rules choose and in others. What is not installed
-or refuses a shape is named and left out.
+it calls mosaic are made for Hopper. What is not installed or refuses a shape is named and left out.
 
 Times are of single calls by kernel (CUPTI), and of half a second of calls in a row by the clock: these have memory set
 to zero, which cuDNN asks for, and the clock rate that a GPU keeps up. Of the products, those above the diagonal are not
@@ -74,31 +73,12 @@ def implementations() -> dict[str, Implementation]:
     if importlib.util.find_spec("tokamax") is None:
         print("left out: tokamax is not installed", flush=True)
         return all_of_them
-    return all_of_them | {name: Implementation(function) for name, function in _of_tokamax().items()}
-
-
-def _of_tokamax() -> dict[str, Callable[[Array, Array, Array], Array]]:
     import tokamax
-    from tokamax._src.ops.attention import base
-    from tokamax._src.ops.attention import pallas_mosaic_gpu as forward
-    from tokamax._src.ops.attention import pallas_mosaic_gpu_vjp as backward
 
-    def mosaic(forward_blocks: tuple[int, int, int], backward_blocks: tuple[int, int, int, int, int]):
-        names = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq", "num_stages")
-        config = backward.Config(**dict(zip(names, backward_blocks, strict=True)))
-        vjp = backward.PallasMosaicGpuFlashAttentionVjp(config=config)
-        q, kv, stages = forward_blocks
-        config = forward.ConfigSM90(block_q=q, block_kv=kv, num_stages=stages)
-        op = forward.PallasMosaicGpuFlashAttention(config=config, vjp=vjp)
-        return lambda q, k, v: op(q, k, v, mask=base.Mask(is_causal=True))
-
-    return {
-        "tokamax": functools.partial(tokamax.dot_product_attention, is_causal=True, implementation="mosaic"),
-        "tokamax 64x128x3 64x64x64x64x3": mosaic((64, 128, 3), (64, 64, 64, 64, 3)),
-        "tokamax 64x128x2 64x64x64x128x2": mosaic((64, 128, 2), (64, 64, 64, 128, 2)),
-        "tokamax 64x256x3 128x64x128x64x2": mosaic((64, 256, 3), (128, 64, 128, 64, 2)),
-        "tokamax triton": functools.partial(tokamax.dot_product_attention, is_causal=True, implementation="triton"),
-    }
+    for name, kernels in {"tokamax": "mosaic", "tokamax triton": "triton"}.items():
+        attention = functools.partial(tokamax.dot_product_attention, is_causal=True, implementation=kernels)
+        all_of_them[name] = Implementation(attention)
+    return all_of_them
 
 
 def operands(shape: Shape, dtype=jnp.bfloat16) -> tuple[Array, ...]:

@@ -17,17 +17,15 @@ def compress_24(
     mask: Bool[Array, "rows columns"],
     axis: int = -1,
     *,
-    scale: ArrayLike = 1.0,
     dtype: DTypeLike | None = None,
 ) -> Sparse24:
-    """Compresses `where(mask, scale * x, 0)`.
+    """Compresses `where(mask, x, 0)`.
 
     Args:
       x: [M, K] float.
       mask: [M, K] bool, at most two True in each group of four along `axis`; of more, the two lowest
         are kept. A group with fewer is filled up with zeros at its lowest free positions.
       axis: -1, or 0 for the compressed form of the transpose.
-      scale: multiplies the kept values, in float32.
       dtype: of the values; that of x by default.
 
     Returns:
@@ -43,7 +41,7 @@ def compress_24(
         raise ValueError(f"mask {list(mask.shape)} must have the shape of x, {list(x.shape)}")
     kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
     first, second = top_two([member.astype(jnp.int32) for member in split_groups(pad_to_tiles(mask), axis)])
-    return pack_24(kept, first, second, axis=axis, shape=x.shape, scale=scale, dtype=dtype or x.dtype)
+    return pack_24(kept, first, second, axis=axis, shape=x.shape, scale=1.0, dtype=dtype or x.dtype)
 
 
 def pack_24(
