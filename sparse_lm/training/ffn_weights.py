@@ -70,29 +70,34 @@ def adjust_gradients(recipe: Recipe, recipe_state: Any, dense_layers: int) -> op
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def watch(before: Params, after: Params, recipe: Recipe, dense_layers: int) -> dict[str, Array]:
-    """Compares the 2:4 patterns of some evenly spaced neurons before and after a step, within the step.
+def patterns(params: Params, recipe: Recipe) -> dict[str, Array]:
+    """Returns the 2:4 patterns of some evenly spaced neurons: bool[L, n, D] of each weight that 2:4 follows.
 
     Looking at all of them would take as long as a tenth of a sparse step.
+    """
+    return jax.vmap(recipe.kept_weights)(*map(_some_neurons, matrices(params)))
+
+
+def watch(before: dict[str, Array], params: Params, recipe: Recipe, dense_layers: int) -> dict[str, Array]:
+    """Compares patterns before a step with those of the parameters after it, within the step.
 
     Returns:
       "flip_rate" f32[L]: entries that the pattern gained or lost, as a share of all (2404.01847); and
       "kept_weight_energy" f32[L]: share of the sum of squares that it keeps. 0 and 1 of layers that stay dense.
       Nothing of a recipe whose patterns do not move with each step.
     """
-    old, new = (tuple(map(_some_neurons, matrices(params))) for params in (before, after))
-    patterns_before, patterns = (jax.vmap(recipe.kept_weights)(*weights) for weights in (old, new))
-    if not patterns:
+    after = patterns(params, recipe)
+    if not after:
         return {}
 
     def mean(values: list[Array], of_dense: float) -> Array:
         by_layer = jnp.mean(jnp.stack(values), axis=0)
         return jnp.where(jnp.arange(by_layer.shape[0]) < dense_layers, of_dense, by_layer)
 
-    weights = dict(zip(MATRICES, new, strict=True))
-    energy = {name: jnp.square(weights[name]) for name in patterns}
-    flips = [jnp.mean(patterns_before[name] ^ kept, axis=(1, 2)) for name, kept in patterns.items()]
-    kept = [jnp.sum(energy[n] * kept, axis=(1, 2)) / jnp.sum(energy[n], axis=(1, 2)) for n, kept in patterns.items()]
+    weights = dict(zip(MATRICES, map(_some_neurons, matrices(params)), strict=True))
+    energy = {name: jnp.square(weights[name]) for name in after}
+    flips = [jnp.mean(before[name] ^ kept, axis=(1, 2)) for name, kept in after.items()]
+    kept = [jnp.sum(energy[n] * kept, axis=(1, 2)) / jnp.sum(energy[n], axis=(1, 2)) for n, kept in after.items()]
     return {"flip_rate": mean(flips, 0.0), "kept_weight_energy": mean(kept, 1.0)}
 
 

@@ -141,6 +141,9 @@ def _train_step(
             functools.partial(gradients, axes=layout.axes), (*specs, BATCH, P()), ((P(), P()), specs[0])
         )
     (loss, stats), grads = gradients(state.params, state.recipe_state, windows, key)
+    # The loss decides whether weights are updated. So patterns are read before, and nothing of the weights is read
+    # afterwards: otherwise XLA would update a copy of them.
+    patterns, loss = jax.lax.optimization_barrier((ffn_weights.patterns(state.params, recipe), loss))
     good, params, opt_state, grad_norm = _update(state, loss, grads, config, recipe)
     if config.model.experts:
         params = ffn_weights.balance(params, stats[mixture.LOAD], good)
@@ -155,7 +158,7 @@ def _train_step(
         recent_losses=None if state.recent_losses is None else spikes.remember(loss, state.recent_losses),
     )
     metrics = dict(
-        stats | ffn_weights.watch(state.params, params, recipe, config.sparsity.dense_layers),
+        stats | ffn_weights.watch(patterns, params, recipe, config.sparsity.dense_layers),
         loss=loss,
         grad_norm=grad_norm,
         skipped=new_state.skipped,

@@ -36,7 +36,12 @@ def test_flips_and_kept_energy(recipe, down_axis, neurons, dense_layers):
     """Of every group of four neurons, or of every second; layers that stay dense flip nothing and keep all."""
     before = random_params(0, neurons)
     after = moved(before, 1)
-    found = jax.jit(lambda *params: ffn_weights.watch(*params, recipe, dense_layers))(before, after)
+
+    @jax.jit
+    def watch(before, after):
+        return ffn_weights.watch(ffn_weights.patterns(before, recipe), after, recipe, dense_layers)
+
+    found = watch(before, after)
     watched = np.arange(neurons).reshape(-1, 4)[:: max(1, neurons // ffn_weights.WATCHED)].ravel()
     flips, kept = [], []
     for name, axis in (("up", 2), ("down", down_axis)):
@@ -54,7 +59,7 @@ def test_flips_and_kept_energy(recipe, down_axis, neurons, dense_layers):
 @pytest.mark.parametrize("recipe", [Dense(), Fst()])
 def test_weights_whose_patterns_stay_are_not_watched(recipe):
     params = random_params(0, 16)
-    assert ffn_weights.watch(params, params, recipe, 0) == {}
+    assert ffn_weights.watch(ffn_weights.patterns(params, recipe), params, recipe, 0) == {}
 
 
 @pytest.mark.parametrize("dense_layers", [0, 1])
