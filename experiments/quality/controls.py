@@ -66,7 +66,7 @@ class SeveralSlices(Slices):
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         hidden, groups = saved
         x, do = groups.dispatch(x), groups.dispatch(do)
-        dx, dw1, dw2 = block_products.backward(x, hidden, do, groups.rows, ffn)
+        dx, dw1, dw2, _ = block_products.backward(x, hidden, do, groups.rows, ffn)
         return groups.combine(dx), dw1, dw2
 
 

@@ -28,6 +28,7 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
+from sparse_lm.model.exact_linear import exact_linear
 from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import DENSE, Recipe
@@ -105,7 +106,7 @@ def route(
       gates: f32[T, k], which sum to 1; differentiable, as is the z-loss.
       z_loss: f32[].
     """
-    logits = jnp.dot(x.astype(jnp.float32), router.T, precision=lax.Precision.HIGHEST) / math.sqrt(x.shape[-1])
+    logits = checkpoint_name(exact_linear(x, router), RESIDUALS) / math.sqrt(x.shape[-1])
     score = jax.nn.softmax(logits) if scores == "softmax" else jax.nn.sigmoid(logits)
     chosen = checkpoint_name(lax.top_k(lax.stop_gradient(score) + bias, choices)[1], RESIDUALS)
     # By comparison rather than by index, whose gradient would be scattered.

@@ -195,8 +195,11 @@ class Recipe:
         """Returns each pair's O [T k, D] of x [Tp, D] in slots, statistics, and what `backward_experts` needs."""
         raise NotImplementedError
 
-    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        """Returns each pair's dX [T k, D], and dW1 and dW2 [E Fe, D], of x and dO [Tp, D] in slots."""
+    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
+        """Returns each pair's dX [T k, D]; dW1 and dW2 [E Fe, D]; and f32[Tp], the sum of Y dY over a slot's neurons.
+
+        x and dO are [Tp, D], in slots.
+        """
         raise NotImplementedError
 
     # What every recipe has.
@@ -345,16 +348,17 @@ def _forward_experts(recipe: Recipe, axes: Axes, x, w1, w2, gates, groups, state
     saved = _Saved(x, None, w1, w2, state, key, weights, layer, gates, groups)
     x, gates = groups.gather(x), groups.gather(gates)
     of_pairs, stats, of_forward = recipe.forward_experts(groups.dispatch(x), _call(recipe, axes, saved, None))
-    named = dict(of_forward=_named((of_forward, of_pairs)), gates=_named(gates), groups=_named(groups))
+    named = dict(of_forward=_named(of_forward), gates=_named(gates), groups=_named(groups))
     return (groups.combine(of_pairs, gates), stats), saved._replace(**named)
 
 
 def _backward_experts(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
-    call, groups, (of_forward, of_pairs) = _call_of_backward(recipe, axes, saved), saved.groups, saved.of_forward
+    call, groups = _call_of_backward(recipe, axes, saved), saved.groups
     x, do = groups.gather(saved.x), groups.gather(cotangents[0])
-    dx, dw1, dw2 = recipe.backward_experts(groups.dispatch(x), of_forward, groups.dispatch(do, saved.gates), call)
+    do = groups.dispatch(do, saved.gates)
+    dx, dw1, dw2, y_dy = recipe.backward_experts(groups.dispatch(x), saved.of_forward, do, call)
     dw1, dw2 = (collectives.sum_gradient(dw, axes.of_experts) for dw in (dw1, dw2))
-    return groups.combine(dx), dw1, dw2, groups.gate_gradients(of_pairs, do), None, None, None, None, None
+    return groups.combine(dx), dw1, dw2, groups.gate_gradients(y_dy, saved.gates), None, None, None, None, None
 
 
 _experts.defvjp(_forward_experts, _backward_experts)

@@ -57,8 +57,11 @@ def forward(x: Array, blocks: Blocks, ffn: FfnCall) -> tuple[Array, SparseVenom,
     return o, y, seen
 
 
-def backward(x: Array, y: SparseVenom, do: Array, rows: RowOrder, ffn: FfnCall) -> tuple[Array, Array, Array]:
-    """Computes dX [T, D], and dW1 and dW2 [F, D], of x and dO [Tp, D] in slots."""
+def backward(
+    x: Array, y: SparseVenom, do: Array, rows: RowOrder, ffn: FfnCall
+) -> tuple[Array, Array, Array, SparseVenom]:
+    """Computes dX [T, D], dW1 and dW2 [F, D], and dH, whose entries stand where those of y do, of x and dO [Tp, D] in
+    slots."""
     options: dict[str, Any] = dict(implementation=ffn.implementation)
     slices: dict[str, Any] = dict(contiguous=y.contiguous, **options)
     neuron_ids = y.kept_columns()
@@ -74,4 +77,4 @@ def backward(x: Array, y: SparseVenom, do: Array, rows: RowOrder, ffn: FfnCall) 
         dw1 = ops.scattered_matmul_24(gradients.dh_t, x, neuron_ids, y.v, ffn.w1.neurons, **into)
     with jax.named_scope("grad_down"):
         dw2 = ops.scattered_matmul_24(gradients.y_t, do, neuron_ids, y.v, ffn.w2.neurons, **into)
-    return dx, dw1, dw2
+    return dx, dw1, dw2, dh

@@ -75,19 +75,19 @@ class Dense(Recipe):
         stats = hidden_stats(ffn.groups.total(seen), ffn.groups.pairs, y.shape[1])
         return combine(o, ffn.groups.rows), stats, y
 
-    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
+    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
         y, (blocks, options) = saved, _blocks(ffn)
         into: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, ffn.w2.dense, *blocks, **options)
-        dh = gradient(dy, y, SQUARED_RELU)
+        dh, y_dy = gradient(dy, y, SQUARED_RELU), jnp.sum(y.astype(jnp.float32) * dy, axis=1)
         with jax.named_scope("grad_input"):
             dx = ops.grouped_down(dh, ffn.w1.dense, *blocks, **options)
         with jax.named_scope("grad_up"):
             dw1 = ops.grouped_weights(dh, x, *blocks, **into)
         with jax.named_scope("grad_down"):
             dw2 = ops.grouped_weights(y, do, *blocks, **into)
-        return combine(dx, ffn.groups.rows), dw1, dw2
+        return combine(dx, ffn.groups.rows), dw1, dw2, y_dy
 
 
 def _times(rows: Array | fp8.Scaled, weights: Array) -> Array:

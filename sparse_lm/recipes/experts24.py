@@ -75,8 +75,10 @@ class Experts24(SoftThreshold24):
         o, y, seen = block_products.forward(x, blocks, ffn)
         return o, hidden_stats(groups.total(seen), groups.pairs, width), y
 
-    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        return block_products.backward(x, saved, do, ffn.groups.rows, ffn)
+    def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
+        dx, dw1, dw2, dh = block_products.backward(x, saved, do, ffn.groups.rows, ffn)
+        y_dy = jnp.sqrt(saved.values.astype(jnp.float32)) * dh.values / 2  # dH = 2 sqrt(Y) dY
+        return dx, dw1, dw2, jnp.sum(y_dy, axis=1)
 
 
 def _neuron_ids(groups: Groups, width: int) -> Array:

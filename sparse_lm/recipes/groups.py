@@ -78,9 +78,14 @@ class Groups:
         of_device = jnp.sum(by_token if gates is None else gates[..., None] * by_token, axis=1).astype(o.dtype)
         return collectives.scatter_sum(of_device, self.axis)
 
-    def gate_gradients(self, o: Float[Array, "pairs D"], do: Float[Array, "T D"]) -> Float[Array, "To k"]:
-        """Computes the gradient of the gates of `combine`, given that of its result, gathered."""
-        of_device = jnp.sum(self._by_token(o) * do[:, None].astype(jnp.float32), axis=-1)
+    def gate_gradients(self, y_dy: Float[Array, " slots"], gates: Float[Array, "T k"]) -> Float[Array, "To k"]:
+        """Computes the gradient of the gates of `combine` from the sums of Y dY over each slot's neurons.
+
+        A pair's O = Y W2 and, since dO was dispatched with the gate, dY = gate dO W2^T. So gate O dO = Y dY, and O need
+        not be kept. A gate of 0 gets none.
+        """
+        of_pairs = row_order.combine(y_dy[:, None], self.rows)
+        of_device = jnp.where(gates > 0, self._by_token(of_pairs)[..., 0] / gates, 0)
         return collectives.scatter_sum(of_device, self.axis)
 
     def blocks_with_pairs(self) -> Array:

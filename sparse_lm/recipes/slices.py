@@ -127,7 +127,8 @@ class Slices(SoftThreshold24):
         x, do = dispatch(x, rows), dispatch(do, rows)
         if self.activation in GATES:
             return gated_blocks.backward(x, hidden, do, rows, ffn)
-        return block_products.backward(x, hidden, do, rows, ffn)
+        dx, dw1, dw2, _ = block_products.backward(x, hidden, do, rows, ffn)
+        return dx, dw1, dw2
 
     def _neuron_ids(self, rows: RowOrder, block_experts: Array, tokens: int, ffn: FfnCall) -> tuple[Array, int]:
         """Lists the neurons of each block of slots, int32 [Tp / v, S], and says how many at a time are contiguous.
