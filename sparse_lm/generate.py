@@ -36,7 +36,13 @@ class TooManyTokensError(ValueError):
 
 
 def continue_text(
-    workdir: str | os.PathLike, prompt: str, *, max_new_tokens: int, checkpoint: int | str = "latest", **sampling
+    workdir: str | os.PathLike,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    checkpoint: int | str = "latest",
+    seed: int = 0,
+    **sampling: float,
 ) -> str:
     """Continues a prompt with a checkpoint of a run; returns both.
 
@@ -45,7 +51,8 @@ def continue_text(
       prompt: text; empty for a new document.
       max_new_tokens: the most tokens to make; the end of the document ends it sooner.
       checkpoint: "latest", "best" (least held-out loss in training) or a step.
-      **sampling: temperature, top_p and seed of `model.decode.generate`.
+      seed: of the random numbers.
+      **sampling: temperature and top_p of `model.decode.generate`.
 
     Raises:
       WorkdirError, ConfigError, DataError: config, checkpoint or tokenizer are absent or cannot be used.
@@ -64,8 +71,15 @@ def continue_text(
         _log.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
     graphdef = llama.graphdef(config.model)
     try:
-        made = decode.generate(
-            graphdef, params, prompt_tokens, max_new_tokens=max_new_tokens, stop=end, ffns=ffns, **sampling
+        [made] = decode.generate(
+            graphdef,
+            params,
+            [prompt_tokens],
+            max_new_tokens=max_new_tokens,
+            seeds=[seed],
+            stop=end,
+            ffns=ffns,
+            **sampling,
         )
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):

@@ -98,7 +98,7 @@ def test_generation_computes_as_the_model_does():
     config = small.config("dense", **FP8)
     params = small.compiled(config)[0].init().params
     graphdef, (prompt, *_) = llama.graphdef(config.model), small.windows(config)[:, :4]
-    made = decode.generate(graphdef, params, prompt, max_new_tokens=6, temperature=0.0)
+    [made] = decode.generate(graphdef, params, [prompt], max_new_tokens=6, temperature=0.0)
     tokens = np.zeros(16, np.int32)
     tokens[: 4 + 6] = [*prompt, *made]
     logits = llama.merge(graphdef, params).logits(hidden_states(config, params, tokens[None]))

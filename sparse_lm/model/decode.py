@@ -42,70 +42,34 @@ DENSE_FFNS = Ffns()
 def generate(
     graphdef: nnx.GraphDef,
     params: llama.Params,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
     top_p: float = 1.0,
-    seed: int = 0,
+    seeds: Sequence[int] | None = None,
     stop: int | None = None,
     ffns: Ffns = DENSE_FFNS,
-) -> list[int]:
-    """The tokens that a model continues a prompt with.
+) -> list[list[int]]:
+    """Continues prompts, each as it would be continued alone, until every text has stopped or is long enough.
 
     Args:
       graphdef, params: the model, as `llama.init` returns it.
-      prompt: token ids, at least one.
+      prompts: token ids, at least one each; each prompt takes the memory of the longest.
       max_new_tokens: the most tokens to make.
       temperature: divides the logits; 0 takes the most probable token each time.
       top_p: sample among the most probable tokens that together reach this probability, in (0, 1].
-      seed: of the random numbers, in 0..2^32 - 1; the same arguments give the same tokens.
-      stop: token id that ends the text, and is not returned.
+      seeds: of the random numbers of each prompt, in 0..2^32 - 1, 0 by default; the same give the same tokens.
+      stop: token id that ends a text, and is not returned.
       ffns: of the model; dense by default.
 
     Returns:
-      The new tokens, at most `max_new_tokens`.
+      The new tokens of each prompt, at most `max_new_tokens`.
 
     Raises:
       ValueError: an empty prompt, or an argument out of its range.
     """
-    [made] = generate_batch(
-        graphdef,
-        params,
-        [prompt],
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seeds=[seed],
-        stop=stop,
-        ffns=ffns,
-    )
-    return made
-
-
-def generate_batch(
-    graphdef: nnx.GraphDef,
-    params: llama.Params,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    seeds: Sequence[int],
-    stop: int | None,
-    ffns: Ffns = DENSE_FFNS,
-) -> list[list[int]]:
-    """Continues several prompts at once, each as `generate` would with its seed.
-
-    It goes on until every text has stopped or has `max_new_tokens`. Other arguments are as in `generate`.
-
-    Args:
-      prompts: of any lengths; each takes the memory of the longest.
-      seeds: one for each prompt.
-
-    Raises:
-      ValueError: an empty prompt, or an argument out of its range.
-    """
+    seeds = [0] * len(prompts) if seeds is None else seeds
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     if not lengths.all():
         raise ValueError("the prompt has no tokens; generation needs at least one")

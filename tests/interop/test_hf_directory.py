@@ -49,7 +49,7 @@ def test_transformers_computes_the_same_model(name, write):
     prompt = tokens[0, :9].tolist()
     greedy = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=16, eos_token_id=None)
     device_params = jax.device_put(params)
-    made = decode.generate(llama.graphdef(model), device_params, prompt, max_new_tokens=16, temperature=0.0)
+    [made] = decode.generate(llama.graphdef(model), device_params, [prompt], max_new_tokens=16, temperature=0.0)
     assert greedy[0, 9:].tolist() == made
 
 

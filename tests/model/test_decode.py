@@ -28,6 +28,12 @@ def model():
     return sharp_model()
 
 
+def generate(model, prompt, *, seed=0, **options):
+    """The continuation of one prompt."""
+    (made,) = decode.generate(*model, [prompt], seeds=[seed], **options)
+    return made
+
+
 @pytest.mark.parametrize(
     "overrides",
     [{}, dict(activation="swiglu", tie_embeddings=True, kv_heads=4), dict(qk_norm=True, head_dim=6), MIXTURE],
@@ -52,7 +58,7 @@ def test_cached_logits_equal_the_whole_forward(overrides):
 
 
 def test_temperature_zero_takes_the_most_probable_token(model):
-    made = decode.generate(*model, PROMPT, max_new_tokens=40, temperature=0.0, seed=3)  # past a power of two
+    made = generate(model, PROMPT, max_new_tokens=40, temperature=0.0, seed=3)  # past a power of two
     net = llama.merge(*model)
     logits = net.logits(net(jnp.array([PROMPT + made]))[0])[0]
     assert made == jnp.argmax(logits, axis=-1)[len(PROMPT) - 1 : -1].tolist()
@@ -64,27 +70,27 @@ def test_a_batch_gives_what_its_prompts_give_alone(temperature, overrides):
     model = sharp_model(**overrides)
     prompts = [PROMPT, [3], [9] * 12, PROMPT]
     options = dict(max_new_tokens=15, temperature=temperature, top_p=0.9)
-    options["stop"] = decode.generate(*model, prompts[0], seed=0, **options)[6]
-    alone = [decode.generate(*model, prompt, seed=seed, **options) for seed, prompt in enumerate(prompts)]
+    options["stop"] = generate(model, prompts[0], seed=0, **options)[6]
+    alone = [generate(model, prompt, seed=seed, **options) for seed, prompt in enumerate(prompts)]
     assert len({len(made) for made in alone}) > 1
-    assert decode.generate_batch(*model, prompts, seeds=range(4), **options) == alone
+    assert decode.generate(*model, prompts, seeds=range(4), **options) == alone
 
 
 def test_sparse_experts_continue_a_batch_as_its_prompts_alone():
     scales = jnp.full(CONFIG.layers, 1.4)
     ffns = decode.Ffns(Experts24(v=64), Experts24.State(scales, scales))
     model, prompts = sharp_model(**MIXTURE), [PROMPT, [3]]
-    options = dict(max_new_tokens=6, temperature=0.0, top_p=1.0)
-    alone = [decode.generate(*model, prompt, ffns=ffns, **options) for prompt in prompts]
-    assert decode.generate_batch(*model, prompts, seeds=range(2), stop=None, ffns=ffns, **options) == alone
-    assert [decode.generate(*model, prompt, **options) for prompt in prompts] != alone
+    options = dict(max_new_tokens=6, temperature=0.0)
+    alone = [generate(model, prompt, ffns=ffns, **options) for prompt in prompts]
+    assert decode.generate(*model, prompts, ffns=ffns, **options) == alone
+    assert [generate(model, prompt, **options) for prompt in prompts] != alone
 
 
 def test_sampling_is_reproducible_by_seed(model):
-    first, again, other = (decode.generate(*model, PROMPT, max_new_tokens=20, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (generate(model, PROMPT, max_new_tokens=20, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first != other
-    assert decode.generate(*model, PROMPT, max_new_tokens=20, seed=2**32 - 1) not in (first, other)
+    assert generate(model, PROMPT, max_new_tokens=20, seed=2**32 - 1) not in (first, other)
 
 
 def test_sampled_tokens_follow_the_distribution():
@@ -122,24 +128,24 @@ def test_top_p_breaks_ties_by_lower_token_and_never_drops_all():
 
 
 def test_top_p_limits_what_generation_can_say(model):
-    greedy = decode.generate(*model, PROMPT, max_new_tokens=10, temperature=0.0)
-    assert decode.generate(*model, PROMPT, max_new_tokens=10, top_p=1e-6, seed=5) == greedy
+    greedy = generate(model, PROMPT, max_new_tokens=10, temperature=0.0)
+    assert generate(model, PROMPT, max_new_tokens=10, top_p=1e-6, seed=5) == greedy
 
 
 def test_stop_token_ends_the_text(model):
-    greedy = decode.generate(*model, PROMPT, max_new_tokens=12, temperature=0.0)
+    greedy = generate(model, PROMPT, max_new_tokens=12, temperature=0.0)
     stop = greedy[5]
-    made = decode.generate(*model, PROMPT, max_new_tokens=12, temperature=0.0, stop=stop)
+    made = generate(model, PROMPT, max_new_tokens=12, temperature=0.0, stop=stop)
     assert made == greedy[: greedy.index(stop)]
 
 
 def test_few_compilations(model):
     decode._generate.clear_cache()
     for length, new, temperature in [(1, 5, 0.0), (9, 0, 1.0), (20, 12, 0.5), (5, 27, 0.1)]:
-        made = decode.generate(*model, [3] * length, max_new_tokens=new, temperature=temperature, top_p=0.9)
+        made = generate(model, [3] * length, max_new_tokens=new, temperature=temperature, top_p=0.9)
         assert len(made) == new
     assert decode._generate._cache_size() == 1
-    decode.generate(*model, [3] * 20, max_new_tokens=13)
+    generate(model, [3] * 20, max_new_tokens=13)
     assert decode._generate._cache_size() == 2
 
 
@@ -156,4 +162,4 @@ def test_few_compilations(model):
 )
 def test_bad_arguments_are_refused(model, prompt, options, message):
     with pytest.raises(ValueError, match=message):
-        decode.generate(*model, prompt, **(dict(max_new_tokens=3) | options))
+        generate(model, prompt, **(dict(max_new_tokens=3) | options))

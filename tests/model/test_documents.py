@@ -91,5 +91,5 @@ def test_evaluation_keeps_within_documents(params, windows):
 
 def test_generation_goes_on_with_one_text(params):
     arguments = dict(max_new_tokens=12, temperature=0.0)
-    made = [decode.generate(llama.graphdef(c), params, [END, 9, 30, 11], **arguments) for c in (MODEL, WHOLE)]
-    assert made[0] == made[1] and len(made[0]) == 12
+    made = [decode.generate(llama.graphdef(c), params, [[END, 9, 30, 11]], **arguments) for c in (MODEL, WHOLE)]
+    assert made[0] == made[1] and len(made[0][0]) == 12

@@ -46,7 +46,7 @@ def continuations(
             for batch in batches([len(context) + new for context in contexts], model.seq_len, model.batch_tokens):
                 # A batch that is not full repeats its first text: other padding might go on for longer.
                 rows = [*batch.indices, *batch.indices[:1] * (batch.rows - len(batch.indices))]
-                continued = decode.generate_batch(
+                continued = decode.generate(
                     model.graphdef,
                     model.params,
                     [contexts[row] for row in rows],

@@ -20,7 +20,7 @@ def test_a_text_depends_on_its_prompt_and_number_alone(model, temperature):
     options = dict(max_new_tokens=32, temperature=temperature, top_p=0.95)
     whole = [
         model.tokenizer.decode(
-            decode.generate(model.graphdef, model.params, prompt, seed=number, stop=model.end_of_text, **options)
+            *decode.generate(model.graphdef, model.params, [prompt], seeds=[number], stop=model.end_of_text, **options)
         )
         for number, prompt in enumerate(PROMPTS)
     ]
