@@ -1,4 +1,4 @@
-"""Times loss, norms and rotary positions of a step on one GPU: the model's code, and rivals that it could take.
+"""Times loss, norms and rotary positions of a step on one GPU, as the model computes them.
 
     python -m experiments.bench.rest_of_step --output=experiments/results/rest_of_step_h200.json
 
@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from absl import app, flags
 from jax import Array, lax
 
-from experiments.kernels.exponentials import COLUMNS, Config, exponentials
 from experiments.kernels.timing import random_matrix, time_by_kernel
 from experiments.result_files import write_results
 from sparse_lm.model.attention import rotate
@@ -43,65 +42,6 @@ class Row(NamedTuple):
     bytes: float = 0
 
 
-def cross_entropy(
-    hidden: Array, unembedding: Array, targets: Array, chunk: int, gradient_of_logits: Callable
-) -> tuple[Array, tuple[Array, Array]]:
-    """Computes the loss and its gradients as the model does, with another way to the gradient of logits.
-
-    That function takes bf16[V, D], bf16[chunk, D] and int32[chunk], and returns losses f32[chunk] and their gradients
-    with respect to logits, f32[chunk, V].
-    """
-    tokens, dtype = hidden.shape[0], hidden.dtype
-    matrix = unembedding.astype(dtype)
-
-    def step(grad_matrix, inputs):
-        losses, grad_logits = gradient_of_logits(matrix, *inputs)
-        grad_logits = (grad_logits / tokens).astype(dtype)
-        grad_matrix += jnp.matmul(grad_logits.T, inputs[0], preferred_element_type=jnp.float32)
-        return grad_matrix, (losses, grad_logits @ matrix)
-
-    inputs = hidden.reshape(-1, chunk, hidden.shape[1]), targets.reshape(-1, chunk)
-    grad_matrix, (losses, grad_hidden) = lax.scan(step, jnp.zeros(matrix.shape, jnp.float32), inputs)
-    return jnp.mean(losses), (grad_hidden.reshape(hidden.shape), grad_matrix)
-
-
-def one_pass(matrix: Array, hidden: Array, targets: Array) -> tuple[Array, Array]:
-    """Reads the logits once for maxima and sums, which are reduced together; the model reads them twice."""
-
-    def join(a, b):
-        (maximum_a, total_a), (maximum_b, total_b) = a, b
-        # One exponential, not two: that of the larger maximum relative to itself is 1.
-        difference = maximum_a - maximum_b
-        smaller = jnp.exp(-jnp.abs(difference))
-        total = jnp.where(difference > 0, total_a + smaller * total_b, smaller * total_a + total_b)
-        return jnp.maximum(maximum_a, maximum_b), total
-
-    logits = unembed(hidden, matrix)
-    nothing = jnp.finfo(jnp.float32).min, jnp.float32(0)
-    maximum, total = lax.reduce((logits, jnp.ones_like(logits)), nothing, join, (1,))
-    log_normaliser = maximum + jnp.log(total)
-    of_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    is_target = targets[:, None] == jnp.arange(logits.shape[1])
-    return log_normaliser - of_target, jnp.exp(logits - log_normaliser[:, None]) - is_target
-
-
-def from_exponentials(matrix: Array, hidden: Array, targets: Array) -> tuple[Array, Array]:
-    """Takes exponentials and their statistics from a product's epilogue; logits are never written."""
-    values, maxima, sums = exponentials(hidden, matrix)
-    maximum = jnp.max(maxima, axis=0)
-    log_normaliser = maximum + jnp.log(jnp.sum(sums * jnp.exp(maxima - maximum), axis=0))
-    of_target = jnp.sum(hidden.astype(jnp.float32) * matrix[targets].astype(jnp.float32), axis=-1)
-    # The target's probability is near 1 where a model is sure: its distance to 1 must not come of a rounded number.
-    is_target = targets[:, None, None] == jnp.arange(matrix.shape[0]).reshape(1, -1, COLUMNS)
-    factors = jnp.exp(maxima - log_normaliser).T[:, :, None]
-    probabilities = values.reshape(len(targets), -1, COLUMNS).astype(jnp.float32) * factors
-    gradient = jnp.where(is_target, jnp.expm1(of_target - log_normaliser)[:, None, None], probabilities)
-    return log_normaliser - of_target, gradient.reshape(values.shape)
-
-
-RIVALS = (one_pass, from_exponentials)
-
-
 def products_of_loss(hidden: Array, unembedding: Array, grad_logits: Array) -> tuple[Array, ...]:
     """Multiplies as one chunk of the loss does."""
     matrix = unembedding.astype(hidden.dtype)
@@ -116,28 +56,18 @@ def losses() -> Iterator[Row]:
     for vocabulary, chunks in ((128_256, (2048, 8192)), (16_384, (8192, 32_768))):
         unembedding = random_matrix(vocabulary, DIM, 2, jnp.float32) * 0.02
         targets = jax.random.randint(jax.random.key(3), (TOKENS,), 0, vocabulary)
-        operands = hidden, unembedding, targets
         flops = 6 * TOKENS * DIM * vocabulary
-        # Logits are written once in float32 and read once, their gradient is written once in bfloat16.
-        bound = dict(flops=flops, bytes=TOKENS * vocabulary * (4 + 4 + 2 + 2 + 2))
+        # Exponentials of logits and gradients are each written once and read once or twice, in bfloat16.
+        bound = dict(flops=flops, bytes=TOKENS * vocabulary * (2 + 2 + 2 + 2 + 2))
         of_vocabulary = f"loss V={vocabulary}"
         if vocabulary > TOKENS:
             grad_logits = random_matrix(8192, vocabulary, 4)
-            part = flops * 8192 / TOKENS
-            yield Row(
-                f"{of_vocabulary} products of 8192", products_of_loss, (hidden[:8192], unembedding, grad_logits), part
-            )
-            del grad_logits
-            for config in (Config(), Config(raster_width=16), Config(cluster=1)):
-                product = functools.partial(exponentials, config=config)
-                table = unembedding.astype(hidden.dtype)
-                yield Row(f"{of_vocabulary} {config}", product, (hidden[:8192], table), part / 3)
+            products = products_of_loss, (hidden[:8192], unembedding, grad_logits), flops * 8192 / TOKENS
+            yield Row(f"{of_vocabulary} products of 8192", *products)
+            del grad_logits, products
         for chunk in chunks:
             model = jax.value_and_grad(functools.partial(chunked_cross_entropy, chunk=chunk), argnums=(0, 1))
-            yield Row(f"{of_vocabulary} model chunk={chunk}", model, operands, **bound)
-            for rival in RIVALS:
-                function = functools.partial(cross_entropy, chunk=chunk, gradient_of_logits=rival)
-                yield Row(f"{of_vocabulary} {rival.__name__} chunk={chunk}", function, operands, **bound)
+            yield Row(f"{of_vocabulary} model chunk={chunk}", model, (hidden, unembedding, targets), **bound)
 
 
 def _add_and_norm(x: Array, update: Array, scale: Array) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
-"""Sparse operations on arrays: formats, selections, products. Knows nothing of models or training."""
+"""Operations on arrays: sparse formats, selections, products. Knows nothing of models or training."""
 
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom
+from sparse_lm.ops.cross_entropy import cross_entropy
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.hidden import (
@@ -33,6 +34,7 @@ __all__ = [
     "compress_24",
     "compress_venom",
     "condense",
+    "cross_entropy",
     "gated_squared_relu_24",
     "gated_squared_relu_gradients",
     "grouped_down",

@@ -42,7 +42,7 @@ def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> 
             raise NotImplementedError(f"implementation {implementation!r} of {op}: {refusal}") from refusal
     for name in _BEFORE_REFERENCE:
         if reason := unavailable(name):
-            _log_once(f"sparse operations pass over {name!r}: {reason}")
+            _log_once(f"operations pass over {name!r}: {reason}")
             continue
         try:
             return _run(op, name, args, kwargs)

@@ -269,3 +269,13 @@ def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted:
         return products.reshape(-1, products.shape[-1])
 
     return lax.platform_dependent(x, w, block_experts, cpu=by_block, default=ragged).astype(dtype)
+
+
+def cross_entropy(x: Array, w: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+    """See `sparse_lm.ops.cross_entropy`."""
+    logits = jnp.matmul(x, w.T, preferred_element_type=jnp.float32)
+    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    losses = log_normaliser - jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    is_target = targets[:, None] == jnp.arange(logits.shape[1])
+    gradients = (jnp.exp(logits - log_normaliser[:, None]) - is_target) * weights[:, None]
+    return losses, gradients.astype(x.dtype)

@@ -1,11 +1,13 @@
-"""The chunked loss against float64 numpy, and that no [T, V] array exists on the way."""
+"""The chunked loss against float64 numpy, without a [T, V] array on the way."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparse_lm import ops
 from sparse_lm.model.loss import chunked_cross_entropy, token_losses
+from sparse_lm.ops import backends, reference
 from tests.model import numpy_llama
 from tests.model.jaxprs import equations
 
@@ -14,11 +16,11 @@ losses_of_tokens, mean_loss = (jax.jit(f, static_argnums=3) for f in (token_loss
 mean_loss_and_gradients = jax.jit(jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1)), static_argnums=3)
 
 
-def inputs(tokens, seed, dtype=jnp.float32):
+def inputs(tokens, seed, dtype=jnp.float32, dim=D, vocabulary=V):
     rng = np.random.default_rng(seed)
-    hidden = jnp.asarray(rng.normal(size=(tokens, D)), dtype)
-    unembedding = jnp.asarray(rng.normal(size=(V, D)), jnp.float32)
-    return hidden, unembedding, jnp.asarray(rng.integers(0, V, tokens), jnp.int32)
+    hidden = jnp.asarray(rng.normal(size=(tokens, dim)), dtype)
+    unembedding = jnp.asarray(rng.normal(size=(vocabulary, dim)), jnp.float32)
+    return hidden, unembedding, jnp.asarray(rng.integers(0, vocabulary, tokens), jnp.int32)
 
 
 def expected(hidden, unembedding, targets):
@@ -27,7 +29,7 @@ def expected(hidden, unembedding, targets):
     logits = hidden @ unembedding.T
     probabilities = np.exp(logits - logits.max(-1, keepdims=True))
     probabilities /= probabilities.sum(-1, keepdims=True)
-    grad_logits = (probabilities - np.eye(V)[targets]) / len(targets)
+    grad_logits = (probabilities - np.eye(len(unembedding))[targets]) / len(targets)
     return numpy_llama.cross_entropy(logits, targets), grad_logits @ unembedding, grad_logits.T @ hidden
 
 
@@ -62,6 +64,41 @@ def test_bfloat16_hidden_keeps_float32_sums():
     assert relative_error(grads[0], grad_hidden) < 5e-3
     # 128 chunks: summed in bfloat16, this would be several times as large.
     assert relative_error(grads[1], grad_unembedding) < 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "chunk, vocabulary, backend", [(256, 768, "hopper"), (256, 700, "reference"), (200, 768, "reference")]
+)
+def test_a_chunk_runs_in_the_kernel_if_its_shape_fits(monkeypatch, chunk, vocabulary, backend):
+    """The last of the chunks is padded. Errors keep to the rule for bfloat16."""
+    hidden, unembedding, targets = inputs(1000, 5, jnp.bfloat16, dim=256, vocabulary=vocabulary)
+    unembedding = (0.1 * unembedding).astype(jnp.bfloat16).astype(jnp.float32)
+    losses, *wanted = expected(hidden, unembedding, np.asarray(targets))
+
+    def run():
+        with backends.record() as used:
+            found = jax.jit(jax.value_and_grad(lambda *a: chunked_cross_entropy(*a, targets, chunk), argnums=(0, 1)))(
+                hidden, unembedding
+            )
+        return *found, used
+
+    loss, grads, used = run()
+    monkeypatch.setattr(ops, "cross_entropy", reference.cross_entropy)
+    _, of_reference, _ = run()
+    assert used == {"cross_entropy": {backend}}
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
+    for grad, allowed, exact in zip(grads, of_reference, wanted, strict=True):
+        assert grad.dtype == allowed.dtype
+        assert relative_error(grad, exact) <= 1.5 * relative_error(allowed, exact)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_number_in_hidden_makes_the_loss_bad(value):
+    """A step with such a loss is skipped."""
+    hidden, unembedding, targets = inputs(20, seed=6)
+    loss, _ = mean_loss_and_gradients(hidden.at[7, 3].set(value), unembedding, targets, 8)
+    assert not np.isfinite(loss)
 
 
 def test_large_logits_do_not_overflow():

@@ -6,7 +6,7 @@ public op yet.
 
     products       matmul_24, matmul_24_fp8, matmul_venom, scattered_matmul_24,
                    sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24;
-                   dense products of experts in grouped, which needs none of the frame
+                   dense products in grouped (experts) and cross_entropy (the loss), whose loops are Pallas' own
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
@@ -26,6 +26,7 @@ import jax
 from sparse_lm.ops import lazy
 
 _MODULES = {
+    "cross_entropy": "products.cross_entropy",
     "gated_squared_relu_24": "passes.gated_squared_relu",
     "gated_squared_relu_gradients": "passes.gated_squared_relu",
     "grouped_down": "products.grouped",

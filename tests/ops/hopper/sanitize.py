@@ -68,6 +68,11 @@ def grouped(product: str) -> Call:
     return kernel, (*operands, jnp.array([0, 0, 2, 2], jnp.int32))
 
 
+def cross_entropy(tokens: int) -> Call:
+    operands = random((tokens, 256), TYPE, seed=0), random((768, 256), TYPE, seed=1)
+    return hopper.cross_entropy, (*operands, jnp.arange(tokens, dtype=jnp.int32), jnp.full(tokens, 1 / tokens))
+
+
 def sparsify_24(method: str, axis: int) -> Call:
     def kernel(x, key):
         return hopper.sparsify_24(x, method, axis, scale=1.5, dtype=TYPE, key=key)
@@ -115,6 +120,8 @@ def gated_squared_relu_gradients() -> Call:
 
 CALLS: dict[str, Callable[[], Call]] = {
     **{name: functools.partial(grouped, name) for name in ("grouped_up", "grouped_down", "grouped_weights")},
+    "cross_entropy": lambda: cross_entropy(384),
+    "cross_entropy, clusters of two": lambda: cross_entropy(512),
     "matmul_24": lambda: matmul_24(300, 1100, 1001),
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
     "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),

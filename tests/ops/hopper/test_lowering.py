@@ -121,6 +121,16 @@ def test_products_of_dense_experts():
         assert lowered.out_info.shape == out.shape and "mosaic_gpu" in lowered.as_text()
 
 
+@pytest.mark.parametrize("tokens", [8192, 384])
+def test_cross_entropy(tokens):
+    vocabulary, dim = 128_256, 2048
+    weights = jax.ShapeDtypeStruct((tokens,), jnp.float32)
+    operands = _dense(tokens, dim), _dense(vocabulary, dim), _ids(tokens), weights
+    lowered = _lower(hopper.cross_entropy, *operands)
+    assert [out.shape for out in lowered.out_info] == [(tokens,), (tokens, vocabulary)]
+    assert "mosaic_gpu" in lowered.as_text()
+
+
 @pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
 @pytest.mark.parametrize("contiguous", [64, 512])
 def test_sampled_squared_relu_24(contiguous, config):

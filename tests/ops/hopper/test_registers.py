@@ -144,6 +144,12 @@ def test_scattered_matmul_24(spilled_bytes, out_dtype, config):
     assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
 
 
+@pytest.mark.parametrize("tokens", [T, T + 128])
+def test_cross_entropy(spilled_bytes, tokens):
+    operands = _dense(tokens, D), _dense(F, D), jax.ShapeDtypeStruct((tokens,), jnp.int32), _float32(tokens)
+    assert spilled_bytes(hopper.cross_entropy, *operands) == [0]
+
+
 def _drawn_gradients(dy, y, key):
     return hopper.squared_relu_gradients(dy, y, key=key)
 

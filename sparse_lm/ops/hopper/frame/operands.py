@@ -1,4 +1,4 @@
-"""Padding of the products' operands and results to whole tiles."""
+"""Padding of the products' operands and results to whole tiles, and refusals of products that do not pad."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ _FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dime
 def round_up(size: int) -> int:
     """Rounds up to whole tiles."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def check_multiples(sizes: dict[str, tuple[int, int]]) -> None:
+    """Raises NotImplementedError for a size, by name, that is no multiple of the number beside it."""
+    for name, (size, unit) in sizes.items():
+        if size % unit:
+            raise NotImplementedError(f"{name} = {size} must be a multiple of {unit}")
 
 
 def pad(x: Array, *, rows: bool = True) -> Array:

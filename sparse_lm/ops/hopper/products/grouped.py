@@ -21,6 +21,7 @@ from jax import Array, lax
 
 from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.hopper.frame.device import core_count
+from sparse_lm.ops.hopper.frame.operands import check_multiples
 from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 _TILE_M, _TILE_N = 128, 256  # rows and columns of the result in a tile; each consumer computes half of the columns
@@ -44,7 +45,7 @@ def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *
     """See `ops.grouped_up`. The two operands must be bfloat16 or float16, and sizes multiples of the tiles'."""
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
     neurons, dim = w.shape[0] // experts, x.shape[1]
-    _check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _TILE_N), "D": (dim, _STEP * _STAGES)})
+    check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _TILE_N), "D": (dim, _STEP * _STAGES)})
 
     def tile(refs, m, n):
         x, w, block_experts = refs
@@ -60,7 +61,7 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int,
     """See `ops.grouped_down` and `grouped_up`."""
     check_product_dtypes(w.dtype, y.dtype, y.dtype)
     neurons, dim = y.shape[1], w.shape[1]
-    _check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _STEP * _STAGES), "D": (dim, _TILE_N)})
+    check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _STEP * _STAGES), "D": (dim, _TILE_N)})
 
     def tile(refs, m, n):
         y, w, block_experts = refs
@@ -85,7 +86,7 @@ def grouped_weights(
     """See `ops.grouped_weights` and `grouped_up`."""
     check_product_dtypes(y.dtype, x.dtype, out_dtype)
     neurons, dim = y.shape[1], x.shape[1]
-    _check_multiples({"v": (v, _STEP), "F / E": (neurons, _TILE_M), "D": (dim, _TILE_N)})
+    check_multiples({"v": (v, _STEP), "F / E": (neurons, _TILE_M), "D": (dim, _TILE_N)})
     sizes = group_sizes(block_experts, v, experts)
     starts, steps = jnp.cumsum(sizes) - sizes, sizes // _STEP
     of_expert = neurons // _TILE_M
@@ -106,12 +107,6 @@ def _expert_and_steps(expert: Array, experts: int, steps: int, padded: bool) -> 
     """Returns whose weights a tile reads, and in how many steps: none of padding, whose result is zero."""
     # Without padding the steps are known when the kernel is compiled.
     return (lax.min(expert, experts - 1), jnp.where(expert < experts, steps, 0)) if padded else (expert, steps)
-
-
-def _check_multiples(sizes: dict[str, tuple[int, int]]) -> None:
-    for name, (size, unit) in sizes.items():
-        if size % unit:
-            raise NotImplementedError(f"{name} = {size} must be a multiple of {unit}")
 
 
 def _multiply(
