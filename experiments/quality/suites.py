@@ -157,6 +157,8 @@ _RATES = (1.5e-4, 2.5e-4, 5e-4, 1e-3)
 # A token meets 4 x 2048 neurons, as many as a dense llama1b has. 4 layers have 0.67 B parameters, and the pairs of a
 # step leave 1 GiB of residuals in each: about 25 GiB with moments, calculated.
 _EXPERTS = _experts(16, 4, 2048)
+# A quarter of AFM's neurons, too: a third of them the same for all tokens, the others of 2 of 24 experts.
+_SHARED = _experts(24, 2, 1536) | {"model.shared_expert_dim": 1536}
 _AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4}
 _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
@@ -196,7 +198,9 @@ SUITES = {
         f"afm_{layers}_layers": Suite(
             llama1b,
             _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": layers}),
-            _runs(3052, 18_432, _RATES),
+            _runs(3052, 18_432, _RATES)
+            | {"mixture_quarter_shared": _DENSE | _SHARED}
+            | _experts24(3052, _SHARED, "mixture_quarter_shared_"),
             lengths=(0.8, 1.0),
         )
         for layers in (4, 6)

@@ -229,6 +229,7 @@ SPARSE = (
     "fixed",
     "mixture_experts24",
     "mixture_quarter_experts24",
+    "mixture_quarter_shared_experts24",
 )  # what their names begin with
 
 
@@ -247,7 +248,7 @@ def test_every_run_of_a_suite_is_allowed(name):
         if run.startswith("mixture"):
             active = dense.experts_per_token * dense.expert_dim if dense.experts else dense.ffn_dim
             share = 4 if run.startswith("mixture_quarter") else 1
-            assert model.experts_per_token * model.expert_dim * share == active
+            assert (model.experts_per_token * model.expert_dim + model.shared_expert_dim) * share == active
         elif name.endswith("swiglu"):
             assert model.activation == "swiglu"
         elif run == "quarter_width":
