@@ -8,8 +8,7 @@ import optax
 import pytest
 
 from experiments.bench.hlo_collectives import collectives
-from sparse_lm import evaluate, generate
-from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm import evaluate
 from sparse_lm.training.loop import train
 from sparse_lm.training.step import make_trainer
 from tests import small
@@ -40,9 +39,7 @@ def gradients(state):
     return adam.mu
 
 
-@pytest.mark.parametrize(
-    "microbatches, devices", [(1, dict(expert=4, data=2)), (1, dict(expert=4, fsdp=2)), (2, dict(expert=2, data=4))]
-)
+@pytest.mark.parametrize("microbatches, devices", [(1, dict(expert=4, fsdp=2)), (2, dict(expert=2, data=4))])
 def test_gradients_are_those_of_one_device(microbatches, devices):
     alone, expected = after_a_step()
     state, metrics = after_a_step(microbatches, **devices)
@@ -87,34 +84,18 @@ def test_tokens_travel_and_experts_do_not():
     assert {c.times for c in found} == {config.model.layers}
 
 
-def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
-    """Takes the sparse recipe, whose state is in the checkpoint, too."""
-    trainer_on = lambda **devices: make_trainer(small.config("experts24", batch_size=16, **mesh(**devices)))  # noqa: E731
-    saved = trainer_on(expert=4, data=2).init()
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(3, saved)
-        checkpoints.wait()
-        for devices in (dict(expert=2, fsdp=2, data=2), {}):
-            wanted = trainer_on(**devices).abstract_state()
-            restored = checkpoints.restore_latest(wanted)
-            for entry, before, after in zip(*map(jax.tree.leaves, (wanted, saved, restored)), strict=True):
-                np.testing.assert_array_equal(before, after)
-                assert entry.sharding is None or entry.sharding == after.sharding
-
-
 def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path, monkeypatch):
     config = functools.partial(small_config, corpus, "dense", **MIXTURE | {"batch_size": 8})
     assert train(config(), str(tmp_path / "alone"))
     workdir = tmp_path / "meshed"
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_before(patch, 7)
-        with pytest.raises(Crash):
-            train(config(**mesh(expert=4, data=2)), str(workdir))
-    assert train(config(**mesh(expert=2, fsdp=2, data=2)), str(workdir))
-    alone, meshed = ([line["loss"] for line in lines(path)] for path in (tmp_path / "alone", workdir))
-    assert len(meshed) == 12
-    np.testing.assert_allclose(meshed, alone, rtol=1e-3)
-    by_mesh, by_one = (lines(path)[-1]["eval_loss"] for path in (workdir, tmp_path / "alone"))
-    assert by_mesh == pytest.approx(by_one, rel=1e-3)
-    assert evaluate.evaluate(str(workdir))["loss"] == pytest.approx(by_mesh, rel=0.05)
-    assert generate.continue_text(str(workdir), "def", max_new_tokens=3, temperature=0.0).startswith("def")
+        train(config(**mesh(expert=4, data=2)), str(workdir))
+    evaluated = evaluate.evaluate(str(workdir))
+    assert evaluated["step"] == 6
+    assert evaluated["loss"] == pytest.approx(lines(workdir)[-1]["eval_loss"], rel=1e-5)
+    assert train(config(), str(workdir))
+    for name in ("loss", "eval_loss"):
+        alone, meshed = ([line[name] for line in lines(path) if name in line] for path in (tmp_path / "alone", workdir))
+        assert len(meshed) == {"loss": 12, "eval_loss": 2}[name]
+        np.testing.assert_allclose(meshed, alone, rtol=1e-3)
