@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import jax
@@ -57,27 +58,29 @@ def _venom(rows, k, v, *, contiguous=1):
 
 
 def _products():
-    """Each kernel in each of its tilings: the call, shapes of its operands, and of its result."""
+    """Each kernel in each of its tilings, options in turn: the call, shapes of its operands, and of its result."""
+    turns = itertools.cycle((False, True))
     rows = RowOrder(_ids(512), _ids(300))
-    for config in _with_tuned((config for config, _ in CANDIDATES), "matmul_24", Config24):
-        for out_transposed in (False, True):
-            product = functools.partial(hopper.matmul_24, out_transposed=out_transposed, config=config)
-            yield product, (_sparse_24(300, 392), _dense(392, 500)), (500, 300) if out_transposed else (300, 500)
+    of_matmul_24 = _with_tuned((config for config, _ in CANDIDATES), "matmul_24", Config24)
+    for config, out_transposed in zip(of_matmul_24, turns, strict=False):
+        product = functools.partial(hopper.matmul_24, out_transposed=out_transposed, config=config)
+        yield product, (_sparse_24(300, 392), _dense(392, 500)), (500, 300) if out_transposed else (300, 500)
     of_venom = [
         *((config, 1) for config in _with_tuned((c for c, _ in VENOM), "matmul_venom", ConfigVenom)),
         *((config, 64) for config, _ in CONTIGUOUS),
     ]
-    for config, contiguous in of_venom:
+    for (config, contiguous), sorted_rows in zip(of_venom, turns, strict=False):
         v = config.tile_m if contiguous == 1 else 256
         product = functools.partial(hopper.matmul_venom, config=config)
-        yield product, (_venom(300, 512, v, contiguous=contiguous), _dense(512, 500)), (300, 500)
-        in_order = functools.partial(_in_order, product)
-        yield in_order, (_venom(512, 1024, 256, contiguous=contiguous), _dense(1024, 500), rows), (300, 500)
-    for config, _ in SAMPLED:
-        v = config.tile_n
-        for contiguous in (64, 512):
-            product = functools.partial(hopper.sampled_matmul_24, v=v, contiguous=contiguous, config=config)
-            yield product, (_sparse_24(2048, 392), _dense(500, 392), _ids(-(-500 // v), 512)), (500, 512)
+        if sorted_rows:
+            in_order = functools.partial(_in_order, product)
+            yield in_order, (_venom(512, 1024, 256, contiguous=contiguous), _dense(1024, 500), rows), (300, 500)
+        else:
+            yield product, (_venom(300, 512, v, contiguous=contiguous), _dense(512, 500)), (300, 500)
+    for (config, _), whole in zip(SAMPLED, turns, strict=False):
+        v, contiguous = config.tile_n, 512 if whole else 64
+        product = functools.partial(hopper.sampled_matmul_24, v=v, contiguous=contiguous, config=config)
+        yield product, (_sparse_24(2048, 392), _dense(500, 392), _ids(-(-500 // v), 512)), (500, 512)
     for config in _with_tuned(SAMPLED_ROWS, "sampled_rows_24", ConfigSampledRows):
         tokens = 3 * config.tokens - 10
         product = functools.partial(sampled_rows_24, v=config.tokens, config=config)
@@ -88,8 +91,9 @@ def _products():
         yield product, (_sparse_24(512, 700), _dense(700, 4096), _ids(3, 512)), (2048, 4096)
 
 
-@pytest.mark.parametrize("config", [config for config, _ in CANDIDATES])
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize(
+    "out_dtype, config", list(zip((jnp.bfloat16, jnp.float32), (config for config, _ in CANDIDATES), strict=True))
+)
 def test_matmul_24_fp8(out_dtype, config):
     a = dataclasses.replace(_sparse_24(300, 384), values=jax.ShapeDtypeStruct((320, 192), fp8.E4M3))
     scale = jax.ShapeDtypeStruct((300, 1), jnp.float32)
@@ -104,7 +108,7 @@ def _in_order(product, a, b, rows, **options):
 
 @pytest.mark.parametrize("number, case", list(enumerate(_products())))
 def test_products(number, case):
-    (product, operands, shape), out_dtype = case, (jnp.bfloat16, jnp.float32)[number % 2]
+    (product, operands, shape), out_dtype = case, (jnp.bfloat16, jnp.float32)[number // 2 % 2]
     lowered = _lower(functools.partial(product, out_dtype=out_dtype), *operands)
     assert lowered.out_info.shape == shape and lowered.out_info.dtype == out_dtype
     assert "mosaic_gpu" in lowered.as_text()
@@ -131,8 +135,9 @@ def test_cross_entropy(tokens):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-@pytest.mark.parametrize("contiguous", [64, 512])
+@pytest.mark.parametrize(
+    "contiguous, config", list(zip((512, 64, 512), (config for config, _ in SAMPLED), strict=True))
+)
 def test_sampled_squared_relu_24(contiguous, config):
     product = functools.partial(hopper.sampled_squared_relu_24, v=config.tile_n, contiguous=contiguous, config=config)
     neuron_ids = _ids(-(-500 // config.tile_n), 512)
