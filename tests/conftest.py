@@ -39,6 +39,21 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(skip)
 
 
+def pytest_collection_finish():
+    """Modules and tests, which stay to the end, are not searched for garbage each time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_compiled_once():
+    """Runs in one process share what they compile; those that a test counts or changes, it makes itself."""
+    from tests.runs import compiled_once
+
+    with compiled_once():
+        yield
+
+
 @pytest.fixture
 def collected():
     """What a test leaves to the garbage collector is collected before the next one."""

@@ -1,7 +1,6 @@
 """Small runs: their configuration, their metrics, crashes, and processes as a user starts them."""
 
 import contextlib
-import functools
 import json
 import pathlib
 import subprocess
@@ -10,10 +9,10 @@ import time
 
 import pytest
 
+from sparse_lm import evaluate
 from sparse_lm.data import pipeline
+from sparse_lm.recipes import DENSE
 from sparse_lm.training import evaluation, loop, run_data
-from sparse_lm.training.step import make_trainer
-from sparse_lm.training.transitions import make_transitions
 from tests import small
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -56,17 +55,18 @@ def crash_before(monkeypatch, step):
 
 @contextlib.contextmanager
 def compiled_once():
-    """Runs of one configuration share what they compile."""
+    """Runs and evaluations of one configuration share what they compile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_trainer", functools.cache(make_trainer))
-        patch.setattr(loop, "make_transitions", functools.cache(make_transitions))
+        patch.setattr(loop, "make_trainer", lambda config: small.compiled(config)[0])
+        patch.setattr(loop, "make_transitions", lambda config, *_: small.compiled(config)[1])
         made, make = {}, evaluation.make_evaluation
 
-        def cached(config, *args):
-            key = config, args[2]  # with the recipe
-            return made.get(key) or made.setdefault(key, make(config, *args))
+        def cached(config, graphdef, bytes_per_token, recipe=DENSE, layout=None):
+            key = small.computed(config), bytes_per_token.tobytes(), recipe, layout is None
+            return made.get(key) or made.setdefault(key, make(config, graphdef, bytes_per_token, recipe, layout))
 
         patch.setattr(evaluation, "make_evaluation", cached)
+        patch.setattr(evaluate, "make_evaluation", cached)
         yield
 
 
@@ -82,9 +82,10 @@ def run(arguments, **kwargs):
     return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=240, **kwargs)
 
 
-def start_until(arguments, workdir, step):
+def start_until(arguments, workdir, step, **kwargs):
     """Starts a run and returns its process once `step` is in its metrics."""
-    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(arguments, cwd=ROOT, text=True, **streams | kwargs)
     deadline = time.monotonic() + 240
     while not any(line["step"] >= step for line in lines(workdir)):
         assert process.poll() is None, process.stdout.read()

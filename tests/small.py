@@ -46,12 +46,24 @@ def config(recipe="dense", **changes):
     return config_lib.parse(config_dict(recipe, **changes))
 
 
-_DENSE = config().sparsity
+_DEFAULT = config()
+
+
+def computed(config):
+    """The configuration less what no program reads: where the data are, when a run writes and what it starts from."""
+    written = {name: getattr(_DEFAULT, name) for name in ("log_every", "eval_every", "checkpoint_every")}
+    return dataclasses.replace(
+        config, data=_DEFAULT.data, keep_checkpoints=_DEFAULT.keep_checkpoints, init_from="", **written
+    )
+
+
+def compiled(config):
+    """Trainer and transitions of a configuration: what is compiled once is shared by all tests of a process."""
+    return _compiled(computed(config))
 
 
 @functools.cache
-def compiled(config):
-    """Trainer and transitions of a configuration: what is compiled once is shared by all tests of a process."""
+def _compiled(config):
     trainer = make_trainer(config)
     return trainer, make_transitions(config, trainer.graphdef, trainer.layout)
 
@@ -70,7 +82,7 @@ def after_dense_steps(config, steps):
 
     Recipes differ in nothing then but in a state that no dense step reads: all begin with the same dense run.
     """
-    dense = dataclasses.replace(config, sparsity=_DENSE)
+    dense = dataclasses.replace(config, sparsity=_DEFAULT.sparsity)
     state, model = _after_dense_steps(dense, steps), config.model
     recipe_state = jax.tree.map(
         lambda x: np.broadcast_to(x, (model.layers, *x.shape)),

@@ -48,14 +48,14 @@ def test_training_forward_is_causal(name):
     assert_causal(*outputs_of_two(name, key=jax.random.key(3)))
 
 
-@pytest.mark.parametrize("name", small.RECIPES)
+@pytest.mark.parametrize("name", ["act24", "venom", "slices", "experts24"])
 def test_evaluation_is_causal(name):
+    """The recipes that route or permute tokens in training, in a model; tests/recipes/test_ffn.py has all of them."""
     assert_causal(*outputs_of_two(name, for_evaluation=True))
 
 
-@pytest.mark.parametrize("name, activation", [("slices", "gated_relu2"), ("dense_slices", "swiglu")])
-def test_routing_of_gates_is_causal(name, activation):
-    assert_causal(*outputs_of_two(name, key=jax.random.key(3), **{"model.activation": activation}))
+def test_routing_of_gates_is_causal():
+    assert_causal(*outputs_of_two("dense_slices", key=jax.random.key(3), **{"model.activation": "swiglu"}))
 
 
 def test_recipes_that_permute_nothing_compute_in_training_what_they_do_in_evaluation():

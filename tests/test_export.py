@@ -29,7 +29,7 @@ from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
 from tests.interop.models import random_params, reader, save_tokenizer
 from tests.interop.test_bitmask_24 import decode
-from tests.runs import Crash, compiled_once, crash_before, lines, small_config
+from tests.runs import Crash, crash_before, lines, small_config
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
 
@@ -183,7 +183,6 @@ def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@compiled_once()
 def test_a_model_is_trained_on_sparsely(corpus, tmp_path, monkeypatch):
     """The first loss is that of its weights as the sparse phase computes with them."""
     config = small_config(

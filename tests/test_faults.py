@@ -19,15 +19,9 @@ from sparse_lm.training.checkpoints.restored import restore_for_sparse
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import WorkdirError, meaning
 from tests.data.examples import damage_records
-from tests.runs import Crash, compiled_once, crash_before, lines, small_config, trace
+from tests.runs import Crash, crash_before, lines, small_config, trace
 from tests.training.checkpoints.test_checkpoint import steps_on_disk
 from tests.unfinished_io import leaves_io_unfinished
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_compiled_once():
-    with compiled_once():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +63,8 @@ def compiled_ahead(program):
     return call
 
 
-@pytest.mark.parametrize("recipe", ["fst", "experts24"])  # which choose masks anew; a mixture, too
-def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(recipe, config, whole, corpus, tmp_path, monkeypatch):
+def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole, tmp_path, monkeypatch):
     """Also just behind both flips; checkpoints are 3 steps apart."""
-    if recipe == "experts24":
-        config, whole = small_config(corpus, recipe), tmp_path / "whole"
-        assert loop.train(config, str(whole))
     make = loop.make_transitions
 
     def edges_compiled_ahead(*args):
@@ -83,21 +73,19 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(recipe, config
         return dataclasses.replace(edges, enter_sparse=enter, refresh=refresh)
 
     monkeypatch.setattr(loop, "make_transitions", edges_compiled_ahead)
-    workdir = tmp_path / "stopped"
     for step in (2, 5, 7, 10):
         with monkeypatch.context() as patch, pytest.raises(Crash):
             crash_before(patch, step)
-            loop.train(config, str(workdir))
-    assert loop.train(config, str(workdir))
-    assert_same_end(workdir, whole, config)
-    if recipe == "fst":  # whose flip rate is a refresh's
-        assert [line["step"] for line in lines(whole) if "flip_rate" in line] == [6]
+            loop.train(config, str(tmp_path))
+    assert loop.train(config, str(tmp_path))
+    assert_same_end(tmp_path, whole, config)
+    assert [line["step"] for line in lines(whole) if "flip_rate" in line] == [6]
 
 
-def test_a_run_within_documents_of_a_mixture_goes_on_with_its_shares(corpus, tmp_path, monkeypatch):
+def test_a_mixture_within_documents_of_several_corpora_goes_on_with_its_shares(corpus, tmp_path, monkeypatch):
     other = shutil.copytree(corpus, tmp_path / "other")
     changes = {"data.path": f"{corpus}:0.7,{other}:0.3", "model.document_separator": 0}
-    config = small_config(corpus, "dense", **changes)
+    config = small_config(corpus, "experts24", **changes)
     assert loop.train(config, str(tmp_path / "whole"))
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_before(patch, 7)
@@ -300,20 +288,20 @@ def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whol
 def test_tokens_that_are_not_finite_where_experts_are_chosen_cost_their_steps_alone(corpus, tmp_path, monkeypatch):
     """One in the batch that enters the sparse phase, one in that of a refresh."""
     batches, make_trainer = run_data.train_batches, loop.make_trainer
-    config = small_config(corpus, **{"model.vocab_size": 384})
+    config, no_text = small_config(corpus), 319  # the corpus has 300 tokens
     assert (config.sparsity.start_step, config.sparsity.refresh_every) == (4, 2)
 
     def spoiled(*args, start_step, **kwargs):
         for step, windows in enumerate(batches(*args, start_step=start_step, **kwargs), start_step):
             if step in (4, 6):
                 windows = np.array(windows)
-                windows[1, 5] = 383
+                windows[1, 5] = no_text
             yield windows
 
     def with_an_infinite_token(config):
         def init():
             state = trainer.init()
-            rows = state.params["embed"]["embedding"].at[383].set(np.inf)
+            rows = state.params["embed"]["embedding"].at[no_text].set(np.inf)
             return dataclasses.replace(state, params=state.params | {"embed": {"embedding": rows}})
 
         trainer = make_trainer(config)

@@ -133,12 +133,6 @@ def test_what_is_out_of_turn_is_refused():
         output_and_gradients(sparse_ffn()[0], key=None)
 
 
-def test_forward_mode_is_refused():
-    for ffn in (dense_ffn(), sparse_ffn()[0]):
-        with pytest.raises(TypeError, match=r"forward-mode.*custom_vjp"):
-            jax.jvp(ffn, (X,), (X,))
-
-
 # Transformations
 
 
@@ -150,9 +144,8 @@ def test_vmap_over_a_batch():
     np.testing.assert_allclose(apart.reshape(X.shape), together, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_scan_over_layers(remat):
-    """Layers stacked by `nnx.vmap` and run by `nnx.scan`, against one after the other."""
+def test_scan_over_layers():
+    """Layers stacked and run by `nnx.scan` of `nnx.remat`, against one after the other."""
     layers = [sparse_ffn()[0], sparse_ffn()[0]]
     layers[1].up[...] *= 1.5
     graph = nnx.graphdef(layers[0])
@@ -166,8 +159,8 @@ def test_scan_over_layers(remat):
         return jnp.sum(layer(layer(x, first, keys[0]), second, keys[1]) ** 2)
 
     def scanned(stack, x):
-        body = nnx.remat(layer) if remat else layer
-        return jnp.sum(nnx.scan(body, in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)(x, stack, keys) ** 2)
+        body = nnx.scan(nnx.remat(layer), in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
+        return jnp.sum(body(x, stack, keys) ** 2)
 
     *alone, dx = nnx.jit(nnx.grad(one_by_one, argnums=(0, 1, 2)))(*layers, X)
     together, dx_scanned = nnx.jit(nnx.grad(scanned, argnums=(0, 1)))(stack, X)

@@ -29,14 +29,14 @@ def hidden_states(config, params, tokens):
     return np.asarray(jax.jit(lambda tokens: model(tokens)[0])(tokens))
 
 
-@pytest.mark.parametrize("activation", ["squared_relu", "swiglu"])
-def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16(activation):
+def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
     """Weights that are rounded to e4m3 beforehand change nothing: every product rounds its own."""
-    config = small.config("dense", **FP8, **{"model.activation": activation})
+    gated = {"model.activation": "swiglu"}
+    config = small.config("dense", **FP8, **gated)
     params = small.compiled(config)[0].init().params
     tokens = small.windows(config)[:, :-1]
     found = hidden_states(config, params, tokens)
-    exact = hidden_states(small.config("dense", **{"model.activation": activation}), params, tokens)
+    exact = hidden_states(small.config("dense", **gated), params, tokens)
     error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
     assert 1e-3 < error < 0.2  # of 32 inputs, whose errors hardly cancel
     moved = jax.tree.map(lambda w: w, params)

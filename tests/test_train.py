@@ -25,7 +25,7 @@ from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.telemetry.timing import StepTimer
 from tests import small
-from tests.runs import Crash, command, lines, run, small_config, start_until, trace
+from tests.runs import Crash, command, crash_before, lines, run, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
 LONG = {
@@ -176,9 +176,9 @@ def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, mo
 
 def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 3, "checkpoint_every": 12})
+    trainer = make_trainer(config)
 
-    def with_an_infinite_weight(config):
-        trainer = make_trainer(config)
+    def with_an_infinite_weight(_):
 
         def init():
             state = trainer.init()
@@ -191,9 +191,9 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     with pytest.raises(loop.TooManyBadSteps, match="3 steps in a row, up to step 2"):
         loop.train(config, str(tmp_path))
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        state = checkpoints.restore_latest(jax.eval_shape(make_trainer(config).init))
+        state = checkpoints.restore_latest(jax.eval_shape(trainer.init))
     assert int(state.skipped) >= 3
-    first = make_trainer(config).init()  # nothing was learnt from bad steps
+    first = trainer.init()  # nothing was learnt from bad steps
     jax.tree.map(np.testing.assert_array_equal, state.params["layers"], first.params["layers"])
     summary = read_summary(tmp_path)
     assert (summary["state"], summary["loss"]) == ("failed: TooManyBadSteps", None)
@@ -203,14 +203,14 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
 
-def test_data_may_be_moved_under_a_run(corpus, tmp_path):
-    moved = shutil.copytree(corpus, tmp_path / "moved")
-    short = {"steps": 2, "optimizer.warmup_steps": 1, "data.eval_windows": 4}
-    loop.train(small_config(corpus, "dense", **short | {"data.path": str(moved)}), str(tmp_path / "run"))
+def test_data_may_be_moved_under_a_run(corpus, tmp_path, monkeypatch):
+    moved, run = shutil.copytree(corpus, tmp_path / "moved"), str(tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_before(patch, 4)
+        loop.train(small_config(corpus, "dense", **{"data.path": str(moved)}), run)
     moved = moved.rename(tmp_path / "moved_again")
-    again = small_config(corpus, "dense", **short | {"data.path": str(moved), "steps": 3})
-    assert loop.train(again, str(tmp_path / "run"))
-    assert evaluate(str(tmp_path / "run"))["step"] == 3
+    assert loop.train(small_config(corpus, "dense", **{"data.path": str(moved)}), run)
+    assert evaluate(run)["step"] == 12
 
 
 def test_other_config_is_refused(whole, corpus):
@@ -249,32 +249,32 @@ def flags(changes):
     return [f"--config.{name}={value}" for name, value in changes.items()]
 
 
-def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path):
+def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path, capsys):
     """SIGKILL just behind the flip. `experiments/results/kills_cpu.json`: at 50 moments."""
-    arguments = command(corpus, tmp_path / "killed", *flags(LONG))
-    process = start_until(arguments, tmp_path / "killed", 25)
+    workdir = tmp_path / "killed"
+    process = start_until(command(corpus, workdir, *flags(LONG)), workdir, 25)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    result = run(arguments, env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
-    assert result.returncode == 0, result.stderr
-    assert "going on from step" in result.stdout
-    for line in ("compiling the sparse step", ": entering the sparse phase", ": saving", "step 80: held-out loss"):
-        assert line in result.stdout
-    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
-    assert trace(tmp_path / "killed") == trace(whole)
-    summary = read_summary(tmp_path / "killed")
+    assert loop.train(small_config(corpus, **LONG), str(workdir))
+    output = capsys.readouterr().out
+    for line in ("going on from step", "compiling the sparse step", ": saving", "step 80: held-out loss"):
+        assert line in output
+    assert trace(workdir) == trace(whole)
+    summary = read_summary(workdir)
     assert (summary["state"], summary["step"], len(summary["processes"])) == ("finished", 80, 2)
-    walls = [line["wall_time"] for line in lines(tmp_path / "killed")]
+    walls = [line["wall_time"] for line in lines(workdir)]
     assert walls == sorted(walls) and walls[-1] < summary["wall_time"]
 
 
 def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     arguments = command(corpus, tmp_path / "run", *flags(LONG), "--config.checkpoint_every=1000")
-    process = start_until(arguments, tmp_path / "run", 10)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    with (tmp_path / "stderr").open("w+") as stderr:  # imports would fill a pipe
+        process = start_until(arguments, tmp_path / "run", 10, env=environment, stderr=stderr)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=120)
+        output += (tmp_path / "stderr").read_text()
     assert process.returncode == 0, output
     assert "SIGTERM: finishing step" in output and "again to stop now" in output
     assert "stopped by SIGTERM after step" in output
@@ -283,6 +283,8 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     assert f"after step {saved}" in output
     summary = read_summary(tmp_path / "run")
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
+    imported = {line.rpartition("|")[2].strip() for line in output.splitlines()}
+    assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
 
 
 def test_sigint_while_data_is_prepared_is_one_line(corpus, tmp_path):

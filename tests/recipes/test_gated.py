@@ -21,6 +21,10 @@ GATED = {
     for activation in GATES
     if activation in recipe.computes
 }
+GATES_IN_TURN = [f"dense, {activation}" for activation in GATES] + [
+    "fst, swiglu", "sste, geglu", "dense_slices, swiglu", "dense_slices, geglu", "slices, gated_relu2"
+]  # fmt: skip
+"""Every gate, and every recipe that computes gates."""
 ROUTED = {case: recipe for case, recipe in GATED.items() if recipe.takes_order}
 W1 = random(7, 2 * W2.shape[0], W2.shape[1]) / 4
 
@@ -102,7 +106,13 @@ def expected(recipe, state, draw):
 
 
 @pytest.mark.parametrize(
-    "case", [*GATED, *(f"{case}, sorted for two devices" for case in ROUTED), "slices, gated_relu2, much padding"]
+    "case",
+    [
+        *GATES_IN_TURN,
+        "dense_slices, gated_relu2, sorted for two devices",
+        "slices, gated_relu2, sorted for two devices",
+        "slices, gated_relu2, much padding",
+    ],
 )
 def test_formulas(case):
     recipe = GATED[", ".join(case.split(", ")[:2])]

@@ -137,7 +137,7 @@ def test_losses_are_forgotten_at_both_edges_of_the_sparse_phase():
 
 def test_weights_stay_finite_where_an_update_would_not_be():
     """Finite gradients are no guard: a moment that overflowed in another version, say, still divides."""
-    trainer = make_trainer(small.config("dense"))
+    trainer, _ = small.compiled(small.config("dense"))
     state = trainer.init()
     adam = next(
         node for node in jax.tree.leaves(state.opt_state, is_leaf=lambda n: isinstance(n, optax.ScaleByAdamState))
