@@ -53,7 +53,7 @@ class SeveralSlices(Slices):
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         neurons = ffn.w2.neurons
-        chosen = nearest(x, ffn.state.centroids, self.choices)
+        chosen = lax.top_k(routing.closeness(x, ffn.state.centroids), self.choices)[1]
         groups = group_by_expert(chosen, self.experts, self.v, ffn.order)
         ids = routing.slice_ids(neurons, self.experts, 1)[groups.block_experts]
         ids = jnp.where(groups.blocks_with_pairs()[:, None], ids, neurons)
@@ -68,13 +68,6 @@ class SeveralSlices(Slices):
         x, do = groups.dispatch(x), groups.dispatch(do)
         dx, dw1, dw2, _ = block_products.backward(x, hidden, do, groups.rows, ffn)
         return groups.combine(dx), dw1, dw2
-
-
-def nearest(x: Array, centroids: Array, choices: int) -> Array:
-    """Finds the centroids [E, D] that are nearest in direction to each token of x [T, D]: int32[T, choices]."""
-    directions = routing.unit(centroids).astype(x.dtype)
-    dots = jnp.dot(x, directions.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-    return lax.top_k(dots, choices)[1].astype(jnp.int32)
 
 
 def register() -> None:
