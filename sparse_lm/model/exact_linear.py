@@ -1,7 +1,7 @@
 """A product of bfloat16 by float32 that is as exact as one in float32, on tensor cores.
 
 A float32 number is the sum of three in bfloat16, of 8 bits each. So x W^T of a bfloat16 x is three bfloat16 products,
-which sum in float32: x is neither converted nor written in float32, which for a router moves more bytes than all else.
+which sum in float32: x is not written in float32.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from jax import Array, lax
 
 from sparse_lm.ops.shapes import Float
 
+_PARTS = 3
+
 
 @jax.custom_vjp
 def exact_linear(x: Float[Array, "T K"], w: Float[Array, "N K"]) -> Float[Array, "T N"]:
     """Computes x W^T in float32. Differentiable in reverse mode.
 
     Args:
-      x: [T, K], in any float dtype.
+      x: [T, K], in bfloat16 or float32, whose product needs no parts.
       w: f32[N, K].
     """
     if x.dtype == jnp.float32:
         return jnp.dot(x, w.T, precision=lax.Precision.HIGHEST)
     products = jnp.dot(x, jnp.concatenate(_parts(w, x.dtype)).T, preferred_element_type=jnp.float32)
     return jnp.sum(products.reshape(x.shape[0], _PARTS, -1), axis=1)
-
-
-_PARTS = 3
 
 
 def _parts(x: Array, dtype: jnp.dtype) -> list[Array]:
