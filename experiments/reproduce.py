@@ -89,15 +89,19 @@ _STEP_AFM, _TIME_AFM = "step_afm_4_layers_h200.json", "time_afm_4_layers_h200.js
 _RUNS, _H200 = "--gpus=0,1,2,3 --runs=dense,slices_80 --seeds=10,11,12,13 --output=OUTPUT", "one H200"
 ROWS = {
     "step_llama1b": Row(
-        _STEP + "--config=configs/llama1b.py --config.batch_size=8", _H200, "step_llama1b_before_after_h200.json", step
+        _STEP + "--config=configs/llama1b.py --config.batch_size=8",
+        "one H200, at most 160 s, in which it times four recipes",
+        "step_llama1b_before_after_h200.json",
+        step,
     ),
-    "step_afm": Row(f"{_STEP}{_AFM} --config.batch_size=32 --config.seq_len=1024", _H200, _STEP_AFM, step),
+    "step_afm": Row(
+        f"{_STEP}{_AFM} --config.batch_size=32 --config.seq_len=1024", "one H200, about 60 s", _STEP_AFM, step
+    ),
     "step_gated": Row(_GATED + "--rounds=2 --steps=6 --output=OUTPUT", _H200, "step_llama32_1b_h200.json", gated_step),
     "time_afm": Row(_TIME + _RUNS, _SECONDS, _TIME_AFM, time_to_loss),
     "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", _H200, "ffn_16384_recipes_h200.json", ffn),
-    # Measured with the largest two of four in weight gradients, which are stochastic today, and a kernel that made 2%.
-    "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", _H200, "ffn_16384_y_transposed_h200.json", ffn_venom),
-    "experts": Row(_EXPERTS, "one H100", "experts_h100.json", experts),
+    "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", _H200, "ffn_16384_venom_h200.json", ffn_venom),
+    "experts": Row(_EXPERTS, _H200, "experts_h200.json", experts),
 }
 """The rows, by name."""
 

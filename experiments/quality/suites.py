@@ -97,9 +97,6 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
-    # As many neurons a token, in two of eight slices: 28 pairs to choose from instead of 4 slices.
-    several = slices | {"sparsity.recipe": "several_slices", "sparsity.m": 32}
-    runs |= {"several_slices_80": several | until(80), "several_slices_stay": several | _stay(steps)}
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_50_rate_{rate:g}"] = slices | until(50) | {"optimizer.learning_rate": rate}

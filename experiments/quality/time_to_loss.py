@@ -8,6 +8,7 @@ r"""Trains the runs of a suite side by side on the GPUs of a host, and records w
 "dense" is a run at a constant rate with branches that decay: dense's loss as a function of time. GPUs work in pairs:
 for one seed dense runs on the first of a pair while the others run on the second, for the pair's next seed the other
 way round. `--queue`, once a GPU, says who runs what instead: --queue=dense:0,slices_50:1 --queue=slices_50:0,dense:1.
+A branch runs behind its dense run, or where a queue names it, once that has ended: --queue=slices_50:0,dense@0.8:0.
 
 Runs that the output has are left out, one that was cut short goes on from its checkpoint, and after `--minutes` those
 under way are saved: the same command goes on. Checkpoints are deleted when nothing needs them any more.
@@ -65,10 +66,12 @@ def read_queue(text: str) -> list[Item]:
     return [Item(name, int(seed)) for name, seed in (entry.split(":") for entry in text.split(","))]
 
 
-def with_branches(queue: Sequence[Item], suite: Suite) -> list[Item]:
-    """Returns the queue with the branches of each dense run behind it."""
-    branches = {item: [Item(f"dense@{length}", item.seed) for length in suite.lengths] for item in queue}
-    return [i for item in queue for i in (item, *(branches[item] if item.name == "dense" else ()))]
+def with_branches(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[Item]]:
+    """Returns the queues with the branches of each dense run behind it, but for those that some queue names."""
+    named = set(itertools.chain(*queues))
+    branches = {item: [Item(f"dense@{length}", item.seed) for length in suite.lengths] for item in named}
+    behind = {item: [b for b in branches[item] if b not in named] if item.name == "dense" else [] for item in named}
+    return [[i for item in queue for i in (item, *behind[item])] for queue in queues]
 
 
 class Results:
@@ -105,7 +108,7 @@ class Host:
 
     def __init__(self, command: Sequence[str], root: Path, results: Results):
         self._command, self._root, self._results = command, root, results
-        self._stopping, self._under_way = threading.Event(), set()
+        self._stopping, self._under_way, self._given_up = threading.Event(), set(), set()
         self.failed: list[str] = []
 
     def work(self, queues: dict[str, list[Item]], minutes: float) -> None:
@@ -127,12 +130,22 @@ class Host:
             process.terminate()
 
     def _work_through(self, gpu: str, queue: list[Item]) -> None:
-        for item in queue:
+        for number, item in enumerate(queue):
             if self._is_done(item):
                 continue
-            if self._stopping.is_set() or not self._run(item, gpu):
+            if not self._may_begin(item) or not self._run(item, gpu):
+                self._given_up.update(queue[number:])
                 return
             self._delete_checkpoints(item)
+
+    def _may_begin(self, item: Item) -> bool:
+        """Waits for the stable run of a branch. Returns False if that has been given up, or if this is to stop."""
+        if item.name.startswith("dense@"):
+            stable = Item("dense", item.seed)
+            while stable not in self._results and not self._stopping.wait(0.5):
+                if stable in self._given_up:
+                    return False
+        return not self._stopping.is_set()
 
     def _is_done(self, item: Item) -> bool:
         """True if the run is in the results; a stable run whose branches are not must have its checkpoints, too."""
@@ -184,15 +197,18 @@ def main(_: Sequence[str]) -> None:
     queues = queues or assign(values.runs or list(suite.runs), [int(seed) for seed in values.seeds], len(values.gpus))
     if len(queues) > len(values.gpus):
         raise app.UsageError(f"--queue: {len(queues)} queues for the {len(values.gpus)} of --gpus")
-    if unknown := {item.name for item in itertools.chain(*queues)} - suite.runs.keys():
-        raise app.UsageError(f"{sorted(unknown)} must be among {', '.join(suite.runs)}")
+    named, known = set(itertools.chain(*queues)), [*suite.runs, *(f"dense@{length}" for length in suite.lengths)]
+    if unknown := {item.name for item in named} - set(known):
+        raise app.UsageError(f"{sorted(unknown)} must be among {', '.join(known)}")
+    if alone := {i.workdir for i in named if i.name.startswith("dense@") and Item("dense", i.seed) not in named}:
+        raise app.UsageError(f"--queue: {sorted(alone)} are branches of dense runs that no queue names")
     root, results = Path(values.workdir), Results(Path(values.output), values.suite)
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "experiments.quality.one_run", f"--suite={values.suite}", f"--data={values.data}"]
     host = Host([*command, f"--second_data={values.second_data}", f"--root={root}"], root, results)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     signal.signal(signal.SIGINT, lambda *_: host.stop())
-    wanted = {gpu: with_branches(queue, suite) for gpu, queue in zip(values.gpus, queues, strict=False)}
+    wanted = dict(zip(values.gpus, with_branches(queues, suite), strict=False))
     host.work(wanted, values.minutes)
     left = [item for queue in wanted.values() for item in queue if item not in results]
     if left:

@@ -1,7 +1,6 @@
 """Time to a given loss: who runs what, what a run took, and the ratio of times, on made-up runs and on tiny ones."""
 
 import dataclasses
-import functools
 import json
 import math
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 from scipy import stats
 
 from experiments.quality import one_run, time_ratio
-from experiments.quality.controls import FixedQuarter, SeveralSlices
+from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
 from sparse_lm.prepare_data import prepare_files
@@ -28,9 +27,8 @@ TINY = SUITES["tiny"]
 
 
 @pytest.fixture(autouse=True)
-def controls_are_registered(monkeypatch):
-    for recipe in (FixedQuarter, SeveralSlices):
-        monkeypatch.setitem(RECIPES, recipe.name, recipe)
+def control_is_registered(monkeypatch):
+    monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
 
 
 RUNS = ["dense", "slices_50", "fixed_quarter_50"]
@@ -55,9 +53,11 @@ def test_every_run_of_every_seed_has_a_gpu(gpus):
 
 
 def test_queues_are_read_and_dense_runs_have_their_branches():
-    queue = with_branches(read_queue("slices_50:1,dense:0"), TINY)
-    names = ["slices_50-1", "dense-0", "dense@0.8-0", "dense@1.0-0", "dense@1.2-0"]
-    assert [item.workdir for item in queue] == names
+    queues = with_branches([read_queue("slices_50:1,dense:0"), read_queue("dense:1,dense@1.0:0")], TINY)
+    assert [[item.workdir for item in queue] for queue in queues] == [
+        ["slices_50-1", "dense-0", "dense@0.8-0", "dense@1.2-0"],
+        ["dense-1", "dense@0.8-1", "dense@1.0-1", "dense@1.2-1", "dense@1.0-0"],
+    ]
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -110,7 +110,7 @@ def rows(tmp_path):
 
 
 def test_gpus_work_through_their_queues_and_keep_only_needed_checkpoints(host, tmp_path):
-    queues = {"4": with_branches([Item("dense", 0)], TINY), "7": [Item("slices_50", 0)]}
+    queues = {"4": with_branches([[Item("dense", 0)]], TINY)[0], "7": [Item("slices_50", 0)]}
     host().work(queues, minutes=math.inf)
     assert {name: row["gpu"] for (name, _), row in rows(tmp_path).items()} == {
         "dense": "4", "dense@0.8": "4", "dense@1.0": "4", "dense@1.2": "4", "slices_50": "7",
@@ -120,7 +120,7 @@ def test_gpus_work_through_their_queues_and_keep_only_needed_checkpoints(host, t
 
 
 def test_what_is_done_is_not_done_again_and_a_lost_stable_run_is(host, tmp_path):
-    queue = with_branches([Item("dense", 0)], TINY)
+    queue = with_branches([[Item("dense", 0)]], TINY)[0]
     host().work({"0": queue[:2]}, minutes=math.inf)  # to the first branch
     assert (tmp_path / "runs/dense-0/checkpoints").exists()
     (tmp_path / "runs/dense@0.8-0/row.json").unlink()
@@ -131,6 +131,17 @@ def test_what_is_done_is_not_done_again_and_a_lost_stable_run_is(host, tmp_path)
     (tmp_path / "out.json").write_text(json.dumps(dict(runs=[rows(tmp_path)["dense", 0]])))
     host().work({"2": queue}, minutes=math.inf)  # its checkpoints are deleted
     assert {row["gpu"] for row in rows(tmp_path).values()} == {"2"}
+
+
+def test_a_branch_elsewhere_waits_for_its_stable_run(host, tmp_path):
+    host().work({"0": [Item("slices_50", 0), Item("dense", 0)], "1": [Item("dense@0.8", 0)]}, minutes=math.inf)
+    assert [name for name, _ in rows(tmp_path)] == ["slices_50", "dense", "dense@0.8"]
+    assert rows(tmp_path)["dense@0.8", 0]["gpu"] == "1"
+
+
+def test_a_branch_elsewhere_does_not_wait_for_a_run_that_never_comes(host, tmp_path):
+    host().work({"0": [Item("slices_80", 0), Item("dense", 0)], "1": [Item("dense@0.8", 0)]}, minutes=math.inf)
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_a_failure_is_named_and_ends_its_queue_alone(host, tmp_path):
@@ -196,33 +207,8 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
-@pytest.mark.parametrize("choices", [1, 8])
-def test_several_slices_add_up(choices):
-    """One of 4 is what `slices` computes; all of 8 are all neurons, with 2:4 inside, so that no other one matters."""
-    m = {1: 16, 8: 32}[choices]
-    keys = jax.random.split(jax.random.key(0), 4)
-    w1, w2, x, do = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512, 512), strict=True))
-    recipe = RECIPES["several_slices"](v=16, m=m, choices=choices)
-    expected = RECIPES["slices"](v=16, m=m) if choices == 1 else RECIPES["slices"](v=16, m=4)
-    state, order = jax.jit(recipe.enter)(w1, w2, x)
-    w1, w2 = w1[order], w2[order]
-
-    def loss(recipe, state, x, w1, w2):
-        o, _ = recipe.ffn(x, w1, w2, state, key=keys[0])
-        return jnp.sum(do * o), o
-
-    def run(recipe, state):
-        dx, o = jax.jit(jax.grad(functools.partial(loss, recipe, state), has_aux=True))(x, w1, w2)
-        return o, dx
-
-    one_expert = state._replace(centroids=state.centroids[:1]) if choices > 1 else state
-    for computed, wanted in zip(run(recipe, state), run(expected, one_expert), strict=True):
-        np.testing.assert_allclose(computed, wanted, atol=1e-5 * float(jnp.abs(wanted).max()))
-
-
 SPARSE = (
     "slices",
-    "several_slices",
     "dense_slices",
     "fst",
     "sste",

@@ -7,9 +7,9 @@ each. Here a tile of the product becomes exponentials while it lies in registers
 A persistent grid of warp-specialised thread blocks: one warpgroup copies, two compute the halves of a tile of 128
 tokens by 256 columns. Blocks of a cluster lie under one another, and share the copies of w.
 
-Numerics: float32 accumulation, which truncates on tensor cores. A row of a tile is relative to its own maximum, so that no exponential overflows.
-Maxima and sums are float32. Exponentials are rounded once, and gradients once more. A NaN or an inf among logits makes
-the sum of its row NaN.
+Numerics: float32 accumulation, which truncates on tensor cores. A row of a tile is relative to its own maximum, so
+that no exponential overflows. Maxima and sums are float32. Exponentials are rounded once, and gradients once more. A
+NaN or an inf among logits makes the sum of its row NaN.
 """
 
 from __future__ import annotations
