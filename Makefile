@@ -3,18 +3,24 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/tiny.py
+PYTEST = $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
-.PHONY: train test test-all lint reproduce clean
+.PHONY: train test test-all pytest lint reproduce clean
 
 train: $(VENV)/installed
 	$(BIN)/python -m sparse_lm.train --config=$(CONFIG)
 
+# All but the long tests, in minutes.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(TESTS)
+	$(PYTEST) -m "not long" $(TESTS)
 
-# Also the tests that compare with PyTorch and transformers, and those that compile Triton kernels, which `test` skips
+# All tests.
+test-all: $(VENV)/test-installed pytest
+
+# All tests, but those that compare with PyTorch and transformers and those that compile Triton kernels are skipped
 # where these are not installed.
-test-all: $(VENV)/test-installed test
+pytest: $(VENV)/installed
+	$(PYTEST) $(TESTS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

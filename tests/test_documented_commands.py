@@ -91,6 +91,7 @@ def parsed(tmp_path_factory):
     return found
 
 
+@pytest.mark.long
 def test_flags_and_configurations_of_documented_commands_parse(parsed):
     assert len(parsed) > 30
     wrong = {str(c): said["error"][-400:] for c, said in parsed.items() if said.get("error")}
@@ -172,6 +173,7 @@ def test_every_block_of_the_library_page_is_run():
     assert len(python_blocks(ROOT / "docs/library.md")) == len(LOOPS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_training_loop_of_the_library_page_trains(name, capsys):
     """The first dense phase and the sparse one lower the loss, and no phase and no flip raises it."""

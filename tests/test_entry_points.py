@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from sparse_lm.training.workdir import load_config, save_config
 from tests.command_lines import ROOT, run_each
 from tests.runs import command, run, small_config
@@ -18,6 +20,7 @@ def assert_one_line(result, *words):
         assert word in result.stderr
 
 
+@pytest.mark.long
 def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
     mistakes = {
         "--config.sparsity.m=6": "config.sparsity.m = 6: must be a multiple of 4",
@@ -51,6 +54,7 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
         assert f"\n  {flag}: " in help_.stdout
 
 
+@pytest.mark.long
 def test_a_run_is_repeated_from_its_config_json(corpus, tmp_path):
     config = small_config(corpus, "dense", steps=2, **{"optimizer.warmup_steps": 1, "data.eval_windows": 4})
     save_config(tmp_path / "first", config)
@@ -86,6 +90,7 @@ def test_ctrl_c_is_one_line(tmp_path):
     assert (result.returncode, result.stderr) == (1, "interrupted\n")
 
 
+@pytest.mark.long
 def test_a_save_that_fails_prints_one_sentence_with_the_path(corpus, tmp_path):
     """No file grows over 32 KiB; those of the checkpoint would."""
     dense = ["--config.steps=3", "--config.sparsity.start_step=0", "--config.sparsity.end_step=0", "--quiet"]

@@ -85,6 +85,7 @@ def command_lines(workdir, tasks, tmp_path_factory):
     return run_each("sparse_lm.evaluate", given, tmp_path_factory.mktemp("outputs"))
 
 
+@pytest.mark.long
 def test_last_line_is_one_json_object(workdir, command_lines):
     result = json.loads(command_lines[0].stdout.splitlines()[-1])
     assert set(result) == {"step", "loss", "perplexity", "bits_per_byte"}
@@ -162,6 +163,7 @@ def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workd
     assert evaluate(tmp_path)["loss"] == pytest.approx(evaluate(tmp_path, sparse=True)["loss"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_slices_that_two_devices_shared_are_evaluated_on_one(workdir, tmp_path, monkeypatch):
     """Each device had a part of every slice; the neurons of an expert are then not contiguous."""
     sparsity = SparsityConfig(recipe=Slices(v=16, shards=2), start_step=10, end_step=30)

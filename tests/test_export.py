@@ -67,6 +67,7 @@ def test_exports_what_the_forward_uses(workdir, tmp_path, step):
     assert zeros >= 0.5 if step == 20 else zeros == 0
 
 
+@pytest.mark.long
 def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, tmp_path):
     """Neither it nor training needs PyTorch or transformers. The run may be writing its metrics meanwhile."""
     line = json.dumps({"step": 39, "phase": "dense", "eval_loss": 2.5})
@@ -183,6 +184,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_model_is_trained_on_sparsely(corpus, tmp_path, monkeypatch):
     """The first loss is that of its weights as the sparse phase computes with them."""
     config = small_config(

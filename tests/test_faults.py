@@ -63,6 +63,7 @@ def compiled_ahead(program):
     return call
 
 
+@pytest.mark.long
 def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole, tmp_path, monkeypatch):
     """Also just behind both flips; checkpoints are 3 steps apart."""
     make = loop.make_transitions
@@ -82,6 +83,7 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole,
     assert [line["step"] for line in lines(whole) if "flip_rate" in line] == [6]
 
 
+@pytest.mark.long
 def test_a_mixture_within_documents_of_several_corpora_goes_on_with_its_shares(corpus, tmp_path, monkeypatch):
     other = shutil.copytree(corpus, tmp_path / "other")
     changes = {"data.path": f"{corpus}:0.7,{other}:0.3", "model.document_separator": 0}
@@ -220,6 +222,7 @@ def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch,
     assert_same_end(tmp_path, whole, config)
 
 
+@pytest.mark.long
 @leaves_io_unfinished
 def test_a_run_whose_end_is_not_saved_says_so_and_goes_on_from_what_is(config, whole, tmp_path, monkeypatch):
     message = "checkpoint 12 could not be saved in .*, and the newest is 3: File too large"
@@ -285,6 +288,7 @@ def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whol
         loop.train(small_config(corpus), str(tmp_path))
 
 
+@pytest.mark.long
 def test_tokens_that_are_not_finite_where_experts_are_chosen_cost_their_steps_alone(corpus, tmp_path, monkeypatch):
     """One in the batch that enters the sparse phase, one in that of a refresh."""
     batches, make_trainer = run_data.train_batches, loop.make_trainer

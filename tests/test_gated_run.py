@@ -10,6 +10,7 @@ from sparse_lm.training.loop import train
 from tests.runs import Crash, crash_before, lines, small_config, trace
 
 
+@pytest.mark.long
 def test_a_gated_model_trains_sparsely_and_resumes_as_if_it_had_not_stopped(corpus, tmp_path, monkeypatch):
     """And so does Muon, whose state has no second moments of the layers' matrices."""
     gated = {"model.activation": "swiglu", "model.qk_norm": True}

@@ -56,6 +56,7 @@ def test_an_empty_prompt_starts_a_document(workdir):
     assert isinstance(generate.continue_text(workdir, "", **OPTIONS), str)
 
 
+@pytest.mark.long
 def test_command_line_and_mistakes_in_it(workdir, tmp_path):
     mistakes = {
         "--temperature=nan": "flag --temperature=nan: must be finite",

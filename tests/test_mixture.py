@@ -22,6 +22,7 @@ def run(tmp_path_factory, corpus):
     return workdir, config
 
 
+@pytest.mark.long
 def test_it_learns_in_every_phase_and_says_how_its_experts_are_used(run):
     workdir, config = run
     lines = list(read_metrics(workdir))
@@ -49,6 +50,7 @@ def test_biases_move_by_loads_alone(run):
     assert np.max(largest[0]) == 0 and np.max(largest[-1]) > 0
 
 
+@pytest.mark.long
 def test_it_is_evaluated_and_continues_prompts(run):
     workdir, _ = run
     in_training = list(read_metrics(workdir))[-1]["eval_loss"]

@@ -75,6 +75,7 @@ def test_dense_before_the_sparse_phase():
     assert_close(output_and_gradients(dense_ffn()), [expected.o, expected.dx, expected.dw1, expected.dw2])
 
 
+@pytest.mark.long
 def test_sparse_after_entering():
     ffn, order = sparse_ffn()
     assert ffn.sparse and (order != jnp.arange(NEURONS)).any()
@@ -144,6 +145,7 @@ def test_vmap_over_a_batch():
     np.testing.assert_allclose(apart.reshape(X.shape), together, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_scan_over_layers():
     """Layers stacked and run by `nnx.scan` of `nnx.remat`, against one after the other."""
     layers = [sparse_ffn()[0], sparse_ffn()[0]]

@@ -34,6 +34,7 @@ def without_display(monkeypatch):
         plt.switch_backend(backend)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
 def test_runs_from_top_to_bottom(name, without_display):
     namespace = {"__name__": "__main__"}

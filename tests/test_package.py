@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tomllib
+import venv
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,22 +26,24 @@ print(sparse_lm.__file__)
 """
 
 
-def test_an_installed_package_trains_from_another_directory(tmp_path):
-    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_fresh_environment_installs_imports_and_trains_from_another_directory(tmp_path):
+    """The environment has what pip installs with the package, from an index, and nothing else."""
+    fresh, elsewhere = tmp_path / "fresh", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    install = ["install", "--quiet", "--no-deps", "--no-build-isolation", f"--target={site}", str(_copy(tmp_path))]
-    subprocess.run([sys.executable, "-m", "pip", *install], check=True)
-    data = {path.name for path in site.rglob("*") if path.suffix in (".json", ".typed")}
-    assert {"tuned.json", "py.typed"} <= data
-    assert {path.name for path in site.iterdir() if path.suffix == ""} == {"bin", "sparse_lm"}
-    assert "sparse-lm-train" in os.listdir(site / "bin")
-    path = os.pathsep.join([str(site), sysconfig.get_paths()["purelib"]])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN], cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
-    )
+    venv.create(fresh, with_pip=True)
+    python = fresh / "bin/python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", _copy(tmp_path)], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([python, "-c", TRAIN], cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).is_relative_to(site)
+    package = Path(done.stdout.strip()).parent
+    assert package.is_relative_to(fresh)
+    data = {path.name for path in package.rglob("*") if path.suffix in (".json", ".typed")}
+    assert {"tuned.json", "py.typed"} <= data
+    assert {path.name for path in package.parent.iterdir()}.isdisjoint({"configs", "experiments", "tests"})
+    assert (fresh / "bin/sparse-lm-train").exists()
 
 
 def test_extras_ask_for_what_the_requirements_files_ask_for():

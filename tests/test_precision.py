@@ -29,6 +29,7 @@ def hidden_states(config, params, tokens):
     return np.asarray(jax.jit(lambda tokens: model(tokens)[0])(tokens))
 
 
+@pytest.mark.long
 def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
     """Weights that are rounded to e4m3 beforehand change nothing: every product rounds its own."""
     gated = {"model.activation": "swiglu"}
@@ -94,6 +95,7 @@ def test_no_output_depends_on_a_later_token():
     assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
 
 
+@pytest.mark.long
 def test_generation_computes_as_the_model_does():
     config = small.config("dense", **FP8)
     params = small.compiled(config)[0].init().params
@@ -105,6 +107,7 @@ def test_generation_computes_as_the_model_does():
     assert made == np.argmax(logits[0, 3:9], axis=-1).tolist()
 
 
+@pytest.mark.long
 def test_a_run_trains_in_fp8_around_and_in_its_sparse_phase(corpus, tmp_path):
     assert train(small_config(corpus, "slices", **FP8), str(tmp_path / "fp8"))
     losses = [line["loss"] for line in read_metrics(tmp_path / "fp8")]

@@ -201,6 +201,7 @@ addEventListener("load", () => setTimeout(() => {
 </script>"""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_page_draws_itself_in_a_browser_and_switches_to_time(tmp_path):
     output = report([make_run(tmp_path / "a_run", lines(), summary())], str(tmp_path / "report.html"))
@@ -214,6 +215,7 @@ def test_page_draws_itself_in_a_browser_and_switches_to_time(tmp_path):
     assert fits
 
 
+@pytest.mark.long
 def test_png_from_the_command_line(tmp_path):
     workdir = make_run(tmp_path / "run", lines(), summary())
     output = tmp_path / "report.png"

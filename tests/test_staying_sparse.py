@@ -30,6 +30,7 @@ def test_a_run_must_end_in_the_phase_that_it_stays_in():
         small.config("slices", **{"sparsity.leave": False})
 
 
+@pytest.mark.long
 def test_evaluation_is_that_of_the_last_sparse_step(run):
     workdir, _ = run
     in_training = list(read_metrics(workdir))[-1]["eval_loss"]
@@ -37,6 +38,7 @@ def test_evaluation_is_that_of_the_last_sparse_step(run):
     assert in_training == pytest.approx(evaluate.evaluate(str(workdir))["loss"], rel=0.05)
 
 
+@pytest.mark.long
 def test_a_cached_step_computes_what_the_whole_sequence_does(run):
     workdir, config = run
     params, recipe, state, _ = restore_model(workdir, config)
@@ -62,6 +64,7 @@ def test_generation_continues_a_prompt(run):
     assert generate.continue_text(workdir, "def", **options).startswith("def")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe, activation", [("dense_slices", "swiglu"), ("slices", "gated_relu2")])
 def test_a_batch_is_continued_as_its_prompts_alone(recipe, activation):
     config = small.config(recipe, **STAYING, **{"model.activation": activation})

@@ -44,6 +44,7 @@ def whole(corpus, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.long
 def test_run_leaves_what_it_should(whole, corpus):
     files = {"config.json", "data.json", "metrics.jsonl", "summary.json", "tokenizer.json"}
     assert files | {"checkpoints", "profile", "tensorboard"} <= set(os.listdir(whole))
@@ -89,6 +90,7 @@ def test_run_can_be_reported(whole, tmp_path):
         assert shown in text
 
 
+@pytest.mark.long
 def test_evaluate_and_generate_from_the_workdir_alone(whole):
     for name, step, sparse in (("latest", 80, False), (40, 40, True)):  # each as its step was computed
         evaluated = evaluate(whole, name, sparse)
@@ -156,6 +158,7 @@ class Recorded:
         self.done.append("compiled")
 
 
+@pytest.mark.long
 def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, monkeypatch):
     """The last evaluation is dense, and close to the loss of the sparse steps before it, none of which waits for
     leaving to compile."""
@@ -203,6 +206,7 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
 
+@pytest.mark.long
 def test_data_may_be_moved_under_a_run(corpus, tmp_path, monkeypatch):
     moved, run = shutil.copytree(corpus, tmp_path / "moved"), str(tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(Crash):
@@ -249,6 +253,7 @@ def flags(changes):
     return [f"--config.{name}={value}" for name, value in changes.items()]
 
 
+@pytest.mark.long
 def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path, capsys):
     """SIGKILL just behind the flip. `experiments/results/kills_cpu.json`: at 50 moments."""
     workdir = tmp_path / "killed"
@@ -267,6 +272,7 @@ def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path, capsy
     assert walls == sorted(walls) and walls[-1] < summary["wall_time"]
 
 
+@pytest.mark.long
 def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     arguments = command(corpus, tmp_path / "run", *flags(LONG), "--config.checkpoint_every=1000")
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
@@ -287,6 +293,7 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
 
 
+@pytest.mark.long
 def test_sigint_while_data_is_prepared_is_one_line(corpus, tmp_path):
     code = (
         "import runpy, signal; from sparse_lm.training import run_data;"

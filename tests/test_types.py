@@ -9,6 +9,7 @@ import pytest
 from tests.documents import ROOT
 
 
+@pytest.mark.long
 def test_ops_and_recipes_pass(tmp_path):
     pytest.importorskip("mypy", reason="needs mypy")
     wrong = tmp_path / "caller.py"

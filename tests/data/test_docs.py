@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pyarrow.parquet
+import pytest
 
 from sparse_lm.config import parse
 from sparse_lm.data import open_data
@@ -34,6 +35,7 @@ def write_everything(folder: Path) -> None:
     Path(made, "foreign/1.2.3").rename(folder / "tensorflow_datasets/c4/en/3.1.0")
 
 
+@pytest.mark.long
 def test_commands_do_what_the_page_says(tmp_path, tmp_path_factory, monkeypatch):
     write_everything(tmp_path)
     prepared = [shlex.split(arguments) for name, arguments in COMMANDS if name == "prepare_data"]

@@ -31,6 +31,7 @@ def test_files_of_several_kinds_are_prepared_together(files, tmp_path):
     assert data.vocab_size == 300
 
 
+@pytest.mark.long
 def test_command_line(files, tmp_path):
     named = tmp_path / os.fsdecode(b"caf\xe9.txt")
     named.write_text("".join(make_documents(20)))

@@ -36,6 +36,7 @@ def tokenizer(tmp_path_factory) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path):
     llama3 = make_llama3_tokenizer()
     llama3.save(str(tmp_path / "tokenizer.json"))

@@ -213,6 +213,7 @@ runpy.run_module("sparse_lm.prepare_data", run_name="__main__")
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes to watch in /proc")
 def test_killing_the_command_ends_its_processes_and_the_same_command_goes_on(tmp_path, monkeypatch):
     """To the same bytes as one process."""

@@ -73,6 +73,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_tasks_at_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)

@@ -17,6 +17,7 @@ def bench(script):
     return script("experiments.bench.experts")
 
 
+@pytest.mark.long
 def test_sparse_experts_are_near_dense_ones_and_gradients_are_finite(bench):
     operands = bench.random_operands(**SHAPE, skew=0.5, dtype=jnp.float32)
     outputs = {}
@@ -32,6 +33,7 @@ def test_sparse_experts_are_near_dense_ones_and_gradients_are_finite(bench):
     assert np.corrcoef(*outputs.values())[0, 1] > 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dense", "experts24"])
 def test_hopper_runs_all_of_it(bench, name, monkeypatch):
     """At the benchmark's own shapes every operation has a kernel, which lowers on a machine without a GPU."""

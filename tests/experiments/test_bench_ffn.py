@@ -17,6 +17,7 @@ def bench(script):
     return script("experiments.bench.ffn")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["venom 128:2:8", "slices 2:16"])
 def test_output_is_near_the_dense_one_and_gradients_are_finite(bench, name):
     operands = bench.random_operands(TOKENS, DIM, NEURONS, jnp.float32)
@@ -40,6 +41,7 @@ def test_every_recipe_is_traced(bench, name):
     assert [leaf.shape for leaf in ffn.both.out_info] == [(TOKENS, DIM), (TOKENS, DIM), (NEURONS, DIM), (NEURONS, DIM)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "activation, names",
     [
@@ -58,6 +60,7 @@ def test_a_gate_is_computed_by_the_recipes_that_can(bench, activation, names):
         bench.recipes_of(activation, ["venom 128:2:8"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe, activation", [("slices 2:16", "gated_relu2"), ("fst", "swiglu")])
 def test_hopper_runs_all_of_a_gated_ffn(bench, recipe, activation, monkeypatch):
     """Every sparse operation has a kernel, which lowers on a machine without a GPU."""

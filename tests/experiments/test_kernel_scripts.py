@@ -78,6 +78,7 @@ def test_slices(traced):
     assert count[0] == 9
 
 
+@pytest.mark.long
 def test_passes(traced):
     module, count = traced("experiments.kernels.passes")
     cases = [*module.sparsifiers(), *module.passes()]

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from experiments.bench import step_parts
 from tests import small
 
@@ -9,6 +11,7 @@ PARTS_WITH_PRODUCTS = {"FFN products", "attention projections", "attention score
 ROUTING = {"FFN routing", "FFN, other"}  # which of them the product with the centroids is depends on its scope
 
 
+@pytest.mark.long
 def test_products_belong_to_parts_that_have_some():
     config = small.config("slices")
     trainer, _ = small.compiled(config)

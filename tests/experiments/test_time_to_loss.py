@@ -176,6 +176,7 @@ def data(tmp_path_factory):
     return str(root / "a"), str(root / "b")
 
 
+@pytest.mark.long
 def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     first, second = data
     for name in ("dense", "dense@0.8"):

@@ -64,6 +64,7 @@ def test_temperature_zero_takes_the_most_probable_token(model):
     assert made == jnp.argmax(logits, axis=-1)[len(PROMPT) - 1 : -1].tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature, overrides", [(0.0, {}), (1.0, {}), (0.0, MIXTURE)], ids=str)
 def test_a_batch_gives_what_its_prompts_give_alone(temperature, overrides):
     """Of any lengths, each with its seed; a row that stops early holds up no other."""
@@ -76,6 +77,7 @@ def test_a_batch_gives_what_its_prompts_give_alone(temperature, overrides):
     assert decode.generate(*model, prompts, seeds=range(4), **options) == alone
 
 
+@pytest.mark.long
 def test_sparse_experts_continue_a_batch_as_its_prompts_alone():
     scales = jnp.full(CONFIG.layers, 1.4)
     ffns = decode.Ffns(Experts24(v=64), Experts24.State(scales, scales))

@@ -57,6 +57,7 @@ def test_each_document_is_computed_as_if_it_were_alone(params, windows, remat):
     np.testing.assert_array_equal(np.flatnonzero(difference > 1e-3), np.arange(STARTS[1], LENGTH))
 
 
+@pytest.mark.long
 def test_gradients_are_the_sum_of_those_of_the_documents(params, windows):
     def gradients(model, windows):
         config = Config(batch_size=len(windows), seq_len=windows.shape[1] - 1, model=model)

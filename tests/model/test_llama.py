@@ -126,6 +126,7 @@ def test_gradients_match_finite_differences(overrides):
         np.testing.assert_allclose(slope, (along(step) - along(-step)) / (2 * step), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_remat_policies_change_what_is_recomputed_and_nothing_else():
     tokens = windows(SMALL)
     products, gradients = {}, {}

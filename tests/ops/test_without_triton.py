@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 # The tests of training run such steps; here it matters what they import.
 TRACE_A_SPARSE_STEP = """
 import sys
@@ -18,6 +20,7 @@ print(metrics["loss"].shape)
 """
 
 
+@pytest.mark.long
 def test_training_on_a_cpu_imports_no_triton():
     run = subprocess.run([sys.executable, "-c", TRACE_A_SPARSE_STEP], capture_output=True, check=True, text=True)
     assert run.stdout == "()\n"

@@ -119,6 +119,7 @@ def dense_run():
     return dataclasses.replace(_after_dense_steps())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RECIPES)
 def test_dense_sparse_dense(name):
     recipe, run = RECIPES[name], dense_run()

@@ -180,6 +180,7 @@ def test_dense_experts_are_automatic_differentiation():
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.long
 def test_stochastic_gradients_are_unbiased():
     """The mean over many draws is the gradient without a draw, within the mean's own spread."""
     gradients = lambda key: run("experts24", "any", key=key)[2:4]  # noqa: E731
@@ -283,6 +284,7 @@ def test_a_recipe_computes_experts_if_it_says_so(name):
     assert ("squared_relu" in recipe.computes) == (recipe.forward is not Recipe.forward)
 
 
+@pytest.mark.long
 def test_what_a_recipe_does_not_compute_is_refused():
     chosen = loads("any")
     groups = group_by_expert(chosen, EXPERTS, 16)

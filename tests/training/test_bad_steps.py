@@ -43,6 +43,7 @@ def test_token_that_the_model_does_not_know(dense):
     assert not any(jax.tree.leaves(same[0]))
 
 
+@pytest.mark.long
 def test_gradient_that_is_not_finite_under_a_loss_that_is(monkeypatch):
     """In step 1 of a sparse phase, by a term of the loss that is zero and has no derivative there."""
     config = small.config("sste")

@@ -87,6 +87,7 @@ def test_three_steps_are_those_of_the_formulas(config, tolerance):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 def test_sorted_neurons_are_updated_as_they_would_have_been(config):
     """The optimizer's numbers of a neuron move with it."""

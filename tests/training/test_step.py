@@ -13,6 +13,7 @@ from sparse_lm.training.step import forward_loss, in_compute_dtype, loss_and_gra
 from tests import small
 
 
+@pytest.mark.long
 def test_both_steps_share_donated_state_and_compile_once():
     config = small.config("experts24")
     trainer = make_trainer(config)  # not shared: its compilations are counted
@@ -34,6 +35,7 @@ def test_both_steps_share_donated_state_and_compile_once():
     assert int(state.step) == config.steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", small.RECIPES)
 def test_sparse_step_reports_activation_statistics(recipe):
     config = small.config(recipe)
@@ -50,6 +52,7 @@ def test_sparse_step_reports_activation_statistics(recipe):
     assert ("flip_rate" in metrics) == (recipe in ("sste", "venom", "slices", "experts24"))
 
 
+@pytest.mark.long
 def test_weight_gradients_are_drawn_with_each_steps_own_key():
     """In parts whose layers are computed again in the backward pass."""
     config = small.config("slices", microbatches=2, **{"model.remat": "full"})
@@ -87,6 +90,7 @@ def of_sparse_phase(function, config):
     return functools.partial(function, config=config, graphdef=trainer.graphdef, recipe=config.sparsity.recipe)
 
 
+@pytest.mark.long
 def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
     state = small.entered(small.config("slices"))
     config, key = small.config("slices", microbatches=2), jax.random.key(5)

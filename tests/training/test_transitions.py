@@ -75,6 +75,7 @@ def _is_adam(node):
 # Entering
 
 
+@pytest.mark.long
 def test_neurons_are_sorted_with_their_weights_and_moments():
     """Neurons change places as wholes; the dense function stays what it was."""
     before, after, _ = states_of("slices")
@@ -91,6 +92,7 @@ def test_neurons_are_sorted_with_their_weights_and_moments():
             np.testing.assert_array_equal(a[layer][order], b[layer])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["fst", "sste"])
 def test_entering_otherwise_changes_nothing_but_the_recipes_state(recipe):
     before, after, _ = states_of(recipe)

@@ -89,6 +89,7 @@ def answers(report, task):
     return [[answer for (answer,) in sample["resps"]] for sample in report["samples"][task]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["choice", "last_word", "documents"])
 def test_log_likelihoods_are_those_of_the_harness_own_backend(reports, task):
     theirs, ours = (answers(report, task) for report in reports)

@@ -168,6 +168,7 @@ PASSES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):

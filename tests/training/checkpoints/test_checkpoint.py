@@ -248,6 +248,7 @@ SAVE_UNTIL_KILLED = """
 """
 
 
+@pytest.mark.long
 def test_sigkill_during_a_save_leaves_the_one_before_it(tmp_path):
     """Two processes in turn save as fast as they can and are killed; each goes on from the last save.
 

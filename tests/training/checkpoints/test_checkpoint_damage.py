@@ -51,6 +51,7 @@ def delete(path, rng):
     path.unlink()
 
 
+@pytest.mark.long
 @leaves_io_unfinished
 def test_whatever_happens_to_a_file_the_state_is_one_that_was_saved(saved, tmp_path):
     """Files of the newest checkpoint, damaged in turn. The libraries do without some of them."""

@@ -39,6 +39,7 @@ def gradients(state):
     return adam.mu
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("microbatches, devices", [(1, dict(expert=4, fsdp=2)), (2, dict(expert=2, data=4))])
 def test_gradients_are_those_of_one_device(microbatches, devices):
     alone, expected = after_a_step()
@@ -65,6 +66,7 @@ def test_a_device_stores_its_experts_alone():
         assert ffn["shared_up"].addressable_shards[0].data.shape[1] == ffn["shared_up"].shape[1] // 2
 
 
+@pytest.mark.long
 def test_tokens_travel_and_experts_do_not():
     """docs/mixtures.md says what travels: tokens of all devices, thrice, and sums of a device's own, twice."""
     size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
@@ -84,6 +86,7 @@ def test_tokens_travel_and_experts_do_not():
     assert {c.times for c in found} == {config.model.layers}
 
 
+@pytest.mark.long
 def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path, monkeypatch):
     config = functools.partial(small_config, corpus, "dense", **MIXTURE | {"batch_size": 8})
     assert train(config(), str(tmp_path / "alone"))

@@ -57,6 +57,7 @@ def train(config):
     return state, trace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "recipe, activation, mesh, microbatches, steps, sparse, dense_layers",
     [
@@ -101,6 +102,7 @@ def assert_copies_are_equal(tree):
             np.testing.assert_array_equal(same, shard.data)
 
 
+@pytest.mark.long
 def test_heads_and_gates_of_all_devices_compute_as_those_of_one():
     """The scales of queries and keys are trained by all heads; documents keep to themselves."""
     changes = {"model.qk_norm": True, "model.head_dim": 24, "model.activation": "swiglu", "model.document_separator": 7}
@@ -140,6 +142,7 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
             assert {row.tobytes() for row in own[expert]} == {row.tobytes() for row in shared[expert]}
 
 
+@pytest.mark.long
 def test_microbatches_add_up_to_the_batch():
     traces = [train(small.config("dense", steps=3, microbatches=parts))[1] for parts in (1, 4)]
     for whole, parts in zip(*traces, strict=True):
@@ -173,6 +176,7 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
         assert Counter(c.shapes for c in sparse if c.kind == kind) == Counter(c.shapes for c in dense if c.kind == kind)
 
 
+@pytest.mark.long
 def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
     saved = trainer_of(config("slices", (2, 2, 2))).init()
     with Checkpoints(tmp_path, keep=1) as checkpoints:

@@ -73,6 +73,7 @@ def losses(workdir):
     return [line["loss"] for line in lines] + [line["eval_loss"] for line in lines if "eval_loss" in line]
 
 
+@pytest.mark.long
 def test_number_of_processes_may_change(config_file, tmp_path):
     """Two processes go on from the last checkpoint of one that is not damaged, as it went on itself."""
     loop.train(config_lib.parse(runpy.run_path(str(config_file))["get_config"]()), str(tmp_path))

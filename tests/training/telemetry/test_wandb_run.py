@@ -56,6 +56,7 @@ def logged(path):
     return run, history, exit_code
 
 
+@pytest.mark.long
 def test_offline_run_has_the_scalars_and_a_resumed_one_goes_on_with_it(tmp_path, offline):
     with MetricsWriter(tmp_path, 0, WandbRun(tmp_path, CONFIG)) as writer:
         writer.write(3, {"phase": "dense", "loss": np.float32(1.5), "mfu": None, "zeros": np.asarray([0.25, 0.5])})
