@@ -10,6 +10,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from sparse_lm.ops import fp8
+from sparse_lm.ops.dense import unfused_product
 
 SCALED = "scaled_product"  # what rematerialisation policies call a product in FP8, its scales applied
 
@@ -20,7 +21,7 @@ def linear(x: Array, weights: Sequence[Array], precision: str) -> list[Array]:
     FP8 makes one product of all, so that numbers are brought to e4m3 once, and with one scale for all weights.
     """
     if precision != fp8.PRECISION:
-        return [x @ w.T for w in weights]
+        return [unfused_product(x, w.T) for w in weights]
     ends = itertools.accumulate(w.shape[0] for w in weights)
     results = jnp.split(fp8.linear(x, jnp.concatenate(weights)), list(ends)[:-1], axis=-1)
     return [checkpoint_name(result, SCALED) for result in results]

@@ -16,6 +16,7 @@ from jax import Array
 
 from sparse_lm import ops
 from sparse_lm.ops import fp8
+from sparse_lm.ops.dense import unfused_product
 from sparse_lm.ops.row_order import combine
 from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
@@ -37,7 +38,7 @@ class Dense(Recipe):
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             rows = self._rows(y)
-            o = _times(rows, ffn.w2.dense)
+            o = _times(rows, ffn.w2.dense) if self._fp8 else unfused_product(rows, ffn.w2.dense)
         return o, hidden_stats(seen, *y.shape), (saved, rows if self._fp8 else None)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
