@@ -32,7 +32,7 @@ from sparse_lm.model.exact_linear import exact_linear
 from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import DENSE, Recipe
-from sparse_lm.recipes.base import RESIDUALS
+from sparse_lm.recipes.differentiable import RESIDUALS
 from sparse_lm.recipes.groups import group_by_expert
 from sparse_lm.recipes.routing import expert_load
 

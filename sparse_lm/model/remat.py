@@ -20,7 +20,7 @@ from sparse_lm.collectives import GATHERED
 from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
 from sparse_lm.model.linear import SCALED
 from sparse_lm.model.norm import MEAN_SQUARE
-from sparse_lm.recipes.base import RESIDUALS
+from sparse_lm.recipes.differentiable import RESIDUALS
 
 RESIDUAL = "residual"  # the name of the sum between attention and FFN
 

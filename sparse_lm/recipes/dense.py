@@ -8,6 +8,7 @@ weights.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ class Dense(Recipe):
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             rows = self._rows(y)
-            o = _times(rows, ffn.w2.dense) if self._fp8 else unfused_product(rows, ffn.w2.dense)
+            o = _times(rows, ffn.w2.dense, unfused_product)
         return o, hidden_stats(seen, *y.shape), (saved, rows if self._fp8 else None)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
@@ -91,8 +92,8 @@ class Dense(Recipe):
         return combine(dx, ffn.groups.rows), dw1, dw2, y_dy
 
 
-def _times(rows: Array | fp8.Scaled, weights: Array) -> Array:
-    return fp8.times(rows, weights) if isinstance(rows, fp8.Scaled) else rows @ weights
+def _times(rows: Array | fp8.Scaled, weights: Array, product: Callable[[Array, Array], Array] = jnp.matmul) -> Array:
+    return fp8.times(rows, weights) if isinstance(rows, fp8.Scaled) else product(rows, weights)
 
 
 def _sum_over_rows(rows: Array | fp8.Scaled, b: Array, ffn: FfnCall) -> Array:

@@ -1,0 +1,134 @@
+"""Makes one differentiable function of what a recipe writes out as forward and backward.
+
+Around a recipe's products are the collectives of a mesh, the names that rematerialisation policies know what is saved
+by, and the weights in their forms, which are made or gathered again rather than saved.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+
+from sparse_lm import collectives
+from sparse_lm.collectives import Axes
+from sparse_lm.recipes.groups import Groups
+from sparse_lm.recipes.weight_forms import Weight, WeightForms, gather_layer
+
+RESIDUALS = "ffn_residuals"  # what rematerialisation policies call what the backward pass needs of the hidden layer
+Stats = dict[str, Array]
+
+
+class FfnCall(NamedTuple):
+    """Holds what the products of one FFN read besides its input."""
+
+    w1: Weight
+    w2: Weight
+    state: Any
+    key: Array | None
+    order: Array | None
+    axes: Axes
+    gradient_dtype: DTypeLike  # of dW1 and dW2
+    implementation: str | None
+    groups: Groups | None = None  # of a mixture's pairs
+
+    def subkey(self, use: int) -> Array:
+        """Derives the random key of one of several uses."""
+        return jax.random.fold_in(self.key, use)
+
+
+class _Saved(NamedTuple):
+    x: Array  # [T, D], as it came: permuted again rather than saved twice
+    of_forward: Any
+    w1: Array
+    w2: Array
+    state: Any
+    key: Array | None
+    weights: tuple[WeightForms, WeightForms] | None
+    layer: Array
+    gates: Array | None = None
+    groups: Groups | None = None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def ffn(recipe, axes, x, w1, w2, state, key, order, weights, layer):
+    return _forward(recipe, axes, x, w1, w2, state, key, order, weights, layer)[0]
+
+
+def _forward(recipe: Any, axes: Axes, x, w1, w2, state, key, order, weights, layer):
+    saved = _Saved(x, None, w1, w2, state, key, weights, layer)
+    o, stats, of_forward = recipe.forward(x, _call(recipe, axes, saved, order))
+    o = collectives.sum_over_tensor(o, axes)
+    return (o, stats), saved._replace(of_forward=_named(of_forward))
+
+
+def _backward(recipe: Any, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
+    call = _call_of_backward(recipe, axes, saved)
+    dx, dw1, dw2 = recipe.backward(saved.x, saved.of_forward, cotangents[0], call)
+    dx = collectives.sum_over_tensor(dx, axes)
+    dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
+    return dx, dw1, dw2, None, None, None, None, None
+
+
+ffn.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer):
+    return _forward_experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer)[0]
+
+
+def _forward_experts(recipe: Any, axes: Axes, x, w1, w2, gates, groups, state, key, weights, layer):
+    saved = _Saved(x, None, w1, w2, state, key, weights, layer, gates, groups)
+    x, gates = groups.gather(x), groups.gather(gates)
+    of_pairs, stats, of_forward = recipe.forward_experts(groups.dispatch(x), _call(recipe, axes, saved, None))
+    named = dict(of_forward=_named(of_forward), gates=_named(gates), groups=_named(groups))
+    return (groups.combine(of_pairs, gates), stats), saved._replace(**named)
+
+
+def _backward_experts(recipe: Any, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
+    call, groups = _call_of_backward(recipe, axes, saved), saved.groups
+    x, do = groups.gather(saved.x), groups.gather(cotangents[0])
+    do = groups.dispatch(do, saved.gates)
+    dx, dw1, dw2, y_dy = recipe.backward_experts(groups.dispatch(x), saved.of_forward, do, call)
+    dw1, dw2 = (collectives.sum_gradient(dw, axes.of_experts) for dw in (dw1, dw2))
+    return groups.combine(dx), dw1, dw2, groups.gate_gradients(y_dy, saved.gates), None, None, None, None, None
+
+
+experts.defvjp(_forward_experts, _backward_experts)
+
+
+def _named(saved: Any) -> Any:
+    """Names what the backward pass needs for rematerialisation policies."""
+    return jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), saved)
+
+
+def _call(recipe: Any, axes: Axes, saved: _Saved, order: Array | None) -> FfnCall:
+    weight1, weight2 = _weights_of_layer(
+        recipe, axes, saved.x.dtype, saved.w1, saved.w2, saved.state, saved.weights, saved.layer
+    )
+    dtype, implementation = saved.w1.dtype, recipe.implementation
+    return FfnCall(weight1, weight2, saved.state, saved.key, order, axes, dtype, implementation, saved.groups)
+
+
+def _call_of_backward(recipe: Any, axes: Axes, saved: _Saved) -> FfnCall:
+    """Makes or gathers weights again rather than saving them."""
+    if recipe.stochastic and saved.key is None:
+        raise ValueError(f"the weight gradients of recipe {recipe.name!r} are stochastic: ffn needs a key")
+    key = collectives.fold_index(saved.key, axes.tensor or axes.expert)
+    return _call(recipe, axes, saved._replace(key=key), None)
+
+
+def _weights_of_layer(recipe, axes, dtype, w1, w2, state, weights, layer) -> tuple[Weight, Weight]:
+    if weights is None:
+        w1, w2, state = jax.tree.map(lambda a: a[None], (w1, w2, state))
+        weights, layer = recipe.prepare(w1, w2, state, dtype), jnp.int32(0)
+    if axes.fsdp:
+        weights, layer = gather_layer(weights, layer, axes.fsdp), jnp.int32(0)
+    up, down = (Weight(forms, layer, recipe.implementation) for forms in weights)
+    return up, down
