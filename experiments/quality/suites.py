@@ -99,7 +99,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["slices_stay"] = slices | _stay(steps)
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
-        runs[f"slices_50_rate_{rate:g}"] = slices | until(50) | {"optimizer.learning_rate": rate}
+        runs[f"slices_80_rate_{rate:g}"] = slices | until(80) | {"optimizer.learning_rate": rate}
     # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
     fp8 = {"model.precision": "fp8"}
