@@ -97,6 +97,9 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
+    # Half of the neurons a token instead of a quarter: where the FFN is a smaller part of the step, they cost less.
+    halves = slices | {"sparsity.m": 8}
+    runs |= {"halves_80": halves | until(80), "halves_stay": halves | _stay(steps)}
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_80_rate_{rate:g}"] = slices | until(80) | {"optimizer.learning_rate": rate}

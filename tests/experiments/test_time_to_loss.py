@@ -210,6 +210,7 @@ def test_without_a_router_all_tokens_have_the_first_slice():
 
 SPARSE = (
     "slices",
+    "halves",
     "dense_slices",
     "fst",
     "sste",
