@@ -69,9 +69,12 @@ def read_queue(text: str) -> list[Item]:
 def with_branches(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[Item]]:
     """Returns the queues with the branches of each dense run behind it, but for those that some queue names."""
     named = set(itertools.chain(*queues))
-    branches = {item: [Item(f"dense@{length}", item.seed) for length in suite.lengths] for item in named}
-    behind = {item: [b for b in branches[item] if b not in named] if item.name == "dense" else [] for item in named}
-    return [[i for item in queue for i in (item, *behind[item])] for queue in queues]
+
+    def behind(item: Item) -> list[Item]:
+        branches = [Item(f"dense@{length}", item.seed) for length in suite.lengths] if item.name == "dense" else []
+        return [branch for branch in branches if branch not in named]
+
+    return [[i for item in queue for i in (item, *behind(item))] for queue in queues]
 
 
 class Results:

@@ -1,4 +1,4 @@
-"""Dense products in bfloat16, as cuBLAS has them through XLA."""
+"""Dense products, as XLA has cuBLAS compute them."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ class _Saved(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def ffn(recipe, axes, x, w1, w2, state, key, order, weights, layer):
+    """Computes `Recipe.ffn` of x [T, D]."""
     return _forward(recipe, axes, x, w1, w2, state, key, order, weights, layer)[0]
 
 
@@ -80,6 +81,7 @@ ffn.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer):
+    """Computes `Recipe.mixture`."""
     return _forward_experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer)[0]
 
 

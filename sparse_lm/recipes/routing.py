@@ -40,14 +40,10 @@ def assign_tokens(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> Int
     Returns:
       int32 [T]; of equally near centroids the lowest, and 0 for a row that holds a NaN.
     """
-    return jnp.argmin(-closeness(x, centroids), axis=-1).astype(jnp.int32)
-
-
-def closeness(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> Float[Array, "T E"]:
-    """Computes f32[T, E], the larger the nearer a centroid is to a token in direction, comparable within a row."""
     # A token's own length does not change which centroid is nearest in direction: x is read once, as it is.
     directions = unit(centroids).astype(x.dtype)
-    return jnp.dot(x, directions.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    dots = jnp.dot(x, directions.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    return jnp.argmin(-dots, axis=-1).astype(jnp.int32)
 
 
 def expert_load(assignment: Int32[Array, " T"], experts: int) -> Float[Array, " E"]:

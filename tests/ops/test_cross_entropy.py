@@ -83,7 +83,7 @@ def test_exponentials_by_tile_are_as_exact_as_bfloat16_allows(monkeypatch, size,
 
 
 def test_losses_of_a_sure_model_stand_a_product_that_truncates(monkeypatch):
-    """Tensor cores truncate sums; a logit of the target that does not would make losses of nearly 0 wrong."""
+    """Losses of nearly 0 would be wrong if the target's logit were not of the same sums as the normaliser."""
 
     def truncated(x, w):
         values, maxima, sums = exponentials_by_tile(x, w)

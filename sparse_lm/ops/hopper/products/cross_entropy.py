@@ -7,7 +7,7 @@ each. Here a tile of the product becomes exponentials while it lies in registers
 A persistent grid of warp-specialised thread blocks: one warpgroup copies, two compute the halves of a tile of 128
 tokens by 256 columns. Blocks of a cluster lie under one another, and share the copies of w.
 
-Numerics: float32 accumulation, which truncates on tensor cores. A row of a tile is relative to its own maximum, so
+Numerics: float32 accumulation, which tensor cores may truncate. A row of a tile is relative to its own maximum, so
 that no exponential overflows. Maxima and sums are float32. Exponentials are rounded once, and gradients once more. A
 NaN or an inf among logits makes the sum of its row NaN.
 """
@@ -66,16 +66,17 @@ def cross_entropy(x: Array, w: Array, targets: Array, weights: Array) -> tuple[A
 
 
 def _logits_of_targets(x: Array, w: Array, targets: Array, maxima: Array) -> Array:
-    """Computes the rows' own products, [T]; a target that leads its tile has the tile's maximum for one.
+    """Computes the logits of the targets, f32[T], in sums of their own.
 
-    The product drops a last bit at each of its D / 16 additions, these sums do not. Where a model is sure, what is left
-    of a target's logit and the normaliser is less than that: there both must be of the product.
+    The product may lose a last bit at each of its D / 16 additions, and these sums do not. Where a model is sure, the
+    normaliser and the target's logit differ by less than that, so both must be of the product. Hence a target that
+    leads its tile has the tile's maximum.
     """
     rows = jnp.take(w, targets, axis=0)
     logits = jnp.sum(x.astype(jnp.float32) * rows.astype(jnp.float32), axis=1)
     leading = jnp.take_along_axis(maxima, targets[None] // _COLUMNS, axis=0)[0]
-    dropped = x.shape[1] / 16 * jnp.finfo(jnp.float32).eps * jnp.abs(leading)
-    return jnp.where(logits >= leading - dropped, leading, logits)
+    lost = x.shape[1] / 16 * jnp.finfo(jnp.float32).eps * jnp.abs(leading)
+    return jnp.where(logits >= leading - lost, leading, logits)
 
 
 def exponentials(x: Array, w: Array, config: Config | None = None) -> tuple[Array, Array, Array]:
