@@ -1,6 +1,7 @@
 """Times sparsifiers and the passes over the hidden layer on Hopper against a copy and the XLA reference.
 
 python -m experiments.kernels.passes --output=experiments/results/sparsify_h100.json
+python -m experiments.kernels.passes --tables=e4m3 --output=e4m3.json
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from jax import Array
 
 from experiments.kernels.timing import median_ms, random_matrix
 from experiments.result_files import write_results
-from sparse_lm.ops import hopper, reference, transposable_mask
+from sparse_lm.ops import fp8, hopper, reference, transposable_mask
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+ONLY = flags.DEFINE_list("tables", [], "Names of tables; all by default.")
 
 MATRICES = [  # rows, columns, dtype: weights of a 1B and a 7B model, activations of 16,384 tokens
     (8192, 2048, jnp.float32),
@@ -38,6 +40,7 @@ VENOM = [  # tokens, neurons, v, m
     (16384, 8192, 256, 32),
     (8192, 16384, 128, 16),
 ]
+E4M3 = [(32768, 2048), (32768, 6144), (32768, 8192)]  # tokens; the width, queries with keys and values, neurons
 STACKED_LAYERS = [(1, 8192, 2048), (25, 8192, 2048)]  # layers, neurons, model width
 
 
@@ -139,6 +142,23 @@ def passes() -> Iterator[Pass]:
         )
 
 
+def e4m3() -> Iterator[Pass]:
+    """Yields rows in e4m3 with their transposes, of an array and of what is computed of products."""
+    for rows, columns in E4M3:
+        for op, products in (("fp8_rows", 0), ("fp8_squared_relu", 1), ("fp8_squared_relu_gradients", 2)):
+            yield Pass(
+                op,
+                dict(rows=rows, columns=columns),
+                lambda backend, op=op: getattr(backend, op),
+                functools.partial(_products if products else _operands, rows, columns, products or jnp.bfloat16),
+            )
+
+
+def _products(rows: int, columns: int, count: int) -> tuple[fp8.Unscaled, ...]:
+    factor = jnp.full((rows, 1), 0.5, jnp.bfloat16)
+    return tuple(fp8.Unscaled(random_matrix(rows, columns, seed=seed), factor) for seed in range(count))
+
+
 def _operands(rows: int, columns: int, dtype: Any) -> tuple[Array]:
     return (random_matrix(rows, columns, seed=1, dtype=dtype),)
 
@@ -196,12 +216,18 @@ def measure(one: Pass, bandwidth: float) -> dict[str, Any]:
     return {**one.case, "bytes": moved, "ms": ours, "xla_ms": xla, "share_of_copy_bandwidth": share}
 
 
+TABLES = dict(sparsify_24=sparsifiers, passes=passes, e4m3=e4m3)
+
+
 def main(_) -> None:
+    if unknown := set(ONLY.value) - TABLES.keys():
+        raise app.UsageError(f"--tables: {sorted(unknown)} must be among {list(TABLES)}")
     bandwidth = copy_bandwidth()
     print(f"copy {bandwidth / 1e9:.0f} GB/s", flush=True)
-    sparsify_24 = [measure(one, bandwidth) for one in sparsifiers()]
-    others = [{"op": one.op, **measure(one, bandwidth)} for one in passes()]
-    write_results(OUTPUT.value, dict(copy_bandwidth=bandwidth, sparsify_24=sparsify_24, passes=others))
+    tables = {
+        name: [{"op": one.op, **measure(one, bandwidth)} for one in TABLES[name]()] for name in ONLY.value or TABLES
+    }
+    write_results(OUTPUT.value, dict(copy_bandwidth=bandwidth, **tables))
 
 
 if __name__ == "__main__":

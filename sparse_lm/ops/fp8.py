@@ -10,10 +10,14 @@ the same in both kinds of products.
 
 The program is the same everywhere, a product of e4m3 operands. On GPUs that have FP8, XLA takes a product of cuBLAS for
 it if it is compiled with `COMPILER_OPTIONS`; elsewhere it converts the operands, which emulates that.
+
+cuBLAS reads both operands along the dimension that it sums over. So A of the second kind is brought to e4m3 transposed,
+too, which a backend may do in one pass over memory (`rows_both_ways`, `squared_relu`, `squared_relu_gradients`).
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -21,6 +25,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from sparse_lm.ops import backends
+from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.shapes import Float
 
 PRECISION = "fp8"  # what `ModelConfig.precision` calls it
@@ -29,7 +35,7 @@ COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 numbers: generation and the evaluation harness, which few tokens or the unembedding limit, do without the options."""
 E4M3 = jnp.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
-_LOWEST_EXPONENT = -100  # of a scale, so that its reciprocal is a number, too
+LOWEST_EXPONENT = -100  # of a scale, so that its reciprocal is a number, too
 
 
 def unavailable() -> str | None:
@@ -45,6 +51,22 @@ class Scaled(NamedTuple):
 
     values: Array  # [M, N]
     scale: Array  # f32[M, 1] of rows, f32[1, N] of columns, f32[1, 1] of a whole matrix
+
+    @property
+    def transposed(self) -> Scaled:
+        """Returns A^T of A: scales of rows are those of its columns."""
+        return Scaled(self.values.T, self.scale.T)
+
+
+class Unscaled(NamedTuple):
+    """A product of e4m3 operands, and what its rows are to be multiplied by."""
+
+    values: Array  # [T, N]
+    factor: Array  # [T, 1] in the same dtype
+
+    def scaled(self) -> Array:
+        """Computes the product."""
+        return self.values * self.factor
 
 
 @jax.named_call
@@ -72,30 +94,53 @@ def _scaled(x: Array, largest: Array) -> Scaled:
     saturates silently. Where it is 0 so are all values.
     """
     _, exponent = jnp.frexp(largest.astype(jnp.float32) / LARGEST)
-    exponent = jnp.maximum(exponent, _LOWEST_EXPONENT)
+    exponent = jnp.maximum(exponent, LOWEST_EXPONENT)
     scale = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.float32(1), exponent), jnp.nan)
     values = x * (1 / scale).astype(x.dtype)
     return Scaled(values.astype(E4M3), scale)
 
 
 @jax.named_call
-def times(rows: Scaled, w: Float[Array, "K N"]) -> Float[Array, "T N"]:
-    """Computes X W in the dtype of w, X in e4m3 and scaled by rows; brings w to e4m3 as a whole. Not differentiable."""
-    matrix = whole(w)
-    # The operands are e4m3 itself: where they are converted first, XLA may leave out the rounding with the conversion.
-    product = jnp.matmul(rows.values, matrix.values, preferred_element_type=w.dtype)
-    return product * (rows.scale * matrix.scale).astype(w.dtype)
+def rows_both_ways(x: Float[Array, "T N"]) -> tuple[Scaled, Scaled]:
+    """Brings each row to e4m3 with a scale of its own; returns that and its transpose [N, T]."""
+    return backends.dispatch("fp8_rows", None, x)
 
 
 @jax.named_call
-def sum_over_rows(rows: Scaled, b: Float[Array, "T N"], dtype: DTypeLike) -> Float[Array, "M N"]:
-    """Computes A^T B in a dtype, A [T, M] in e4m3 and scaled by rows; brings b to e4m3 by columns. Not
+def squared_relu(h: Unscaled) -> tuple[tuple[Scaled, Scaled], HiddenStats]:
+    """Brings relu(H)^2 to e4m3 by rows, as `rows_both_ways`; returns with it what is seen of it."""
+    return backends.dispatch("fp8_squared_relu", None, h)
+
+
+@jax.named_call
+def squared_relu_gradients(dy: Unscaled, h: Unscaled) -> tuple[Scaled, Scaled]:
+    """Brings dH of dY and H to e4m3 by rows, as `rows_both_ways`: 2 sqrt(Y) dY with Y = relu(H)^2."""
+    return backends.dispatch("fp8_squared_relu_gradients", None, dy, h)
+
+
+def times(rows: Scaled, w: Float[Array, "K N"]) -> Float[Array, "T N"]:
+    """Computes X W in the dtype of w, X in e4m3 and scaled by rows; brings w to e4m3 as a whole. Not differentiable."""
+    return product(rows, w).scaled()
+
+
+@functools.partial(jax.named_call, name="times")
+def product(rows: Scaled, w: Float[Array, "K N"]) -> Unscaled:
+    """Computes `times`, but for the scales."""
+    matrix = whole(w)
+    # The operands are e4m3 itself: where they are converted first, XLA may leave out the rounding with the conversion.
+    values = jnp.matmul(rows.values, matrix.values, preferred_element_type=w.dtype)
+    return Unscaled(values, (rows.scale * matrix.scale).astype(w.dtype))
+
+
+@jax.named_call
+def sum_over_rows(transposed: Scaled, b: Float[Array, "T N"], dtype: DTypeLike) -> Float[Array, "M N"]:
+    """Computes A^T B in a dtype, A^T [M, T] in e4m3 and scaled by columns; brings b to e4m3 by columns. Not
     differentiable."""
-    columns = by_columns(b * rows.scale.astype(b.dtype))
+    columns = by_columns(b * transposed.scale.T.astype(b.dtype))
     # By default sums stay in the tensor cores, which keep some 14 bits of them: too few for as many summands as tokens.
     precision = lax.Precision.HIGHEST
-    product = jnp.matmul(rows.values.T, columns.values, precision=precision, preferred_element_type=dtype)
-    return product * columns.scale.astype(dtype)
+    summed = jnp.matmul(transposed.values, columns.values, precision=precision, preferred_element_type=dtype)
+    return summed * columns.scale.astype(dtype)
 
 
 @jax.custom_vjp
@@ -116,8 +161,8 @@ def _linear_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _linear_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = saved
-    rows = by_rows(_tokens(dy))
-    return times(rows, w).reshape(x.shape), sum_over_rows(rows, _tokens(x), w.dtype)
+    rows, transposed = rows_both_ways(_tokens(dy))
+    return times(rows, w).reshape(x.shape), sum_over_rows(transposed, _tokens(x), w.dtype)
 
 
 linear.defvjp(_linear_forward, _linear_backward)

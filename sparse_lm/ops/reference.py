@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
+from sparse_lm.ops import fp8
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
@@ -279,3 +280,20 @@ def cross_entropy(x: Array, w: Array, targets: Array, weights: Array) -> tuple[A
     is_target = targets[:, None] == jnp.arange(logits.shape[1])
     gradients = (jnp.exp(logits - log_normaliser[:, None]) - is_target) * weights[:, None]
     return losses, gradients.astype(x.dtype)
+
+
+def fp8_rows(x: Array) -> tuple[fp8.Scaled, fp8.Scaled]:
+    """See `sparse_lm.ops.fp8.rows_both_ways`."""
+    rows = fp8.by_rows(x)
+    return rows, rows.transposed
+
+
+def fp8_squared_relu(h: fp8.Unscaled) -> tuple[tuple[fp8.Scaled, fp8.Scaled], HiddenStats]:
+    """See `sparse_lm.ops.fp8.squared_relu`."""
+    y = jnp.square(jax.nn.relu(h.scaled()))
+    return fp8_rows(y), _stats(y, y)
+
+
+def fp8_squared_relu_gradients(dy: fp8.Unscaled, h: fp8.Unscaled) -> tuple[fp8.Scaled, fp8.Scaled]:
+    """See `sparse_lm.ops.fp8.squared_relu_gradients`."""
+    return fp8_rows(dy.scaled() * 2 * jnp.sqrt(jnp.square(jax.nn.relu(h.scaled()))))

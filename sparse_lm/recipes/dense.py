@@ -34,27 +34,44 @@ class Dense(Recipe):
     computes = (*ACTIVATIONS, "experts")
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+        if self._one_pass:
+            with jax.named_scope("up"):
+                product = fp8.product(fp8.by_rows(x), ffn.w1.dense.T)
+            with jax.named_scope("down"):
+                (rows, y_t), seen = fp8.squared_relu(product)
+                o = fp8.times(rows, ffn.w2.dense)
+            return o, hidden_stats(seen, *rows.values.shape), (product, y_t)
         with jax.named_scope("up"):
             h = _times(self._rows(x), ffn.w1.dense.T)
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
-            rows = self._rows(y)
+            rows, y_t = _both_ways(self._rows(y))
             o = _times(rows, ffn.w2.dense, unfused_product)
-        return o, hidden_stats(seen, *y.shape), (saved, rows if self._fp8 else None)
+        return o, hidden_stats(seen, *y.shape), (saved, y_t if self._fp8 else None)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        saved, y = saved
-        with jax.named_scope("grad_hidden"):
-            dy = _times(self._rows(do), ffn.w2.dense.T)
-        dh = gradient(dy, saved, self.activation)
+        saved, y_t = saved
+        if self._one_pass:
+            with jax.named_scope("grad_hidden"):
+                product = fp8.product(fp8.by_rows(do), ffn.w2.dense.T)
+            rows, dh_t = fp8.squared_relu_gradients(product, saved)
+        else:
+            with jax.named_scope("grad_hidden"):
+                dy = _times(self._rows(do), ffn.w2.dense.T)
+            dh = gradient(dy, saved, self.activation)
+            rows, dh_t = _both_ways(self._rows(dh))
         with jax.named_scope("grad_input"):
-            rows = self._rows(dh)
             dx = _times(rows, ffn.w1.dense)
         with jax.named_scope("grad_up"):
-            dw1 = _sum_over_rows(rows, x, ffn)
+            dw1 = _sum_over_rows(dh_t, x, ffn)
         with jax.named_scope("grad_down"):
-            dw2 = _sum_over_rows(y if self._fp8 else hidden(saved, self.activation), do, ffn)
+            dw2 = _sum_over_rows(y_t if self._fp8 else hidden(saved, self.activation).T, do, ffn)
         return dx, dw1, dw2
+
+    @property
+    def _one_pass(self) -> bool:
+        """True if the hidden layer and its gradient go from the product to e4m3 without being written in between."""
+        return self._fp8 and self.activation == SQUARED_RELU
 
     @property
     def _fp8(self) -> bool:
@@ -96,10 +113,14 @@ def _times(rows: Array | fp8.Scaled, weights: Array, product: Callable[[Array, A
     return fp8.times(rows, weights) if isinstance(rows, fp8.Scaled) else product(rows, weights)
 
 
-def _sum_over_rows(rows: Array | fp8.Scaled, b: Array, ffn: FfnCall) -> Array:
-    if isinstance(rows, fp8.Scaled):
-        return fp8.sum_over_rows(rows, b, ffn.gradient_dtype)
-    return jnp.matmul(rows.T, b, preferred_element_type=ffn.gradient_dtype)
+def _both_ways(rows: Array | fp8.Scaled) -> tuple[Any, Any]:
+    return rows, rows.transposed if isinstance(rows, fp8.Scaled) else rows.T
+
+
+def _sum_over_rows(transposed: Array | fp8.Scaled, b: Array, ffn: FfnCall) -> Array:
+    if isinstance(transposed, fp8.Scaled):
+        return fp8.sum_over_rows(transposed, b, ffn.gradient_dtype)
+    return jnp.matmul(transposed, b, preferred_element_type=ffn.gradient_dtype)
 
 
 def _blocks(ffn: FfnCall) -> tuple[tuple[Array, int, int], dict[str, Any]]:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from experiments.kernels import shapes
+from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 
 SMALL = dict(
     SHAPES_24=[(512, 512, 256)],
@@ -15,6 +16,7 @@ SMALL = dict(
     SLICES=[shapes.Sliced(1024, 256, 1024, experts=4, v=256)],
     MATRICES=[(512, 256, "float32"), (512, 512, "bfloat16")],
     HIDDEN=[(512, 512)],
+    E4M3=[(512, 512)],
     VENOM=[(512, 1024, 128, 16)],
     STACKED_LAYERS=[(2, 512, 256)],
     FFN_SHAPES=[(512, 1024, 256)],
@@ -81,7 +83,7 @@ def test_slices(traced):
 @pytest.mark.long
 def test_passes(traced):
     module, count = traced("experiments.kernels.passes")
-    cases = [*module.sparsifiers(), *module.passes()]
+    cases = [*module.sparsifiers(), *module.passes(), *(module.e4m3() if TRANSPOSING_LOADS else [])]
     for one in cases:
         assert module.measure(one, bandwidth=1e12)["bytes"] > 0
     assert count[0] == 2 * len(cases) > 20

@@ -62,7 +62,7 @@ def test_sum_over_rows_rounds_b_by_columns_with_the_scales_of_rows_in_it(rng):
     rows = fp8.by_rows(a)
     scale = np.asarray(rows.scale, np.float64)
     expected = (rounded(a, 1) / scale).T @ rounded(b * scale, 0)
-    found = jax.jit(fp8.sum_over_rows, static_argnums=2)(rows, b, jnp.float32)
+    found = jax.jit(fp8.sum_over_rows, static_argnums=2)(rows.transposed, b, jnp.float32)
     assert found.dtype == jnp.float32
     assert_same(found.T, expected.T, 1e-6)
     assert 1e-3 < np.linalg.norm(found - a.T.astype(np.float64) @ b) / np.linalg.norm(expected) < 0.1

@@ -13,7 +13,7 @@ public op yet.
       results      store, store_rows
       choices      operands, device
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients,
-                   gated_squared_relu
+                   gated_squared_relu; fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       threads      thread_tile, shared_words
     both           emit, compat
@@ -27,6 +27,9 @@ from sparse_lm.ops import lazy
 
 _MODULES = {
     "cross_entropy": "products.cross_entropy",
+    "fp8_rows": "passes.fp8_rows",
+    "fp8_squared_relu": "passes.fp8_rows",
+    "fp8_squared_relu_gradients": "passes.fp8_rows",
     "gated_squared_relu_24": "passes.gated_squared_relu",
     "gated_squared_relu_gradients": "passes.gated_squared_relu",
     "grouped_down": "products.grouped",

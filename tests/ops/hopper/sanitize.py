@@ -73,6 +73,11 @@ def cross_entropy(tokens: int) -> Call:
     return hopper.cross_entropy, (*operands, jnp.arange(tokens, dtype=jnp.int32), jnp.full(tokens, 1 / tokens))
 
 
+def fp8_pass(kernel: Callable, inputs: int) -> Call:
+    products = [fp8.Unscaled(random((96, 1152), TYPE, seed=seed), jnp.ones((96, 1), TYPE)) for seed in range(inputs)]
+    return kernel, tuple(products)
+
+
 def sparsify_24(method: str, axis: int) -> Call:
     def kernel(x, key):
         return hopper.sparsify_24(x, method, axis, scale=1.5, dtype=TYPE, key=key)
@@ -122,6 +127,9 @@ CALLS: dict[str, Callable[[], Call]] = {
     **{name: functools.partial(grouped, name) for name in ("grouped_up", "grouped_down", "grouped_weights")},
     "cross_entropy": lambda: cross_entropy(384),
     "cross_entropy, clusters of two": lambda: cross_entropy(512),
+    "fp8_rows": lambda: (hopper.fp8_rows, (random((96, 2048), TYPE, seed=0),)),
+    "fp8_squared_relu": lambda: fp8_pass(hopper.fp8_squared_relu, 1),
+    "fp8_squared_relu_gradients": lambda: fp8_pass(hopper.fp8_squared_relu_gradients, 2),
     "matmul_24": lambda: matmul_24(300, 1100, 1001),
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
     "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),

@@ -11,6 +11,7 @@ from jax.experimental import topologies
 
 from sparse_lm.ops import fp8, hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS
@@ -148,6 +149,15 @@ def test_scattered_matmul_24(spilled_bytes, out_dtype, config):
 def test_cross_entropy(spilled_bytes, tokens):
     operands = _dense(tokens, D), _dense(F, D), jax.ShapeDtypeStruct((tokens,), jnp.int32), _float32(tokens)
     assert spilled_bytes(hopper.cross_entropy, *operands) == [0]
+
+
+@pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
+@pytest.mark.parametrize("columns", [256, D, 3 * D, F])
+def test_fp8_rows(spilled_bytes, columns):
+    product = fp8.Unscaled(_dense(T, columns), _dense(T, 1))
+    assert spilled_bytes(hopper.fp8_rows, product.values) == [0]
+    assert spilled_bytes(hopper.fp8_squared_relu, product) == [0]
+    assert spilled_bytes(hopper.fp8_squared_relu_gradients, product, product) == [0]
 
 
 def _drawn_gradients(dy, y, key):

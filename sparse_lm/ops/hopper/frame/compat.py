@@ -11,5 +11,8 @@ ACCUMULATOR = plgpu.Layout._WGMMA_ACC_32BIT
 # Whether Mosaic stores the transpose of 16-bit registers with `stmatrix`; if not, element by element.
 TRANSPOSING_STORES = jax.__version_info__ >= (0, 11)
 
+# Whether Mosaic loads the transpose of a swizzled tile.
+TRANSPOSING_LOADS = jax.__version_info__ >= (0, 11)
+
 # Index that `plgpu.load` takes beside a reference to all of what it loads.
 LOAD_ALL = () if jax.__version_info__ >= (0, 11) else ((),)
