@@ -20,15 +20,17 @@ from jax import Array, lax
 
 from experiments.kernels.timing import random_matrix, time_by_kernel
 from experiments.result_files import write_results
+from sparse_lm import ops
 from sparse_lm.model.attention import rotate
 from sparse_lm.model.embedding import unembed
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.model.norm import rms_norm
+from sparse_lm.ops.norm import rms_norm
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 ONLY = flags.DEFINE_list("parts", ["loss", "norm", "rotary"], "Parts of the step to time.")
 
 TOKENS, SEQUENCE, DIM, HEADS = 32_768, 4096, 2048, 16
+EPSILON = 1e-5
 BYTES_PER_S, FLOPS = 4.0e12, 780e12
 
 
@@ -70,33 +72,34 @@ def losses() -> Iterator[Row]:
             yield Row(f"{of_vocabulary} model chunk={chunk}", model, (hidden, unembedding, targets), **bound)
 
 
-def _add_and_norm(x: Array, update: Array, scale: Array) -> tuple[Array, Array]:
-    x = x + update
-    return x, rms_norm(x, scale, 1e-5)
+def _backward(implementation: str | None, x: Array, scale: Array, grad_normed: Array, grad_x: Array) -> tuple:
+    """Computes the gradients behind a saved sum `x`; `grad_x` is the residual's."""
+    add_norm = functools.partial(ops.add_norm, epsilon=EPSILON, implementation=implementation)
+    _, vjp = jax.vjp(lambda x, scale: add_norm(x, None, scale), x, scale)
+    return vjp((grad_x, grad_normed))
 
 
-def _norm_backward(x: Array, scale: Array, grad_normed: Array, grad_x: Array) -> tuple[Array, ...]:
-    """Recomputes the norm, as weight gradients need it first, then its gradients; `grad_x` is the residual's."""
-    normed, vjp = jax.vjp(functools.partial(rms_norm, epsilon=1e-5), x, scale)
+def _backward_by_xla(x: Array, scale: Array, grad_normed: Array, grad_x: Array) -> tuple:
+    """Makes the norm again first, as weight gradients need it."""
+    normed = rms_norm(x, scale, EPSILON)
     normed, grad_normed = lax.optimization_barrier((normed, grad_normed))
-    through_norm, grad_scale = vjp(grad_normed)
-    return normed, grad_x + through_norm, grad_scale
-
-
-def _sum_and_norm_backward(x: Array, update: Array, *rest: Array) -> tuple[Array, ...]:
-    """Recomputes the residual's sum, too."""
-    return _norm_backward(x + update, *rest)
+    return normed, *_backward("reference", x, scale, grad_normed, grad_x)
 
 
 def norms() -> Iterator[Row]:
-    """Yields a residual add with its norm, and backward passes; arrays are [T, D] in bfloat16."""
-    x, update, grad_normed, grad_x = (random_matrix(TOKENS, DIM, seed) for seed in range(4))
-    scale = jnp.ones(DIM)
-    array = 2.0 * TOKENS * DIM
-    yield Row("norm model forward", _add_and_norm, (x, update, scale), bytes=4 * array)
-    backward = x, scale, grad_normed, grad_x
-    yield Row("norm model backward", _norm_backward, backward, bytes=5 * array)
-    yield Row("norm backward, sum made again", _sum_and_norm_backward, (x, update, *backward[1:]), bytes=6 * array)
+    """Yields norms with and without a residual's sum, and backward passes: as the model computes them, and by XLA."""
+    for dim in (DIM, 2560):
+        x, update, grad_normed, grad_x = (random_matrix(TOKENS, dim, seed) for seed in range(4))
+        scale, array = jnp.ones(dim), 2.0 * TOKENS * dim
+        backward = x, scale, grad_normed, grad_x
+        for name, implementation in (("model", None), ("XLA", "reference")):
+            add_norm = functools.partial(ops.add_norm, epsilon=EPSILON, implementation=implementation)
+            yield Row(f"norm D={dim} {name} sum", add_norm, (x, update, scale), bytes=4 * array)
+            alone = lambda x, scale, add_norm=add_norm: add_norm(x, None, scale)[1]  # noqa: E731
+            yield Row(f"norm D={dim} {name} alone", alone, (x, scale), bytes=2 * array)
+        of_model = functools.partial(_backward, None)
+        yield Row(f"norm D={dim} model backward", of_model, backward, bytes=4 * array)
+        yield Row(f"norm D={dim} XLA backward, made again", _backward_by_xla, backward, bytes=5 * array)
 
 
 def rotations() -> Iterator[Row]:

@@ -43,6 +43,7 @@ PARTS = {  # scope: part
     "rotate": "rotary positions",
     "attention": "attention projections",
     "rms_norm": "norms",
+    "add_norm": "norms",
     "loss": "loss",
     "embed": "embedding",
     "optimizer": "optimizer",

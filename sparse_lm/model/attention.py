@@ -20,7 +20,7 @@ from sparse_lm.collectives import ONE_DEVICE, Axes, enter_tensor, leave_tensor, 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.linear import linear
-from sparse_lm.model.norm import rms_norm
+from sparse_lm.ops.norm import rms_norm
 
 ATTENTION_OUTPUT = "attention_output"  # what rematerialisation policies call it
 ROTATED = "rotated"  # what they call the queries and keys that it takes

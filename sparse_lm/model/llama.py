@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from sparse_lm import collectives
+from sparse_lm import collectives, ops
 from sparse_lm.collectives import ONE_DEVICE, Axes, read, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
@@ -27,8 +26,7 @@ from sparse_lm.model.attention import Attention, KVCache, document_mask
 from sparse_lm.model.embedding import Embedding, unembed
 from sparse_lm.model.ffn import Ffn, FfnInputs
 from sparse_lm.model.mixture import BIAS, Mixture
-from sparse_lm.model.norm import rms_norm
-from sparse_lm.model.remat import RESIDUAL, remat
+from sparse_lm.model.remat import remat
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.weight_forms import WeightForms
 
@@ -43,6 +41,8 @@ With `ModelConfig.qk_norm`, layers/attention has {q_norm, k_norm} [L, H].
 Of a mixture, up and down are [L, E Fe, D], and layers/ffn has router [L, E, D], router_bias [L, E] and perhaps
 {shared_up, shared_down} [L, Fs, D].
 """
+
+_OF_FEW_TOKENS = dict(implementation="reference")  # texts are decoded under vmap, and kernels have none
 
 
 class Layer(nnx.Module):
@@ -59,24 +59,24 @@ class Layer(nnx.Module):
         self, x: Array, ffn_inputs: FfnInputs, mask: Array | None = None, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
         """[B, S, D] -> [B, S, D] and the FFN's statistics; `mask` is that of `Attention`."""
-        attended = self.attention(self._norm(x, self.attention_norm, axes), mask, axes)
-        return self._add_ffn(checkpoint_name(x + attended, RESIDUAL), ffn_inputs, recipe=recipe, axes=axes)
+        x, normed = _add_norm(x, None, self.attention_norm, self.config, axes)
+        attended = self.attention(normed, mask, axes)
+        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, axes)
+        return self._add_ffn(x, normed, ffn_inputs, recipe=recipe, axes=axes)
 
     def extend(
         self, x: Array, cache: KVCache, start: Array, ffn_inputs: FfnInputs, recipe: Recipe
     ) -> tuple[Array, KVCache]:
         """Computes the next positions of cached sequences; see `Attention.extend`."""
-        attended, cache = self.attention.extend(self._norm(x, self.attention_norm, ONE_DEVICE), cache, start)
-        x, _ = self._add_ffn(x + attended, ffn_inputs, recipe=recipe, axes=ONE_DEVICE)
+        x, normed = _add_norm(x, None, self.attention_norm, self.config, **_OF_FEW_TOKENS)
+        attended, cache = self.attention.extend(normed, cache, start)
+        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, **_OF_FEW_TOKENS)
+        x, _ = self._add_ffn(x, normed, ffn_inputs, recipe=recipe, axes=ONE_DEVICE)
         return x, cache
 
-    def _add_ffn(self, x, ffn_inputs, *, recipe, axes):
-        tokens = self._norm(x, self.ffn_norm, axes).reshape(-1, x.shape[-1])  # [T, D]
-        out, stats = self.ffn(tokens, ffn_inputs, recipe=recipe, axes=axes)
+    def _add_ffn(self, x, normed, ffn_inputs, *, recipe, axes):
+        out, stats = self.ffn(normed.reshape(-1, x.shape[-1]), ffn_inputs, recipe=recipe, axes=axes)  # of [T, D]
         return x + out.reshape(x.shape), stats
-
-    def _norm(self, x: Array, scale: nnx.Param, axes: Axes) -> Array:
-        return rms_norm(x, read_replicated(scale[...], axes), self.config.norm_epsilon)
 
 
 class Llama(nnx.Module):
@@ -150,7 +150,7 @@ class Llama(nnx.Module):
                 stats[name] = jnp.concatenate([dense_stats.get(name, none), sparse])
         else:
             x, stats = run(x, recipe, inputs)
-        return self._final_norm(x, axes), stats
+        return _add_norm(x, None, self.norm, self.config, axes)[1], stats
 
     def prepare_weights(self, recipe: Recipe, recipe_state: Any) -> tuple[WeightForms, WeightForms] | None:
         """Brings the FFN weights of all layers to the forms that a recipe reads; None if its weights are dense."""
@@ -201,7 +201,7 @@ class Llama(nnx.Module):
             cache = jax.tree.map(lambda *parts: jnp.concatenate(parts), first, rest)
         else:
             x, cache = lax.scan(functools.partial(layer, recipe=recipe), x, inputs)
-        return self._final_norm(x, ONE_DEVICE), cache
+        return _add_norm(x, None, self.norm, self.config, **_OF_FEW_TOKENS)[1], cache
 
     def unembedding(self, axes: Axes = ONE_DEVICE) -> Array:
         """f32[V, D]: the embedding itself if tied."""
@@ -212,8 +212,12 @@ class Llama(nnx.Module):
         """f32[..., V] of hidden [..., D]."""
         return unembed(hidden, self.unembedding())
 
-    def _final_norm(self, x: Array, axes: Axes) -> Array:
-        return rms_norm(x, read_replicated(self.norm[...], axes), self.config.norm_epsilon)
+
+def _add_norm(
+    x: Array, update: Array | None, scale: nnx.Param, config: ModelConfig, axes: Axes = ONE_DEVICE, **options: Any
+) -> tuple[Array, Array]:
+    """Computes x + update, or x if there is none, and its norm; `options` are the op's."""
+    return ops.add_norm(x, update, read_replicated(scale[...], axes), config.norm_epsilon, **options)
 
 
 def init(config: ModelConfig, key: Array) -> tuple[nnx.GraphDef, Params]:

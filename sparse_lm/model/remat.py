@@ -5,7 +5,8 @@ full            only the layer's input is saved.
 save_attention  also attention's result, so that everything but attention is recomputed.
 save_dots       also what the backward pass needs of the matrix products' results, queries and keys as
                 rotated, the hidden layer of FFNs, compressed where sparse, the residual between attention
-                and FFN, and the norms' statistics, from which the norms are recomputed.
+                and FFN, and the norms' statistics, from which the norms are recomputed; where a kernel
+                computes them, the norms themselves.
 
 Saving less can be faster, since what is saved is written and read once more.
 """
@@ -19,10 +20,8 @@ import jax
 from sparse_lm.collectives import GATHERED
 from sparse_lm.model.attention import ATTENTION_OUTPUT, ROTATED
 from sparse_lm.model.linear import SCALED
-from sparse_lm.model.norm import MEAN_SQUARE
+from sparse_lm.ops.norm import SAVED
 from sparse_lm.recipes.differentiable import RESIDUALS
-
-RESIDUAL = "residual"  # the name of the sum between attention and FFN
 
 _policies = jax.checkpoint_policies
 
@@ -41,7 +40,7 @@ POLICIES = {
     "save_dots": _policies.save_from_both_policies(
         _policies.dots_with_no_batch_dims_saveable,
         _policies.save_from_both_policies(
-            _policies.save_only_these_names(RESIDUALS, ROTATED, SCALED, RESIDUAL, MEAN_SQUARE), _save_attention
+            _policies.save_only_these_names(RESIDUALS, ROTATED, SCALED, SAVED), _save_attention
         ),
     ),
 }

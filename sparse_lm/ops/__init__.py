@@ -14,6 +14,7 @@ from sparse_lm.ops.hidden import (
     squared_relu_venom,
 )
 from sparse_lm.ops.matmul import matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
+from sparse_lm.ops.norm import add_norm
 from sparse_lm.ops.row_order import RowOrder
 from sparse_lm.ops.sparsify import (
     soft_threshold_24,
@@ -31,6 +32,7 @@ __all__ = [
     "RowOrder",
     "Sparse24",
     "SparseVenom",
+    "add_norm",
     "compress_24",
     "compress_venom",
     "condense",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
@@ -20,6 +21,7 @@ from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_2
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
+from sparse_lm.ops.norm import SAVED, rms_norm
 from sparse_lm.ops.row_order import RowOrder, combine
 from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
 
@@ -297,3 +299,9 @@ def fp8_squared_relu(h: fp8.Unscaled) -> tuple[tuple[fp8.Scaled, fp8.Scaled], Hi
 def fp8_squared_relu_gradients(dy: fp8.Unscaled, h: fp8.Unscaled) -> tuple[fp8.Scaled, fp8.Scaled]:
     """See `sparse_lm.ops.fp8.squared_relu_gradients`."""
     return fp8_rows(dy.scaled() * 2 * jnp.sqrt(jnp.square(jax.nn.relu(h.scaled()))))
+
+
+def add_norm(x: Array, update: Array | None, scale: Array, epsilon: float) -> tuple[Array, Array]:
+    """See `sparse_lm.ops.add_norm`. Its derivative is JAX's own."""
+    total = x if update is None else checkpoint_name(x + update, SAVED)
+    return total, rms_norm(total, scale, epsilon)

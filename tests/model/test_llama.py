@@ -14,7 +14,8 @@ from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama, remat
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.model.norm import rms_norm
+from sparse_lm.ops import hopper
+from sparse_lm.ops.norm import rms_norm
 from sparse_lm.recipes import Act24, Dense
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
@@ -157,6 +158,16 @@ def test_residuals_are_read_once_for_their_statistics_where_products_are_saved()
         gradient = jax.grad(functools.partial(loss, graphdef))
         squares[policy] = count(jax.make_jaxpr(gradient)(params, windows(SMALL)).jaxpr, "square")
     assert squares["none"] == squares["save_dots"] <= squares["full"] - 2  # a layer has two norms
+
+
+@pytest.mark.parametrize("policy, forwards", [("none", 3), ("save_dots", 3), ("full", 5)])
+def test_norms_of_a_kernel_are_made_once_where_products_are_saved(monkeypatch, policy, forwards):
+    """Those of a layer and the final one; all have a gradient."""
+    monkeypatch.setattr(hopper, "unavailable", lambda device: None)
+    graphdef, params = model(dataclasses.replace(SMALL, dim=256, dtype="bfloat16", remat=policy))
+    gradient = jax.grad(functools.partial(loss, graphdef))
+    kernels = count(jax.make_jaxpr(gradient)(params, windows(SMALL)).jaxpr, "mpmd_map")
+    assert kernels == forwards + 3
 
 
 def test_remat_knows_every_policy_of_the_config():

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from sparse_lm.model import llama
-from sparse_lm.model.norm import rms_norm
+from sparse_lm.ops.norm import rms_norm
 from sparse_lm.recipes import DENSE, Slices
 from sparse_lm.training import transitions as transitions_lib
 from sparse_lm.training.checkpoints.restored import check_state

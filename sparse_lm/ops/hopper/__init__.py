@@ -13,7 +13,7 @@ public op yet.
       results      store, store_rows
       choices      operands, device
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients,
-                   gated_squared_relu; fp8_rows, whose loops are Pallas' own
+                   gated_squared_relu; add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       threads      thread_tile, shared_words
     both           emit, compat
@@ -26,6 +26,7 @@ import jax
 from sparse_lm.ops import lazy
 
 _MODULES = {
+    "add_norm": "passes.add_norm",
     "cross_entropy": "products.cross_entropy",
     "fp8_rows": "passes.fp8_rows",
     "fp8_squared_relu": "passes.fp8_rows",

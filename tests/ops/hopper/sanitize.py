@@ -78,6 +78,16 @@ def fp8_pass(kernel: Callable, inputs: int) -> Call:
     return kernel, tuple(products)
 
 
+def add_norm(tokens: int, *, gradients: bool) -> Call:
+    x, update, scale = random((tokens, 768), TYPE, seed=0), random((tokens, 768), TYPE, seed=1), jnp.ones(768)
+    kernel = functools.partial(hopper.add_norm, epsilon=1e-5)
+
+    def of_both(x, update, scale):
+        return jax.vjp(kernel, x, update, scale)[1]((update, x))
+
+    return of_both if gradients else kernel, (x, update, scale)
+
+
 def sparsify_24(method: str, axis: int) -> Call:
     def kernel(x, key):
         return hopper.sparsify_24(x, method, axis, scale=1.5, dtype=TYPE, key=key)
@@ -125,6 +135,9 @@ def gated_squared_relu_gradients() -> Call:
 
 CALLS: dict[str, Callable[[], Call]] = {
     **{name: functools.partial(grouped, name) for name in ("grouped_up", "grouped_down", "grouped_weights")},
+    "add_norm": lambda: add_norm(1000, gradients=False),
+    "add_norm, gradients": lambda: add_norm(1000, gradients=True),
+    "add_norm, fewer rows than blocks": lambda: add_norm(3, gradients=True),
     "cross_entropy": lambda: cross_entropy(384),
     "cross_entropy, clusters of two": lambda: cross_entropy(512),
     "fp8_rows": lambda: (hopper.fp8_rows, (random((96, 2048), TYPE, seed=0),)),

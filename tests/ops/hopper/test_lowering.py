@@ -135,6 +135,18 @@ def test_cross_entropy(tokens):
     assert "mosaic_gpu" in lowered.as_text()
 
 
+@pytest.mark.parametrize("tokens, dim", [(32_768, 2048), (32_768, 2560), (1000, 8192), (3, 256)])
+@pytest.mark.parametrize("updates", [0, 1])
+def test_add_norm(tokens, dim, updates):
+    def both(x, scale, gradients, *updates):
+        return jax.vjp(lambda *args: hopper.add_norm(*args, 1e-5), x, *(updates or [None]), scale)[1](gradients)
+
+    x, scale = _dense(tokens, dim), jax.ShapeDtypeStruct((dim,), jnp.float32)
+    lowered = _lower(both, x, scale, (x, x), *[x] * updates)
+    assert jax.tree.map(lambda out: out.shape, lowered.out_info) == (x.shape, x.shape if updates else None, (dim,))
+    assert lowered.as_text().count("mosaic_gpu") >= 2
+
+
 @pytest.mark.parametrize(
     "contiguous, config", list(zip((512, 64, 512), (config for config, _ in SAMPLED), strict=True))
 )

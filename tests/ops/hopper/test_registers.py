@@ -12,6 +12,7 @@ from jax.experimental import topologies
 from sparse_lm.ops import fp8, hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.passes import add_norm
 from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS
@@ -30,8 +31,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def spilled_bytes(monkeypatch, capfd):
-    """Compiles a function for an H100 as if for the first time: the bytes that each of its kernels spills."""
+def report(monkeypatch, capfd):
+    """Compiles a function for an H100 as if for the first time: what ptxas says of its kernels."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     target = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
@@ -41,12 +42,17 @@ def spilled_bytes(monkeypatch, capfd):
     def compile(function, *shapes):
         placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
         jax.jit(function).lower(*placed).compile()
-        report = "".join(capfd.readouterr())
-        return [int(bytes_) for bytes_ in re.findall(r"stack frame, (\d+) bytes spill stores", report)]
+        return "".join(capfd.readouterr())
 
     jax.config.update("jax_enable_compilation_cache", False)
     yield compile
     jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.fixture
+def spilled_bytes(report):
+    """Compiles a function: the bytes that each of its kernels spills."""
+    return lambda *args: [int(bytes_) for bytes_ in re.findall(r"frame, (\d+) bytes spill stores", report(*args))]
 
 
 def _dense(*shape):
@@ -158,6 +164,24 @@ def test_fp8_rows(spilled_bytes, columns):
     assert spilled_bytes(hopper.fp8_rows, product.values) == [0]
     assert spilled_bytes(hopper.fp8_squared_relu, product) == [0]
     assert spilled_bytes(hopper.fp8_squared_relu_gradients, product, product) == [0]
+
+
+@pytest.mark.parametrize("dim", [256, 512, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192])
+def test_add_norm(report, dim):
+    """As many blocks as the kernels count on have registers on a multiprocessor."""
+    x, scale, epsilon = _dense(T, dim), _float32(dim), 1e-5
+    calls = [
+        (lambda x, scale: add_norm.forward(x, None, scale, epsilon), x, scale),
+        (lambda x, update, scale: add_norm.forward(x, update, scale, epsilon), x, x, scale),
+        (lambda x, scale, of_normed: add_norm.backward(x, scale, of_normed, None, epsilon), x, scale, x),
+        (lambda *args: add_norm.backward(*args, epsilon), x, scale, x, x),
+    ]
+    for call in calls:
+        text = report(*call)
+        assert re.findall(r"frame, (\d+) bytes spill stores", text) == ["0"]
+        (registers,) = re.findall(r"Used (\d+) registers", text)
+        of_block = 128 * -(-int(registers) // 8) * 8
+        assert add_norm._blocks(2 * dim) * of_block <= 65_536
 
 
 def _drawn_gradients(dy, y, key):

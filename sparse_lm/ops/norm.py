@@ -1,0 +1,57 @@
+"""RMSNorm, and a residual's sum with its norm."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from sparse_lm.ops import backends
+from sparse_lm.ops.checks import check_array
+from sparse_lm.ops.shapes import Float
+
+SAVED = "norm"  # what rematerialisation policies call what gradients of norms, and of what reads them, need
+
+
+@jax.named_call
+def rms_norm(x: Array, scale: Array, epsilon: float) -> Array:
+    """x / rms(x) * scale along the last axis (1910.07467), computed in float32, in the dtype of x."""
+    x32 = x.astype(jnp.float32)
+    mean_square = checkpoint_name(jnp.mean(jnp.square(x32), axis=-1, keepdims=True), SAVED)
+    return (x32 * lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
+
+
+@jax.named_call
+def add_norm(
+    x: Float[Array, "*batch D"],
+    update: Float[Array, "*batch D"] | None,
+    scale: Float[Array, " D"],
+    epsilon: float,
+    *,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]:
+    """Computes x + update and its norm along the last axis, in float32. It is differentiable, by reverse mode.
+
+    Args:
+      x: [..., D].
+      update: what to add, in the dtype of x. Without one the sum is x itself: reading it here and not where x came
+        from, the gradients that come by it and by the norm are summed in the pass that computes the norm's.
+      scale: of the norm, [D].
+      epsilon: what the mean square is increased by.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      The sum and its norm, in the dtype of x.
+
+    Raises:
+      ValueError: shapes or dtypes do not match.
+      NotImplementedError: the named backend cannot run this.
+    """
+    check_array("x", x)
+    if update is not None and (update.shape, update.dtype) != (x.shape, x.dtype):
+        described = (f"{array.dtype}{list(array.shape)}" for array in (x, update))
+        raise ValueError("x and update must be alike, not {} and {}".format(*described))
+    if scale.shape != x.shape[-1:]:
+        raise ValueError(f"scale must be [{x.shape[-1]}], a number for each column of x, not {list(scale.shape)}")
+    return backends.dispatch("add_norm", implementation, x, update, scale, epsilon)
