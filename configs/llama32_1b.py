@@ -3,7 +3,7 @@
     python -m sparse_lm.train --config=configs/llama32_1b.py --config.data.path=data/c4
 
 Batch, rate and phases are those of configs/llama1b.py.
-Hardware: one H100 or H200. A step takes 529 ms densely on an H200, 472 ms with fst, 337 ms with dense_slices
+Hardware: one H100 or H200. A step takes 523 ms densely on an H200, 465 ms with fst, 330 ms with dense_slices
 (step_llama32_1b_h200.json). Result of the run: not measured yet.
 """
 

@@ -90,8 +90,8 @@ _RUNS, _H200 = "--gpus=0,1,2,3 --runs=dense,slices_80 --seeds=10,11,12,13 --outp
 ROWS = {
     "step_llama1b": Row(
         _STEP + "--config=configs/llama1b.py --config.batch_size=8",
-        "one H200, at most 160 s, in which it times four recipes",
-        "step_llama1b_before_after_h200.json",
+        "one H200, in which it timed five recipes",
+        "step_llama1b_h200.json",
         step,
     ),
     "step_afm": Row(

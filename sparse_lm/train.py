@@ -27,6 +27,7 @@ from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_text
 from sparse_lm.training.determinism import request_determinism
+from sparse_lm.training.gpu_memory import request_memory
 from sparse_lm.training.loop import TooManyBadSteps, train
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.processes import LaunchError
@@ -44,6 +45,7 @@ def main() -> None:
     try:
         config = parse(options.config)
         profile_steps = _profile_steps(config.steps)
+        request_memory()
         if config.deterministic:
             request_determinism()
         if options.wandb:
