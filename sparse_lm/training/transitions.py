@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
 from sparse_lm.training.step import Metrics, TrainState, forward_loss
 
-SAMPLE = 16_384  # tokens of a batch, evenly spaced, that a recipe sees
+SAMPLE = 16_384  # tokens of a batch, of evenly spaced windows, that a recipe sees
 _Transition = Callable[[TrainState, Array], Any]
 
 
@@ -147,16 +148,23 @@ def _ffn_inputs(
 ) -> Array:
     """Records the inputs [L, n, D] of every layer's FFN in a forward pass by `recipe`, of n <= 2 `SAMPLE` tokens.
 
-    They are the same however many devices and microbatches share the batch, where `n` is a multiple of these.
+    Windows are left out, each device the same share of its own, as long as `SAMPLE` tokens remain, and then tokens.
+    They are the same however many microbatches share the batch, and devices, where each has windows to leave out.
     """
-    stride = max(1, config.tokens_per_step // SAMPLE)
-    loss = functools.partial(forward_loss, config=config, graphdef=graphdef, recipe=_recorded(recipe, stride))
 
     def record(params: Params, recipe_state: Any, windows: Array, axes: Axes = ONE_DEVICE) -> Array:
+        here = windows.shape[0]
+        shares = [n for n in range(1, here + 1) if here % n == 0 and config.tokens_per_step >= n * SAMPLE]
+        windows = windows[:: max(shares, default=1)]
+        tokens = config.tokens_per_step * windows.shape[0] // here
+        recorded = _recorded(recipe, stride=max(1, tokens // SAMPLE))
+        loss = functools.partial(forward_loss, config=config, graphdef=graphdef, recipe=recorded)
+
         def part(windows: Array) -> Array:
             return loss(params, recipe_state, windows, None, axes=axes)[1]["inputs"]
 
-        by_part = lax.map(part, windows.reshape(config.microbatches, -1, windows.shape[1]))
+        parts = math.gcd(config.microbatches, windows.shape[0])
+        by_part = lax.map(part, windows.reshape(parts, -1, windows.shape[1]))
         return by_part.swapaxes(0, 1).reshape(by_part.shape[1], -1, by_part.shape[-1])
 
     if layout:

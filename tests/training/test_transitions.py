@@ -115,21 +115,23 @@ def test_a_state_is_checked_from_the_first_sparse_step_on(recipe):
         check_state(before.recipe_state, config, start + 1)
 
 
-def test_inputs_are_evenly_spaced_and_the_same_in_parts(monkeypatch):
-    """However many microbatches share a batch, the recipe sees the same tokens of it."""
+@pytest.mark.parametrize("sample, every_window, every_token", [(500, 1, 1), (48, 2, 1), (8, 4, 4)])
+def test_windows_are_left_out_before_tokens_and_the_same_in_parts(monkeypatch, sample, every_window, every_token):
+    """However many microbatches share a batch of 4 windows, the recipe sees the same tokens of it."""
     config = small.config("slices")
     trainer, _ = small.compiled(config)
     windows = small.windows(config)
-    monkeypatch.setattr(transitions_lib, "SAMPLE", 32)  # of 128
+    assert windows.shape == (4, 33)
+    monkeypatch.setattr(transitions_lib, "SAMPLE", sample)
     monkeypatch.setattr(Slices, "refresh", lambda self, w1, w2, state, x: (state, {"x": x}))
 
     def seen(microbatches):
         transitions = make_transitions(dataclasses.replace(config, microbatches=microbatches), trainer.graphdef)
         return transitions.refresh(small.entered(config), windows)[1]["x"]
 
-    expected = [x[::4] for x in routed(config, small.entered(config), windows)]
+    wanted = [x[::every_token] for x in routed(config, small.entered(config), windows[::every_window])]
     for microbatches in (1, 2):
-        np.testing.assert_allclose(seen(microbatches), expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(seen(microbatches), wanted, rtol=1e-4, atol=1e-4)
 
 
 # Refreshes
