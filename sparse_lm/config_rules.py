@@ -138,6 +138,9 @@ def _optimizer_rules(c: Config) -> Iterator[Rule]:
     for key in ("beta1", "beta2"):
         beta = getattr(o, key)
         yield f"optimizer.{key}", beta, 0 <= beta < 1 and np.float32(beta) < 1, "must be in [0, 1), in float32, too"
+    yield one_of("optimizer.moments", o.moments, DTYPES)
+    rounded = o.moments == "bfloat16"  # which swallows changes of less than 0.4%
+    yield "optimizer.beta2", o.beta2, not rounded or o.beta2 <= 0.99, "must be at most 0.99 with moments in bfloat16"
     yield _positive("optimizer.epsilon", o.epsilon)
     yield _not_negative("optimizer.weight_decay", o.weight_decay)
     yield _positive("optimizer.clip_norm", o.clip_norm)

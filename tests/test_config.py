@@ -112,6 +112,8 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
         ({"optimizer.name": "sgd"}, "optimizer.name", "adamw, muon"),
+        ({"optimizer.moments": "float16"}, "optimizer.moments", "float32, bfloat16"),
+        ({"optimizer.moments": "bfloat16", "optimizer.beta2": 0.999}, "optimizer.beta2", "at most 0.99"),
         (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
         ({"mesh.data": 0}, "mesh.data", "positive"),
         ({"mesh.data": 3}, "batch_size", "mesh.data * mesh.fsdp * microbatches = 3"),

@@ -26,8 +26,9 @@ def make_optimizer(
     are about as large as AdamW's (2502.16982): learning rate and weight decay mean the same for both. Embedding,
     unembedding and norm scales have AdamW.
 
-    Moments are float32, whatever the dtype of the gradients. Weight decay applies to matrices, the
-    embedding and the unembedding among them, and to no norm scale or router's bias.
+    Moments are computed in float32, whatever the dtype of the gradients. AdamW's are rounded to the nearest where they
+    are kept in bfloat16. Weight decay applies to matrices, the embedding and the unembedding among them, and to no norm
+    scale or router's bias.
 
     Args:
       config: the run; `optimizer` and `steps` are read.
@@ -40,6 +41,7 @@ def make_optimizer(
     """
     options = config.optimizer
     adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon, mu_dtype=jnp.float32)
+    adam = _kept_in(options.moments, adam)
     chain = optax.chain(
         optax.clip_by_global_norm(options.clip_norm),
         after_clip or optax.identity(),
@@ -48,6 +50,24 @@ def make_optimizer(
         optax.scale_by_learning_rate(learning_rate(config)),
     )
     return optax.with_extra_args_support(chain)
+
+
+def _kept_in(dtype: str, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Makes a transformation that computes as another one does, and keeps that one's float32 state in a dtype."""
+
+    def cast(state: optax.OptState, dtype: str) -> optax.OptState:
+        return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, state)
+
+    def init(params: optax.Params) -> optax.OptState:
+        return cast(transformation.init(params), dtype)
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        updates, state = transformation.update(updates, cast(state, "float32"), params)
+        return updates, cast(state, dtype)
+
+    return optax.GradientTransformation(init, update)
 
 
 def decay_mask(params: optax.Params) -> optax.Params:

@@ -114,6 +114,24 @@ def test_moments_are_float32_for_bfloat16_gradients():
     assert {leaf.dtype for leaf in moments + jax.tree.leaves(updates)} == {jnp.dtype(jnp.float32)}
 
 
+def test_moments_in_bfloat16_train_as_those_in_float32():
+    """Over many steps, in which roundings could add up, updates of random gradients are off by a few of them."""
+    rounded = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, moments="bfloat16"))
+    params, rng = random_params(0), np.random.default_rng(1)
+    optimizers = [make_optimizer(config) for config in (CONFIG, rounded)]
+    states = [optimizer.init(params) for optimizer in optimizers]
+    steps = [jax.jit(optimizer.update) for optimizer in optimizers]
+    for _ in range(60):
+        gradient = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape) + 0.3, jnp.float32), params)
+        wanted, states[0] = steps[0](gradient, states[0], params)
+        found, states[1] = steps[1](gradient, states[1], params)
+        error = optax.tree.norm(optax.tree.sub(found, wanted)) / optax.tree.norm(wanted)
+        assert error < 0.02
+    assert error > 0
+    moments = jax.tree.leaves([optax.tree.get(states[1], name) for name in ("mu", "nu")])
+    assert {leaf.dtype for leaf in moments} == {jnp.dtype(jnp.bfloat16)}
+
+
 def test_after_clip_sees_clipped_gradients_and_keyword_arguments():
     params = random_params(0)
 
