@@ -97,9 +97,11 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
-    # Half of the neurons a token instead of a quarter: where the FFN is a smaller part of the step, they cost less.
-    halves = slices | {"sparsity.m": 8}
-    runs |= {"halves_80": halves | until(80), "halves_stay": halves | _stay(steps)}
+    # Half of the neurons a token, or an eighth, instead of a quarter: the smaller a part of the step the FFN is, the
+    # less time more of them cost.
+    for name, m in (("halves", 8), ("eighths", 32)):
+        share = slices | {"sparsity.m": m}
+        runs |= {f"{name}_80": share | until(80), f"{name}_stay": share | _stay(steps)}
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_80_rate_{rate:g}"] = slices | until(80) | {"optimizer.learning_rate": rate}

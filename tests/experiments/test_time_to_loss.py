@@ -211,6 +211,7 @@ def test_without_a_router_all_tokens_have_the_first_slice():
 SPARSE = (
     "slices",
     "halves",
+    "eighths",
     "dense_slices",
     "fst",
     "sste",
