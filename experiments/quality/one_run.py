@@ -5,20 +5,23 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 A run named "dense" is the stable one; "dense@0.8" is the branch of that length, which goes on from its checkpoint.
+"grown_50" is of two parts, see experiments/quality/growth.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import controls
+from experiments.quality import controls, growth
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
@@ -41,11 +44,20 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run."""
     workdir = root / f"{name}-{seed}"
     config, before = plan(suite, name, seed, data, root)
-    if before and not workdir.exists():
-        copy_checkpoint(root / f"dense-{seed}", workdir, config, before["steps"])
+    first = None
+    if before:
+        start_from(root / f"dense-{seed}", workdir, config, before["steps"])
+    elif name.startswith(growth.PREFIX):
+        half, trained = growth.of_half(config, name), workdir.with_name(f"{workdir.name}-half")
+        if not train(half, str(trained)):
+            return False
+        first = read_run(trained, half, None)
+        start_from(trained, workdir, config, half.steps, functools.partial(growth.save_stacked, half, trained, config))
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
+    if first:
+        row |= {key: first[key] + row[key] for key in ("seconds", "compile_seconds")}
     if second_data:
         row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
     with replacing(workdir / ROW) as partial:
@@ -70,18 +82,34 @@ def share_of(stable: dict[str, Any], steps: int) -> dict[str, Any]:
     return dict(steps=steps, seconds=seconds, compile_seconds=stable["compile_seconds"])
 
 
-def copy_checkpoint(stable: Path, branch: Path, config: Config, step: int) -> None:
-    """Makes the branch's workdir as a run of its configuration that was stopped at that step would have left it."""
-    partial = branch.with_name(f"{branch.name}.partial")
+def start_from(
+    source: Path, workdir: Path, config: Config, step: int, save: Callable[[Path], None] | None = None
+) -> None:
+    """Makes a workdir, unless there is one, as a run of `config` that was stopped at that step would have left it.
+
+    Args:
+      source: workdir of the run that took these steps.
+      workdir: what to make.
+      config: of the run that goes on.
+      step: how many steps were taken.
+      save: saves the state in a workdir; by default that of `source` is linked.
+    """
+    if workdir.exists():
+        return
+    partial = workdir.with_name(f"{workdir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
     checkpoint = f"checkpoints/{step}"
-    shutil.copytree(stable / checkpoint, partial / checkpoint, copy_function=os.link)
+    if save:
+        save(partial)
+    else:
+        shutil.copytree(source / checkpoint, partial / checkpoint, copy_function=os.link)
     for file in ("data.json", "tokenizer.json"):
-        shutil.copy(stable / file, partial / file)
-    lines = [line for line in read_metrics(stable) if line["step"] < step]
+        shutil.copy(source / file, partial / file)
+    lines = [line for line in read_metrics(source) if line["step"] < step]
     (partial / METRICS).write_text("".join(f"{to_json(line)}\n" for line in lines))
     save_config(partial, config)
-    partial.rename(branch)
+    partial.rename(workdir)
 
 
 def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> dict[str, Any]:

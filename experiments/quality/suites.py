@@ -105,7 +105,8 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_80_rate_{rate:g}"] = slices | until(80) | {"optimizer.learning_rate": rate}
-    # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time.
+    # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time;
+    # half of the layers on half of the steps.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
     fp8 = {"model.precision": "fp8"}
     rounded = {"optimizer.moments": "bfloat16"}
@@ -114,6 +115,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["fixed_quarter_50"] = slices | until(50) | {"sparsity.recipe": "fixed_quarter"}
     longer = {"steps": round(1.2 * steps), "optimizer.decay_steps": round(1.2 * DECAY_SHARE * steps)}
     runs["quarter_width"] = dense | longer | {"model.ffn_dim": ffn_dim // 4}
+    runs["grown_50"] = dense
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
     return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")

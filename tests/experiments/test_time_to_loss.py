@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.quality import one_run, time_ratio
+from experiments.quality import growth, one_run, time_ratio
 from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
@@ -22,6 +22,7 @@ from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
 from sparse_lm.training.schedule import learning_rate
+from sparse_lm.training.step import make_trainer
 
 TINY = SUITES["tiny"]
 
@@ -193,6 +194,31 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     own = branch["step_ms"]["dense"] * (config.steps - start) / 1e3
     assert branch["seconds"] == pytest.approx(stable["seconds"] * start / stable["steps"] + own)
     assert branch["compile_seconds"] == stable["compile_seconds"]
+
+
+def test_a_grown_model_begins_with_each_layer_twice():
+    config = TINY.config("grown_50", 0, "data")
+    half = growth.of_half(config, "grown_50")
+    assert (half.model.layers, config.model.layers, half.steps) == (1, 2, 25)
+    state = make_trainer(half).init()
+    grown = growth.stacked(state, make_trainer(config).abstract_state())
+    pairs = zip(jax.tree.leaves_with_path(state), jax.tree.leaves(grown), strict=True)
+    for (path, before), after in pairs:
+        stands_twice = "layers" in jax.tree_util.keystr(path)
+        np.testing.assert_array_equal(after, np.concatenate([before, before]) if stands_twice else before)
+
+
+@pytest.mark.long
+def test_a_grown_run_counts_the_time_of_both_parts(data, tmp_path):
+    first, second = data
+    assert one_run.run_one(TINY, "grown_50", 0, first, second, tmp_path)
+    row = json.loads((tmp_path / "grown_50-0/row.json").read_text())
+    parts = [json.loads((tmp_path / f"grown_50-0{part}/summary.json").read_text()) for part in ("-half", "")]
+    assert row["seconds"] == pytest.approx(sum(part["seconds"]["dense"] for part in parts))
+    assert row["compile_seconds"] == pytest.approx(sum(part["seconds"]["compile"] for part in parts))
+    assert [sum(process["steps"]["dense"] for process in part["processes"]) for part in parts] == [25, 25]
+    tokens, losses = zip(*row["heldout_curve"], strict=True)
+    assert tokens[-1] == row["tokens"] == 50 * 128 and losses[-1] < losses[0]
 
 
 def test_without_a_router_all_tokens_have_the_first_slice():

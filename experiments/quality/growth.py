@@ -1,0 +1,50 @@
+"""Depth growth, a rival that needs no sparsity: half of the layers train first, and are then stacked (2405.15319).
+
+A run named "grown_50" trains half of the layers for 50% of the steps, at the rates of a run of all steps. Then every
+layer stands twice, one whole stack behind the other, with its optimizer moments, and all layers train to the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from sparse_lm.config import Config
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.step import TrainState, make_trainer
+from sparse_lm.training.workdir import meaning
+
+PREFIX = "grown_"
+
+
+def of_half(config: Config, name: str) -> Config:
+    """Returns the configuration of the first part of a grown run: half of its layers, at a constant rate."""
+    steps = round(int(name.removeprefix(PREFIX)) / 100 * config.steps)
+    optimizer = dataclasses.replace(config.optimizer, decay_steps=1, final_fraction=1.0)
+    model = dataclasses.replace(config.model, layers=config.model.layers // 2)
+    changes = {"steps": steps, "checkpoint_every": steps, "model": model, "optimizer": optimizer}
+    return dataclasses.replace(config, **changes)
+
+
+def save_stacked(half: Config, trained: Path, config: Config, workdir: Path) -> None:
+    """Saves the state at the end of the first part, run in `trained`, as that of a run of all layers."""
+    with Checkpoints(trained, 1, meaning(half)) as checkpoints:
+        state = checkpoints.restore_latest(make_trainer(half).abstract_state())
+    with Checkpoints(workdir, 1, meaning(config)) as checkpoints:
+        checkpoints.save(half.steps, stacked(state, make_trainer(config).abstract_state()))
+        checkpoints.wait()
+
+
+def stacked(state: TrainState, wanted: TrainState) -> TrainState:
+    """Stands every array that has a layer axis behind itself, where `wanted` has twice as many layers."""
+
+    def stack(array: Array, wanted: jax.ShapeDtypeStruct) -> Array:
+        array = array if array.shape == wanted.shape else jnp.concatenate([array, array])
+        assert array.shape == wanted.shape
+        return array
+
+    return jax.tree.map(stack, state, wanted)
