@@ -45,7 +45,7 @@ class Results(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file without its ending: what was run, and on what machine."""
+        """Returns the file without its ending: what was run, and on what machine."""
         return self.path.stem
 
     def beside(self, files: str) -> Results | None:
@@ -55,7 +55,7 @@ class Results(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """The file, the device and the date."""
+        """Names the file, the device and the date."""
         known = [self.data[key].split(";")[0] for key in ("device", "date") if key in self.data]
         return ", ".join([f"{self.name}.json", *known])
 

@@ -41,7 +41,7 @@ class Axes:
 
     @property
     def of_experts(self) -> Axes:
-        """Those between which experts are the same, each with tokens of its own: no longer `expert`."""
+        """Returns the axes between which experts are the same, each with tokens of its own: no longer `expert`."""
         return dataclasses.replace(self, batch=tuple(name for name in self.batch if name != self.expert))
 
     @property
@@ -63,7 +63,7 @@ def index(names: tuple[str, ...] | str | None) -> Array | int:
 
 
 def read(w: Array, axes: Axes, dtype: DTypeLike | None = None) -> Array:
-    """A whole parameter, of its shard: the rows that other devices along `fsdp` store are gathered.
+    """Returns a whole parameter of its shard: the rows that other devices along `fsdp` store are gathered.
 
     Args:
       w: [rows / fsdp, ...].
@@ -93,7 +93,7 @@ _read.defvjp(lambda w, axes, dtype: (_read(w, axes, dtype), None), _read_backwar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def read_replicated(w: Array, axes: Axes) -> Array:
-    """A parameter that every device stores whole. Its gradient is summed over the batch axes."""
+    """Returns a parameter that every device stores whole. Its gradient is summed over the batch axes."""
     return w
 
 
@@ -101,7 +101,7 @@ read_replicated.defvjp(lambda w, axes: (w, None), lambda axes, _, cotangent: (to
 
 
 def gather(x: Array, names: tuple[str, ...] | str | None, axis: int = 0) -> Array:
-    """The shards along mesh axes, one after the other along `axis`."""
+    """Puts together the shards along mesh axes, one after the other along `axis`."""
     return lax.all_gather(x, names, axis=axis, tiled=True) if names else x
 
 
@@ -127,7 +127,7 @@ enter_tensor.defvjp(lambda x, axes: (x, None), lambda axes, _, cotangent: (sum_o
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def leave_tensor(x: Array, axes: Axes) -> Array:
-    """The sum of what each device along `tensor` computed with its own heads or neurons."""
+    """Sums what each device along `tensor` computed with its own heads or neurons."""
     return sum_over_tensor(x, axes)
 
 
@@ -156,15 +156,15 @@ split_over_tensor.defvjp(lambda x, axes: (split_over_tensor(x, axes), None), _sp
 
 
 def total(tree: Any, names: tuple[str, ...] | str | None) -> Any:
-    """The sum over mesh axes; every device along them has it."""
+    """Sums over mesh axes; every device along them has it."""
     return lax.psum(tree, names) if names else tree
 
 
 def mean(tree: Any, names: tuple[str, ...]) -> Any:
-    """Over mesh axes; every device along them has it."""
+    """Takes the mean over mesh axes; every device along them has it."""
     return lax.pmean(tree, names) if names else tree
 
 
 def fold_index(key: Array | None, names: tuple[str, ...] | str | None) -> Array | None:
-    """A key of its own for each place along mesh axes."""
+    """Makes a key of its own for each place along mesh axes."""
     return jax.random.fold_in(key, jnp.asarray(index(names))) if names and key is not None else key

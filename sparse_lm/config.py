@@ -57,12 +57,12 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """H."""
+        """Returns H."""
         return self.head_dim or self.dim // self.heads
 
     @property
     def neurons(self) -> int:
-        """Rows of `up` and `down` of a layer: F, or E Fe of a mixture."""
+        """Counts the rows of `up` and `down` of a layer: F, or E Fe of a mixture."""
         return self.experts * self.expert_dim if self.experts else self.ffn_dim
 
 
@@ -116,12 +116,12 @@ class SparsityConfig:
 
     @property
     def phase(self) -> range:
-        """The steps of the sparse phase; empty for the dense recipe."""
+        """Returns the steps of the sparse phase; empty for the dense recipe."""
         return range(self.start_step, self.end_step) if self.recipe.products else range(0)
 
     @property
     def stays(self) -> bool:
-        """The run ends in its sparse phase and does not leave it."""
+        """Returns True if the run ends in its sparse phase and does not leave it."""
         return bool(self.phase) and not self.leave
 
 
@@ -166,8 +166,10 @@ class Config:
 
     @property
     def parts(self) -> int:
-        """The parts of a step: microbatches over all devices. Tokens are routed within a part, a mixture's within those
-        of all devices along `mesh.expert`."""
+        """Counts the parts of a step: microbatches over all devices.
+
+        Tokens are routed within a part, a mixture's within those of all devices along `mesh.expert`.
+        """
         return self.mesh.data * self.mesh.fsdp * self.mesh.expert * self.microbatches
 
     @property
@@ -175,21 +177,21 @@ class Config:
         return self.tokens_per_step // self.parts
 
     def phase(self, step: int) -> str:
-        """ "sparse" or "dense": how `step` (0-based) is trained."""
+        """Says how `step` (0-based) is trained, "sparse" or "dense"."""
         return "sparse" if step in self.sparsity.phase else "dense"
 
     def recipe(self, phase: str) -> Recipe:
-        """The recipe of a phase."""
+        """Returns the recipe of a phase."""
         return self.sparsity.recipe if phase == "sparse" else DENSE
 
 
 def default() -> ml_collections.ConfigDict:
-    """Every key at its default, for config files to start from."""
+    """Returns every key at its default, for config files to start from."""
     return _to_config_dict(Config())
 
 
 def parse(config_dict: ml_collections.ConfigDict) -> Config:
-    """Frozen, checked configuration.
+    """Returns the frozen, checked configuration.
 
     Raises:
       ConfigError: an unknown key, a value of the wrong type, or one that is not allowed.
@@ -205,12 +207,12 @@ def parse(config_dict: ml_collections.ConfigDict) -> Config:
 
 
 def with_tokenizer(config: Config, path: str) -> Config:
-    """The configuration with another `data.tokenizer`."""
+    """Returns the configuration with another `data.tokenizer`."""
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=path))
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Plain, JSON-ready form; `parse(ConfigDict(to_dict(c))) == c`."""
+    """Returns the plain, JSON-ready form; `parse(ConfigDict(to_dict(c))) == c`."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     plain = {key: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for key, v in values.items()}
     recipe = config.sparsity.recipe
@@ -227,7 +229,7 @@ def check(config: Config) -> None:
 
 
 def _from_mapping(cls: type, values: dict[str, Any], prefix: str, other_keys: tuple[str, ...] = ()) -> Any:
-    """A dataclass of its keys; `other_keys`, which the caller has taken out, are named where a key is unknown."""
+    """Makes a dataclass of its keys; `other_keys`, which the caller has taken out, are named where a key is unknown."""
     types = typing.get_type_hints(cls)
     allowed = (*types, *other_keys)
     for key in values:
@@ -247,7 +249,7 @@ def _from_mapping(cls: type, values: dict[str, Any], prefix: str, other_keys: tu
 
 
 def _convert(key: str, value: Any, wanted: Any) -> Any:
-    """`value` as the annotated type; int counts as float, a list as a tuple, nothing else converts."""
+    """Returns `value` as the annotated type; int counts as float, a list as a tuple, nothing else converts."""
     optional = type(None) in typing.get_args(wanted)
     if optional and value is None:
         return None
@@ -262,14 +264,14 @@ def _convert(key: str, value: Any, wanted: Any) -> Any:
 
 
 def _knobs(recipe: type[Recipe]) -> dict[str, type]:
-    """The type of each knob that a recipe has besides those of every recipe."""
+    """Returns the type of each knob that a recipe has besides those of every recipe."""
     types = typing.get_type_hints(recipe)
     of_all = {field.name for field in dataclasses.fields(Recipe)}
     return {field.name: types[field.name] for field in dataclasses.fields(recipe) if field.name not in of_all}
 
 
 def _parse_sparsity(values: dict[str, Any], shards: int, activation: str) -> SparsityConfig:
-    """The group `sparsity`: keys of `SparsityConfig`, the recipe by its name, and beside it the recipe's knobs."""
+    """Reads the group `sparsity`: keys of `SparsityConfig`, the recipe by its name, and the recipe's knobs."""
     if not isinstance(values, dict):
         raise ConfigError("sparsity", values, "must be a group of keys")
     values = dict(values)
@@ -295,7 +297,7 @@ def _parse_sparsity(values: dict[str, Any], shards: int, activation: str) -> Spa
 
 
 def _to_config_dict(node: Any) -> ml_collections.ConfigDict:
-    """ConfigDict with one key per dataclass field; a knob that is not set becomes a typed placeholder."""
+    """Makes a ConfigDict with one key per dataclass field; a knob that is not set becomes a typed placeholder."""
     result = ml_collections.ConfigDict()
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)

@@ -41,7 +41,7 @@ def one_of(key: str, value: str, names: tuple[str, ...]) -> Rule:
 
 
 def rules(c: Config) -> Iterator[Rule]:
-    """All of them, one a line; a rule may divide by what an earlier one has found positive."""
+    """Yields all of them, one a line; a rule may divide by what an earlier one has found positive."""
     yield from _run_rules(c)
     yield from _model_rules(c.model)
     yield _not_negative("data.eval_windows", c.data.eval_windows)
@@ -188,7 +188,7 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
 
 
 def _mesh_rules(c: Config) -> Iterator[Rule]:
-    """Every shard must be as large as every other, and whole where a format has tiles."""
+    """Yields the rules of meshes: shards must be as large as one another, and whole where a format has tiles."""
     m, s, fsdp, expert, tensor = c.model, c.sparsity, c.mesh.fsdp, c.mesh.expert, c.mesh.tensor
 
     of_ffn = "experts * model.expert_dim" if m.experts else "ffn_dim"

@@ -73,7 +73,7 @@ def _dense_kernel(a, b, out, shape: gl.constexpr):
 
 
 def dense_matmul(a: Array, b: Array, tiling: Tiling) -> Array:
-    """a @ b, [M, K] x [K, N] in 16 bits; K and N multiples of 8."""
+    """Computes a @ b, [M, K] x [K, N] in 16 bits; K and N multiples of 8."""
     (m, k), n = a.shape, b.shape[1]
     shape = Product(m, n, k, rows=m, steps=-(-k // STEP.value), b_stride=n, tiling=tiling)
     return product.launch(_dense_kernel, a, b, shape=shape, out_dtype=b.dtype)

@@ -158,7 +158,7 @@ def wait_for(process: subprocess.Popen, condition) -> None:
 
 
 def steps_done(workdir: pathlib.Path) -> int:
-    """Whole lines of the metrics, one a step."""
+    """Counts the whole lines of the metrics, one a step."""
     path = workdir / FILE
     return path.read_bytes().count(b"\n") if path.exists() else 0
 

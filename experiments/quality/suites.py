@@ -75,7 +75,7 @@ class Suite:
 
 
 def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
-    """Warm-up, a constant rate, and a straight line down over the last fifth of the steps."""
+    """Returns warm-up, a constant rate, and a straight line down over the last fifth of the steps."""
     return {
         "steps": steps,
         "log_every": 20,
@@ -90,7 +90,7 @@ def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
 
 
 def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> dict[str, Overrides]:
-    """Dense, slices on shares of the steps, rate sweeps of both, and the controls; knobs are those of slices."""
+    """Returns dense, slices on shares of the steps, rate sweeps of both and controls; knobs are those of slices."""
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 65, 80)}
@@ -122,13 +122,13 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
 
 
 def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict[str, Overrides]:
-    """A mixture whose experts are sparse on 80% of the steps, and one whose experts stay so."""
+    """Returns a mixture whose experts are sparse on 80% of the steps, and one whose experts stay so."""
     sparse = experts | {"sparsity.recipe": "experts24"}
     return {f"{prefix}experts24": sparse | _until(steps, 80), f"{prefix}experts24_stay": sparse | _stay(steps)}
 
 
 def _swiglu_runs(steps: int) -> dict[str, Overrides]:
-    """Dense, and the recipes that compute SwiGLU, each on half of the steps."""
+    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps."""
     sparse = {
         f"{recipe}_50": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, 50)
         for recipe in ("fst", "sste", "dense_slices")
@@ -137,14 +137,14 @@ def _swiglu_runs(steps: int) -> dict[str, Overrides]:
 
 
 def _until(steps: int, share: int) -> Overrides:
-    """A sparse phase on a share of the steps, in percent, which ends before the rate falls."""
+    """Returns a sparse phase on a share of the steps, in percent, which ends before the rate falls."""
     start = _start(steps)
     end = min(start + round(share / 100 * steps), round((1 - DECAY_SHARE) * steps))
     return {"sparsity.start_step": start, "sparsity.end_step": end}
 
 
 def _stay(steps: int) -> Overrides:
-    """A sparse phase that never ends: the sparse model is what the run is for."""
+    """Returns a sparse phase that never ends: the sparse model is what the run is for."""
     return {"sparsity.start_step": _start(steps), "sparsity.end_step": steps, "sparsity.leave": False}
 
 

@@ -151,7 +151,7 @@ class Host:
         return not self._stopping.is_set()
 
     def _is_done(self, item: Item) -> bool:
-        """True if the run is in the results; a stable run whose branches are not must have its checkpoints, too."""
+        """Returns True if the run is in the results; a stable run whose branches are not must have checkpoints, too."""
         branches_left = item.name == "dense" and not self._has_all_branches(item.seed)
         return item in self._results and not (branches_left and not self._checkpoints(item).exists())
 

@@ -138,12 +138,12 @@ def read_metadata(directory: Path) -> dict[str, Any]:
 
 
 def is_prepared(directory: Path) -> bool:
-    """True if `directory` holds windows of this library, of whatever version, rather than some other TFDS dataset."""
+    """Returns True if `directory` holds windows of this library, of whatever version, and no other TFDS dataset."""
     return str(read_metadata(directory).get("format")).startswith(WINDOWS)
 
 
 def is_whole(directory: Path) -> bool:
-    """True if prepared data is there, of this version's format and not damaged."""
+    """Returns True if prepared data is there, of this version's format and not damaged."""
     try:
         open_prepared(directory)
     except DataError:

@@ -41,7 +41,7 @@ class UnsupportedModelError(ValueError):
 
 
 def has_architecture(model: ModelConfig) -> bool:
-    """True if transformers has an architecture that computes this model."""
+    """Returns True if transformers has an architecture that computes this model."""
     return (model.activation in GATES, model.qk_norm) in _ARCHITECTURES and not model.experts
 
 
@@ -56,7 +56,7 @@ def architecture(model: ModelConfig) -> dict[str, Any]:
 
 
 def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[str, Any]:
-    """config.json of a model with float32 weights.
+    """Makes the config.json of a model with float32 weights.
 
     Args:
       model: the architecture.
@@ -89,7 +89,7 @@ def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[
 
 
 def tokenizer_config(*, seq_len: int, end_of_text: str) -> dict[str, Any]:
-    """tokenizer_config.json. No token is added to a text, as none was in training."""
+    """Makes a tokenizer_config.json. No token is added to a text, as none was in training."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end_of_text,
@@ -102,7 +102,7 @@ def tokenizer_config(*, seq_len: int, end_of_text: str) -> dict[str, Any]:
 
 
 def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
-    """The keys of `ModelConfig` that a config.json decides.
+    """Returns the keys of `ModelConfig` that a config.json decides.
 
     Args:
       hf: config.json.

@@ -73,7 +73,7 @@ class ShardedTensors:
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """As safetensors call it, such as "F32" or "BF16"."""
+        """Names it as safetensors do, such as "F32" or "BF16"."""
         return self._files[name].get_slice(name).get_dtype()
 
     def read(self, name: str) -> np.ndarray:

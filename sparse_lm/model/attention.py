@@ -53,7 +53,7 @@ class Attention(nnx.Module):
 
     @functools.partial(jax.named_call, name="attention")
     def __call__(self, x: Array, mask: Array | None = None, axes: Axes = ONE_DEVICE) -> Array:
-        """Whole sequences: [B, S, D] -> [B, S, D]. On a mesh, each device along `tensor` has some of the heads.
+        """Attends in whole sequences: [B, S, D] -> [B, S, D]. On a mesh, each device along `tensor` has some heads.
 
         `mask`, bool[B, 1, S, S], says which positions may see which of the earlier ones; all by default.
         """
@@ -61,7 +61,7 @@ class Attention(nnx.Module):
         return leave_tensor(self._output(causal_attention(q, k, v, mask), axes), axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
-        """The positions start .. start + S - 1 of sequences whose earlier positions are cached.
+        """Computes the positions start .. start + S - 1 of sequences whose earlier positions are cached.
 
         Args:
           x: [B, S, D].
@@ -82,7 +82,7 @@ class Attention(nnx.Module):
         return self._output(heads), cache
 
     def _project(self, x: Array, positions: Array, axes: Axes = ONE_DEVICE) -> tuple[Array, Array, Array]:
-        """Queries [B, S, N, H], keys and values [B, S, K, H], the first two normed if so configured, and rotated."""
+        """Makes queries [B, S, N, H], keys and values [B, S, K, H], the first two rotated and perhaps normed."""
 
         def norm(heads: Array, scale: nnx.Param) -> Array:
             # A scale serves the heads of all devices along `tensor`, each of which has some.
@@ -97,17 +97,17 @@ class Attention(nnx.Module):
         return q, k, v
 
     def _output(self, heads: Array, axes: Axes = ONE_DEVICE) -> Array:
-        """[B, S, N, H] -> [B, S, D]."""
+        """Projects [B, S, N, H] -> [B, S, D]."""
         return self._linear(heads.reshape(*heads.shape[:2], -1), (self.o,), axes)[0]
 
     def _linear(self, x: Array, weights: Sequence[nnx.Param], axes: Axes) -> list[Array]:
-        """[B, S, inputs] -> [B, S, outputs] of each weight."""
+        """Projects [B, S, inputs] -> [B, S, outputs] of each weight."""
         return linear(x, [read(w[...].astype(x.dtype), axes) for w in weights], self.config.precision)
 
 
 @jax.named_call
 def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    """softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H].
+    """Computes softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H].
 
     A bool `mask` [B, 1, S, S] takes more positions away.
     """
@@ -127,7 +127,7 @@ def document_mask(tokens: Array, separator: int) -> Array:
 
 
 def attention_implementation(dtype: jnp.dtype) -> str:
-    """ "cudnn" (flash attention) for half precision on a GPU, "xla" for all else."""
+    """Returns "cudnn" (flash attention) for half precision on a GPU, "xla" for all else."""
     half = dtype in (jnp.bfloat16, jnp.float16)
     return "cudnn" if half and jax.default_backend() == "gpu" else "xla"
 
@@ -135,7 +135,7 @@ def attention_implementation(dtype: jnp.dtype) -> str:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 @jax.named_call
 def rotate(x: Array, positions: Array, theta: float) -> Array:
-    """Rotary position embedding, the two halves of a head as real and imaginary parts.
+    """Rotates heads by their positions, their two halves as real and imaginary parts.
 
     Args:
       x: [B, S, heads, H].

@@ -100,7 +100,7 @@ def _generate(
     graphdef, params, recipe_state, prompts, lengths, new_tokens, temperature, top_p, seeds, stop, *, recipe,
     dense_layers, capacity,
 ):  # fmt: skip
-    """New tokens int32[B, capacity], and how many of each row count, int32[B]."""
+    """Generates tokens int32[B, capacity], and how many of each row count, int32[B]."""
     model = llama.merge(graphdef, params)
     batch = prompts.shape[0]
     keys = jax.vmap(jax.random.key)(seeds)
@@ -114,7 +114,7 @@ def _generate(
 
     @functools.partial(jax.vmap, in_axes=(0, 1, 0), out_axes=(0, 1))
     def extend(token, cache, position):
-        """Rows are at positions of their own."""
+        """Computes the next positions; rows are at positions of their own."""
         cache = jax.tree.map(lambda c: c[:, None], cache)
         hidden, cache = model.extend(token[None, None], cache, position, **ffns)
         return hidden[0, 0], jax.tree.map(lambda c: c[:, 0], cache)
@@ -140,11 +140,11 @@ def _generate(
 
 
 def empty_cache(config: ModelConfig, capacity: int, batch: int = 1) -> KVCache:
-    """Room for `capacity` positions of every layer, [L, B, C, K, H] each."""
+    """Makes room for `capacity` positions of every layer, [L, B, C, K, H] each."""
     zeros = jnp.zeros((config.layers, batch, capacity, config.kv_heads, config.head_width), config.dtype)
     return KVCache(zeros, zeros)
 
 
 def round_up(length: int) -> int:
-    """The next power of two, `SHORTEST` at least: the lengths that generation compiles for."""
+    """Returns the next power of two, `SHORTEST` at least: the lengths that generation compiles for."""
     return max(SHORTEST, 1 << (length - 1).bit_length())

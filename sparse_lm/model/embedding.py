@@ -20,13 +20,13 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(initializers.matrix(rngs.params(), config.vocab_size, config.dim))
 
     def __call__(self, tokens: Array, axes: Axes = ONE_DEVICE) -> Array:
-        """int32[...] -> [..., D] in the computation's dtype."""
+        """Computes int32[...] -> [..., D] in the computation's dtype."""
         return embed(read(self.embedding[...], axes, self.config.dtype), tokens, self.config.dtype)
 
 
 @jax.named_call
 def embed(table: Array, tokens: Array, dtype: str) -> Array:
-    """Rows of a table f32[V, D] for tokens int32[...]: [..., D] in `dtype`."""
+    """Looks up rows of a table f32[V, D] for tokens int32[...]: [..., D] in `dtype`."""
     # Cast after the lookup, not before: the gradient is then scattered in float32, which a GPU adds
     # atomically in hardware. In bfloat16 each addition is a compare-and-swap loop, and tokens that
     # occur often queue up.
@@ -34,5 +34,5 @@ def embed(table: Array, tokens: Array, dtype: str) -> Array:
 
 
 def unembed(hidden: Array, table: Array) -> Array:
-    """Logits f32[..., V] of hidden [..., D]: the product takes operands in hidden's dtype, sums in float32."""
+    """Computes logits f32[..., V] of hidden [..., D]: the product takes operands in hidden's dtype, sums in float32."""
     return jnp.matmul(hidden, table.astype(hidden.dtype).T, preferred_element_type=jnp.float32)

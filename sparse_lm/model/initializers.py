@@ -18,10 +18,10 @@ _truncated_normal = functools.partial(variance_scaling, mode="fan_in", distribut
 
 
 def matrix(key: Array, outputs: int, inputs: int) -> Array:
-    """f32[outputs, inputs], standard deviation 1/sqrt(inputs)."""
+    """Draws f32[outputs, inputs] with a standard deviation of 1/sqrt(inputs)."""
     return _truncated_normal(1.0, in_axis=-1, out_axis=-2)(key, (outputs, inputs))
 
 
 def residual_matrix(key: Array, outputs: int, inputs: int, layers: int) -> Array:
-    """f32[outputs, inputs], standard deviation 1/sqrt(inputs * 2 * layers)."""
+    """Draws f32[outputs, inputs] with a standard deviation of 1/sqrt(inputs * 2 * layers)."""
     return matrix(key, outputs, inputs) * (2 * layers) ** -0.5

@@ -58,7 +58,7 @@ class Layer(nnx.Module):
     def __call__(
         self, x: Array, ffn_inputs: FfnInputs, mask: Array | None = None, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
-        """[B, S, D] -> [B, S, D] and the FFN's statistics; `mask` is that of `Attention`."""
+        """Computes [B, S, D] -> [B, S, D] and the FFN's statistics; `mask` is that of `Attention`."""
         x, normed = _add_norm(x, None, self.attention_norm, self.config, axes)
         attended = self.attention(normed, mask, axes)
         x, normed = _add_norm(x, attended, self.ffn_norm, self.config, axes)
@@ -101,7 +101,7 @@ class Llama(nnx.Module):
         dense_layers: int = 0,
         axes: Axes = ONE_DEVICE,
     ) -> tuple[Array, dict[str, Array]]:
-        """Hidden states after the final norm. On a mesh, parameters and tokens are this device's shards.
+        """Computes the hidden states after the final norm. On a mesh, parameters and tokens are this device's shards.
 
         With a `document_separator` tokens see their own document only. Positions go on over the whole sequence, as
         attention depends on their differences.
@@ -204,12 +204,12 @@ class Llama(nnx.Module):
         return _add_norm(x, None, self.norm, self.config, **_OF_FEW_TOKENS)[1], cache
 
     def unembedding(self, axes: Axes = ONE_DEVICE) -> Array:
-        """f32[V, D]: the embedding itself if tied."""
+        """Returns f32[V, D]: the embedding itself if tied."""
         table = self.embed.embedding if self.config.tie_embeddings else self.unembed
         return read(table[...], axes, self.config.dtype)
 
     def logits(self, hidden: Array) -> Array:
-        """f32[..., V] of hidden [..., D]."""
+        """Computes f32[..., V] of hidden [..., D]."""
         return unembed(hidden, self.unembedding())
 
 
@@ -221,18 +221,18 @@ def _add_norm(
 
 
 def init(config: ModelConfig, key: Array) -> tuple[nnx.GraphDef, Params]:
-    """A model's structure and its initial parameters; see `initializers` for their distribution."""
+    """Makes a model's structure and its initial parameters; see `initializers` for their distribution."""
     graphdef, state = nnx.split(Llama(config, nnx.Rngs(key)))
     return graphdef, nnx.to_pure_dict(state)
 
 
 def graphdef(config: ModelConfig) -> nnx.GraphDef:
-    """A model's structure alone; no parameters are computed."""
+    """Makes a model's structure alone; no parameters are computed."""
     return jax.eval_shape(functools.partial(init, config), jax.random.key(0))[0]
 
 
 def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
-    """The model with these parameters."""
+    """Returns the model with these parameters."""
     return nnx.merge(graphdef, params)
 
 

@@ -27,7 +27,7 @@ _policies = jax.checkpoint_policies
 
 
 def _is_flash_attention(primitive, *_, **__) -> bool:
-    """cuDNN's forward. Its backward needs the softmax statistics too, so it is saved whole, not by name."""
+    """Recognises cuDNN's forward. Its backward needs the softmax statistics too, so it is saved whole, not by name."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
@@ -47,7 +47,7 @@ POLICIES = {
 
 
 def remat(layer: Callable, name: str, *, unrolled: bool = False, gathers: bool = False) -> Callable:
-    """`layer`, the body of a scan (`unrolled` or not), rematerialised under the policy called `name`.
+    """Rematerialises `layer`, the body of a scan (`unrolled` or not), under the policy called `name`.
 
     Matrices that it `gathers` of other devices' shards are gathered again under every policy.
     """

@@ -8,7 +8,7 @@ from jax import Array, lax
 
 
 def sample(logits: Array, key: Array, temperature: Array, top_p: Array) -> Array:
-    """One token, int32[], from logits f32[V].
+    """Draws one token, int32[], from logits f32[V].
 
     Args:
       logits: f32[V].

@@ -16,7 +16,7 @@ SAVED = "norm"  # what rematerialisation policies call what gradients of norms, 
 
 @jax.named_call
 def rms_norm(x: Array, scale: Array, epsilon: float) -> Array:
-    """x / rms(x) * scale along the last axis (1910.07467), computed in float32, in the dtype of x."""
+    """Computes x / rms(x) * scale along the last axis (1910.07467) in float32; returns it in the dtype of x."""
     x32 = x.astype(jnp.float32)
     mean_square = checkpoint_name(jnp.mean(jnp.square(x32), axis=-1, keepdims=True), SAVED)
     return (x32 * lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)

@@ -70,7 +70,7 @@ class Dense(Recipe):
 
     @property
     def _one_pass(self) -> bool:
-        """True if the hidden layer and its gradient go from the product to e4m3 without being written in between."""
+        """Returns True if the hidden layer and its gradient go to e4m3 without being written in between."""
         return self._fp8 and self.activation == SQUARED_RELU
 
     @property

@@ -118,7 +118,7 @@ class Fst(Recipe):
 
 
 def _is_transposable(masks: Array) -> bool:
-    """True if each 4 x 4 tile of bool[L, F, D] has two ones in every row and column."""
+    """Returns True if each 4 x 4 tile of bool[L, F, D] has two ones in every row and column."""
     layers, rows, columns = masks.shape
     tiles = masks.reshape(layers, rows // 4, 4, columns // 4, 4).astype(jnp.int8)
     return bool((tiles.sum(axis=2) == 2).all() & (tiles.sum(axis=4) == 2).all())

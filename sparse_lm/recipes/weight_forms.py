@@ -56,17 +56,17 @@ class Weight(NamedTuple):
 
     @property
     def along_model(self) -> Sparse24:
-        """All layers', [L F, D], 2:4 along D."""
+        """Returns all layers', [L F, D], 2:4 along D."""
         return self.forms.along_model
 
     @property
     def dense_of_all_layers(self) -> Array:
-        """[L F, D]: the values that sparse products use, as one dense matrix."""
+        """Returns [L F, D]: the values that sparse products use, as one dense matrix."""
         return self.forms.dense
 
     @property
     def dense(self) -> Array:
-        """[F, D]: the same of this layer."""
+        """Returns [F, D]: the same of this layer."""
         forms = self.forms
         if forms.layers == 1:
             return forms.dense

@@ -147,7 +147,7 @@ class _Loop:
         return True
 
     def _is_to_stop(self, step: int) -> bool:
-        """True if a signal asks to end the run before `step`.
+        """Returns True if a signal asks to end the run before `step`.
 
         Several processes ask each other, which waits for the device, so that they do it every `log_every` steps only.
         """

@@ -72,11 +72,11 @@ class Trainer:
     layout: Layout | None = None  # None: one device
 
     def step(self, phase: str) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
-        """The compiled step of a phase: (state, windows int32[B, S + 1]) -> (state, metrics)."""
+        """Returns the compiled step of a phase: (state, windows int32[B, S + 1]) -> (state, metrics)."""
         return self.sparse_step if phase == "sparse" else self.dense_step
 
     def abstract_state(self) -> TrainState:
-        """Shapes and dtypes of the state, and on a mesh its shardings."""
+        """Returns shapes and dtypes of the state, and on a mesh its shardings."""
         shapes = jax.eval_shape(self.init)
         if not self.layout:
             return shapes
@@ -178,7 +178,7 @@ def loss_and_gradients(
     recipe: Recipe,
     axes: Axes = ONE_DEVICE,
 ) -> tuple[tuple[Array, Metrics], Params]:
-    """Mean next-token cross entropy of the windows of a step, with statistics by layer, and its gradient.
+    """Computes the mean next-token cross entropy of the windows of a step, with statistics by layer, and its gradient.
 
     A step is made of equal parts, `config.microbatches` on each shard of the batch. Tokens are routed, and
     2:4 patterns along tokens chosen, within a part, and each part draws its own random numbers: a step
@@ -235,7 +235,7 @@ def loss_and_gradients(
 
 
 def _sum_of_parts(part: Callable[[Array, Array], Any], numbers: Array, windows: Array) -> Any:
-    """The sum, in float32, of what `part` returns for each number and its windows, one after the other."""
+    """Sums in float32 what `part` returns for each number and its windows, one after the other."""
 
     def add(total: Any, inputs: tuple[Array, Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part(*inputs)), None
@@ -271,8 +271,11 @@ def _update(
 
 @jax.named_call
 def in_compute_dtype(params: Params, dtype: str) -> Params:
-    """The layers' matrices in `dtype`. Norm scales, routers and the two tables stay as they are: the embedding's
-    gradient is scattered in float32, the unembedding's is summed over chunks in float32."""
+    """Casts the layers' matrices to `dtype`.
+
+    Norm scales, routers and the two tables stay as they are: the embedding's gradient is scattered in float32, the
+    unembedding's is summed over chunks in float32.
+    """
 
     def cast(path: Any, leaf: Array) -> Array:
         return leaf.astype(dtype) if llama.is_matrix(path) and path[-1].key != mixture.ROUTER else leaf

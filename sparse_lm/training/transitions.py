@@ -74,7 +74,7 @@ def needs_refresh(config: Config, step: int) -> bool:
 
 
 def begins_phase(config: Config, step: int) -> bool:
-    """True if `step` is trained otherwise than the step before it."""
+    """Returns True if `step` is trained otherwise than the step before it."""
     return config.phase(step) != config.phase(step - 1)
 
 

@@ -113,7 +113,7 @@ def describe(
 
 
 def by_layer(path: ArrayPath) -> bool:
-    """True if an array's leading axis is that of layers, which are checked one by one."""
+    """Returns True if an array's leading axis is that of layers, which are checked one by one."""
     return path[:2] == ("params", "layers") or path[0] == "recipe_state"
 
 

@@ -180,7 +180,7 @@ class SavedArray:
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """The shape of what is read from the disk at a time."""
+        """Returns the shape of what is read from the disk at a time."""
         return self._stored.chunk_layout.read_chunk.shape
 
     def read(self, layer: int | None = None) -> np.ndarray:

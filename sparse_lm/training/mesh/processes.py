@@ -142,7 +142,7 @@ def check_devices(devices: Sequence[jax.Device]) -> None:
 
 
 def is_leader() -> bool:
-    """True on the process that writes shared files."""
+    """Returns True on the process that writes shared files."""
     return jax.process_index() == 0
 
 

@@ -70,7 +70,7 @@ PEAKS: dict[str, Peak] = {
 
 
 def dense_flops_per_token(config: Config) -> float:
-    """FLOPs of a dense training step, per token."""
+    """Counts the FLOPs of a dense training step, per token."""
     return _outside_ffn(config) + _dense_ffn(config.model)
 
 

@@ -48,7 +48,7 @@ class ScalarEvents:
 
 
 def _record(content: bytes) -> bytes:
-    """As TFRecord files frame it."""
+    """Frames an event as TFRecord files do."""
     length = struct.pack("<Q", len(content))
     return length + _checksum(length) + content + _checksum(content)
 

@@ -240,7 +240,7 @@ def _thread() -> ir.Value:
 
 
 def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
-    """True where the stage's step is not past the last."""
+    """Returns True where the stage's step is not past the last."""
     if k_tiles % STAGES == 0:
         return true()
     return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), i32(k_tiles))

@@ -39,7 +39,7 @@ def two_of_four(members: list[ir.Value], method: str = "magnitude") -> Pair:
     wins = {(i, j): arith.cmpi(arith.CmpIPredicate.sge, ranks[i], ranks[j]) for i in range(4) for j in range(i + 1, 4)}
 
     def kept(i):
-        """True if i wins two of its three comparisons."""
+        """Returns True if i wins two of its three comparisons."""
         a, b, c = (wins[i, j] if i < j else bit_not(wins[j, i]) for j in range(4) if j != i)
         return arith.ori(arith.andi(a, b), arith.andi(c, arith.ori(a, b)))
 

@@ -89,7 +89,7 @@ def sampled_matmul_24(
 
 
 def takes_contiguous(contiguous: int, v: int) -> bool:
-    """True if a tile here fits the contiguous rows and the blocks."""
+    """Returns True if a tile here fits the contiguous rows and the blocks."""
     return contiguous % wgmma_sp.ROWS == 0 and any(v % candidate.tile_n == 0 for candidate, _ in CANDIDATES)
 
 
