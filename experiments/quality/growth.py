@@ -7,21 +7,18 @@ layer stands twice, one whole stack behind the other, with its optimizer moments
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.config import Config
-from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.step import TrainState, make_trainer
-from sparse_lm.training.workdir import meaning
 
 PREFIX = "grown_"
 
 
-def of_half(config: Config, name: str) -> Config:
+def first_part(config: Config, name: str) -> Config:
     """Returns the configuration of the first part of a grown run: half of its layers, at a constant rate."""
     steps = round(int(name.removeprefix(PREFIX)) / 100 * config.steps)
     optimizer = dataclasses.replace(config.optimizer, decay_steps=1, final_fraction=1.0)
@@ -30,13 +27,9 @@ def of_half(config: Config, name: str) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def save_stacked(half: Config, trained: Path, config: Config, workdir: Path) -> None:
-    """Saves the state at the end of the first part, run in `trained`, as that of a run of all layers."""
-    with Checkpoints(trained, 1, meaning(half)) as checkpoints:
-        state = checkpoints.restore_latest(make_trainer(half).abstract_state())
-    with Checkpoints(workdir, 1, meaning(config)) as checkpoints:
-        checkpoints.save(half.steps, stacked(state, make_trainer(config).abstract_state()))
-        checkpoints.wait()
+def second_part(state: TrainState, first: Config, config: Config) -> TrainState:
+    """Makes the state at the end of the first part that of a run of all layers."""
+    return stacked(state, make_trainer(config).abstract_state())
 
 
 def stacked(state: TrainState, wanted: TrainState) -> TrainState:

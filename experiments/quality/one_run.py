@@ -5,7 +5,7 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 A run named "dense" is the stable one; "dense@0.8" is the branch of that length, which goes on from its checkpoint.
-"grown_50" is of two parts, see experiments/quality/growth.py.
+"grown_50" and "stages_80" are of two parts, see experiments/quality/growth.py and stages.py.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import controls, growth
+from experiments.quality import controls, growth, stages
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import check_same_tokenizer
+from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.metrics import FILE as METRICS
 from sparse_lm.training.telemetry.metrics import read_metrics, to_json
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import save_config
+from sparse_lm.training.workdir import meaning, save_config
 
 ROW = "row.json"
 
@@ -47,12 +50,15 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     first = None
     if before:
         start_from(root / f"dense-{seed}", workdir, config, before["steps"])
-    elif name.startswith(growth.PREFIX):
-        half, trained = growth.of_half(config, name), workdir.with_name(f"{workdir.name}-half")
+    for parts in (growth, stages):
+        if not name.startswith(parts.PREFIX):
+            continue
+        half, trained = parts.first_part(config, name), workdir.with_name(f"{workdir.name}-first")
         if not train(half, str(trained)):
             return False
         first = read_run(trained, half, None)
-        start_from(trained, workdir, config, half.steps, functools.partial(growth.save_stacked, half, trained, config))
+        save = functools.partial(save_second_part, parts, half, trained, config)
+        start_from(trained, workdir, config, half.steps, save)
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
@@ -110,6 +116,15 @@ def start_from(
     (partial / METRICS).write_text("".join(f"{to_json(line)}\n" for line in lines))
     save_config(partial, config)
     partial.rename(workdir)
+
+
+def save_second_part(parts: ModuleType, first: Config, trained: Path, config: Config, workdir: Path) -> None:
+    """Saves in a workdir what the second part of a run begins with, of what the first part ends with."""
+    with Checkpoints(trained, 1, meaning(first)) as checkpoints:
+        state = checkpoints.restore_latest(make_trainer(first).abstract_state())
+    with Checkpoints(workdir, 1, meaning(config)) as checkpoints:
+        checkpoints.save(first.steps, parts.second_part(state, first, config))
+        checkpoints.wait()
 
 
 def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
+    runs |= {"stages_80": runs["slices_80"], "stages_stay": runs["slices_stay"]}
     # Half of the neurons a token, or an eighth, instead of a quarter: the smaller a part of the step the FFN is, the
     # less time more of them cost.
     for name, m in (("halves", 8), ("eighths", 32)):

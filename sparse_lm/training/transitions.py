@@ -52,11 +52,11 @@ class Transitions:
 
 def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None) -> Transitions:
     """Makes the transitions of a run; `layout` is None on one device."""
-    recorded = functools.partial(_ffn_inputs, config=config, graphdef=graphdef, layout=layout)
+    recorded = functools.partial(ffn_inputs, config=config, graphdef=graphdef, layout=layout)
     state, metrics = (layout.state, layout.replicated) if layout else (None, None)
     options = compiler_options(config.model.precision)
     compiled = functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
-    enter = functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
+    enter = functools.partial(enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
     refresh = functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded)
     return Transitions(
         enter_sparse=compiled(enter, out_shardings=state),
@@ -97,7 +97,8 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) ->
     return ffn_weights.with_matrices(params, *whole)
 
 
-def _enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable) -> TrainState:
+def enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable) -> TrainState:
+    """Takes a state to the sparse phase of a recipe; `recorded` is called with state, windows and the recipe so far."""
     x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
     recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
     state = dataclasses.replace(_forget_losses(state), recipe_state=recipe_state)
@@ -143,7 +144,7 @@ def _recorded(recipe: Recipe, stride: int) -> Recipe:
     return Recorded(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)})
 
 
-def _ffn_inputs(
+def ffn_inputs(
     state: TrainState, windows: Array, recipe: Recipe, *, config: Config, graphdef: Any, layout: Layout | None
 ) -> Array:
     """Records the inputs [L, n, D] of every layer's FFN in a forward pass by `recipe`, of n <= 2 `SAMPLE` tokens.

@@ -11,18 +11,23 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
-from experiments.quality import growth, one_run, time_ratio
+from experiments.quality import growth, one_run, stages, time_ratio
 from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
+from sparse_lm.data import open_data
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import RECIPES
+from sparse_lm.training.checkpoints.restored import check_state
 from sparse_lm.training.loop import train
+from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
+from sparse_lm.training.transitions import make_transitions
 
 TINY = SUITES["tiny"]
 
@@ -198,7 +203,7 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
 
 def test_a_grown_model_begins_with_each_layer_twice():
     config = TINY.config("grown_50", 0, "data")
-    half = growth.of_half(config, "grown_50")
+    half = growth.first_part(config, "grown_50")
     assert (half.model.layers, config.model.layers, half.steps) == (1, 2, 25)
     state = make_trainer(half).init()
     grown = growth.stacked(state, make_trainer(config).abstract_state())
@@ -208,15 +213,46 @@ def test_a_grown_model_begins_with_each_layer_twice():
         np.testing.assert_array_equal(after, np.concatenate([before, before]) if stands_twice else before)
 
 
+def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
+    """Centroids are those of half as many experts, and neurons have moved together with their moments."""
+    config = TINY.config("stages_80", 0, data[0])
+    first = stages.first_part(config, "stages_80")
+    trainer = make_trainer(first)
+    transitions = make_transitions(first, trainer.graphdef)
+    batches = device_batches(open_data(first), first, None, 0)
+    state = transitions.enter_sparse(trainer.init(), next(batches))
+    state, _ = trainer.sparse_step(state, next(batches))
+    before = jax.tree.map(np.asarray, state)
+    after = stages.second_part(state, first, config)
+    assert before.recipe_state.centroids.shape[1] == 8 and after.recipe_state.centroids.shape[1] == 4
+    check_state(after.recipe_state, config, first.steps)
+
+    def neurons(state):
+        """Each neuron with all its numbers, in an order of their own."""
+        layers = [(state.params, *(optax.tree.get(state.opt_state, name) for name in ("mu", "nu")))]
+        rows = np.concatenate([np.asarray(w) for tree in layers[0] for w in tree["layers"]["ffn"].values()], axis=2)
+        return [layer[np.lexsort(layer.T)] for layer in rows]
+
+    jax.tree.map(np.testing.assert_array_equal, neurons(before), neurons(after))
+
+
 @pytest.mark.long
-def test_a_grown_run_counts_the_time_of_both_parts(data, tmp_path):
+@pytest.mark.parametrize(
+    "name, steps",
+    [
+        ("grown_50", [{"dense": 25}, {"dense": 25}]),
+        ("stages_80", [{"dense": 1, "sparse": 19}, {"sparse": 20, "dense": 10}]),
+    ],
+)
+def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path, name, steps):
     first, second = data
-    assert one_run.run_one(TINY, "grown_50", 0, first, second, tmp_path)
-    row = json.loads((tmp_path / "grown_50-0/row.json").read_text())
-    parts = [json.loads((tmp_path / f"grown_50-0{part}/summary.json").read_text()) for part in ("-half", "")]
-    assert row["seconds"] == pytest.approx(sum(part["seconds"]["dense"] for part in parts))
+    assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
+    row = json.loads((tmp_path / f"{name}-0/row.json").read_text())
+    parts = [json.loads((tmp_path / f"{name}-0{part}/summary.json").read_text()) for part in ("-first", "")]
+    phases = ("dense", "sparse")
+    assert row["seconds"] == pytest.approx(sum(part["seconds"].get(p, 0) for part in parts for p in phases))
     assert row["compile_seconds"] == pytest.approx(sum(part["seconds"]["compile"] for part in parts))
-    assert [sum(process["steps"]["dense"] for process in part["processes"]) for part in parts] == [25, 25]
+    assert [part["processes"][0]["steps"] for part in parts] == steps
     tokens, losses = zip(*row["heldout_curve"], strict=True)
     assert tokens[-1] == row["tokens"] == 50 * 128 and losses[-1] < losses[0]
 
@@ -238,6 +274,7 @@ SPARSE = (
     "slices",
     "halves",
     "eighths",
+    "stages",
     "dense_slices",
     "fst",
     "sste",
