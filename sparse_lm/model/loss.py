@@ -27,7 +27,7 @@ from sparse_lm.model.embedding import unembed
 
 
 def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) -> Array:
-    """-log p(target) of each token, f32[T]; arguments as in `chunked_cross_entropy`."""
+    """Computes -log p(target) of each token, f32[T]; arguments as in `chunked_cross_entropy`."""
     unembedding = unembedding.astype(hidden.dtype)
 
     def one_chunk(inputs):
@@ -41,7 +41,7 @@ def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def chunked_cross_entropy(hidden: Array, unembedding: Array, targets: Array, chunk: int) -> Array:
-    """Mean of -log softmax(hidden unembedding^T)[target].
+    """Computes the mean of -log softmax(hidden unembedding^T)[target].
 
     Args:
       hidden: [T, D] in the computation's dtype.
@@ -83,7 +83,7 @@ chunked_cross_entropy.defvjp(_forward, _backward)
 
 
 def _split(x: Array, chunk: int) -> Array:
-    """[T, ...] -> [chunks, chunk, ...], the last chunk padded with zeros."""
+    """Splits [T, ...] into [chunks, chunk, ...], the last chunk padded with zeros."""
     chunk = min(chunk, x.shape[0])
     padding = -x.shape[0] % chunk
     return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, chunk, *x.shape[1:])
