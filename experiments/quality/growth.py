@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from experiments.quality.suites import first_steps
 from sparse_lm.config import Config
 from sparse_lm.training.step import TrainState, make_trainer
 
@@ -21,23 +22,15 @@ PREFIX = "grown_"
 def first_part(config: Config, name: str) -> Config:
     """Returns the configuration of the first part of a grown run: half of its layers, at a constant rate."""
     steps = round(int(name.removeprefix(PREFIX)) / 100 * config.steps)
-    optimizer = dataclasses.replace(config.optimizer, decay_steps=1, final_fraction=1.0)
-    model = dataclasses.replace(config.model, layers=config.model.layers // 2)
-    changes = {"steps": steps, "checkpoint_every": steps, "model": model, "optimizer": optimizer}
-    return dataclasses.replace(config, **changes)
+    return first_steps(config, steps, model=dataclasses.replace(config.model, layers=config.model.layers // 2))
 
 
 def second_part(state: TrainState, first: Config, config: Config) -> TrainState:
-    """Makes the state at the end of the first part that of a run of all layers."""
-    return stacked(state, make_trainer(config).abstract_state())
-
-
-def stacked(state: TrainState, wanted: TrainState) -> TrainState:
-    """Stands every array that has a layer axis behind itself, where `wanted` has twice as many layers."""
+    """Stands every array that has a layer axis behind itself."""
 
     def stack(array: Array, wanted: jax.ShapeDtypeStruct) -> Array:
         array = array if array.shape == wanted.shape else jnp.concatenate([array, array])
         assert array.shape == wanted.shape
         return array
 
-    return jax.tree.map(stack, state, wanted)
+    return jax.tree.map(stack, state, make_trainer(config).abstract_state())

@@ -50,15 +50,13 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     first = None
     if before:
         start_from(root / f"dense-{seed}", workdir, config, before["steps"])
-    for parts in (growth, stages):
-        if not name.startswith(parts.PREFIX):
-            continue
-        half, trained = parts.first_part(config, name), workdir.with_name(f"{workdir.name}-first")
-        if not train(half, str(trained)):
+    elif parts := next((module for module in (growth, stages) if name.startswith(module.PREFIX)), None):
+        begun, trained = parts.first_part(config, name), workdir.with_name(f"{workdir.name}-first")
+        if not train(begun, str(trained)):
             return False
-        first = read_run(trained, half, None)
-        save = functools.partial(save_second_part, parts, half, trained, config)
-        start_from(trained, workdir, config, half.steps, save)
+        first = read_run(trained, begun, None)
+        save = functools.partial(save_second_part, parts, begun, trained, config)
+        start_from(trained, workdir, config, begun.steps, save)
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))

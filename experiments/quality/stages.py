@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from experiments.quality.suites import first_steps
 from sparse_lm.config import Config
 from sparse_lm.data import open_data
 from sparse_lm.training.run_data import device_batches
@@ -28,9 +29,7 @@ def first_part(config: Config, name: str) -> Config:
     steps = round(_SHARE * config.steps)
     recipe = dataclasses.replace(config.sparsity.recipe, m=2 * config.sparsity.recipe.m)
     sparsity = dataclasses.replace(config.sparsity, recipe=recipe, end_step=steps, leave=False)
-    optimizer = dataclasses.replace(config.optimizer, decay_steps=1, final_fraction=1.0)
-    changes = {"steps": steps, "checkpoint_every": steps, "sparsity": sparsity, "optimizer": optimizer}
-    return dataclasses.replace(config, **changes)
+    return first_steps(config, steps, sparsity=sparsity)
 
 
 def second_part(state: TrainState, first: Config, config: Config) -> TrainState:

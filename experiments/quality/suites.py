@@ -74,6 +74,12 @@ class Suite:
         return self.config("dense", seed, data, changes)
 
 
+def first_steps(config: config_lib.Config, steps: int, **changes: Any) -> config_lib.Config:
+    """Returns the configuration of a run's first steps, whose rate does not fall and whose end is saved."""
+    optimizer = dataclasses.replace(config.optimizer, decay_steps=1, final_fraction=1.0)
+    return dataclasses.replace(config, steps=steps, checkpoint_every=steps, optimizer=optimizer, **changes)
+
+
 def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
     """Returns warm-up, a constant rate, and a straight line down over the last fifth of the steps."""
     return {

@@ -206,7 +206,7 @@ def test_a_grown_model_begins_with_each_layer_twice():
     half = growth.first_part(config, "grown_50")
     assert (half.model.layers, config.model.layers, half.steps) == (1, 2, 25)
     state = make_trainer(half).init()
-    grown = growth.stacked(state, make_trainer(config).abstract_state())
+    grown = growth.second_part(state, half, config)
     pairs = zip(jax.tree.leaves_with_path(state), jax.tree.leaves(grown), strict=True)
     for (path, before), after in pairs:
         stands_twice = "layers" in jax.tree_util.keystr(path)

@@ -43,7 +43,7 @@ def compute(implementation, x, update, scale, gradients):
 
 
 def relative_error(found, exact):
-    """Of the worst row: none may hide behind larger ones."""
+    """Returns that of the worst row: none may hide behind larger ones."""
     norm = functools.partial(np.linalg.norm, axis=-1)
     return (norm(np.asarray(found, np.float64) - exact) / norm(exact)).max()
 
