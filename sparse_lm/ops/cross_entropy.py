@@ -9,32 +9,41 @@ from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_contraction, check_matrix
 from sparse_lm.ops.shapes import Float, Int32
 
+LARGEST_LOG_ODDS = 60.0
+"""No token's odds are larger than its exponential, so that neither they nor their sums overflow."""
+
 
 def cross_entropy(
     x: Float[Array, "T D"],
     w: Float[Array, "V D"],
     targets: Int32[Array, " T"],
-    weights: Float[Array, " T"],
+    classes: int | None = None,
     *,
     implementation: str | None = None,
 ) -> tuple[Float[Array, " T"], Float[Array, "T V"]]:
-    """Computes losses -log softmax(x w^T)[target], and the gradients of their weighted sum with respect to x w^T.
+    """Computes losses -log softmax(x w^T)[target], and each token's odds against the target.
 
-    It is not differentiable: its gradients are what a loss needs to write its own derivative.
+    The odds are exp(logit - logit of the target), 0 at the target itself. So the loss is log(1 + their sum), with no
+    cancellation where a model is sure, and gradients follow with no further pass over [T, V]:
+
+        d loss / d logit    exp(-loss) odds, and at the target expm1(-loss)
+
+    It is not differentiable: the odds are what a loss needs to write its own derivative. They count as exp(60) where
+    they are larger, where a loss would be more than 60 nats.
 
     Args:
-      x: [T, D].
+      x: [T, D], bfloat16 or float32.
       w: [V, D] in the dtype of x.
-      targets: int32 [T], in 0..V - 1.
-      weights: float32 [T], of each loss in the sum.
+      targets: int32 [T], in 0..classes - 1.
+      classes: how many rows of w are classes, all by default; rows after them are padding, whose odds are 0.
       implementation: backend that must run this; the best one by default.
 
     Returns:
-      losses: float32 [T]. The loss of a row of x w^T that has a NaN or an inf is not finite.
-      gradients: [T, V] in the dtype of x.
+      losses: float32 [T]. The loss of a row of x that has a NaN or an inf is not finite.
+      odds: [T, V] in the dtype of x.
 
     Raises:
-      ValueError: shapes or dtypes do not match.
+      ValueError: shapes or dtypes do not match, or the dtype's range is less than bfloat16's.
       NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
@@ -42,10 +51,12 @@ def cross_entropy(
     check_contraction("x", x.shape, "w^T", w.shape[::-1])
     if x.dtype != w.dtype:
         raise ValueError(f"x and w must have one dtype, not {x.dtype} and {w.dtype}")
-    for name, array, dtype in (("targets", targets, jnp.int32), ("weights", weights, jnp.float32)):
-        if array.shape != x.shape[:1] or array.dtype != dtype:
-            raise ValueError(
-                f"{name} must be {jnp.dtype(dtype)}[{x.shape[0]}], one for each row of x; "
-                f"got {array.dtype}{list(array.shape)}"
-            )
-    return backends.dispatch("cross_entropy", implementation, x, w, targets, weights)
+    if jnp.finfo(x.dtype).max < jnp.finfo(jnp.bfloat16).max:
+        raise ValueError(f"x must be bfloat16 or float32, whose range odds need, not {x.dtype}")
+    if targets.shape != x.shape[:1] or targets.dtype != jnp.int32:
+        found = f"{targets.dtype}{list(targets.shape)}"
+        raise ValueError(f"targets must be int32[{x.shape[0]}], one for each row of x; got {found}")
+    classes = w.shape[0] if classes is None else classes
+    if not 0 < classes <= w.shape[0]:
+        raise ValueError(f"classes must be in 1..{w.shape[0]}, the rows of w, not {classes}")
+    return backends.dispatch("cross_entropy", implementation, x, w, targets, classes)

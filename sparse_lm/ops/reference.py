@@ -18,6 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 from sparse_lm.ops import fp8
 from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
+from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
@@ -274,14 +275,15 @@ def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted:
     return lax.platform_dependent(x, w, block_experts, cpu=by_block, default=ragged).astype(dtype)
 
 
-def cross_entropy(x: Array, w: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Array, Array]:
     """See `sparse_lm.ops.cross_entropy`."""
     logits = jnp.matmul(x, w.T, preferred_element_type=jnp.float32)
-    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
-    losses = log_normaliser - jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    is_target = targets[:, None] == jnp.arange(logits.shape[1])
-    gradients = (jnp.exp(logits - log_normaliser[:, None]) - is_target) * weights[:, None]
-    return losses, gradients.astype(x.dtype)
+    of_targets = jnp.take_along_axis(logits, targets[:, None], axis=1)
+    odds = jnp.exp(jnp.minimum(logits - of_targets, LARGEST_LOG_ODDS))
+    columns = jnp.arange(w.shape[0])
+    odds = jnp.where((columns == targets[:, None]) | (columns >= classes), 0, odds)
+    losses = jnp.where(jnp.isfinite(of_targets[:, 0]), jnp.log1p(jnp.sum(odds, axis=1)), jnp.nan)
+    return losses, odds.astype(x.dtype)
 
 
 def fp8_rows(x: Array) -> tuple[fp8.Scaled, fp8.Scaled]:

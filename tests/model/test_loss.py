@@ -66,9 +66,34 @@ def test_bfloat16_hidden_keeps_float32_sums():
     assert relative_error(grads[1], grad_unembedding) < 2e-3
 
 
+def test_gradients_of_a_sure_model_do_not_cancel():
+    """Gradients made of p - 1 in bfloat16 would be wrong by a multiple of themselves where p is nearly 1."""
+    hidden, unembedding, _ = inputs(512, seed=7, dtype=jnp.bfloat16)
+    unembedding = (4 * unembedding).astype(jnp.bfloat16).astype(jnp.float32)
+    targets = jnp.argmax(hidden.astype(jnp.float32) @ unembedding.T, axis=1).astype(jnp.int32)
+    losses, *wanted = expected(hidden, unembedding, np.asarray(targets))
+    assert np.median(losses) < 0.01
+    loss, grads = mean_loss_and_gradients(hidden, unembedding, targets, 64)
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
+    sure = losses < np.median(losses)
+    assert relative_error(np.asarray(grads[0], np.float64)[sure], wanted[0][sure]) < 5e-3
+    assert relative_error(grads[1], wanted[1]) < 5e-3
+
+
+@pytest.mark.parametrize("vocabulary", [8192, 8200])
+def test_a_large_vocabulary_is_padded_and_nothing_is_seen_of_it(vocabulary):
+    hidden, unembedding, targets = inputs(20, seed=8, dim=8, vocabulary=vocabulary)
+    losses, grad_hidden, grad_unembedding = expected(hidden, unembedding, np.asarray(targets))
+    loss, grads = mean_loss_and_gradients(hidden, unembedding, targets, 8)
+    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-6)
+    np.testing.assert_allclose(grads[0], grad_hidden, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(grads[1], grad_unembedding, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "chunk, vocabulary, backend", [(256, 768, "hopper"), (256, 700, "reference"), (200, 768, "reference")]
+    "chunk, vocabulary, backend",
+    [(256, 768, "hopper"), (256, 8200, "hopper"), (256, 700, "reference"), (200, 768, "reference")],
 )
 def test_a_chunk_runs_in_the_kernel_if_its_shape_fits(monkeypatch, chunk, vocabulary, backend):
     """The last of the chunks is padded. Errors keep to the rule for bfloat16."""

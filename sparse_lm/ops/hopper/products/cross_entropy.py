@@ -1,15 +1,14 @@
-"""Cross entropy on Hopper: a product whose epilogue makes exponentials, so that no float32 logits are written.
+"""Cross entropy on Hopper: a product whose epilogue makes odds, so that no float32 logits are written.
 
-Why this exists: XLA writes logits in float32 and reads them three times, for maxima, sums and gradients: 16 bytes
-each. Here a tile of the product becomes exponentials while it lies in registers. They are written once and read once,
-4 bytes, and XLA makes gradients from them in the pass that it had before.
+Why this exists: XLA writes logits in float32 and reads them back, 8 bytes each. Here a tile of the product becomes odds
+while it lies in registers: they are written once, 2 bytes, and products read them.
 
 A persistent grid of warp-specialised thread blocks: one warpgroup copies, two compute the halves of a tile of 128
 tokens by 256 columns. Blocks of a cluster lie under one another, and share the copies of w.
 
-Numerics: float32 accumulation, which tensor cores may truncate. A row of a tile is relative to its own maximum, so
-that no exponential overflows. Maxima and sums are float32. Exponentials are rounded once, and gradients once more. A
-NaN or an inf among logits makes the sum of its row NaN.
+Numerics: float32 accumulation, in which tensor cores may lose a last bit at each of D / 16 additions. The target's
+logit is a float32 sum of its own, so the odds of a token are wrong by one common factor, 1 + D / 16 of those bits.
+Sums are float32, of odds before they are rounded.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
+from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
+from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
 from sparse_lm.ops.hopper.frame.device import core_count
 from sparse_lm.ops.hopper.frame.operands import check_multiples
 
@@ -32,6 +33,7 @@ _CONSUMERS = 2
 _BLOCK = _CONSUMERS * _ROWS  # tokens of a block's tile
 _STORED = 64  # columns of a tile that are stored at a time
 _SLOTS = 2
+_OF_TILE, _OF_ROWS = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,48 +51,31 @@ class Config:
     raster_width: int = 8
 
 
-def cross_entropy(x: Array, w: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Array, Array]:
     """See `ops.cross_entropy`. Operands must be bfloat16; V and D must be multiples of 256, and T of 128."""
-    values, maxima, sums = exponentials(x, w)
-    maximum = jnp.max(maxima, axis=0)
-    log_normaliser = maximum + jnp.log(jnp.sum(sums * jnp.exp(maxima - maximum), axis=0))
-    log_probability = _logits_of_targets(x, w, targets, maxima) - log_normaliser
-
-    by_tile = values.shape[0], maxima.shape[0], -1
-    factors = (jnp.exp(maxima - log_normaliser) * weights).T[:, :, None]
-    # A target's gradient is its probability less 1. Where a model is sure, that must not come of a rounded number.
-    of_target = (jnp.expm1(log_probability) * weights)[:, None, None]
-    is_target = targets[:, None, None] == jnp.arange(w.shape[0]).reshape(1, *by_tile[1:])
-    gradients = jnp.where(is_target, of_target, values.reshape(by_tile).astype(jnp.float32) * factors)
-    return -log_probability, gradients.reshape(values.shape).astype(x.dtype)
-
-
-def _logits_of_targets(x: Array, w: Array, targets: Array, maxima: Array) -> Array:
-    """Computes the logits of the targets, f32[T], in sums of their own.
-
-    The product may lose a last bit at each of its D / 16 additions, and these sums do not. Where a model is sure, the
-    normaliser and the target's logit differ by less than that, so both must be of the product. Hence a target that
-    leads its tile has the tile's maximum.
-    """
     rows = jnp.take(w, targets, axis=0)
-    logits = jnp.sum(x.astype(jnp.float32) * rows.astype(jnp.float32), axis=1)
-    leading = jnp.take_along_axis(maxima, targets[None] // _COLUMNS, axis=0)[0]
-    lost = x.shape[1] / 16 * jnp.finfo(jnp.float32).eps * jnp.abs(leading)
-    return jnp.where(logits >= leading - lost, leading, logits)
+    of_targets = jnp.sum(x.astype(jnp.float32) * rows.astype(jnp.float32), axis=1)
+    values, sums = odds(x, w, targets, of_targets, classes)
+    losses = jnp.log1p(jnp.sum(sums, axis=0))
+    return jnp.where(jnp.isfinite(of_targets), losses, jnp.nan), values
 
 
-def exponentials(x: Array, w: Array, config: Config | None = None) -> tuple[Array, Array, Array]:
-    """Computes exp(x w^T - maximum) for tiles of 256 columns, with the maxima and the sums of each row.
+def odds(
+    x: Array, w: Array, targets: Array, of_targets: Array, classes: int, config: Config | None = None
+) -> tuple[Array, Array]:
+    """Computes exp(x w^T - logit of the target), 0 at the target, and the sums of each row by tile of 256 columns.
 
     Args:
       x: bf16[T, D], T a multiple of 128 times the cluster, D of 64 times the stages.
       w: bf16[V, D], V a multiple of 256.
+      targets: int32[T].
+      of_targets: f32[T], the targets' logits.
+      classes: the first row of w that is padding, or V.
       config: the best one for T by default.
 
     Returns:
-      exponentials: bf16[T, V].
-      maxima: f32[V / 256, T], of x w^T.
-      sums: f32[V / 256, T], of the exponentials before they were rounded.
+      odds: bf16[T, V], at most exp(LARGEST_LOG_ODDS).
+      sums: f32[V / 256, T], of the odds before they were rounded.
 
     Raises:
       NotImplementedError: sizes are no such multiples, or a dtype is another.
@@ -102,20 +87,20 @@ def exponentials(x: Array, w: Array, config: Config | None = None) -> tuple[Arra
         config = Config() if tokens % (2 * _BLOCK) == 0 else Config(cluster=1)
     units = _BLOCK * config.cluster, _COLUMNS, _STEP * config.stages
     check_multiples({"T": (tokens, units[0]), "V": (vocabulary, units[1]), "D": (depth, units[2])})
-    stats = jax.ShapeDtypeStruct((vocabulary // _COLUMNS, tokens), jnp.float32)
+    sums = jax.ShapeDtypeStruct((vocabulary // _COLUMNS, tokens), jnp.float32)
     run = plgpu.kernel(
-        functools.partial(_kernel, config=config),
-        out_type=(jax.ShapeDtypeStruct((tokens, vocabulary), x.dtype), stats, stats),
+        functools.partial(_kernel, classes=classes, config=config),
+        out_type=(jax.ShapeDtypeStruct((tokens, vocabulary), x.dtype), sums),
         grid=(core_count() // config.cluster,),
         grid_names=("cluster_grid",),
         cluster=(config.cluster,),
         cluster_names=("cluster",),
         num_threads=_CONSUMERS + 1,
         thread_name="warpgroup",
-        kernel_name="exponentials",
+        kernel_name="odds",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
-    return tuple(run(x, w))
+    return tuple(run(x, w, targets, of_targets))
 
 
 def _transforms(columns: int) -> tuple:
@@ -123,7 +108,7 @@ def _transforms(columns: int) -> tuple:
     return plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle)
 
 
-def _kernel(x, w, out, maxima, sums, *, config: Config):
+def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, config: Config):
     (tokens, depth), vocabulary = x.shape, w.shape[0]
     grid = tokens // (_BLOCK * config.cluster), vocabulary // _COLUMNS
 
@@ -151,13 +136,25 @@ def _kernel(x, w, out, maxima, sums, *, config: Config):
     def scope(allocations, staging):
         warpgroup, peer = lax.axis_index("warpgroup"), lax.axis_index("cluster")
 
-        def store(logits, tile, column, token):
+        def of_rows(array, token):
+            return plgpu.load(array.at[pl.ds(token, _ROWS)], *LOAD_ALL, layout=_OF_ROWS, optimized=False)
+
+        def odds_of(logits, first_column, target, of_target):
+            def spread(of_rows):
+                return lax.broadcast_in_dim(of_rows, logits.shape, [0])
+
             log2_e = math.log2(math.e)
-            maximum = logits.max(axis=1)
-            scaled = lax.broadcast_in_dim(maximum * log2_e, logits.shape, [0])
-            values = jnp.exp2(logits * log2_e - scaled)
+            exponents = logits * log2_e - spread(of_target * log2_e)
+            # Not a minimum, which would make a number of NaN.
+            exponents = jnp.where(exponents > LARGEST_LOG_ODDS * log2_e, LARGEST_LOG_ODDS * log2_e, exponents)
+            columns = plgpu.broadcasted_iota(jnp.int32, logits.shape, 1, layout=_OF_TILE)
+            is_nothing = columns == spread(target - first_column)
+            if classes < vocabulary:
+                is_nothing |= columns >= classes - first_column
+            return jnp.where(is_nothing, 0.0, jnp.exp2(exponents))
+
+        def store(values, tile, column, token):
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            maxima[column, pl.ds(token, _ROWS)] = maximum
             sums[column, pl.ds(token, _ROWS)] = values.sum(axis=1)
             rounded = values.astype(out.dtype)
             for number in range(_COLUMNS // _STORED):
@@ -184,9 +181,11 @@ def _kernel(x, w, out, maxima, sums, *, config: Config):
                     run_pipeline(accumulator)
                     return accumulator[...]
 
-                logits = pl.run_scoped(with_accumulator, plgpu.ACC((_ROWS, _COLUMNS), jnp.float32))
                 token = first_token + warpgroup * _ROWS
-                store(logits, out.at[pl.ds(token, _ROWS), pl.ds(first_column, _COLUMNS)], column, token)
+                of_target = of_rows(targets, token), of_rows(of_targets, token)
+                logits = pl.run_scoped(with_accumulator, plgpu.ACC((_ROWS, _COLUMNS), jnp.float32))
+                values = odds_of(logits, first_column, *of_target)
+                store(values, out.at[pl.ds(token, _ROWS), pl.ds(first_column, _COLUMNS)], column, token)
 
             pipeline(multiply, compute)(
                 x.at[pl.ds(first_token, _BLOCK)],
