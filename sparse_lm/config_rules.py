@@ -10,7 +10,7 @@ import numpy as np
 
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
-from sparse_lm.recipes.base import Rule, Shape
+from sparse_lm.recipes.base import PRECISIONS, Rule, Shape
 
 if TYPE_CHECKING:
     from sparse_lm.config import Config, ModelConfig
@@ -20,7 +20,6 @@ SCHEDULES = ("cosine", "wsd")
 OPTIMIZERS = ("adamw", "muon")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
-PRECISIONS = ("bf16", "fp8")
 ROUTER_SCORES = ("softmax", "sigmoid")
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 WEIGHT_TILE = 64  # rows of a 2:4 weight that are stored, and travel, together
@@ -135,12 +134,12 @@ def _optimizer_rules(c: Config) -> Iterator[Rule]:
         f"with schedule wsd must be in 1..{c.steps - o.warmup_steps} (steps - warmup_steps)",
     )  # fmt: skip
     yield "optimizer.final_fraction", o.final_fraction, 0 <= o.final_fraction <= 1, "must be in 0..1"
+    yield one_of("optimizer.moments", o.moments, DTYPES)
+    rounded = o.moments == "bfloat16"  # which swallows changes of less than 0.4%
     for key in ("beta1", "beta2"):
         beta = getattr(o, key)
         yield f"optimizer.{key}", beta, 0 <= beta < 1 and np.float32(beta) < 1, "must be in [0, 1), in float32, too"
-    yield one_of("optimizer.moments", o.moments, DTYPES)
-    rounded = o.moments == "bfloat16"  # which swallows changes of less than 0.4%
-    yield "optimizer.beta2", o.beta2, not rounded or o.beta2 <= 0.99, "must be at most 0.99 with moments in bfloat16"
+        yield f"optimizer.{key}", beta, not rounded or beta <= 0.99, "must be at most 0.99 with moments in bfloat16"
     yield _positive("optimizer.epsilon", o.epsilon)
     yield _not_negative("optimizer.weight_decay", o.weight_decay)
     yield _positive("optimizer.clip_norm", o.clip_norm)

@@ -22,6 +22,7 @@ from jax import Array
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.recipes import DENSE, Recipe, Slices
+from sparse_lm.recipes.routing import sort_neurons
 
 _SLICES = Slices()
 _up_init = nnx.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=-1, out_axis=-2)
@@ -122,7 +123,7 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
       opt_state: of Optax for `params`, or the `opt_state` of an `nnx.Optimizer`.
       params: the tree of parameters, such as `nnx.state(model, nnx.Param)`.
       orders: from `enter`, by the path of the FFN among the parameters: {("blocks", 0, "ffn"): order}. Every parameter
-        there must have a row for each neuron.
+        there must have a row for each neuron, or two with a gate.
 
     Returns:
       The state with sorted rows.
@@ -145,7 +146,7 @@ def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None
             return leaf
         if leaf.shape != shapes[parameter]:
             raise ValueError(f"{path} of the optimizer has shape {leaf.shape}, its parameter {shapes[parameter]}")
-        return jnp.take_along_axis(leaf, order[..., None], axis=-2)
+        return sort_neurons(leaf, order)
 
     return jax.tree.map_with_path(sort, opt_state)
 

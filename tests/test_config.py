@@ -113,6 +113,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
         ({"optimizer.name": "sgd"}, "optimizer.name", "adamw, muon"),
         ({"optimizer.moments": "float16"}, "optimizer.moments", "float32, bfloat16"),
+        ({"optimizer.moments": "bfloat16", "optimizer.beta1": 0.999}, "optimizer.beta1", "at most 0.99"),
         ({"optimizer.moments": "bfloat16", "optimizer.beta2": 0.999}, "optimizer.beta2", "at most 0.99"),
         (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
         ({"mesh.data": 0}, "mesh.data", "positive"),

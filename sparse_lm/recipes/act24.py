@@ -27,6 +27,7 @@ from sparse_lm import ops
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.differentiable import InSlots
 from sparse_lm.recipes.routing import shuffled
 
 DENSE_FEATURES_MULTIPLE = 128  # dense features are counted in whole tensor-core tiles (2503.16672)
@@ -61,12 +62,11 @@ class Act24(Recipe):
         y, seen = ops.squared_relu_24(h, implementation=ffn.implementation)
         with jax.named_scope("down"):
             o = ops.matmul_24(y, ffn.w2.dense, implementation=ffn.implementation)
-        return o if rows is None else combine(o, rows), hidden_stats(seen, *h.shape), (y, rows)
+        return o if rows is None else combine(o, rows), hidden_stats(seen, *h.shape), InSlots(x, (y, rows))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
-        if rows is not None:
-            x, do = dispatch(x, rows), dispatch(do, rows)
+        do = do if rows is None else dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = do @ ffn.w2.dense.T
         gradients = ops.squared_relu_gradients(dy, y, implementation=ffn.implementation)

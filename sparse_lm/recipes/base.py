@@ -31,12 +31,13 @@ from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import differentiable
-from sparse_lm.recipes.activations import SQUARED_RELU
+from sparse_lm.recipes.activations import SQUARED_RELU, rows_per_neuron
 from sparse_lm.recipes.differentiable import FfnCall, Stats
 from sparse_lm.recipes.groups import Groups
 from sparse_lm.recipes.weight_forms import WeightForms, dense_forms
 
 PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
+PRECISIONS = ("bf16", "fp8")
 
 Rule = tuple[str, Any, bool, str]
 """(knob, value, is it allowed, what is allowed)."""
@@ -47,7 +48,7 @@ class Shape(NamedTuple):
 
     dim: int  # D
     neurons: int  # F
-    tokens: int  # T of one call: a microbatch on one device
+    tokens: int = 0  # T of one call: a microbatch on one device; 0 for any
 
 
 class NoState(NamedTuple):
@@ -69,6 +70,10 @@ class Recipe:
     shards: int = 1
     activation: str = SQUARED_RELU
     precision: str = "bf16"
+
+    def __post_init__(self):
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision = {self.precision!r} must be one of {', '.join(PRECISIONS)}")
 
     name: ClassVar[str]
     computes: ClassVar[tuple[str, ...]] = (SQUARED_RELU,)
@@ -116,7 +121,11 @@ class Recipe:
           state: what `ffn` reads.
           order: int32[F] that the caller must apply to the rows of w1, of w2 and of their moments, `w[order]`; None
             if neurons stay where they are.
+
+        Raises:
+          ValueError: see `check`; or a recipe that reads x has none.
         """
+        self.check(w1, w2, x)
         return self.State(), None
 
     def refresh(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Any, Stats]:
@@ -158,7 +167,10 @@ class Recipe:
         return dense_forms(w1, dtype), dense_forms(w2, dtype)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        """Returns O [T, D] (this device's share along `tensor`), statistics, and what `backward` needs besides x."""
+        """Returns O [T, D] (this device's share along `tensor`), statistics, and what `backward` needs besides x.
+
+        Where it dispatches its tokens, the last is `InSlots`, and `backward` is given them in slots.
+        """
         raise NotImplementedError
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
@@ -181,6 +193,22 @@ class Recipe:
         raise NotImplementedError
 
     # What every recipe has.
+
+    def check(self, w1: Array, w2: Array, x: Array | None = None) -> None:
+        """Refuses, by name, knobs and arrays that no FFN of this recipe has. Every `enter` begins with it.
+
+        Raises:
+          ValueError: a knob that does not fit, or a shape or dtype that is not allowed.
+        """
+        if "experts" not in self.computes:
+            self._check_computes(self.activation)
+        self._check_arrays(w1, w2, x)
+        neurons, dim = w2.shape
+        for knob, value, ok, allowed in self.rules(Shape(dim, neurons)):
+            if not ok:
+                raise ValueError(f"{knob} = {value!r} of recipe {self.name!r}: {allowed}")
+        if (self.products and neurons % 4) or (self.sparse_weights and dim % 4):
+            raise ValueError(f"w2 {[*w2.shape]}, [F, D], must have multiples of 4 for recipe {self.name!r}")
 
     def ffn(
         self,
@@ -219,12 +247,15 @@ class Recipe:
             tokens that each expert has, of a recipe that routes. They pass no gradient.
 
         Raises:
-          ValueError: no state is given to a recipe that has one; when differentiated, no key to one that is stochastic;
-            or the recipe computes experts only.
+          ValueError: shapes or dtypes do not fit; no state, or another's, is given to a recipe that has one; when
+            differentiated, no key to one that is stochastic; or the recipe computes experts only.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
         self._check_computes(self.activation)
+        self._check_arrays(w1, w2, x)
         state = self._state(state)
+        if axes == ONE_DEVICE:
+            self._check_shapes_of_state(state, w1, w2)
         tokens = x.reshape(-1, x.shape[-1])
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
@@ -268,6 +299,26 @@ class Recipe:
         state, layer = self._state(state), jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
+
+    def _check_arrays(self, w1: Array, w2: Array, x: Array | None) -> None:
+        rows = "F" if (per_neuron := rows_per_neuron(self.activation)) == 1 else f"{per_neuron} F"
+        shapes = f"w1 {[*w1.shape]} and w2 {[*w2.shape]}"
+        if w2.ndim != 2 or w1.shape != (per_neuron * w2.shape[0], w2.shape[1]):
+            raise ValueError(f"{shapes} must be [{rows}, D] and [F, D] with activation {self.activation!r}")
+        if x is not None and x.shape[-1:] != w2.shape[1:]:
+            raise ValueError(f"x {[*x.shape]} must be [..., D]; {shapes} are [{rows}, D] and [F, D]")
+        for name, array in (("w1", w1), ("w2", w2), ("x", x)):
+            if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+                raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
+
+    def _check_shapes_of_state(self, state: Any, w1: Array, w2: Array) -> None:
+        for name, array in jax.eval_shape(self.init_state, w1, w2)._asdict().items():
+            given = getattr(state, name).shape
+            if given != array.shape:
+                raise ValueError(
+                    f"{name} {[*given]} of the state must be {[*array.shape]} for this recipe and w1 {[*w1.shape]}: "
+                    "enter it with the same knobs and weights"
+                )
 
     def _check_computes(self, kind: str) -> None:
         if kind not in self.computes:

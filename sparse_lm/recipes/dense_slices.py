@@ -27,6 +27,7 @@ from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.differentiable import InSlots
 from sparse_lm.recipes.groups import fitting_block
 from sparse_lm.recipes.venom import check_centroids
 
@@ -64,7 +65,7 @@ class DenseSlices(Recipe):
         yield "m", self.m, self.m >= 4 and self.m % 4 == 0, "must be a multiple of 4"
         yield "m", self.m, shape.neurons % self.m == 0, f"must divide model.ffn_dim = {shape.neurons}"
         allowed = f"must be at most 4 times the {shape.tokens} tokens of a microbatch"
-        yield "m", self.m, self.experts <= shape.tokens, allowed
+        yield "m", self.m, not shape.tokens or self.experts <= shape.tokens, allowed
 
     def work(self) -> dict[str, float]:
         return dict.fromkeys(PRODUCTS, 1 / self.experts)
@@ -73,6 +74,7 @@ class DenseSlices(Recipe):
         return Centroids(jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Centroids, Array]:
+        self.check(w1, w2, x)
         x = routing.tokens_of(x, "enter(w1, w2, x)")
         centroids = routing.cluster(x, self.experts)
         y, _, _ = activate(x @ w1.astype(x.dtype).T, self.activation)
@@ -88,23 +90,25 @@ class DenseSlices(Recipe):
         check_centroids(state.centroids)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        experts = routing.assign_tokens(x, ffn.state.centroids)
-        v = fitting_block(self.v, x.shape[0], self.experts)
+        tokens, experts = x.shape[0], routing.assign_tokens(x, ffn.state.centroids)
+        v = fitting_block(self.v, tokens, self.experts)
         rows, block_experts = routing.dispatch_order(experts, self.experts, v, ffn.order)
         groups = self._groups(block_experts, v, ffn)
+        x = dispatch(x, rows)
         with jax.named_scope("up"):
-            h = ops.grouped_up(dispatch(x, rows), self._sorted(ffn.w1.dense, ffn), **groups)
+            h = ops.grouped_up(x, self._sorted(ffn.w1.dense, ffn), **groups)
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             o = combine(ops.grouped_down(y, self._sorted(ffn.w2.dense, ffn), **groups), rows)
         o = jnp.where(jnp.isfinite(ffn.state.centroids).all(), o, jnp.nan)  # a state that was never entered
-        stats = hidden_stats(seen, x.shape[0], ffn.w2.neurons // self.experts)
-        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (saved, rows, block_experts)
+        stats = hidden_stats(seen, tokens, ffn.w2.neurons // self.experts)
+        stats |= {"expert_load": routing.expert_load(experts, self.experts)}
+        return o, stats, InSlots(x, (saved, rows, block_experts))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         saved, rows, block_experts = saved
-        groups = self._groups(block_experts, fitting_block(self.v, x.shape[0], self.experts), ffn)
-        x, do = dispatch(x, rows), dispatch(do, rows)
+        groups = self._groups(block_experts, fitting_block(self.v, do.shape[0], self.experts), ffn)
+        do = dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, self._sorted(ffn.w2.dense, ffn), **groups)
         dh, y = gradient(dy, saved, self.activation), hidden(saved, self.activation)

@@ -42,8 +42,15 @@ class FfnCall(NamedTuple):
         return jax.random.fold_in(self.key, use)
 
 
+class InSlots(NamedTuple):
+    """Holds what `Recipe.backward` needs of a `forward` that dispatched its tokens: they are not dispatched again."""
+
+    x: Array  # [Tp, D], which `backward` is given in place of x [T, D]
+    rest: Any
+
+
 class _Saved(NamedTuple):
-    x: Array  # [T, D], as it came: permuted again rather than saved twice
+    x: Array  # [T, D] as it came, or of `InSlots`; a mixture's as it came, since k times as much is dispatched of it
     of_forward: Any
     w1: Array
     w2: Array
@@ -65,7 +72,10 @@ def _forward(recipe: Any, axes: Axes, x, w1, w2, state, key, order, weights, lay
     saved = _Saved(x, None, w1, w2, state, key, weights, layer)
     o, stats, of_forward = recipe.forward(x, _call(recipe, axes, saved, order))
     o = collectives.sum_over_tensor(o, axes)
-    return (o, stats), saved._replace(of_forward=_named(of_forward))
+    of_forward = _named(of_forward)
+    if isinstance(of_forward, InSlots):
+        x, of_forward = of_forward
+    return (o, stats), saved._replace(x=x, of_forward=of_forward)
 
 
 def _backward(recipe: Any, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):

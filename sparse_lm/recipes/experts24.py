@@ -64,6 +64,7 @@ class Experts24(SoftThreshold24):
         return unfit_scales()
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
+        self.check(w1, w2, x)
         return fit_scales(w1, w2), None
 
     def block_of_experts(self, pairs: int, experts: int) -> int:

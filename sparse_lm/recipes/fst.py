@@ -74,6 +74,7 @@ class Fst(Recipe):
         return Masks(jnp.ones(w1.shape, bool), jnp.ones(w2.shape, bool), jnp.full((), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Masks, None]:
+        self.check(w1, w2, x)
         decay = jnp.full((), self.mask_decay, jnp.float32)
         return Masks(ops.transposable_mask(w1), ops.transposable_mask(w2), decay), None
 

@@ -100,6 +100,8 @@ def cluster(rows: Float[Array, "N D"], experts: int) -> Float[Array, "E D"]:
     Returns:
       f32 [E, D].
     """
+    if rows.shape[0] < experts:
+        raise ValueError(f"{rows.shape[0]} rows are too few for {experts} centroids")
     start = unit(_finite(rows[jnp.arange(experts) * (rows.shape[0] // experts)]))
     return lax.fori_loop(0, ITERATIONS, lambda _, centroids: update_centroids(rows, centroids), start)
 
@@ -131,7 +133,8 @@ def expert_energy(
       f32 [E, F].
     """
     member = assign_tokens(x, centroids) == jnp.arange(centroids.shape[0])[:, None]
-    return jnp.matmul(member.astype(y.dtype), jnp.square(_finite(y)), preferred_element_type=jnp.float32)
+    energy = jnp.matmul(member.astype(y.dtype), jnp.square(_finite(y)), preferred_element_type=jnp.float32)
+    return lax.optimization_barrier(energy)  # XLA for CPUs has no bfloat16 product with float32 sums that it transposes
 
 
 def assign_neurons(energy: Float[Array, "E F"]) -> Int32[Array, " F"]:
@@ -183,6 +186,12 @@ def sort_by_expert(assignment: Int32[Array, " F"], experts: int, parts: int) -> 
     """
     by_expert = jnp.argsort(assignment, stable=True)
     return by_expert.reshape(experts, parts, -1).swapaxes(0, 1).reshape(-1)
+
+
+def sort_neurons(w: Float[Array, "*layers rows D"], order: Int32[Array, "*layers F"]) -> Float[Array, "*layers rows D"]:
+    """Puts the rows of W1 or W2, one of a neuron or, with a gate, two side by side, in an order of the neurons."""
+    by_neuron = w.reshape(*order.shape, -1, w.shape[-1])
+    return jnp.take_along_axis(by_neuron, order[..., None, None], axis=-3).reshape(w.shape)
 
 
 def slice_ids(neurons: int, experts: int, parts: int) -> Int32[Array, "E S"]:

@@ -38,6 +38,7 @@ from sparse_lm.ops.row_order import RowOrder, dispatch
 from sparse_lm.recipes import block_products, gated_blocks, routing
 from sparse_lm.recipes.activations import GATES, SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.differentiable import InSlots
 from sparse_lm.recipes.soft_threshold import SoftThreshold24, fit_scales, soft_threshold, unfit_scales
 from sparse_lm.recipes.venom import RoutedState, block_rules, check_centroids
 
@@ -80,7 +81,7 @@ class Slices(SoftThreshold24):
         yield (
             "m",
             self.m,
-            self.experts <= shape.tokens,
+            not shape.tokens or self.experts <= shape.tokens,
             f"must be at most 4 times the {shape.tokens} tokens of a microbatch",
         )
 
@@ -91,6 +92,7 @@ class Slices(SoftThreshold24):
         return RoutedState(*unfit_scales(), jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, Array]:
+        self.check(w1, w2, x)
         x = routing.tokens_of(x, "enter(w1, w2, x)")
         scales, centroids = fit_scales(w1, w2), routing.cluster(x, self.experts)
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
@@ -120,11 +122,11 @@ class Slices(SoftThreshold24):
         else:
             o, hidden, seen = block_products.forward(x, blocks, ffn)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
-        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (hidden, rows)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (hidden, rows))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         hidden, rows = saved
-        x, do = dispatch(x, rows), dispatch(do, rows)
+        do = dispatch(do, rows)
         if self.activation in GATES:
             return gated_blocks.backward(x, hidden, do, rows, ffn)
         dx, dw1, dw2, _ = block_products.backward(x, hidden, do, rows, ffn)

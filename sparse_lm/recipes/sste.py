@@ -47,6 +47,7 @@ class SSte(SoftThreshold24):
         return unfit_scales()
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
+        self.check(w1, w2, x)
         return fit_scales(w1, w2, self.axis_down), None
 
     def prepare(self, w1: Array, w2: Array, state: Scales, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:

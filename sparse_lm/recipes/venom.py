@@ -30,6 +30,7 @@ from sparse_lm import ops
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.differentiable import InSlots
 from sparse_lm.recipes.soft_threshold import SoftThreshold24, fit_scales, unfit_scales
 
 
@@ -79,6 +80,7 @@ class Venom(SoftThreshold24):
         return RoutedState(*unfit_scales(), jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:
+        self.check(w1, w2, x)
         return RoutedState(*fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
 
     def check_state(self, state: RoutedState) -> None:
@@ -102,12 +104,12 @@ class Venom(SoftThreshold24):
         with jax.named_scope("down"):
             o = ops.matmul_venom(ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, **options)
         stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons)
-        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, (y, rows)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (y, rows))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
         options: dict[str, Any] = dict(implementation=ffn.implementation)
-        x, do = (x, do) if rows is None else (dispatch(x, rows), dispatch(do, rows))
+        do = do if rows is None else dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             neuron_ids = ffn.w2.among_layers(y.kept_columns())
             dy = ops.sampled_matmul_24(ffn.w2.along_model, do, neuron_ids, self.v, **options)

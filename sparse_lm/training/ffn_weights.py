@@ -30,12 +30,6 @@ def with_matrices(tree: Params, up: Array, down: Array) -> Params:
     return dict(tree, layers=dict(layers, ffn=dict(layers["ffn"], up=up, down=down)))
 
 
-def sort_neurons(w: Array, order: Array) -> Array:
-    """Puts the rows of W1 or W2, one of a neuron or, with a gate, two side by side, in an order int32[L, F]."""
-    by_neuron = w.reshape(*order.shape, -1, w.shape[-1])
-    return jnp.take_along_axis(by_neuron, order[:, :, None, None], axis=1).reshape(w.shape)
-
-
 def balance(params: Params, load: Array, good: Array) -> Params:
     """Moves the routers' biases after a step, if that was good, by the loads f32[L, E] of its experts."""
     layers, ffn = params["layers"], params["layers"]["ffn"]

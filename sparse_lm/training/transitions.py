@@ -2,9 +2,9 @@
 
   enter_sparse  before the first sparse step: the recipe chooses masks, scales or experts;
   refresh       every `refresh_every` sparse steps: it chooses some of that anew;
-  leave_sparse  before the first dense step: the weights become what the sparse forward used, so that the loss just
-                after the flip is what it was just before. To leave twice, as a run does that is made longer after its
-                end, changes nothing.
+  leave_sparse  before the first dense step: the weights become what the sparse forward used. The loss just after is
+                what it was just before if the recipe left out no activations; otherwise it jumps, as they come back.
+                To leave twice, as a run does that is made longer after its end, changes nothing.
 
 All three are pure functions of the state, so that a run resumed at a phase transition takes the same turn. They run
 the recipe's functions of arrays layer by layer, on inputs that one forward pass of the coming step's batch records.
@@ -28,6 +28,7 @@ from sparse_lm.config import Config, SparsityConfig
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.recipes.routing import sort_neurons
 from sparse_lm.training import ffn_weights, spikes
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
@@ -129,7 +130,7 @@ def _leave_sparse(state: TrainState, *, sparsity: SparsityConfig) -> TrainState:
 def _sort_neurons(state: TrainState, order: Array) -> TrainState:
     """Moves neurons, their rows of W1 and W2 and these rows' moments, int32[L, F]: the function computed stays."""
     moved = (state.params, state.opt_state)
-    params, opt_state = ffn_weights.map_wherever(moved, lambda w: ffn_weights.sort_neurons(w, order))
+    params, opt_state = ffn_weights.map_wherever(moved, lambda w: sort_neurons(w, order))
     return dataclasses.replace(state, params=params, opt_state=opt_state)
 
 

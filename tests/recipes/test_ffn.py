@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
+from sparse_lm.model.remat import remat
 from sparse_lm.recipes import DENSE, Act24, DenseSlices, Fst, Recipe, Slices, SSte, Venom
 from sparse_lm.recipes.activations import rows_per_neuron
 from sparse_lm.recipes.base import Shape
@@ -30,6 +31,11 @@ def _draw(a, key):
 def draw(a, use):
     """The estimate of a [T, K] that a recipe draws with `KEY` for one of its uses."""
     return np.asarray(_draw(jnp.asarray(a, jnp.float32), jax.random.fold_in(KEY, use)), np.float64)
+
+
+def output_in_training(name, x):
+    recipe = examples.RECIPES[name]
+    return recipe.ffn(x, W1, W2, examples.state_of(recipe), key=KEY, order=ORDER)[0]
 
 
 def assert_close(found, expected, tolerance=1e-5):
@@ -164,6 +170,23 @@ def test_leading_axes_are_tokens(name):
     np.testing.assert_array_equal(of_sequences, of_tokens.reshape(3, 2, 16, DIM))
 
 
+@pytest.mark.parametrize("policy, again", [("none", 0), ("save_dots", 0), ("full", 1)])
+@pytest.mark.parametrize("name", ["act24", "venom", "slices", "dense_slices"])
+def test_tokens_are_dispatched_once_where_products_are_saved(name, policy, again):
+    loss = lambda x: jnp.vdot(output_in_training(name, x), DO)  # noqa: E731
+    jaxpr = jax.make_jaxpr(jax.grad(remat(loss, policy)))(X).jaxpr
+    made = [e.outvars[0].aval.shape for e in jaxprs.equations(jaxpr) if e.primitive.name == "gather"]
+    assert sum(shape[1:] == (DIM,) for shape in made) == 4 + again  # X, O, dO and dX; all else has other dimensions
+
+
+@pytest.mark.parametrize("name", ["slices", "dense_slices"])
+def test_dispatched_tokens_are_saved_in_place_of_tokens_as_they_came(name):
+    saved = jax.eval_shape(lambda x: jax.vjp(functools.partial(output_in_training, name), x)[1], X)
+    shapes = [a.shape for a in jax.tree.leaves(saved)]
+    in_slots = [shape for shape in shapes if shape[1:] == (DIM,) and TOKENS < shape[0] < NEURONS]
+    assert len(in_slots) == 1 and (TOKENS, DIM) not in shapes
+
+
 def test_more_tokens_than_a_block_of_a_product_with_all_neurons():
     recipe = SSte()
     x = examples.random(7, 800, DIM)
@@ -200,6 +223,54 @@ def test_a_state_is_needed_where_there_is_one(name):
             jax.eval_shape(recipe.ffn, *shapes)
         with pytest.raises(ValueError, match=rf"recipe '{name}' reads a state"):
             jax.eval_shape(recipe.ffn, *shapes, DENSE.State())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"x": X[:, :20]}, r"x \[96, 20\] must be \[\.\.\., D\]; w1 \[160, 24\]"),
+        ({"w1": W1.T}, r"w1 \[24, 160\] and w2 \[160, 24\] must be \[F, D\] and \[F, D\] with activation 'squared"),
+        ({"w2": W2[:80]}, r"w1 \[160, 24\] and w2 \[80, 24\] must be"),
+        ({"w1": W1.astype(int)}, "w1 is int32: must be of a dtype of floats"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_name(name, changed, words):
+    recipe, arrays = examples.RECIPES[name], {"x": X, "w1": W1, "w2": W2} | changed
+    unchecked = Recipe.ffn.__wrapped__  # without the types that the tests of this folder check
+    for call in (recipe.enter, functools.partial(unchecked, recipe, state=examples.state_of(recipe))):
+        with pytest.raises(ValueError, match=words):
+            jax.eval_shape(call, **arrays)
+
+
+@pytest.mark.parametrize(
+    "recipe, words",
+    [
+        (Slices(m=6), "m = 6 of recipe 'slices': must be a multiple of 4"),
+        (Slices(m=0), "m = 0 of recipe 'slices': must be a multiple of 4"),
+        (DenseSlices(m=24), "m = 24 of recipe 'dense_slices': must divide"),
+        (Slices(v=48), "v = 48 of recipe 'slices': must be 4 or more, and divide 64"),
+        (Venom(experts=0), "experts = 0 of recipe 'venom': must be in 1..160"),
+        (Act24(dense_features=3.0), "dense_features = 3.0 of recipe 'act24': must be in 0..1"),
+        (Slices(m=8, activation="swiglu"), "recipe 'slices' computes squared_relu, gated_relu2, not swiglu"),
+        (DenseSlices(activation="swiglu"), r"must be \[2 F, D\] and \[F, D\] with activation 'swiglu'"),
+    ],
+)
+def test_entering_refuses_knobs_that_do_not_fit_by_name(recipe, words):
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(recipe.enter, W1, W2, X)
+
+
+def test_entering_refuses_sizes_that_are_no_multiples_of_four():
+    for recipe in (Fst(), SSte(), Act24()):
+        with pytest.raises(ValueError, match=rf"\[158, 24\], \[F, D\], must have .* 4 for recipe '{recipe.name}'"):
+            jax.eval_shape(recipe.enter, W1[:158], W2[:158])
+
+
+def test_a_state_of_other_knobs_is_refused():
+    state = examples.state_of(Slices(m=16))
+    with pytest.raises(ValueError, match=r"centroids \[4, 24\] of the state must be \[2, 24\] for this recipe"):
+        jax.eval_shape(Slices(m=8).ffn, X, W1, W2, state)
 
 
 @pytest.mark.parametrize("name", RECIPES)

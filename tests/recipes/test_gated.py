@@ -9,7 +9,7 @@ import pytest
 
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import GATES
-from sparse_lm.training.ffn_weights import sort_neurons
+from sparse_lm.recipes.routing import sort_neurons
 from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DO, KEY, NEURONS, ORDER, TOKENS, W2, X, output, outputs_and_gradients, random

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from sparse_lm.config import Config, OptimizerConfig
+from sparse_lm.recipes.routing import sort_neurons
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.schedule import learning_rate
@@ -95,7 +96,7 @@ def test_sorted_neurons_are_updated_as_they_would_have_been(config):
     order = jnp.asarray(np.random.default_rng(0).permuted(np.tile(np.arange(8), (2, 1)), axis=1))
 
     def sort(tree):
-        return ffn_weights.map_wherever(tree, lambda w: ffn_weights.sort_neurons(w, order))
+        return ffn_weights.map_wherever(tree, lambda w: sort_neurons(w, order))
 
     _, state = optimizer.update(gradients, optimizer.init(params), params)
     later = random_params(2)
