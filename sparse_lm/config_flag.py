@@ -42,6 +42,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     _check_overrides(argv)
     try:
         arguments = app.parse_flags_with_usage(argv)
+        if isinstance(flags.FLAGS.config, dict):
+            sys.exit("--config: get_config() must return a ConfigDict, not a dict")
         flags.FLAGS.config.lock()  # raises what loading the file raised, if no override has
     except OSError as error:
         sys.exit(f"--config: {str(error).splitlines()[-1].strip()}")
@@ -54,11 +56,22 @@ def _check_overrides(argv: list[str]) -> None:
     overrides = {index: match[1] for index, argument in enumerate(argv) if (match := _OVERRIDE.match(argument))}
     for index, key in overrides.items():
         if key not in keys:
-            close = difflib.get_close_matches(key, keys, n=1)
-            hint = f"; did you mean --config.{close[0]}?" if close else ""
-            sys.exit(f"{argv[index]}: config has no key {key!r}{hint}")
+            sys.exit(f"{argv[index]}: config has no key {key!r}{_hint(key, list(keys))}")
         if not any(re.match("--?config=", argument) for argument in argv[:index]):
             sys.exit(f"{argv[index]}: must come behind --config")
+
+
+def _hint(key: str, keys: list[str]) -> str:
+    """Names the key that was meant, or those of its group."""
+    group, _, name = key.rpartition(".")
+    group = key if any(other.startswith(f"{key}.") for other in keys) else group
+    names = [other.removeprefix(f"{group}.") for other in keys if other.startswith(f"{group}.")]
+    meant = [other for other in keys if other.rpartition(".")[2] == name]
+    meant += [f"{group}.{close}" for close in difflib.get_close_matches(name, names, n=1)]
+    if not meant and names:
+        return f"; {group} has {', '.join(names)}"
+    meant += difflib.get_close_matches(key, keys, n=1)
+    return f"; did you mean --config.{meant[0]}?" if meant else ""
 
 
 def run_name() -> str | None:

@@ -26,8 +26,10 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
         "--config.sparsity.m=6": "config.sparsity.m = 6: must be a multiple of 4",
         "--config.sparsity.recipee=fst": "did you mean --config.sparsity.recipe?",
         "--config.optimizer.learning-rate=0.1": "did you mean --config.optimizer.learning_rate?",
+        "--config.optimizer.lr=0.1": "config has no key 'optimizer.lr'; optimizer has beta1, ",
+        "--config.learning_rate=0.1": "did you mean --config.optimizer.learning_rate?",
         "--config..steps=3": "did you mean --config.steps?",
-        "--config.optimizer=3": "config has no key 'optimizer'",
+        "--config.optimizer=3": "config has no key 'optimizer'; optimizer has beta1, ",
         "--config.steps=many": "steps",
         "--config.data.path=nowhere": "config.data.path = 'nowhere'",
         "--workdir=/proc/nowhere": "--workdir=/proc/nowhere: cannot be written",
@@ -41,12 +43,15 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
     _, _, _, config, *arguments = command(corpus, tmp_path / "run")
     faulty = tmp_path / "faulty.py"
     faulty.write_text("import os\n\ndef get_config():\n    return os.no_such_thing\n")
+    plain = tmp_path / "plain.py"
+    plain.write_text("def get_config():\n    return {'steps': 3}\n")
     command_lines = [[config, *arguments, mistake] for mistake in mistakes]
-    command_lines += [["--config.steps=3", config], [config.replace("small_run.py", "faulty.py")], ["--help"]]
-    *results, order, of_the_file, help_ = run_each("sparse_lm.train", command_lines, tmp_path)
+    command_lines += [["--config.steps=3", config], [f"--config={plain}"], [f"--config={faulty}"], ["--help"]]
+    *results, order, no_config_dict, of_the_file, help_ = run_each("sparse_lm.train", command_lines, tmp_path)
     for words, result in zip(mistakes.values(), results, strict=True):
         assert_one_line(result, words)
     assert_one_line(order, "--config.steps=3: must come behind --config")
+    assert_one_line(no_config_dict, "--config: get_config() must return a ConfigDict, not a dict")
     assert not (tmp_path / "run" / "config.json").exists()
     assert not list(ROOT.glob("gs:*"))
     assert f'File "{faulty}", line 4' in of_the_file.stderr  # whoever wrote it has to know where
