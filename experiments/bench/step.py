@@ -8,7 +8,7 @@ r"""Times the whole training step, dense and each recipe in turns in one process
         --output=experiments/results/step_llama1b_documents_h200.json
 
     python -m experiments.bench.step --config=configs/llama1b.py --config.batch_size=8 \
-        --recipes=dense,slices,dense_fp8,slices_fp8 --output=experiments/results/step_llama1b_fp8_h200.json
+        --recipes=dense,slices,dense_fp8,slices_fp8 --output=experiments/results/step_llama1b_h200.json
 
     NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/llama7b.py --config.mesh.fsdp=4 \
         --config.batch_size=16 --recipes=dense,slices --traced=0 \

@@ -1,7 +1,8 @@
 """Runs of `slices` in two stages: half as many neurons a token at first, as few serve while a run is young.
 
 A run named "stages_80" is the run "slices_80" with twice its m for the first 40% of the steps. Then each layer's
-tokens, as the first stage computes them, are clustered anew, and its neurons sorted for half as many experts.
+tokens, as the first stage computes them, are clustered anew, and its neurons sorted for half as many experts. What that
+takes between the two stages, some steps' time and its compilation, is in no number of the run.
 """
 
 from __future__ import annotations

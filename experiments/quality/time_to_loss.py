@@ -165,6 +165,8 @@ class Host:
         """Deletes the checkpoints of a finished run; those of a stable run once all of its branches are done."""
         if item.name != "dense":
             shutil.rmtree(self._checkpoints(item), ignore_errors=True)
+            first_part = self._root / f"{item.workdir}-first"  # of a run of two parts
+            shutil.rmtree(first_part / "checkpoints", ignore_errors=True)
         if item.name.startswith("dense@") and self._has_all_branches(item.seed):
             shutil.rmtree(self._checkpoints(Item("dense", item.seed)), ignore_errors=True)
 

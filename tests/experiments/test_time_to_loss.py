@@ -1,6 +1,7 @@
 """Time to a given loss: who runs what, what a run took, and the ratio of times, on made-up runs and on tiny ones."""
 
 import dataclasses
+import functools
 import json
 import math
 import subprocess
@@ -16,9 +17,10 @@ import pytest
 from scipy import stats
 
 from experiments.quality import growth, one_run, stages, time_ratio
-from experiments.quality.controls import FixedQuarter
+from experiments.quality.controls import FixedQuarter, PartlyDenseSlices
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
+from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.data import open_data
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import RECIPES
@@ -34,7 +36,8 @@ TINY = SUITES["tiny"]
 
 @pytest.fixture(autouse=True)
 def control_is_registered(monkeypatch):
-    monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
+    for control in (FixedQuarter, PartlyDenseSlices):
+        monkeypatch.setitem(RECIPES, control.name, control)
 
 
 RUNS = ["dense", "slices_50", "fixed_quarter_50"]
@@ -91,6 +94,8 @@ checkpoints = workdir / "checkpoints"
 checkpoints.mkdir(parents=True, exist_ok=True)
 if given["run"].startswith("dense@"):
     assert pathlib.Path(given["root"], f"dense-{given['seed']}", "checkpoints").exists()
+if given["run"] == "grown_50":
+    pathlib.Path(f"{workdir}-first", "checkpoints").mkdir(parents=True)
 if given["run"] == "slices_80":
     sys.exit("no such run")
 if given["run"] == "slices_65":
@@ -116,10 +121,10 @@ def rows(tmp_path):
 
 
 def test_gpus_work_through_their_queues_and_keep_only_needed_checkpoints(host, tmp_path):
-    queues = {"4": with_branches([[Item("dense", 0)]], TINY)[0], "7": [Item("slices_50", 0)]}
+    queues = {"4": with_branches([[Item("dense", 0)]], TINY)[0], "7": [Item("slices_50", 0), Item("grown_50", 0)]}
     host().work(queues, minutes=math.inf)
     assert {name: row["gpu"] for (name, _), row in rows(tmp_path).items()} == {
-        "dense": "4", "dense@0.8": "4", "dense@1.0": "4", "dense@1.2": "4", "slices_50": "7",
+        "dense": "4", "dense@0.8": "4", "dense@1.0": "4", "dense@1.2": "4", "slices_50": "7", "grown_50": "7",
     }  # fmt: skip
     assert rows(tmp_path)["slices_50", 0]["overrides"] == TINY.runs["slices_50"]
     assert not list(tmp_path.glob("runs/*/checkpoints"))
@@ -270,8 +275,38 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
+def test_a_sixteenth_of_the_tokens_compute_all_neurons_in_training():
+    keys = jax.random.split(jax.random.key(0), 5)
+    w1, w2, x, do = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512, 512), strict=False))
+    recipe, slices = PartlyDenseSlices(v=16), RECIPES["slices"](v=16)
+    state, _ = jax.jit(recipe.enter)(w1, w2, x)
+    order = np.random.default_rng(0).permutation(512)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def vjp(ffn, x, w1, w2, do):
+        o, backward = jax.vjp(ffn, x, w1, w2)
+        return o, *backward(do)
+
+    def routed(recipe, order):
+        rest = dict(key=keys[4], order=None if order is None else jnp.asarray(order), axes=ONE_DEVICE)
+        return lambda x, w1, w2: recipe.ffn(x, w1, w2, state, **rest)[0]
+
+    def dense(x, w1, w2):
+        return jnp.square(jax.nn.relu(x @ w1.T)) @ w2
+
+    np.testing.assert_array_equal(*(jax.jit(routed(r, None))(x, w1, w2) for r in (recipe, slices)))
+    o, dx, dw1, dw2 = vjp(routed(recipe, order), x, w1, w2, do)
+    first = vjp(dense, x[:32], *recipe.leave(w1, w2, state), do[:32])
+    others = vjp(routed(slices, order[order >= 32] - 32), x[32:], w1, w2, do[32:])
+    for found, parts in zip((o, dx), zip(first[:2], others[:2], strict=True), strict=True):
+        np.testing.assert_allclose(found, jnp.concatenate(parts), rtol=1e-3, atol=1e-5 * jnp.abs(found).max())
+    for found, *parts in zip((dw1, dw2), first[2:], others[2:], strict=True):
+        np.testing.assert_allclose(found, sum(parts), rtol=1e-3, atol=1e-5 * jnp.abs(found).max())
+
+
 SPARSE = (
     "slices",
+    "partly_dense",
     "halves",
     "eighths",
     "stages",
@@ -293,7 +328,7 @@ def test_every_run_of_a_suite_is_allowed(name):
         assert bool(config.sparsity.phase) == run.startswith(SPARSE)
         assert config.sparsity.stays == run.endswith("stay")
         before_decay = config.sparsity.end_step <= config.steps - config.optimizer.decay_steps
-        assert before_decay != (config.sparsity.stays or run == "slices_90")
+        assert before_decay != (config.sparsity.stays or run.endswith("_90"))
         assert (config.model.precision == "fp8") == run.endswith("fp8")
         assert config.checkpoint_every == configs["dense"].checkpoint_every
         model, dense = config.model, configs["dense"].model
