@@ -5,7 +5,7 @@
 The batch is what one GPU holds, 32,768 tokens a step (64 GiB), not the paper's global batch, and so the rate is not the
 paper's 3e-3, which trains badly at so few tokens a step. It is that of docs/results.md's runs of 4 layers at this
 batch. Rate and warm-up are not yet swept at full depth.
-Hardware: one H100 or H200. On an H200 a dense step takes 617 ms and a sparse one, all layers sparse, 422 ms
+Hardware: one H100 or H200. On an H200 a dense step takes 607 ms and a sparse one, all layers sparse, 414 ms
 (experiments/results/step_llama1b_h200.json); with three layers dense as here, 464 ms of 629 in an earlier
 call (step_llama1b_dense_layers_8x4096_h200.json). Result of the run: not measured yet.
 """
