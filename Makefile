@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/tiny.py
+# Python compiles what it imports; pip would compile all of PyTorch and transformers.
+export PIP_NO_COMPILE = 1
 PYTEST = $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
 .PHONY: train test test-all pytest lint reproduce clean

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 import tempfile
 from importlib.metadata import version
 
@@ -52,6 +53,18 @@ def all_compiled_once():
 
     with compiled_once():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_dropped():
+    """Compiled programs are dropped before they fill the process's table of mappings, where LLVM would crash.
+
+    Each has some; Linux allows 65,530.
+    """
+    yield
+    mappings = pathlib.Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
 
 
 @pytest.fixture
