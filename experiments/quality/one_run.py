@@ -5,7 +5,8 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 A run named "dense" is the stable one; "dense@0.8" is the branch of that length, which goes on from its checkpoint.
-"grown_50" and "stages_80" are of two parts, see experiments/quality/growth.py and stages.py.
+"grown_50", "stages_80" and "late_90" are of two parts, see experiments/quality/growth.py, stages.py and
+late_dense_tokens.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import controls, growth, stages
+from experiments.quality import controls, growth, late_dense_tokens, stages
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
@@ -41,6 +42,7 @@ from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import meaning, save_config
 
 ROW = "row.json"
+TWO_PARTS = (growth, stages, late_dense_tokens)
 
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
@@ -50,7 +52,7 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     first = None
     if before:
         start_from(root / f"dense-{seed}", workdir, config, before["steps"])
-    elif parts := next((module for module in (growth, stages) if name.startswith(module.PREFIX)), None):
+    elif parts := next((part for part in TWO_PARTS if name.startswith(part.PREFIX)), None):
         begun, trained = parts.first_part(config, name), workdir.with_name(f"{workdir.name}-first")
         if not train(begun, str(trained)):
             return False
