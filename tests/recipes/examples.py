@@ -1,5 +1,6 @@
 """FFNs small enough to compile each recipe on a CPU, and their inputs."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 
 from sparse_lm import ops, recipes
 from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Slices, SSte, Venom
+from sparse_lm.recipes.activations import GATES
 from tests.recipes import masked_dense_ffn as dense64
 
 TOKENS, DIM, NEURONS = 96, 24, 160
@@ -22,6 +24,12 @@ RECIPES = {
 }
 """Every recipe of FFNs, with knobs that fit; experts have numbers of tokens that no block divides."""
 OF_FFNS = {name: recipe for name, recipe in recipes.RECIPES.items() if "squared_relu" in recipe.computes}
+GATED = {
+    f"{name}, {activation}": dataclasses.replace(recipe, activation=activation)
+    for name, recipe in RECIPES.items()
+    for activation in GATES
+    if activation in recipe.computes
+}
 KEY = jax.random.key(1)
 
 
@@ -31,16 +39,22 @@ def random(seed, *shape):
 
 X, DO = random(0, TOKENS, DIM), random(3, TOKENS, DIM)
 W1, W2 = random(1, NEURONS, DIM) / 4, random(2, NEURONS, DIM) / 8
+GATED_W1 = random(7, 2 * NEURONS, DIM) / 4
 ORDER = jnp.asarray(np.random.default_rng(4).permutation(TOKENS), jnp.int32)
 INPUTS = dense64.Inputs(*(np.asarray(a, np.float64) for a in (X, W1, W2, DO)), order=np.asarray(ORDER))
+
+
+def w1_of(recipe):
+    return GATED_W1 if recipe.activation in GATES else W1
 
 
 @functools.cache
 def state_of(recipe):
     """A state with scales and centroids that `enter` would not choose; masks that it would."""
-    state = recipe.init_state(W1, W2)
+    w1 = w1_of(recipe)
+    state = recipe.init_state(w1, W2)
     values = {
-        "mask_up": lambda _: ops.transposable_mask(W1),
+        "mask_up": lambda _: ops.transposable_mask(w1),
         "mask_down": lambda _: ops.transposable_mask(W2),
         "decay": lambda _: jnp.float32(0.5),
         "scale_up": lambda _: jnp.float32(1.4),
@@ -50,9 +64,21 @@ def state_of(recipe):
     return type(state)(*(values[name](getattr(state, name)) for name in state._fields))
 
 
-def expected(recipe, draw, inputs=INPUTS):
+@jax.jit
+def _draw(a, key):
+    return ops.sparsify_24(a, "mvue", 0, key=key).to_dense().T
+
+
+def draw(a, use):
+    """The estimate of a [T, K] that a recipe draws with `KEY` for one of its uses."""
+    return np.asarray(_draw(jnp.asarray(a, jnp.float32), jax.random.fold_in(KEY, use)), np.float64)
+
+
+def expected(recipe, draw, **inputs):
     """Computes what a recipe's formulas say for its state of above."""
     state, knobs = state_of(recipe), {}
+    w1 = np.asarray(w1_of(recipe), np.float64)
+    inputs = dataclasses.replace(INPUTS, w1=w1, activation=recipe.activation, **inputs)
     if recipe.name == "fst":
         knobs = dict(masks=(np.asarray(state.mask_up), np.asarray(state.mask_down)))
     elif recipe.name == "act24":
@@ -66,6 +92,40 @@ def expected(recipe, draw, inputs=INPUTS):
     if recipe.name in ("slices", "dense_slices"):
         knobs["parts"] = recipe.shards
     return getattr(dense64, recipe.name)(inputs, draw=draw, **knobs)
+
+
+def assert_unbiased(draws, means):
+    """The mean of many draws of each gradient is the gradient without a draw, within the draws' own spread."""
+    for samples, mean in zip(draws, means, strict=True):
+        samples = np.asarray(samples, np.float64)
+        random = samples.std(0) > 1e-3  # not of a neuron that few tokens keep
+        z = (samples.mean(0) - mean)[random] / (samples.std(0)[random] / np.sqrt(len(samples)))
+        np.testing.assert_allclose(samples.mean(0)[~random], mean[~random], atol=5e-3)
+        assert random.mean() > 0.5
+        assert abs(np.mean(z)) < 15 / np.sqrt(z.size)  # entries of one product are correlated
+        assert 0.8 < np.std(z) < 1.2
+
+
+def assert_best_is_as_accurate_as_the_reference(recipe, run):
+    """Whichever kernels run in bf16 on a GPU err at most 1.5 times as much as the reference, against float32.
+
+    Args:
+      recipe: whose best implementation is tested.
+      run: a function of the recipe and a dtype, in which it computes outputs and gradients.
+    """
+
+    def compute(dtype, implementation):
+        with jax.default_matmul_precision("highest"):
+            results = run(dataclasses.replace(recipe, implementation=implementation), dtype)
+        return [np.asarray(a, np.float64) for a in results]
+
+    exact = compute(jnp.float32, "reference")
+    errors = [
+        [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(compute(jnp.bfloat16, name), exact, strict=True)]
+        for name in (None, "reference")
+    ]
+    for best, reference in zip(*errors, strict=True):
+        assert best <= 1.5 * reference, errors
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The squared-ReLU FFN of each recipe as masked dense NumPy in float64, written from the papers' formulas.
+"""The FFN of each recipe as masked dense NumPy in float64, written from the papers' formulas.
 
 Independent of `sparse_lm`: masks, scales, centroids, the order of the tokens and the random draws are inputs.
 A draw is a function of (a [T, K], number of its use) to an estimate of a that is 2:4 along T.
@@ -13,13 +13,17 @@ from tests.recipes.numpy_routing import nearest
 
 @dataclasses.dataclass
 class Inputs:
-    """Holds x [T, D], both weights [F, D], the gradient do [T, D] of the output, and an order of the tokens."""
+    """Holds x [T, D], both weights [F, D], the gradient do [T, D] of the output, and an order of the tokens.
+
+    With a gate, w1 is [2 F, D]: a neuron's gate's row, and then its own.
+    """
 
     x: np.ndarray
     w1: np.ndarray
     w2: np.ndarray
     do: np.ndarray
     order: np.ndarray
+    activation: str = "squared_relu"
 
 
 @dataclasses.dataclass
@@ -75,8 +79,8 @@ def venom(a, *, scales, centroids, v, m, draw):
 
 def slices(a, *, scales, centroids, v, m, draw, parts=1):
     w1, w2 = (scale * soft_threshold(w, axis=1) for scale, w in zip(scales, (a.w1, a.w2), strict=True))
-    (tokens, _), neurons, count = a.x.shape, len(w1), m // 4
-    experts, own, computed = slices_of_tokens(a.x, centroids, neurons, parts)
+    tokens, count = len(a.x), m // 4
+    experts, own, computed = slices_of_tokens(a.x, centroids, len(w2), parts)
     slots = slots_of_tokens(experts, a.order, count, v)
 
     def mask(y):
@@ -85,12 +89,14 @@ def slices(a, *, scales, centroids, v, m, draw, parts=1):
         return mask
 
     def drawn(z):
-        condensed = np.take_along_axis(z, own, axis=1)
-        in_slots = draw(np.where(slots[:, None] >= 0, condensed[slots], 0), 3)
-        condensed[slots[slots >= 0]] = in_slots[slots >= 0]
-        estimate = np.zeros_like(z)
-        np.put_along_axis(estimate, own, condensed, axis=1)
-        return estimate
+        by_neuron = z.reshape(tokens, len(w2), -1)
+        condensed = np.take_along_axis(by_neuron, own[..., None], axis=1)
+        of_slices = condensed.reshape(tokens, -1)
+        in_slots = draw(np.where(slots[:, None] >= 0, of_slices[slots], 0), 3)
+        of_slices[slots[slots >= 0]] = in_slots[slots >= 0]
+        estimate = np.zeros_like(by_neuron)
+        np.put_along_axis(estimate, own[..., None], of_slices.reshape(condensed.shape), axis=1)
+        return estimate.reshape(z.shape)
 
     result = _ffn(a, w1, w2, w2, w1, mask_y=mask, dh_for_dw1=drawn, y_for_dw2=drawn, computed=computed)
     result.stats["expert_load"] = np.bincount(experts, minlength=count) / tokens
@@ -98,7 +104,7 @@ def slices(a, *, scales, centroids, v, m, draw, parts=1):
 
 
 def dense_slices(a, *, centroids, m, parts=1, draw=None):
-    experts, _, computed = slices_of_tokens(a.x, centroids, len(a.w1), parts)
+    experts, _, computed = slices_of_tokens(a.x, centroids, len(a.w2), parts)
     result = _ffn(a, a.w1, a.w2, a.w2, a.w1, mask_y=lambda _: computed, computed=computed)
     result.stats["expert_load"] = np.bincount(experts, minlength=m // 4) / len(experts)
     return result
@@ -177,11 +183,11 @@ def _ffn(a, w1_up, w2_down, w2_back, w1_back, *, mask_y=None, dh_for_dw1=None, y
       computed: 0/1 [T, F], the neurons of each token.
     """
     same = lambda z: z  # noqa: E731
-    h = a.x @ w1_up.T
-    all_of_y = np.square(np.maximum(h, 0)) * computed
+    all_of_y, of_h = activate(a.x @ w1_up.T, a.activation)
+    all_of_y = all_of_y * computed
     mask = (mask_y or np.ones_like)(all_of_y)
     y = all_of_y * mask
-    dh = a.do @ w2_back.T * 2 * np.maximum(h, 0) * mask
+    dh = of_h(a.do @ w2_back.T * mask * computed)
     return Result(
         o=y @ w2_down,
         dx=dh @ w1_back,
@@ -192,3 +198,31 @@ def _ffn(a, w1_up, w2_down, w2_back, w1_back, *, mask_y=None, dh_for_dw1=None, y
             "kept_energy": np.square(y).sum() / np.square(all_of_y).sum(),
         },
     )
+
+
+def activate(h, activation):
+    """Y of the rows' products h, and a function of dY to dH."""
+    if activation == "squared_relu":
+        return np.square(np.maximum(h, 0)), lambda dy: dy * 2 * np.maximum(h, 0)
+    gate, up = h[:, ::2], h[:, 1::2]
+    value, slope = GATES[activation](gate)
+    return value * up, lambda dy: np.stack([dy * up * slope, dy * value], axis=-1).reshape(h.shape)
+
+
+def _silu(g):
+    sigmoid = 1 / (1 + np.exp(-g))
+    return g * sigmoid, sigmoid * (1 + g * (1 - sigmoid))
+
+
+def _tanh_gelu(g):
+    inner = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * g**2)
+    return g / 2 * (1 + np.tanh(inner)), (1 + np.tanh(inner)) / 2 + g / 2 * slope / np.cosh(inner) ** 2
+
+
+GATES = {
+    "swiglu": _silu,
+    "geglu": _tanh_gelu,
+    "gated_relu2": lambda g: (np.maximum(g, 0) ** 2, 2 * np.maximum(g, 0)),
+}
+"""Value and derivative of a gate."""

@@ -46,10 +46,6 @@ def test_ties_and_nan_go_to_the_lowest_expert():
     np.testing.assert_array_equal(assign_tokens(x, centroids), [0, 0, 2, 0])
 
 
-def test_expert_load_is_the_share_of_tokens():
-    np.testing.assert_array_equal(routing.expert_load(jnp.array([2, 0, 2, 2]), 4), [0.25, 0, 0.75, 0])
-
-
 # Centroids
 
 
@@ -67,14 +63,13 @@ def test_a_token_of_zeros_has_no_direction_but_counts():
     np.testing.assert_allclose(update_centroids(x, centroids), [[0.3, 0.4], [-1, -1]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_tokens_that_are_not_finite_count_for_nothing(bad):
+def test_tokens_that_are_not_finite_count_for_nothing():
     x, centroids = random((50, 8)), random((5, 8), seed=2)
     spoiled = x.copy()
-    spoiled[[3, 20], [0, 7]] = bad
+    spoiled[[3, 20, 30], [0, 7, 5]] = np.nan, np.inf, -np.inf
     moved = update_centroids(spoiled, centroids)
-    np.testing.assert_allclose(moved, means(np.delete(x, [3, 20], axis=0), centroids), atol=1e-6)
-    every_row_bad = np.full_like(x, bad)
+    np.testing.assert_allclose(moved, means(np.delete(x, [3, 20, 30], axis=0), centroids), atol=1e-6)
+    every_row_bad = np.full_like(x, np.inf)
     np.testing.assert_array_equal(update_centroids(every_row_bad, centroids), centroids)
     for rows in (spoiled[3:], every_row_bad):  # the first row is where the first centroid starts
         assert np.isfinite(cluster(rows, 5)).all()
@@ -89,34 +84,11 @@ def test_clusters_are_ten_rounds_of_k_means_from_evenly_spaced_rows():
     assert np.abs(means(x, centroids) - centroids).max() < 0.1  # all but converged
 
 
-def test_planted_clusters_are_found():
-    rng = np.random.default_rng(1)
-    truth = np.tile(np.arange(6), 8)  # so that the starts are of one cluster, but for its noise
-    truth[::8] = np.arange(6)
-    x = (5 * np.eye(6, 16)[truth] + 0.1 * rng.normal(size=(48, 16))).astype(np.float32)
-    found = nearest(x, np.asarray(cluster(x, 6)))
-    assert len(set(zip(found, truth, strict=True))) == 6
-
-
 # Rows
-
-
-def check_order(rows, tokens):
-    """Every token has one slot, and knows it."""
-    slots, position = np.asarray(rows.slots), np.asarray(rows.position)
-    assert slots.dtype == position.dtype == np.int32
-    np.testing.assert_array_equal(np.sort(slots[slots < tokens]), np.arange(tokens))
-    np.testing.assert_array_equal(slots[position], np.arange(tokens))
 
 
 def permutation(tokens, seed=0):
     return np.random.default_rng(seed).permutation(tokens).astype(np.int32)
-
-
-def test_shuffled_rows_are_in_the_order_given():
-    rows = routing.shuffled(jnp.array(permutation(100)))
-    check_order(rows, 100)
-    np.testing.assert_array_equal(rows.slots, permutation(100))
 
 
 @hypothesis.settings(max_examples=30, deadline=None)
@@ -125,8 +97,9 @@ def test_blocks_are_of_one_expert_whose_tokens_keep_their_order(seed, used, orde
     experts = np.random.default_rng(seed).integers(used, size=61)
     order = permutation(61, seed) if ordered else np.arange(61)
     rows, block_experts = dispatch_order(experts, 5, v, order if ordered else None)
-    check_order(rows, 61)
     slots, block_experts = np.asarray(rows.slots), np.asarray(block_experts)
+    assert slots.dtype == rows.position.dtype == np.int32
+    np.testing.assert_array_equal(slots[rows.position], np.arange(61))
     assert slots.shape == ((61 + 5 * (v - 1)) // v * v,) and block_experts.shape == (len(slots) // v,)
     by_expert = np.concatenate([order[experts[order] == e] for e in range(5)])
     np.testing.assert_array_equal(slots[slots < 61], by_expert)
@@ -135,13 +108,6 @@ def test_blocks_are_of_one_expert_whose_tokens_keep_their_order(seed, used, orde
         assert set(block) <= {expert, -1} and 0 <= expert < 5
     counts = np.bincount(experts, minlength=5)
     assert (blocks >= 0).any(1).sum() == np.sum(-(-counts // v))
-
-
-def test_rows_pass_through_vmap():
-    experts, orders = np.random.default_rng(5).integers(5, size=(2, 61)), np.stack([permutation(61, s) for s in (0, 1)])
-    both, _ = jax.vmap(lambda e, o: dispatch_order(e, 5, 8, o))(experts, orders)
-    for layer in range(2):
-        np.testing.assert_array_equal(both.slots[layer], dispatch_order(experts[layer], 5, 8, orders[layer])[0].slots)
 
 
 # Neurons
