@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tests.recipes.masked_dense_ffn import GATES
+
 
 def forward(params, config, tokens):
     """Logits float64[B, S, V] of tokens int[B, S]."""
@@ -67,15 +69,8 @@ def ffn(x, weights, config):
         return mixture(x, weights, config)
     if config.activation != "squared_relu":  # rows of gate and up by turns
         gate, up = x @ weights["up"][::2].T, x @ weights["up"][1::2].T
-        return GATES[config.activation](gate) * up @ weights["down"]
+        return GATES[config.activation](gate)[0] * up @ weights["down"]
     return squared_relu(x, weights["up"], weights["down"])
-
-
-GATES = {
-    "swiglu": lambda gate: gate / (1 + np.exp(-gate)),
-    "geglu": lambda gate: gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))),
-    "gated_relu2": lambda gate: np.maximum(gate, 0) ** 2,
-}
 
 
 def squared_relu(x, up, down):

@@ -51,7 +51,7 @@ def test_each_document_is_computed_as_if_it_were_alone(params, windows, remat):
     alone = [numpy_llama.forward(params, WHOLE, document[:, :-1])[0] for document in documents(windows)]
     config = dataclasses.replace(MODEL, remat=remat, unroll_layers=remat != "none")
     together = np.concatenate(logits(config, params, windows[:, :-1]))
-    np.testing.assert_allclose(together, np.concatenate(alone), atol=2e-5)
+    np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-4, atol=1e-5)
     without = np.concatenate(logits(WHOLE, params, windows[:, :-1]))
     difference = np.abs(without - np.concatenate(alone)).max(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(difference > 1e-3), np.arange(STARTS[1], LENGTH))

@@ -115,7 +115,7 @@ def test_router_and_experts_get_their_gradients(recipe):
 
 def test_statistics():
     graphdef, params = layer()
-    _, stats = nnx.merge(graphdef, params)(X, FfnInputs(), recipe=DENSE)
+    _, stats = jax.jit(lambda params: nnx.merge(graphdef, params)(X, FfnInputs(), recipe=DENSE))(params)
     chosen, _, _ = mixture.route(X, params.router[...], BIAS, 2, "softmax")
     load = np.bincount(np.asarray(chosen).reshape(-1), minlength=5) / chosen.size
     np.testing.assert_allclose(stats["expert_load"], load, rtol=1e-6)
