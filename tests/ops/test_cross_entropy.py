@@ -165,20 +165,6 @@ def test_kernel(config, size):
         check_kernel(arguments, config)
 
 
-@pytest.mark.parametrize(
-    "tokens, dim, vocabulary, dtype, message",
-    [
-        (192, 256, 512, jnp.bfloat16, "T = 192 must be a multiple of 128"),
-        (128, 256, 384, jnp.bfloat16, "V = 384 must be a multiple of 256"),
-        (128, 320, 512, jnp.bfloat16, "D = 320 must be a multiple of 256"),
-        (128, 256, 512, jnp.float32, "takes bfloat16, not float32"),
-    ],
-)
-def test_what_the_kernel_does_not_take_is_refused(tokens, dim, vocabulary, dtype, message):
-    with pytest.raises(NotImplementedError, match=message):
-        by_hopper(*operands(tokens, dim, vocabulary, 1, dtype=dtype))
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_operands_that_do_not_fit_are_refused():
     x, w, targets = operands(16, 8, 32, 1, dtype=jnp.float32)

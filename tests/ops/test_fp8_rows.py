@@ -120,21 +120,6 @@ def test_scales_of_all_magnitudes():
     np.testing.assert_array_equal(reciprocal, 1 / scale)
 
 
-@needs_new_jax
-@pytest.mark.parametrize(
-    "shape, dtype, message",
-    [
-        ((64, 256), jnp.float32, "takes bfloat16, not float32"),
-        ((48, 256), jnp.bfloat16, "T = 48 must be a multiple of 32"),
-        ((64, 192), jnp.bfloat16, "N = 192 to be a multiple of 128"),
-        ((64, 128 * 17), jnp.bfloat16, "128 times 2, 4 or 8"),
-    ],
-)
-def test_what_the_kernel_does_not_take_is_refused(shape, dtype, message):
-    with pytest.raises(NotImplementedError, match=message):
-        hopper.fp8_rows(jnp.zeros(shape, dtype))
-
-
 @pytest.mark.parametrize("columns, blocks", [(256, 1), (2048, 2), (4096, 4), (5632, 4), (6144, 8), (16384, 8)])
 def test_how_many_blocks_share_rows(columns, blocks):
     assert kernels._cluster(columns) == blocks

@@ -97,10 +97,3 @@ def test_hopper_skips_padding(blocks):
     for name, out in wanted.items():
         np.testing.assert_array_equal(found[name][: len(out)], out, err_msg=name)
         assert not found[name][len(out) :].any()
-
-
-@pytest.mark.gpu
-def test_hopper_refuses_what_its_tiles_do_not_fit():
-    x, _, w, blocks = inputs((128, 128, 128), 64, 256, 256, jnp.bfloat16, seed=2)
-    with pytest.raises(NotImplementedError, match="v = 64 must be a multiple of 128"):
-        ops.grouped_up(x, w, blocks, 64, EXPERTS, implementation="hopper")

@@ -137,20 +137,6 @@ def test_a_result_that_nobody_uses_has_no_gradient(monkeypatch, used):
     assert [of_total is None for of_total in given] == [used == 1]  # what is not written need not be read
 
 
-@pytest.mark.parametrize(
-    "width, dtype, message",
-    [
-        (8448, jnp.bfloat16, "D = 8448 must be at most 8192"),
-        (320, jnp.bfloat16, "D = 320 must be a multiple of 256"),
-        (256, jnp.float32, "takes bfloat16 or float16, not float32"),
-    ],
-)
-def test_what_the_kernels_do_not_take_is_refused(width, dtype, message):
-    x, _, scale, _ = operands((4, width), with_update=False, dtype=dtype)
-    with pytest.raises(NotImplementedError, match=message):
-        hopper.add_norm(x, None, scale, EPSILON)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_operands_that_do_not_fit_are_refused():
     x, update, scale, _ = operands((4, 16), with_update=True, dtype=jnp.float32)

@@ -59,11 +59,10 @@ def scattered_matmul_24(v: int, contiguous: int) -> Call:
     return functools.partial(hopper.scattered_matmul_24, v=v, rows=NEURONS, contiguous=contiguous), operands
 
 
-def grouped(product: str) -> Call:
+def grouped(product: str, **options) -> Call:
     """A dense product of three experts, of which the second has no tokens."""
     x, y, w = random((1024, 512), TYPE, seed=0), random((1024, 768), TYPE, seed=1), random((3 * 768, 512), TYPE, seed=2)
     operands = dict(grouped_up=(x, w), grouped_down=(y, w), grouped_weights=(y, x))[product]
-    options = dict(out_dtype=TYPE) if product == "grouped_weights" else {}
     kernel = functools.partial(getattr(hopper, product), v=256, experts=3, **options)
     return kernel, (*operands, jnp.array([0, 0, 2, 2], jnp.int32))
 
@@ -134,7 +133,11 @@ def gated_squared_relu_gradients() -> Call:
 
 
 CALLS: dict[str, Callable[[], Call]] = {
-    **{name: functools.partial(grouped, name) for name in ("grouped_up", "grouped_down", "grouped_weights")},
+    "grouped_up": lambda: grouped("grouped_up"),
+    "grouped_up, padded": lambda: grouped("grouped_up", padded=True),
+    "grouped_down": lambda: grouped("grouped_down"),
+    "grouped_down, padded": lambda: grouped("grouped_down", padded=True),
+    "grouped_weights": lambda: grouped("grouped_weights", out_dtype=TYPE),
     "add_norm": lambda: add_norm(1000, gradients=False),
     "add_norm, gradients": lambda: add_norm(1000, gradients=True),
     "add_norm, fewer rows than blocks": lambda: add_norm(3, gradients=True),

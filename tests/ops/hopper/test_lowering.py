@@ -114,17 +114,6 @@ def test_products(number, case):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-def test_products_of_dense_experts():
-    x, y, w, blocks = _dense(1024, 512), _dense(1024, 768), _dense(3 * 768, 512), _ids(4)
-    of_experts = dict(v=256, experts=3)
-    calls = [(hopper.grouped_up, (x, w), y), (hopper.grouped_down, (y, w), x)]
-    calls += [(functools.partial(product, padded=True), *rest) for product, *rest in calls]
-    calls += [(functools.partial(hopper.grouped_weights, out_dtype=jnp.bfloat16), (y, x), w)]
-    for product, operands, out in calls:
-        lowered = _lower(functools.partial(product, **of_experts), *operands, blocks)
-        assert lowered.out_info.shape == out.shape and "mosaic_gpu" in lowered.as_text()
-
-
 @pytest.mark.parametrize("tokens", [8192, 384])
 def test_cross_entropy(tokens):
     vocabulary, dim = 128_256, 2048
@@ -135,7 +124,7 @@ def test_cross_entropy(tokens):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-@pytest.mark.parametrize("tokens, dim", [(32_768, 2048), (32_768, 2560), (1000, 8192), (3, 256)])
+@pytest.mark.parametrize("tokens, dim", [(32_768, 2560), (1000, 8192), (3, 256)])
 @pytest.mark.parametrize("updates", [0, 1])
 def test_add_norm(tokens, dim, updates):
     def both(x, scale, gradients, *updates):
@@ -147,11 +136,9 @@ def test_add_norm(tokens, dim, updates):
     assert lowered.as_text().count("mosaic_gpu") >= 2
 
 
-@pytest.mark.parametrize(
-    "contiguous, config", list(zip((512, 64, 512), (config for config, _ in SAMPLED), strict=True))
-)
-def test_sampled_squared_relu_24(contiguous, config):
-    product = functools.partial(hopper.sampled_squared_relu_24, v=config.tile_n, contiguous=contiguous, config=config)
+def test_sampled_squared_relu_24():
+    config, _ = SAMPLED[0]
+    product = functools.partial(hopper.sampled_squared_relu_24, v=config.tile_n, contiguous=512, config=config)
     neuron_ids = _ids(-(-500 // config.tile_n), 512)
     y, _ = _lower(product, _sparse_24(2048, 392), _dense(500, 392), neuron_ids).out_info
     assert y.shape == (500, 512) and y.values.shape == (512, 256)
@@ -166,10 +153,7 @@ def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch)
     assert tuned_for == [(300, 500, neurons, 128, 16)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["matmul_24, split along k", "matmul_venom 128:2:16", "sampled_matmul_24", "scattered_matmul_24, contiguous 128"],
-)
+@pytest.mark.parametrize("name", ["matmul_24, split along k", "scattered_matmul_24, contiguous 128"])
 def test_a_stack_of_products_is_one_after_the_other(name):
     """Semaphores, by which clusters signal one another, belong to one product."""
     product, operands = sanitize.CALLS[name]()
@@ -179,55 +163,3 @@ def test_a_stack_of_products_is_one_after_the_other(name):
     assert lowered.out_info.shape == (3, *one.shape)
     text = lowered.as_text()
     assert text.count("@mosaic_gpu") == 1 and "stablehlo.while" in text
-
-
-@pytest.mark.parametrize(
-    "sizes, message",
-    [
-        (dict(tile_m=192, tile_n=128), "tile_m must be 64, 128 or 256"),
-        (dict(tile_m=64, tile_n=192), "a multiple of 128"),
-        (dict(tile_m=128, tile_n=320), "up to 256"),
-    ],
-)
-def test_tilings_that_kernels_do_not_have_are_refused(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        Config24(**sizes)
-
-
-@pytest.mark.parametrize("tokens, stages", [(96, 5), (128, 2)])
-def test_tilings_of_gathered_rows_that_the_kernel_does_not_have_are_refused(tokens, stages):
-    with pytest.raises(ValueError, match="stages at least 3"):
-        ConfigSampledRows(rows=256, tokens=tokens, stages=stages)
-
-
-def test_tiles_that_do_not_lie_in_one_block_are_refused():
-    a, b, x, w = _venom(256, 512, 128), _dense(512, 128), _dense(256, 128), _sparse_24(256, 128)
-    for message, call in (
-        ("256 rows of a tile must divide the 128", lambda: hopper.matmul_venom(a, b, config=ConfigVenom(256, 192))),
-        (
-            "256 rows of a tile must divide the 128",
-            lambda: hopper.matmul_venom(dataclasses.replace(a, contiguous=64), b, config=CONTIGUOUS[1][0]),
-        ),
-        (
-            "192 tokens of a tile must divide the 128",
-            lambda: hopper.sampled_matmul_24(w, x, _ids(2, 128), 128, contiguous=64, config=SAMPLED[0][0]),
-        ),
-        (
-            "128 tokens of a tile must divide the 64",
-            lambda: sampled_rows_24(w, x, _ids(4, 128), 64, config=SAMPLED_ROWS[0]),
-        ),
-        (
-            "512 rows of a tile must divide the 128",
-            lambda: hopper.scattered_matmul_24(
-                _sparse_24(128, 256), x, _ids(2, 128), 128, 256, contiguous=128, config=SCATTERED[0][0]
-            ),
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-
-
-def test_too_much_shared_memory_is_refused():
-    config = Config24(tile_m=256, tile_n=256, stages=5)
-    with pytest.raises(ValueError, match="shared memory"):
-        _lower(lambda w, b: hopper.matmul_24(w, b, config=config), _sparse_24(256, 256), _dense(256, 256))

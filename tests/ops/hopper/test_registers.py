@@ -1,6 +1,5 @@
 """No kernel spills registers to memory. Needs the CUDA plugin and ptxas, but no GPU."""
 
-import functools
 import importlib.util
 import pathlib
 import re
@@ -24,7 +23,6 @@ from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCAT
 from sparse_lm.ops.row_order import RowOrder
 
 T, F, D, KEPT = 8192, 8192, 2048, 2048
-KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
@@ -50,12 +48,6 @@ def report(monkeypatch, capfd):
     jax.config.update("jax_enable_compilation_cache", True)
 
 
-@pytest.fixture
-def spilled_bytes(report):
-    """Compiles a function: the bytes that each of its kernels spills."""
-    return lambda *args: [int(bytes_) for bytes_ in re.findall(r"frame, (\d+) bytes spill stores", report(*args))]
-
-
 def _dense(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
@@ -65,108 +57,107 @@ def _float32(*shape):
 
 
 def _sparse(m, k):
-    return Sparse24(_dense(m, k // 2), jax.ShapeDtypeStruct((m // 64, k // 64, 128), jnp.int32), (m, k))
+    return Sparse24(_dense(m, k // 2), _ids(m // 64, k // 64, 128), (m, k))
 
 
-def _columns(v):
-    return jax.ShapeDtypeStruct((T // v, KEPT), jnp.int32)
+def _ids(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def _venom(v, contiguous):
-    condensed = _sparse(T, KEPT)
-    return SparseVenom(condensed.values, condensed.metadata, _columns(v), (T, F), v, 4 * F // KEPT, contiguous)
-
-
-@pytest.mark.parametrize("config", [config for config, _ in DENSE])
-@pytest.mark.parametrize("out_transposed", [False, True])
-def test_matmul_24(spilled_bytes, config, out_transposed):
-    options = dict(out_transposed=out_transposed, config=config)
-    assert spilled_bytes(lambda w, b: hopper.matmul_24(w, b, **options), _sparse(F, D), _dense(D, T)) == [0]
-
-
-@pytest.mark.parametrize("config", [config for config, _ in DENSE])
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_matmul_24_fp8(spilled_bytes, out_dtype, config):
-    a, b_t = (jax.tree.map(_in_e4m3, operand) for operand in (_sparse(F, D), _dense(T, D)))
-    product = lambda *args: hopper.matmul_24_fp8(*args, out_dtype=out_dtype, config=config)  # noqa: E731
-    (spilled,) = spilled_bytes(product, a, b_t, _float32(F, 1))
-    # What the largest tile spills lies outside of the loop over k.
-    assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
+def _venom(v, m=4 * F // KEPT, contiguous=1):
+    condensed = _sparse(T, 4 * F // m)
+    return SparseVenom(condensed.values, condensed.metadata, _ids(T // v, 4 * F // m), (T, F), v, m, contiguous)
 
 
 def _in_e4m3(shape):
     return jax.ShapeDtypeStruct(shape.shape, fp8.E4M3) if shape.dtype == jnp.bfloat16 else shape
 
 
-def _rows(ordered):
-    slots = jax.ShapeDtypeStruct((T,), jnp.int32)
-    return RowOrder(slots, slots) if ordered else None
+def _call(kernel, *names, **options):
+    """A kernel's call whose last operands go by names."""
+
+    def call(*args):
+        first = len(args) - len(names)
+        return kernel(*args[:first], **dict(zip(names, args[first:], strict=True)), **options)
+
+    return call
 
 
-@pytest.mark.parametrize("config", [config for config, _ in VENOM])
-@pytest.mark.parametrize("ordered", [False, True])
-def test_matmul_venom(spilled_bytes, ordered, config):
-    a = _venom(config.tile_m, contiguous=1)
-    product = lambda a, b, rows: hopper.matmul_venom(a, b, rows=rows, config=config)  # noqa: E731
-    (spilled,) = spilled_bytes(product, a, _dense(F, D), _rows(ordered))
-    # What the largest tile spills lies outside of the loop over k: the gather leaves too few registers to consumers.
-    assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
+def _products():
+    """Name, call, operands, and the bytes that may be spilled: outside of the loop over k, by the largest tiles."""
+    dtypes = jnp.bfloat16, jnp.float32
+
+    def of_largest(config):
+        return 64 if config.tile_m * config.tile_n == 256 * 192 else 0
+
+    for config, _ in DENSE:
+        for turned in (False, True):
+            call = _call(hopper.matmul_24, out_transposed=turned, config=config)
+            yield "matmul_24", call, (_sparse(F, D), _dense(D, T)), 0
+        for dtype in dtypes:
+            operands = *jax.tree.map(_in_e4m3, (_sparse(F, D), _dense(T, D))), _float32(F, 1)
+            call = _call(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
+            yield "matmul_24_fp8", call, operands, of_largest(config)
+    for rows in (None, RowOrder(_ids(T), _ids(T))):
+        for config, _ in VENOM:  # whose gather leaves too few registers to consumers
+            operands = _venom(config.tile_m), _dense(F, D), rows
+            yield "matmul_venom", _call(hopper.matmul_venom, "rows", config=config), operands, of_largest(config)
+        for config, _ in CONTIGUOUS:
+            operands = _venom(256, contiguous=256), _dense(F, D), rows
+            yield "matmul_venom contiguous", _call(hopper.matmul_venom, "rows", config=config), operands, 0
+    for config, _ in SAMPLED:
+        v = 2 * config.tile_n
+        operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
+        yield "sampled_matmul_24", _call(hopper.sampled_matmul_24, **options), operands, 0
+        yield "sampled_squared_relu_24", _call(hopper.sampled_squared_relu_24, **options), operands, 0
+    for config in SAMPLED_ROWS:
+        operands = _sparse(F, D), _dense(T, D), _ids(T // config.tokens, KEPT)
+        yield "sampled_rows_24", _call(sampled_rows_24, v=config.tokens, config=config), operands, 0
+    for config, _ in SCATTERED:  # a job's numbers, and sums of other clusters
+        for dtype in dtypes:
+            options = dict(v=256, rows=F, contiguous=512, out_dtype=dtype, config=config)
+            operands = _sparse(KEPT, T), _dense(T, D), _ids(T // 256, KEPT)
+            yield "scattered_matmul_24", _call(hopper.scattered_matmul_24, **options), operands, of_largest(config)
+    for tokens, padding in ((T, 0), (T, 252), (T + 128, 0)):  # padding is masked once a tile
+        call = _call(hopper.cross_entropy, classes=F - padding)
+        yield "cross_entropy", call, (_dense(tokens, D), _dense(F, D), _ids(tokens)), 16 if padding else 0
 
 
-@pytest.mark.parametrize("config", [config for config, _ in CONTIGUOUS])
-@pytest.mark.parametrize("ordered", [False, True])
-def test_matmul_venom_contiguous(spilled_bytes, ordered, config):
-    a = _venom(v=256, contiguous=256)
-    product = lambda a, b, rows: hopper.matmul_venom(a, b, rows=rows, config=config)  # noqa: E731
-    assert spilled_bytes(product, a, _dense(F, D), _rows(ordered)) == [0]
+def _passes():
+    key, bf16 = jax.eval_shape(lambda: jax.random.key(0)), dict(dtype=jnp.bfloat16)
+    for columns in (256, D, 3 * D, F) if TRANSPOSING_LOADS else ():  # else Mosaic loads no transposed tile
+        product = fp8.Unscaled(_dense(T, columns), _dense(T, 1))
+        yield "fp8_rows", hopper.fp8_rows, (product.values,), 0
+        yield "fp8_squared_relu", hopper.fp8_squared_relu, (product,), 0
+        yield "fp8_squared_relu_gradients", hopper.fp8_squared_relu_gradients, (product, product), 0
+    h, y, gradients = _dense(T, KEPT), _sparse(T, KEPT), hopper.squared_relu_gradients
+    yield "squared_relu_24", hopper.squared_relu_24, (h,), 0
+    yield "squared_relu_gradients", gradients, (h, y), 0
+    yield "squared_relu_gradients drawn", _call(gradients, "key"), (h, y, key), 0
+    both = _dense(T, 2 * KEPT)
+    yield "gated_squared_relu_24", hopper.gated_squared_relu_24, (both,), 0
+    yield "gated_squared_relu_gradients", _call(hopper.gated_squared_relu_gradients, "key"), (h, both, y, key), 0
+    yield "soft_threshold_24", _call(hopper.soft_threshold_24, **bf16), (_float32(2 * F, D), _float32(2)), 0
+    for axis in (-1, 0):
+        call = _call(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
+        yield "sparsify_24 mvue", call, (_dense(T, D), key), 0
+    mask = jax.ShapeDtypeStruct((F, D), bool)
+    yield "sparsify_24_tiles", _call(hopper.sparsify_24_tiles, **bf16), (_float32(F, D), mask), 0
+    for v, m in ((64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)):
+        h, dy, y = _dense(T, F), _dense(T, 4 * F // m), _venom(v, m)
+        yield f"squared_relu_venom {v}:2:{m}", _call(hopper.squared_relu_venom, v=v, m=m), (h,), 0
+        yield f"sparsify_venom {v}:2:{m}", _call(hopper.sparsify_venom, v=v, m=m, **bf16), (h,), 0
+        yield f"squared_relu_gradients {v}:2:{m}", gradients, (dy, y), 0
+        yield f"squared_relu_gradients {v}:2:{m} drawn", _call(gradients, "key"), (dy, y, key), 0
 
 
-@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-def test_sampled_matmul_24(spilled_bytes, config):
-    v = 2 * config.tile_n
-    product = lambda *args: hopper.sampled_matmul_24(*args, v, contiguous=256, config=config)  # noqa: E731
-    assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
+CASES = [*_products(), *_passes()]
 
 
-@pytest.mark.parametrize("config", [config for config, _ in SAMPLED])
-def test_sampled_squared_relu_24(spilled_bytes, config):
-    v = 2 * config.tile_n
-    product = lambda *args: hopper.sampled_squared_relu_24(*args, v, contiguous=256, config=config)  # noqa: E731
-    assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
-
-
-@pytest.mark.parametrize("config", SAMPLED_ROWS)
-def test_sampled_rows_24(spilled_bytes, config):
-    v = config.tokens
-    product = lambda *args: sampled_rows_24(*args, v, config=config)  # noqa: E731
-    assert spilled_bytes(product, _sparse(F, D), _dense(T, D), _columns(v)) == [0]
-
-
-@pytest.mark.parametrize("config", [config for config, _ in SCATTERED])
-@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
-def test_scattered_matmul_24(spilled_bytes, out_dtype, config):
-    options = dict(v=256, rows=F, contiguous=512, out_dtype=out_dtype, config=config)
-    product = lambda *args: hopper.scattered_matmul_24(*args, **options)  # noqa: E731
-    (spilled,) = spilled_bytes(product, _sparse(KEPT, T), _dense(T, D), _columns(256))
-    # What the largest tile spills lies outside of the loop over k: a job's numbers, and sums of other clusters.
-    assert spilled <= (64 if config.tile_m * config.tile_n == 256 * 192 else 0)
-
-
-@pytest.mark.parametrize("tokens, padding", [(T, 0), (T, 252), (T + 128, 0)])
-def test_cross_entropy(spilled_bytes, tokens, padding):
-    operands = _dense(tokens, D), _dense(F, D), jax.ShapeDtypeStruct((tokens,), jnp.int32)
-    cross_entropy = functools.partial(hopper.cross_entropy, classes=F - padding)
-    (spilled,) = spilled_bytes(cross_entropy, *operands)
-    assert spilled <= (16 if padding else 0)  # where the padding is masked: once a tile, outside of the loop over k
-
-
-@pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
-@pytest.mark.parametrize("columns", [256, D, 3 * D, F])
-def test_fp8_rows(spilled_bytes, columns):
-    product = fp8.Unscaled(_dense(T, columns), _dense(T, 1))
-    assert spilled_bytes(hopper.fp8_rows, product.values) == [0]
-    assert spilled_bytes(hopper.fp8_squared_relu, product) == [0]
-    assert spilled_bytes(hopper.fp8_squared_relu_gradients, product, product) == [0]
+@pytest.mark.parametrize("call, operands, allowed", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_spilled_bytes(report, call, operands, allowed):
+    (spilled,) = re.findall(r"frame, (\d+) bytes spill stores", report(call, *operands))
+    assert int(spilled) <= allowed
 
 
 @pytest.mark.parametrize("dim", [256, 512, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192])
@@ -185,48 +176,3 @@ def test_add_norm(report, dim):
         (registers,) = re.findall(r"Used (\d+) registers", text)
         of_block = 128 * -(-int(registers) // 8) * 8
         assert add_norm._blocks(2 * dim) * of_block <= 65_536
-
-
-def _drawn_gradients(dy, y, key):
-    return hopper.squared_relu_gradients(dy, y, key=key)
-
-
-def test_passes_over_24(spilled_bytes):
-    h, weights = _dense(T, KEPT), jax.ShapeDtypeStruct((2 * F, D), jnp.float32)
-    assert spilled_bytes(hopper.squared_relu_24, h) == [0]
-    assert spilled_bytes(hopper.squared_relu_gradients, h, _sparse(T, KEPT)) == [0]
-    assert spilled_bytes(_drawn_gradients, h, _sparse(T, KEPT), KEY) == [0]
-    scale = jax.ShapeDtypeStruct((2,), jnp.float32)
-    assert spilled_bytes(lambda *args: hopper.soft_threshold_24(*args, dtype=jnp.bfloat16), weights, scale) == [0]
-
-
-def test_passes_over_a_gated_layer(spilled_bytes):
-    h, dy = _dense(T, 2 * KEPT), _dense(T, KEPT)
-    assert spilled_bytes(hopper.gated_squared_relu_24, h) == [0]
-    gradients = lambda *args: hopper.gated_squared_relu_gradients(*args[:3], key=args[3])  # noqa: E731
-    assert spilled_bytes(gradients, dy, h, _sparse(T, KEPT), KEY) == [0]
-
-
-@pytest.mark.parametrize("axis", [-1, 0])
-def test_random_draws(spilled_bytes, axis):
-    options = dict(scale=1.0, dtype=jnp.bfloat16)
-    sparsify = lambda x, key: hopper.sparsify_24(x, "mvue", axis, key=key, **options)  # noqa: E731
-    assert spilled_bytes(sparsify, _dense(T, D), KEY) == [0]
-
-
-def test_tiles(spilled_bytes):
-    w, mask = jax.ShapeDtypeStruct((F, D), jnp.float32), jax.ShapeDtypeStruct((F, D), bool)
-    sparsify = lambda w, mask: hopper.sparsify_24_tiles(w, mask, dtype=jnp.bfloat16)  # noqa: E731
-    assert spilled_bytes(sparsify, w, mask) == [0]
-
-
-@pytest.mark.parametrize("v, m", [(64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)])
-def test_passes_over_venom(spilled_bytes, v, m):
-    options = dict(v=v, m=m)
-    assert spilled_bytes(lambda h: hopper.squared_relu_venom(h, **options), _dense(T, F)) == [0]
-    assert spilled_bytes(lambda h: hopper.sparsify_venom(h, **options, dtype=jnp.bfloat16), _dense(T, F)) == [0]
-    condensed = _sparse(T, 4 * F // m)
-    columns = jax.ShapeDtypeStruct((T // v, 4 * F // m), jnp.int32)
-    y = SparseVenom(condensed.values, condensed.metadata, columns, (T, F), v, m)
-    assert spilled_bytes(hopper.squared_relu_gradients, _dense(T, 4 * F // m), y) == [0]
-    assert spilled_bytes(_drawn_gradients, _dense(T, 4 * F // m), y, KEY) == [0]

@@ -4,16 +4,11 @@ import importlib
 import importlib.util
 
 import pytest
-from jaxlib import gpu_triton
 
 from sparse_lm.ops import hopper, triton
 
 BACKENDS = {"hopper": hopper} | ({"triton": triton} if importlib.util.find_spec("triton") else {})
 each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-_LOWERS = {"hopper": True, "triton": hasattr(gpu_triton, "TritonKernel")}
-each_backend_that_lowers = pytest.mark.parametrize(
-    "backend", [b for n, b in BACKENDS.items() if _LOWERS[n]], ids=[n for n in BACKENDS if _LOWERS[n]]
-)  # Triton's needs a GPU build of JAX
 
 
 def tilings(product, **more):

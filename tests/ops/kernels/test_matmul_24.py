@@ -4,8 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm import ops
-from sparse_lm.ops import backends
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.products.matmul_24 import Config
 from tests.ops.kernels import BACKENDS, each_backend, each_tiling, tilings
@@ -83,23 +81,3 @@ def test_tilings_agree_bit_for_bit(name):
         configs = [Config(**vars(config) | dict(split_tail=False)) for config in configs]
     w, b = random_24(2048, 2048, jnp.bfloat16, seed=8), random((2048, 2048), jnp.bfloat16, seed=9)
     assert_agree([functools.partial(BACKENDS[name].matmul_24, config=config) for config in configs], w, b)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", BACKENDS)
-def test_the_public_op_runs_the_backend_that_is_named(name):
-    w, b = random_24(128, 128, jnp.bfloat16, seed=10), random((128, 64), jnp.bfloat16, seed=11)
-    with backends.record() as used:
-        check(functools.partial(_without_tiling, implementation=name), w, b)
-    assert used == {"matmul_24": {name}}
-
-
-def _without_tiling(w, b, *, config, **options):
-    return ops.matmul_24(w, b, **options)
-
-
-@each_backend
-@pytest.mark.parametrize("dtype, b_dtype, out_dtype", [(jnp.float32,) * 3, (jnp.bfloat16, jnp.float16, None)])
-def test_refuses_dtypes(dtype, b_dtype, out_dtype, backend):
-    with pytest.raises(NotImplementedError, match="bfloat16"):
-        backend.matmul_24(random_24(64, 64, dtype, seed=0), random((64, 64), b_dtype, seed=1), out_dtype=out_dtype)

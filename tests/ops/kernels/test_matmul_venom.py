@@ -139,9 +139,3 @@ def test_blocks_that_list_nothing_are_zeros(kept, config):
     expected = product(a.columns).reshape(9, 256, 1000).at[nothing].set(0).reshape(9 * 256, 1000)
     np.testing.assert_array_equal(assert_repeats(product, a.columns.at[nothing].set(1280)), expected)
     assert not assert_repeats(product, jnp.full_like(a.columns, 1280)).any()
-
-
-@each_backend
-def test_refuses_small_blocks(backend):
-    with pytest.raises(NotImplementedError, match="multiple of 64"):
-        backend.matmul_venom(random_venom(64, 64, 32, 16, jnp.bfloat16, seed=0), random((64, 64), jnp.bfloat16, seed=1))

@@ -1,21 +1,18 @@
 """The passes over weights and over the hidden layer: bit for bit the reference."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sparse_lm.ops import reference
-from tests.ops.kernels import BACKENDS, each_backend, each_backend_that_lowers
+from tests.ops.kernels import BACKENDS, each_backend
 from tests.ops.operands import (
     assert_same_bits,
     exact_stats,
     integers_and_special,
     random,
     random_or_special,
-    random_venom_contiguous,
 )
 
 SHAPES = [(64, 64), (256, 704), (100, 300), (1, 3)]
@@ -214,80 +211,3 @@ def test_venom_keeps_as_much_as_the_reference(backend):
     np.testing.assert_allclose(stats.kept_energy, np.square(y_all[mask]).sum(), rtol=1e-2)
     assert (np.asarray(y.columns).reshape(4, -1, 4) // 16 == np.arange(128)[:, None]).all()
     assert (mask.reshape(-1, 4).sum(1) <= 4).all() and mask.sum() == h.size // 8
-
-
-def _assert_lowers_like_the_reference(backend, op, *operands, **options):
-    ours, expected = (functools.partial(getattr(b, op), **options) for b in (backend, reference))
-    lowered = jax.jit(ours).trace(*operands).lower(lowering_platforms=("cuda",))
-    assert jax.tree.leaves(lowered.out_info) == jax.tree.leaves(jax.eval_shape(expected, *operands))
-    assert "custom_call" in lowered.as_text()
-
-
-def _shape(*shape, dtype=NARROW):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-@each_backend_that_lowers
-@pytest.mark.parametrize("dtype", [WIDE, NARROW])
-def test_sparsifying_weights_lowers_without_a_gpu(dtype, backend):
-    x, mask = _shape(300, 190, dtype=dtype), _shape(300, 190, dtype=bool)
-    for method in ("magnitude", "soft_threshold", "mvue"):
-        for axis in (-1, 0):
-            options = dict(method=method, axis=axis, scale=1.5, dtype=NARROW, key=KEYS[0])
-            _assert_lowers_like_the_reference(backend, "sparsify_24", x, **options)
-    _assert_lowers_like_the_reference(backend, "sparsify_24_tiles", x, mask, dtype=NARROW)
-    w, scale = _shape(128, 200, dtype=dtype), _shape(2, dtype=WIDE)
-    _assert_lowers_like_the_reference(backend, "soft_threshold_24", w, scale, dtype=NARROW)
-
-
-@each_backend_that_lowers
-@pytest.mark.parametrize("shape", SHAPES)
-def test_passes_over_a_hidden_layer_lower_without_a_gpu(shape, backend):
-    h = _shape(*shape)
-    _assert_lowers_like_the_reference(backend, "squared_relu_24", h)
-    y, _ = jax.eval_shape(reference.squared_relu_24, h)
-    for key in (None, KEYS[0]):
-        _assert_lowers_like_the_reference(backend, "squared_relu_gradients", h, y, key=key)
-
-
-@each_backend_that_lowers
-@pytest.mark.parametrize("tokens", [64, 300])
-def test_passes_over_a_gated_hidden_layer_lower_without_a_gpu(tokens, backend):
-    h = _shape(tokens, 2 * 192)
-    _assert_lowers_like_the_reference(backend, "gated_squared_relu_24", h)
-    y, _ = jax.eval_shape(reference.gated_squared_relu_24, h)
-    _assert_lowers_like_the_reference(backend, "gated_squared_relu_gradients", _shape(tokens, 192), h, y, key=KEYS[0])
-
-
-@each_backend_that_lowers
-@pytest.mark.parametrize("v, m", [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32)])
-def test_passes_to_venom_form_lower_without_a_gpu(v, m, backend):
-    h = _shape(300, 1024)
-    _assert_lowers_like_the_reference(backend, "sparsify_venom", h, v=v, m=m, dtype=NARROW)
-    _assert_lowers_like_the_reference(backend, "squared_relu_venom", h, v=v, m=m)
-    y, _ = jax.eval_shape(functools.partial(reference.squared_relu_venom, v=v, m=m), h)
-    _assert_lowers_like_the_reference(backend, "squared_relu_gradients", _shape(300, 4096 // m), y, key=KEYS[0])
-
-
-@each_backend
-def test_refuses_what_it_cannot_do(backend):
-    x = jnp.zeros((64, 64), NARROW)
-    y, _ = reference.squared_relu_24(x)
-    rbg = jax.random.key(0, impl="rbg")
-    contiguous = random_venom_contiguous(64, 128, 64, 64, 64, NARROW, seed=0)
-    for message, call in (
-        ("16-bit", lambda: backend.sparsify_24(x, "magnitude", -1, dtype=WIDE, scale=1.0)),
-        ("16-bit", lambda: backend.sparsify_24_tiles(x, x > 0, dtype=WIDE)),
-        ("float16", lambda: backend.squared_relu_24(x.astype(WIDE))),
-        ("threefry2x32, not of rbg", lambda: backend.sparsify_24(x, "mvue", -1, scale=1.0, dtype=NARROW, key=rbg)),
-        ("threefry2x32, not of rbg", lambda: backend.squared_relu_gradients(x, y, key=rbg)),
-        ("contiguous", lambda: backend.squared_relu_gradients(x, contiguous)),
-        ("float16", lambda: backend.gated_squared_relu_24(x.astype(WIDE))),
-        ("threefry2x32", lambda: backend.gated_squared_relu_gradients(x, jnp.zeros((64, 128), NARROW), y, key=rbg)),
-        ("in the dtype of the matrix", lambda: backend.sparsify_venom(x, 64, 16, dtype=jnp.float16)),
-        ("v to be a multiple of 64", lambda: backend.squared_relu_venom(jnp.zeros((96, 768), NARROW), 96, 16)),
-        (", m ", lambda: backend.squared_relu_venom(jnp.zeros((64, 768), NARROW), 64, 12)),
-        ("not for 96", lambda: backend.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=NARROW)),
-    ):
-        with pytest.raises(NotImplementedError, match=message):
-            call()

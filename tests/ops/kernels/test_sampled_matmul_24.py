@@ -138,11 +138,3 @@ def test_blocks_that_list_nothing_are_zeros(dim, config):
     expected = product(ids).reshape(9, v, 512).at[nothing].set(0).reshape(9 * v, 512)
     np.testing.assert_array_equal(assert_repeats(product, ids.at[nothing].set(neurons)), expected)
     assert not assert_repeats(product, jnp.full_like(ids, neurons)).any()
-
-
-@each_backend
-@pytest.mark.parametrize("v", [32, 96])
-def test_refuses_ragged_blocks(v, backend):
-    w, x = random_24(64, 64, jnp.bfloat16, seed=0), random((64, 64), jnp.bfloat16, seed=1)
-    with pytest.raises(NotImplementedError, match=f"multiple of 64, not {v}"):
-        backend.sampled_matmul_24(w, x, random_columns(-(-64 // v), 16, 64, seed=2), v)

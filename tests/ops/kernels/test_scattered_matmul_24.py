@@ -103,15 +103,3 @@ def test_no_sum_is_lost_when_repeated():
     first = product()
     for _ in range(20):
         np.testing.assert_array_equal(product(), first)
-
-
-@each_backend
-@pytest.mark.parametrize(
-    "v, rows, contiguous, message",
-    [(64, 256, 32, "multiple"), (96, 256, 128, "multiple"), (64, 200, 128, "divide the 200 rows")],
-)
-def test_refuses(v, rows, contiguous, message, backend):
-    a, b = random_24(128, 128, jnp.bfloat16, seed=0), random((128, 64), jnp.bfloat16, seed=1)
-    neuron_ids = jnp.arange(128)[None].repeat(-(-128 // v), axis=0)
-    with pytest.raises(NotImplementedError, match=message):
-        backend.scattered_matmul_24(a, b, neuron_ids, v, rows, contiguous=contiguous)
