@@ -118,8 +118,3 @@ def test_scales_of_all_magnitudes():
     scale, reciprocal = kernels._scale(jnp.asarray(largest, jnp.float32))
     np.testing.assert_array_equal(scale, fp8.by_rows(largest[:, None]).scale[:, 0])
     np.testing.assert_array_equal(reciprocal, 1 / scale)
-
-
-@pytest.mark.parametrize("columns, blocks", [(256, 1), (2048, 2), (4096, 4), (5632, 4), (6144, 8), (16384, 8)])
-def test_how_many_blocks_share_rows(columns, blocks):
-    assert kernels._cluster(columns) == blocks

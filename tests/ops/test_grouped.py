@@ -63,18 +63,6 @@ def test_padding_is_of_no_expert(v):
         assert not out[len(wanted[name]) :].any()
 
 
-def test_operands_that_do_not_fit_are_refused():
-    x, y, w, blocks = inputs((4, 4, 4), 4, 6, 5, jnp.float32, seed=0)
-    with pytest.raises(ValueError, match=r"block_experts must be int32 \[12 / 3\]"):
-        ops.grouped_up(x, w, blocks, 3, EXPERTS)
-    with pytest.raises(ValueError, match="do not fit weights that contract 6"):
-        ops.grouped_down(x, w, blocks, 4, EXPERTS)
-    with pytest.raises(ValueError, match="experts = 4 must divide the 18 rows"):
-        ops.grouped_up(x, w, blocks, 4, 4)
-    with pytest.raises(ValueError, match="y has 12 tokens and x 8"):
-        ops.grouped_weights(y, x[:8], blocks[:2], 4, EXPERTS)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [(512, 1024, 256), (0, 2048, 256)], ids=["uneven", "first empty"])
 @pytest.mark.parametrize(("neurons", "dim"), [(768, 512), (256, 1280)])

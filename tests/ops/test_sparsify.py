@@ -55,13 +55,6 @@ def test_tiles_are_24_both_ways_from_one_selection(shape):
     assert rows.dtype == columns.dtype == jnp.float32
 
 
-def test_tiles_under_a_mask_that_is_given():
-    x = random((33, 46), jnp.float32)
-    mask = jitted.transposable_mask(random((33, 46), jnp.float32)[::-1])
-    for form, expected in zip(jitted.sparsify_24_tiles(x, mask), (x * mask, (x * mask).T), strict=True):
-        np.testing.assert_array_equal(jitted.dense(form), expected)
-
-
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_soft_threshold_scale_is_least_squares(axis):
     w = np.random.default_rng(3).normal(size=(44, 60)).astype(np.float32)

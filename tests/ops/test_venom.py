@@ -1,9 +1,7 @@
 """Column choice, condensing and compression of V:2:M matrices."""
 
-import functools
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,12 +84,3 @@ def test_blocks_taller_than_a_tile_are_padded():
 def test_contiguous_columns_are_told_to_the_products():
     columns = jnp.array([[8, 9, 10, 11, 0, 1, 2, 3]], jnp.int32)
     assert ops.to_venom(jitted.sparsify_24(random((8, 8))), columns, 16, 8, 8, contiguous=4).contiguous == 4
-
-
-def test_stacks_go_through_vmap():
-    x = random((2, 20, 32), seed=9)
-    sparsify = functools.partial(jitted.sparsify_venom, v=8, m=8)
-    both = jax.vmap(sparsify)(x)
-    for layer in range(2):
-        of_layer = jax.tree.map(lambda leaf, i=layer: leaf[i], both)
-        jax.tree.map(np.testing.assert_array_equal, of_layer, sparsify(x[layer]))
