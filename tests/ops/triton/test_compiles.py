@@ -63,14 +63,8 @@ def _spilled_bytes(compiled, tmp_path, capability):
     """Assembles `kernel.cubin`."""
     (tmp_path / "kernel.ptx").write_text(compiled.ptx)
     suffix = "a" if capability >= 90 else ""
-    command = [
-        get_ptxas(capability).path,
-        "-v",
-        f"--gpu-name=sm_{capability}{suffix}",
-        "kernel.ptx",
-        "-o",
-        "kernel.cubin",
-    ]
+    ptxas, gpu = get_ptxas(capability).path, f"--gpu-name=sm_{capability}{suffix}"
+    command = [ptxas, "-v", gpu, "kernel.ptx", "-o", "kernel.cubin"]
     report = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
     (spilled,) = re.findall(r"(\d+) bytes spill stores", report)
     return int(spilled)
@@ -83,8 +77,13 @@ def _largest(candidates):
 
 
 def _cases(candidates):
-    """Every tiling for an A100, and the largest that fits for each of the other GPUs."""
-    return [*((80, tiling) for tiling in candidates[1:]), *_largest(candidates)]
+    """Every tiling for an A100, and the largest that fits for each GPU; by default its largest and its smallest."""
+    *others, smallest = candidates[1:]
+    return [
+        *(pytest.param(80, tiling, marks=pytest.mark.slow) for tiling in others),
+        (80, smallest),
+        *_largest(candidates),
+    ]
 
 
 @pytest.mark.parametrize("capability, config", _cases(DENSE))
@@ -184,24 +183,20 @@ def _assert_leaves_room(kernel, types, constants, warps, tmp_path, capability):
 
 @needs_gpu_build
 def test_lowers_without_a_gpu():
-    w = Sparse24(
-        jax.ShapeDtypeStruct((320, 224), jnp.bfloat16), jax.ShapeDtypeStruct((5, 7, 128), jnp.int32), (300, 392)
-    )
-    b = jax.ShapeDtypeStruct((392, 500), jnp.bfloat16)
-    lowered = jax.jit(triton.matmul_24).trace(w, b).lower(lowering_platforms=("cuda",))
-    assert lowered.out_info.shape == (300, 500)
-    assert "triton_kernel_call" in lowered.as_text()
+    metadata = jax.ShapeDtypeStruct((5, 7, 128), jnp.int32)
+    w = Sparse24(jax.ShapeDtypeStruct((320, 224), jnp.bfloat16), metadata, (300, 392))
     columns = jax.ShapeDtypeStruct((5, 448), jnp.int32)
     a = SparseVenom(w.values, w.metadata, columns, (300, 1568), 64, 16)
-    lowered = jax.jit(triton.matmul_venom).trace(a, jax.ShapeDtypeStruct((1568, 500), jnp.bfloat16))
-    assert "triton_kernel_call" in lowered.lower(lowering_platforms=("cuda",)).as_text()
-    x = jax.ShapeDtypeStruct((320, 392), jnp.bfloat16)
-    sampled = functools.partial(triton.sampled_matmul_24, v=64)
-    lowered = jax.jit(sampled).trace(w, x, columns).lower(lowering_platforms=("cuda",))
-    assert lowered.out_info.shape == (320, 448)
+    b, of_venom, x = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((392, 500), (1568, 500), (320, 392)))
     scattered = functools.partial(triton.scattered_matmul_24, v=64, rows=640, contiguous=64)
-    lowered = jax.jit(scattered).trace(w, b, jax.ShapeDtypeStruct((7, 320), jnp.int32))
-    assert lowered.lower(lowering_platforms=("cuda",)).out_info.shape == (640, 500)
+    for product, operands, shape in (
+        (triton.matmul_24, (w, b), (300, 500)),
+        (triton.matmul_venom, (a, of_venom), (300, 500)),
+        (functools.partial(triton.sampled_matmul_24, v=64), (w, x, columns), (320, 448)),
+        (scattered, (w, b, jax.ShapeDtypeStruct((7, 320), jnp.int32)), (640, 500)),
+    ):
+        lowered = jax.jit(product).trace(*operands).lower(lowering_platforms=("cuda",))
+        assert lowered.out_info.shape == shape and "triton_kernel_call" in lowered.as_text()
 
 
 def test_the_largest_tile_that_occupies_the_gpu(monkeypatch):
