@@ -3,15 +3,12 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sparse_lm.config import Config, ModelConfig
 from sparse_lm.model import decode, llama
-from sparse_lm.recipes import DENSE
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.step import forward_loss
 from tests.model import numpy_llama
 
 END = 7  # of a text
@@ -55,25 +52,6 @@ def test_each_document_is_computed_as_if_it_were_alone(params, windows, remat):
     without = np.concatenate(logits(WHOLE, params, windows[:, :-1]))
     difference = np.abs(without - np.concatenate(alone)).max(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(difference > 1e-3), np.arange(STARTS[1], LENGTH))
-
-
-@pytest.mark.long
-def test_gradients_are_the_sum_of_those_of_the_documents(params, windows):
-    def gradients(model, windows):
-        config = Config(batch_size=len(windows), seq_len=windows.shape[1] - 1, model=model)
-        loss = lambda params: forward_loss(  # noqa: E731
-            params, None, windows, None, config=config, graphdef=llama.graphdef(model), recipe=DENSE
-        )[0]
-        return jax.tree.map(lambda g: g * windows[:, 1:].size, jax.jit(jax.grad(loss))(params))
-
-    alone = [gradients(WHOLE, document) for document in documents(windows)]
-    expected = jax.tree.map(lambda *parts: sum(parts), *alone)
-    together, without = gradients(MODEL, windows), gradients(WHOLE, windows)
-    scales = jax.tree.map(lambda x: float(jnp.abs(x).max()), expected)
-    errors = jax.tree.map(lambda a, b, scale: float(jnp.abs(a - b).max()) / scale, together, expected, scales)
-    assert max(jax.tree.leaves(errors)) < 1e-4
-    errors = jax.tree.map(lambda a, b, scale: float(jnp.abs(a - b).max()) / scale, without, expected, scales)
-    assert min(errors["layers"]["attention"].values()) > 1e-3
 
 
 def test_evaluation_keeps_within_documents(params, windows):

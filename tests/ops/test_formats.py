@@ -7,10 +7,8 @@ from sparse_lm import ops
 from sparse_lm.ops import formats
 from tests.ops import jitted, numpy_sparse
 
-SHAPES = [(64, 64), (128, 192), (70, 68), (5, 12)]
 
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(128, 192), (70, 68)])
 def test_values_and_metadata_are_laid_out_as_described(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     sparse = jitted.sparsify_24(jnp.array(x), "magnitude")

@@ -50,29 +50,6 @@ def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(
     np.testing.assert_allclose(y_t.to_dense(), (stored * top_two_of_four(stored, axis=0)).T, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (37, 52)])
-def test_a_gated_layer_keeps_two_of_four_neurons_and_both_of_their_gradients(shape):
-    h, dy, key = random((shape[0], 2 * shape[1]), seed=3), random(shape, seed=4), jax.random.key(5)
-    relu, own = np.maximum(h[:, ::2], 0), np.asarray(h[:, 1::2])
-    dense = np.square(relu) * own
-    mask = top_two_of_four(dense)
-    y, stats = jax.jit(ops.gated_squared_relu_24)(h)
-    np.testing.assert_allclose(y.to_dense(), dense * mask, rtol=1e-6)
-    expected = np.count_nonzero(dense), np.square(dense).sum(), np.square(dense * mask).sum()
-    np.testing.assert_allclose(stats, expected, rtol=1e-5)
-
-    dh, dh_t, y_t = jax.jit(lambda *a: ops.gated_squared_relu_gradients(*a, key=key))(dy, h, y)
-    of_gates, of_owns = dy * own * 2 * relu * mask, dy * np.square(relu) * mask
-    gates_first = np.concatenate([of_gates, of_owns], axis=1)
-    np.testing.assert_allclose(dh.to_dense(), gates_first, rtol=1e-5, atol=1e-6)
-    if shape[1] % 64 == 0:
-        np.testing.assert_array_equal(dh.metadata, np.concatenate([y.metadata] * 2, axis=1))
-    by_turns = jnp.stack([of_gates, of_owns], axis=-1).reshape(h.shape)
-    for drawn, operand in ((dh_t, by_turns), (y_t, y.to_dense())):
-        expected = jax.jit(lambda x: ops.sparsify_24(x, "mvue", 0, key=key).to_dense())(operand)
-        np.testing.assert_allclose(drawn.to_dense(), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_sampled_squared_relu_of_listed_neurons():
     """Integers, so that nothing is rounded; the last block lists no neuron, as blocks without tokens do."""
     rng = np.random.default_rng(5)

@@ -39,11 +39,6 @@ def test_result_is_rounded_once():
     np.testing.assert_array_equal(jitted.dense(sparse), once)
 
 
-def test_compression_reads_what_the_mask_keeps_alone():
-    x, mask = jnp.array([[jnp.nan, 1, jnp.inf, 2]]), jnp.array([[False, True, False, False]])
-    np.testing.assert_array_equal(jitted.compress_24(x, mask).to_dense(), [[0, 1, 0, 0]])
-
-
 @pytest.mark.parametrize("shape", [(64, 64), (33, 46)])
 def test_tiles_are_24_both_ways_from_one_selection(shape):
     x = random(shape, jnp.bfloat16)

@@ -1,127 +1,218 @@
-"""Every kernel of a product lowers for Hopper on a machine without a GPU: shapes, tiles and shared memory fit."""
+"""Kernels lower for Hopper on a machine without a GPU: shapes, tiles and shared memory fit; and spill no registers.
+
+What ptxas says of registers needs the CUDA plugin and ptxas, too. test_sanitize.py lowers each kernel at ragged shapes.
+"""
 
 import dataclasses
-import functools
-import itertools
+import importlib.util
 import json
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import topologies
 
 from sparse_lm.ops import fp8, hopper, tuned
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES
-from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
+from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.passes import add_norm
+from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
 from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
 from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS
-from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
 from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
 from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
-from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigSampledRows
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCATTERED
 from sparse_lm.ops.row_order import RowOrder
 from tests.ops.hopper import sanitize
 
+T, F, D, KEPT = 8192, 8192, 2048, 2048
+
+needs_plugin = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
+)
 TUNED = json.loads(tuned.HOPPER.read_text())
 
 
-def _with_tuned(candidates, kernel, config_type):
+def _tilings(kernel, candidates):
     """The candidates and a kernel's configurations in tuned.json, each once."""
-    tuned = [config_type(**fields) for kinds in TUNED.values() for fields in kinds.get(kernel, {}).values()]
-    return list(dict.fromkeys([*candidates, *tuned]))
+    candidates = [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in candidates]
+    found = [fields for kinds in TUNED.values() for fields in kinds.get(kernel, {}).values()]
+    return list(dict.fromkeys([*candidates, *(type(candidates[0])(**fields) for fields in found)]))
 
 
 def _lower(function, *shapes):
     return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))
 
 
+@pytest.fixture
+def report(monkeypatch, capfd):
+    """Compiles a function for an H100 as if for the first time: what ptxas says of its kernels."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    target = pathlib.Path(__file__).with_name("h100.txtpb").read_text()
+    topology = topologies.get_topology_desc("", "cuda", topology="1x1x1", target_config=target)
+    sharding = jax.sharding.SingleDeviceSharding(topology.devices[0])
+
+    def compile(function, *shapes):
+        placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
+        jax.jit(function).lower(*placed).compile()
+        return "".join(capfd.readouterr())
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield compile
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
 def _dense(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def _float32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _sparse(m, k):
+    return Sparse24(_dense(m, k // 2), _ids(m // 64, k // 64, 128), (m, k))
 
 
 def _ids(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def _sparse_24(m, k):
-    rows, columns = -(-m // 64) * 64, -(-k // 64) * 64
-    return Sparse24(_dense(rows, columns // 2), _ids(rows // 64, columns // 64, 128), (m, k))
+def _venom(v, m=4 * F // KEPT, contiguous=1):
+    condensed = _sparse(T, 4 * F // m)
+    return SparseVenom(condensed.values, condensed.metadata, _ids(T // v, 4 * F // m), (T, F), v, m, contiguous)
 
 
-def _venom(rows, k, v, *, contiguous=1):
-    """A matrix in 512 padded rows, which keeps a fourth of its columns."""
-    condensed = _sparse_24(512, k // 4)
-    columns = _ids(512 // v, k // 4)
-    return SparseVenom(condensed.values, condensed.metadata, columns, (rows, k), v, 16, contiguous)
+def _in_e4m3(shape):
+    return jax.ShapeDtypeStruct(shape.shape, fp8.E4M3) if shape.dtype == jnp.bfloat16 else shape
+
+
+def _call(kernel, *names, **options):
+    """A kernel's call whose last operands go by names."""
+
+    def call(*args):
+        first = len(args) - len(names)
+        return kernel(*args[:first], **dict(zip(names, args[first:], strict=True)), **options)
+
+    return call
 
 
 def _products():
-    """Each kernel in each of its tilings, options in turn: the call, shapes of its operands, and of its result."""
-    turns = itertools.cycle((False, True))
-    rows = RowOrder(_ids(512), _ids(300))
-    of_matmul_24 = _with_tuned((config for config, _ in CANDIDATES), "matmul_24", Config24)
-    for config, out_transposed in zip(of_matmul_24, turns, strict=False):
-        product = functools.partial(hopper.matmul_24, out_transposed=out_transposed, config=config)
-        yield product, (_sparse_24(300, 392), _dense(392, 500)), (500, 300) if out_transposed else (300, 500)
-    of_venom = [
-        *((config, 1) for config in _with_tuned((c for c, _ in VENOM), "matmul_venom", ConfigVenom)),
-        *((config, 64) for config, _ in CONTIGUOUS),
+    """Name and tiling, call, operands, and the bytes that may be spilled, outside of the loop over k."""
+    dtypes = jnp.bfloat16, jnp.float32
+
+    def most(config):
+        return 64 if config.tile_m * config.tile_n == 256 * 192 else 0
+
+    for config in _tilings("matmul_24", DENSE):
+        for turned in (False, True):
+            call = _call(hopper.matmul_24, out_transposed=turned, config=config)
+            yield f"matmul_24 {config}", call, (_sparse(F, D), _dense(D, T)), 0
+        for dtype in dtypes:
+            operands = *jax.tree.map(_in_e4m3, (_sparse(F, D), _dense(T, D))), _float32(F, 1)
+            call = _call(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
+            yield f"matmul_24_fp8 {config}", call, operands, most(config)
+    for rows in (None, RowOrder(_ids(T), _ids(T))):
+        for config in _tilings("matmul_venom", VENOM):  # whose gather leaves too few registers to consumers
+            operands = _venom(config.tile_m), _dense(F, D), rows
+            yield (
+                f"matmul_venom {config}",
+                _call(hopper.matmul_venom, "rows", config=config),
+                operands,
+                most(config),
+            )
+        for config, _ in CONTIGUOUS:
+            operands = _venom(256, contiguous=256), _dense(F, D), rows
+            yield f"matmul_venom contiguous {config}", _call(hopper.matmul_venom, "rows", config=config), operands, 0
+    for config, _ in SAMPLED:
+        v = 2 * config.tile_n
+        operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
+        yield f"sampled_matmul_24 {config}", _call(hopper.sampled_matmul_24, **options), operands, 0
+        yield f"sampled_squared_relu_24 {config}", _call(hopper.sampled_squared_relu_24, **options), operands, 0
+    for config in _tilings("sampled_rows_24", SAMPLED_ROWS):
+        operands = _sparse(F, D), _dense(T, D), _ids(T // config.tokens, KEPT)
+        yield f"sampled_rows_24 {config}", _call(sampled_rows_24, v=config.tokens, config=config), operands, 0
+    for config, _ in SCATTERED:  # a job's numbers, and sums of other clusters
+        for dtype in dtypes:
+            options = dict(v=256, rows=F, contiguous=512, out_dtype=dtype, config=config)
+            operands = _sparse(KEPT, T), _dense(T, D), _ids(T // 256, KEPT)
+            yield (
+                f"scattered_matmul_24 {config}",
+                _call(hopper.scattered_matmul_24, **options),
+                operands,
+                most(config),
+            )
+    for tokens, padding in ((T, 0), (T, 252), (T + 128, 0)):  # padding is masked once a tile
+        call = _call(hopper.cross_entropy, classes=F - padding)
+        yield f"cross_entropy {tokens}", call, (_dense(tokens, D), _dense(F, D), _ids(tokens)), 16 if padding else 0
+
+
+def _passes():
+    key, bf16 = jax.eval_shape(lambda: jax.random.key(0)), dict(dtype=jnp.bfloat16)
+    for columns in (256, D, 3 * D, F) if TRANSPOSING_LOADS else ():  # else Mosaic loads no transposed tile
+        product = fp8.Unscaled(_dense(T, columns), _dense(T, 1))
+        yield "fp8_rows", hopper.fp8_rows, (product.values,), 0
+        yield "fp8_squared_relu", hopper.fp8_squared_relu, (product,), 0
+        yield "fp8_squared_relu_gradients", hopper.fp8_squared_relu_gradients, (product, product), 0
+    h, y, gradients = _dense(T, KEPT), _sparse(T, KEPT), hopper.squared_relu_gradients
+    yield "squared_relu_24", hopper.squared_relu_24, (h,), 0
+    yield "squared_relu_gradients", gradients, (h, y), 0
+    yield "squared_relu_gradients drawn", _call(gradients, "key"), (h, y, key), 0
+    both = _dense(T, 2 * KEPT)
+    yield "gated_squared_relu_24", hopper.gated_squared_relu_24, (both,), 0
+    yield "gated_squared_relu_gradients", _call(hopper.gated_squared_relu_gradients, "key"), (h, both, y, key), 0
+    yield "soft_threshold_24", _call(hopper.soft_threshold_24, **bf16), (_float32(2 * F, D), _float32(2)), 0
+    for axis in (-1, 0):
+        call = _call(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
+        yield "sparsify_24 mvue", call, (_dense(T, D), key), 0
+    mask = jax.ShapeDtypeStruct((F, D), bool)
+    yield "sparsify_24_tiles", _call(hopper.sparsify_24_tiles, **bf16), (_float32(F, D), mask), 0
+    for v, m in ((64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)):
+        h, dy, y = _dense(T, F), _dense(T, 4 * F // m), _venom(v, m)
+        yield f"squared_relu_venom {v}:2:{m}", _call(hopper.squared_relu_venom, v=v, m=m), (h,), 0
+        yield f"sparsify_venom {v}:2:{m}", _call(hopper.sparsify_venom, v=v, m=m, **bf16), (h,), 0
+        yield f"squared_relu_gradients {v}:2:{m}", gradients, (dy, y), 0
+        yield f"squared_relu_gradients {v}:2:{m} drawn", _call(gradients, "key"), (dy, y, key), 0
+
+
+PRODUCTS = list(_products())
+CASES = [*PRODUCTS, *_passes()]
+
+
+@pytest.mark.parametrize("case", {case[0]: case for case in PRODUCTS}.values(), ids=lambda case: case[0])
+def test_products_lower_without_a_gpu(case):
+    _, call, operands, _ = case
+    assert "mosaic_gpu" in _lower(call, *operands).as_text()
+
+
+@needs_plugin
+@pytest.mark.parametrize("call, operands, allowed", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_spilled_bytes(report, call, operands, allowed):
+    (spilled,) = re.findall(r"frame, (\d+) bytes spill stores", report(call, *operands))
+    assert int(spilled) <= allowed
+
+
+@needs_plugin
+@pytest.mark.parametrize("dim", [256, 512, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192])
+def test_registers_of_add_norm(report, dim):
+    """As many blocks as the kernels count on have registers on a multiprocessor."""
+    x, scale, epsilon = _dense(T, dim), _float32(dim), 1e-5
+    calls = [
+        (lambda x, scale: add_norm.forward(x, None, scale, epsilon), x, scale),
+        (lambda x, update, scale: add_norm.forward(x, update, scale, epsilon), x, x, scale),
+        (lambda x, scale, of_normed: add_norm.backward(x, scale, of_normed, None, epsilon), x, scale, x),
+        (lambda *args: add_norm.backward(*args, epsilon), x, scale, x, x),
     ]
-    for (config, contiguous), sorted_rows in zip(of_venom, turns, strict=False):
-        v = config.tile_m if contiguous == 1 else 256
-        product = functools.partial(hopper.matmul_venom, config=config)
-        if sorted_rows:
-            in_order = functools.partial(_in_order, product)
-            yield in_order, (_venom(512, 1024, 256, contiguous=contiguous), _dense(1024, 500), rows), (300, 500)
-        else:
-            yield product, (_venom(300, 512, v, contiguous=contiguous), _dense(512, 500)), (300, 500)
-    for (config, _), whole in zip(SAMPLED, turns, strict=False):
-        v, contiguous = config.tile_n, 512 if whole else 64
-        product = functools.partial(hopper.sampled_matmul_24, v=v, contiguous=contiguous, config=config)
-        yield product, (_sparse_24(2048, 392), _dense(500, 392), _ids(-(-500 // v), 512)), (500, 512)
-    for config in _with_tuned(SAMPLED_ROWS, "sampled_rows_24", ConfigSampledRows):
-        tokens = 3 * config.tokens - 10
-        product = functools.partial(sampled_rows_24, v=config.tokens, config=config)
-        yield product, (_sparse_24(1000, 300), _dense(tokens, 300), _ids(3, 300)), (tokens, 300)
-    for config, _ in SCATTERED:
-        options = dict(v=256, rows=2048, contiguous=config.cluster_m, config=config)
-        product = functools.partial(hopper.scattered_matmul_24, **options)
-        yield product, (_sparse_24(512, 700), _dense(700, 4096), _ids(3, 512)), (2048, 4096)
-
-
-@pytest.mark.parametrize(
-    "out_dtype, config", list(zip((jnp.bfloat16, jnp.float32), (config for config, _ in CANDIDATES), strict=True))
-)
-def test_matmul_24_fp8(out_dtype, config):
-    a = dataclasses.replace(_sparse_24(300, 384), values=jax.ShapeDtypeStruct((320, 192), fp8.E4M3))
-    scale = jax.ShapeDtypeStruct((300, 1), jnp.float32)
-    product = functools.partial(hopper.matmul_24_fp8, out_dtype=out_dtype, config=config)
-    lowered = _lower(product, a, jax.ShapeDtypeStruct((500, 384), fp8.E4M3), scale)
-    assert lowered.out_info.shape == (300, 500) and lowered.out_info.dtype == out_dtype
-
-
-def _in_order(product, a, b, rows, **options):
-    return product(a, b, rows=rows, **options)
-
-
-@pytest.mark.parametrize("number, case", list(enumerate(_products())))
-def test_products(number, case):
-    (product, operands, shape), out_dtype = case, (jnp.bfloat16, jnp.float32)[number // 2 % 2]
-    lowered = _lower(functools.partial(product, out_dtype=out_dtype), *operands)
-    assert lowered.out_info.shape == shape and lowered.out_info.dtype == out_dtype
-    assert "mosaic_gpu" in lowered.as_text()
-
-
-@pytest.mark.parametrize("tokens", [8192, 384])
-def test_cross_entropy(tokens):
-    vocabulary, dim = 128_256, 2048
-    cross_entropy = functools.partial(hopper.cross_entropy, classes=vocabulary - 252)
-    operands = _dense(tokens, dim), _dense(vocabulary, dim), _ids(tokens)
-    lowered = _lower(cross_entropy, *operands)
-    assert [out.shape for out in lowered.out_info] == [(tokens,), (tokens, vocabulary)]
-    assert "mosaic_gpu" in lowered.as_text()
+    for call in calls:
+        text = report(*call)
+        assert re.findall(r"frame, (\d+) bytes spill stores", text) == ["0"]
+        (registers,) = re.findall(r"Used (\d+) registers", text)
+        of_block = 128 * -(-int(registers) // 8) * 8
+        assert add_norm._blocks(2 * dim) * of_block <= 65_536
 
 
 @pytest.mark.parametrize("tokens, dim", [(32_768, 2560), (1000, 8192), (3, 256)])
@@ -136,21 +227,11 @@ def test_add_norm(tokens, dim, updates):
     assert lowered.as_text().count("mosaic_gpu") >= 2
 
 
-def test_sampled_squared_relu_24():
-    config, _ = SAMPLED[0]
-    product = functools.partial(hopper.sampled_squared_relu_24, v=config.tile_n, contiguous=512, config=config)
-    neuron_ids = _ids(-(-500 // config.tile_n), 512)
-    y, _ = _lower(product, _sparse_24(2048, 392), _dense(500, 392), neuron_ids).out_info
-    assert y.shape == (500, 512) and y.values.shape == (512, 256)
-
-
 def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch):
     tuned_for = []
     monkeypatch.setattr(tuned, "lookup", lambda _, kernel, shape, config: tuned_for.append(shape))
-    neurons, layers = 512, 3
-    a = dataclasses.replace(_venom(300, neurons, 128), shape=(300, layers * neurons))
-    _lower(hopper.matmul_venom, a, _dense(layers * neurons, 500))
-    assert tuned_for == [(300, 500, neurons, 128, 16)]
+    _lower(hopper.matmul_venom, dataclasses.replace(_venom(256), shape=(T, 3 * F)), _dense(3 * F, D))
+    assert tuned_for == [(T, D, F, 256, 4 * F // KEPT)]
 
 
 @pytest.mark.parametrize("name", ["matmul_24, split along k", "scattered_matmul_24, contiguous 128"])

@@ -7,7 +7,7 @@ import pytest
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.products.matmul_24 import Config
 from tests.ops.kernels import BACKENDS, each_backend, each_tiling, tilings
-from tests.ops.operands import PAIRS, assert_agree, assert_as_good_as_reference, assert_repeats, random, random_24
+from tests.ops.operands import assert_agree, assert_as_good_as_reference, assert_repeats, random, random_24
 
 EXTRA = dict(hopper=[Config(128, 128, stages=6, cluster=1)])
 
@@ -44,14 +44,6 @@ def test_matches_reference(m, k, n, out_transposed, backend, config):
 def test_dtypes(dtype, out_dtype, out_transposed, backend):
     w, b = random_24(200, 500, dtype, seed=2, scale=0.1), random((500, 392), dtype, seed=3, scale=10.0)
     check(backend.matmul_24, w, b, out_dtype=out_dtype, out_transposed=out_transposed)
-
-
-@pytest.mark.gpu
-@each_backend
-@pytest.mark.parametrize("pairs", [[(0, 1)], [(2, 3)], [(0, 3)], [(0, 1), (2, 3)], PAIRS])
-def test_every_pattern_of_positions(pairs, backend):
-    w, b = random_24(256, 256, jnp.bfloat16, seed=4, pairs=pairs), random((256, 256), jnp.bfloat16, seed=5)
-    check(backend.matmul_24, w, b)
 
 
 @pytest.mark.gpu
