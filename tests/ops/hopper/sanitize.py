@@ -28,14 +28,26 @@ TOKENS, NEURONS, DIM, KEPT = 1000, 1024, 392, 256
 Call = tuple[Callable, tuple]  # a kernel and its operands
 
 
-def matmul_24(m: int, k: int, n: int, *, out_transposed: bool = False, config: Config | None = None) -> Call:
-    operands = random_24(m, k, TYPE, seed=0), random((k, n), TYPE, seed=1)
-    return functools.partial(hopper.matmul_24, out_transposed=out_transposed, config=config), operands
+def named(kernel: Callable, *names: str, **options) -> Callable:
+    """A kernel with options, whose last operands go by names."""
+
+    def of_operands(*args):
+        first = len(args) - len(names)
+        return kernel(*args[:first], **dict(zip(names, args[first:], strict=True)), **options)
+
+    return of_operands
 
 
-def matmul_24_fp8() -> Call:
-    a, b_t = random_24(300, 1152, fp8.E4M3, seed=0), random((1001, 1152), fp8.E4M3, seed=1)
-    return hopper.matmul_24_fp8, (a, b_t, jnp.ones((300, 1)))
+def call(kernel: Callable, *operands, names: tuple[str, ...] = (), **options) -> Call:
+    return named(kernel, *names, **options), operands
+
+
+def x(*shape: int, seed: int = 0) -> jax.Array:
+    return random(shape, TYPE, seed)
+
+
+def matmul_24(m: int, k: int, n: int, **options) -> Call:
+    return call(hopper.matmul_24, random_24(m, k, TYPE, seed=0), x(k, n, seed=1), **options)
 
 
 def matmul_venom(v: int, *, contiguous: int = 1) -> Call:
@@ -43,93 +55,53 @@ def matmul_venom(v: int, *, contiguous: int = 1) -> Call:
         a = random_venom_contiguous(TOKENS, NEURONS, KEPT, v, contiguous, TYPE, seed=0)
     else:
         a = random_venom(TOKENS, NEURONS, v, 16, TYPE, seed=0)
-    return hopper.matmul_venom, (a, random((NEURONS, DIM), TYPE, seed=2))
+    return call(hopper.matmul_venom, a, x(NEURONS, DIM, seed=2))
 
 
-def listed(kernel: Callable, v: int, contiguous: int) -> Call:
-    """A product of the rows of the weight that blocks of v tokens list."""
-    columns = random_contiguous(-(-TOKENS // v), KEPT, contiguous, NEURONS, seed=2)
-    operands = random_24(NEURONS, DIM, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
-    return functools.partial(kernel, v=v, contiguous=contiguous), operands
-
-
-def scattered_matmul_24(v: int, contiguous: int) -> Call:
-    columns = random_contiguous(-(-TOKENS // v), KEPT, contiguous, NEURONS, seed=2)
-    operands = random_24(KEPT, TOKENS, TYPE, seed=0), random((TOKENS, DIM), TYPE, seed=1), columns
-    return functools.partial(hopper.scattered_matmul_24, v=v, rows=NEURONS, contiguous=contiguous), operands
+def listed(kernel: Callable, v: int, contiguous: int, *shape: int, **options) -> Call:
+    """A product with a 2:4 matrix of this shape, whose rows, or those of the result, blocks of v tokens list."""
+    neuron_ids = random_contiguous(-(-TOKENS // v), KEPT, contiguous, NEURONS, seed=2)
+    operands = random_24(*shape, TYPE, seed=0), x(TOKENS, DIM, seed=1), neuron_ids
+    return call(kernel, *operands, v=v, contiguous=contiguous, **options)
 
 
 def grouped(product: str, **options) -> Call:
     """A dense product of three experts, of which the second has no tokens."""
-    x, y, w = random((1024, 512), TYPE, seed=0), random((1024, 768), TYPE, seed=1), random((3 * 768, 512), TYPE, seed=2)
-    operands = dict(grouped_up=(x, w), grouped_down=(y, w), grouped_weights=(y, x))[product]
-    kernel = functools.partial(getattr(hopper, product), v=256, experts=3, **options)
-    return kernel, (*operands, jnp.array([0, 0, 2, 2], jnp.int32))
+    of_x, y, w = x(1024, 512), x(1024, 768, seed=1), x(3 * 768, 512, seed=2)
+    operands = dict(grouped_up=(of_x, w), grouped_down=(y, w), grouped_weights=(y, of_x))[product]
+    return call(getattr(hopper, product), *operands, jnp.array([0, 0, 2, 2], jnp.int32), v=256, experts=3, **options)
 
 
 def cross_entropy(tokens: int) -> Call:
-    operands = random((tokens, 256), TYPE, seed=0), random((768, 256), TYPE, seed=1)
-    return functools.partial(hopper.cross_entropy, classes=767), (*operands, jnp.arange(tokens, dtype=jnp.int32))
+    operands = x(tokens, 256), x(768, 256, seed=1), jnp.arange(tokens, dtype=jnp.int32)
+    return call(hopper.cross_entropy, *operands, classes=767)
 
 
 def fp8_pass(kernel: Callable, inputs: int) -> Call:
-    products = [fp8.Unscaled(random((96, 1152), TYPE, seed=seed), jnp.ones((96, 1), TYPE)) for seed in range(inputs)]
-    return kernel, tuple(products)
+    return call(kernel, *(fp8.Unscaled(x(96, 1152, seed=seed), jnp.ones((96, 1), TYPE)) for seed in range(inputs)))
 
 
-def add_norm(tokens: int, *, gradients: bool) -> Call:
-    x, update, scale = random((tokens, 768), TYPE, seed=0), random((tokens, 768), TYPE, seed=1), jnp.ones(768)
-    kernel = functools.partial(hopper.add_norm, epsilon=1e-5)
-
+def add_norm_gradients(tokens: int) -> Call:
     def of_both(x, update, scale):
-        return jax.vjp(kernel, x, update, scale)[1]((update, x))
+        return jax.vjp(functools.partial(hopper.add_norm, epsilon=1e-5), x, update, scale)[1]((update, x))
 
-    return of_both if gradients else kernel, (x, update, scale)
+    return of_both, (x(tokens, 768), x(tokens, 768, seed=1), jnp.ones(768))
 
 
 def sparsify_24(method: str, axis: int) -> Call:
-    def kernel(x, key):
-        return hopper.sparsify_24(x, method, axis, scale=1.5, dtype=TYPE, key=key)
-
-    return kernel, (random((300, 200), TYPE, seed=0), jax.random.key(1))
+    options = dict(method=method, axis=axis, scale=1.5, dtype=TYPE)
+    return call(hopper.sparsify_24, x(300, 200), jax.random.key(1), names=("key",), **options)
 
 
-def soft_threshold_24() -> Call:
-    w, scale = random((2 * 64, 200), jnp.float32, seed=0), jnp.ones(2)
-    return functools.partial(hopper.soft_threshold_24, dtype=TYPE), (w, scale)
-
-
-def sparsify_24_tiles() -> Call:
-    x = random((100, 300), jnp.float32, seed=0)
-    return functools.partial(hopper.sparsify_24_tiles, dtype=TYPE), (x, x > 0)
-
-
-def venom_pass(kernel: Callable, v: int, m: int, **options) -> Call:
-    return functools.partial(kernel, v=v, m=m, **options), (random((300, NEURONS), TYPE, seed=0),)
-
-
-def squared_relu_24() -> Call:
-    return hopper.squared_relu_24, (random((100, 300), TYPE, seed=0),)
-
-
-def squared_relu_gradients(*, venom: bool, key: int | None = None) -> Call:
+def squared_relu_gradients(*, venom: bool, drawn: bool = False) -> Call:
     y = random_venom(300, NEURONS, 128, 16, TYPE, seed=0) if venom else random_24(300, KEPT, TYPE, seed=0)
-    key = None if key is None else jax.random.key(key)
-
-    def kernel(dy, y, key):
-        return hopper.squared_relu_gradients(dy, y, key=key)
-
-    return kernel, (random((300, KEPT), TYPE, seed=2), y, key)
-
-
-def gated_squared_relu_24() -> Call:
-    return hopper.gated_squared_relu_24, (random((300, 2 * KEPT), TYPE, seed=0),)
+    operands = x(300, KEPT, seed=2), y, *([jax.random.key(1)] if drawn else [])
+    return call(hopper.squared_relu_gradients, *operands, names=("key",) * drawn)
 
 
 def gated_squared_relu_gradients() -> Call:
-    dy, h = random((300, KEPT), TYPE, seed=2), random((300, 2 * KEPT), TYPE, seed=1)
-    y, key = random_24(300, KEPT, TYPE, seed=0), jax.random.key(1)
-    return lambda dy, h, y, key: hopper.gated_squared_relu_gradients(dy, h, y, key=key), (dy, h, y, key)
+    operands = x(300, KEPT, seed=2), x(300, 2 * KEPT, seed=1), random_24(300, KEPT, TYPE, seed=0), jax.random.key(1)
+    return call(hopper.gated_squared_relu_gradients, *operands, names=("key",))
 
 
 CALLS: dict[str, Callable[[], Call]] = {
@@ -138,42 +110,55 @@ CALLS: dict[str, Callable[[], Call]] = {
     "grouped_down": lambda: grouped("grouped_down"),
     "grouped_down, padded": lambda: grouped("grouped_down", padded=True),
     "grouped_weights": lambda: grouped("grouped_weights", out_dtype=TYPE),
-    "add_norm": lambda: add_norm(1000, gradients=False),
-    "add_norm, gradients": lambda: add_norm(1000, gradients=True),
-    "add_norm, fewer rows than blocks": lambda: add_norm(3, gradients=True),
+    "add_norm": lambda: call(hopper.add_norm, x(1000, 768), x(1000, 768, seed=1), jnp.ones(768), epsilon=1e-5),
+    "add_norm, gradients": lambda: add_norm_gradients(1000),
+    "add_norm, fewer rows than blocks": lambda: add_norm_gradients(3),
     "cross_entropy": lambda: cross_entropy(384),
     "cross_entropy, clusters of two": lambda: cross_entropy(512),
-    "fp8_rows": lambda: (hopper.fp8_rows, (random((96, 2048), TYPE, seed=0),)),
+    "fp8_rows": lambda: call(hopper.fp8_rows, x(96, 2048)),
     "fp8_squared_relu": lambda: fp8_pass(hopper.fp8_squared_relu, 1),
     "fp8_squared_relu_gradients": lambda: fp8_pass(hopper.fp8_squared_relu_gradients, 2),
     "matmul_24": lambda: matmul_24(300, 1100, 1001),
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
     "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),
     "matmul_24, split along k": lambda: matmul_24(256, 4096, 192),
-    "matmul_24_fp8": matmul_24_fp8,
+    "matmul_24_fp8": lambda: call(
+        hopper.matmul_24_fp8,
+        random_24(300, 1152, fp8.E4M3, seed=0),
+        random((1001, 1152), fp8.E4M3, seed=1),
+        jnp.ones((300, 1)),
+    ),
     "matmul_venom 64:2:16": lambda: matmul_venom(64),
     "matmul_venom 128:2:16": lambda: matmul_venom(128),
     "matmul_venom 256:2:16": lambda: matmul_venom(256),
     "matmul_venom, contiguous 128": lambda: matmul_venom(128, contiguous=128),
-    "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, v=128, contiguous=1),
-    "sampled_matmul_24, contiguous 128": lambda: listed(hopper.sampled_matmul_24, v=128, contiguous=128),
-    "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, v=128, contiguous=128),
-    "scattered_matmul_24, contiguous 128": lambda: scattered_matmul_24(v=128, contiguous=128),
-    "scattered_matmul_24, contiguous 256": lambda: scattered_matmul_24(v=256, contiguous=256),
+    "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, 128, 1, NEURONS, DIM),
+    "sampled_matmul_24, contiguous 128": lambda: listed(hopper.sampled_matmul_24, 128, 128, NEURONS, DIM),
+    "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, 128, 128, NEURONS, DIM),
+    **{
+        f"scattered_matmul_24, contiguous {v}": lambda v=v: listed(
+            hopper.scattered_matmul_24, v, v, KEPT, TOKENS, rows=NEURONS
+        )
+        for v in (128, 256)
+    },
     "sparsify_24 magnitude, rows": lambda: sparsify_24("magnitude", -1),
     "sparsify_24 soft threshold, columns": lambda: sparsify_24("soft_threshold", 0),
     "sparsify_24 mvue, columns": lambda: sparsify_24("mvue", 0),
-    "soft_threshold_24": soft_threshold_24,
-    "sparsify_24_tiles": sparsify_24_tiles,
-    "sparsify_venom 128:2:16": lambda: venom_pass(hopper.sparsify_venom, 128, 16, dtype=TYPE),
-    "squared_relu_venom 128:2:8": lambda: venom_pass(hopper.squared_relu_venom, 128, 8),
-    "squared_relu_venom 256:2:32": lambda: venom_pass(hopper.squared_relu_venom, 256, 32),
-    "squared_relu_24": squared_relu_24,
+    "soft_threshold_24": lambda: call(
+        hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), dtype=TYPE
+    ),
+    "sparsify_24_tiles": lambda: call(
+        hopper.sparsify_24_tiles, random((100, 300), jnp.float32), random((100, 300)) > 0, dtype=TYPE
+    ),
+    "sparsify_venom 128:2:16": lambda: call(hopper.sparsify_venom, x(300, NEURONS), v=128, m=16, dtype=TYPE),
+    "squared_relu_venom 128:2:8": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=128, m=8),
+    "squared_relu_venom 256:2:32": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=256, m=32),
+    "squared_relu_24": lambda: call(hopper.squared_relu_24, x(100, 300)),
     "squared_relu_gradients": lambda: squared_relu_gradients(venom=False),
     "squared_relu_gradients 128:2:16": lambda: squared_relu_gradients(venom=True),
-    "squared_relu_gradients, drawn": lambda: squared_relu_gradients(venom=False, key=1),
-    "squared_relu_gradients 128:2:16, drawn": lambda: squared_relu_gradients(venom=True, key=1),
-    "gated_squared_relu_24": gated_squared_relu_24,
+    "squared_relu_gradients, drawn": lambda: squared_relu_gradients(venom=False, drawn=True),
+    "squared_relu_gradients 128:2:16, drawn": lambda: squared_relu_gradients(venom=True, drawn=True),
+    "gated_squared_relu_24": lambda: call(hopper.gated_squared_relu_24, x(300, 2 * KEPT)),
     "gated_squared_relu_gradients, drawn": gated_squared_relu_gradients,
 }
 

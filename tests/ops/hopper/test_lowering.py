@@ -27,6 +27,7 @@ from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCATTERED
 from sparse_lm.ops.row_order import RowOrder
 from tests.ops.hopper import sanitize
+from tests.ops.hopper.sanitize import named
 
 T, F, D, KEPT = 8192, 8192, 2048, 2048
 
@@ -91,16 +92,6 @@ def _in_e4m3(shape):
     return jax.ShapeDtypeStruct(shape.shape, fp8.E4M3) if shape.dtype == jnp.bfloat16 else shape
 
 
-def _call(kernel, *names, **options):
-    """A kernel's call whose last operands go by names."""
-
-    def call(*args):
-        first = len(args) - len(names)
-        return kernel(*args[:first], **dict(zip(names, args[first:], strict=True)), **options)
-
-    return call
-
-
 def _products():
     """Name and tiling, call, operands, and the bytes that may be spilled, outside of the loop over k."""
     dtypes = jnp.bfloat16, jnp.float32
@@ -110,44 +101,44 @@ def _products():
 
     for config in _tilings("matmul_24", DENSE):
         for turned in (False, True):
-            call = _call(hopper.matmul_24, out_transposed=turned, config=config)
+            call = named(hopper.matmul_24, out_transposed=turned, config=config)
             yield f"matmul_24 {config}", call, (_sparse(F, D), _dense(D, T)), 0
         for dtype in dtypes:
             operands = *jax.tree.map(_in_e4m3, (_sparse(F, D), _dense(T, D))), _float32(F, 1)
-            call = _call(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
+            call = named(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
             yield f"matmul_24_fp8 {config}", call, operands, most(config)
     for rows in (None, RowOrder(_ids(T), _ids(T))):
         for config in _tilings("matmul_venom", VENOM):  # whose gather leaves too few registers to consumers
             operands = _venom(config.tile_m), _dense(F, D), rows
             yield (
                 f"matmul_venom {config}",
-                _call(hopper.matmul_venom, "rows", config=config),
+                named(hopper.matmul_venom, "rows", config=config),
                 operands,
                 most(config),
             )
         for config, _ in CONTIGUOUS:
             operands = _venom(256, contiguous=256), _dense(F, D), rows
-            yield f"matmul_venom contiguous {config}", _call(hopper.matmul_venom, "rows", config=config), operands, 0
+            yield f"matmul_venom contiguous {config}", named(hopper.matmul_venom, "rows", config=config), operands, 0
     for config, _ in SAMPLED:
         v = 2 * config.tile_n
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
-        yield f"sampled_matmul_24 {config}", _call(hopper.sampled_matmul_24, **options), operands, 0
-        yield f"sampled_squared_relu_24 {config}", _call(hopper.sampled_squared_relu_24, **options), operands, 0
+        yield f"sampled_matmul_24 {config}", named(hopper.sampled_matmul_24, **options), operands, 0
+        yield f"sampled_squared_relu_24 {config}", named(hopper.sampled_squared_relu_24, **options), operands, 0
     for config in _tilings("sampled_rows_24", SAMPLED_ROWS):
         operands = _sparse(F, D), _dense(T, D), _ids(T // config.tokens, KEPT)
-        yield f"sampled_rows_24 {config}", _call(sampled_rows_24, v=config.tokens, config=config), operands, 0
+        yield f"sampled_rows_24 {config}", named(sampled_rows_24, v=config.tokens, config=config), operands, 0
     for config, _ in SCATTERED:  # a job's numbers, and sums of other clusters
         for dtype in dtypes:
             options = dict(v=256, rows=F, contiguous=512, out_dtype=dtype, config=config)
             operands = _sparse(KEPT, T), _dense(T, D), _ids(T // 256, KEPT)
             yield (
                 f"scattered_matmul_24 {config}",
-                _call(hopper.scattered_matmul_24, **options),
+                named(hopper.scattered_matmul_24, **options),
                 operands,
                 most(config),
             )
     for tokens, padding in ((T, 0), (T, 252), (T + 128, 0)):  # padding is masked once a tile
-        call = _call(hopper.cross_entropy, classes=F - padding)
+        call = named(hopper.cross_entropy, classes=F - padding)
         yield f"cross_entropy {tokens}", call, (_dense(tokens, D), _dense(F, D), _ids(tokens)), 16 if padding else 0
 
 
@@ -161,22 +152,22 @@ def _passes():
     h, y, gradients = _dense(T, KEPT), _sparse(T, KEPT), hopper.squared_relu_gradients
     yield "squared_relu_24", hopper.squared_relu_24, (h,), 0
     yield "squared_relu_gradients", gradients, (h, y), 0
-    yield "squared_relu_gradients drawn", _call(gradients, "key"), (h, y, key), 0
+    yield "squared_relu_gradients drawn", named(gradients, "key"), (h, y, key), 0
     both = _dense(T, 2 * KEPT)
     yield "gated_squared_relu_24", hopper.gated_squared_relu_24, (both,), 0
-    yield "gated_squared_relu_gradients", _call(hopper.gated_squared_relu_gradients, "key"), (h, both, y, key), 0
-    yield "soft_threshold_24", _call(hopper.soft_threshold_24, **bf16), (_float32(2 * F, D), _float32(2)), 0
+    yield "gated_squared_relu_gradients", named(hopper.gated_squared_relu_gradients, "key"), (h, both, y, key), 0
+    yield "soft_threshold_24", named(hopper.soft_threshold_24, **bf16), (_float32(2 * F, D), _float32(2)), 0
     for axis in (-1, 0):
-        call = _call(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
+        call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
         yield "sparsify_24 mvue", call, (_dense(T, D), key), 0
     mask = jax.ShapeDtypeStruct((F, D), bool)
-    yield "sparsify_24_tiles", _call(hopper.sparsify_24_tiles, **bf16), (_float32(F, D), mask), 0
+    yield "sparsify_24_tiles", named(hopper.sparsify_24_tiles, **bf16), (_float32(F, D), mask), 0
     for v, m in ((64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)):
         h, dy, y = _dense(T, F), _dense(T, 4 * F // m), _venom(v, m)
-        yield f"squared_relu_venom {v}:2:{m}", _call(hopper.squared_relu_venom, v=v, m=m), (h,), 0
-        yield f"sparsify_venom {v}:2:{m}", _call(hopper.sparsify_venom, v=v, m=m, **bf16), (h,), 0
+        yield f"squared_relu_venom {v}:2:{m}", named(hopper.squared_relu_venom, v=v, m=m), (h,), 0
+        yield f"sparsify_venom {v}:2:{m}", named(hopper.sparsify_venom, v=v, m=m, **bf16), (h,), 0
         yield f"squared_relu_gradients {v}:2:{m}", gradients, (dy, y), 0
-        yield f"squared_relu_gradients {v}:2:{m} drawn", _call(gradients, "key"), (dy, y, key), 0
+        yield f"squared_relu_gradients {v}:2:{m} drawn", named(gradients, "key"), (dy, y, key), 0
 
 
 PRODUCTS = list(_products())

@@ -20,16 +20,16 @@ from tests.ops.operands import (
     random_contiguous,
 )
 
-CONTIGUOUS = [config for config, _ in sampled_matmul_24.CANDIDATES]
 DTYPES = [(jnp.float16, jnp.float16), (jnp.bfloat16, jnp.float32)]
-# Kernels of neurons in any order, each with its tilings and the tokens of a tile.
-ANY_ORDER = {"hopper": (sampled_rows_24.sampled_rows_24, [(c, c.tokens) for c in sampled_rows_24.CANDIDATES])}
-if "triton" in BACKENDS:
-    configs = tilings("sampled_matmul_24")["triton"]
-    ANY_ORDER["triton"] = BACKENDS["triton"].sampled_matmul_24, [(config, config.tile_n) for config in configs]
-each_tiling = pytest.mark.parametrize(
-    "kernel, config, tile", [(kernel, *tiling) for kernel, configs in ANY_ORDER.values() for tiling in configs]
-)
+CONTIGUOUS = [config for config, _ in sampled_matmul_24.CANDIDATES]
+TRITON = tilings("sampled_matmul_24").get("triton", [])
+# Kernels, with a tiling, the tokens of its tile, and whether neurons must be contiguous.
+TILINGS = [
+    *((sampled_rows_24.sampled_rows_24, config, config.tokens, False) for config in sampled_rows_24.CANDIDATES),
+    *((BACKENDS["triton"].sampled_matmul_24, config, config.tile_n, False) for config in TRITON),
+    *((hopper.sampled_matmul_24, config, config.tile_n, True) for config in CONTIGUOUS),
+]
+ANY_ORDER = list(dict.fromkeys(kernel for kernel, *_, in_slices in TILINGS if not in_slices))
 
 
 def check(kernel, w, x, neuron_ids, v, *, out_dtype=None, **options):
@@ -41,39 +41,35 @@ def check(kernel, w, x, neuron_ids, v, *, out_dtype=None, **options):
     assert_as_good_as_reference(out, expected, exact)
 
 
-@pytest.mark.gpu
-@each_tiling
-@pytest.mark.parametrize(
-    "tokens, dim, neurons, kept, blocks_of_tile",
-    [(768, 512, 1024, 512, 1), (1000, 333, 1280, 601, 2), (300, 64, 500, 500, 1), (1, 100, 64, 8, 1)],
-)
-def test_matches_reference(tokens, dim, neurons, kept, blocks_of_tile, kernel, config, tile):
-    w, x, v = (
-        random_24(neurons, dim, jnp.bfloat16, seed=0),
-        random((tokens, dim), jnp.bfloat16, 1),
-        blocks_of_tile * tile,
-    )
-    check(kernel, w, x, random_columns(-(-tokens // v), kept, neurons, seed=2), v, config=config)
+# Tokens, dim, neurons, kept, contiguous, blocks of a tile.
+IN_ANY_ORDER = [
+    (768, 512, 1024, 512, 1, 1),
+    (1000, 333, 1280, 601, 1, 2),
+    (300, 64, 500, 500, 1, 1),
+    (1, 100, 64, 8, 1, 1),
+]
+IN_SLICES = [
+    (768, 512, 1024, 512, 512, 2),
+    (1000, 333, 1280, 640, 128, 1),
+    (300, 64, 768, 192, 64, 1),
+    (1, 100, 256, 64, 64, 1),
+    (1536, 1024, 4096, 1024, 256, 1),
+    (1153, 2048, 1152, 1152, 192, 1),
+]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", CONTIGUOUS)
 @pytest.mark.parametrize(
-    "tokens, dim, neurons, kept, contiguous, blocks_of_tile",
-    [
-        (768, 512, 1024, 512, 512, 2),
-        (1000, 333, 1280, 640, 128, 1),
-        (300, 64, 768, 192, 64, 1),
-        (1, 100, 256, 64, 64, 1),
-        (1536, 1024, 4096, 1024, 256, 1),
-        (1153, 2048, 1152, 1152, 192, 1),
-    ],
+    "kernel, config, tile, shape",
+    [(*tiling, shape) for *tiling, in_slices in TILINGS for shape in (IN_SLICES if in_slices else IN_ANY_ORDER)],
 )
-def test_contiguous_neurons_match_reference(tokens, dim, neurons, kept, contiguous, blocks_of_tile, config):
-    w, x = random_24(neurons, dim, jnp.bfloat16, seed=0), random((tokens, dim), jnp.bfloat16, seed=1)
-    v = blocks_of_tile * config.tile_n
-    neuron_ids = random_contiguous(-(-tokens // v), kept, contiguous, neurons, seed=2)
-    check(hopper.sampled_matmul_24, w, x, neuron_ids, v, contiguous=contiguous, config=config)
+def test_matches_reference(shape, kernel, config, tile):
+    tokens, dim, neurons, kept, contiguous, blocks = shape
+    w, x, v = random_24(neurons, dim, jnp.bfloat16, seed=0), random((tokens, dim), jnp.bfloat16, seed=1), blocks * tile
+    count, options = -(-tokens // v), dict(contiguous=contiguous) if contiguous > 1 else {}
+    in_slices = random_contiguous(count, kept, contiguous, neurons, seed=2)
+    neuron_ids = in_slices if contiguous > 1 else random_columns(count, kept, neurons, seed=2)
+    check(kernel, w, x, neuron_ids, v, config=config, **options)
 
 
 @pytest.mark.gpu
@@ -89,42 +85,28 @@ def test_dtypes(dtype, out_dtype, v, contiguous, backend):
 
 
 @pytest.mark.gpu
-@each_tiling
+@pytest.mark.parametrize("kernel, config, tile, in_slices", TILINGS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_bad_numbers_reach_the_blocks_that_list_them_and_no_other(bad, kernel, config, tile):
-    neuron_ids = jnp.stack([jnp.arange(1, 256, 2), jnp.arange(511, 256, -2)])
-    product = functools.partial(kernel, v=tile, config=config)
-    _check_bad_numbers(product, lambda values: values.at[:512:2].set(bad).at[401, 5].set(bad), neuron_ids, 55, tile)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("config", CONTIGUOUS)
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_bad_numbers_of_contiguous_neurons(bad, config):
-    neuron_ids = jnp.stack([jnp.arange(128, 256), jnp.arange(384, 512)])
-    product = functools.partial(hopper.sampled_matmul_24, v=config.tile_n, contiguous=128, config=config)
-
-    def spoil(values):
-        return values.at[:128].set(bad).at[256:384].set(bad).at[400, 5].set(bad)
-
-    _check_bad_numbers(product, spoil, neuron_ids, 16, config.tile_n)
-
-
-def _check_bad_numbers(product, spoil, neuron_ids, bad_column, v):
+def test_bad_numbers_reach_the_blocks_that_list_them_and_no_other(bad, kernel, config, tile, in_slices):
     """Spoils one neuron that the second of two blocks lists, and all that neither lists."""
-    w, x = random_24(512, 256, jnp.bfloat16, seed=6), random((2 * v, 256), jnp.bfloat16, seed=7)
-    out = np.asarray(product(Sparse24(spoil(w.values), w.metadata, w.shape), x, neuron_ids), np.float32)
-    assert np.isfinite(out[:v]).all() and not np.isfinite(out[v:, bad_column]).any()
-    assert np.isfinite(np.delete(out[v:], bad_column, axis=1)).all()
+    lists = np.array([np.arange(1, 256, 2), np.arange(511, 256, -2)])
+    if in_slices:
+        lists = np.array([np.arange(128, 256), np.arange(384, 512)])
+    w, x = random_24(512, 256, jnp.bfloat16, seed=6), random((2 * tile, 256), jnp.bfloat16, seed=7)
+    values = w.values.at[np.setdiff1d(np.arange(512), lists)].set(bad).at[lists[1, 16], 5].set(bad)
+    product = functools.partial(kernel, v=tile, config=config, **dict(contiguous=128) if in_slices else {})
+    out = np.asarray(product(Sparse24(values, w.metadata, w.shape), x, jnp.asarray(lists, jnp.int32)), np.float32)
+    assert np.isfinite(out[:tile]).all() and not np.isfinite(out[tile:, 16]).any()
+    assert np.isfinite(np.delete(out[tile:], 16, axis=1)).all()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ANY_ORDER)
-def test_tilings_agree_bit_for_bit(name):
-    kernel, configs = ANY_ORDER[name]
+@pytest.mark.parametrize("kernel", ANY_ORDER)
+def test_tilings_agree_bit_for_bit(kernel):
+    configs = [config for other, config, _, _ in TILINGS if other is kernel]
     w, x = random_24(4096, 1024, jnp.bfloat16, seed=8), random((4096, 1024), jnp.bfloat16, seed=9)
     neuron_ids = random_columns(16, 1024, 4096, seed=10)
-    assert_agree([functools.partial(kernel, v=256, config=config) for config, _ in configs], w, x, neuron_ids)
+    assert_agree([functools.partial(kernel, v=256, config=config) for config in configs], w, x, neuron_ids)
 
 
 @pytest.mark.gpu
