@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,8 @@ def loads(name):
 LOADS = ["any", "an expert without tokens", "an expert of all tokens"]
 
 
-@dataclasses.dataclass
-class Inputs:
-    """Holds random inputs."""
+class Inputs(NamedTuple):
+    """Random inputs, those first that are differentiated."""
 
     x: jax.Array
     w1: jax.Array
@@ -47,10 +47,6 @@ class Inputs:
     gates: jax.Array
     do: jax.Array
     order: jax.Array
-
-    @property
-    def differentiated(self):
-        return self.x, self.w1, self.w2, self.gates
 
 
 INPUTS = Inputs(
@@ -80,11 +76,11 @@ def outputs_and_gradients(recipe):
 
 def run(name, load, inputs=INPUTS, key=KEY):
     recipe, state = RECIPES_OF_EXPERTS[name]
-    return outputs_and_gradients(recipe)(*inputs.differentiated, inputs.do, loads(load), state, key, inputs.order)
+    return outputs_and_gradients(recipe)(*inputs[:4], inputs.do, loads(load), state, key, inputs.order)
 
 
 def expected(name, load, draw=None):
-    x, w1, w2, gates, do = (np.asarray(a, np.float64) for a in (*INPUTS.differentiated, INPUTS.do))
+    x, w1, w2, gates, do = (np.asarray(a, np.float64) for a in (*INPUTS[:4], INPUTS.do))
     recipe, state = RECIPES_OF_EXPERTS[name]
     options = {} if state is None else dict(scales=(float(state.scale_up), float(state.scale_down)), draw=draw)
     v = recipe.block_of_experts(TOKENS * CHOICES, EXPERTS)
@@ -144,7 +140,7 @@ def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
 
     mesh, split = Mesh(np.array(jax.devices()[:EXPERTS]), ("expert",)), P("expert")
     on_mesh = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=(split, P()), check_vma=False)
-    found, stats = jax.jit(on_mesh)(*INPUTS.differentiated, INPUTS.do, loads(load))
+    found, stats = jax.jit(on_mesh)(*INPUTS[:4], INPUTS.do, loads(load))
     *wanted, wanted_stats = run(name, load)
     for number, (mine, alone) in enumerate(zip(found, wanted, strict=True)):
         drawn = recipe.stochastic and number in (2, 3)
@@ -185,8 +181,8 @@ def test_layers_of_prepared_weights_are_found(name):
 
 @pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
 def test_in_bfloat16_only_rounding_is_lost(name):
-    low = dataclasses.replace(INPUTS, x=INPUTS.x.astype(jnp.bfloat16), do=INPUTS.do.astype(jnp.bfloat16))
-    high = dataclasses.replace(low, x=low.x.astype(jnp.float32), do=low.do.astype(jnp.float32))
+    low = INPUTS._replace(x=INPUTS.x.astype(jnp.bfloat16), do=INPUTS.do.astype(jnp.bfloat16))
+    high = low._replace(x=low.x.astype(jnp.float32), do=low.do.astype(jnp.float32))
     low, high = (run(name, "any", inputs) for inputs in (low, high))
     for a, b in zip(low[:5], high[:5], strict=True):
         error = jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b)
@@ -231,7 +227,7 @@ def test_blocks_are_no_larger_than_an_even_load(most, pairs, experts, v):
 )
 def test_what_does_not_fit_is_refused(message, state, options):
     groups = group_by_expert(loads("any"), EXPERTS, 16)
-    function = lambda x: SPARSE.mixture(x, *INPUTS.differentiated[1:], groups, state, **options)[0].sum()  # noqa: E731
+    function = lambda x: SPARSE.mixture(x, *INPUTS[1:4], groups, state, **options)[0].sum()  # noqa: E731
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(jax.grad(function), INPUTS.x)
 
