@@ -48,10 +48,10 @@ LLAMA3_PATTERN = (
 
 
 def make_llama3_tokenizer() -> Tokenizer:
-    """A tokenizer with Llama 3's structure and number of entries, and invented merges."""
+    """A tokenizer with Llama 3's structure, more entries than uint16 counts, and invented merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     triples = ((a + b, c) for a, b, c in product(alphabet, alphabet, alphabet))
-    merges = list(islice(chain(product(alphabet, alphabet), triples), 128_000 - 256))
+    merges = list(islice(chain(product(alphabet, alphabet), triples), 66_000 - 256))
     entries = [*alphabet, *(left + right for left, right in merges)]
     vocabulary = {entry: token for token, entry in enumerate(entries)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
@@ -61,7 +61,7 @@ def make_llama3_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     names = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(254))]
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    tokenizer.post_processor = processors.TemplateProcessing(f"{names[0]} $A", special_tokens=[(names[0], 128_000)])
+    tokenizer.post_processor = processors.TemplateProcessing(f"{names[0]} $A", special_tokens=[(names[0], 66_000)])
     return tokenizer
 
 

@@ -51,11 +51,3 @@ def test_plain_tfds_reads_it_without_tensorflow(prepared):
     assert record.dtype == np.uint16
     np.testing.assert_array_equal(record, windows_of(prepared, "train")[0])
     assert "tensorflow" not in sys.modules
-
-
-def test_the_same_text_gives_the_same_files(prepared, tmp_path):
-    again = tmp_path / "again"
-    builder.prepare(again, DOCUMENTS, seq_len=SEQ_LEN, tokenizer=TOKENIZER, source={"from": "a test"})
-    assert {path.name: path.read_bytes() for path in again.iterdir()} == {
-        path.name: path.read_bytes() for path in prepared.iterdir()
-    }

@@ -92,37 +92,23 @@ class TestEmbeddedCorpus:
         assert opened[1].vocab_size <= 300
         assert opened[3].vocab_size == TOKENIZER.get_vocab_size()
 
-    @pytest.mark.parametrize(
-        "damage", ["cut", "empty", "remove shard", "no tokenizer", "other tokenizer", "no metadata"]
-    )
+    @pytest.mark.parametrize("damage", ["cut shard", "other tokenizer", "no metadata"])
     def test_a_damaged_cache_is_rebuilt(self, config, damage):
         data = open_data(config)
         expected = all_windows(data.train)
         shard = next(data.directory.glob("*train*"))
-        if damage == "cut":
+        if damage == "cut shard":
             os.truncate(shard, shard.stat().st_size // 2)
-        elif damage == "empty":
-            os.truncate(shard, 0)
-        elif damage == "remove shard":
-            shard.unlink()
-        elif damage == "no tokenizer":
-            data.tokenizer_path.unlink()
         elif damage == "other tokenizer":
             TOKENIZER.save(str(data.tokenizer_path))
         else:
             (data.directory / "metadata.json").write_text("{")
         np.testing.assert_array_equal(all_windows(open_data(config).train), expected)
 
-    def test_a_folder_made_from_something_else_is_rebuilt(self, config):
-        directory = open_data(config).directory
-        builder.prepare(directory, Documents(make_documents(9)), seq_len=8, tokenizer=TOKENIZER)
-        assert open_data(config).info["corpus_sha256"] == hold_out(DOCUMENTS).sha256
-
     def test_the_real_library_is_prepared(self, tmp_path, monkeypatch):
         monkeypatch.setattr(corpus, "LIBRARY_FILE_LIMIT", 8 * 2**10)  # the small files, to be quick
         data = open_data(with_vocab(Config(data=DataConfig(cache_dir=str(tmp_path))), 512))
         assert len(data.train) > 500
-        assert len(data.heldout) > 5
         batch = next(train_batches(data, batch_size=4, seed=0))
         assert batch.shape == (4, 257)
         assert 0 <= batch.min() <= batch.max() < 512
@@ -155,29 +141,25 @@ class TestPreparedWindows:
             assert data.directory == Path(path)
         assert not Path(config.data.cache_dir).exists()
 
-    def test_another_length_is_refused(self, config, path):
-        with pytest.raises(ConfigError, match=rf"config\.seq_len = 64: must be {SEQ_LEN}, with which"):
-            open_data(dataclasses.replace(with_data(config, path=path), seq_len=64))
-
-    def test_a_smaller_model_vocabulary_is_refused(self, config, path):
-        with pytest.raises(ConfigError, match=r"config\.model\.vocab_size = 300: must be at least"):
-            open_data(with_vocab(with_data(config, path=path), 300))
-
-    def test_a_separator_of_documents_must_be_the_end_of_text(self, config, path):
-        def separated_by(token):
-            model = dataclasses.replace(config.model, document_separator=token)
-            return dataclasses.replace(with_data(config, path=path), model=model)
-
-        end = TOKENIZER.token_to_id("<|endoftext|>")
-        assert (open_data(separated_by(end)).train[0] == end).any()
-        with pytest.raises(ConfigError, match=rf"separator = 9: must be {end}, the end of text of .*json, or -1"):
-            open_data(separated_by(9))
-
-    def test_another_tokenizer_is_refused(self, config, path, tmp_path):
+    def test_what_does_not_go_with_the_data_is_refused_by_its_key(self, config, path, tmp_path):
         other = str(tmp_path / "other.json")
         make_tokenizer(300).save(other)
-        with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '.*': must be empty or the one of the data"):
-            open_data(with_data(config, path=path, tokenizer=other))
+        end = TOKENIZER.token_to_id("<|endoftext|>")
+        model = dataclasses.replace(config.model, document_separator=9)
+        prepared = with_data(config, path=path)
+        for refused, message in (
+            (dataclasses.replace(prepared, seq_len=64), rf"config\.seq_len = 64: must be {SEQ_LEN}, with which"),
+            (with_vocab(prepared, 300), r"config\.model\.vocab_size = 300: must be at least"),
+            (
+                dataclasses.replace(prepared, model=model),
+                rf"separator = 9: must be {end}, the end of text of",
+            ),
+            (with_data(prepared, tokenizer=other), r"config\.data\.tokenizer = '.*': must be empty or the one of the"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                open_data(refused)
+        model = dataclasses.replace(config.model, document_separator=end)
+        assert (open_data(dataclasses.replace(prepared, model=model)).train[0] == end).any()
 
     def test_several_are_mixed_by_weight(self, config, path, tmp_path):
         builder.prepare(tmp_path / "b", Documents(make_documents(60, seed=5)), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
@@ -200,13 +182,7 @@ class TestPreparedWindows:
             open_data(with_data(config, path=f"{path}:1,{tmp_path}/short:1"))
         with pytest.raises(ConfigError, match=r"data\.path = '.*': no directory .*/none"):
             open_data(with_data(config, path=f"{path}:1,{tmp_path}/none:1"))
-        for weights in (
-            f"{path},{path}",
-            f"{path}:1,",
-            f"{path}:0,{path}x:1",
-            f"{path}:-1,{path}x:1",
-            f"{path}:1,{path}:1",
-        ):
+        for weights in (f"{path},{path}", f"{path}:1,", f"{path}:0,{path}x:1", f"{path}:1,{path}:1"):
             with pytest.raises(ConfigError, match=r"must be a directory, or several .* with weights above 0"):
                 open_data(with_data(config, path=weights))
 
@@ -279,17 +255,6 @@ class TestForeignDatasets:
         data = open_data(with_data(config, path=path))
         assert sorted(documents_in(data, "train") + documents_in(data, "heldout")) == sorted(DOCUMENTS)
 
-    def test_windows_of_another_length_are_joined_and_cut_into_documents(self, config, tmp_path, tokenizer_path):
-        stream = stream_of(DOCUMENTS, TOKENIZER)
-        width = 20
-        rows = [{"tokens": row} for row in stream[: len(stream) // width * width].reshape(-1, width)]
-        feature = {"tokens": tfds.features.Tensor(shape=(width,), dtype=np.int64)}
-        path = write_tfds(tmp_path / "rows", feature, train=rows)
-        data = open_data(with_data(config, path=path, tokenizer=tokenizer_path))
-        found = documents_in(data, "train") + documents_in(data, "heldout")
-        assert set(DOCUMENTS[:-2]) <= set(found)
-        assert len(found) <= len(DOCUMENTS)
-
     def test_what_cannot_be_read_is_refused_by_name(self, config, tmp_path, tokenizer_path):
         with pytest.raises(ConfigError, match=r"config\.data\.path = '.*/none': no directory"):
             open_data(with_data(config, path=str(tmp_path / "none")))
@@ -302,16 +267,8 @@ class TestForeignDatasets:
         other = write_tfds(tmp_path / "a/other", {"image": np.int32}, train=[{"image": 1}])
         with pytest.raises(DataError, match=r"no feature tokens or text, but image"):
             open_data(with_data(config, path=other))
-        test_only = write_tfds(tmp_path / "a/test", {"text": TEXT["text"]}, test=[{"text": "x"}])
-        with pytest.raises(DataError, match=r"no split 'train', but test"):
-            open_data(with_data(config, path=test_only))
         with pytest.raises(ConfigError, match=r"config\.data\.path = .*several TFDS datasets below"):
             open_data(with_data(config, path=str(tmp_path / "a")))
-        wide = make_tokenizer()
-        wide.add_tokens([f"<added {number}>" for number in range(2**16)])
-        wide.save(str(tmp_path / "wide.json"))
-        with pytest.raises(ConfigError, match=r"ids up to \d+; the tokens in .* are uint16, .* ids up to 65535"):
-            open_data(with_data(with_vocab(config, 2**17), path=tokens, tokenizer=str(tmp_path / "wide.json")))
         beyond = [{"tokens": np.array([1, 60_000], np.uint16)}, *token_rows(DOCUMENTS)]
         strange = write_tfds(tmp_path / "strange", {"tokens": RAGGED["tokens"]}, train=beyond)
         with pytest.raises(DataError, match=r"has token 60000, the tokenizer has ids"):

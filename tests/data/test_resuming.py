@@ -1,9 +1,5 @@
 """A preparation that is stopped, at whatever point, goes on and ends with the same bytes."""
 
-import errno
-import fcntl
-import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +14,6 @@ from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import find_files
 from sparse_lm.data.dataset import open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.data.workers import Workers
 from sparse_lm.data.workspace import open_workspace
 from tests.data.examples import Documents, make_documents, make_tokenizer, write_c4, write_dclm
@@ -101,11 +96,13 @@ def test_kills_before_every_file_is_finished_change_nothing(tmp_path, uninterrup
     assert {path.name for path in tmp_path.iterdir()} == {"text", "whole", "killed"}
 
 
-def test_parts_and_shards_change_nothing_but_files(tmp_path, uninterrupted, monkeypatch):
+@pytest.mark.long
+def test_parts_shards_and_processes_change_nothing_but_files(tmp_path, uninterrupted, monkeypatch):
     monkeypatch.setattr(corpus, "PART_BYTES", 2**30)
     monkeypatch.setattr(stages, "SAVE_TOKENS", 2**30)
     monkeypatch.setattr(stages, "SHARD_BYTES", 2**30)
-    builder.prepare(tmp_path / "large", find_files([f"{tmp_path}/text/*"]), seq_len=SEQ_LEN, vocab_size=300)
+    files = find_files([f"{tmp_path}/text/*"])
+    builder.prepare(tmp_path / "large", files, seq_len=SEQ_LEN, vocab_size=300, processes=2)
     assert len(uninterrupted) > len(contents(tmp_path / "large"))
     small, large = open_prepared(tmp_path / "whole"), open_prepared(tmp_path / "large")
     assert small.info == large.info
@@ -115,8 +112,6 @@ def test_parts_and_shards_change_nothing_but_files(tmp_path, uninterrupted, monk
 
 def test_what_was_tokenised_before_an_error_is_not_tokenised_again(tmp_path, monkeypatch, uninterrupted):
     pattern = f"{tmp_path}/text/*"
-    last = sorted((tmp_path / "text").iterdir())[-1]
-    intact = last.read_bytes()
     tokenised = []
     tokenize = tokenizer_lib.tokenize
 
@@ -134,10 +129,6 @@ def test_what_was_tokenised_before_an_error_is_not_tokenised_again(tmp_path, mon
         builder.prepare(directory, find_files([pattern]), **arguments)
     with pytest.raises(DataError):
         open_prepared(directory)
-    last.write_bytes(intact[:-9])  # other text: only its own part is read again
-    with pytest.raises(DataError, match=r"cannot read .*processed"):
-        builder.prepare(directory, find_files([pattern]), **arguments)
-    last.write_bytes(intact)
     builder.prepare(directory, find_files([pattern]), **arguments)
     assert contents(directory) == uninterrupted
     segment = 1500 / np.mean([len(tokens) + 1 for tokens in tokenised])
@@ -175,81 +166,3 @@ def test_two_preparations_of_the_same_take_turns(tmp_path):
     second.join()
     assert (tmp_path / "data" / "metadata.json").stat().st_mtime_ns == stamp  # what the first one made will do
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_the_next_preparation_may_start_while_the_folder_is_removed(tmp_path, monkeypatch):
-    rmtree = shutil.rmtree
-    removed = []
-
-    def rmtree_after_the_next_has_come(path, **options):
-        if path.exists() and not removed:
-            removed.append(path.name)
-            with open_workspace(tmp_path / "data", Workers(1)):
-                assert not path.exists()
-        rmtree(path, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", rmtree_after_the_next_has_come)
-    with open_workspace(tmp_path / "data", Workers(1)):
-        pass
-    assert removed == [".data.incomplete-done"]
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
-    def refuse(*_):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    builder.prepare(tmp_path / "data", Documents(make_documents(60)), seq_len=SEQ_LEN, tokenizer=make_tokenizer())
-    assert "no locks in" in caplog.text
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-WITH_A_PART_FOR_EVERY_FILE = """
-import runpy
-from sparse_lm.data import corpus
-corpus.PART_BYTES = 1
-runpy.run_module("sparse_lm.prepare_data", run_name="__main__")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes to watch in /proc")
-def test_killing_the_command_ends_its_processes_and_the_same_command_goes_on(tmp_path, monkeypatch):
-    """To the same bytes as one process."""
-    (tmp_path / "text").mkdir()
-    for number in range(6):
-        write_dclm(tmp_path / "text" / f"shard_{number:08d}_processed.jsonl.zst", make_documents(500, seed=number))
-    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    command = [sys.executable, "-c", WITH_A_PART_FOR_EVERY_FILE, f"--files={tmp_path}/text/*", "--seq_len=16"]
-    command += [f"--output={tmp_path}/data", f"--tokenizer={tmp_path}/tokenizer.json", "--processes=2"]
-    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    while not (saved := list(tmp_path.glob(".data.incomplete/tokens/*.json"))):
-        assert run.poll() is None
-        time.sleep(0.001)
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    run.kill()
-    run.wait()
-    assert len(saved) < 12
-    assert not (tmp_path / "data").exists()
-    assert len(children) >= 2
-    deadline = time.monotonic() + 10
-    while any(is_running(child) for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert re.search(r"3,000 documents, [\d,]+ tokens of [\d.]+ bytes", again.stdout)
-    assert re.search(r"tokenising: done in \d+ s, [\d.]+ M tokens/s, [\d.]+ bytes a token", again.stderr)
-    monkeypatch.undo()  # shards as large as the command's
-    files = find_files([f"{tmp_path}/text/*"])
-    builder.prepare(tmp_path / "whole", files, seq_len=16, tokenizer=load_tokenizer(tmp_path / "tokenizer.json"))
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
-
-
-def is_running(process: str) -> bool:
-    """Whether a process is there, and not merely waiting for a parent to ask how it ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

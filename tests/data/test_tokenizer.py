@@ -54,11 +54,6 @@ def test_batches_do_not_change_tokens(monkeypatch):
         assert one.dtype == np.uint16
 
 
-def test_tokenizing_leaves_the_tokenizer_as_it_was():
-    list(tokenizer_lib.tokenize(["<|endoftext|>"], TOKENIZER))
-    assert TOKENIZER.encode("<|endoftext|>").ids == [tokenizer_lib.end_of_text(TOKENIZER)]
-
-
 def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path):
     documents = make_documents(5)
     expected = [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, TOKENIZER)]

@@ -1,5 +1,4 @@
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -51,16 +50,6 @@ def test_several_processes_give_results_and_say_what_goes_wrong(tmp_path):
     assert not (tmp_path / "-1.json").exists()
 
 
-def test_results_on_disk_are_not_worked_out_again(tmp_path):
-    (tmp_path / "3.json").write_text('{"square": "known"}')
-    reports = []
-    tasks = tasks_in(tmp_path, [2, 3, 4])
-    results = Workers(1).run(tasks, reports.append)
-    assert [results[path]["square"] for path in tasks] == [4, "known", 16]
-    assert reports == [{"saved": {"square": "known"}}, {"numbers": 1}, {"numbers": 1}]
-    assert json.loads((tmp_path / "4.json").read_text())["square"] == 16
-
-
 INTERRUPTED = """
 import sys
 from pathlib import Path
@@ -74,7 +63,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_an_interrupt_ends_tasks_at_once(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
+def test_an_interrupt_and_a_kill_end_tasks_at_once(tmp_path, number):
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
     command = [sys.executable, str(script), str(tmp_path)]
@@ -83,7 +73,11 @@ def test_an_interrupt_ends_tasks_at_once(tmp_path):
     while len(begun := list(tmp_path.glob("*.begun"))) < 2:
         assert run.poll() is None
         time.sleep(0.01)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does it: to every process
-    _, errors = run.communicate(timeout=30)
-    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
-    assert not any(Path("/proc", path.read_text()).exists() for path in begun)
+    if number == signal.SIGINT:
+        os.killpg(run.pid, number)  # as a terminal does it: to every process
+    else:
+        run.kill()
+    _, errors = run.communicate(timeout=30)  # the tasks' processes hold the stream until they end
+    if number == signal.SIGINT:
+        assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
+        assert not any(Path("/proc", path.read_text()).exists() for path in begun)

@@ -27,13 +27,3 @@ def test_lines_tell_share_speed_density_and_time_left(clock, caplog, capsys):
     clock[0] += 20
     tally.log()
     assert caplog.messages == ["tokenising: done in 40 s, 1.00 M tokens/s, 4.20 bytes a token"]
-
-
-def test_what_is_quick_or_done_already_is_not_mentioned(clock, caplog, capsys):
-    caplog.set_level(logging.INFO)
-    tally = workspace.Tally("reading the text", "parts", 2)
-    tally({"saved": {"parts": 1}})
-    tally({"parts": 1, "documents": 7})
-    tally.log()
-    assert caplog.messages == []
-    assert capsys.readouterr().err == ""

@@ -57,7 +57,7 @@ def names_its_key(error: ConfigError) -> bool:
     return str(error).startswith(f"config.{error.key} = ") and error.key in {*KEYS, *GROUPS}
 
 
-@cases(600)
+@cases(300)
 @given(recipe=st.sampled_from(sorted(BASES)), changes=changes)
 def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, changes):
     try:
@@ -75,7 +75,7 @@ def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, ch
     assert config.tokens_per_part * config.parts == config.tokens_per_step
 
 
-@cases(300)
+@cases(100)
 @given(
     key=st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=12).filter(
         lambda key: key not in config_lib.default()

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.dataset import open_prepared
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import hold_out
 from sparse_lm.data.packing import Stream, count_windows, cut
 from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, end_of_text, load_tokenizer
@@ -38,41 +37,7 @@ def test_windows_of_a_stream_in_files(seed, lengths, seq_len):
     np.testing.assert_array_equal(np.concatenate(windows), all_windows(stream, seq_len))
 
 
-@cases(400)
-@given(
-    seed=seeds,
-    length=st.integers(1, 60),
-    pieces=st.lists(st.integers(0, 60), max_size=6),
-    seq_len=st.integers(1, 12),
-    dtype=st.sampled_from([np.uint16, np.int32]),
-)
-def test_windows_do_not_depend_on_how_a_stream_comes(seed, length, pieces, seq_len, dtype):
-    stream = np.random.default_rng(seed).integers(0, 2**16, length).astype(dtype)
-    windows = [
-        batch.copy() for batch in cut(np.split(stream, np.sort(np.minimum(pieces, length)).astype(int)), seq_len)
-    ]
-    expected = [stream[start : start + seq_len + 1] for start in range(0, length - seq_len, seq_len)]
-    assert [row.tolist() for batch in windows for row in batch] == [row.tolist() for row in expected]
-    assert all(batch.dtype == dtype for batch in windows)
-
-
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
-
-
-@cases(400)
-@given(documents=st.lists(texts | st.sampled_from(["a", "b\n"]), max_size=12))
-def test_every_document_is_on_one_side(documents):
-    corpus = Documents(documents)
-    try:
-        split = hold_out(corpus)
-    except DataError as error:
-        assert len(set(documents)) <= 1
-        assert "empty" in str(error) if not documents else "single short document" in str(error)
-        return
-    train, heldout = list(split.train), list(split.heldout)
-    assert train and heldout and not set(train) & set(heldout)
-    assert sorted(train + heldout) == sorted(documents)
-    assert split.documents == len(train) + len(heldout)
 
 
 @cases(3)

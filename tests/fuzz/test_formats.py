@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparse_lm import ops
 from sparse_lm.ops import formats
-from sparse_lm.ops.compress import compress_24, to_venom
+from sparse_lm.ops.compress import compress_24
 from tests.fuzz.cases import cases
 from tests.ops import numpy_sparse
 
@@ -90,22 +90,6 @@ def test_a_tile_is_read_where_its_metadata_says(seed, rows, columns):
     assert_same_bits(backwards, expected[:, ::-1])
 
 
-unpack, pack = jax.jit(formats.unpack_metadata), jax.jit(formats.pack_metadata)
-
-
-@cases(400)
-@given(seed=seeds)
-def test_packing_and_unpacking_lose_no_bit(seed):
-    """Of any word: metadata that no selection makes is read as what it says, too."""
-    words = np.random.default_rng(seed).integers(-(2**31), 2**31, (1, 1, 128), np.int32)
-    first, second = unpack(words)
-    assert first.shape == second.shape == (64, 16)
-    nibbles = (words.view(np.uint32)[0, 0, LANES] >> BITS.astype(np.uint32) & 15).reshape(64, 16)
-    np.testing.assert_array_equal(first, nibbles & 3)
-    np.testing.assert_array_equal(second, nibbles >> 2)
-    np.testing.assert_array_equal(pack(first, second), words)
-
-
 @functools.partial(jax.jit, static_argnames="method")
 def sparsify(x, method):
     sparse = ops.sparsify_24(x, method)
@@ -146,32 +130,3 @@ def test_any_mask_of_at_most_two_in_four_is_kept(seed):
     assert_same_bits(transposed, expected)
     assert (np.asarray(stored) >= mask).all()
     assert (np.asarray(stored).reshape(ROWS, -1, 4).sum(-1) == 2).all()
-
-
-V, M, WIDTH = 4, 16, 48
-KEPT = 4 * WIDTH // M
-
-
-@jax.jit
-def read_venom(x, columns):
-    condensed = ops.sparsify_24(x, "magnitude")
-    sparse = to_venom(condensed, columns, WIDTH, V, M)
-    return sparse.to_dense(), sparse.mask(), sparse.kept_columns(), condensed.to_dense(), condensed.mask()
-
-
-@cases(300)
-@given(seed=seeds)
-def test_any_columns_of_a_block_are_read_in_their_places(seed):
-    """Twelve of 48 distinct columns in any order: four of every sixteen are a special case."""
-    rng = np.random.default_rng(seed)
-    rows = 2 * V + 1
-    x = draw_matrix(seed, (rows, KEPT))
-    columns = np.array([rng.permutation(WIDTH)[:KEPT] for _ in range(3)], np.int32)
-    dense, mask, listed, kept, kept_mask = read_venom(x, columns)
-    np.testing.assert_array_equal(listed, columns)
-    expected, expected_mask = np.zeros((rows, WIDTH), np.float32), np.zeros((rows, WIDTH), bool)
-    for row in range(rows):
-        expected[row, columns[row // V]] = np.asarray(kept)[row]
-        expected_mask[row, columns[row // V]] = np.asarray(kept_mask)[row]
-    assert_same_bits(dense, expected)
-    np.testing.assert_array_equal(mask, expected_mask)
