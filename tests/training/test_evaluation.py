@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import math
 
 import jax
@@ -8,8 +7,7 @@ import pytest
 
 from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.model import llama
-from sparse_lm.ops import backends
-from sparse_lm.recipes import Act24, Slices, Venom
+from sparse_lm.recipes import Act24
 from sparse_lm.training import evaluation, ffn_weights
 from sparse_lm.training.evaluation import make_evaluation
 
@@ -56,20 +54,6 @@ def test_short_last_batch_counts_its_own_windows_only(model):
     assert evaluate(model, WINDOWS[:1])["loss"] != pytest.approx(whole["loss"], rel=1e-3)
 
 
-def test_evaluation_by_magnitude_is_possible_where_a_backend_is_named(monkeypatch):
-    """Its blocks are of one token, which no kernel takes. Traced only: it takes a GPU to run."""
-    monkeypatch.setattr(backends, "unavailable", lambda name: None if name in ("hopper", "reference") else "absent")
-    model = dataclasses.replace(MODEL, dim=64, ffn_dim=256, dtype="bfloat16")
-    recipe = Venom(v=64, m=16, experts=2, implementation="hopper")
-    config = dataclasses.replace(CONFIG, model=model, sparsity=SparsityConfig(recipe=recipe))
-    params = jax.eval_shape(lambda: llama.init(model, jax.random.key(0))[1])
-    recipe_state = jax.eval_shape(jax.vmap(recipe.init_state), *ffn_weights.matrices(params))
-    nats = functools.partial(evaluation._window_nats, config=config, graphdef=llama.graphdef(model))
-    for each in (recipe, recipe.for_evaluation()):  # in training as well: so kernels can be traced here at all
-        traced = jax.eval_shape(functools.partial(nats, recipe=each), params, recipe_state, WINDOWS)
-        assert traced.shape == (len(WINDOWS),)
-
-
 def test_compiles_once(model, monkeypatch):
     traces = []
     original = evaluation.token_losses
@@ -79,18 +63,6 @@ def test_compiles_once(model, monkeypatch):
     first, second = (run(params, None, batches(WINDOWS, 4)) for _ in range(2))
     assert first == second
     assert len(traces) == 1
-
-
-@pytest.mark.parametrize("recipe", [Act24(), Venom(v=4, m=8, experts=2), Slices(v=4, m=8)])
-def test_sparse_evaluation_does_not_depend_on_the_other_windows_of_a_batch(model, recipe):
-    graphdef, params = model
-    rng = np.random.default_rng(2)
-    enter = jax.jit(jax.vmap(lambda w1, w2, x: recipe.enter(w1, w2, x)[0]))
-    x = rng.standard_normal((MODEL.layers, 50, MODEL.dim)).astype(np.float32)
-    recipe_state = enter(*ffn_weights.matrices(params), x)
-    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, recipe)
-    forwards, backwards = (run(params, recipe_state, batches(order, 4)) for order in (WINDOWS, WINDOWS[::-1]))
-    assert forwards == pytest.approx(backwards, rel=1e-6)
 
 
 def test_sparse_evaluation_is_sparse(model):

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from sparse_lm.recipes import Dense, Fst, Slices, SSte
@@ -74,17 +73,3 @@ def test_gradients_are_adjusted_but_for_dense_layers(dense_layers):
         np.testing.assert_allclose(found["layers"]["ffn"][name], g + 0.5 * w * ~mask * sparse, rtol=1e-6)
     unchanged = ffn_weights.with_matrices(found, *ffn_weights.matrices(gradients))
     jax.tree.map(np.testing.assert_array_equal, unchanged, gradients)
-
-
-def test_moments_are_found_wherever_they_are():
-    params = random_params(0, 16)
-    optimizer = optax.chain(optax.clip(1.0), optax.chain(optax.scale_by_adam(), optax.scale(-1.0)))
-    state = optimizer.init(params)
-    changed = ffn_weights.map_wherever(state, lambda moment: moment + 7)
-    for name in ("mu", "nu"):
-        before, after = optax.tree.get(state, name), optax.tree.get(changed, name)
-        others = ffn_weights.with_matrices(after, *ffn_weights.matrices(before))
-        jax.tree.map(np.testing.assert_array_equal, others, before)
-        for old, new in zip(ffn_weights.matrices(before), ffn_weights.matrices(after), strict=True):
-            np.testing.assert_array_equal(new, old + 7)
-    assert optax.tree.get(changed, "count") == optax.tree.get(state, "count")

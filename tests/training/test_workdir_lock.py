@@ -47,14 +47,6 @@ def test_second_process_is_refused_and_a_killed_ones_lock_is_taken_over(tmp_path
     assert f"process {other.pid} on" in caplog.text and "is taken over" in caplog.text
 
 
-def test_a_run_that_ended_leaves_no_trace(tmp_path, caplog):
-    for _ in range(2):
-        with workdir_lock(tmp_path):
-            pass
-    assert not caplog.text
-    assert (tmp_path / FILE).read_text() == ""
-
-
 def test_processes_of_one_run_share_it_and_are_all_refused_with_the_leader(tmp_path, monkeypatch):
     with workdir_lock(tmp_path), monkeypatch.context() as patch:
         patch.setattr(processes, "is_leader", lambda: False)

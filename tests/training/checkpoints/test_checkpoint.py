@@ -1,7 +1,6 @@
 import dataclasses
 import math
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -83,20 +82,6 @@ def test_restores_every_leaf_bit_for_bit(tmp_path):
         assert_same_bits(checkpoints.restore_latest(state), state)
 
 
-def test_nothing_to_restore(tmp_path):
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        assert checkpoints.restore_latest(make_state()) is None
-
-
-def test_recipe_without_a_state(tmp_path):
-    state = make_state(recipe_state=())
-    save(tmp_path, 1, state)
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        assert_same_bits(checkpoints.restore_latest(state), state)
-    _, recipe_state, _ = restore_params(tmp_path)
-    assert recipe_state == {}
-
-
 def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
     state = dataclasses.replace(make_state(), params={"x": jnp.arange(4_000_000, dtype=jnp.float32)})
     expected = np.arange(4_000_000, dtype=np.float32)
@@ -132,23 +117,6 @@ def test_best_survives_a_resume(tmp_path):
     assert steps_on_disk(tmp_path) == [1, 4]
 
 
-def test_a_loss_that_is_not_a_number_is_never_best(tmp_path):
-    save(tmp_path, 1, make_state(1), eval_loss=math.nan)
-    with pytest.raises(WorkdirError, match="no checkpoint was evaluated"):
-        restore_params(tmp_path, "best")
-    save(tmp_path, 2, make_state(2), eval_loss=1.0)
-    assert restore_params(tmp_path, "best")[2] == 2
-
-
-def test_saving_a_step_again_does_nothing(tmp_path):
-    save(tmp_path, 3, make_state(3))
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        checkpoints.save(3, make_state(4))
-        checkpoints.wait()
-    params, _, _ = restore_params(tmp_path)
-    assert_same_bits(params, make_state(3).params)
-
-
 def test_params_and_recipe_state_without_a_template(tmp_path):
     state = make_state()
     save(tmp_path, 5, state)
@@ -168,14 +136,6 @@ def test_params_and_recipe_state_without_a_template(tmp_path):
         (
             make_state(recipe_state=()),
             r"recipe_state/mask is bool\[2, 8, 4\] in the checkpoint and absent here \(2 more",
-        ),
-        (
-            dataclasses.replace(make_state(), step=jnp.float32(0)),
-            r"state/step is int32\[\] in the checkpoint and float32\[\] here$",
-        ),
-        (
-            dataclasses.replace(make_state(), params={**make_state().params, "unembed": jnp.ones(3)}),
-            r"params/unembed is absent in the checkpoint and float32\[3\] here$",
         ),
     ],
 )
@@ -207,31 +167,6 @@ def test_reading_changes_nothing(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     assert restore_params(tmp_path)[2] == 5
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_error_of_a_save_is_raised_and_the_one_before_it_stays(tmp_path):
-    """The disk refuses files over 64 KiB in the background; `wait` says so."""
-    small = make_state()
-    noise = np.random.default_rng(0).standard_normal(500_000)
-    big = dataclasses.replace(small, params={"x": jnp.asarray(noise, jnp.float32)})
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(1, small)
-    checkpoints.wait()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, unlimited[1]))
-    try:
-        checkpoints.save(2, big)
-        with pytest.raises(WorkdirError, match=r"checkpoint 2 could not be saved in .*, and the newest is 1: File too"):
-            checkpoints.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    params, _, step = restore_params(tmp_path)
-    assert step == 1
-    assert_same_bits(params, small.params)
-    checkpoints.save(3, big)
-    checkpoints.wait()  # which raises of the last save alone
-    checkpoints.close()
-    assert restore_params(tmp_path)[2] == 3
 
 
 SAVE_UNTIL_KILLED = """

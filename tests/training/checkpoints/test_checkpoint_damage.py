@@ -84,8 +84,6 @@ def change_a_value(workdir, step, path, index):
     "path, index, name",
     [
         (("params", "layers", "ffn", "up"), (1, 3, 2), "params/layers/ffn/up, layer 1,"),
-        (("params", "embed", "embedding"), (4, 0), "params/embed/embedding"),
-        (("recipe_state", "numbers"), (0, 1), "recipe_state/numbers, layer 0,"),
         (("state", "opt_state", "0", "1", "count"), (), "state/opt_state/0/1/count"),
     ],
 )
@@ -150,21 +148,6 @@ def test_copied_by_half(workdir):
     assert steps_on_disk(workdir) == [1, 2]
 
 
-def test_a_renamed_checkpoint_is_refused(workdir):
-    (workdir / "checkpoints" / "2").rename(workdir / "checkpoints" / "7")
-    message = "checkpoint 7 is damaged: it is checkpoint 2, and its directory was renamed"
-    with pytest.raises(DamagedCheckpoint, match=message):
-        restore_params(workdir, 7)
-    with Checkpoints(workdir, keep=2) as checkpoints:
-        assert_same_bits(checkpoints.restore_latest(make_state()), make_state(1))
-
-
-def test_a_file_where_a_checkpoint_should_be_is_logged(workdir, caplog):
-    (workdir / "checkpoints" / "7").write_text("")
-    assert restore_params(workdir)[2] == 2
-    assert f"{workdir / 'checkpoints' / '7'} is a file, not a checkpoint" in caplog.text
-
-
 def test_a_checkpoint_of_another_version_is_refused_with_the_commit_that_reads_it(workdir, monkeypatch):
     monkeypatch.setattr(manifest, "FORMAT", 3)
     message = "checkpoint 1 has format 2, not 3: commit [0-9a-f]{7}, .*, can read it"
@@ -175,41 +158,12 @@ def test_a_checkpoint_of_another_version_is_refused_with_the_commit_that_reads_i
     assert not isinstance(caught.value, DamagedCheckpoint)
 
 
-def test_checkpoint_of_another_run_is_refused_with_both_named(tmp_path):
-    """A dense run and an act24 run have the same arrays; only the manifest tells them apart."""
-    with Checkpoints(tmp_path, keep=2, run={"sparsity.recipe": "dense", "model.heads": 4}) as checkpoints:
-        checkpoints.save(1, make_state(1))
-    message = "checkpoint 1 is of another run: config.sparsity.recipe is 'dense' in the checkpoint and 'act24' here"
-    other = {"sparsity.recipe": "act24", "model.heads": 4}
-    with Checkpoints(tmp_path, keep=2, run=other) as checkpoints, pytest.raises(WorkdirError, match=message):
-        checkpoints.restore_latest(make_state())
-    for read in (restore_params, open_params):
-        with pytest.raises(WorkdirError, match=message):
-            read(tmp_path, run=other)
-    assert steps_on_disk(tmp_path) == [1]
-
-
-def test_a_state_that_no_run_has_saved_counts_as_damage(workdir, caplog):
-    def check(state):
-        if int(state.step) == 2:
-            raise ValueError("mask_up is not 2:4")
-
-    with Checkpoints(workdir, keep=2) as checkpoints:
-        assert int(checkpoints.restore_latest(make_state(), check).step) == 1
-    assert "checkpoint 2 is damaged: ValueError: mask_up is not 2:4" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.EMFILE, "Too many open files"), MemoryError(), ValueError("RESOURCE_EXHAUSTED: Error reading")],
-    ids=lambda error: type(error).__name__,
-)
-def test_what_a_machine_cannot_read_now_is_not_damaged(error, workdir, monkeypatch):
+def test_what_a_machine_cannot_read_now_is_not_damaged(workdir, monkeypatch):
     def refuse(_):
-        raise error
+        raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(Manifest, "from_json", refuse)
-    with pytest.raises(WorkdirError, match=f"cannot be read now: {type(error).__name__}") as caught:
+    with pytest.raises(WorkdirError, match="cannot be read now: OSError") as caught:
         restore_params(workdir)
     assert not isinstance(caught.value, DamagedCheckpoint)
     assert steps_on_disk(workdir) == [1, 2]

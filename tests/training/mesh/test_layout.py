@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from experiments.bench.hlo_collectives import collectives
-from sparse_lm.config import ConfigError
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions, needs_refresh
@@ -61,9 +60,8 @@ def train(config):
 @pytest.mark.parametrize(
     "recipe, activation, mesh, microbatches, steps, sparse, dense_layers",
     [
-        ("fst", "squared_relu", (2, 4, 1), 2, 5, (0, 5), 1),
+        ("fst", "swiglu", (2, 2, 2), 2, 5, (0, 5), 1),
         ("slices", "squared_relu", (2, 2, 2), 1, 10, (3, 8), 0),
-        ("slices", "gated_relu2", (2, 2, 2), 1, 3, (0, 3), 0),
         # From the first step: scores of a new router lie close together, and a step of Adam turns rounding into ties.
         ("experts24", "squared_relu", (2, 2, 1, 2), 1, 3, (0, 3), 0),
     ],
@@ -188,11 +186,6 @@ def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
             for entry, before, after in zip(*map(jax.tree.leaves, (wanted, saved, restored)), strict=True):
                 np.testing.assert_array_equal(before, after)
                 assert entry.sharding is None or entry.sharding == after.sharding
-
-
-def test_mesh_that_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match=r"config\.mesh = .*takes 4 devices; the processes of this run have 8 \(cpu"):
-        make_trainer(config("dense", (2, 2, 1)))
 
 
 def test_state_is_split_where_it_is_large():

@@ -7,7 +7,6 @@ import runpy
 import socket
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -98,22 +97,6 @@ def test_half_a_launch_is_refused(monkeypatch, environment, words):
         monkeypatch.setenv(name, value)
     with pytest.raises(LaunchError, match=words):
         processes.join()
-
-
-def device(process_index, device_kind="NVIDIA H200"):
-    return types.SimpleNamespace(process_index=process_index, device_kind=device_kind)
-
-
-@pytest.mark.parametrize(
-    "devices, words",
-    [
-        ([device(0), device(0), device(1)], "process 0 has 2, process 1 has 1"),
-        ([device(0), device(1, "NVIDIA H100")], r"NVIDIA H200 in processes \[0\]; NVIDIA H100 in processes \[1\]"),
-    ],
-)
-def test_uneven_devices_are_refused_by_name(devices, words):
-    with pytest.raises(LaunchError, match=words):
-        processes.check_devices(devices)
 
 
 def test_data_that_differs_between_processes_is_refused(monkeypatch):

@@ -48,11 +48,6 @@ def test_tied_unembedding_multiplies_too():
     assert dense_flops_per_token(tied) == dense_flops_per_token(Config(model=MODEL))
 
 
-def test_dense_recipe_executes_the_dense_flops():
-    config = Config(model=MODEL)
-    assert executed_flops_per_token(config, DENSE) == dense_flops_per_token(config)
-
-
 class HalfOfOneProduct(Recipe):
     def work(self):
         return super().work() | {"grad_hidden": 0.5}

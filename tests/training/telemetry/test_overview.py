@@ -1,4 +1,7 @@
+import dataclasses
 import types
+
+import numpy as np
 
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
@@ -8,7 +11,7 @@ from tests import small
 def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(capsys, caplog):
     config = small.config("dense", seq_len=33)
     trainer = make_trainer(config)
-    state = trainer.init()
+    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
     parameters = 2 * 320 * 32 + 2 * (2 * 32 + 32 * 32 + 2 * 16 * 32 + 32 * 32 + 2 * 128 * 32) + 32
     for windows, epochs in ((480, "0.1"), (12, "4")):
         caplog.clear()
@@ -29,22 +32,9 @@ def test_says_how_many_parameters_of_a_mixture_a_token_meets(capsys):
     config = small.config("experts24")
     trainer = make_trainer(config)
     data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
-    print_overview(config, "runs/small", trainer, data, trainer.init())
+    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
+    print_overview(config, "runs/small", trainer, data, state)
     of_attention, expert = 32 * 32 + 2 * 16 * 32 + 32 * 32, 2 * 64 * 32
     outside = 2 * 320 * 32 + 32 + 2 * (2 * 32 + of_attention + 4 * 32 + 4 + 2 * 32 * 32)
     total, met = (f"{outside + 2 * experts * expert:,}" for experts in (4, 2))
     assert f"parameters  {total}, of which a token meets {met}\n" in capsys.readouterr().out
-
-
-def test_names_parts_of_a_mixture_phases_and_what_the_sparse_one_computes(capsys, caplog):
-    config = small.config("venom")
-    trainer = make_trainer(config)
-    parts = [types.SimpleNamespace(directory=name, train=range(count)) for name, count in (("a", 12), ("b", 480))]
-    shares = tuple(zip(parts, (0.75, 0.25), strict=True))
-    data = types.SimpleNamespace(shares=shares, describe=lambda: "a\nb")
-    print_overview(config, "runs/small", trainer, data, trainer.init())
-    output = capsys.readouterr().out
-    assert "data        a\n              b\n" in output and " 3 and 0.025 epochs\n" in output
-    assert "of a is read 3.0 times" in caplog.text and "of b" not in caplog.text
-    assert "dense 0..3, sparse 4..7, dense 8..11" in output
-    assert "sparse phase:\n" in output and "implementations:\n" in output and "reference" in output

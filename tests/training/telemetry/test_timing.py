@@ -18,22 +18,6 @@ def run(timer: StepTimer, clock: Clock, steps: range, seconds: dict[str, float],
         previous = phase
 
 
-def test_nothing_is_known_before_the_first_timed_step():
-    clock = Clock()
-    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
-    assert timer.lap() is None and timer.seconds_left() is None
-    run(timer, clock, range(1), {"dense": 2.0})
-    assert timer.lap() is None and timer.seconds_left() is None
-
-
-def test_unseen_phase_is_taken_to_run_like_the_seen_one():
-    clock = Clock()
-    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
-    run(timer, clock, range(11), {"dense": 2.0})
-    assert timer.lap() == pytest.approx(2.0)
-    assert timer.seconds_left() == pytest.approx(89 * 2.0)
-
-
 def test_each_phase_has_its_own_speed_and_compilation_does_not_count():
     clock = Clock()
     timer = StepTimer(SPARSE_MIDDLE, 0, clock)
@@ -48,15 +32,6 @@ def test_resume_reckons_from_its_own_steps():
     assert timer.seconds_left() == pytest.approx(45 * 3.0)
     run(timer, clock, range(55, 100), {"dense": 2.0, "sparse": 3.0})
     assert timer.seconds_left() == 0
-
-
-def test_lap_is_of_one_phase():
-    clock = Clock()
-    timer = StepTimer(SPARSE_MIDDLE, 0, clock)
-    run(timer, clock, range(21), {"dense": 2.0, "sparse": 1.0})
-    assert timer.lap() is None
-    run(timer, clock, range(21, 25), {"dense": 2.0, "sparse": 1.0}, compile_seconds=0)
-    assert timer.lap() == pytest.approx(1.0)
 
 
 def test_lap_is_the_mean_since_the_last_lap():

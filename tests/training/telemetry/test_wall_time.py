@@ -11,15 +11,6 @@ def compile_for(seconds: float) -> None:
     jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", seconds)
 
 
-def test_every_second_is_of_one_kind():
-    clock = Clock()
-    with WallTime(clock) as wall:
-        for kind, seconds in (("setup", 5.0), ("dense", 2.0), ("evaluation", 1.5), ("dense", 3.0)):
-            clock.now += seconds
-            wall.spent_on(kind)
-    assert +wall.seconds == {"setup": 5.0, "dense": 5.0, "evaluation": 1.5}
-
-
 def test_compiling_is_told_apart():
     clock = Clock()
     with WallTime(clock) as wall:
