@@ -1,7 +1,6 @@
 import gzip
 import json
 import random
-import sys
 import tracemalloc
 
 import hypothesis
@@ -79,9 +78,6 @@ def test_a_parquet_file_has_a_document_a_row(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cannot read .*a\.parquet"):
         list(corpus.find_files([f"{tmp_path}/a.parquet"]))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"b\.parquet: Parquet files take pyarrow"):
-        list(corpus.find_files([f"{tmp_path}/b.parquet"]))
 
 
 @hypothesis.settings(deadline=None, max_examples=30)
@@ -132,27 +128,18 @@ def test_a_large_file_is_streamed(tmp_path):
     assert peak < 4e6
 
 
-def test_files_come_sorted_whatever_the_patterns(tmp_path):
-    for name in ("b.txt", "a/c.py", "a/d/e.md", "a/ignored.bin"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    found = corpus.find_files([f"{tmp_path}/b.txt", f"{tmp_path}/**/*", f"{tmp_path}/a/*.py"])
-    assert list(found) == ["a/c.py", "a/d/e.md", "b.txt"]
-
-
-def test_a_file_is_read_once_however_its_path_is_spelled(tmp_path, monkeypatch):
-    for name in ("a.txt", "c.txt"):
+def test_files_come_sorted_and_once_however_their_paths_are_spelled(tmp_path, monkeypatch):
+    (tmp_path / "d").mkdir()
+    for name in ("a.txt", "c.txt", "d/e.md", "d/ignored.bin"):
         (tmp_path / name).write_text(name)
     (tmp_path / "b.txt").symlink_to("c.txt")
     (tmp_path / "here").symlink_to(".")
     monkeypatch.chdir(tmp_path)
-    patterns = ["./*.txt", f"{tmp_path}/*.txt", "here/a.txt", "../*/c.txt"]
+    patterns = ["./*.txt", f"{tmp_path}/**/*", "here/a.txt", "../*/c.txt"]
     for order in (patterns, patterns[::-1]):
         found = corpus.find_files(order)
-        assert sorted(found) == ["a.txt", "c.txt"]
+        assert sorted(found) == ["a.txt", "c.txt", "d/e.md"]
         assert found.paths == tuple(sorted(found.paths)) == corpus.find_files(patterns).paths
-    assert [str(path) for path in corpus.find_files(["*.txt", "here/*.txt"]).paths] == ["a.txt", "b.txt"]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,17 @@ import pytest
 
 from sparse_lm.config import parse
 from sparse_lm.data import open_data
+from sparse_lm.data.dataset import open_prepared
 from tests.command_lines import ROOT, run_each
 from tests.data.examples import make_documents, make_tokenizer, write_c4, write_dclm, write_tfds
 from tests.data.test_published_corpora import C4_FEATURES
 
 COMMANDS = re.findall(r"^python -m sparse_lm\.(\w+) (.*)$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
-DOCUMENTS = make_documents(400)
+DOCUMENTS, VALIDATION = make_documents(400), make_documents(9, seed=1)
+
+
+def size(documents):
+    return sum(len(text.encode()) for text in documents)
 
 
 def write_everything(folder: Path) -> None:
@@ -25,7 +30,7 @@ def write_everything(folder: Path) -> None:
         path.parent.mkdir(parents=True)
     (folder / "corpus/deep/a.txt").write_text("".join(DOCUMENTS))
     write_c4(folder / "c4/en/c4-train.00000-of-01024.json.gz", DOCUMENTS)
-    write_c4(folder / "c4/en/c4-validation.00000-of-00008.json.gz", make_documents(9, seed=1))
+    write_c4(folder / "c4/en/c4-validation.00000-of-00008.json.gz", VALIDATION)
     make_tokenizer().save(str(folder / "llama3/tokenizer.json"))
     write_dclm(shard, DOCUMENTS)
     pyarrow.parquet.write_table(pyarrow.table({"text": DOCUMENTS, "id": ["x"] * 400}), parquet)
@@ -45,6 +50,8 @@ def test_commands_do_what_the_page_says(tmp_path, tmp_path_factory, monkeypatch)
         assert result.returncode == 0, result.stderr
         (output,) = (flag.removeprefix("--output=") for flag in arguments if flag.startswith("--output="))
         assert result.stdout.startswith(str(Path(output)))
+        splits = open_prepared(tmp_path / output).info["splits"].values()
+        assert sum(split["bytes"] for split in splits) in {size(DOCUMENTS), size(DOCUMENTS + VALIDATION)}
     monkeypatch.chdir(tmp_path)
     for name, arguments in COMMANDS:
         if name != "prepare_data":

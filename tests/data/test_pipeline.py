@@ -54,12 +54,6 @@ def take(count: int, data: str = "one", **kwargs) -> np.ndarray:
     return np.stack(list(itertools.islice(train_batches(DATA[data], **arguments), count)))[:, :, 0]
 
 
-def test_batches_are_int32_windows():
-    batch = next(train_batches(make_data(), batch_size=8, seed=0))
-    assert batch.shape == (8, SEQ_LEN + 1)
-    assert batch.dtype == np.int32
-
-
 @pytest.mark.parametrize("data", DATA)
 def test_the_stream_is_a_function_of_the_seed(data):
     np.testing.assert_array_equal(take(20, data), take(20, data))

@@ -2,7 +2,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, models
 
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.errors import DataError
@@ -31,27 +31,6 @@ def test_training_is_deterministic_and_reaches_its_size():
     assert tokenizer_lib.vocabulary_size(tokenizer_lib.train_tokenizer(["ab " * 9], 257)) == 257
     with pytest.raises(DataError, match="vocab_size = 256: must be at least 257"):
         tokenizer_lib.train_tokenizer(["text"], 256)
-
-
-def test_fingerprint_is_of_the_tokens_alone():
-    same = Tokenizer.from_str(TOKENIZER.to_str())
-    same.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer_lib.end_of_text(TOKENIZER))]
-    )
-    same.enable_truncation(7)
-    assert tokenizer_lib.fingerprint(same) == tokenizer_lib.fingerprint(TOKENIZER)
-    other = Tokenizer.from_str(TOKENIZER.to_str())
-    other.add_tokens(["def main"])
-    assert tokenizer_lib.fingerprint(other) != tokenizer_lib.fingerprint(TOKENIZER)
-
-
-def test_batches_do_not_change_tokens(monkeypatch):
-    documents = make_documents(60)
-    whole = list(tokenizer_lib.tokenize(documents, TOKENIZER))
-    monkeypatch.setattr(tokenizer_lib, "BATCH_CHARACTERS", 100)
-    for one, other in zip(whole, tokenizer_lib.tokenize(documents, TOKENIZER), strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert one.dtype == np.uint16
 
 
 def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path):
