@@ -1,12 +1,9 @@
 """Every bad value is refused by name before anything compiles."""
 
-import json
 import math
 import pathlib
 
-import ml_collections
 import pytest
-from ml_collections import config_flags
 
 from sparse_lm import config as config_lib
 from sparse_lm import config_rules
@@ -36,20 +33,8 @@ def test_a_configuration_that_names_no_recipe_gets_slices():
     assert config_lib.parse(sparse()).sparsity.recipe == Slices()
 
 
-def test_another_tokenizer_changes_nothing_else():
-    config = config_lib.parse(sparse(**{"data.path": "corpus", "data.tokenizer": "old.json"}))
-    before, after = (config_lib.to_dict(c) for c in (config, config_lib.with_tokenizer(config, "new.json")))
-    assert after == before | {"data": before["data"] | {"tokenizer": "new.json"}}
-
-
 def test_default_parses():
     assert config_lib.parse(config_lib.default()) == Config()
-
-
-def test_parse_inverts_to_dict_through_json():
-    config = config_lib.parse(sparse(**{"sparsity.recipe": "fst", "sparsity.mask_decay": 1e-5}))
-    restored = config_lib.parse(ml_collections.ConfigDict(json.loads(json.dumps(config_lib.to_dict(config)))))
-    assert restored == config
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -70,24 +55,19 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"sparsity.recipe": "fst", "sparsity.mask_decay": -1.0}, "sparsity.mask_decay", "0..1"),
         ({"sparsity.recipe": "venom", "sparsity.experts": 0}, "sparsity.experts", "1..1024"),
         ({"optimizer.epsilon": 1e-46}, "optimizer.epsilon", "float32"),
-        ({"optimizer.beta2": 0.99999999}, "optimizer.beta2", "float32"),
-        ({"optimizer.weight_decay": 1e39}, "optimizer.weight_decay", "float32"),
         ({"sparsity.m": 6}, "sparsity.m", "multiple of 4"),
-        ({"sparsity.dense_layers": -1}, "sparsity.dense_layers", "0..3"),
         ({"sparsity.dense_layers": 4}, "sparsity.dense_layers", "0..3"),
         ({"sparsity.m": 24}, "sparsity.m", "must divide model.ffn_dim = 1024"),
-        ({"sparsity.m": 0}, "sparsity.m", "multiple of 4"),
         ({"sparsity.v": 96}, "sparsity.v", "divide 64 or be a multiple of it"),
         ({"batch_size": 3, "seq_len": 100}, "sparsity.v", "must divide the 300 tokens"),
         ({"sparsity.start_step": 600}, "sparsity.end_step", "600 (start_step) or more"),
         ({"sparsity.end_step": 5000}, "sparsity.end_step", "config.steps = 1000"),
         ({"sparsity.implementation": "cuda"}, "sparsity.implementation", "reference, hopper, triton"),
+        ({"sparsity.leave": False}, "sparsity.leave", "needs sparsity.end_step = config.steps = 1000"),
         ({"sparsity.refresh_every": 0}, "sparsity.refresh_every", "positive"),
         ({"model.heads": 3}, "model.heads", "must divide model.dim = 256"),
-        ({"model.heads": 0}, "model.heads", "positive"),
         ({"model.heads": 256, "model.kv_heads": 256}, "model.heads", "even"),
         ({"model.head_dim": 3}, "model.head_dim", "even"),
-        ({"model.head_dim": -2}, "model.head_dim", "must not be negative"),
         ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
         ({"model.vocab_size": 2**32}, "model.vocab_size", "int32"),
         (
@@ -95,7 +75,6 @@ def test_every_config_file_parses_and_documents_its_command(path):
             "model.document_separator",
             "of the model.vocab_size = 4096, or -1",
         ),
-        ({"model.document_separator": -2}, "model.document_separator", "or -1"),
         ({"model.document_separator": 0, "seq_len": 129}, "seq_len", "must be even with model.document_separator"),
         (
             {"model.activation": "swiglu"},
@@ -104,35 +83,26 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ),
         ({"model.dtype": "float64"}, "model.dtype", "float32, bfloat16"),
         ({"steps": 0}, "steps", "positive"),
-        ({"steps": 2**31}, "steps", "int32"),
         ({"seed": 2**32}, "seed", "2^32"),
         ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm", "finite"),
         ({"sparsity.mask_decay": math.nan, "sparsity.recipe": "fst"}, "sparsity.mask_decay", "finite"),
-        ({"optimizer.schedule": "wsd"}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
         ({"optimizer.name": "sgd"}, "optimizer.name", "adamw, muon"),
         ({"optimizer.moments": "float16"}, "optimizer.moments", "float32, bfloat16"),
         ({"optimizer.moments": "bfloat16", "optimizer.beta1": 0.999}, "optimizer.beta1", "at most 0.99"),
-        ({"optimizer.moments": "bfloat16", "optimizer.beta2": 0.999}, "optimizer.beta2", "at most 0.99"),
         (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
-        ({"mesh.data": 0}, "mesh.data", "positive"),
         ({"mesh.data": 3}, "batch_size", "mesh.data * mesh.fsdp * microbatches = 3"),
         ({"mesh.data": 4, "mesh.fsdp": 4, "sparsity.v": 512}, "sparsity.v", "256 tokens of a microbatch"),
         ({"mesh.tensor": 3}, "mesh.tensor", "must divide model.heads = 4"),
         ({"mesh.fsdp": 16, "mesh.tensor": 2}, "mesh.fsdp", "times 128 must divide model.ffn_dim = 1024"),
         ({"microbatches": 32}, "batch_size", "microbatches = 32"),
-        ({"model.experts": -1}, "model.experts", "must not be negative"),
         ({"model.experts": 8}, "sparsity.recipe", "must be one of dense, experts24, which"),
         ({"sparsity.recipe": "experts24"}, "sparsity.recipe", "must be one of dense, fst, sste, act24"),
-        (MIXTURE | {"model.experts_per_token": 1}, "model.experts_per_token", "must be in 2..8"),
         (MIXTURE | {"model.experts_per_token": 9}, "model.experts_per_token", "must be in 2..8"),
-        (MIXTURE | {"model.expert_dim": 0}, "model.expert_dim", "must be positive"),
         (MIXTURE | {"model.expert_dim": 6}, "model.expert_dim", "multiple of 4"),
-        (MIXTURE | {"model.shared_expert_dim": -4}, "model.shared_expert_dim", "must not be negative"),
         (MIXTURE | {"model.router_scores": "sigmoids"}, "model.router_scores", "did you mean 'sigmoid'"),
         (MIXTURE | {"model.activation": "swiglu"}, "model.activation", "must be squared_relu with model.experts"),
-        (MIXTURE | {"sparsity.v": 48}, "sparsity.v", "divide 64 or be a multiple of it"),
         (MIXTURE | {"mesh.tensor": 2}, "mesh.tensor", "must be 1 with model.experts: mesh.expert splits them"),
         (MIXTURE | {"mesh.expert": 16}, "mesh.expert", "must divide model.experts = 8"),
         (MIXTURE | {"mesh.expert": 8, "batch_size": 4}, "batch_size", "mesh.data * mesh.fsdp * mesh.expert * microb"),
@@ -142,8 +112,6 @@ def test_every_config_file_parses_and_documents_its_command(path):
             "times 256 must divide model.experts * model.expert_dim = 512",
         ),
         ({"mesh.expert": 2}, "mesh.expert", "must be 1 without model.experts"),
-        ({"mesh.expert": 0}, "mesh.expert", "positive"),
-        (MIXTURE | {"mesh.fsdp": 2, "model.expert_dim": 12}, "mesh.fsdp", "model.experts * model.expert_dim = 96"),
         (MIXTURE | {"init_from": "runs/hf"}, "init_from", "must be empty with model.experts"),
     ],
 )
@@ -169,13 +137,6 @@ def test_unknown_key_is_refused_with_the_nearest_one(group, key, words):
         config_lib.parse(d)
 
 
-def test_wrong_type_is_refused():
-    d = config_lib.to_dict(Config())
-    d["model"]["layers"] = "four"
-    with pytest.raises(ConfigError, match=r"model\.layers = .four.: must be of type int"):
-        config_lib.parse(ml_collections.ConfigDict(d))
-
-
 @pytest.mark.parametrize("name, recipe", RECIPES.items())
 def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
     experts = 0 if "squared_relu" in recipe.computes else 4
@@ -188,25 +149,5 @@ def test_steps_decide_the_phase():
     assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense"]
 
 
-@pytest.mark.parametrize("start, end", [(0, 1000), (0, 0), (300, 300)])
-def test_sparse_may_be_all_or_nothing(start, end):
-    config = config_lib.parse(sparse(**{"sparsity.start_step": start, "sparsity.end_step": end}))
-    steps = sum(config.phase(step) == "sparse" for step in range(config.steps))
-    assert steps == end - start
-
-
 def test_the_dense_recipe_has_no_sparse_phase():
     assert config_lib.parse(sparse(**{"sparsity.recipe": "dense"})).phase(150) == "dense"
-
-
-def test_knobs_can_be_given_on_the_command_line(monkeypatch):
-    from absl import flags
-
-    argv = ["program", "--config.sparsity.m=8", "--config.steps=2000"]
-    monkeypatch.setattr("sys.argv", argv)  # where ml_collections looks for overrides
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", sparse(), flag_values=values)
-    values(argv)
-    config = config_lib.parse(values["config"].value)
-    assert config.sparsity.recipe.m == 8
-    assert config.steps == 2000

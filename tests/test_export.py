@@ -32,18 +32,19 @@ from tests.interop.test_bitmask_24 import decode
 from tests.runs import Crash, crash_before, lines, small_config
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
+GATED = dataclasses.replace(MODEL, activation="swiglu", qk_norm=True)
 
 
-def make_run(path, recipe, dense_layers=0):
+def make_run(path, recipe, dense_layers=0, model=MODEL):
     """Checkpoints of steps 20 (in the sparse phase) and 40 (after it), of random weights."""
     save_tokenizer(path / "tokenizer.json")
     sparsity = SparsityConfig(recipe=RECIPES[recipe](), start_step=10, end_step=30, dense_layers=dense_layers)
-    config = Config(steps=50, seq_len=32, model=MODEL, sparsity=sparsity, optimizer=OptimizerConfig(warmup_steps=1))
+    config = Config(steps=50, seq_len=32, model=model, sparsity=sparsity, optimizer=OptimizerConfig(warmup_steps=1))
     save_config(path, config)
     scale = jnp.full(MODEL.layers, 1.5)
     with Checkpoints(path, keep=2) as checkpoints:
         for step in (20, 40):
-            params = llama.init(MODEL, jax.random.key(step))[1]
+            params = llama.init(model, jax.random.key(step))[1]
             scales = {"scale_up": scale, "scale_down": scale}
             others = {} if recipe == "sste" else {"centroids": jnp.ones((MODEL.layers, 16, MODEL.dim))}
             checkpoints.save(step, {"params": params, "recipe_state": scales | others})
@@ -87,18 +88,6 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
         assert part in card
 
 
-@pytest.mark.parametrize("steps, told", [(20, True), (50, False)])
-def test_the_card_has_the_loss_of_what_was_evaluated_densely(steps, told, tmp_path):
-    """In the sparse phase, as at step 20, only if the run ends there."""
-    make_run(tmp_path, "sste")
-    config = load_config(tmp_path)
-    sparsity = dataclasses.replace(config.sparsity, end_step=20)
-    save_config(tmp_path, dataclasses.replace(config, steps=steps, sparsity=sparsity))
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 19, "phase": "sparse", "eval_loss": 2.5}) + "\n")
-    export(tmp_path, tmp_path / "out", checkpoint=20)
-    assert ("2.5000 nats" in (tmp_path / "out" / "README.md").read_text()) == told
-
-
 def test_what_cannot_be_written_whole_leaves_nothing(workdir, tmp_path, monkeypatch):
     def write_some(model, directory, shard_bytes):
         (directory / "model.safetensors").write_text("some")
@@ -112,11 +101,15 @@ def test_what_cannot_be_written_whole_leaves_nothing(workdir, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "recipe, dense_layers, layers",
-    [("sste", 0, {"up_proj", "down_proj"}), ("venom", 0, {"up_proj"}), ("sste", 1, {"up_proj", "down_proj"})],
+    "recipe, dense_layers, model, layers",
+    [
+        ("sste", 1, MODEL, {"up_proj", "down_proj"}),
+        ("venom", 0, MODEL, {"up_proj"}),
+        ("sste", 0, GATED, {"up_proj", "gate_proj", "down_proj"}),
+    ],
 )
-def test_sparse24_adds_compressed_weights(recipe, dense_layers, layers, tmp_path):
-    make_run(tmp_path, recipe, dense_layers)
+def test_sparse24_adds_compressed_weights(recipe, dense_layers, model, layers, tmp_path):
+    make_run(tmp_path, recipe, dense_layers, model)
     export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24", shard_bytes=9000)
     dense, compressed = ShardedTensors(tmp_path / "out"), ShardedTensors(tmp_path / "out" / "sparse24")
     modules = {name.removesuffix(".compressed") for name in compressed.names if name.endswith(".compressed")}
@@ -158,12 +151,6 @@ def test_sparse24_takes_the_last_state_of_the_phase_and_not_the_one_before_its_f
         export_20(tmp_path / "before", start_step=20)
 
 
-def test_a_format_that_there_is_not_is_refused(workdir, tmp_path):
-    with pytest.raises(ValueError, match=r"^weight_format = 'sparse-24': must be one of dense, sparse24$"):
-        export(workdir, tmp_path / "out", checkpoint=20, weight_format="sparse-24")
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
@@ -178,10 +165,16 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
 
 def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
     config = load_config(workdir)
-    save_config(tmp_path, dataclasses.replace(config, model=dataclasses.replace(config.model, qk_norm=True)))
-    with pytest.raises(ConfigError, match=r"config\.model\.qk_norm = True: must be False to export without a gate"):
-        export(tmp_path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    for changes, message in (
+        ({"qk_norm": True}, r"config\.model\.qk_norm = True: must be False to export without a gate"),
+        ({"experts": 4, "expert_dim": 8}, r"config\.model\.experts = 4: must be 0 to export: no architecture"),
+    ):
+        model = dataclasses.replace(config.model, **changes)
+        sparsity = SparsityConfig(recipe=DENSE, start_step=10, end_step=30)
+        save_config(tmp_path, dataclasses.replace(config, model=model, sparsity=sparsity))
+        with pytest.raises(ConfigError, match=message):
+            export(tmp_path, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

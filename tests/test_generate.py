@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 
 import jax
 import pytest
@@ -12,7 +11,7 @@ from sparse_lm.config import Config, ModelConfig
 from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.workdir import WorkdirError, save_config
+from sparse_lm.training.workdir import save_config
 from tests.command_lines import run_each
 
 OPTIONS = dict(max_new_tokens=12, temperature=1.0, top_p=0.9)
@@ -41,17 +40,6 @@ def test_continues_the_prompt_reproducibly(workdir):
     assert len(first) > len("def main(")
 
 
-def test_any_checkpoint_continues_the_prompt(workdir):
-    made = {
-        which: generate.continue_text(workdir, "def main(", checkpoint=which, **OPTIONS)
-        for which in ("latest", 5, "best", 3)
-    }
-    assert made["latest"] == made[5] == generate.continue_text(workdir, "def main(", **OPTIONS)
-    assert made["best"] == made[3] != made[5]
-    with pytest.raises(WorkdirError, match="no checkpoint of step 4; there are 3, 5"):
-        generate.continue_text(workdir, "def main(", checkpoint=4, **OPTIONS)
-
-
 def test_an_empty_prompt_starts_a_document(workdir):
     assert isinstance(generate.continue_text(workdir, "", **OPTIONS), str)
 
@@ -74,15 +62,6 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
         assert run.returncode != 0
         assert message in run.stderr
         assert "Traceback" not in run.stderr
-
-
-@pytest.mark.parametrize("missing", ["config.json", "checkpoints"])
-def test_an_incomplete_workdir_is_named(workdir, tmp_path, missing):
-    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / missing
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(WorkdirError, match=tmp_path.name):
-        generate.continue_text(tmp_path, "x", **OPTIONS)
 
 
 def test_more_tokens_than_memory_has_room_for(workdir, monkeypatch):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import shutil
 import signal
 import sys
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.data import errors, heldout_batches, open_data
+from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.report import report
@@ -24,8 +23,7 @@ from sparse_lm.training.telemetry import flops, step_log
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.telemetry.timing import StepTimer
-from tests import small
-from tests.runs import Crash, command, crash_before, lines, run, small_config, start_until, trace
+from tests.runs import Crash, command, lines, run, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
 LONG = {
@@ -141,36 +139,13 @@ def test_the_seed_orders_the_data(corpus, tmp_path, monkeypatch):
     assert seeds == [7]
 
 
-class Recorded:
-    """A program that keeps a list of what is done with it."""
-
-    def __init__(self, program):
-        self._program, self.done = program, []
-
-    def __call__(self, *args):
-        self.done.append("run")
-        return self._program(*args)
-
-    def lower(self, *args):
-        return self
-
-    def compile(self):
-        self.done.append("compiled")
-
-
 @pytest.mark.long
-def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path, monkeypatch):
-    """The last evaluation is dense, and close to the loss of the sparse steps before it, none of which waits for
-    leaving to compile."""
+def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path):
+    """The last evaluation is dense, and close to the loss of the sparse steps before it."""
     config = small_config(corpus, "sste", **{"sparsity.end_step": 12})
-    _, transitions = small.compiled(config)
-    leave = Recorded(transitions.leave_sparse)
-    monkeypatch.setattr(loop, "make_transitions", lambda *_: dataclasses.replace(transitions, leave_sparse=leave))
     assert loop.train(config, str(tmp_path))
-    assert leave.done == ["compiled", "run"]
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        state = checkpoints.restore_latest(jax.eval_shape(make_trainer(config).init))
-    groups = np.asarray(state.params["layers"]["ffn"]["up"]).reshape(-1, 4)
+    params, _, _ = restore_params(tmp_path)
+    groups = np.asarray(params["layers"]["ffn"]["up"]).reshape(-1, 4)
     assert ((groups != 0).sum(1) <= 2).all()
     last = lines(tmp_path)[-1]
     assert last["eval_loss"] == pytest.approx(last["loss"], abs=0.3)
@@ -206,22 +181,6 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
 
-@pytest.mark.long
-def test_data_may_be_moved_under_a_run(corpus, tmp_path, monkeypatch):
-    moved, run = shutil.copytree(corpus, tmp_path / "moved"), str(tmp_path / "run")
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_before(patch, 4)
-        loop.train(small_config(corpus, "dense", **{"data.path": str(moved)}), run)
-    moved = moved.rename(tmp_path / "moved_again")
-    assert loop.train(small_config(corpus, "dense", **{"data.path": str(moved)}), run)
-    assert evaluate(run)["step"] == 12
-
-
-def test_other_config_is_refused(whole, corpus):
-    with pytest.raises(config_lib.ConfigError, match=r"optimizer\.learning_rate = 0\.5: the run in .* has 0\.01"):
-        loop.train(small_config(corpus, **LONG, **{"optimizer.learning_rate": 0.5}), str(whole))
-
-
 @pytest.mark.parametrize(
     "fingerprint, difference", [("tokenizer_sha256", "another tokenizer"), ("corpus_sha256", "other text")]
 )
@@ -239,11 +198,6 @@ def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):
     with pytest.raises(config_lib.ConfigError, match=r"sparsity\.implementation = 'hopper'"):
         loop.train(small_config(corpus, **{"sparsity.implementation": "hopper"}), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-
-
-def test_vocabulary_smaller_than_the_data_is_refused(corpus, tmp_path):
-    with pytest.raises((config_lib.ConfigError, errors.DataError), match=r"model\.vocab_size = 100"):
-        loop.train(small_config(corpus, **{"model.vocab_size": 100}), str(tmp_path))
 
 
 # As a user runs it: processes.
@@ -275,12 +229,9 @@ def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path, capsy
 @pytest.mark.long
 def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     arguments = command(corpus, tmp_path / "run", *flags(LONG), "--config.checkpoint_every=1000")
-    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
-    with (tmp_path / "stderr").open("w+") as stderr:  # imports would fill a pipe
-        process = start_until(arguments, tmp_path / "run", 10, env=environment, stderr=stderr)
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=120)
-        output += (tmp_path / "stderr").read_text()
+    process = start_until(arguments, tmp_path / "run", 10)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "SIGTERM: finishing step" in output and "again to stop now" in output
     assert "stopped by SIGTERM after step" in output
@@ -289,8 +240,6 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     assert f"after step {saved}" in output
     summary = read_summary(tmp_path / "run")
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
-    imported = {line.rpartition("|")[2].strip() for line in output.splitlines()}
-    assert "tensorboardX" in imported and "wandb" not in imported  # --wandb was not given
 
 
 @pytest.mark.long
