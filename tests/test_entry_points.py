@@ -84,17 +84,6 @@ def test_a_copy_of_a_config_runs_wherever_it_is(tmp_path):
     assert_one_line(result, "config.mesh = ", "takes 2 devices")
 
 
-def test_ctrl_c_is_one_line(tmp_path):
-    code = (
-        "import runpy, signal; import sparse_lm.training.workdir as workdir;"
-        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's background jobs ignore it
-        "workdir.load_config = lambda path: signal.raise_signal(signal.SIGINT);"
-        "runpy.run_module('sparse_lm.evaluate', run_name='__main__', alter_sys=True)"
-    )
-    result = run([sys.executable, "-c", code, f"--workdir={tmp_path}"])
-    assert (result.returncode, result.stderr) == (1, "interrupted\n")
-
-
 @pytest.mark.long
 def test_a_save_that_fails_prints_one_sentence_with_the_path(corpus, tmp_path):
     """No file grows over 32 KiB; those of the checkpoint would."""

@@ -24,7 +24,6 @@ from sparse_lm.recipes import Slices, SSte
 from sparse_lm.recipes.routing import slice_ids
 from sparse_lm.recipes.soft_threshold import Scales
 from sparse_lm.recipes.venom import RoutedState
-from sparse_lm.training import implementation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.evaluation import make_evaluation
@@ -143,12 +142,6 @@ def test_another_corpus_of_the_same_tokenizer(workdir, tmp_path):
     assert other["step"] == 30
     assert evaluate(workdir, 20, data=str(workdir / "data")) == evaluate(workdir, 20)
     assert other["loss"] == pytest.approx(expected["loss"])
-    for index in range(40):
-        (tmp_path / f"{index}.md").write_text(f"# {index}\n" + "for word in words: print(word)\n" * 20)
-    prepare_files([str(tmp_path / "*.md")], tmp_path / "third", seq_len=32, vocab_size=280)
-    shutil.copy(tokenizer, workdir)
-    with pytest.raises(ConfigError, match=r"data\.path = .*third.* has another tokenizer than the run in"):
-        evaluate(workdir, data=str(tmp_path / "third"))
 
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):
@@ -188,31 +181,16 @@ def test_slices_that_two_devices_shared_are_evaluated_on_one(workdir, tmp_path, 
     assert evaluate(tmp_path / "one", sparse=True)["loss"] == pytest.approx(of_parts, rel=1e-6)
 
 
-def test_sparse_before_the_sparse_phase_is_refused(workdir, tmp_path):
-    shutil.copy(workdir / "config.json", tmp_path)
+def test_sparse_of_a_dense_checkpoint_is_refused(workdir, tmp_path):
+    config = load_config(workdir)
+    save_config(tmp_path, config)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         _save(checkpoints, 10, 1.0)
     with pytest.raises(WorkdirError, match="needs a checkpoint after step 10"):
         evaluate(tmp_path, sparse=True)
-
-
-def test_sparse_of_a_dense_run_is_refused(workdir, tmp_path):
-    shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
     dense = dataclasses.replace(SPARSITY, start_step=0, end_step=0)
-    config = Config(model=MODEL, sparsity=dense, seq_len=32, data=DataConfig(path=str(workdir / "data")))
-    save_config(tmp_path, dataclasses.replace(config, batch_size=5))
+    save_config(tmp_path, dataclasses.replace(config, sparsity=dense))
     with pytest.raises(WorkdirError, match="dense throughout"):
-        evaluate(tmp_path, sparse=True)
-
-
-def test_sparse_with_an_implementation_for_other_machines_is_refused(workdir, tmp_path, monkeypatch):
-    monkeypatch.setattr(implementation.backends, "unavailable", lambda _: "needs an NVIDIA GPU")
-    config = load_config(workdir)
-    save_config(
-        tmp_path,
-        dataclasses.replace(config, sparsity=dataclasses.replace(SPARSITY, recipe=SSte(implementation="hopper"))),
-    )
-    with pytest.raises(ConfigError, match=r"sparsity\.implementation = 'hopper': needs an NVIDIA GPU"):
         evaluate(tmp_path, sparse=True)
 
 
@@ -224,15 +202,14 @@ def test_data_with_another_tokenizer_is_refused(workdir, tmp_path):
         evaluate(tmp_path)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_a_checkpoint_of_another_run_is_refused(workdir, tmp_path, sparse):
+def test_a_checkpoint_of_another_run_is_refused(workdir, tmp_path):
     config = load_config(workdir)
     save_config(tmp_path, config)
     other = dataclasses.replace(config, model=dataclasses.replace(MODEL, rope_theta=500.0))
     with Checkpoints(tmp_path, keep=1, run=meaning(other)) as checkpoints:
         _save(checkpoints, 20, 1.0)
     with pytest.raises(WorkdirError, match=r"checkpoint 20 is of another run: config\.model\.rope_theta"):
-        evaluate(tmp_path, sparse=sparse)
+        evaluate(tmp_path)
 
 
 def test_a_recipe_state_that_no_run_has_are_refused(workdir, tmp_path):
@@ -272,10 +249,8 @@ def test_scores_that_cannot_be_written_are_refused_before_any_are_made(workdir, 
     with pytest.raises(HarnessError, match=r"^--output=.*: is a directory; must be a file$"):
         evaluate_tasks(workdir, ["arc_easy"], output=tmp_path)
     (tmp_path / "file").touch()
-    (tmp_path / "loop").symlink_to("loop")
-    for output in (tmp_path / "file" / "scores.json", tmp_path / "loop"):
-        with pytest.raises(HarnessError, match=rf"^--output={output}: cannot be written: "):
-            evaluate_tasks(workdir, ["arc_easy"], output=output)
+    with pytest.raises(HarnessError, match=r"^--output=.*/file/scores\.json: cannot be written: "):
+        evaluate_tasks(workdir, ["arc_easy"], output=tmp_path / "file" / "scores.json")
 
 
 def test_tasks_without_the_harness_say_what_to_install(monkeypatch):

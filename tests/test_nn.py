@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import Axes
 from sparse_lm.nn import SquaredReluFFN, sort_moments
-from sparse_lm.recipes import Fst, Slices
+from sparse_lm.recipes import Slices
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DIM, DO, INPUTS, KEY, NEURONS, W1, W2, X
 
@@ -80,12 +80,6 @@ def test_sparse_after_entering():
     ffn, order = sparse_ffn()
     assert ffn.sparse and (order != jnp.arange(NEURONS)).any()
     assert_close(output_and_gradients(ffn), of_recipe(order), 1e-6)
-    scales, centroids = (float(ffn.state[s][...]) for s in ("scale_up", "scale_down")), ffn.state["centroids"][...]
-    inputs = dense64.Inputs(INPUTS.x, INPUTS.w1[order], INPUTS.w2[order], INPUTS.do, np.arange(len(X)))
-    formula = dense64.slices(
-        inputs, scales=tuple(scales), centroids=np.asarray(centroids, np.float64), v=16, m=16, draw=lambda a, _: a
-    )
-    assert_close(output_and_gradients(ffn)[:2], [formula.o, formula.dx])
 
 
 def test_dense_after_leaving_with_the_weights_of_the_sparse_forward():
@@ -107,16 +101,6 @@ def test_refreshing_moves_the_centroids():
     expected, _ = jax.jit(RECIPE.refresh)(ffn.up[...], ffn.down[...], state, x)
     np.testing.assert_allclose(ffn.state["centroids"][...], expected.centroids, rtol=1e-6)
     assert (ffn.state["centroids"][...] != state.centroids).any()
-
-
-def test_gradients_of_fst_have_its_masked_decay_in_the_sparse_phase():
-    ffn = dense_ffn(Fst(mask_decay=0.5))
-    assert all((a == b).all() for a, b in zip(ffn.adjust_gradients(W1, W2), (W1, W2), strict=True))
-    assert ffn.enter() is None
-    state = Fst.State(**{name: variable[...] for name, variable in ffn.state.items()})
-    expected = Fst(mask_decay=0.5).adjust_gradients(W1, W2, W1, W2, state)
-    found = ffn.adjust_gradients(W1, W2)
-    assert all((a == b).all() for a, b in zip(found, expected, strict=True)) and (found[0] != W1).any()
 
 
 def test_what_is_out_of_turn_is_refused():
@@ -212,62 +196,6 @@ def test_shards_of_a_batch_compute_the_gradients_of_the_whole():
 
 
 # Moments
-
-
-class Model(nnx.Module):
-    """Two residual blocks between an embedding and its transpose."""
-
-    def __init__(self, rngs):
-        self.embedding = nnx.Embed(32, DIM, rngs=rngs)
-        self.blocks = nnx.List([SquaredReluFFN(DIM, NEURONS, RECIPE, rngs=rngs) for _ in range(2)])
-
-    def __call__(self, tokens):
-        x = self.embedding(tokens)
-        inputs = []
-        for ffn in self.blocks:
-            inputs.append(x)
-            x = x + ffn(x, key=KEY)
-        return self.embedding.attend(x), inputs
-
-
-def loss(model, tokens):
-    logits = model(tokens)[0]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, (tokens + 1) % 32).mean()
-
-
-@nnx.jit
-def step(model, optimizer, tokens):
-    value, grads = nnx.value_and_grad(loss)(model, tokens)
-    optimizer.update(model, grads)
-    return value
-
-
-def decay_mask(params):
-    return jax.tree.map(lambda w: w.ndim > 1, params)
-
-
-def test_a_neuron_trains_on_where_it_was_put():
-    """Dense steps after sorting are the sorted steps of neurons that stay; moments stay apart otherwise."""
-    tx = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adam(1e-2), optax.masked(optax.trace(0.9), decay_mask), optax.ema(0.9)
-    )
-    tokens = jnp.arange(64) % 32
-    model = Model(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    for _ in range(3):
-        step(model, optimizer, tokens)
-    other = nnx.clone(model), nnx.clone(optimizer)
-    orders = [np.random.default_rng(n).permutation(NEURONS) for n in range(2)]
-    for ffn, order in zip(model.blocks, orders, strict=True):
-        ffn.up[...], ffn.down[...] = ffn.up[...][order], ffn.down[...][order]
-    by_path = {("blocks", n): jnp.asarray(order) for n, order in enumerate(orders)}
-    optimizer.opt_state = nnx.data(sort_moments(optimizer.opt_state, nnx.state(model, nnx.Param), by_path))
-    for pair in ((model, optimizer), other):
-        for _ in range(3):
-            step(*pair, tokens)
-    np.testing.assert_allclose(model.embedding.embedding[...], other[0].embedding.embedding[...], rtol=1e-3, atol=1e-4)
-    for mine, theirs, order in zip(model.blocks, other[0].blocks, orders, strict=True):
-        np.testing.assert_allclose(mine.up[...], theirs.up[...][order], rtol=1e-3, atol=1e-4)
 
 
 def test_moments_of_an_optax_state():

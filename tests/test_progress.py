@@ -1,7 +1,5 @@
 import io
 
-import pytest
-
 from sparse_lm import progress
 from sparse_lm.progress import Progress, show_speed, show_time_left
 
@@ -36,20 +34,6 @@ def test_lines_keep_their_distance(monkeypatch):
     assert log.getvalue().splitlines() == [f"step {step}/60" for step in (10, 20, 30, 40, 50)]
 
 
-@pytest.mark.parametrize("line_seconds", [0, 10])
-def test_terminal_gets_a_live_bar(monkeypatch, line_seconds):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    terminal = Terminal()
-    steps = Progress("step", 600, 100, stream=terminal, line_seconds=line_seconds)
-    steps.update(120, *FACTS)
-    steps.close()
-    text = terminal.getvalue()
-    assert "step" in text and "100/600" in text and "120/600" in text
-    assert "sparse | loss 3.4120 | 45,213 tokens/s | 2 min 13 s left" in text
-    assert "\x1b[" in text  # drawn in place, not scrolled
-
-
 def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
     """A log gets the lines alone."""
     monkeypatch.setenv("TERM", "xterm")
@@ -71,20 +55,3 @@ def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
     assert log.getvalue().splitlines() == ["compiling [x]", *lines]
     for shown in ("1/9", "2/9", "3/9", "4/9", "compiling [x], 1 min 02 s", *lines):
         assert shown in terminal.getvalue()
-
-
-def test_steps_that_are_shorter_than_a_redraw_are_not_all_drawn(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    terminal = Terminal()
-    steps = Progress("step", 1000, stream=terminal)
-    for step in range(1000):
-        steps.move(step)
-        now[0] += 0.01
-    assert 90 <= terminal.getvalue().count("/1000") <= 110
-
-
-def test_standard_output_by_default(capsys):
-    Progress("step", 5).update(5, "dense")
-    assert capsys.readouterr().out == "step 5/5 | dense\n"
