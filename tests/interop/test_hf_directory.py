@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from sparse_lm.config import Config
 from sparse_lm.interop.hf_directory import HfModel
+from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.model import decode, llama
 from tests.interop.models import MODELS, random_params, reader, save_tokenizer
 
@@ -27,8 +29,8 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["grouped", "one_kv_head", "wide_heads", "swiglu_tied", "qwen3", "qwen3_relu2"])
-def test_transformers_computes_the_same_model(name, write):
-    """No key missing or unexpected, logits within 1e-4, the same greedy tokens."""
+def test_transformers_computes_the_same_model(name, write, tmp_path):
+    """No key missing or unexpected, logits within 1e-4, the same greedy tokens; what it saves is read back."""
     model = MODELS[name]
     params = random_params(model)
     directory = write(model, params, shard_bytes=20_000)
@@ -51,6 +53,10 @@ def test_transformers_computes_the_same_model(name, write):
     device_params = jax.device_put(params)
     [made] = decode.generate(llama.graphdef(model), device_params, [prompt], max_new_tokens=16, temperature=0.0)
     assert greedy[0, 9:].tolist() == made
+
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    started_from = Pretrained(Config(init_from=str(tmp_path / "theirs"), model=model)).params()
+    jax.tree.map(np.testing.assert_array_equal, started_from, params)
 
 
 def test_tokenizer_is_the_one_of_training(write, tmp_path):

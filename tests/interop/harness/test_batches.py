@@ -19,7 +19,3 @@ def test_batches_hold_every_sequence_once_in_few_shapes(longest, batch_tokens):
     shapes = [batch[1:] for batch in made]
     assert len(set(shapes)) == {20: 1, 64: 2, 1000: 6}[longest]
     assert [length for _, length in shapes] == sorted((length for _, length in shapes), reverse=True)
-
-
-def test_no_sequences_are_no_batches():
-    assert not list(batches([], 64, 1000))

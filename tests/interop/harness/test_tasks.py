@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from sparse_lm.interop.harness.text_model import HarnessError
-from tests.interop.harness.examples import text_model, write_choice_task
+from tests.interop.harness.examples import write_choice_task
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
 
@@ -67,22 +67,3 @@ def test_mistakes_in_a_task_file_are_one_line(tmp_path):
         file.write_text(yaml.safe_dump(task | change))
         with pytest.raises(HarnessError, match=f"^--tasks=mined: {reason}$"):
             tasks.load_tasks(["mined"], tmp_path)
-
-
-def test_a_template_that_a_later_document_does_not_fill_is_one_line(tmp_path):
-    write_choice_task(tmp_path, "mined")
-    file = tmp_path / "mined.yaml"
-    task = yaml.safe_load(file.read_text())
-    file.write_text(yaml.safe_dump(task | {"doc_to_text": "{% if gold %}{{qq}}{% endif %}"}))
-    loaded = tasks.load_tasks(["mined"], tmp_path)
-    with pytest.raises(HarnessError, match=r"^--tasks=mined: UndefinedError: 'qq' is undefined$"):
-        tasks.score_tasks(text_model(32, 256), loaded)
-
-
-def test_a_task_file_that_is_not_yaml_is_named(tmp_path):
-    write_choice_task(tmp_path, "mined")
-    (tmp_path / "extra.yaml").write_text("doc_to_text: !function extra.text")  # is for the harness to understand
-    file = tmp_path / "mined.yaml"
-    file.write_text(file.read_text() + "metric_list: [")
-    with pytest.raises(HarnessError, match=rf"^--tasks=mined: no such task, and {file} cannot be read: while [^\n]+$"):
-        tasks.load_tasks(["mined"], tmp_path)
