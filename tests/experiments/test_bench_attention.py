@@ -30,9 +30,3 @@ def test_an_implementation_is_measured_and_one_that_refuses_is_named(bench):
     np.testing.assert_allclose(plain_row["both_tflops"], 3.5 * products / 2 / 2e-3 / 1e12)
     assert other_row["refused"] == "NotImplementedError: not this shape"
     assert "left out: NotImplementedError" in bench.line(other_row) and "TFLOP/s" in bench.line(plain_row)
-
-
-def test_cudnn_is_there_without_tokamax(bench, monkeypatch, capsys):
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
-    assert list(bench.implementations()) == ["cudnn", "cudnn, deterministic"]
-    assert "tokamax is not installed" in capsys.readouterr().out

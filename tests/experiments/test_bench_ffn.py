@@ -17,23 +17,7 @@ def bench(script):
     return script("experiments.bench.ffn")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["venom 128:2:8", "slices 2:16"])
-def test_output_is_near_the_dense_one_and_gradients_are_finite(bench, name):
-    operands = bench.random_operands(TOKENS, DIM, NEURONS, jnp.float32)
-    recipe = bench.RECIPES[name]
-    ffn = bench.lower(recipe, operands)
-    assert ffn.reference_ops  # there is no GPU
-    o, dx, dw1, dw2 = ffn.both.compile()(ffn.operands, ffn.state)
-    np.testing.assert_array_equal(o, ffn.forward.compile()(ffn.operands, ffn.state))
-    assert all(jnp.isfinite(array).all() and jnp.any(array) for array in (o, dx, dw1, dw2))
-    h = ffn.operands.x @ operands.w1.T
-    dense = jnp.square(jax.nn.relu(h)) @ operands.w2
-    correlation = np.corrcoef(np.ravel(o), np.ravel(dense))[0, 1]
-    assert correlation > (0.2 if "slices" in name else 0.5)  # a random slice has little of the output
-
-
-@pytest.mark.parametrize("name", ["dense", "act24", "fst", "sste", "slices 2:8"])
+@pytest.mark.parametrize("name", ["dense", "act24", "fst", "sste", "venom 128:2:8", "slices 2:8"])
 def test_every_recipe_is_traced(bench, name):
     recipe = bench.recipes_of("squared_relu", [name])[name]
     ffn = bench.lower(recipe, bench.random_operands(TOKENS, DIM, NEURONS, jnp.float32))

@@ -79,25 +79,6 @@ def test_every_kind_of_result_has_its_figure(results):
     }
 
 
-def test_only_figures_of_the_given_names_are_drawn(results):
-    assert list(drawn(results, "step_*", "ffn_*_forwards")) == [
-        "ffn_h200_feed_forwards",
-        "step_llama1b_h200_whole_steps",
-    ]
-
-
-def test_products_are_beside_cusparselts(results):
-    (axes,) = drawn(results, "matmul_*")["matmul_h200_products_24"].axes
-    points = {line.get_label(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 1}
-    assert points == {"B as stored": [1.5], "B and result transposed": [1.4], "cuSPARSELt": [1.5]}
-
-
-def test_ffns_are_beside_the_dense_one(results):
-    forward, both = drawn(results, "ffn_*")["ffn_h200_feed_forwards"].axes
-    assert [list(axes.lines[0].get_xdata()) for axes in (forward, both)] == [[3.0, 1.8], [3.5, 2.0]]
-    assert [label.get_text() for label in forward.get_yticklabels()] == ["slices", "venom"]
-
-
 def test_steps_show_time_speedup_parts_and_pytorch(results):
     (axes,) = drawn(results, "step_*")["step_llama1b_h200_whole_steps"].axes
     texts = [text.get_text() for text in axes.texts]
@@ -110,22 +91,6 @@ def test_steps_show_time_speedup_parts_and_pytorch(results):
     assert axes.get_title() == "D 2048, F 8192, 25 layers, 32768 tokens"
 
 
-def test_steps_without_a_dense_one_and_on_several_gpus(results):
-    path = results / "step_llama1b_h200.json"
-    steps = json.loads(path.read_text()) | dict(mesh=dict(data=2, fsdp=4, tensor=1))
-    del steps["recipes"]["dense"]
-    path.write_text(json.dumps(steps))
-    (axes,) = drawn(results, "step_*")["step_llama1b_h200_whole_steps"].axes
-    assert [text.get_text() for text in axes.texts] == ["400 ms", "500 ms", "PyTorch, dense"]
-    assert axes.get_title().endswith("32768 tokens on 8 GPUs")
-
-
-def test_loss_curves_are_means_over_seeds_and_distances_from_dense(results):
-    figure = drawn(results, "quality_*")["quality_long_h200_loss_curves"]
-    last = [[line.get_ydata()[-1] for line in axes.lines] for axes in figure.axes]
-    assert last == [pytest.approx([3.1, 3.4]), pytest.approx([0.0, 0.3])]
-
-
 def test_losses_over_seconds_are_dense_by_length_and_where_others_end(results):
     (axes,) = drawn(results, "time_*")["time_tiny_h200_losses_over_seconds"].axes
     points = [list(map(tuple, line.get_xydata())) for line in axes.lines]
@@ -133,9 +98,3 @@ def test_losses_over_seconds_are_dense_by_length_and_where_others_end(results):
     on_the_way = [pytest.approx((0.03, 3.0)), pytest.approx((0.07, 2.5))]
     assert points == [on_the_way, [(7.0, 2.5)], [pytest.approx((0.1, 2.4))], [(8.0, 2.6), (10.0, 2.4)]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["slices 50", "dense, by length"]
-
-
-def test_figures_have_a_white_background(results):
-    with plt.style.context(plots.STYLE):
-        (figure,) = drawn(results, "step_*").values()
-        assert figure.get_facecolor() == (1, 1, 1, 1) == figure.axes[0].get_facecolor()

@@ -1,4 +1,4 @@
-"""Files of any bytes: read as what was written, or refused by the error that is documented."""
+"""Texts of any bytes: read as what was written, or refused by the error that is documented."""
 
 import gzip
 import json
