@@ -206,6 +206,7 @@ def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
     [
         ("grown_50", [{"dense": 25}, {"dense": 25}]),
         ("stages_80", [{"dense": 1, "sparse": 19}, {"sparse": 20, "dense": 10}]),
+        ("late_80", [{"dense": 1, "sparse": 31}, {"sparse": 8, "dense": 10}]),
     ],
 )
 def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path, name, steps):
