@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def step(result: dict[str, Any], recipe: str = "slices") -> Numbers:
-    recipes = result.get("after", result)["recipes"]
+    recipes = result["recipes"]
     dense, sparse = (recipes[name]["step_ms"] for name in ("dense", recipe))
     return {"dense ms": dense, f"{recipe} ms": sparse, "gain": dense / sparse}
 

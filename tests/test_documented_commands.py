@@ -121,7 +121,7 @@ def test_what_measures_a_step_again_has_the_model_of_the_result_file(parsed):
     for name in ("step_llama1b", "step_afm"):
         row = reproduce.ROWS[name]
         result = json.loads((reproduce.RESULTS / row.file).read_text())
-        result, config = result.get("after", result), parsed[MEASURE_AGAIN[name]]["config"]
+        config = parsed[MEASURE_AGAIN[name]]["config"]
         assert config["model"] == config["model"] | result["model"]
         assert (config["batch_size"], config["seq_len"]) == (result["batch_size"], result["seq_len"])
 
