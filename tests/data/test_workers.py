@@ -51,12 +51,14 @@ def test_several_processes_give_results_and_say_what_goes_wrong(tmp_path):
 
 
 INTERRUPTED = """
+import signal
 import sys
 from pathlib import Path
 from sparse_lm.data.workers import Workers
 from tests.data.test_workers import linger
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with Workers(2) as workers:
         workers.run({Path(sys.argv[1], f"{number}.json"): linger for number in range(4)}, print)
 """
