@@ -18,7 +18,7 @@ def test_every_command_is_listed_with_a_sentence():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of other packages
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(HERE)))
 def test_every_module_is_imported(script, path):
-    """What it imports of ours exists."""
+    """Fails if a module imports a name of ours that does not exist."""
     try:
         script(".".join(path.relative_to(HERE.parent).with_suffix("").parts).removesuffix(".__init__"))
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What the backward pass of linear layers of one input computes."""
+"""Checks what the backward pass of linear layers that share an input computes."""
 
 import jax
 import jax.numpy as jnp

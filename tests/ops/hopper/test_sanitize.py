@@ -10,7 +10,7 @@ PASSES = "sparsify_24", "sparsify_venom", "soft_threshold_24", "squared_relu", "
 
 @pytest.mark.parametrize("name", sanitize.CALLS)
 def test_every_kernel_lowers_without_a_gpu(name, monkeypatch):
-    """What passes return has the shapes and dtypes that the reference returns."""
+    """Passes return the shapes and dtypes that the reference returns."""
     if name.startswith("fp8") and not TRANSPOSING_LOADS:
         pytest.skip("needs a newer JAX")
     kernel, operands = sanitize.CALLS[name]()

@@ -1,4 +1,4 @@
-"""What kernels do not take: each refusal names the operand or the tiling, and needs no GPU."""
+"""Kernels refuse what they do not take, and name the operand or the tiling; no GPU is needed."""
 
 import functools
 
