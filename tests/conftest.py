@@ -67,6 +67,18 @@ def programs_dropped():
         jax.clear_caches()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment_as_it_was():
+    """Processes that tests start compile as this one does, whatever was imported or called here before."""
+    before = _compiled_with()
+    yield
+    assert _compiled_with() == before
+
+
+def _compiled_with():
+    return {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_"))}
+
+
 @pytest.fixture
 def collected():
     """What a test leaves to the garbage collector is collected before the next one."""

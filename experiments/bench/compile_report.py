@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # a plugin without a GPU
-
 import jax
 import jax.numpy as jnp
 from absl import app, flags
@@ -71,6 +69,7 @@ def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 
 def main(_: Sequence[str]) -> None:
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # a plugin without a GPU
     target = Path(TARGET.value).read_text()
     topology = topologies.get_topology_desc(
         topology_name="", platform="cuda", topology=f"1x{HOSTS.value}x8", target_config=target

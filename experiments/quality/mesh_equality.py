@@ -13,13 +13,6 @@ chosen within the neurons of each device.
 
 from __future__ import annotations
 
-import os
-
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true"
-)
-
 from collections.abc import Sequence
 
 import jax
@@ -93,6 +86,7 @@ def _windows(config: Config, step: int) -> np.ndarray:
 
 
 def main(_: Sequence[str]) -> None:
+    jax.config.update("jax_num_cpu_devices", 8)
     table: dict[str, dict[str, dict[str, float]]] = {}
     alone: dict[tuple[str, int], np.ndarray] = {}
     for recipe in RECIPES:
