@@ -69,13 +69,13 @@ def programs_dropped():
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_as_it_was():
-    """Processes that tests start compile as this one does, whatever was imported or called here before."""
-    before = _compiled_with()
+    """Fails a module that changes variables of XLA or JAX: processes started later would compile otherwise."""
+    before = _read_by_jax()
     yield
-    assert _compiled_with() == before
+    assert _read_by_jax() == before
 
 
-def _compiled_with():
+def _read_by_jax():
     return {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_"))}
 
 
