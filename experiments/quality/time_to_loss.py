@@ -33,9 +33,12 @@ from typing import Any, NamedTuple
 from absl import app, flags
 
 from experiments.quality.suites import SUITES, Suite
+from sparse_lm.data import open_data
+from sparse_lm.data.errors import DataError
 from sparse_lm.files import replacing
 
 ROW = "row.json"  # in a finished run's workdir
+MOST_EPOCHS = 4  # with more, repeated text is worth much less than fresh one (2305.16264, section 5)
 
 
 class Item(NamedTuple):
@@ -75,6 +78,22 @@ def with_branches(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[I
         return [branch for branch in branches if branch not in named]
 
     return [[i for item in queue for i in (item, *behind(item))] for queue in queues]
+
+
+def check_length(suite: Suite, path: str) -> None:
+    """Refuses a corpus that the runs would learn by heart.
+
+    Raises:
+      DataError: the suite's runs would read it more than four times, or it cannot be opened.
+    """
+    config = suite.config("dense", 0, path)
+    windows = len(open_data(config).train)
+    epochs = suite.steps * config.batch_size / windows
+    if epochs > MOST_EPOCHS:
+        raise DataError(
+            f"--data={path}: has {windows:,} training windows, which a run of {suite.steps:,} steps of "
+            f"{config.batch_size} would read {epochs:.0f} times; at most {MOST_EPOCHS} times are allowed"
+        )
 
 
 class Results:
@@ -207,6 +226,10 @@ def main(_: Sequence[str]) -> None:
         raise app.UsageError(f"{sorted(unknown)} must be among {', '.join(known)}")
     if alone := {i.workdir for i in named if i.name.startswith("dense@") and Item("dense", i.seed) not in named}:
         raise app.UsageError(f"--queue: {sorted(alone)} are branches of dense runs that no queue names")
+    try:
+        check_length(suite, values.data)
+    except DataError as error:
+        sys.exit(str(error))
     root, results = Path(values.workdir), Results(Path(values.output), values.suite)
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "experiments.quality.one_run", f"--suite={values.suite}", f"--data={values.data}"]

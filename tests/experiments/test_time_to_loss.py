@@ -1,5 +1,6 @@
 """Time to a given loss: who runs what, what a run took, and the ratio of times, on made-up runs and on tiny ones."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -16,9 +17,10 @@ from scipy import stats
 from experiments.quality import one_run, stages, time_ratio
 from experiments.quality.controls import FixedQuarter, PartlyDenseSlices
 from experiments.quality.suites import SUITES
-from experiments.quality.time_to_loss import Host, Item, Results, assign, read_queue, with_branches
+from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_branches
 from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.data import open_data
+from sparse_lm.data.errors import DataError
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.checkpoints.restored import check_state
@@ -64,6 +66,17 @@ def test_queues_are_read_and_dense_runs_have_their_branches():
         ["slices_50-1", "dense-0", "dense@0.8-0", "dense@1.2-0"],
         ["dense-1", "dense@0.8-1", "dense@1.0-1", "dense@1.2-1", "dense@1.0-0"],
     ]
+
+
+def test_a_corpus_that_runs_would_learn_by_heart_is_refused(data):
+    data, _ = data
+    windows = len(open_data(TINY.config("dense", 0, data)).train)
+    most = 4 * windows // TINY.config("dense", 0, data).batch_size
+    check_length(dataclasses.replace(TINY, base=TINY.base | {"steps": most}), data)
+    with pytest.raises(
+        DataError, match=rf"has {windows:,} training windows, which a run of {2 * most:,} steps of 4 would read 8 times"
+    ):
+        check_length(dataclasses.replace(TINY, base=TINY.base | {"steps": 2 * most}), data)
 
 
 @pytest.mark.parametrize("name", SUITES)
