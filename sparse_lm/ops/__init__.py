@@ -13,7 +13,7 @@ from sparse_lm.ops.hidden import (
     squared_relu_gradients,
     squared_relu_venom,
 )
-from sparse_lm.ops.matmul import matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
+from sparse_lm.ops.matmul import matmul_24, matmul_24_fp8, matmul_venom, sampled_matmul_24, scattered_matmul_24
 from sparse_lm.ops.norm import add_norm
 from sparse_lm.ops.row_order import RowOrder
 from sparse_lm.ops.sparsify import (
@@ -43,6 +43,7 @@ __all__ = [
     "grouped_up",
     "grouped_weights",
     "matmul_24",
+    "matmul_24_fp8",
     "matmul_venom",
     "sampled_matmul_24",
     "sampled_squared_relu_24",

@@ -13,10 +13,15 @@ it if it is compiled with `COMPILER_OPTIONS`; elsewhere it converts the operands
 
 cuBLAS reads both operands along the dimension that it sums over. So A of the second kind is brought to e4m3 transposed,
 too, which a backend may do in one pass over memory (`rows_both_ways`, `squared_relu`, `squared_relu_gradients`).
+
+A may be 2:4 (`times_24`, `sum_over_rows_24`). Then A and its transpose, 2:4 along tokens, keep different numbers, so
+each has scales of its own rows: A^T has a scale a neuron, and none goes over to B. Hopper's kernel leaves the sums in
+the tensor cores, in both kinds of products.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -26,7 +31,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.formats import HiddenStats
+from sparse_lm.ops.formats import HiddenStats, Sparse24
+from sparse_lm.ops.matmul import matmul_24_fp8
 from sparse_lm.ops.shapes import Float
 
 PRECISION = "fp8"  # what `ModelConfig.precision` calls it
@@ -58,6 +64,13 @@ class Scaled(NamedTuple):
         return Scaled(self.values.T, self.scale.T)
 
 
+class Scaled24(NamedTuple):
+    """A 2:4 matrix in e4m3, and what its rows are to be multiplied by."""
+
+    values: Sparse24  # [M, K]
+    scale: Array  # f32[M, 1]
+
+
 class Unscaled(NamedTuple):
     """A product of e4m3 operands, and what its rows are to be multiplied by."""
 
@@ -85,6 +98,12 @@ def by_columns(x: Float[Array, "M N"]) -> Scaled:
 def whole(w: Float[Array, "M N"]) -> Scaled:
     """Brings a matrix to e4m3 with one scale."""
     return _scaled(w, jnp.max(jnp.abs(w), keepdims=True))
+
+
+def by_rows_24(a: Float[Sparse24, "M K"]) -> Scaled24:
+    """Brings each row of a 2:4 matrix to e4m3 with a scale of its own."""
+    rows = by_rows(a.values)
+    return Scaled24(dataclasses.replace(a, values=rows.values), rows.scale[: a.shape[0]])
 
 
 def _scaled(x: Array, largest: Array) -> Scaled:
@@ -140,6 +159,32 @@ def sum_over_rows(transposed: Scaled, b: Float[Array, "T N"], dtype: DTypeLike) 
     # By default sums stay in the tensor cores, which keep some 14 bits of them: too few for as many summands as tokens.
     precision = lax.Precision.HIGHEST
     summed = jnp.matmul(transposed.values, columns.values, precision=precision, preferred_element_type=dtype)
+    return summed * columns.scale.astype(dtype)
+
+
+@jax.named_call
+def times_24(rows: Scaled24, w: Float[Array, "K N"], *, implementation: str | None = None) -> Float[Array, "M N"]:
+    """Computes A W in the dtype of w, A 2:4 in e4m3 and scaled by rows; brings w to e4m3 as a whole.
+
+    It is not differentiable. `implementation` and what is raised are those of `matmul_24_fp8`.
+    """
+    matrix = whole(w)
+    scale = rows.scale * matrix.scale
+    return matmul_24_fp8(rows.values, matrix.values.T, scale, out_dtype=w.dtype, implementation=implementation)
+
+
+@jax.named_call
+def sum_over_rows_24(
+    transposed: Scaled24, b: Float[Array, "T N"], dtype: DTypeLike, *, implementation: str | None = None
+) -> Float[Array, "M N"]:
+    """Computes A^T B in a dtype, A^T [M, T] 2:4 along T, in e4m3 and scaled by its rows; brings b to e4m3 by columns.
+
+    It is not differentiable. `implementation` and what is raised are those of `matmul_24_fp8`.
+    """
+    columns = by_columns(b)
+    summed = matmul_24_fp8(
+        transposed.values, columns.values.T, transposed.scale, out_dtype=dtype, implementation=implementation
+    )
     return summed * columns.scale.astype(dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -43,6 +44,44 @@ def matmul_24(
     return backends.dispatch(
         "matmul_24", implementation, w, b, out_transposed=out_transposed, out_dtype=out_dtype or b.dtype
     )
+
+
+def matmul_24_fp8(
+    a: Float[Sparse24, "rows contracted"],
+    b_t: Float[Array, "columns contracted"],
+    scale: Float[Array, "rows 1"],
+    *,
+    out_dtype: DTypeLike = jnp.bfloat16,
+    implementation: str | None = None,
+) -> Float[Array, "rows columns"]:
+    """Computes scale * (a @ b_t^T) of operands in e4m3 (2209.05433), which are stored along the contracted dimension.
+
+    The product is rounded to the result's dtype before it is scaled, which loses nothing if scales are powers of two.
+
+    Args:
+      a: 2:4 matrix [M, K] of e4m3; its metadata is that of any other dtype.
+      b_t: e4m3 [N, K].
+      scale: f32[M, 1], of the rows of a times what b_t has as a whole.
+      out_dtype: of the result. The kernel gives bfloat16 and float32, for a K that is a multiple of 128, and refuses
+        others; the reference takes any.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      [M, N].
+
+    Raises:
+      ValueError: shapes do not match, an operand is empty, or one is not e4m3.
+      NotImplementedError: the named backend cannot run this.
+    """
+    check_format("a", a, Sparse24)
+    _check_operand("b_t", b_t, ("a", a.shape), transposed=True)
+    for name, operand in (("a", a), ("b_t", b_t)):
+        if operand.dtype != jnp.float8_e4m3fn:
+            raise ValueError(f"{name} is {operand.dtype}: must be float8_e4m3fn")
+    if scale.shape != (a.shape[0], 1):
+        raise ValueError(f"scale {[*scale.shape]} must be {[a.shape[0], 1]} for a {[*a.shape]}")
+    check_float("out_dtype", out_dtype)
+    return backends.dispatch("matmul_24_fp8", implementation, a, b_t, scale, out_dtype=out_dtype)
 
 
 def matmul_venom(

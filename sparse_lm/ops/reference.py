@@ -134,6 +134,11 @@ def matmul_24(w: Sparse24, b: Array, *, out_transposed: bool = False, out_dtype:
     return _dot(w.to_dense(), b).astype(out_dtype)
 
 
+def matmul_24_fp8(a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike) -> Array:
+    """See `sparse_lm.ops.matmul_24_fp8`."""
+    return _dot(a.to_dense(), b_t.T).astype(out_dtype) * scale.astype(out_dtype)
+
+
 def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_dtype: DTypeLike) -> Array:
     """See `sparse_lm.ops.matmul_venom`."""
     condensed = a.condensed()

@@ -4,13 +4,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
+from sparse_lm import ops
 from sparse_lm.ops import fp8
-
-LARGEST = 448
+from tests.ops import jitted
+from tests.ops.numpy_fp8 import LARGEST, rounded
 
 
 @pytest.fixture
@@ -23,13 +23,6 @@ def operands(rng, tokens=48, inputs=96, outputs=64):
     sizes = np.exp(rng.normal(0, 4, (tokens, 1)))
     x = rng.normal(size=(tokens, inputs)) * sizes
     return x.astype(np.float32), rng.normal(size=(outputs, inputs)).astype(np.float32) / 8
-
-
-def rounded(x, axis):
-    """float64: x rounded to e4m3 below the power of two that brings the largest magnitude along `axis` into range."""
-    largest = np.abs(x.astype(np.float64)).max(axis, keepdims=True)
-    scale = 2.0 ** np.floor(np.log2(np.where(largest, largest, 1) / LARGEST) + 1)
-    return (x / scale).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale
 
 
 def assert_same(found, expected, precision):
@@ -98,6 +91,73 @@ def test_a_row_depends_on_no_other(rng):
     others = x.copy()
     others[1:] *= 1e4
     np.testing.assert_array_equal(fp8.linear(x, w)[0], fp8.linear(others, w)[0])
+
+
+# Products with a 2:4 operand.
+
+
+def test_times_24_multiplies_what_e4m3_rounds_to(rng):
+    a, w = operands(rng, tokens=50)
+    sparse = jitted.sparsify_24(a)
+    expected = rounded(np.asarray(sparse.to_dense()), 1) @ rounded(w, None).T
+    assert_same(times_24(sparse, w.T), expected, 1e-6)
+    low = jitted.sparsify_24(jnp.asarray(a, jnp.bfloat16))
+    o = times_24(low, jnp.asarray(w.T, jnp.bfloat16))
+    expected = rounded(np.asarray(low.to_dense(), np.float64), 1) @ rounded(np.asarray(w, jnp.bfloat16), None).T
+    assert o.dtype == jnp.bfloat16 and o.shape == (50, 64)
+    assert_same(o, expected, 0.005)
+
+
+def test_sum_over_rows_24_has_scales_of_neurons_and_of_features(rng):
+    a, b = operands(rng)[0].T, operands(rng, inputs=40)[0] * np.exp(rng.normal(0, 4, 40)).astype(np.float32)
+    sparse = jitted.sparsify_24(a)  # 2:4 along tokens
+    expected = rounded(np.asarray(sparse.to_dense()), 1) @ rounded(b, 0)
+    found = jax.jit(lambda a, b: fp8.sum_over_rows_24(fp8.by_rows_24(a), b, jnp.float32))(sparse, b)
+    assert_same(found, expected, 1e-6)
+    assert_same(found.T, expected.T, 1e-6)  # columns differ in size, too
+
+
+def test_rows_of_a_24_matrix_are_each_for_themselves(rng):
+    a, w = operands(rng)
+    others, zeros = a.copy(), a.copy()
+    others[1:] *= 1e4
+    zeros[3] = 0
+    o = times_24(jitted.sparsify_24(a), w.T)
+    np.testing.assert_array_equal(o[0], times_24(jitted.sparsify_24(others), w.T)[0])
+    without = times_24(jitted.sparsify_24(zeros), w.T)
+    assert not np.any(without[3])
+    np.testing.assert_array_equal(np.delete(without, 3, 0), np.delete(o, 3, 0))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_spoils_its_row_of_a_24_matrix_alone(rng, bad):
+    a, w = operands(rng)
+    spoiled = a.copy()
+    spoiled[5, 7] = bad
+    before, after = (np.asarray(times_24(jitted.sparsify_24(x), w.T)) for x in (a, spoiled))
+    assert np.isnan(after[5]).all()
+    np.testing.assert_array_equal(np.delete(after, 5, 0), np.delete(before, 5, 0))
+
+
+@jax.jit
+def times_24(a, w):
+    return fp8.times_24(fp8.by_rows_24(a), w)
+
+
+@pytest.mark.parametrize(
+    "message, changes",
+    [
+        ("a is float32: must be float8_e4m3fn", dict(a=jitted.sparsify_24(np.ones((8, 16), np.float32)))),
+        ("b_t is float32: must be float8_e4m3fn", dict(b_t=jnp.ones((4, 16)))),
+        (r"a \[8, 16\].* b_t\^T \[12, 4\]", dict(b_t=jnp.ones((4, 12), fp8.E4M3))),
+        (r"scale \[4, 1\] must be \[8, 1\] for a \[8, 16\]", dict(scale=jnp.ones((4, 1)))),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_other_operands_are_refused(message, changes):
+    a = fp8.by_rows_24(jitted.sparsify_24(np.ones((8, 16), np.float32)))
+    with pytest.raises(ValueError, match=message):
+        ops.matmul_24_fp8(**dict(a=a.values, b_t=jnp.ones((4, 16), fp8.E4M3), scale=a.scale) | changes)
 
 
 @pytest.mark.gpu

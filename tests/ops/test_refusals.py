@@ -39,6 +39,7 @@ MATRICES = [
 ]
 FORMATS = [
     ("w must be a Sparse24", lambda w: ops.matmul_24(w, X.T)),
+    ("a must be a Sparse24", lambda a: ops.matmul_24_fp8(a, X, jnp.ones((8, 1)))),
     ("a must be a SparseVenom", lambda a: ops.matmul_venom(a, X.T)),
     ("w must be a Sparse24", lambda w: ops.sampled_matmul_24(w, X, IDS, 4)),
     ("a must be a Sparse24", lambda a: ops.scattered_matmul_24(a, X, IDS, 4, 16)),
@@ -48,6 +49,7 @@ FORMATS = [
 ]
 PRODUCTS = [  # with an operand [16, n], or transposed [n, 16]
     ("w", W, "b", functools.partial(ops.matmul_24, W)),
+    ("a", W, "b_t^T", lambda b: ops.matmul_24_fp8(W, b.T, jnp.ones((8, 1)))),
     ("a", A, "b", functools.partial(ops.matmul_venom, A)),
     ("w", W, "x^T", lambda b: ops.sampled_matmul_24(W, b.T, IDS, 4)),
     ("w", W, "x^T", lambda b: ops.sampled_squared_relu_24(W, b.T, IDS, 4)),

@@ -1,8 +1,7 @@
 """Kernels for NVIDIA Hopper (sm_90), in Pallas Mosaic GPU: one file a kernel.
 
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
-they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling. `matmul_24_fp8` is no
-public op yet.
+they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
     products       matmul_24, matmul_24_fp8, matmul_venom, scattered_matmul_24,
                    sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24;

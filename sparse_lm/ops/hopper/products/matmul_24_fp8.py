@@ -30,19 +30,7 @@ _ROW_SCALES = plgpu.Layout.WGMMA.reduce(1)
 def matmul_24_fp8(
     a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike = jnp.bfloat16, config: Config | None = None
 ) -> Array:
-    """Computes scale * (a @ b_t^T).
-
-    Rounding to the result's dtype comes before the scale, which is exact if scales are powers of two.
-
-    Args:
-      a: [M, K] of e4m3.
-      b_t: e4m3 [N, K].
-      scale: f32[M, 1].
-      out_dtype: bfloat16 or float32.
-      config: tiling; that which is done first by default.
-
-    Returns:
-      [M, N].
+    """See `sparse_lm.ops.matmul_24_fp8`.
 
     Raises:
       NotImplementedError: the dtypes, or a K that is no multiple of 128.
