@@ -107,8 +107,9 @@ def test_generation_computes_as_the_model_does():
 
 
 @pytest.mark.long
-def test_a_run_trains_in_fp8_around_and_in_its_sparse_phase(corpus, tmp_path):
-    assert train(small_config(corpus, "slices", **FP8), str(tmp_path / "fp8"))
+@pytest.mark.parametrize("recipe", ["slices", "act24"])
+def test_a_run_trains_in_fp8_around_and_in_its_sparse_phase(recipe, corpus, tmp_path):
+    assert train(small_config(corpus, recipe, **FP8), str(tmp_path / "fp8"))
     losses = [line["loss"] for line in read_metrics(tmp_path / "fp8")]
     assert losses[-1] < losses[0] - 2
     assert abs(evaluate.evaluate(str(tmp_path / "fp8"))["loss"] - losses[-1]) < 1

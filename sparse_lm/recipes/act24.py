@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm import ops
+from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
@@ -58,26 +59,51 @@ class Act24(Recipe):
         rows = None if ffn.order is None else shuffled(ffn.order)
         x = x if rows is None else dispatch(x, rows)
         with jax.named_scope("up"):
-            h = x @ ffn.w1.dense.T
+            h = self._dense(x, ffn.w1.dense.T)
         y, seen = ops.squared_relu_24(h, implementation=ffn.implementation)
         with jax.named_scope("down"):
-            o = ops.matmul_24(y, ffn.w2.dense, implementation=ffn.implementation)
+            o = self._sparse(y, ffn.w2.dense, ffn)
         return o if rows is None else combine(o, rows), hidden_stats(seen, *h.shape), InSlots(x, (y, rows))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
         do = do if rows is None else dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
-            dy = do @ ffn.w2.dense.T
+            dy = self._dense(do, ffn.w2.dense.T)
         gradients = ops.squared_relu_gradients(dy, y, implementation=ffn.implementation)
         with jax.named_scope("grad_input"):
-            dx = ops.matmul_24(gradients.dh, ffn.w1.dense, implementation=ffn.implementation)
+            dx = self._sparse(gradients.dh, ffn.w1.dense, ffn)
         busy = busiest_neurons(y, self.dense_features)
         with jax.named_scope("grad_up"):
-            dw1 = _weight_gradient(gradients.dh_t, gradients.dh, x, busy, ffn)
+            dw1 = self._weight_gradient(gradients.dh_t, gradients.dh, x, busy, ffn)
         with jax.named_scope("grad_down"):
-            dw2 = _weight_gradient(gradients.y_t, y, do, busy, ffn)
+            dw2 = self._weight_gradient(gradients.y_t, y, do, busy, ffn)
         return dx if rows is None else combine(dx, rows), dw1, dw2
+
+    @property
+    def _fp8(self) -> bool:
+        return self.precision == fp8.PRECISION
+
+    def _dense(self, x: Array, w: Array) -> Array:
+        """Computes x w."""
+        return fp8.times(fp8.by_rows(x), w) if self._fp8 else x @ w
+
+    def _sparse(self, a: Sparse24, w: Array, ffn: FfnCall) -> Array:
+        """Computes a w of a 2:4 a."""
+        if self._fp8:
+            return fp8.times_24(fp8.by_rows_24(a), w, implementation=ffn.implementation)
+        return ops.matmul_24(a, w, implementation=ffn.implementation)
+
+    def _weight_gradient(self, a_t: Sparse24, a: Sparse24, b: Array, busy: Array | None, ffn: FfnCall) -> Array:
+        """Computes a^T b [F, D] from the 2:4 form of a^T, but its rows `busy` from all of a, in the dtype of b."""
+        dtype, implementation = ffn.gradient_dtype, ffn.implementation
+        if self._fp8:
+            product = fp8.sum_over_rows_24(fp8.by_rows_24(a_t), b, dtype, implementation=implementation)
+        else:
+            product = ops.matmul_24(a_t, b, out_dtype=dtype, implementation=implementation)
+        if busy is None:
+            return product
+        return product.at[busy].set(jnp.matmul(a.take(busy).T, b, preferred_element_type=dtype))
 
 
 @jax.named_call
@@ -89,11 +115,3 @@ def busiest_neurons(y: Sparse24, share: float) -> Array | None:
     if count == 0:
         return None
     return lax.top_k(jnp.sum(y.to_dense() != 0, axis=0), count)[1]
-
-
-def _weight_gradient(a_t: Sparse24, a: Sparse24, b: Array, busy: Array | None, ffn: FfnCall) -> Array:
-    """Computes a^T b [F, D] from the 2:4 form of a^T, but its rows `busy` from all of a."""
-    product = ops.matmul_24(a_t, b, out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
-    if busy is None:
-        return product
-    return product.at[busy].set(jnp.matmul(a.take(busy).T, b, preferred_element_type=ffn.gradient_dtype))

@@ -10,6 +10,7 @@ import numpy as np
 from sparse_lm import ops, recipes
 from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Slices, SSte, Venom
 from sparse_lm.recipes.activations import GATES
+from tests.ops.numpy_fp8 import rounded
 from tests.recipes import masked_dense_ffn as dense64
 
 TOKENS, DIM, NEURONS = 96, 24, 160
@@ -82,7 +83,7 @@ def expected(recipe, draw, **inputs):
     if recipe.name == "fst":
         knobs = dict(masks=(np.asarray(state.mask_up), np.asarray(state.mask_down)))
     elif recipe.name == "act24":
-        knobs = dict(dense_features=recipe.dense_features)
+        knobs = dict(dense_features=recipe.dense_features, rounded=rounded if recipe.precision == "fp8" else None)
     elif recipe.sparse_weights:
         knobs = dict(scales=(float(state.scale_up), float(state.scale_down)))
     if recipe.name in ("venom", "slices", "dense_slices"):

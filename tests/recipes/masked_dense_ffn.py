@@ -52,18 +52,21 @@ def sste(a, *, scales, draw):
     return _ffn(a, w1, w2, w2, w1, dh_for_dw1=lambda dh: draw(dh, 1), do_for_dw2=lambda do: draw(do, 2))
 
 
-def act24(a, *, dense_features, draw=None):
-    y = np.square(np.maximum(a.x @ a.w1.T, 0))
+def act24(a, *, dense_features, rounded=None, draw=None):
+    """Of FP8, `rounded` is what e4m3 leaves of a matrix, with a scale along an axis or one."""
+    rounded = rounded or (lambda z, _: z)
+    y = np.square(np.maximum(rounded(a.x, 1) @ rounded(a.w1, None).T, 0))
     counts = (y * top_two_of_four(y) != 0).sum(0)
     busy = np.argsort(-counts, kind="stable")[: min(y.shape[1], -(-round(y.shape[1] * dense_features) // 128) * 128)]
 
-    def along_tokens(z):
-        mask = top_two_of_four(z[a.order], axis=0)
-        mask[:, busy] = 1
-        return z * in_token_order(mask, a.order)
+    def weight_gradient(z, b):
+        along_tokens = z * in_token_order(top_two_of_four(z[a.order], axis=0), a.order)
+        product = rounded(along_tokens, 0).T @ rounded(b, 0)
+        product[busy] = z[:, busy].T @ b
+        return product
 
-    two = top_two_of_four
-    return _ffn(a, a.w1, a.w2, a.w2, a.w1, mask_y=two, dh_for_dw1=along_tokens, y_for_dw2=along_tokens)
+    kept = top_two_of_four
+    return _ffn(a, a.w1, a.w2, a.w2, a.w1, mask_y=kept, rounded=rounded, weight_gradient=weight_gradient)
 
 
 def venom(a, *, scales, centroids, v, m, draw):
@@ -170,7 +173,7 @@ def venom_mask(y, v, m):
 
 
 def _ffn(a, w1_up, w2_down, w2_back, w1_back, *, mask_y=None, dh_for_dw1=None, y_for_dw2=None, do_for_dw2=None,
-         computed=1.0):  # fmt: skip
+         computed=1.0, rounded=lambda z, _: z, weight_gradient=lambda a, b: a.T @ b):  # fmt: skip
     """Outputs and gradients with every mask already in its operand, or given as a function of it.
 
     Args:
@@ -181,18 +184,20 @@ def _ffn(a, w1_up, w2_down, w2_back, w1_back, *, mask_y=None, dh_for_dw1=None, y
       y_for_dw2: Y -> the Y that dW2 reads.
       do_for_dw2: dO -> the dO that dW2 reads.
       computed: 0/1 [T, F], the neurons of each token.
+      rounded: what activations, by rows (1), and weights, as a whole (None), become before they are multiplied.
+      weight_gradient: the product of dH and X, and of Y and dO.
     """
     same = lambda z: z  # noqa: E731
-    all_of_y, of_h = activate(a.x @ w1_up.T, a.activation)
+    all_of_y, of_h = activate(rounded(a.x, 1) @ rounded(w1_up, None).T, a.activation)
     all_of_y = all_of_y * computed
     mask = (mask_y or np.ones_like)(all_of_y)
     y = all_of_y * mask
-    dh = of_h(a.do @ w2_back.T * mask * computed)
+    dh = of_h(rounded(a.do, 1) @ rounded(w2_back, None).T * mask * computed)
     return Result(
-        o=y @ w2_down,
-        dx=dh @ w1_back,
-        dw1=(dh_for_dw1 or same)(dh).T @ a.x,
-        dw2=(y_for_dw2 or same)(y).T @ (do_for_dw2 or same)(a.do),
+        o=rounded(y, 1) @ rounded(w2_down, None),
+        dx=rounded(dh, 1) @ rounded(w1_back, None),
+        dw1=weight_gradient((dh_for_dw1 or same)(dh), a.x),
+        dw2=weight_gradient((y_for_dw2 or same)(y), (do_for_dw2 or same)(a.do)),
         stats={
             "activation_sparsity": 1 - np.count_nonzero(all_of_y) / np.sum(computed * np.ones_like(y)),
             "kept_energy": np.square(y).sum() / np.square(all_of_y).sum(),
