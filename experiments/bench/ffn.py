@@ -2,6 +2,7 @@
 
     python -m experiments.bench.ffn --output=experiments/results/ffn_h200.json
     python -m experiments.bench.ffn --recipes='slices 2:16' --imbalance=1,1.76 --output=...
+    python -m experiments.bench.ffn --recipes='act24,dense fp8,act24 fp8' --output=...
     python -m experiments.bench.ffn --activation=swiglu --tokens=32768 --output=experiments/results/ffn_swiglu_h200.json
 
 Kernel times, everything that a layer does included: weights to their sparse forms, routing, dispatch, selection. The
@@ -26,7 +27,8 @@ from jax.typing import DTypeLike
 
 from experiments.kernels.timing import random_matrix, time_by_kernel
 from experiments.result_files import write_results
-from sparse_lm.ops import backends
+from sparse_lm.model.linear import compiler_options
+from sparse_lm.ops import backends, fp8
 from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Recipe, Slices, SSte, Venom
 from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, rows_per_neuron
 
@@ -47,6 +49,8 @@ RECIPES: dict[str, Recipe] = {
     "slices 2:8": Slices(m=8),
     "slices 2:16": Slices(),
     "dense slices 1:4": DenseSlices(),
+    "dense fp8": Dense(precision=fp8.PRECISION),
+    "act24 fp8": Act24(precision=fp8.PRECISION),
 }
 
 
@@ -141,8 +145,9 @@ class Ffn(NamedTuple):
 def lower(recipe: Recipe, operands: Operands, imbalance: float = 1.0) -> Ffn:
     """Traces a recipe's FFN for operands of these shapes; nothing is compiled yet."""
     operands, state = sparse_phase(recipe, operands, imbalance)
+    compiled = functools.partial(jax.jit, compiler_options=compiler_options(recipe.precision))
     with backends.record() as used:
-        lowered = [jax.jit(functools.partial(part, recipe)).lower(operands, state) for part in (forward, both)]
+        lowered = [compiled(functools.partial(part, recipe)).lower(operands, state) for part in (forward, both)]
     return Ffn(operands, state, *lowered, sorted(op for op, names in used.items() if "reference" in names))
 
 
