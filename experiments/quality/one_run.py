@@ -5,8 +5,7 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 A run named "dense" is the stable one; "dense@0.8" is the branch of that length, which goes on from its checkpoint.
-"grown_50", "stages_80" and "late_90" are of two parts, see experiments/quality/growth.py, stages.py and
-late_dense_tokens.py.
+"grown_50", "stages_80", "late_90" and all of `slices` are of two parts, see growth.py, stages.py and common_steps.py.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import controls, growth, late_dense_tokens, stages
+from experiments.quality import common_steps, controls, growth, stages
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
@@ -42,7 +41,7 @@ from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import meaning, save_config
 
 ROW = "row.json"
-TWO_PARTS = (growth, stages, late_dense_tokens)
+TWO_PARTS = (growth, stages, common_steps)
 
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
@@ -53,22 +52,50 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     if before:
         start_from(root / f"dense-{seed}", workdir, config, before["steps"])
     elif parts := next((part for part in TWO_PARTS if name.startswith(part.PREFIX)), None):
-        begun, trained = parts.first_part(config, name), workdir.with_name(f"{workdir.name}-first")
-        if not train(begun, str(trained)):
+        begun = parts.first_part(config, name)
+        trained = common_steps.directory(root, begun)
+        first = train_first(begun, trained)
+        if first is None:
             return False
-        first = read_run(trained, begun, None)
         save = functools.partial(save_second_part, parts, begun, trained, config)
         start_from(trained, workdir, config, begun.steps, save)
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
     if first:
-        row |= {key: first[key] + row[key] for key in ("seconds", "compile_seconds")}
+        row = of_both_parts(first, row)
     if second_data:
         row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
+    write_row(workdir, row)
+    return True
+
+
+def train_first(config: Config, workdir: Path) -> dict[str, Any] | None:
+    """Trains the first part of a run from what is there of it; returns its row, or None if a signal stopped it."""
+    if steps := common_steps.most_before(config.steps, workdir, ROW):
+        start_from(common_steps.of_steps(steps, workdir), workdir, config, steps)
+    if not train(config, str(workdir)):
+        return None
+    row = read_run(workdir, config, None)
+    if steps := read_summary(workdir)["processes"][0]["start_step"]:
+        row = of_both_parts(json.loads((common_steps.of_steps(steps, workdir) / ROW).read_text()), row)
+    write_row(workdir, row)
+    return row
+
+
+def of_both_parts(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Returns the second part's row with the time and the steps of both."""
+    parts = (first, second)
+    times = {key: first[key] + second[key] for key in ("seconds", "compile_seconds")}
+    steps = {phase: sum(part["phase_steps"].get(phase, 0) for part in parts) for phase in ("dense", "sparse")}
+    total = {p: sum(part["step_ms"].get(p, 0) * part["phase_steps"].get(p, 0) for part in parts) for p in steps}
+    step_ms = {phase: total[phase] / steps[phase] for phase in steps if steps[phase]}
+    return second | times | dict(phase_steps=steps, step_ms=step_ms)
+
+
+def write_row(workdir: Path, row: dict[str, Any]) -> None:
     with replacing(workdir / ROW) as partial:
         partial.write_text(json.dumps(row) + "\n")
-    return True
 
 
 def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
@@ -148,6 +175,7 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
         seconds=seconds,
         compile_seconds=compile_seconds,
         cached_compilation=bool(os.environ.get("JAX_COMPILATION_CACHE_DIR")),
+        phase_steps=steps,
         step_ms={phase: 1e3 * phases[phase] / steps[phase] for phase in phases if steps[phase]},
         sparse_steps=[config.sparsity.start_step, config.sparsity.end_step] if sparse else None,
         heldout_loss=lines[-1]["eval_loss"],

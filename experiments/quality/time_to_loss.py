@@ -159,6 +159,9 @@ class Host:
                 self._given_up.update(queue[number:])
                 return
             self._delete_checkpoints(item)
+            if all(left.seed != item.seed for left in queue[number + 1 :]):
+                for common in self._root.glob(f"common-{item.seed}-gpu{gpu}-*"):  # see common_steps.py
+                    shutil.rmtree(common / "checkpoints", ignore_errors=True)
 
     def _may_begin(self, item: Item) -> bool:
         """Waits for the stable run of a branch. Returns False if that has been given up, or if this is to stop."""
@@ -184,8 +187,6 @@ class Host:
         """Deletes the checkpoints of a finished run; those of a stable run once all of its branches are done."""
         if item.name != "dense":
             shutil.rmtree(self._checkpoints(item), ignore_errors=True)
-            first_part = self._root / f"{item.workdir}-first"  # of a run of two parts
-            shutil.rmtree(first_part / "checkpoints", ignore_errors=True)
         if item.name.startswith("dense@") and self._has_all_branches(item.seed):
             shutil.rmtree(self._checkpoints(Item("dense", item.seed)), ignore_errors=True)
 

@@ -104,12 +104,16 @@ checkpoints = workdir / "checkpoints"
 checkpoints.mkdir(parents=True, exist_ok=True)
 if given["run"].startswith("dense@"):
     assert pathlib.Path(given["root"], f"dense-{given['seed']}", "checkpoints").exists()
+gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+common = pathlib.Path(given["root"], f"common-{given['seed']}-gpu{gpu}-x@3", "checkpoints")
+if given["run"] == "slices_50":
+    common.mkdir(parents=True)
 if given["run"] == "grown_50":
-    pathlib.Path(f"{workdir}-first", "checkpoints").mkdir(parents=True)
+    assert common.exists()  # as long as runs of the seed are left
 if given["run"] == "slices_80":
     sys.exit("no such run")
 row = dict(name=given["run"], seed=int(given["seed"]), heldout_loss=1.0, seconds=2.0, compile_seconds=3.0,
-           gpu=os.environ["CUDA_VISIBLE_DEVICES"], device=dict(kind="stub"), versions=dict(jax="0"))
+           gpu=gpu, device=dict(kind="stub"), versions=dict(jax="0"))
 (workdir / "row.json").write_text(json.dumps(row))
 """
 
@@ -219,20 +223,47 @@ def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
     [
         ("grown_50", [{"dense": 25}, {"dense": 25}]),
         ("stages_80", [{"dense": 1, "sparse": 19}, {"sparse": 20, "dense": 10}]),
-        ("late_80", [{"dense": 1, "sparse": 31}, {"sparse": 8, "dense": 10}]),
     ],
 )
 def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path, name, steps):
     first, second = data
     assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
     row = json.loads((tmp_path / f"{name}-0/row.json").read_text())
-    parts = [json.loads((tmp_path / f"{name}-0{part}/summary.json").read_text()) for part in ("-first", "")]
-    phases = ("dense", "sparse")
-    assert row["seconds"] == pytest.approx(sum(part["seconds"].get(p, 0) for part in parts for p in phases))
-    assert row["compile_seconds"] == pytest.approx(sum(part["seconds"]["compile"] for part in parts))
-    assert [part["processes"][0]["steps"] for part in parts] == steps
+    (begun,) = tmp_path.glob("common-0-*")
+    assert_is_of_parts(row, steps, begun, tmp_path / f"{name}-0")
     tokens, losses = zip(*row["heldout_curve"], strict=True)
     assert tokens[-1] == row["tokens"] == 50 * 128 and losses[-1] < losses[0]
+
+
+def assert_is_of_parts(row, steps, *workdirs):
+    """Asserts which steps were taken in which workdir, and that the row is of all of them."""
+    parts = [json.loads((workdir / "summary.json").read_text()) for workdir in workdirs]
+    assert [part["processes"][0]["steps"] for part in parts] == steps
+    seconds = {phase: sum(part["seconds"].get(phase, 0) for part in parts) for phase in ("dense", "sparse")}
+    assert row["seconds"] == pytest.approx(sum(seconds.values()))
+    assert row["compile_seconds"] == pytest.approx(sum(part["seconds"]["compile"] for part in parts))
+    for phase, total in seconds.items():
+        count = sum(part.get(phase, 0) for part in steps)
+        assert row["phase_steps"].get(phase, 0) == count
+        assert row["step_ms"].get(phase) == (pytest.approx(1e3 * total / count) if count else None)
+
+
+@pytest.mark.long
+def test_steps_that_runs_have_in_common_are_trained_once(data, tmp_path):
+    first, second = data
+    for name in ("late_80", "slices_80"):
+        assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
+    late, slices = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("late_80", "slices_80"))
+    to_32, to_40 = sorted(tmp_path.glob("common-0-*"), key=lambda path: path.name.split("@")[1])
+    begun = {"dense": 1, "sparse": 31}
+    assert_is_of_parts(late, [begun, {"sparse": 8, "dense": 10}], to_32, tmp_path / "late_80-0")
+    assert_is_of_parts(slices, [begun, {"sparse": 8}, {"dense": 10}], to_32, to_40, tmp_path / "slices_80-0")
+    assert one_run.train_first(one_run.common_steps.first_part(TINY.config("slices_80", 0, first), "slices_80"), to_40)
+    config = TINY.config("slices_80", 0, first)
+    assert train(config, str(tmp_path / "from_scratch"))
+    whole = one_run.read_run(tmp_path / "from_scratch", config, None)
+    assert slices["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-5)
+    assert [tokens for tokens, _ in slices["heldout_curve"]] == sorted(t for t, _ in slices["heldout_curve"])
 
 
 def test_without_a_router_all_tokens_have_the_first_slice():
