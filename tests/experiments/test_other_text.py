@@ -1,0 +1,33 @@
+"""Text of another kind than the corpus, from folders of a system."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+from backports import zstd
+
+from experiments.quality import other_text
+
+
+def test_documents_are_texts_of_some_length_each_once(tmp_path):
+    long, longer = "On pages of manuals. " * 30, "Über Handbücher. " * 40
+    (tmp_path / "share/pages").mkdir(parents=True)
+    (tmp_path / "share/a.txt").write_text(long)
+    (tmp_path / "share/pages/b.1.gz").write_bytes(gzip.compress(longer.encode()))
+    (tmp_path / "share/short").write_text("short")
+    (tmp_path / "share/binary").write_bytes(b"\xff" * 1000)
+    (tmp_path / "share/zeros").write_bytes(bytes(1000))
+    (tmp_path / "share/damaged.gz").write_bytes(gzip.compress(long.encode())[:-20])
+    (tmp_path / "share/link").symlink_to(tmp_path / "share/a.txt")
+    found = list(other_text.documents([tmp_path / "share", tmp_path / "none"]))
+    assert sorted(found) == sorted([long, longer]) and found == list(other_text.documents([tmp_path / "share"]))
+
+
+def test_no_more_is_written_than_asked_for(tmp_path):
+    path = tmp_path / "other.jsonl.zst"
+    command = [sys.executable, "-m", "experiments.quality.other_text", f"--output={path}", "--megabytes=0.001"]
+    subprocess.run(command, check=True)
+    with zstd.open(path, "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    assert sum(map(len, texts)) >= 1000 > sum(map(len, texts[:-1]))
