@@ -120,7 +120,7 @@ class _Loop:
             windows = next(batches)
             profile_turns = self.profile.turns(step)
             if profile_turns or begins_phase(config, step):
-                self._handle_pending(state)  # or it would seem to take as long as the next phase compiles
+                self._handle_pending(state)  # or it would seem to take as long as the transition
             if not self.compile_ahead.compile(step, state, windows):
                 return self._stop(state, step)
             if profile_turns:

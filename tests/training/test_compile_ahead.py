@@ -30,7 +30,7 @@ class Program:
 def test_transitions_and_the_first_step_count_however_many_programs_compile_side_by_side(tmp_path):
     config, clock = small.config("slices"), Clock()
     step, at_once = Program(clock, 10), Program(clock, 0)
-    trainer = types.SimpleNamespace(step=lambda _: step)
+    trainer = types.SimpleNamespace(step=dict(sparse=step, dense=at_once).get)
     transitions = types.SimpleNamespace(enter_sparse=at_once, refresh=at_once, leave_sparse=at_once)
     with (
         RunSummary(tmp_path, config, clock) as summary,
@@ -43,3 +43,28 @@ def test_transitions_and_the_first_step_count_however_many_programs_compile_side
         summary.step_done("sparse")
     seconds = read_summary(tmp_path)["seconds"]
     assert (seconds["compile"], seconds["sparse"]) == (10, 3)
+
+
+def test_all_that_a_run_needs_compiles_before_its_first_step(tmp_path):
+    config, compiled = small.config("slices"), []
+
+    def program(name):
+        return types.SimpleNamespace(lower=lambda *_: types.SimpleNamespace(compile=lambda: compiled.append(name)))
+
+    trainer = types.SimpleNamespace(step=program)
+    transitions = types.SimpleNamespace(**{name: program(name) for name in ("enter_sparse", "refresh", "leave_sparse")})
+    for start, names in (
+        (0, {"dense", "sparse", "enter_sparse", "refresh", "leave_sparse"}),
+        (config.sparsity.phase.start + 1, {"dense", "sparse", "refresh", "leave_sparse"}),
+        (config.sparsity.phase.stop, {"dense", "leave_sparse"}),
+        (config.sparsity.phase.stop + 1, {"dense"}),
+    ):
+        compiled.clear()
+        with (
+            RunSummary(tmp_path, config) as summary,
+            StepLog(config, None, tmp_path, summary, start) as log,
+            Interrupt() as interrupt,
+        ):
+            ahead = CompileAhead(config, trainer, transitions, interrupt, log)
+            assert ahead.compile(start, None, None) and ahead.compile(start + 1, None, None)
+        assert sorted(compiled) == sorted(names)
