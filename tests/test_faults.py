@@ -150,7 +150,7 @@ def in_restoring(patch, config):
 @pytest.mark.parametrize(
     "moment, saved",
     [
-        (in_compilation, [3, 4]),
+        (in_compilation, []),
         (in_evaluation, [3, 6]),
         (in_a_save, [3]),
         (in_restoring, []),
