@@ -167,6 +167,17 @@ def test_sigterm_is_obeyed(moment, saved, config, whole, tmp_path, monkeypatch, 
     assert_same_end(tmp_path, whole, config)
 
 
+def test_sigterm_in_compilation_keeps_the_state_that_a_run_goes_on_from(config, whole, tmp_path, monkeypatch, capsys):
+    for moment in (in_a_save, in_compilation):
+        with monkeypatch.context() as patch:
+            moment(patch, config)
+            assert not loop.train(config, str(tmp_path))
+        assert "stopped by SIGTERM after step 3, saved;" in capsys.readouterr().out
+        assert steps_on_disk(tmp_path) == [3]
+    assert loop.train(config, str(tmp_path))
+    assert_same_end(tmp_path, whole, config)
+
+
 @leaves_io_unfinished
 def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch, caplog):
     """From the batch of step 4 to that of step 10 on, no file grows over 2 KiB."""
