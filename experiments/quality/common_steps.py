@@ -2,11 +2,7 @@
 
 "slices_80" and "slices_stay" are one run until the phase is left or the rate falls. So each goes on from a run of these
 steps, which goes on from the longest such run that is there: the queue of a GPU should name the run that parts first
-first, as in late_80, late_90, slices_80, slices_90, slices_stay. Each counts the time of all of its steps.
-
-A run named "late_90" is the run "slices_90" in which, for the last fifth of the sparse phase, a sixteenth of the tokens
-compute all neurons (`partly_dense_slices`). Such tokens make the model fit to leave the phase, but they take time, and
-neurons specialise less; in a toy so few were enough (`experiments/results/leaving_cpu.json`).
+first, as in slices_80, slices_90, slices_stay. Each counts the time of all of its steps.
 """
 
 from __future__ import annotations
@@ -21,22 +17,17 @@ from flax.traverse_util import flatten_dict
 
 from experiments.quality.suites import first_steps
 from sparse_lm.config import Config, to_dict
-from sparse_lm.recipes import Slices
 from sparse_lm.training.step import TrainState
 from sparse_lm.training.workdir import RESUMABLE_CHANGES
 
-PREFIX = ("slices_", "late_")  # of the names of these runs
-_LATE_SHARE = 0.2  # of the sparse phase
+PREFIX = "slices_"  # of the names of these runs
 
 
 def first_part(config: Config, name: str) -> Config:
-    """Returns the configuration of the steps at a constant rate in which all tokens are routed."""
+    """Returns the configuration of the steps at a constant rate, up to where the phase is left or the rate falls."""
     sparsity = config.sparsity
     steps = min(sparsity.end_step, config.steps - config.optimizer.decay_steps)
-    if name.startswith("late_"):
-        steps = sparsity.end_step - round(_LATE_SHARE * (sparsity.end_step - sparsity.start_step))
-    knobs = {field.name: getattr(sparsity.recipe, field.name) for field in dataclasses.fields(Slices)}
-    routed = dataclasses.replace(sparsity, recipe=Slices(**knobs), end_step=steps, leave=False)
+    routed = dataclasses.replace(sparsity, end_step=steps, leave=False)
     return first_steps(config, steps, sparsity=routed)
 
 

@@ -5,7 +5,7 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 A run named "dense" is the stable one; "dense@0.8" is the branch of that length, which goes on from its checkpoint.
-"grown_50", "stages_80", "late_90" and all of `slices` are of two parts, see growth.py, stages.py and common_steps.py.
+"grown_50", "stages_80" and all of `slices` are of two parts, see growth.py, stages.py and common_steps.py.
 """
 
 from __future__ import annotations

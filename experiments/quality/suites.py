@@ -103,8 +103,6 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
-    # A sixteenth of the tokens compute all neurons late in the phase, so that leaving costs less.
-    runs |= {f"late_{n}": runs[f"slices_{n}"] | {"sparsity.recipe": "partly_dense_slices"} for n in (80, 90)}
     runs |= {"stages_80": runs["slices_80"], "stages_stay": runs["slices_stay"]}
     # Half of the neurons a token, or an eighth, instead of a quarter: the smaller a part of the step the FFN is, the
     # less time more of them cost.
