@@ -7,14 +7,12 @@ does not depend on how many processes there are.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -27,9 +25,9 @@ from sparse_lm.data.corpus import Corpus, Document, TextFiles
 from sparse_lm.data.holdout import Split, Survey, join_surveys, survey_corpus
 from sparse_lm.data.workers import Report, Result
 from sparse_lm.data.workspace import Workspace
-from sparse_lm.files import replacing, write_json
+from sparse_lm.files import replacing
 
-SAVE_TOKENS = 8 * 2**20  # after which a task saves what it has, so that a kill loses no more of a large file
+REPORTED_TOKENS = 2**20  # at one time
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
 WATCHED = 1000  # documents are reported at one time
 SHARD_BYTES = 256 * 2**20
@@ -112,35 +110,22 @@ def tokenise(split: Split, tokenizer: Tokenizer, workspace: Workspace) -> dict[s
 
 
 def _tokenise(corpus: Corpus, tokenizer_path: Path, path: Path, report: Report) -> Result:
-    """Appends to a file of tokens, with an end of text behind every document, from where an earlier run left it."""
+    """Writes a file of tokens, with an end of text behind every document."""
     tokenizer, lengths = _load(tokenizer_path)
     dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
-    progress = path.with_suffix(".progress")
-    saved = Counter(json.loads(progress.read_text()) if progress.exists() else dict.fromkeys(COUNTS, 0))
-    report({"saved": saved})
-    counts = saved.copy()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".tokens"), "ab") as file:
-        file.truncate(saved["tokens"] * dtype.itemsize)
-        documents = itertools.islice(corpus, saved["documents"], None)
-        for tokens in tokenizer_lib.tokenize(documents, tokenizer):
+    counts, fresh = Counter(dict.fromkeys(COUNTS, 0)), Counter[str]()
+    with replacing(path.with_suffix(".tokens")) as partial, open(partial, "wb") as file:
+        for tokens in tokenizer_lib.tokenize(corpus, tokenizer):
             file.write(np.append(tokens, dtype.type(end_of_text)))
             size = int(lengths[tokens].sum(dtype=np.int64))
-            counts.update(documents=1, tokens=len(tokens) + 1, bytes=size)
-            if counts["tokens"] - saved["tokens"] >= SAVE_TOKENS:
-                _sync(file)
-                write_json(progress, counts)
-                report(counts - saved)
-                saved = counts.copy()
-        _sync(file)
-    report(counts - saved)
+            fresh.update(documents=1, tokens=len(tokens) + 1, bytes=size)
+            if fresh["tokens"] >= REPORTED_TOKENS:
+                report(fresh)
+                counts.update(fresh)
+                fresh = Counter()
+    report(fresh)
+    counts.update(fresh)
     return counts
-
-
-def _sync(file: BinaryIO) -> None:
-    """Brings what was written to the disk."""
-    file.flush()
-    os.fsync(file)
 
 
 @functools.lru_cache(maxsize=1)

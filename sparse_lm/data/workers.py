@@ -24,7 +24,7 @@ from sparse_lm.data.errors import DataError
 from sparse_lm.files import write_json
 
 Result = dict[str, Any]  # as JSON can hold it
-Report = Callable[[Result], None]  # takes what was done since the last call, or {"saved": what an earlier run did}
+Report = Callable[[Result], None]  # takes what was done since the last call, or {"saved": a result of an earlier run}
 Task = Callable[[Path, Report], Result]  # takes the file of its result, beside which it may write others; picklable
 
 REPORT_SECONDS = 0.2  # between looks at what other processes report
