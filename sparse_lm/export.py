@@ -11,13 +11,14 @@ and keys normed), in float32. A model in its sparse phase leaves with the weight
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import logging
 import os
-import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 from absl import flags
 from safetensors import SafetensorError
 
@@ -26,12 +27,11 @@ from sparse_lm.config import Config, ConfigError
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import has_architecture
-from sparse_lm.interop.hf_directory import HfModel
-from sparse_lm.interop.hf_weights import weights
+from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.interop.model_card import model_card
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import GATES
-from sparse_lm.training.checkpoints.layerwise import LayerwiseParams
+from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError, load_config
 
@@ -63,16 +63,13 @@ def export(
       output: a directory that is empty or does not exist.
       checkpoint: "latest", "best" (least held-out loss in training) or a step.
       weight_format: "dense", or "sparse24" to add the directory `sparse24`.
-      shard_bytes: the most bytes of weights in a file, unless one tensor is larger. Memory holds less than two.
+      shard_bytes: the most bytes of weights in a file, unless one tensor is larger.
 
     Raises:
-      ValueError: `weight_format` is none of these.
       WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
       ConfigError, DataError: config or tokenizer cannot be used, or no architecture of transformers is the model.
       OutputError: `output` is not empty, or cannot be written.
     """
-    if weight_format not in FORMATS:
-        raise ValueError(f"weight_format = {weight_format!r}: must be one of {', '.join(FORMATS)}")
     config = load_config(workdir)
     if config.model.experts:
         allowed = "must be 0 to export: no architecture of transformers has squared-ReLU experts and rotary attention"
@@ -80,66 +77,62 @@ def export(
     if not has_architecture(config.model):
         allowed = "must be False to export without a gate: no architecture of transformers has squared ReLU and QK norm"
         raise ConfigError("model.qk_norm", config.model.qk_norm, allowed)
-    tokenizer = Path(workdir, "tokenizer.json")
-    load_tokenizer(tokenizer)
-    params = LayerwiseParams(workdir, config, checkpoint)
-    layers_24 = _layers_24(workdir, config, params.step) if weight_format == "sparse24" else []
+    tokenizer_file = Path(workdir, "tokenizer.json")
+    load_tokenizer(tokenizer_file)
+    layers_24 = _layers_24(workdir, config) if weight_format == "sparse24" else []
+    restored, step = restore_for_dense(workdir, config, checkpoint)
+    if layers_24 and (step == 0 or config.phase(step - 1) == "dense"):
+        phase = config.sparsity.phase
+        steps = f"{phase.start + 1}..{phase.stop}" if phase else "none"
+        reason = f"--format=sparse24 needs a checkpoint of the sparse phase (steps {steps}); {step} is a dense one"
+        raise WorkdirError(workdir, reason)
 
-    directory = _make_output(output)
-    shapes, eval_loss = [w.shape for w in weights(config.model)], _eval_loss(workdir, config, params.step)
-    card = model_card(config, params.step, shapes, eval_loss)
-    model = HfModel(config.model, config.seq_len, params.read, tokenizer, card)
-    with _whole_or_empty(directory):
-        model.write(directory, shard_bytes)
+    params = jax.device_get(restored)
+    parameters = sum(p.size for p in jax.tree.leaves(params))
+    card = model_card(config, step, parameters, _eval_loss(workdir, config, step))
+    write = functools.partial(
+        write_hf_directory, model=config.model, params=params, seq_len=config.seq_len, tokenizer_file=tokenizer_file,
+        card=card, shard_bytes=shard_bytes,
+    )  # fmt: skip
+    with _new_directory(Path(output)) as directory:
+        write(directory)
         if layers_24:
             (directory / "sparse24").mkdir()
-            compressed = dataclasses.replace(model, layers_24=layers_24, dense_layers=config.sparsity.dense_layers)
-            compressed.write(directory / "sparse24", shard_bytes)
-    _log.info("step %d of %s is now in %s", params.step, workdir, directory)
+            sparse = range(config.sparsity.dense_layers, config.model.layers)
+            modules = [f"model.layers.{layer}.mlp.{name}" for layer in sparse for name in layers_24]
+            write(directory / "sparse24", modules_24=modules)
+    _log.info("step %d of %s is now in %s", step, workdir, output)
     if layers_24:
-        _log.info("with %s compressed as 2:4 in %s", " and ".join(layers_24), directory / "sparse24")
+        _log.info("with %s compressed as 2:4 in %s", " and ".join(layers_24), Path(output, "sparse24"))
         if "down_proj" not in layers_24:
             _log.warning("down_proj stays dense there: it is 2:4 along its outputs, the layout wants inputs")
 
 
-def _layers_24(workdir: str | os.PathLike, config: Config, step: int) -> list[str]:
-    """Returns the linear layers to compress, or refuses weights that are not 2:4."""
-    sparsity = config.sparsity
-    layers = bitmask_24.fitting_layers(sparsity.recipe, gated=config.model.activation in GATES)
+def _layers_24(workdir: str | os.PathLike, config: Config) -> list[str]:
+    """Returns the linear layers to compress, or refuses a recipe whose weights are not 2:4."""
+    recipe = config.sparsity.recipe
+    layers = bitmask_24.fitting_layers(recipe, gated=config.model.activation in GATES)
     if not layers:
         fitting = ", ".join(name for name, recipe in RECIPES.items() if recipe.sparse_along_inputs)
-        reason = f"--format=sparse24 needs a recipe with 2:4 weights ({fitting}), not {sparsity.recipe.name!r}"
-        raise WorkdirError(workdir, reason)
-    if step == 0 or config.phase(step - 1) == "dense":
-        phase = sparsity.phase
-        steps = f"{phase.start + 1}..{phase.stop}" if phase else "none"
-        reason = f"--format=sparse24 needs a checkpoint of the sparse phase (steps {steps}); {step} is a dense one"
+        reason = f"--format=sparse24 needs a recipe with 2:4 weights ({fitting}), not {recipe.name!r}"
         raise WorkdirError(workdir, reason)
     return layers
 
 
-def _make_output(output: str | os.PathLike) -> Path:
-    directory = Path(output)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise OutputError(output, "must be a new or an empty directory")
-    except OSError as error:
-        raise OutputError(output, f"cannot be written: {error.strerror}") from error
-    return directory
-
-
 @contextlib.contextmanager
-def _whole_or_empty(directory: Path) -> Iterator[None]:
-    """Empties the directory if writing fails: half of a model might look whole, and the next try would refuse it."""
+def _new_directory(output: Path) -> Iterator[Path]:
+    """Gives a directory to write, which becomes `output` once it is whole."""
     try:
-        yield
-    except BaseException as error:
-        for path in directory.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if isinstance(error, (OSError, SafetensorError)):
-            raise OutputError(directory, f"cannot be written: {error}") from error
-        raise
+        if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+            raise OutputError(output, "must be a new or an empty directory")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{output.name}.", dir=output.parent) as partial:
+            directory = Path(partial, "model")
+            directory.mkdir()
+            yield directory
+            directory.rename(output)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(output, f"cannot be written: {error}") from error
 
 
 def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float | None:
@@ -154,13 +147,12 @@ def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float |
 
 def main() -> None:
     options = flags.FLAGS
-    shard_bytes = int(options.shard_gb * 1e9)
     export(
         options.workdir,
         options.output,
         checkpoint=options.checkpoint,
         weight_format=options.format,
-        shard_bytes=shard_bytes,
+        shard_bytes=int(options.shard_gb * 1e9),
     )
 
 

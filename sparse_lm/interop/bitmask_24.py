@@ -11,11 +11,11 @@ Rows are those of torch.nn.Linear, so that groups run along its inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from sparse_lm.interop.shards import TensorSize
 from sparse_lm.recipes import Recipe
 
 
@@ -55,18 +55,8 @@ def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def compressed_sizes(name: str, shape: tuple[int, int], itemsize: int) -> list[TensorSize]:
-    """Lists the sizes of what `compress` makes, in its order."""
-    rows, columns = shape
-    return [
-        TensorSize(f"{name}.compressed", rows * columns // 2 * itemsize),
-        TensorSize(f"{name}.bitmask", rows * -(-columns // 8)),
-        TensorSize(f"{name}.shape", 2 * 8),
-    ]
-
-
-def quantization_config(linear_layers: list[str]) -> dict[str, Any]:
-    """Describes a model whose `linear_layers` are compressed, for its config.json."""
+def quantization_config(modules: Sequence[str]) -> dict[str, Any]:
+    """Describes a model some of whose linear layers are compressed, for its config.json."""
     return {
         "quant_method": "compressed-tensors",
         "format": "dense",
@@ -74,7 +64,7 @@ def quantization_config(linear_layers: list[str]) -> dict[str, Any]:
         "sparsity_config": {
             "format": "sparse-24-bitmask",
             "sparsity_structure": "2:4",
-            "targets": linear_layers,
+            "targets": list(modules),
             "ignore": [],
         },
     }

@@ -6,9 +6,8 @@ All else is the same in the three: RMSNorm before each block, rotary halves, gro
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.recipes.activations import GATES
@@ -20,17 +19,12 @@ _ARCHITECTURES = {(False, False): "arcee", (True, False): "llama", (True, True):
 """model_type, by whether the FFN has a gate and whether queries and keys are normed."""
 
 
-class _Absent(NamedTuple):
-    """The values that transformers takes for absent keys."""
-
-    hidden_act: str
-    norm_epsilon: float
-    head_dim: int | None = None  # None for hidden_size / num_attention_heads
-    kv_heads: int | None = None  # None for num_attention_heads
-
-
-_ABSENT = {"arcee": _Absent("relu2", 1e-5), "llama": _Absent("silu", 1e-6), "qwen3": _Absent("silu", 1e-6, 128, 32)}
-"""A config.json leaves these out, by its model_type."""
+_ABSENT = {
+    "arcee": {"hidden_act": "relu2", "rms_norm_eps": 1e-5},
+    "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6},
+    "qwen3": {"hidden_act": "silu", "rms_norm_eps": 1e-6, "head_dim": 128, "num_key_value_heads": 32},
+}
+"""The values that transformers takes for keys that a config.json leaves out, by its model_type."""
 
 
 class UnsupportedModelError(ValueError):
@@ -110,34 +104,33 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
         with hidden_act "relu2" is an Arcee by another name.
 
     Raises:
-      UnsupportedModelError: the model family has no such model, or a value is none that its key can have.
+      UnsupportedModelError: the model family has no such model, or a size is missing.
     """
     kind = hf.get("model_type")
     _allow("model_type", kind, tuple(_ABSENT))
-    _refuse_variants(hf)
-    rope, absent = _rope(hf), _ABSENT[kind]
-    hf = {"num_key_value_heads": absent.kv_heads, "head_dim": absent.head_dim} | dict(hf)
+    hf = _ABSENT[kind] | dict(hf)
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    _refuse_variants(hf, rope)
     dim, heads = _count(hf, "hidden_size"), _count(hf, "num_attention_heads")
-    head_dim = _count(hf, "head_dim") if hf["head_dim"] else 0
+    head_dim = _count(hf, "head_dim") if hf.get("head_dim") else 0
     return {
         "dim": dim,
         "layers": _count(hf, "num_hidden_layers"),
         "heads": heads,
-        "kv_heads": _count(hf, "num_key_value_heads") if hf["num_key_value_heads"] else heads,
+        "kv_heads": _count(hf, "num_key_value_heads") if hf.get("num_key_value_heads") else heads,
         "head_dim": 0 if head_dim * heads == dim else head_dim,
         "qk_norm": kind == "qwen3",
         "ffn_dim": _count(hf, "intermediate_size"),
         "vocab_size": _count(hf, "vocab_size"),
-        "activation": _activation(hf, kind, gated),
-        "rope_theta": _number(rope if "rope_theta" in rope else hf, "rope_theta", 10_000.0),
-        "norm_epsilon": _number(hf, "rms_norm_eps", absent.norm_epsilon),
-        "tie_embeddings": _flag(hf, "tie_word_embeddings"),
+        "activation": _activation(hf["hidden_act"], gated),
+        "rope_theta": rope.get("rope_theta", hf.get("rope_theta", 10_000.0)),
+        "norm_epsilon": hf["rms_norm_eps"],
+        "tie_embeddings": hf.get("tie_word_embeddings", False),
     }
 
 
-def _activation(hf: Mapping[str, Any], kind: str, gated: bool) -> str:
-    activation = hf.get("hidden_act", _ABSENT[kind].hidden_act)
-    match activation, gated:
+def _activation(name: str, gated: bool) -> str:
+    match name, gated:
         case (("relu2" | "squared_relu"), False):
             return "squared_relu"
         case (("relu2" | "squared_relu"), True):
@@ -148,51 +141,25 @@ def _activation(hf: Mapping[str, Any], kind: str, gated: bool) -> str:
             return "geglu"
     gate = "with" if gated else "without"
     allowed = "'relu2' without gate projections, or 'silu', 'gelu_pytorch_tanh' or 'relu2' with them"
-    raise UnsupportedModelError("hidden_act", activation, f"and weights {gate} gate projections; must be {allowed}")
+    raise UnsupportedModelError("hidden_act", name, f"and weights {gate} gate projections; must be {allowed}")
 
 
-def _refuse_variants(hf: Mapping[str, Any]) -> None:
-    """Keys that change what a Llama computes."""
+def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """Refuses keys that change what a Llama computes."""
     _allow("attention_bias", hf.get("attention_bias", False), (False,))
     _allow("mlp_bias", hf.get("mlp_bias", False), (False,))
-    quantization = _group(hf, "quantization_config").get("quant_method")
+    quantization = (hf.get("quantization_config") or {}).get("quant_method")
     _allow("quant_method", quantization, (None,), " (weights are read as they are)")
     _allow("use_sliding_window", hf.get("use_sliding_window") or False, (False,), " (attention sees all positions)")
-    rope = _rope(hf)
     _allow("rope_type", rope.get("rope_type", rope.get("type", "default")), ("default",), " (positions are not scaled)")
     partial = rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0))
     _allow("partial_rotary_factor", partial, (1.0,))
-
-
-def _rope(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _group(hf, "rope_parameters") or _group(hf, "rope_scaling")
 
 
 def _count(hf: Mapping[str, Any], key: str) -> int:
     value = hf.get(key)
     if type(value) is not int or value < 1:
         raise UnsupportedModelError(key, value, "must be a positive integer")
-    return value
-
-
-def _number(hf: Mapping[str, Any], key: str, default: float) -> float:
-    value = hf.get(key, default)
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-        raise UnsupportedModelError(key, value, "must be a positive number")
-    return float(value)
-
-
-def _flag(hf: Mapping[str, Any], key: str) -> bool:
-    value = hf.get(key, False)
-    if type(value) is not bool:
-        raise UnsupportedModelError(key, value, "must be true or false")
-    return value
-
-
-def _group(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = hf.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise UnsupportedModelError(key, value, "must be a group of keys, or null")
     return value
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from sparse_lm.config import Config
 from sparse_lm.interop.hf_config import architecture
 
@@ -31,13 +29,13 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")
 """
 
 
-def model_card(config: Config, step: int, shapes: list[tuple[int, ...]], eval_loss: float | None) -> str:
+def model_card(config: Config, step: int, parameters: int, eval_loss: float | None) -> str:
     """Writes Markdown with the front matter that model hubs read.
 
     Args:
       config: of the run.
       step: of the checkpoint.
-      shapes: of all weights.
+      parameters: how many numbers the model has.
       eval_loss: nats per token of the held-out data, if the step was evaluated.
     """
     model, sparsity = config.model, config.sparsity
@@ -56,6 +54,6 @@ def model_card(config: Config, step: int, shapes: list[tuple[int, ...]], eval_lo
     }
     return _TEMPLATE.format(
         architecture=architecture(model)["architectures"][0],
-        parameters=f"{sum(map(math.prod, shapes)):,}",
+        parameters=f"{parameters:,}",
         rows="\n".join(f"| {name} | {value} |" for name, value in rows.items() if value is not None),
     )

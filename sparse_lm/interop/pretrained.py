@@ -6,24 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from flax.traverse_util import unflatten_dict
-
 from sparse_lm.config import Config, ConfigError, with_tokenizer
 from sparse_lm.data import DataError
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.interop.hf_config import from_hf_config
-from sparse_lm.interop.hf_weights import weights
-from sparse_lm.interop.shards import ShardedTensors
+from sparse_lm.interop.hf_weights import empty_params, hf_tensors
+from sparse_lm.interop.shards import StoredTensors
 from sparse_lm.model.llama import Params
 
 DTYPES = ("F32", "BF16", "F16")
-EMBED, UNEMBED = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Pretrained:
-    """The model in `config.init_from`, checked against the run; its weights are not read yet, but for
-    tied embeddings that it has twice.
+    """The model in `config.init_from`, checked against the run; its weights are not read yet.
 
     Raises:
       ConfigError: the directory is not a model of this family, lacks tensors or has others, or
@@ -32,14 +27,21 @@ class Pretrained:
 
     def __init__(self, config: Config):
         self._config, self._directory = config, Path(config.init_from)
-        hf_config = self._read_json("config.json")
         try:
-            self._tensors = ShardedTensors(self._directory)
-            gated = any(name.endswith("gate_proj.weight") for name in self._tensors.names)
+            hf_config = json.loads((self._directory / "config.json").read_text(encoding="utf-8"))
+        except OSError as error:
+            raise self._refusal(f"must be a directory with config.json: {error.strerror}") from error
+        except ValueError as error:
+            raise self._refusal(f"its config.json is not JSON: {error}") from error
+        try:
+            self._stored = StoredTensors(self._directory)
+            gated = any(name.endswith("gate_proj.weight") for name in self._stored.names)
             fixed = from_hf_config(hf_config, gated=gated)
         except ValueError as error:
             raise self._refusal(str(error)) from error
         self._check_model(fixed)
+        self._params = empty_params(config.model)
+        self._tensors = hf_tensors(self._params, config.model)
         self._check_tensors()
 
     def config_with_tokenizer(self) -> Config:
@@ -60,32 +62,12 @@ class Pretrained:
 
     def params(self) -> Params:
         """Reads the stored values, exactly, as float32 arrays."""
-        params: dict[tuple[str, ...], np.ndarray] = {}
-        for weight in weights(self._config.model):
-            array = self._tensors.read(weight.name).astype(np.float32, copy=False)
-            array = array.T if weight.transposed else array
-            if weight.layer is None:
-                params[weight.path] = array
-            else:
-                halves = 1 if weight.rows == slice(None) else weight.rows.step
-                stacked = (self._config.model.layers, halves * array.shape[0], *array.shape[1:])
-                params.setdefault(weight.path, np.empty(stacked, np.float32))[weight.layer][weight.rows] = array
-        return unflatten_dict(params)
+        for name, tensor in self._tensors.items():
+            tensor[...] = self._stored.read(name)
+        return self._params
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError("init_from", self._config.init_from, reason)
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        try:
-            content = json.loads((self._directory / name).read_text(encoding="utf-8"))
-        except OSError as error:
-            reason = f"must be a directory with {name}: {error.strerror}"
-            raise self._refusal(reason) from error
-        except ValueError as error:
-            raise self._refusal(f"its {name} is not JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise self._refusal(f"its {name} must be a group of keys, not {type(content).__name__}")
-        return content
 
     def _check_model(self, fixed: dict[str, Any]) -> None:
         here = {key: getattr(self._config.model, key) for key in fixed}
@@ -96,28 +78,20 @@ class Pretrained:
             raise ConfigError(f"model.{key}", here[key], f"the model in {self._directory} needs {needed}")
 
     def _check_tensors(self) -> None:
-        wanted = {weight.name: weight.shape for weight in weights(self._config.model)}
         # Llama 1 and 2 were published with RoPE's frequencies, which the configuration decides.
-        there = {name for name in self._tensors.names if not name.endswith("rotary_emb.inv_freq")}
+        there = {name for name in self._stored.names if not name.endswith("rotary_emb.inv_freq")}
         if self._config.model.tie_embeddings:
-            there.discard(UNEMBED)
-        for what, names in (("lacks", wanted.keys() - there), ("has unexpected", there - wanted.keys())):
+            there.discard("lm_head.weight")
+        wanted = self._tensors.keys()
+        for what, names in (("lacks", wanted - there), ("has unexpected", there - wanted)):
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise self._refusal(f"{what} {min(names)}{more}")
-        for name, shape in wanted.items():
-            if self._tensors.shape(name) != shape:
-                raise self._refusal(f"its {name} is {list(self._tensors.shape(name))}; must be {list(shape)}")
-            if self._tensors.dtype(name) not in DTYPES:
-                raise self._refusal(f"its {name} is {self._tensors.dtype(name)}; must be one of {', '.join(DTYPES)}")
-        if self._config.model.tie_embeddings and UNEMBED in self._tensors.names:
-            self._check_tied()
-
-    def _check_tied(self) -> None:
-        """Refuses embeddings that are there twice and differ: transformers does not tie them."""
-        one, other = self._tensors.dtype(EMBED), self._tensors.dtype(UNEMBED)
-        if one != other or not np.array_equal(self._tensors.read(EMBED), self._tensors.read(UNEMBED)):
-            raise self._refusal(f"its {UNEMBED} is not {EMBED}, but its config.json has tie_word_embeddings")
+        for name, tensor in self._tensors.items():
+            if self._stored.shape(name) != tensor.shape:
+                raise self._refusal(f"its {name} is {list(self._stored.shape(name))}; must be {list(tensor.shape)}")
+            if self._stored.dtype(name) not in DTYPES:
+                raise self._refusal(f"its {name} is {self._stored.dtype(name)}; must be one of {', '.join(DTYPES)}")
 
     def _check_same_tokens(self, named: str, own: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Safetensors files of a model, written and read a tensor or a shard at a time.
+"""Safetensors files of a model, written and read a file or a tensor at a time.
 
 One file is `model.safetensors`. Several are `model-00001-of-00003.safetensors` and so on, with
 `model.safetensors.index.json` telling which tensor is in which.
@@ -6,64 +6,57 @@ One file is `model.safetensors`. Several are `model-00001-of-00003.safetensors` 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+from sparse_lm.files import write_json
 
 
-class TensorSize(NamedTuple):
-    """A tensor that is going to be written."""
+def write_shards(directory: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
+    """Writes tensors, in files of at most `shard_bytes` unless a single tensor is larger.
 
-    name: str
-    nbytes: int
-
-
-def write_shards(
-    directory: Path, sizes: Iterable[TensorSize], tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
-) -> None:
-    """Writes tensors as they come, in files of at most `shard_bytes` unless a single tensor is larger.
-
-    At most one file's tensors are in memory at a time.
-
-    Args:
-      directory: an existing one.
-      sizes: of all tensors, in the order in which they come.
-      tensors: (name, array).
-      shard_bytes: the most bytes of tensors in a file.
+    Tensors that are views, as of a transpose, are copied a file at a time.
     """
-    plan = list(_plan(sizes, shard_bytes))
-    names = [SINGLE] if len(plan) == 1 else [f"model-{i:05}-of-{len(plan):05}.safetensors" for i in _count(plan)]
-    tensors = iter(tensors)
-    for file, shard in zip(names, plan, strict=True):
-        _write(directory / file, shard, tensors)
-    if len(plan) > 1:
-        index = {
-            "metadata": {"total_size": sum(size.nbytes for shard in plan for size in shard)},
-            "weight_map": {size.name: file for file, shard in zip(names, plan, strict=True) for size in shard},
-        }
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    shards: list[dict[str, np.ndarray]] = [{}]
+    for name, array in tensors.items():
+        if shards[-1] and sum(other.nbytes for other in shards[-1].values()) + array.nbytes > shard_bytes:
+            shards.append({})
+        shards[-1][name] = array
+    count = len(shards)
+    names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    names = names if count > 1 else ["model.safetensors"]
+    for file, shard in zip(names, shards, strict=True):
+        # The library writes the buffer as it lies in memory, and files that only their owner may read.
+        contiguous = {name: np.ascontiguousarray(array) for name, array in shard.items()}
+        save_file(contiguous, directory / file, metadata={"format": "pt"})
+        (directory / file).chmod(0o644)
+    if count > 1:
+        total = sum(array.nbytes for array in tensors.values())
+        files = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        write_json(directory / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
 
 
-class ShardedTensors:
+class StoredTensors:
     """The tensors of a directory, by name; only headers are read until one is asked for.
 
     Raises:
-      ValueError: files are missing or damaged. The message names them.
+      ValueError: there are no files, or one is damaged. The message names it.
     """
 
     def __init__(self, directory: Path):
         self._files = {}
-        for file in _files(directory):
-            opened = _open(file)
+        for file in sorted(directory.glob("model*.safetensors")):
+            try:
+                opened = safe_open(file, "np")
+            except SafetensorError as error:
+                raise ValueError(f"{file.name} is damaged: {error}") from error
             self._files |= {name: opened for name in opened.keys()}  # noqa: SIM118 (not a dict)
+        if not self._files:
+            raise ValueError("has no model*.safetensors; other formats of weights are not read")
 
     @property
     def names(self) -> set[str]:
@@ -78,60 +71,3 @@ class ShardedTensors:
 
     def read(self, name: str) -> np.ndarray:
         return self._files[name].get_tensor(name)
-
-
-def _plan(sizes: Iterable[TensorSize], shard_bytes: int) -> Iterator[list[TensorSize]]:
-    shard: list[TensorSize] = []
-    for size in sizes:
-        if shard and sum(other.nbytes for other in shard) + size.nbytes > shard_bytes:
-            yield shard
-            shard = []
-        shard.append(size)
-    yield shard
-
-
-def _count(plan: list) -> range:
-    return range(1, len(plan) + 1)
-
-
-def _write(path: Path, shard: list[TensorSize], tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-    held = {}
-    for size in shard:
-        name, array = next(tensors)
-        if (name, array.nbytes) != size:
-            raise ValueError(f"expected {size.name} of {size.nbytes} bytes, got {name} of {array.nbytes}")
-        held[name] = np.ascontiguousarray(array)  # the library writes the buffer as it lies in memory
-    save_file(held, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # the library's files can be read by their owner alone
-
-
-def _files(directory: Path) -> list[Path]:
-    index = directory / INDEX
-    if not index.is_file():
-        if not (directory / SINGLE).is_file():
-            raise ValueError(f"has neither {SINGLE} nor {INDEX}; other formats of weights are not read")
-        return [directory / SINGLE]
-    files = [directory / name for name in sorted(set(_weight_map(index).values()))]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ValueError(f"lacks {', '.join(missing)}, which {INDEX} names")
-    return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Reads the file of each tensor from the index."""
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{index.name} is not JSON: {error}") from error
-    names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise ValueError(f"{index.name} must have a weight_map that gives the file of each tensor")
-    return names
-
-
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(file, "np")
-    except SafetensorError as error:
-        raise ValueError(f"{file.name} is damaged: {error}") from error

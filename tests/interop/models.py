@@ -5,6 +5,7 @@ import numpy as np
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.data.tokenizer import train_tokenizer
+from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.model import llama
 
 SMALL = dict(dim=16, layers=3, heads=4, ffn_dim=24, dtype="float32")
@@ -33,16 +34,14 @@ def random_params(model, seed=0):
     return jax.tree.map_with_path(lambda path, p: p if llama.is_matrix(path) else p + 1, params)
 
 
-def reader(params):
-    """As `LayerwiseParams.read`, of parameters in memory."""
-
-    def read(path, layer=None):
-        array = params
-        for name in path:
-            array = array[name]
-        return array if layer is None else array[layer]
-
-    return read
+def write_model(directory, model, params, tokenizer_file=None, shard_bytes=10**9):
+    """Exports parameters in memory to a directory, which is made, with a tokenizer beside it if none is given."""
+    directory.mkdir()
+    if tokenizer_file is None:
+        save_tokenizer(tokenizer_file := directory.parent / "tokenizer.json")
+    options = dict(seq_len=64, tokenizer_file=tokenizer_file, card="# card", shard_bytes=shard_bytes)
+    write_hf_directory(directory, model, params, **options)
+    return directory
 
 
 def save_tokenizer(path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparse_lm.interop.bitmask_24 import compress, compressed_sizes, fitting_layers
+from sparse_lm.interop.bitmask_24 import compress, fitting_layers
 from sparse_lm.recipes import RECIPES
 
 
@@ -33,7 +33,6 @@ def test_decodes_to_the_matrix(shape, nonzeros):
     tensors = compress("layer", weight)
     np.testing.assert_array_equal(decode("layer", tensors), weight)
     assert tensors["layer.compressed"].shape == (shape[0], shape[1] // 2)
-    assert [(name, array.nbytes) for name, array in tensors.items()] == compressed_sizes("layer", shape, 4)
 
 
 def test_a_matrix_that_is_not_24_is_refused():

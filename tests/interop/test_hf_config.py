@@ -29,16 +29,16 @@ def test_absent_keys_have_the_values_that_transformers_gives_them():
     assert (qwen3["kv_heads"], qwen3["head_dim"], qwen3["qk_norm"]) == (32, 128, True)
 
 
-def test_rope_as_transformers_4_writes_it():
-    old = {key: value for key, value in ARCEE.items() if key != "rope_parameters"}
-    fixed = from_hf_config(old | {"rope_theta": 123.0, "rope_scaling": None}, gated=False)
-    assert fixed["rope_theta"] == 123.0
-
-
-def test_rope_as_transformers_5_writes_it():
-    new = {key: value for key, value in ARCEE.items() if key != "rope_theta"}
-    fixed = from_hf_config(new | {"rope_parameters": {"rope_type": "default", "rope_theta": 123.0}}, gated=False)
-    assert fixed["rope_theta"] == 123.0
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 123.0, "rope_scaling": None},  # as transformers 4 writes it
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 123.0}},  # as transformers 5 does
+    ],
+)
+def test_rope_of_either_version(rope):
+    others = {key: value for key, value in ARCEE.items() if not key.startswith("rope")}
+    assert from_hf_config(others | rope, gated=False)["rope_theta"] == 123.0
 
 
 def test_a_llama_without_gates_and_with_squared_relu_is_ours():

@@ -7,33 +7,20 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from sparse_lm.config import Config
-from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.model import decode, llama
-from tests.interop.models import MODELS, random_params, reader, save_tokenizer
+from tests.interop.models import MODELS, random_params, save_tokenizer, write_model
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -r requirements-test.txt")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -r requirements-test.txt")
 
 
-@pytest.fixture
-def write(tmp_path):
-    save_tokenizer(tmp_path / "tokenizer.json")
-
-    def write(model, params, shard_bytes=10**9):
-        (tmp_path / "hf").mkdir()
-        HfModel(model, 64, reader(params), tmp_path / "tokenizer.json", "# card").write(tmp_path / "hf", shard_bytes)
-        return tmp_path / "hf"
-
-    return write
-
-
 @pytest.mark.parametrize("name", ["grouped", "one_kv_head", "wide_heads", "swiglu_tied", "qwen3", "qwen3_relu2"])
-def test_transformers_computes_the_same_model(name, write, tmp_path):
+def test_transformers_computes_the_same_model(name, tmp_path):
     """No key missing or unexpected, logits within 1e-4, the same greedy tokens; what it saves is read back."""
     model = MODELS[name]
     params = random_params(model)
-    directory = write(model, params, shard_bytes=20_000)
+    directory = write_model(tmp_path / "hf", model, params, shard_bytes=20_000)
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     expected = "Qwen3" if model.qk_norm else "Arcee" if model.activation == "squared_relu" else "Llama"
     assert type(theirs).__name__ == f"{expected}ForCausalLM"
@@ -59,23 +46,17 @@ def test_transformers_computes_the_same_model(name, write, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, started_from, params)
 
 
-def test_tokenizer_is_the_one_of_training(write, tmp_path):
-    directory = write(MODELS["grouped"], random_params(MODELS["grouped"]))
-    theirs = transformers.AutoTokenizer.from_pretrained(directory)
-    ours = save_tokenizer(tmp_path / "again.json")
-    text = "def main():  # ünïcode\n\treturn 0"
-    assert theirs(text).input_ids == ours.encode(text, add_special_tokens=False).ids
-    assert theirs.decode(theirs(text).input_ids) == text
-    assert theirs.eos_token_id == ours.token_to_id("<|endoftext|>")
-
-
-def test_no_token_is_added_even_if_the_tokenizer_would(tmp_path, write):
+@pytest.mark.parametrize("adds_a_token", [False, True])
+def test_tokenizer_is_the_one_of_training(adds_a_token, tmp_path):
     """Llama 3's tokenizer.json starts texts with a token that training did not."""
+    tokenizer = save_tokenizer(tmp_path / "own.json")
+    if adds_a_token:
+        tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+        tokenizer.save(str(tmp_path / "own.json"))
     model = MODELS["grouped"]
-    tokenizer = save_tokenizer(tmp_path / "tokenizer.json")
-    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
-    tokenizer.save(str(tmp_path / "bos.json"))
-    (tmp_path / "bos").mkdir()
-    HfModel(model, 64, reader(random_params(model)), tmp_path / "bos.json", "").write(tmp_path / "bos", 10**9)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "bos")
-    assert theirs("def main").input_ids == tokenizer.encode("def main", add_special_tokens=False).ids
+    directory = write_model(tmp_path / "hf", model, random_params(model), tmp_path / "own.json")
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    text = "def main():  # ünïcode\n\treturn 0"
+    assert theirs(text).input_ids == tokenizer.encode(text, add_special_tokens=False).ids
+    assert theirs.decode(theirs(text).input_ids) == text
+    assert theirs.eos_token_id == tokenizer.token_to_id("<|endoftext|>")

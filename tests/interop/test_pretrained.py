@@ -11,9 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from sparse_lm.config import Config, ConfigError, DataConfig
 from sparse_lm.data.tokenizer import train_tokenizer
-from sparse_lm.interop.hf_directory import HfModel
 from sparse_lm.interop.pretrained import Pretrained
-from tests.interop.models import MODEL_IDS, MODELS, random_params, reader, save_tokenizer
+from tests.interop.models import MODEL_IDS, MODELS, random_params, write_model
 
 
 @pytest.fixture
@@ -21,11 +20,8 @@ def save(tmp_path):
     """Writes a model of `MODELS` and gives the configuration of a run that starts from it."""
 
     def save(name, params=None, shard_bytes=10**9):
-        save_tokenizer(tmp_path / "tokenizer.json")
-        (tmp_path / "hf").mkdir()
         params = random_params(MODELS[name]) if params is None else params
-        model = HfModel(MODELS[name], 64, reader(params), tmp_path / "tokenizer.json", "")
-        model.write(tmp_path / "hf", shard_bytes)
+        write_model(tmp_path / "hf", MODELS[name], params, shard_bytes=shard_bytes)
         return Config(init_from=str(tmp_path / "hf"), model=MODELS[name])
 
     return save
@@ -54,15 +50,11 @@ def change_weights(directory, change):
     save_file(tensors, file)
 
 
-@pytest.mark.parametrize("name", ["tied", "swiglu_tied"])
-def test_tied_embeddings_may_be_there_twice(name, save, tmp_path):
-    params = random_params(MODELS[name])
-    config = save(name, params)
+def test_tied_embeddings_may_be_there_twice(save, tmp_path):
+    params = random_params(MODELS["tied"])
+    config = save("tied", params)
     change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
     jax.tree.map(np.testing.assert_array_equal, Pretrained(config).params(), params)
-    change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": t["lm_head.weight"] + 1}))
-    with pytest.raises(ConfigError, match=r"its lm_head\.weight is not model\.embed_tokens\.weight, but its config"):
-        Pretrained(config)
 
 
 @pytest.mark.parametrize(
@@ -94,25 +86,6 @@ def test_other_files_are_refused_by_name(save, tmp_path):
         Pretrained(config)
     hf_config.write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
-        Pretrained(config)
-
-
-@pytest.mark.parametrize(
-    "file, content, reason",
-    [
-        ("config.json", "[1]", "its config.json must be a group of keys, not list"),
-        ("model.safetensors.index.json", "", "model.safetensors.index.json is not JSON: Expecting value: .*"),
-        (
-            "model.safetensors.index.json",
-            '{"weight_map": {"a": 1}}',
-            "model.safetensors.index.json must have a weight_map .*",
-        ),
-    ],
-)
-def test_json_of_another_shape_is_refused_by_file(file, content, reason, save, tmp_path):
-    config = save("grouped", shard_bytes=10_000)
-    (tmp_path / "hf" / file).write_text(content)
-    with pytest.raises(ConfigError, match=rf"^config\.init_from = '{config.init_from}': {reason}$"):
         Pretrained(config)
 
 

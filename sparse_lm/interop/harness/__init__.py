@@ -1,9 +1,7 @@
 """Models in EleutherAI's evaluation harness, lm-eval.
 
-    text_model.py a model with its tokenizer
-    batches.py    sequences of many lengths as batches of few shapes
+    text_model.py a model with its tokenizer, and sequences of many lengths as batches of few shapes
     scoring.py    log-likelihoods of the ends of sequences
-    generation.py continuations up to strings that end them
     adapter.py    the harness's interface on top of these
     tasks.py      tasks by name, and what a model scores in them
 

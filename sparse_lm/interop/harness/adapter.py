@@ -11,9 +11,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
 
-from sparse_lm.interop.harness.generation import continuations
 from sparse_lm.interop.harness.scoring import Scored, log_likelihoods
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
+from sparse_lm.model import decode
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +79,8 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _generate(self, requests: Sequence[Instance]) -> list[str]:
-        """Answers requests that have the same arguments."""
-        task, kwargs = requests[0].task_name, requests[0].args[1]
-        kwargs = normalize_gen_kwargs(kwargs)
+        """Answers requests that have the same arguments. A request's number is its seed."""
+        task, kwargs = requests[0].task_name, normalize_gen_kwargs(requests[0].args[1])
         if unknown := kwargs.keys() - GENERATION_KWARGS:
             allowed = ", ".join(sorted(GENERATION_KWARGS))
             raise HarnessError(f"{task}: generation_kwargs has {', '.join(sorted(unknown))}; allowed are {allowed}")
@@ -90,17 +89,29 @@ class HarnessModel(TemplateLM):
             raise HarnessError(
                 f"{task}: max_gen_toks = {new} must be 1 to {seq_len - 1}, the model takes {seq_len} tokens"
             )
-        contexts = [self.tok_encode(request.args[0]) or [self.prefix_token_id] for request in requests]
+        prompts = [self.tok_encode(request.args[0]) or [self.prefix_token_id] for request in requests]
         room = seq_len - new
-        self._log_truncated(sum(len(context) > room for context in contexts))
-        return continuations(
-            self._model,
-            [context[-room:] for context in contexts],
-            until=[end for end in kwargs["until"] if end],
-            max_new_tokens=new,
-            temperature=kwargs.get("temperature", 0.0) if kwargs["do_sample"] else 0.0,
-            top_p=kwargs.get("top_p", 1.0),
-        )
+        self._log_truncated(sum(len(prompt) > room for prompt in prompts))
+        prompts = [prompt[-room:] for prompt in prompts]
+        texts = [""] * len(requests)
+        for batch in self._model.batches([len(prompt) + new for prompt in prompts]):
+            # A batch that is not full repeats its first text: other padding might go on for longer.
+            rows = [*batch.indices, *batch.indices[:1] * (batch.rows - len(batch.indices))]
+            made = decode.generate(
+                self._model.graphdef,
+                self._model.params,
+                [prompts[row] for row in rows],
+                max_new_tokens=new,
+                temperature=kwargs.get("temperature", 0.0) if kwargs["do_sample"] else 0.0,
+                top_p=kwargs.get("top_p", 1.0),
+                seeds=rows,
+                stop=self._model.end_of_text,
+            )
+            for row, tokens in zip(batch.indices, made, strict=False):
+                texts[row] = self._model.tokenizer.decode(tokens)
+        for end in filter(None, kwargs["until"]):
+            texts = [text.partition(end)[0] for text in texts]
+        return texts
 
     def _log_truncated(self, count: int) -> None:
         if count:

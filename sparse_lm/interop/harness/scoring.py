@@ -12,7 +12,6 @@ from flax import nnx
 from jax import Array, lax
 from tqdm import tqdm
 
-from sparse_lm.interop.harness.batches import batches
 from sparse_lm.interop.harness.text_model import TextModel
 from sparse_lm.model import llama
 from sparse_lm.model.embedding import unembed
@@ -40,29 +39,18 @@ def log_likelihoods(model: TextModel, sequences: Sequence[Scored]) -> list[tuple
       them is the most probable one.
     """
     results = [(0.0, True)] * len(sequences)
-
-    def collect(batch, scores):
-        log_probs, greedy = jax.device_get(scores)
-        for row, index in enumerate(batch.indices):
-            tokens, count = sequences[index]
-            scored = slice(len(tokens) - 1 - count, len(tokens) - 1)
-            total = log_probs[row, scored].sum(dtype=np.float64)
-            results[index] = float(total), bool(greedy[row, scored].all())
-
-    pending = None  # the batch that the device computes while the next one is made
     lengths = [len(sequence.tokens) - 1 for sequence in sequences]
     with tqdm(total=len(sequences), desc="log-likelihoods", disable=None) as bar:
-        for batch in batches(lengths, model.seq_len, model.batch_tokens):
+        for batch in model.batches(lengths):
             windows = np.zeros((batch.rows, batch.length + 1), np.int32)
             for row, index in zip(windows, batch.indices, strict=False):
                 row[: lengths[index] + 1] = sequences[index].tokens
-            scores = _score(model.graphdef, model.params, jax.device_put(windows))
-            if pending:
-                collect(*pending)
-            pending = batch, scores
+            log_probs, greedy = jax.device_get(_score(model.graphdef, model.params, jax.device_put(windows)))
+            for row, index in enumerate(batch.indices):
+                scored = slice(lengths[index] - sequences[index].count, lengths[index])
+                total = log_probs[row, scored].sum(dtype=np.float64)
+                results[index] = float(total), bool(greedy[row, scored].all())
             bar.update(len(batch.indices))
-        if pending:
-            collect(*pending)
     return results
 
 

@@ -1,17 +1,35 @@
-"""A trained model with all that turns text into its scores."""
+"""A trained model with all that turns text into its scores, and the batches that it computes."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from flax import nnx
 from tokenizers import Tokenizer
 
 from sparse_lm.model import llama
+from sparse_lm.model.decode import round_up
 
 
 class HarnessError(ValueError):
     """Tasks that cannot be evaluated: a missing package, an unknown task, or a request that a model cannot answer."""
+
+
+class Batch(NamedTuple):
+    """Sequences to compute together.
+
+    Attributes:
+      indices: of the sequences, at most `rows`.
+      rows: sequences that the shape has room for; every batch of this length has the same.
+      length: tokens that the shape has room for in each row.
+    """
+
+    indices: Sequence[int]
+    rows: int
+    length: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,3 +50,17 @@ class TextModel:
     end_of_text: int
     seq_len: int
     batch_tokens: int
+
+    def batches(self, lengths: Sequence[int]) -> Iterator[Batch]:
+        """Makes batches of few shapes, so that few are compiled.
+
+        Yields each index into `lengths`, tokens of sequences of at most `seq_len`, once: the longest sequences first,
+        since these may not fit in memory.
+        """
+        by_length = defaultdict(list)
+        for index, length in enumerate(lengths):
+            by_length[min(round_up(length), self.seq_len)].append(index)
+        for length, indices in sorted(by_length.items(), reverse=True):
+            rows = max(1, self.batch_tokens // length)
+            for start in range(0, len(indices), rows):
+                yield Batch(indices[start : start + rows], rows, length)

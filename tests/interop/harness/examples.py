@@ -1,15 +1,11 @@
 """A run to evaluate, and tasks of each of the harness's kinds on files that a test writes."""
 
 import json
-import os
 
-import jax
 import numpy as np
 import yaml
 
 from sparse_lm.config import Config, OptimizerConfig
-from sparse_lm.interop.harness.text_model import TextModel
-from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.workdir import save_config
 from tests.interop.models import MODELS, random_params, save_tokenizer
@@ -75,11 +71,3 @@ def write_choice_task(directory, name="choice", count=12, answer_words=8):
         doc_to_target="gold",
         metrics=["acc", "acc_norm"],
     )
-
-
-def text_model(seq_len, batch_tokens):
-    """The run's model, not read from it."""
-    tokenizer = save_tokenizer(os.devnull)
-    params = jax.device_put(random_params(MODEL))
-    end = tokenizer.token_to_id("<|endoftext|>")
-    return TextModel(llama.graphdef(MODEL), params, tokenizer, end, seq_len, batch_tokens)
