@@ -212,14 +212,6 @@ def test_a_checkpoint_of_another_run_is_refused(workdir, tmp_path):
         evaluate(tmp_path)
 
 
-def test_a_recipe_state_that_no_run_has_are_refused(workdir, tmp_path):
-    shutil.copy(workdir / "config.json", tmp_path)
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        _save(checkpoints, 20, 1.0, scale_up=-1.5)
-    with pytest.raises(WorkdirError, match="checkpoint 20 cannot be used: scale_up is not a positive number"):
-        evaluate(tmp_path)
-
-
 def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):
     """Of a checkpoint by name; the scores are in a file too. All that is random is seeded."""
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")

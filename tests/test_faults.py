@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,7 +17,7 @@ from sparse_lm.evaluate import evaluate
 from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import WorkdirError, meaning
+from sparse_lm.training.workdir import WorkdirError
 from tests.data.examples import damage_records
 from tests.runs import Crash, crash_before, lines, small_config, trace
 from tests.training.checkpoints.test_checkpoint import steps_on_disk
@@ -201,24 +202,12 @@ def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch,
         assert loop.train(config, str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    assert (
-        f"checkpoint 6 could not be saved in {tmp_path}/checkpoints, and the newest is 3: File too large" in caplog.text
-    )
+    failure = f"checkpoint 6 could not be saved in {tmp_path}/checkpoints, and the newest is 3: .*File too large"
+    assert re.search(failure, caplog.text)
     assert "metrics.jsonl cannot be written" in caplog.text
     assert steps_on_disk(tmp_path)[-1] == 12
     assert not list((tmp_path / "checkpoints").glob("*tmp*"))
     assert_same_end(tmp_path, whole, config)
-
-
-def test_a_checkpoint_of_values_that_no_run_has_saved_is_damaged(corpus, tmp_path):
-    config = small_config(corpus, "sste")
-    state = loop.make_trainer(config).init()
-    sound = jax.tree.map(np.ones_like, jax.device_get(state.recipe_state))
-    broken = sound._replace(scale_up=np.float32([1, np.nan]))
-    with Checkpoints(tmp_path, keep=2, run=meaning(config)) as checkpoints:
-        checkpoints.save(6, dataclasses.replace(state, step=state.step + 6, recipe_state=broken))
-    with pytest.raises(WorkdirError, match="all of its checkpoints are damaged: 6"):
-        loop.train(config, str(tmp_path))
 
 
 def test_damaged_data_end_a_run_that_goes_on_once_they_are_repaired(config, whole, tmp_path, monkeypatch, corpus):

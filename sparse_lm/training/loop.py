@@ -76,7 +76,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
         processes.wait_for_all("configurations are checked")
         data = open_data_together(workdir, config)
         with Checkpoints(workdir, config.keep_checkpoints, meaning(config)) as checkpoints, Interrupt() as interrupt:
-            state = restore_or_start(config, trainer, checkpoints, pretrained)
+            state = restore_or_start(trainer, checkpoints, pretrained)
             start = int(state.step)
             if start >= config.steps:
                 print(f"{workdir}: this run is finished, {start} steps")

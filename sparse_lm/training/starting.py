@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from sparse_lm.config import Config
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.checkpoints.restored import check_state
 from sparse_lm.training.run_data import with_tokenizer_of_run
 from sparse_lm.training.step import Trainer, TrainState
 from sparse_lm.training.workdir import has_saved
@@ -33,17 +32,13 @@ def open_pretrained(config: Config, workdir: str) -> tuple[Config, Pretrained | 
     return pretrained.config_with_tokenizer(), pretrained
 
 
-def restore_or_start(
-    config: Config, trainer: Trainer, checkpoints: Checkpoints, pretrained: Pretrained | None
-) -> TrainState:
+def restore_or_start(trainer: Trainer, checkpoints: Checkpoints, pretrained: Pretrained | None) -> TrainState:
     """Restores the newest checkpoint; without one, starts from the pretrained model or from random weights.
 
     Raises:
       WorkdirError: there are checkpoints, and none of them can be used.
     """
-    state = checkpoints.restore_latest(
-        trainer.abstract_state(), lambda state: check_state(state.recipe_state, config, int(state.step))
-    )
+    state = checkpoints.restore_latest(trainer.abstract_state())
     if state is not None:
         return state
     state = trainer.init()

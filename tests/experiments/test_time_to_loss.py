@@ -21,7 +21,6 @@ from sparse_lm.data import open_data
 from sparse_lm.data.errors import DataError
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import RECIPES
-from sparse_lm.training.checkpoints.restored import check_state
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.schedule import learning_rate
@@ -203,7 +202,7 @@ def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
     before = jax.tree.map(np.asarray, state)
     after = stages.second_part(state, first, config)
     assert before.recipe_state.centroids.shape[1] == 8 and after.recipe_state.centroids.shape[1] == 4
-    check_state(after.recipe_state, config, first.steps)
+    config.sparsity.recipe.check_state(after.recipe_state)
 
     def neurons(state):
         """Each neuron with all its numbers, in an order of their own."""

@@ -18,20 +18,24 @@ _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by bytes of an element
 
 
 @functools.partial(jax.jit, static_argnames="axes_kept")
-def checksum(x: Array, axes_kept: int = 0) -> Array:
-    """Computes 64 bits that depend on every bit of an array, on the place of each, and on nothing else.
+def checksums(arrays: Sequence[Array], axes_kept: tuple[int, ...]) -> list[Array]:
+    """Computes 64 bits of each array that depend on every bit, on the place of each, and on nothing else.
 
     Each element is hashed together with its position, and the hashes are added modulo 2^32, twice: integer
     sums are the same in any order and on any mesh. Whatever happens to one element changes the checksum;
     any other change goes unnoticed once in 2^64 times.
 
     Args:
-      x: of a dtype of 1, 2 or 4 bytes.
-      axes_kept: how many leading axes to keep: 1 gives the checksum of each `x[i]`.
+      arrays: of dtypes of 1, 2 or 4 bytes.
+      axes_kept: how many leading axes of each array to keep: 1 gives the checksum of each `x[i]`.
 
     Returns:
-      uint32[..., 2].
+      uint32[..., 2] for each array.
     """
+    return [_checksum(x, kept) for x, kept in zip(arrays, axes_kept, strict=True)]
+
+
+def _checksum(x: Array, axes_kept: int) -> Array:
     x = x.astype(jnp.uint8) if x.dtype == bool else x
     words = lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
     position = jnp.zeros((), jnp.uint32)
@@ -41,12 +45,6 @@ def checksum(x: Array, axes_kept: int = 0) -> Array:
     second = _mix(first + np.uint32(0x9E3779B9))
     summed = tuple(range(axes_kept, words.ndim))
     return jnp.stack([jnp.sum(part, axis=summed, dtype=jnp.uint32) for part in (first, second)], axis=-1)
-
-
-@functools.partial(jax.jit, static_argnames="axes_kept")
-def checksums(arrays: Sequence[Array], axes_kept: tuple[int, ...]) -> list[Array]:
-    """Computes the checksum of each array, in one program."""
-    return [checksum(x, kept) for x, kept in zip(arrays, axes_kept, strict=True)]
 
 
 def _mix(word: Array) -> Array:

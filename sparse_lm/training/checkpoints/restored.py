@@ -28,8 +28,11 @@ def restore_for_dense(
     Raises:
       WorkdirError: there is no such checkpoint, or its model is a sparse one.
     """
-    params, _, _, step = restore_model(workdir, config, checkpoint)
-    refuse_sparse_model(workdir, config, step)
+    params, recipe, _, step = restore_model(workdir, config, checkpoint)
+    if recipe is not DENSE:
+        reason = f"the model of step {step} computes its FFNs by recipe {recipe.name!r} for good "
+        reason += "(sparsity.leave = False), and dense FFNs with its weights are another model"
+        raise WorkdirError(workdir, reason)
     return params, step
 
 
@@ -51,7 +54,7 @@ def restore_for_sparse(
     if step <= phase.start:
         reason = f"--sparse needs a checkpoint after step {phase.start}, where the sparse phase starts; got {step}"
         raise WorkdirError(workdir, reason)
-    if not is_sparse(config, step):
+    if not _is_sparse(config, step):
         recipe_state = jax.jit(jax.vmap(config.sparsity.recipe.refit))(*matrices(params), recipe_state)
     return params, recipe_state, step
 
@@ -67,7 +70,7 @@ def restore_model(
       WorkdirError: there is no such checkpoint.
     """
     params, recipe_state, step = _restore(workdir, config, checkpoint)
-    if not is_sparse(config, step):
+    if not _is_sparse(config, step):
         return params, DENSE, None, step
     if config.sparsity.stays:
         return params, config.sparsity.recipe, recipe_state, step
@@ -75,17 +78,7 @@ def restore_model(
     return params, DENSE, None, step
 
 
-def check_state(recipe_state: Any, config: Config, step: int) -> None:
-    """Checks the values, not the shapes, of the recipe's state [L, ...] after `step` steps.
-
-    Raises:
-      ValueError: it holds what no run can have. Before its first sparse step a run has no values to check.
-    """
-    if config.sparsity.phase and step > config.sparsity.phase.start:
-        config.sparsity.recipe.check_state(recipe_state)
-
-
-def is_sparse(config: Config, step: int) -> bool:
+def _is_sparse(config: Config, step: int) -> bool:
     """Returns whether the state after `step` steps is one of the sparse phase, or that of a run which ended in it.
 
     Having left it, the latter has weights which its sparse forward uses as they are.
@@ -93,23 +86,6 @@ def is_sparse(config: Config, step: int) -> bool:
     return step > 0 and config.phase(step - 1) == "sparse"
 
 
-def refuse_sparse_model(workdir: str | os.PathLike, config: Config, step: int) -> None:
-    """Refuses, for what computes FFNs densely, a checkpoint whose model is the sparse one.
-
-    Raises:
-      WorkdirError: the run stays in its sparse phase, and the checkpoint is of it.
-    """
-    if config.sparsity.stays and is_sparse(config, step):
-        reason = f"the model of step {step} computes its FFNs by recipe {config.sparsity.recipe.name!r} for good "
-        reason += "(sparsity.leave = False), and dense FFNs with its weights are another model"
-        raise WorkdirError(workdir, reason)
-
-
 def _restore(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, Any, int]:
     params, by_name, step = restore_params(workdir, checkpoint, run=meaning(config))
-    recipe_state = config.sparsity.recipe.State(**by_name) if config.sparsity.phase else None
-    try:
-        check_state(recipe_state, config, step)
-    except ValueError as error:
-        raise WorkdirError(workdir, f"checkpoint {step} cannot be used: {error}") from error
-    return params, recipe_state, step
+    return params, config.sparsity.recipe.State(**by_name) if config.sparsity.phase else None, step

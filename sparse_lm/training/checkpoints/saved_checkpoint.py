@@ -1,53 +1,43 @@
-"""One checkpoint on disk, and its arrays, which are compared with their checksums as they are read."""
+"""One checkpoint on disk: its manifest, and its arrays, which are compared with their checksums as they are read.
+
+    {"format": 2, "step": 300, "run": {key: value}, "metrics": {name: number}, "digest": SHA-256 of all the rest,
+     "arrays": {"params/embed/embedding": {"shape": [...], "dtype": "float32", "checksums": [...]}, ...}}
+
+A parameter of all layers, and a sparse variable, has a checksum for each layer; any other array has one.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
+import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import tensorstore
-from flax.traverse_util import flatten_dict, unflatten_dict
 
-from sparse_lm.training.checkpoints.manifest import ArrayPath, Manifest, ManifestError, OldFormatError
+from sparse_lm.training.checkpoints.checksums import checksums
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.workdir import OLD_VERSION, WorkdirError
+from sparse_lm.training.workdir import WorkdirError
 
+FORMAT = 2
 ITEMS = ("params", "recipe_state", "state")
-MANIFEST = "manifest"
-_MANIFEST_FILE = "manifest.json"
+MANIFEST, MANIFEST_FILE = "manifest", "manifest.json"
 
+_READ_TOGETHER = 4  # arrays, which the host's memory then holds
 
-# What is wrong with the machine, or with who asks, rather than with a checkpoint: as Python says it, and TensorStore.
-_MACHINE_ERRNOS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
-_MACHINE_STATUSES = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+ArrayPath = tuple[str, ...]
+"""The path of an array in a checkpoint: (item, name, name, ...)."""
 
 
 class DamagedCheckpoint(WorkdirError):
     """A checkpoint whose bytes are not those that were saved, or not all there."""
-
-
-def make_manager(workdir: str | os.PathLike, **options: Any) -> ocp.CheckpointManager:
-    """Makes Orbax's manager of a run's checkpoints, with `ocp.CheckpointManagerOptions`."""
-    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    for item in ITEMS:
-        handler = ocp.StandardCheckpointHandler()
-        registry.add(item, ocp.args.StandardSave, handler)
-        registry.add(item, ocp.args.StandardRestore, handler)
-    registry.add(MANIFEST, ocp.args.JsonSave, ocp.JsonCheckpointHandler(filename=_MANIFEST_FILE))
-    return ocp.CheckpointManager(
-        Path(workdir, "checkpoints").absolute(),
-        options=ocp.CheckpointManagerOptions(**options),
-        handler_registry=registry,
-    )
 
 
 def arrays_by_path(state: Any) -> dict[ArrayPath, Any]:
@@ -59,151 +49,129 @@ def arrays_by_path(state: Any) -> dict[ArrayPath, Any]:
     return arrays
 
 
-class SavedCheckpoint:
-    """The checkpoint of `step` in `workdir`, which `manager` manages. Nothing is read before it is asked for."""
+def make_manifest(
+    step: int, arrays: Mapping[ArrayPath, Any], run: Mapping[str, Any], metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """Describes arrays that are about to be saved. Waits for them to be computed."""
+    content = {"format": FORMAT, "step": step, "run": run, "metrics": metrics, "arrays": _describe(arrays)}
+    content = json.loads(json.dumps(content))  # as it will be read, so that the digest is of that
+    return {**content, "digest": _digest(content)}
 
-    def __init__(self, workdir: str | os.PathLike, manager: ocp.CheckpointManager, step: int):
-        self._workdir, self._manager, self._step = workdir, manager, step
-        self._directory = Path(manager.directory, str(step))
+
+def eval_loss(manifest: Mapping[str, Any]) -> float:
+    """Returns the held-out loss of a checkpoint; infinity where it was not evaluated or was not finite."""
+    loss = manifest["metrics"].get("eval_loss", math.inf)
+    return loss if math.isfinite(loss) else math.inf
+
+
+class SavedCheckpoint:
+    """The checkpoint of `step` in `workdir`. Nothing is read before it is asked for."""
+
+    def __init__(self, workdir: str | os.PathLike, step: int):
+        self._workdir, self._step = workdir, step
+        self._directory = Path(workdir, "checkpoints", str(step)).absolute()
 
     @functools.cached_property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> dict[str, Any]:
         """Reads the manifest.
 
         Raises:
           DamagedCheckpoint: it is not what was written, or of another step than the directory's name says.
           WorkdirError: another version of this library wrote it.
         """
-        with self.damage_named():
-            path = self._directory / MANIFEST / _MANIFEST_FILE
-            if not path.exists():
-                raise ManifestError("it is incomplete, without a manifest")
-            manifest = Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
-            if manifest.step != self._step:
-                raise ManifestError(f"it is checkpoint {manifest.step}, and its directory was renamed")
-            return manifest
+        with self._damage_named():
+            content = json.loads((self._directory / MANIFEST / MANIFEST_FILE).read_text(encoding="utf-8"))
+            if content["digest"] != _digest(content):
+                raise self._damaged("its manifest is not what was written")
+            if content["step"] != self._step:
+                raise self._damaged(f"it is checkpoint {content['step']}, and its directory was renamed")
+        if content["format"] != FORMAT:
+            reason = f"checkpoint {self._step} has format {content['format']}; this version reads format {FORMAT}"
+            raise WorkdirError(self._workdir, reason)
+        return content
+
+    @property
+    def arrays(self) -> dict[ArrayPath, jax.ShapeDtypeStruct]:
+        """Returns the shapes and dtypes of all arrays."""
+        entries = self.manifest["arrays"]
+        return {
+            tuple(name.split("/")): jax.ShapeDtypeStruct(entry["shape"], entry["dtype"])
+            for name, entry in entries.items()
+        }
+
+    @property
+    def eval_loss(self) -> float:
+        """Returns the held-out loss; infinity, too, where the manifest is damaged, which whoever reads it will say."""
+        try:
+            return eval_loss(self.manifest)
+        except DamagedCheckpoint:
+            return math.inf
 
     def check_run(self, run: Mapping[str, Any]) -> None:
         """Raises WorkdirError if this checkpoint is of a run that has another value for one of these keys."""
-        saved = self.manifest.run
+        saved = self.manifest["run"]
         for key in saved.keys() & run.keys():
             if saved[key] != run[key]:
-                raise WorkdirError(
-                    self._workdir,
-                    f"checkpoint {self._step} is of another run: "
-                    f"config.{key} is {saved[key]!r} in the checkpoint and {run[key]!r} here",
-                )
+                reason = f"config.{key} is {saved[key]!r} in the checkpoint and {run[key]!r} here"
+                raise WorkdirError(self._workdir, f"checkpoint {self._step} is of another run: {reason}")
 
     def check_fits(self, wanted: Mapping[ArrayPath, Any]) -> None:
         """Raises WorkdirError if these arrays are not those of the checkpoint, by path, shape and dtype."""
-        difference = _difference(self.manifest.arrays, wanted)
-        if difference:
-            raise WorkdirError(self._workdir, f"checkpoint {self._step} does not fit this run: {difference}")
+        saved, here = (
+            {"/".join(path): f"{array.dtype}{list(array.shape)}" for path, array in arrays.items()}
+            for arrays in (self.arrays, wanted)
+        )
+        different = sorted(name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name))
+        if different:
+            name, more = different[0], f" ({len(different) - 1} more arrays differ)" if different[1:] else ""
+            reason = f"{name} is {saved.get(name, 'absent')} in the checkpoint and {here.get(name, 'absent')} here"
+            raise WorkdirError(self._workdir, f"checkpoint {self._step} does not fit this run: {reason}{more}")
 
     def restore(self, wanted: Mapping[ArrayPath, Any]) -> dict[ArrayPath, jax.Array]:
-        """Arrays by path, on the devices that `wanted` shards them to, or the default device.
+        """Reads arrays to the devices that `wanted` shards them to, or the default device; each process its own parts.
 
         Raises:
-          DamagedCheckpoint: one cannot be read, or is not what was saved.
+          DamagedCheckpoint: one cannot be read, or is not what was saved. All processes raise it, or none.
         """
-        default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        placed = {
-            path: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding or default)
-            for path, array in wanted.items()
-        }
-        items = {item: ocp.args.StandardRestore(tree) for item, tree in unflatten_dict(placed).items()}
-        if jax.process_count() > 1:
-            self._check_together(wanted)
-        with self.damage_named():
-            restored = self._manager.restore(self._step, args=ocp.args.Composite(**items))
-            restored = flatten_dict(dict(restored.items()))
-            self.manifest.check(restored)
+        damage = None
+        try:
+            with self._damage_named(), ThreadPoolExecutor(_READ_TOGETHER) as threads:
+                restored = dict(zip(wanted, threads.map(self._read, wanted.keys(), wanted.values()), strict=True))
+        except DamagedCheckpoint as error:
+            damage = error
+        if processes.any_of(damage is not None):
+            raise damage or self._damaged("another process says where")
+        for name, found in _describe(restored).items():
+            if found != self.manifest["arrays"][name]:
+                raise self._damaged(f"{name} is not what was saved")
         return restored
 
-    def _check_together(self, paths: Iterable[ArrayPath]) -> None:
-        """Reads every array in one of the processes, so that all of them fail in the same way, or none: to restore,
-        each reads what its devices hold and waits for the others, who would not know that it has failed."""
-        failure = None
-        try:
-            for path in list(paths)[jax.process_index() :: jax.process_count()]:
-                self.open(path).read()
-        except WorkdirError as error:
-            failure = error
-        damaged = isinstance(failure, DamagedCheckpoint)
-        if processes.any_of(failure is not None and not damaged):
-            elsewhere = f"checkpoint {self._step} cannot be read now: another process says why"
-            raise WorkdirError(self._workdir, elsewhere) if damaged or failure is None else failure
-        if processes.any_of(damaged):
-            elsewhere = f"checkpoint {self._step} is damaged: another process says where"
-            raise failure or DamagedCheckpoint(self._workdir, elsewhere)
-
-    def open(self, path: ArrayPath) -> SavedArray:
-        """Opens an array that is read when it is asked for.
-
-        Raises:
-          DamagedCheckpoint: it is not there.
-        """
-        with self.damage_named():
-            return SavedArray(self, self._directory, path)
+    def _read(self, path: ArrayPath, wanted: Any) -> jax.Array:
+        # As Orbax lays it out: Zarr in one OCDBT store an item, named by its path. In a URL # or ? would end the path.
+        base = {"driver": "file", "path": f"{self._directory / path[0]}/"}
+        store = {"driver": "ocdbt", "base": base, "path": f"{'.'.join(path[1:])}/"}
+        stored = tensorstore.open({"driver": "zarr", "kvstore": store}, open=True, read=True).result()
+        sharding = wanted.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.make_array_from_callback(stored.shape, sharding, lambda index: stored[index].read().result())
 
     @contextlib.contextmanager
-    def damage_named(self) -> Iterator[None]:
-        """Calls whatever error a library meets in bytes that it did not write damage.
-
-        A full accelerator is none, nor a machine that cannot read now, nor a checkpoint that is deleted meanwhile.
-        """
+    def _damage_named(self) -> Iterator[None]:
+        """Calls whatever error a library meets in bytes that it did not write damage; memory that is full is none."""
         try:
             yield
-        except (WorkdirError, jax.errors.JaxRuntimeError):
+        except (WorkdirError, MemoryError, jax.errors.JaxRuntimeError):
             raise
-        except OldFormatError as error:
-            raise WorkdirError(self._workdir, f"checkpoint {self._step} {error}: {OLD_VERSION}") from error
         except Exception as error:
-            if not self._directory.exists():
-                raise WorkdirError(self._workdir, f"checkpoint {self._step} was deleted while it was read") from error
-            if _is_of_the_machine(error):
-                cannot = f"checkpoint {self._step} cannot be read now: {first_line(error)}"
-                raise WorkdirError(self._workdir, cannot) from error
-            reason = str(error) if isinstance(error, ManifestError) else first_line(error)
-            raise DamagedCheckpoint(self._workdir, f"checkpoint {self._step} is damaged: {reason}") from error
+            raise self._damaged(first_line(error)) from error
+
+    def _damaged(self, reason: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self._workdir, f"checkpoint {self._step} is damaged: {reason}")
 
 
-class SavedArray:
-    """An array of a checkpoint, on disk."""
-
-    def __init__(self, checkpoint: SavedCheckpoint, directory: Path, path: ArrayPath):
-        self._checkpoint, self._path = checkpoint, path
-        # As Orbax lays it out: Zarr in one OCDBT store an item, named by its path. In a URL # or ? would end the path.
-        base = {"driver": "file", "path": f"{directory / path[0]}/"}
-        store = {"driver": "ocdbt", "base": base, "path": f"{'.'.join(path[1:])}/"}
-        self._stored = tensorstore.open({"driver": "zarr", "kvstore": store}, open=True, read=True).result()
-
-    @property
-    def chunk_shape(self) -> tuple[int, ...]:
-        """Returns the shape of what is read from the disk at a time."""
-        return self._stored.chunk_layout.read_chunk.shape
-
-    def read(self, layer: int | None = None) -> np.ndarray:
-        """Reads all of it, or one layer.
-
-        Raises:
-          DamagedCheckpoint: it cannot be read, or is not what was saved.
-        """
-        manifest = self._checkpoint.manifest
-        with self._checkpoint.damage_named():
-            if layer is None:
-                array = self._stored.read().result()
-                manifest.check({self._path: array})
-            else:
-                array = self._stored[layer].read().result()
-                manifest.check_layer(self._path, layer, array)
-        return array
-
-
-def _is_of_the_machine(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in _MACHINE_ERRNOS
-    return isinstance(error, MemoryError) or str(error).startswith(_MACHINE_STATUSES)
+def saved_checkpoints(workdir: str | os.PathLike) -> dict[int, SavedCheckpoint]:
+    """Finds the checkpoints of a run, by step and in order; saves that are under way are none."""
+    steps = [int(path.name) for path in Path(workdir, "checkpoints").glob("*/") if path.name.isdecimal()]
+    return {step: SavedCheckpoint(workdir, step) for step in sorted(steps)}
 
 
 def first_line(error: Exception) -> str:
@@ -211,16 +179,20 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0].split(" [tensorstore_spec")[0]
 
 
-def _difference(saved: Mapping[ArrayPath, Any], wanted: Mapping[ArrayPath, Any]) -> str:
-    """Names the first array that differs in path, shape or dtype, and counts the others; empty if none."""
+def _describe(arrays: Mapping[ArrayPath, Any]) -> dict[str, dict[str, Any]]:
+    """Returns shape, dtype and checksums of arrays, on whatever devices, as a manifest states them."""
+    by_layer = tuple(int(path[:2] == ("params", "layers") or path[0] == "recipe_state") for path in arrays)
+    words = jax.device_get(checksums(list(arrays.values()), axes_kept=by_layer))
+    return {
+        "/".join(path): {
+            "shape": list(array.shape),
+            "dtype": array.dtype.name,
+            "checksums": [f"{high:08x}{low:08x}" for high, low in pairs.reshape(-1, 2)],
+        }
+        for (path, array), pairs in zip(arrays.items(), words, strict=True)
+    }
 
-    def describe(arrays, path):
-        return f"{arrays[path].dtype}{list(arrays[path].shape)}" if path in arrays else "absent"
 
-    pairs = [(path, describe(saved, path), describe(wanted, path)) for path in sorted(wanted.keys() | saved.keys())]
-    different = [(path, there, here) for path, there, here in pairs if there != here]
-    if not different:
-        return ""
-    path, there, here = different[0]
-    more = f" ({len(different) - 1} more arrays differ)" if len(different) > 1 else ""
-    return f"{'/'.join(path)} is {there} in the checkpoint and {here} here{more}"
+def _digest(content: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

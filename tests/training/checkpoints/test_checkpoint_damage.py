@@ -1,7 +1,5 @@
 """Checkpoints that a disk damaged: refused by name, and the one before is used."""
 
-import errno
-import re
 import shutil
 
 import jax
@@ -9,9 +7,8 @@ import numpy as np
 import pytest
 import tensorstore
 
-from sparse_lm.training.checkpoints import manifest
-from sparse_lm.training.checkpoints.checkpoint import Checkpoints, open_params, restore_params
-from sparse_lm.training.checkpoints.manifest import Manifest
+from sparse_lm.training.checkpoints import saved_checkpoint
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint
 from sparse_lm.training.workdir import WorkdirError
 from tests.training.checkpoints.test_checkpoint import assert_same_bits, make_state, steps_on_disk
@@ -81,21 +78,17 @@ def change_a_value(workdir, step, path, index):
 
 
 @pytest.mark.parametrize(
-    "path, index, name",
-    [
-        (("params", "layers", "ffn", "up"), (1, 3, 2), "params/layers/ffn/up, layer 1,"),
-        (("state", "opt_state", "0", "1", "count"), (), "state/opt_state/0/1/count"),
-    ],
+    "path, index",
+    [(("params", "layers", "ffn", "up"), (1, 3, 2)), (("state", "opt_state", "0", "1", "count"), ())],
 )
-def test_one_changed_value_is_noticed(path, index, name, workdir, caplog):
+def test_one_changed_value_is_noticed(path, index, workdir, caplog):
     change_a_value(workdir, 2, path, index)
     with Checkpoints(workdir, keep=2) as checkpoints:
-        state = checkpoints.restore_latest(make_state())
-        assert_same_bits(state, make_state(1))
+        assert_same_bits(checkpoints.restore_latest(make_state()), make_state(1))
         refusal, choice, renamed = (
             record.getMessage() for record in caplog.records if record.name.startswith("sparse")
         )
-        assert re.search(rf"checkpoint 2 is damaged: {name} has checksum \w+ and was saved with \w+$", refusal)
+        assert refusal.endswith(f": checkpoint 2 is damaged: {'/'.join(path)} is not what was saved")
         assert choice == "using checkpoint 1 instead of 2"
         assert renamed.endswith("2.damaged")
 
@@ -110,16 +103,10 @@ def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
     params, _, step = restore_params(workdir)
     assert step == 1
     assert_same_bits(params, make_state(1).params)
-    assert "checkpoint 2 is damaged: params/layers/ffn/up, layer 1," in caplog.text
+    assert "checkpoint 2 is damaged: params/layers/ffn/up is not" in caplog.text
     for wanted in (2, "best"):  # by name there is no other
         with pytest.raises(DamagedCheckpoint, match="checkpoint 2 is damaged"):
             restore_params(workdir, wanted)
-    params, _, _ = open_params(workdir)
-    up = params["layers", "ffn", "up"]
-    np.testing.assert_array_equal(up.read(0), make_state(2).params["layers"]["ffn"]["up"][0])
-    for layer in (1, None):
-        with pytest.raises(DamagedCheckpoint, match="layers/ffn/up, layer 1, has checksum"):
-            up.read(layer)
     assert sorted(workdir.rglob("*")) == before
 
 
@@ -141,38 +128,17 @@ def test_copied_by_half(workdir):
     (workdir / "checkpoints" / "4").mkdir()
     shutil.copytree(workdir / "checkpoints" / "2", workdir / "checkpoints" / "3")
     shutil.rmtree(workdir / "checkpoints" / "3" / "state")
-    with pytest.raises(DamagedCheckpoint, match="checkpoint 4 is damaged: it is incomplete, without a manifest"):
+    with pytest.raises(DamagedCheckpoint, match="checkpoint 4 is damaged: FileNotFoundError"):
         restore_params(workdir, 4)
     with Checkpoints(workdir, keep=2) as checkpoints:
         assert_same_bits(checkpoints.restore_latest(make_state()), make_state(2))
     assert steps_on_disk(workdir) == [1, 2]
 
 
-def test_a_checkpoint_of_another_version_is_refused_with_the_commit_that_reads_it(workdir, monkeypatch):
-    monkeypatch.setattr(manifest, "FORMAT", 3)
-    message = "checkpoint 1 has format 2, not 3: commit [0-9a-f]{7}, .*, can read it"
-    with pytest.raises(WorkdirError, match=message):
-        Checkpoints(workdir, keep=2)
-    with pytest.raises(WorkdirError, match=message) as caught:
-        restore_params(workdir, 1)
-    assert not isinstance(caught.value, DamagedCheckpoint)
-
-
-def test_what_a_machine_cannot_read_now_is_not_damaged(workdir, monkeypatch):
-    def refuse(_):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(Manifest, "from_json", refuse)
-    with pytest.raises(WorkdirError, match="cannot be read now: OSError") as caught:
-        restore_params(workdir)
-    assert not isinstance(caught.value, DamagedCheckpoint)
-    assert steps_on_disk(workdir) == [1, 2]
-
-
-def test_what_is_deleted_while_it_is_read_is_not_damaged(workdir):
-    """As by a run that goes on training."""
-    params, _, step = open_params(workdir)
-    shutil.rmtree(workdir / "checkpoints" / str(step))
-    with pytest.raises(WorkdirError, match=f"checkpoint {step} was deleted while it was read") as caught:
-        next(iter(params.values())).read()
-    assert not isinstance(caught.value, DamagedCheckpoint)
+def test_a_checkpoint_of_another_format_is_refused(workdir, monkeypatch):
+    monkeypatch.setattr(saved_checkpoint, "FORMAT", 3)
+    message = r"checkpoint \d has format 2; this version reads format 3"
+    for use in (lambda: Checkpoints(workdir, keep=2), lambda: restore_params(workdir)):
+        with pytest.raises(WorkdirError, match=message) as caught:
+            use()
+        assert not isinstance(caught.value, DamagedCheckpoint)
