@@ -15,7 +15,6 @@ FFNs densely.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import importlib.util
@@ -122,7 +121,9 @@ def evaluate_tasks(
     from sparse_lm.interop.harness.tasks import load_tasks, score_tasks  # not everywhere installed, and slow to import
 
     model, step = text_model(workdir, checkpoint, batch_tokens)
-    file = _make_room(Path(output) if output else _new_file(workdir, step))
+    now = datetime.datetime.now(datetime.UTC)  # one checkpoint may be evaluated many times
+    file = Path(output or Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json"))
+    _make_room(file)
     loaded = load_tasks(tasks, include_path)
     scores, table = score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit, samples=samples)
     print(table)
@@ -142,24 +143,15 @@ def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: 
     return TextModel(graphdef, params, tokenizer, end_of_text(tokenizer), config.seq_len, batch_tokens), step
 
 
-def _new_file(workdir: str | os.PathLike, step: int) -> Path:
-    """Names a file for scores after the step and the time, since one checkpoint may be evaluated many times."""
-    now = datetime.datetime.now(datetime.UTC)
-    return Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json")
-
-
-def _make_room(file: Path) -> Path:
-    """Checks that the file can be written, before an evaluation of hours, and returns it."""
+def _make_room(file: Path) -> None:
+    """Checks that the file can be written, before an evaluation of hours."""
     if file.is_dir():
         raise HarnessError(f"--output={file}: is a directory; must be a file")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            file.stat()  # raises of a link that leads to itself
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
         raise HarnessError(f"--output={file}: cannot be written: {error.strerror}") from error
-    return file
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import math
 import os
 from pathlib import Path
 
-import jax
 from absl import flags
 
 from sparse_lm import entry_point
@@ -26,13 +25,6 @@ _log = logging.getLogger(__name__)
 
 OPTIONS = ("max_new_tokens", "checkpoint", "temperature", "top_p", "seed")
 MOST_NEW_TOKENS = 2**29  # with a prompt, and rounded up to a power of two, positions must be int32
-
-
-class TooManyTokensError(ValueError):
-    """More new tokens than memory has room for."""
-
-    def __init__(self, max_new_tokens: int, reason: str):
-        super().__init__(f"--max_new_tokens={max_new_tokens}: {reason}")
 
 
 def continue_text(
@@ -56,7 +48,6 @@ def continue_text(
 
     Raises:
       WorkdirError, ConfigError, DataError: config, checkpoint or tokenizer are absent or cannot be used.
-      TooManyTokensError: memory has no room for so many tokens.
     """
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
@@ -69,23 +60,16 @@ def continue_text(
     total = len(prompt_tokens) + max_new_tokens
     if total > config.seq_len:
         _log.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
-    graphdef = llama.graphdef(config.model)
-    try:
-        [made] = decode.generate(
-            graphdef,
-            params,
-            [prompt_tokens],
-            max_new_tokens=max_new_tokens,
-            seeds=[seed],
-            stop=end,
-            ffns=ffns,
-            **sampling,
-        )
-    except jax.errors.JaxRuntimeError as error:
-        if not str(error).startswith("RESOURCE_EXHAUSTED"):
-            raise
-        reason = f"memory has no room for {total} tokens, those of the prompt included; ask for fewer"
-        raise TooManyTokensError(max_new_tokens, reason) from error
+    [made] = decode.generate(
+        llama.graphdef(config.model),
+        params,
+        [prompt_tokens],
+        max_new_tokens=max_new_tokens,
+        seeds=[seed],
+        stop=end,
+        ffns=ffns,
+        **sampling,
+    )
     return tokenizer.decode([*prompt_tokens, *made])
 
 
@@ -109,7 +93,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (TooManyTokensError,))
+    entry_point.run(main, _define_flags)
 
 
 if __name__ == "__main__":

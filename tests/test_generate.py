@@ -62,12 +62,3 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
         assert run.returncode != 0
         assert message in run.stderr
         assert "Traceback" not in run.stderr
-
-
-def test_more_tokens_than_memory_has_room_for(workdir, monkeypatch):
-    def full(*_, **__):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 94489291240 bytes.")
-
-    monkeypatch.setattr("sparse_lm.model.decode.generate", full)
-    with pytest.raises(generate.TooManyTokensError, match=r"^--max_new_tokens=12: memory has no room for 1\d tokens"):
-        generate.continue_text(workdir, "x", **OPTIONS)

@@ -15,8 +15,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import Config, ConfigError, parse, to_dict
-from sparse_lm.files import unusable, write_json
-from sparse_lm.training.schedule import learning_rate
+from sparse_lm.files import write_json
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +46,6 @@ RESUMABLE_CHANGES = frozenset(
 mesh, and microbatches, only rounding and, of sparse recipes, which tokens choose a pattern together."""
 
 
-OLD_VERSION = "commit 6e6d42e, before every recipe had a file of its own, can read it"
-_OLD_SPARSITY_KEYS = ("centres", "clusters", "columns", "extra_windows", "moments", "selection", "weight_gradients")
-
-
 class WorkdirError(ValueError):
     """A workdir that cannot be written, or does not hold what was asked of it."""
 
@@ -67,19 +62,12 @@ def writing(workdir: str | os.PathLike) -> Iterator[None]:
         raise WorkdirError(workdir, f"cannot be written: {error.strerror}") from error
 
 
-def check_local(workdir: str | os.PathLike) -> None:
-    """Raises WorkdirError for a URL: metrics are appended to and locks are held, which no object store can do."""
-    if reason := unusable(workdir):
-        raise WorkdirError(workdir, reason)
-
-
 def make_workdir(workdir: str | os.PathLike) -> Path:
     """Makes the directory if need be.
 
     Raises:
       WorkdirError: it cannot be made or written.
     """
-    check_local(workdir)
     with writing(workdir):
         Path(workdir).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=workdir).close()
@@ -103,7 +91,6 @@ def load_config(workdir: str | os.PathLike) -> Config:
       WorkdirError: there is no run in this directory, or its config.json is damaged.
       ConfigError: it has keys or values that this version does not allow.
     """
-    check_local(workdir)
     path = Path(workdir, "config.json")
     if not path.exists():
         raise WorkdirError(workdir, "holds no run (no config.json)")
@@ -113,15 +100,7 @@ def load_config(workdir: str | os.PathLike) -> Config:
         raise WorkdirError(workdir, f"config.json cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise WorkdirError(workdir, f"config.json must be a group of keys, not {type(values).__name__}")
-    _refuse_old(workdir, values)
     return parse(ml_collections.ConfigDict(values))
-
-
-def _refuse_old(workdir: str | os.PathLike, values: dict[str, Any]) -> None:
-    """Refuses a run whose config.json has keys that `SparsityConfig` had once."""
-    for key in _OLD_SPARSITY_KEYS:
-        if isinstance(values.get("sparsity"), dict) and key in values["sparsity"]:
-            raise WorkdirError(workdir, f"config.json has sparsity.{key}: {OLD_VERSION}")
 
 
 def meaning(config: Config) -> dict[str, Any]:
@@ -154,21 +133,8 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     if config.steps < before["steps"]:
         reason = f"the run in {os.fspath(workdir)} is of {before['steps']} steps and cannot be made shorter"
         raise ConfigError("steps", config.steps, f"{reason}; use another --workdir")
-    if config.steps > before["steps"]:
-        _warn_of_schedule(load_config(workdir), config)
     for key, value in changed.items():
         _log.warning("resuming with config.%s = %r (was %r)", key, value, before.get(key))
-
-
-def _warn_of_schedule(before: Config, now: Config) -> None:
-    """Says what becomes of the learning rate in a run that is made longer."""
-    end = before.steps - 1
-    rates = [float(learning_rate(config)(end)) for config in (before, now)]
-    _log.warning(
-        "config.steps = %d makes the learning-rate schedule longer: at step %d it is at %.3g now, where the schedule "
-        "of %d steps ends at %.3g",
-        now.steps, end, rates[1], before.steps, rates[0],
-    )  # fmt: skip
 
 
 def has_begun(workdir: str | os.PathLike) -> bool:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -22,7 +20,6 @@ from sparse_lm.training.mesh import processes
 from sparse_lm.training.workdir import WorkdirError, writing
 
 FILE = ".lock"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # answers of file systems that have none
 
 _log = logging.getLogger(__name__)
 
@@ -39,41 +36,24 @@ def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
         if processes.is_leader():
             with writing(workdir):
                 file = held.enter_context(open(Path(workdir, FILE), "a+", encoding="utf-8"))
-            holder = _take(file, workdir)
+            holder = _take(file)
         if processes.any_of(holder is not None):
             raise WorkdirError(workdir, f"{holder or 'another process'} trains in it; use another --workdir, or wait")
-        try:
-            yield
-        finally:
-            if processes.is_leader():
-                file.truncate(0)  # only a killed process leaves its name
+        yield
 
 
-def _take(file: TextIO, workdir: str | os.PathLike) -> str | None:
+def _take(file: TextIO) -> str | None:
     """Takes the lock and writes who holds it; returns who does if that is another process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read_holder(file) or "another process"
+        file.seek(0)
+        return file.read() or "another process"
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        _log.warning("no locks in %s: let no other run train in it meanwhile", workdir)
+        _log.warning("%s cannot be locked (%s): let no other run train there meanwhile", file.name, error.strerror)
         return None
-    if before := _read_holder(file):
-        _log.warning("%s: %s has ended without giving up its lock, which is taken over", workdir, before)
     file.truncate(0)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    json.dump({"host": socket.gethostname(), "process": os.getpid(), "since": now}, file)
+    file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now})")
     file.flush()
     return None
-
-
-def _read_holder(file: TextIO) -> str | None:
-    """Returns what the file says of who holds the lock, if it says anything."""
-    file.seek(0)
-    try:
-        holder = json.load(file)
-        return f"process {holder['process']} on {holder['host']} (since {holder['since']})"
-    except (ValueError, TypeError, KeyError):
-        return None

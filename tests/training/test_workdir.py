@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, OptimizerConfig, SparsityConfig
+from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
 from sparse_lm.recipes import Fst, SSte
 from sparse_lm.training.workdir import WorkdirError, check_same_config, load_config, make_workdir, save_config
 
@@ -77,18 +77,6 @@ def test_a_run_is_not_made_shorter(tmp_path):
     with pytest.raises(ConfigError, match=message):
         check_same_config(tmp_path, dataclasses.replace(CONFIG, steps=499))
     assert load_config(tmp_path).steps == 500
-
-
-def test_a_run_that_is_made_longer_says_what_happens_to_the_learning_rate(tmp_path, caplog):
-    """The longer run falls on a line from 0.01 after 300 steps to 0.001 after 700: half of that after 500."""
-    optimizer = OptimizerConfig(learning_rate=0.01, schedule="wsd", decay_steps=400)
-    config = dataclasses.replace(CONFIG, optimizer=optimizer)
-    begin_run(tmp_path, config)
-    check_same_config(tmp_path, dataclasses.replace(config, steps=700))
-    assert "at step 499 it is at 0.0055 now, where the schedule of 500 steps ends at 0.001" in caplog.text
-    caplog.clear()
-    check_same_config(tmp_path, config)
-    assert not caplog.text
 
 
 def test_workdir_under_a_file_is_refused(tmp_path):

@@ -1,7 +1,6 @@
 """One run at a time trains in a workdir."""
 
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -36,15 +35,14 @@ def other(tmp_path):
     process.stdout.close()
 
 
-def test_second_process_is_refused_and_a_killed_ones_lock_is_taken_over(tmp_path, other, caplog):
+def test_second_process_is_refused_and_a_killed_ones_lock_is_taken_over(tmp_path, other):
     holder = rf"process {other.pid} on {socket.gethostname()} \(since 20\S+\)"
     with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: {holder} trains in it"), workdir_lock(tmp_path):
         pytest.fail("two processes hold the lock")
     other.send_signal(signal.SIGKILL)
     other.wait()
     with workdir_lock(tmp_path):
-        assert json.loads((tmp_path / FILE).read_text())["process"] == os.getpid()
-    assert f"process {other.pid} on" in caplog.text and "is taken over" in caplog.text
+        assert (tmp_path / FILE).read_text().startswith(f"process {os.getpid()} on")
 
 
 def test_processes_of_one_run_share_it_and_are_all_refused_with_the_leader(tmp_path, monkeypatch):
@@ -63,4 +61,4 @@ def test_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with workdir_lock(tmp_path):
-        assert "no locks in" in caplog.text
+        assert "cannot be locked" in caplog.text
