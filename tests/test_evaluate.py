@@ -13,22 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ConfigError, DataConfig, MeshConfig, ModelConfig, SparsityConfig
+from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.text_model import HarnessError
 from sparse_lm.model import llama
 from sparse_lm.prepare_data import prepare_files
-from sparse_lm.recipes import Slices, SSte
-from sparse_lm.recipes.routing import slice_ids
+from sparse_lm.recipes import SSte
 from sparse_lm.recipes.soft_threshold import Scales
-from sparse_lm.recipes.venom import RoutedState
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
-from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.transitions import dense_params
-from sparse_lm.training.workdir import WorkdirError, load_config, meaning, save_config
+from sparse_lm.training.workdir import WorkdirError, load_config, save_config
 from tests.command_lines import run_each
 from tests.interop.harness.examples import write_choice_task
 
@@ -133,15 +130,10 @@ def test_another_corpus_of_the_same_tokenizer(workdir, tmp_path):
         (tmp_path / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 9, 300))))
     files, tokenizer = [str(tmp_path / "*.txt")], str(workdir / "data" / "tokenizer.json")
     prepare_files(files, tmp_path / "other", seq_len=32, tokenizer=tokenizer)
-    own, other = evaluate(workdir), evaluate(workdir, data=str(tmp_path / "other"))
-    assert other["loss"] != own["loss"]
-    config = load_config(workdir)
-    data = open_data(dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "other"))))
-    evaluation = make_evaluation(config, llama.graphdef(MODEL), data.bytes_per_token)
-    expected = evaluation(restore_for_dense(workdir, config)[0], None, heldout_batches(data, batch_size=5))
+    other = evaluate(workdir, data=str(tmp_path / "other"))
     assert other["step"] == 30
+    assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4
     assert evaluate(workdir, 20, data=str(workdir / "data")) == evaluate(workdir, 20)
-    assert other["loss"] == pytest.approx(expected["loss"])
 
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):
@@ -154,31 +146,6 @@ def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workd
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(config.steps, {"params": left, "recipe_state": scales})
     assert evaluate(tmp_path)["loss"] == pytest.approx(evaluate(tmp_path, sparse=True)["loss"], rel=1e-6)
-
-
-@pytest.mark.long
-def test_slices_that_two_devices_shared_are_evaluated_on_one(workdir, tmp_path, monkeypatch):
-    """Each device had a part of every slice; the neurons of an expert are then not contiguous."""
-    sparsity = SparsityConfig(recipe=Slices(v=16, shards=2), start_step=10, end_step=30)
-    config = dataclasses.replace(load_config(workdir), sparsity=sparsity, mesh=MeshConfig(tensor=2), batch_size=4)
-    save_config(tmp_path, config)
-    scale = jnp.ones(MODEL.layers)
-    centroids = jax.random.normal(jax.random.key(1), (MODEL.layers, 4, MODEL.dim))
-    state = RoutedState(scale, scale, centroids)
-    params = llama.init(MODEL, jax.random.key(0))[1]
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(20, {"params": params, "recipe_state": state})
-    of_parts = evaluate(tmp_path, sparse=True)["loss"]
-
-    ffn, order = params["layers"]["ffn"], slice_ids(MODEL.ffn_dim, 4, parts=2).reshape(-1)
-    whole = {name: w[:, order] for name, w in ffn.items()}
-    contiguous = dict(params, layers=dict(params["layers"], ffn=whole))
-    one = dataclasses.replace(config, sparsity=dataclasses.replace(sparsity, recipe=Slices(v=16)), mesh=MeshConfig())
-    (tmp_path / "one").mkdir()
-    save_config(tmp_path / "one", one)
-    with Checkpoints(tmp_path / "one", keep=1) as checkpoints:
-        checkpoints.save(20, {"params": contiguous, "recipe_state": state})
-    assert evaluate(tmp_path / "one", sparse=True)["loss"] == pytest.approx(of_parts, rel=1e-6)
 
 
 def test_sparse_of_a_dense_checkpoint_is_refused(workdir, tmp_path):
@@ -199,16 +166,6 @@ def test_data_with_another_tokenizer_is_refused(workdir, tmp_path):
     (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
     train_tokenizer(["other words"] * 8, vocab_size=280).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match=rf"data\.path = .* has another tokenizer than the run in {tmp_path};"):
-        evaluate(tmp_path)
-
-
-def test_a_checkpoint_of_another_run_is_refused(workdir, tmp_path):
-    config = load_config(workdir)
-    save_config(tmp_path, config)
-    other = dataclasses.replace(config, model=dataclasses.replace(MODEL, rope_theta=500.0))
-    with Checkpoints(tmp_path, keep=1, run=meaning(other)) as checkpoints:
-        _save(checkpoints, 20, 1.0)
-    with pytest.raises(WorkdirError, match=r"checkpoint 20 is of another run: config\.model\.rope_theta"):
         evaluate(tmp_path)
 
 

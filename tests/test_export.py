@@ -13,22 +13,20 @@ import numpy as np
 import pytest
 
 from sparse_lm.config import Config, ConfigError, ModelConfig, OptimizerConfig, SparsityConfig
-from sparse_lm.data import open_data, train_batches
 from sparse_lm.evaluate import evaluate
 from sparse_lm.export import OutputError, export
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.interop.shards import StoredTensors
 from sparse_lm.model import llama
-from sparse_lm.recipes import DENSE, RECIPES, SSte
+from sparse_lm.recipes import DENSE, RECIPES
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
-from sparse_lm.training.step import forward_loss
-from sparse_lm.training.transitions import dense_params
+from sparse_lm.training.starting import restore_or_start
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
 from tests.interop.models import random_params, save_tokenizer, write_model
 from tests.interop.test_bitmask_24 import decode
-from tests.runs import Crash, crash_before, lines, small_config
+from tests.runs import Crash, crash_before, small_config
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
 GATED = dataclasses.replace(MODEL, activation="swiglu", qk_norm=True)
@@ -126,27 +124,24 @@ def test_sparse24_adds_compressed_weights(recipe, dense_layers, model, layers, t
     assert configs[0] == configs[1]
 
 
-def test_sparse24_of_dense_weights_is_refused(workdir, tmp_path):
-    with pytest.raises(WorkdirError, match=r"needs a checkpoint of the sparse phase \(steps 11\.\.30\); 40 is a dense"):
-        export(workdir, tmp_path / "out", weight_format="sparse24")
-    make_run(tmp_path, "act24")
-    with pytest.raises(WorkdirError, match=r"needs a recipe with 2:4 weights .* not 'act24'"):
-        export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24")
-    assert not (tmp_path / "out").exists()
+def test_sparse24_is_for_the_states_behind_the_steps_of_the_phase(workdir, tmp_path):
+    shutil.copytree(workdir, tmp_path / "run")
+    config = load_config(workdir)
 
+    def export_20(output, **changes):
+        sparsity = dataclasses.replace(config.sparsity, **changes)
+        save_config(tmp_path / "run", dataclasses.replace(config, sparsity=sparsity))
+        export(tmp_path / "run", tmp_path / output, checkpoint=20, weight_format="sparse24")
 
-def test_sparse24_takes_the_last_state_of_the_phase_and_not_the_one_before_its_first_step(tmp_path):
-    make_run(tmp_path, "sste")
-    config = load_config(tmp_path)
-
-    def export_20(output, **window):
-        save_config(tmp_path, dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, **window)))
-        export(tmp_path, output, checkpoint=20, weight_format="sparse24")
-
-    export_20(tmp_path / "last", end_step=20)
+    export_20("last", end_step=20)
     assert (tmp_path / "last" / "sparse24").is_dir()
-    with pytest.raises(WorkdirError, match="20 is a dense one"):
-        export_20(tmp_path / "before", start_step=20)
+    for changes, message in (
+        ({"start_step": 20}, r"needs a checkpoint of the sparse phase \(steps 21\.\.30\); 20 is a dense one"),
+        ({"recipe": RECIPES["act24"]()}, r"needs a recipe with 2:4 weights .* not 'act24'"),
+    ):
+        with pytest.raises(WorkdirError, match=message):
+            export_20("other", **changes)
+        assert not (tmp_path / "other").exists()
 
 
 def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
@@ -177,8 +172,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
 
 
 @pytest.mark.long
-def test_a_model_is_trained_on_sparsely(corpus, tmp_path, monkeypatch):
-    """The first loss is that of its weights as the sparse phase computes with them."""
+def test_a_run_starts_from_a_model_and_goes_on_without_it(corpus, tmp_path, monkeypatch):
     config = small_config(
         corpus,
         "sste",
@@ -187,26 +181,16 @@ def test_a_model_is_trained_on_sparsely(corpus, tmp_path, monkeypatch):
     )
     params = random_params(config.model)
     write_model(tmp_path / "hf", config.model, params, corpus / "tokenizer.json", shard_bytes=30_000)
+    with Checkpoints(tmp_path / "new", keep=1) as checkpoints:
+        state = restore_or_start(loop.make_trainer(config), checkpoints, Pretrained(config))
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_before(patch, 1)
         loop.train(config, str(tmp_path / "run"))
-    (line,) = lines(tmp_path / "run")
-
-    @jax.jit
-    def loss_of_weights(params, windows):
-        ffn = params["layers"]["ffn"]
-        scales, _ = jax.vmap(SSte().enter)(ffn["up"], ffn["down"])
-        used = dense_params(params, scales, config.sparsity)
-        graphdef = llama.graphdef(config.model)
-        return forward_loss(used, None, windows, None, config=config, graphdef=graphdef, recipe=DENSE)[0]
-
-    windows = next(iter(train_batches(open_data(config), batch_size=config.batch_size, seed=0, start_step=0)))
-    loss = float(loss_of_weights(params, windows))
-    assert (line["phase"], line["loss"]) == ("sparse", pytest.approx(loss, rel=1e-5))
-
     assert load_config(tmp_path / "run").data.tokenizer == str(tmp_path / "hf" / "tokenizer.json")
     with pytest.raises(ConfigError, match=r"config\.init_from = '': the run in .* has"):
         loop.train(dataclasses.replace(config, init_from=""), str(tmp_path / "run"))
-    shutil.rmtree(tmp_path / "hf")  # the run goes on without it
+    shutil.rmtree(tmp_path / "hf")
     assert loop.train(config, str(tmp_path / "run"))
     assert evaluate(str(tmp_path / "run"))["step"] == 2

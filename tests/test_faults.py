@@ -144,19 +144,7 @@ def in_a_save(patch, config):
     patch.setattr(Checkpoints, "save", terminate_once(Checkpoints.save, before=False))
 
 
-def in_restoring(patch, config):
-    patch.setattr(Checkpoints, "restore_latest", terminate_once(Checkpoints.restore_latest, before=False))
-
-
-@pytest.mark.parametrize(
-    "moment, saved",
-    [
-        (in_compilation, []),
-        (in_evaluation, [3, 6]),
-        (in_a_save, [3]),
-        (in_restoring, []),
-    ],
-)
+@pytest.mark.parametrize("moment, saved", [(in_compilation, []), (in_evaluation, [3, 6])])
 def test_sigterm_is_obeyed(moment, saved, config, whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         moment(patch, config)

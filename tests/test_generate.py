@@ -28,7 +28,6 @@ def workdir(tmp_path_factory):
         for step, eval_loss in ((3, 4.0), (5, 5.0)):
             params = llama.init(model, jax.random.key(step))[1]
             checkpoints.save(step, {"params": params}, {"eval_loss": eval_loss})
-        checkpoints.wait()
     return path
 
 
@@ -38,10 +37,7 @@ def test_continues_the_prompt_reproducibly(workdir):
     assert first != other
     assert first.startswith("def main(")
     assert len(first) > len("def main(")
-
-
-def test_an_empty_prompt_starts_a_document(workdir):
-    assert isinstance(generate.continue_text(workdir, "", **OPTIONS), str)
+    assert generate.continue_text(workdir, "", **OPTIONS)  # a new document
 
 
 @pytest.mark.long

@@ -44,15 +44,6 @@ def test_tasks_of_ones_own_and_unknown_ones(tmp_path):
         tasks.load_tasks(["mine"], tmp_path / "no")
 
 
-def test_data_that_cannot_be_downloaded_is_no_traceback(monkeypatch):
-    def load(self, names):
-        raise ConnectionError("Couldn't reach 'sciq'")
-
-    monkeypatch.setattr(FewTasks, "load", load)
-    with pytest.raises(HarnessError, match=r"^--tasks=sciq: Couldn't reach 'sciq'$"):
-        tasks.load_tasks(["sciq"], None)
-
-
 def test_mistakes_in_a_task_file_are_one_line(tmp_path):
     mistakes = {
         "Got invalid output_type 'multiple_choise', must be in .*": {"output_type": "multiple_choise"},

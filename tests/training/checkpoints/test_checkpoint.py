@@ -1,12 +1,6 @@
 import dataclasses
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,47 +160,3 @@ def test_reading_changes_nothing(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     assert restore_params(tmp_path)[2] == 5
     assert sorted(tmp_path.rglob("*")) == before
-
-
-SAVE_UNTIL_KILLED = """
-    import sys
-    import jax, jax.numpy as jnp
-    from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-
-    state = {"params": {f"w{i}": jnp.zeros(200_000) for i in range(8)}, "recipe_state": {}, "step": jnp.int32(0)}
-    with Checkpoints(sys.argv[1], keep=1) as checkpoints:
-        state = checkpoints.restore_latest(state) or state
-        while True:
-            state = jax.tree.map(lambda x: x + 1, state)
-            checkpoints.save(int(state["step"]), state, {"eval_loss": 1.0 / int(state["step"])})
-"""
-
-
-@pytest.mark.long
-def test_sigkill_during_a_save_leaves_the_one_before_it(tmp_path):
-    """Two processes in turn save as fast as they can and are killed; each goes on from the last save.
-
-    Between two saves there is next to nothing else, so that the kill falls into one.
-    """
-    newest = 0
-    for delay in (0.0, 0.017):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(SAVE_UNTIL_KILLED), str(tmp_path)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        )
-        deadline = time.monotonic() + 60
-        while not _finished_after(tmp_path, newest + 2):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.001)
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        params, _, step = restore_params(tmp_path)
-        assert step == steps_on_disk(tmp_path)[-1] > newest
-        assert all(np.all(np.asarray(w) == step) for w in params.values())
-        newest = step
-
-
-def _finished_after(workdir: Path, step: int) -> bool:
-    directory = workdir / "checkpoints"
-    return directory.exists() and max(steps_on_disk(workdir), default=0) >= step
