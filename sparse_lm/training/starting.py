@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from sparse_lm.config import Config
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
 from sparse_lm.training.run_data import with_tokenizer_of_run
 from sparse_lm.training.step import Trainer, TrainState
-from sparse_lm.training.workdir import has_saved
 
 
 def open_pretrained(config: Config, workdir: str) -> tuple[Config, Pretrained | None]:
@@ -26,7 +26,7 @@ def open_pretrained(config: Config, workdir: str) -> tuple[Config, Pretrained | 
     """
     if not config.init_from:
         return config, None
-    if has_saved(workdir):  # the model may be gone
+    if saved_checkpoints(workdir):  # the model may be gone
         return with_tokenizer_of_run(workdir, config), None
     pretrained = Pretrained(config)
     return pretrained.config_with_tokenizer(), pretrained

@@ -141,8 +141,3 @@ def has_begun(workdir: str | os.PathLike) -> bool:
     """Returns True if the run has logged a step or saved one; else there is nothing to resume, or to lose."""
     metrics, checkpoints = Path(workdir, "metrics.jsonl"), Path(workdir, "checkpoints")
     return (metrics.exists() and metrics.stat().st_size > 0) or (checkpoints.exists() and any(checkpoints.iterdir()))
-
-
-def has_saved(workdir: str | os.PathLike) -> bool:
-    """Returns True if there is a checkpoint, damaged or not."""
-    return any(path.name.isdigit() for path in Path(workdir, "checkpoints").glob("*"))

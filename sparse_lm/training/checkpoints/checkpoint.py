@@ -213,16 +213,16 @@ def restore_params(
     checkpoints = saved_checkpoints(workdir)
     if not checkpoints:
         raise WorkdirError(workdir, "holds no checkpoint")
-    if step == "latest":
-        restored, found = _newest_whole(workdir, checkpoints, read)
-        return restored["params"], restored.get("recipe_state", {}), found
     if step == "best":
         step = min(checkpoints, key=lambda step: checkpoints[step].eval_loss)
         if checkpoints[step].eval_loss == math.inf:
             raise WorkdirError(workdir, "no checkpoint was evaluated, so that none is best")
-    if step not in checkpoints:
+    if step == "latest":
+        restored, step = _newest_whole(workdir, checkpoints, read)
+    elif step in checkpoints:
+        restored = read(checkpoints[step])
+    else:
         raise WorkdirError(workdir, f"no checkpoint of step {step}; there are {', '.join(map(str, checkpoints))}")
-    restored = read(checkpoints[step])
     return restored["params"], restored.get("recipe_state", {}), step
 
 

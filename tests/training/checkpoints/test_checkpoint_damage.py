@@ -12,7 +12,6 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_param
 from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint
 from sparse_lm.training.workdir import WorkdirError
 from tests.training.checkpoints.test_checkpoint import assert_same_bits, make_state, steps_on_disk
-from tests.unfinished_io import leaves_io_unfinished
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,6 @@ def delete(path, rng):
 
 
 @pytest.mark.long
-@leaves_io_unfinished
 def test_whatever_happens_to_a_file_the_state_is_one_that_was_saved(saved, tmp_path):
     """Files of the newest checkpoint, damaged in turn. The libraries do without some of them."""
     rng = np.random.default_rng(0)
@@ -110,7 +108,6 @@ def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
     assert sorted(workdir.rglob("*")) == before
 
 
-@leaves_io_unfinished
 def test_nothing_is_renamed_while_no_checkpoint_is_whole(workdir):
     for step in (1, 2):
         shutil.rmtree(workdir / "checkpoints" / str(step) / "params" / "d")
