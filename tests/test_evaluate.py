@@ -9,7 +9,6 @@ import shutil
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,14 +27,16 @@ from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
 from tests.command_lines import run_each
 from tests.interop.harness.examples import write_choice_task
+from tests.interop.models import save_run
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
 SPARSITY = SparsityConfig(recipe=SSte(), start_step=10, end_step=30)
+SCALES = Scales(np.full(MODEL.layers, 1.5, np.float32), np.full(MODEL.layers, 1.5, np.float32))
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """Checkpoints of steps 10 (before the sparse phase), 20 (the best) and 30, of random weights."""
+    """Checkpoints of steps 20 (the best) and 30, of random weights."""
     path = tmp_path_factory.mktemp("run")
     rng = np.random.default_rng(0)
     (path / "text").mkdir()
@@ -43,17 +44,9 @@ def workdir(tmp_path_factory):
         (path / "text" / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 99, 200))))
     prepare_files([str(path / "text" / "*.txt")], path / "data", seq_len=32, vocab_size=280)
     config = Config(batch_size=5, seq_len=32, model=MODEL, sparsity=SPARSITY, data=DataConfig(path=str(path / "data")))
-    save_config(path, config)
-    with Checkpoints(path, keep=2) as checkpoints:
-        for step, eval_loss in ((20, 1.0), (30, 2.0)):
-            _save(checkpoints, step, eval_loss)
+    save_run(path, config, {20: 1.0, 30: 2.0}, SCALES)
+    shutil.copy(path / "data" / "tokenizer.json", path)
     return path
-
-
-def _save(checkpoints: Checkpoints, step: int, eval_loss: float, scale_up: float = 1.5) -> None:
-    scales = Scales(jnp.full(MODEL.layers, scale_up), jnp.full(MODEL.layers, 1.5))
-    params = llama.init(MODEL, jax.random.key(step))[1]
-    checkpoints.save(step, {"params": params, "recipe_state": scales}, {"eval_loss": eval_loss})
 
 
 MISTAKES = {
@@ -74,7 +67,6 @@ def tasks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def command_lines(workdir, tasks, tmp_path_factory):
     """Runs the command for the held-out loss, for tasks, and with each mistake."""
-    shutil.copy(workdir / "data" / "tokenizer.json", workdir)
     of_tasks = ["--tasks=quiz", f"--include_path={tasks}", "--limit=6", "--num_fewshot=1", "--checkpoint=best"]
     given = [[f"--workdir={workdir}"], [f"--workdir={workdir}", *of_tasks, "--samples"]]
     given += [["--workdir=/nowhere", *flags] for flags in MISTAKES]
@@ -86,7 +78,7 @@ def test_last_line_is_one_json_object(workdir, command_lines):
     result = json.loads(command_lines[0].stdout.splitlines()[-1])
     assert set(result) == {"step", "loss", "perplexity", "bits_per_byte"}
     assert result["step"] == 30
-    assert result["loss"] == pytest.approx(math.log(280), rel=0.1)  # of an untrained model
+    assert result["loss"] == pytest.approx(math.log(280), rel=0.5)  # of random weights
     assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
     assert result == evaluate(workdir)
 
@@ -150,9 +142,7 @@ def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workd
 
 def test_sparse_of_a_dense_checkpoint_is_refused(workdir, tmp_path):
     config = load_config(workdir)
-    save_config(tmp_path, config)
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        _save(checkpoints, 10, 1.0)
+    save_run(tmp_path, config, {10: 1.0}, SCALES)
     with pytest.raises(WorkdirError, match="needs a checkpoint after step 10"):
         evaluate(tmp_path, sparse=True)
     dense = dataclasses.replace(SPARSITY, start_step=0, end_step=0)
@@ -194,7 +184,6 @@ def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):
 
 def test_scores_that_cannot_be_written_are_refused_before_any_are_made(workdir, tmp_path):
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
-    shutil.copy(workdir / "data" / "tokenizer.json", workdir)
     with pytest.raises(HarnessError, match=r"^--output=.*: is a directory; must be a file$"):
         evaluate_tasks(workdir, ["arc_easy"], output=tmp_path)
     (tmp_path / "file").touch()

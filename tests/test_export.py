@@ -17,14 +17,13 @@ from sparse_lm.evaluate import evaluate
 from sparse_lm.export import OutputError, export
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.interop.shards import StoredTensors
-from sparse_lm.model import llama
 from sparse_lm.recipes import DENSE, RECIPES
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.starting import restore_or_start
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
-from tests.interop.models import random_params, save_tokenizer, write_model
+from tests.interop.models import random_params, save_run, write_model
 from tests.interop.test_bitmask_24 import decode
 from tests.runs import Crash, crash_before, small_config
 
@@ -34,18 +33,12 @@ GATED = dataclasses.replace(MODEL, activation="swiglu", qk_norm=True)
 
 def make_run(path, recipe, dense_layers=0, model=MODEL):
     """Checkpoints of steps 20 (in the sparse phase) and 40 (after it), of random weights."""
-    save_tokenizer(path / "tokenizer.json")
     sparsity = SparsityConfig(recipe=RECIPES[recipe](), start_step=10, end_step=30, dense_layers=dense_layers)
     config = Config(steps=50, seq_len=32, model=model, sparsity=sparsity, optimizer=OptimizerConfig(warmup_steps=1))
-    save_config(path, config)
-    scale = jnp.full(MODEL.layers, 1.5)
-    with Checkpoints(path, keep=2) as checkpoints:
-        for step in (20, 40):
-            params = llama.init(model, jax.random.key(step))[1]
-            scales = {"scale_up": scale, "scale_down": scale}
-            others = {} if recipe == "sste" else {"centroids": jnp.ones((MODEL.layers, 16, MODEL.dim))}
-            checkpoints.save(step, {"params": params, "recipe_state": scales | others})
-    return path
+    state = {"scale_up": jnp.full(MODEL.layers, 1.5), "scale_down": jnp.full(MODEL.layers, 1.5)}
+    if recipe != "sste":
+        state["centroids"] = jnp.ones((MODEL.layers, 16, MODEL.dim))
+    return save_run(path, config, {20: 4.0, 40: 3.0}, state)
 
 
 @pytest.fixture(scope="module")

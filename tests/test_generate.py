@@ -1,34 +1,21 @@
 """The entry point, on a workdir made by hand."""
 
-import dataclasses
 import os
 
-import jax
 import pytest
 
 from sparse_lm import generate
 from sparse_lm.config import Config, ModelConfig
-from sparse_lm.data.tokenizer import train_tokenizer
-from sparse_lm.model import llama
-from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.workdir import save_config
 from tests.command_lines import run_each
+from tests.interop.models import save_run
 
 OPTIONS = dict(max_new_tokens=12, temperature=1.0, top_p=0.9)
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    path = tmp_path_factory.mktemp("run")
-    tokenizer = train_tokenizer(["def main():\n    return 0\n"] * 8, vocab_size=280)
-    tokenizer.save(str(path / "tokenizer.json"))
     model = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=280, dtype="float32")
-    save_config(path, dataclasses.replace(Config(), model=model, seq_len=32))
-    with Checkpoints(path, keep=2) as checkpoints:
-        for step, eval_loss in ((3, 4.0), (5, 5.0)):
-            params = llama.init(model, jax.random.key(step))[1]
-            checkpoints.save(step, {"params": params}, {"eval_loss": eval_loss})
-    return path
+    return save_run(tmp_path_factory.mktemp("run"), Config(model=model, seq_len=32), {3: 4.0, 5: 5.0})
 
 
 def test_continues_the_prompt_reproducibly(workdir):

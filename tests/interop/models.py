@@ -1,4 +1,4 @@
-"""Small models in all the ways that exported ones differ, with no weight at a special value."""
+"""Small models in all the ways that exported ones differ, with no weight at a special value, and runs of them."""
 
 import jax
 import numpy as np
@@ -7,6 +7,8 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.model import llama
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.workdir import save_config
 
 SMALL = dict(dim=16, layers=3, heads=4, ffn_dim=24, dtype="float32")
 MODELS = {
@@ -48,3 +50,14 @@ def save_tokenizer(path):
     tokenizer = train_tokenizer(["def main():\n    return 0\n"] * 8, vocab_size=280)
     tokenizer.save(str(path))
     return tokenizer
+
+
+def save_run(workdir, config, eval_losses, recipe_state=None):
+    """A run made by hand: its configuration, a tokenizer, and a checkpoint of random weights for each step."""
+    save_tokenizer(workdir / "tokenizer.json")
+    save_config(workdir, config)
+    with Checkpoints(workdir, keep=len(eval_losses)) as checkpoints:
+        for seed, (step, eval_loss) in enumerate(eval_losses.items()):
+            state = {"params": random_params(config.model, seed), "recipe_state": recipe_state or {}}
+            checkpoints.save(step, state, {"eval_loss": eval_loss})
+    return workdir

@@ -6,9 +6,7 @@ import numpy as np
 import yaml
 
 from sparse_lm.config import Config, OptimizerConfig
-from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.workdir import save_config
-from tests.interop.models import MODELS, random_params, save_tokenizer
+from tests.interop.models import MODELS, save_run
 
 MODEL = MODELS["grouped"]
 SEQ_LEN = 32
@@ -20,12 +18,8 @@ AGGREGATIONS = {"perplexity": "perplexity", "word_perplexity": "weighted_perplex
 def make_run(workdir):
     """One checkpoint of random weights."""
     workdir.mkdir()
-    save_tokenizer(workdir / "tokenizer.json")
     config = Config(steps=STEP, seq_len=SEQ_LEN, model=MODEL, optimizer=OptimizerConfig(warmup_steps=1))
-    save_config(workdir, config)
-    with Checkpoints(workdir, keep=1) as checkpoints:
-        checkpoints.save(STEP, {"params": random_params(MODEL)})
-    return workdir
+    return save_run(workdir, config, {STEP: 4.0})
 
 
 def text(rng, least, most):
