@@ -143,25 +143,18 @@ def in_a_save(patch, config):
     patch.setattr(Checkpoints, "save", terminate_once(Checkpoints.save, before=False))
 
 
-@pytest.mark.parametrize("moment, saved", [(in_compilation, []), (in_evaluation, [3, 6])])
-def test_sigterm_is_obeyed(moment, saved, config, whole, tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        moment(patch, config)
-        assert not loop.train(config, str(tmp_path))
-    assert steps_on_disk(tmp_path) == saved
-    stopped = f"stopped by SIGTERM after step {max(saved, default=0)}{', saved' if saved else ''};"
-    assert stopped in capsys.readouterr().out
-    assert loop.train(config, str(tmp_path))
-    assert_same_end(tmp_path, whole, config)
-
-
-def test_sigterm_in_compilation_keeps_the_state_that_a_run_goes_on_from(config, whole, tmp_path, monkeypatch, capsys):
-    for moment in (in_a_save, in_compilation):
+@pytest.mark.parametrize(
+    "moments, saved", [([in_compilation], []), ([in_evaluation], [3, 6]), ([in_a_save, in_compilation], [3])]
+)
+def test_sigterm_is_obeyed(moments, saved, config, whole, tmp_path, monkeypatch, capsys):
+    """A second one, as the run goes on, too."""
+    for moment in moments:
         with monkeypatch.context() as patch:
             moment(patch, config)
             assert not loop.train(config, str(tmp_path))
-        assert "stopped by SIGTERM after step 3, saved;" in capsys.readouterr().out
-        assert steps_on_disk(tmp_path) == [3]
+        stopped = f"stopped by SIGTERM after step {max(saved, default=0)}{', saved' if saved else ''};"
+        assert stopped in capsys.readouterr().out
+        assert steps_on_disk(tmp_path) == saved
     assert loop.train(config, str(tmp_path))
     assert_same_end(tmp_path, whole, config)
 

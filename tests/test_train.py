@@ -14,7 +14,6 @@ from sparse_lm import config as config_lib
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
-from sparse_lm.report import report
 from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.schedule import learning_rate
@@ -23,7 +22,7 @@ from sparse_lm.training.telemetry import flops, step_log
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.telemetry.timing import StepTimer
-from tests.runs import Crash, command, lines, run, small_config, start_until, trace
+from tests.runs import command, lines, run, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
 LONG = {
@@ -81,13 +80,6 @@ def test_utilisation_of_each_step_is_of_its_phase(whole, corpus):
     assert executed == {"dense": pytest.approx(1), "sparse": pytest.approx(share)}
 
 
-def test_run_can_be_reported(whole, tmp_path):
-    text = report([str(whole)], str(tmp_path / "report.html")).read_text()
-    last = lines(whole)[-1]
-    for shown in ("80 of 80", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "zeros among activations", "compile"):
-        assert shown in text
-
-
 @pytest.mark.long
 def test_evaluate_and_generate_from_the_workdir_alone(whole):
     for name, step, sparse in (("latest", 80, False), (40, 40, True)):  # each as its step was computed
@@ -124,19 +116,6 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
     assert read == [1, 1, 1]
     logged = [(line["step"], "eval_loss" in line, line["step_time"]) for line in lines(tmp_path)]
     assert logged == [(0, False, None), (1, True, 0), (3, True, 0), (4, True, 0)]
-
-
-def test_the_seed_orders_the_data(corpus, tmp_path, monkeypatch):
-    seeds = []
-
-    def recorded(*args, seed, **options):
-        seeds.append(seed)
-        raise Crash
-
-    monkeypatch.setattr(run_data, "train_batches", recorded)
-    with pytest.raises(Crash):
-        loop.train(small_config(corpus, "dense", seed=7), str(tmp_path))
-    assert seeds == [7]
 
 
 @pytest.mark.long

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from sparse_lm.training.mesh import processes
 from sparse_lm.training.workdir import WorkdirError
 from sparse_lm.training.workdir_lock import FILE, workdir_lock
 from tests.command_lines import ROOT
@@ -43,16 +42,6 @@ def test_second_process_is_refused_and_a_killed_ones_lock_is_taken_over(tmp_path
     other.wait()
     with workdir_lock(tmp_path):
         assert (tmp_path / FILE).read_text().startswith(f"process {os.getpid()} on")
-
-
-def test_processes_of_one_run_share_it_and_are_all_refused_with_the_leader(tmp_path, monkeypatch):
-    with workdir_lock(tmp_path), monkeypatch.context() as patch:
-        patch.setattr(processes, "is_leader", lambda: False)
-        with workdir_lock(tmp_path):
-            pass
-        patch.setattr(processes, "any_of", lambda flag: True)
-        with pytest.raises(WorkdirError, match="another process trains in it"), workdir_lock(tmp_path):
-            pass
 
 
 def test_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):

@@ -59,7 +59,7 @@ def test_whatever_happens_to_a_file_the_state_is_one_that_was_saved(saved, tmp_p
         (flip_byte, truncate, delete)[index % 3](workdir / file.relative_to(saved), rng)
         with Checkpoints(workdir, keep=2) as checkpoints:
             state = checkpoints.restore_latest(jax.eval_shape(make_state))
-        step = int(state.step)
+        step = int(state["step"])
         assert_same_bits(state, make_state(step))
         assert steps_on_disk(workdir) == list(range(1, step + 1))
         assert (workdir / "checkpoints" / "2.damaged").exists() == (step == 1)
@@ -100,7 +100,7 @@ def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
     before = sorted(workdir.rglob("*"))
     params, _, step = restore_params(workdir)
     assert step == 1
-    assert_same_bits(params, make_state(1).params)
+    assert_same_bits(params, make_state(1)["params"])
     assert "checkpoint 2 is damaged: params/layers/ffn/up is not" in caplog.text
     for wanted in (2, "best"):  # by name there is no other
         with pytest.raises(DamagedCheckpoint, match="checkpoint 2 is damaged"):
