@@ -10,6 +10,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
+from tqdm import tqdm
 
 from sparse_lm.interop.harness.scoring import Scored, log_likelihoods
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
@@ -94,7 +95,8 @@ class HarnessModel(TemplateLM):
         self._log_truncated(sum(len(prompt) > room for prompt in prompts))
         prompts = [prompt[-room:] for prompt in prompts]
         texts = [""] * len(requests)
-        for batch in self._model.batches([len(prompt) + new for prompt in prompts]):
+        batches = list(self._model.batches([len(prompt) + new for prompt in prompts]))
+        for batch in tqdm(batches, desc="batches of continuations", disable=None):
             # A batch that is not full repeats its first text: other padding might go on for longer.
             rows = [*batch.indices, *batch.indices[:1] * (batch.rows - len(batch.indices))]
             made = decode.generate(
