@@ -17,23 +17,17 @@ from flax.traverse_util import flatten_dict
 
 from experiments.quality.suites import first_steps
 from sparse_lm.config import Config, to_dict
-from sparse_lm.training.step import TrainState
 from sparse_lm.training.workdir import RESUMABLE_CHANGES
 
 PREFIX = "slices_"  # of the names of these runs
 
 
-def first_part(config: Config, name: str) -> Config:
+def first_part(config: Config) -> Config:
     """Returns the configuration of the steps at a constant rate, up to where the phase is left or the rate falls."""
     sparsity = config.sparsity
     steps = min(sparsity.end_step, config.steps - config.optimizer.decay_steps)
     routed = dataclasses.replace(sparsity, end_step=steps, leave=False)
     return first_steps(config, steps, sparsity=routed)
-
-
-def second_part(state: TrainState, first: Config, config: Config) -> TrainState:
-    """Goes on with the same weights and centroids."""
-    return state
 
 
 def directory(root: Path, first: Config) -> Path:

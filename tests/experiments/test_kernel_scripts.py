@@ -89,14 +89,6 @@ def test_passes(traced):
     assert count[0] == 2 * len(cases) > 20
 
 
-def test_launched_products(small):
-    module = small("experiments.kernels.launch_products")
-    for products in module.KINDS.values():
-        for label, function, operands in products():
-            assert label["product"]
-            jax.jit(function).trace(*operands)
-
-
 def test_tuning(traced):
     module, count = traced("experiments.kernels.tune")
     (shape,) = module.FFN_SHAPES
