@@ -48,11 +48,6 @@ class Results(NamedTuple):
         """Returns the file without its ending: what was run, and on what machine."""
         return self.path.stem
 
-    def beside(self, files: str) -> Results | None:
-        """Returns the results of something else on the same kind of machine, if there are any."""
-        path = self.path.with_name(f"{files}_{self.name.rpartition('_')[2]}.json")
-        return read_results(path) if path.exists() else None
-
     @property
     def caption(self) -> str:
         """Names the file, the device and the date."""
@@ -80,16 +75,12 @@ def limit(axes: Axes, x: float, label: str) -> None:
 
 
 def products_24(results: Results) -> Figure:
-    """Draws 2:4 products against cuBLAS, by shape, and cuSPARSELt's against the cuBLAS of its own process."""
-    rows, rival = results.data["matmul_24"], results.beside("cusparselt")
-    caption = f"{results.caption}; {rival.name}.json" if rival else results.caption
-    figure, axes = new_figure(6.5, 1.0 + 0.4 * len(rows), caption)
-    names = [_shape(row) for row in rows]
+    """Draws 2:4 products against cuBLAS, by shape."""
+    rows = results.data["matmul_24"]
+    figure, axes = new_figure(6.5, 1.0 + 0.4 * len(rows), results.caption)
+    names = [f"{row['m']} x {row['n']} x {row['k']}" for row in rows]
     axes.plot([row["speedup"] for row in rows], names, "o", label="B as stored")
     axes.plot([row["speedup_transposed"] for row in rows], names, "x", label="B and result transposed")
-    if rival:
-        theirs = {_shape(row): row["cublas_ms"] / row["best_ms"] for row in rival.data["matmul_24"]}
-        axes.plot([theirs[name] for name in names], names, "|", markersize=12, label="cuSPARSELt")
     limit(axes, 1, "cuBLAS, dense")
     limit(axes, 2, "limit")
     axes.invert_yaxis()
@@ -127,11 +118,9 @@ def feed_forwards(results: Results) -> Figure:
 
 def whole_steps(results: Results) -> Figure:
     """Draws the time of a step by recipe, coloured by part of the model where kernels were timed."""
-    recipes, pytorch = results.data["recipes"], results.beside("step_torch")
-    rival = _same_model(pytorch.data, results) if pytorch else None
+    recipes = results.data["recipes"]
     names, times = list(recipes), [row["step_ms"] for row in recipes.values()]
-    caption = f"{results.caption}; {pytorch.name}.json" if rival else results.caption
-    figure, axes = new_figure(9, 1.7 + 0.35 * len(names), caption)
+    figure, axes = new_figure(9, 1.7 + 0.35 * len(names), results.caption)
     axes.barh(names, times, color=GREY, alpha=0.3)
     by_part = {name: row.get("ms_by_part", {}) for name, row in recipes.items()}
     parts = list(dict.fromkeys(part for milliseconds in by_part.values() for part in milliseconds))
@@ -143,8 +132,6 @@ def whole_steps(results: Results) -> Figure:
     for i, ms in enumerate(times):
         text = f"{ms:.0f} ms" + (f", {recipes['dense']['step_ms'] / ms:.2f} times" if "dense" in recipes else "")
         axes.annotate(text, (ms, i), xytext=(4, 0), textcoords="offset points", va="center")
-    if rival:
-        limit(axes, rival["step_ms"], "PyTorch, dense")
     if parts:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.invert_yaxis()
@@ -232,18 +219,6 @@ def _pairs(runs: Iterable[Run], name: str) -> list[tuple[Run, Run]]:
     """Returns the runs of that name, each with the dense run of its seed; without those for which there is none."""
     dense = {run["seed"]: run for run in runs if run["name"] == "dense"}
     return [(run, dense[run["seed"]]) for run in runs if run["name"] == name and run["seed"] in dense]
-
-
-def _same_model(rows: Iterable[Run], results: Results) -> Run | None:
-    """Returns the row of the same model and batch, if there is one."""
-    wanted = results.data["model"] | {"batch_size": results.data["batch_size"]}
-    return next(
-        (row for row in rows if all(row[k] == wanted[k] for k in ("dim", "layers", "vocab_size", "batch_size"))), None
-    )
-
-
-def _shape(row: dict[str, int]) -> str:
-    return f"{row['m']} x {row['n']} x {row['k']}"
 
 
 PLOTS: list[tuple[str, str, Callable[[Results], Figure]]] = [  # how files are called, a table they have, the figure

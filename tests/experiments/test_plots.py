@@ -28,12 +28,10 @@ def results(tmp_path):
         for name, ms in STEPS.items()
     }
     model = dict(dim=2048, ffn_dim=8192, layers=25, vocab_size=128256)
-    torch = dict(dim=2048, layers=25, vocab_size=128256, batch_size=8, step_ms=610.0)
     shape = dict(dim=2048, neurons=8192, tokens=16384)
     product = dict(m=8, n=16, k=32)
     tables = {
         "matmul_h200": dict(matmul_24=[product | dict(speedup=1.5, speedup_transposed=1.4)]),
-        "cusparselt_h200": dict(matmul_24=[product | dict(cublas_ms=3.0, best_ms=2.0)]),
         "ffn_h200": dict(
             ffn=[
                 dict(recipe="dense", **shape),
@@ -42,7 +40,6 @@ def results(tmp_path):
             ]
         ),
         "step_llama1b_h200": dict(batch_size=8, seq_len=4096, model=model, recipes=recipes),
-        "step_torch_h200": [torch],
         "quality_long_h200": dict(
             runs=[run("dense", 0, 3.0), run("dense", 1, 3.2), run("slices", 0, 3.3), run("slices", 1, 3.5)]
         ),
@@ -79,15 +76,13 @@ def test_every_kind_of_result_has_its_figure(results):
     }
 
 
-def test_steps_show_time_speedup_parts_and_pytorch(results):
+def test_steps_show_time_speedup_and_parts(results):
     (axes,) = drawn(results, "step_*")["step_llama1b_h200_whole_steps"].axes
     texts = [text.get_text() for text in axes.texts]
-    assert texts == ["600 ms, 1.00 times", "400 ms, 1.50 times", "500 ms, 1.20 times", "PyTorch, dense"]
+    assert texts == ["600 ms, 1.00 times", "400 ms, 1.50 times", "500 ms, 1.20 times"]
     totals, products, norms = ([bar.get_width() for bar in bars] for bars in axes.containers)
     assert totals == list(STEPS.values())
     assert products == [ms / 2 for ms in totals] and norms == [ms / 4 for ms in totals]
-    (pytorch,) = axes.lines
-    assert list(pytorch.get_xdata()) == [610.0, 610.0]
     assert axes.get_title() == "D 2048, F 8192, 25 layers, 32768 tokens"
 
 
