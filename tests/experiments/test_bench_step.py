@@ -48,17 +48,6 @@ def test_every_time_is_of_a_whole_step(step):
     assert min(seconds) > 0.5 * STEP
 
 
-def test_warmup_is_not_timed():
-    delays = iter([0.1, 0.1, 0.1, 0.0, 0.0, 0.0])
-
-    def step(state, batch):
-        time.sleep(next(delays))
-        return state, {"loss": 1.0}
-
-    _, seconds = time_steps(step, None, [None], warmup=2, timed=2)
-    assert len(seconds) == 2 and max(seconds) < 0.05
-
-
 def test_a_loss_that_is_not_finite_is_an_error():
     with pytest.raises(RuntimeError, match="the loss is nan"):
         time_steps(lambda state, batch: (state, {"loss": float("nan")}), None, [None], warmup=0, timed=1)
