@@ -165,33 +165,36 @@ def loss_curves(results: Results) -> Figure:
     return figure
 
 
-def losses_over_seconds(results: Results) -> Figure:
-    """Draws what `experiments.quality.time_to_loss` measured: loss over seconds of training.
+def losses_over_seconds(*several: Results, names: Sequence[str] = ()) -> Figure:
+    """Draws what `experiments.quality.time_to_loss` measured, a panel a file: held-out loss over seconds of training.
 
-    The line is dense's final loss by how long it trains, a point a branch; a mark is where another run ends. Thin lines
-    are held-out losses on the way there. Seeds have one colour, runs one mark.
+    Lines are losses on the way, and marks where runs end: dense ones of several lengths, joined, and the others, of
+    which `names` are drawn, or all.
     """
-    runs = results.data["runs"]
-    figure, axes = new_figure(8, 4.5, results.caption)
-    seeds = sorted({run["seed"] for run in runs})
-    others = list(dict.fromkeys(run["name"] for run in runs if run["name"].split("@")[0] != "dense"))
-    for seed, run in itertools.product(seeds, runs):
-        if run["seed"] == seed and run["name"].split("@")[0] != "dense":
-            look = dict(color=f"C{others.index(run['name'])}")
-            axes.plot(*_clocked(run), linewidth=0.7, alpha=0.6, **look)
-            label = run["name"].replace("_", " ") if seed == seeds[0] else None
-            axes.plot(run["seconds"], run["heldout_loss"], "os^vD*"[others.index(run["name"]) % 6], label=label, **look)
-    for seed in seeds:
-        branches = sorted((r for r in runs if _is_branch(r) and r["seed"] == seed), key=lambda run: run["seconds"])
-        if branches:
-            axes.plot(*_clocked(branches[-1]), "k", linewidth=0.7, alpha=0.6)
-            label = "dense, by length" if seed == seeds[0] else None
-            axes.plot(*zip(*((r["seconds"], r["heldout_loss"]) for r in branches), strict=True), "k.-", label=label)
-    final = [run["heldout_loss"] for run in runs if _is_branch(run) or run["name"] in others]
-    margin = 0.15 * (max(final) - min(final)) + 0.01
-    axes.set_ylim(min(final) - margin, max(final) + 4 * margin)
-    axes.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    caption = "; ".join(results.caption for results in several)
+    figure, panels = new_figure(2 + 4 * len(several), 4, caption, ncols=len(several), squeeze=False)
+    for axes, results in zip(panels[0], several, strict=True):
+        runs = results.data["runs"]
+        found = list(dict.fromkeys(run["name"] for run in runs if not run["name"].startswith("dense")))
+        drawn = [name for name in found if not names or name in names]
+        for run in runs:
+            if run["name"] in drawn:
+                look = dict(color=f"C{drawn.index(run['name'])}")
+                axes.plot(*_clocked(run), linewidth=0.8, **look)
+                mark, label = "os^vD*"[drawn.index(run["name"]) % 6], run["name"].replace("_", " ")
+                axes.plot(run["seconds"], run["heldout_loss"], mark, label=label, **look)
+        for seed in sorted({run["seed"] for run in runs}):
+            dense = sorted((r for r in runs if _is_branch(r) and r["seed"] == seed), key=lambda run: run["seconds"])
+            if dense:
+                axes.plot(*_clocked(dense[-1]), "k", linewidth=0.8)
+                ends = zip(*((run["seconds"], run["heldout_loss"]) for run in dense), strict=True)
+                axes.plot(*ends, "k.:", label="dense, by length")
+        final = [run["heldout_loss"] for run in runs if _is_branch(run) or run["name"] in drawn]
+        axes.set_ylim(min(final) - 0.05, max(final) + 0.6)
+        axes.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
+        axes.set_title(results.data["suite"].replace("_", " "))
+        by_label = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one of each for all seeds
+        axes.legend(by_label.values(), by_label.keys(), loc="lower left")
     return figure
 
 

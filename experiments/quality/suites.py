@@ -169,7 +169,7 @@ _TINY = _base(
 )  # fmt: skip
 
 SUITES = {
-    # llama1b's layer: 100 M tokens in 3052 steps.
+    # llama1b, whole or with fewer layers: 100 M tokens in 3052 steps.
     **{
         f"llama1b_{layers}_layers": Suite(
             llama1b,
@@ -177,15 +177,8 @@ SUITES = {
             _runs(3052, 8192, _RATES),
             lengths=(0.8, 1.0),
         )
-        for layers in (4, 8)
+        for layers in (4, 8, 25)
     },
-    # The whole of llama1b.
-    "llama1b_25_layers": Suite(
-        llama1b,
-        _base(3052, 300, 3e-4, **_100M, **{"data.eval_windows": 512}),
-        {"dense": _DENSE, "routed_80": {"sparsity.recipe": "slices"} | _until(3052, 80)},
-        lengths=(0.8, 1.0),
-    ),
     # Mixtures against the dense llama1b of as many active neurons. They are to have the loss that it has much later.
     "llama1b_4_layers_mixture": Suite(
         llama1b,

@@ -44,12 +44,13 @@ def results(tmp_path):
             runs=[run("dense", 0, 3.0), run("dense", 1, 3.2), run("slices", 0, 3.3), run("slices", 1, 3.5)]
         ),
         "time_tiny_h200": dict(
+            suite="tiny_suite",
             runs=[
                 timed("dense", 0, 2.9, 9.0, [[900, 2.9]], dense=10.0),
                 timed("dense@0.8", 0, 2.6, 8.0, [[800, 2.6]], dense=10.0),
                 timed("dense@1.0", 0, 2.4, 10.0, [[1000, 2.4]], dense=10.0),
                 timed("slices_50", 0, 2.5, 7.0, [[400, 3.0], [1000, 2.5]], [2, 8], dense=10.0, sparse=5.0),
-            ]
+            ],
         ),
     }
     for name, table in tables.items():
@@ -93,3 +94,4 @@ def test_losses_over_seconds_are_dense_by_length_and_where_others_end(results):
     on_the_way = [pytest.approx((0.03, 3.0)), pytest.approx((0.07, 2.5))]
     assert points == [on_the_way, [(7.0, 2.5)], [pytest.approx((0.1, 2.4))], [(8.0, 2.6), (10.0, 2.4)]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["slices 50", "dense, by length"]
+    assert axes.get_title() == "tiny suite"

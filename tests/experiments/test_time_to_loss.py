@@ -273,7 +273,7 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     runs = [run | dict(second_heldout_loss=2 * run["heldout_loss"]) for run in made_up([0.8, 0.9])]
     common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
-    (tmp_path / "time.json").write_text(json.dumps(dict(runs=runs)))
+    (tmp_path / "time.json").write_text(json.dumps(dict(suite="made_up", runs=runs)))
     command = [sys.executable, "-m", "experiments.quality.time_ratio", str(tmp_path / "time.json")]
     options = [f"--figure={tmp_path / 'time.svg'}", f"--output={tmp_path / 'ratios.json'}"]
     printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
