@@ -22,7 +22,7 @@ from sparse_lm.training.workdir import RESUMABLE_CHANGES
 PREFIX = "slices_"  # of the names of these runs
 
 
-def first_part(config: Config) -> Config:
+def first_part(config: Config, name: str) -> Config:
     """Returns the configuration of the steps at a constant rate, up to where the phase is left or the rate falls."""
     sparsity = config.sparsity
     steps = min(sparsity.end_step, config.steps - config.optimizer.decay_steps)

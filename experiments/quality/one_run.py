@@ -5,37 +5,43 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 "dense@0.8" is the dense run of that length; it goes on from a checkpoint of the longest one.
-Runs of `slices` go on from the steps that they have in common, see common_steps.py.
+"grown_50", "stages_80" and all of `slices` are of two parts, see growth.py, stages.py and common_steps.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import common_steps
+from experiments.quality import common_steps, controls, growth, stages
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import check_same_tokenizer
+from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.metrics import FILE as METRICS
 from sparse_lm.training.telemetry.metrics import read_metrics, to_json
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import save_config
+from sparse_lm.training.workdir import meaning, save_config
 
 ROW = "row.json"
+TWO_PARTS = (growth, stages, common_steps)
 
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
@@ -45,13 +51,14 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     first = None
     if before:
         start_from(root / f"{suite.longest}-{seed}", workdir, config, before["steps"])
-    elif name.startswith(common_steps.PREFIX):
-        begun = common_steps.first_part(config)
+    elif parts := next((part for part in TWO_PARTS if name.startswith(part.PREFIX)), None):
+        begun = parts.first_part(config, name)
         trained = common_steps.directory(root, begun)
         first = train_first(begun, trained)
         if first is None:
             return False
-        start_from(trained, workdir, config, begun.steps)
+        save = None if parts is common_steps else functools.partial(save_second_part, parts, begun, trained, config)
+        start_from(trained, workdir, config, begun.steps, save)
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
@@ -108,14 +115,17 @@ def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:
     return dict(steps=steps, seconds=seconds["dense"] * steps / taken, compile_seconds=seconds["compile"])
 
 
-def start_from(source: Path, workdir: Path, config: Config, step: int) -> None:
+def start_from(
+    source: Path, workdir: Path, config: Config, step: int, save: Callable[[Path], None] | None = None
+) -> None:
     """Makes a workdir, unless there is one, as a run of `config` that was stopped at that step would have left it.
 
     Args:
       source: workdir of the run that took these steps.
       workdir: what to make.
       config: of the run that goes on.
-      step: how many steps were taken; the checkpoint behind them is linked.
+      step: how many steps were taken.
+      save: saves the state in a workdir; by default the checkpoint of `source` is linked.
     """
     if workdir.exists():
         return
@@ -123,13 +133,25 @@ def start_from(source: Path, workdir: Path, config: Config, step: int) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     checkpoint = f"checkpoints/{step}"
-    shutil.copytree(source / checkpoint, partial / checkpoint, copy_function=os.link)
+    if save:
+        save(partial)
+    else:
+        shutil.copytree(source / checkpoint, partial / checkpoint, copy_function=os.link)
     for file in ("data.json", "tokenizer.json"):
         shutil.copy(source / file, partial / file)
     lines = [line for line in read_metrics(source) if line["step"] < step]
     (partial / METRICS).write_text("".join(f"{to_json(line)}\n" for line in lines))
     save_config(partial, config)
     partial.rename(workdir)
+
+
+def save_second_part(parts: ModuleType, first: Config, trained: Path, config: Config, workdir: Path) -> None:
+    """Saves in a workdir what the second part of a run begins with, of what the first part ends with."""
+    with Checkpoints(trained, 1, meaning(first)) as checkpoints:
+        state = checkpoints.restore_latest(make_trainer(first).abstract_state())
+    with Checkpoints(workdir, 1, meaning(config)) as checkpoints:
+        checkpoints.save(first.steps, parts.second_part(state, first, config))
+        checkpoints.wait()
 
 
 def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -178,6 +200,7 @@ def evaluate_on(workdir: Path, config: Config, path: str) -> float:
 
 def main(_) -> None:
     logs.configure()
+    controls.register()
     values = flags.FLAGS
     run_one(SUITES[values.suite], values.run, values.seed, values.data, values.second_data, Path(values.root))
 

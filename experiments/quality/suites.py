@@ -97,22 +97,31 @@ def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
 
 
 def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> dict[str, Overrides]:
-    """Returns dense, slices on shares of the steps, rate sweeps of both, and mixtures; knobs are those of slices."""
+    """Returns dense, slices on shares of the steps, rates of both, controls and mixtures; knobs are those of slices."""
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 65, 80)}
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
+    # An eighth of the neurons a token, throughout or until a stage with a quarter.
+    eighth = slices | {"sparsity.m": 32}
+    runs |= {"eighths_80": eighth | until(80), "eighths_stay": eighth | _stay(steps)}
+    runs |= {"stages_80": runs["slices_80"], "stages_stay": runs["slices_stay"]}
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_80_rate_{rate:g}"] = slices | until(80) | {"optimizer.learning_rate": rate}
-    # Routing alone.
+    # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time;
+    # half of the layers on half of the steps.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
     fp8 = {"model.precision": "fp8"}
     rounded = {"optimizer.moments": "bfloat16"}
     runs |= {"dense_rounded_moments": dense | rounded, "slices_80_rounded_moments": slices | until(80) | rounded}
     runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
+    runs["fixed_quarter_50"] = slices | until(50) | {"sparsity.recipe": "fixed_quarter"}
+    longer = {"steps": round(1.2 * steps), "optimizer.decay_steps": round(1.2 * DECAY_SHARE * steps)}
+    runs["quarter_width"] = dense | longer | {"model.ffn_dim": ffn_dim // 4}
+    runs["grown_50"] = dense
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
     return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")

@@ -6,20 +6,34 @@ import math
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
-from experiments.quality import one_run, time_ratio
+from experiments.quality import one_run, stages, time_ratio
+from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_lengths
 from sparse_lm.data import open_data
 from sparse_lm.data.errors import DataError
 from sparse_lm.prepare_data import prepare_files
+from sparse_lm.recipes import RECIPES
+from sparse_lm.training.checkpoints.restored import check_state
 from sparse_lm.training.loop import train
+from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.schedule import learning_rate
+from sparse_lm.training.step import make_trainer
+from sparse_lm.training.transitions import make_transitions
 
 TINY = SUITES["tiny"]
+
+
+@pytest.fixture(autouse=True)
+def control_is_registered(monkeypatch):
+    monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
 
 
 RUNS = ["dense", "slices_50", "slices_80"]
@@ -178,6 +192,47 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     assert branch["compile_seconds"] == longest["compile_seconds"]
 
 
+def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
+    """Centroids are those of half as many experts, and neurons have moved together with their moments."""
+    config = TINY.config("stages_80", 0, data[0])
+    first = stages.first_part(config, "stages_80")
+    trainer = make_trainer(first)
+    transitions = make_transitions(first, trainer.graphdef)
+    batches = device_batches(open_data(first), first, None, 0)
+    state = transitions.enter_sparse(trainer.init(), next(batches))
+    state, _ = trainer.sparse_step(state, next(batches))
+    before = jax.tree.map(np.asarray, state)
+    after = stages.second_part(state, first, config)
+    assert before.recipe_state.centroids.shape[1] == 8 and after.recipe_state.centroids.shape[1] == 4
+    check_state(after.recipe_state, config, first.steps)
+
+    def neurons(state):
+        """Each neuron with all its numbers, in an order of their own."""
+        layers = [(state.params, *(optax.tree.get(state.opt_state, name) for name in ("mu", "nu")))]
+        rows = np.concatenate([np.asarray(w) for tree in layers[0] for w in tree["layers"]["ffn"].values()], axis=2)
+        return [layer[np.lexsort(layer.T)] for layer in rows]
+
+    jax.tree.map(np.testing.assert_array_equal, neurons(before), neurons(after))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name, steps",
+    [
+        ("grown_50", [{"dense": 25}, {"dense": 25}]),
+        ("stages_80", [{"dense": 1, "sparse": 19}, {"sparse": 20, "dense": 10}]),
+    ],
+)
+def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path, name, steps):
+    first, second = data
+    assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
+    row = json.loads((tmp_path / f"{name}-0/row.json").read_text())
+    (begun,) = tmp_path.glob("common-0-*")
+    assert_is_of_parts(row, steps, begun, tmp_path / f"{name}-0")
+    tokens, losses = zip(*row["heldout_curve"], strict=True)
+    assert tokens[-1] == row["tokens"] == 50 * 128 and losses[-1] < losses[0]
+
+
 def assert_is_of_parts(row, steps, *workdirs):
     """Asserts which steps were taken in which workdir, and that the row is of all of them."""
     parts = [json.loads((workdir / "summary.json").read_text()) for workdir in workdirs]
@@ -201,7 +256,7 @@ def test_steps_that_runs_have_in_common_are_trained_once(data, tmp_path):
     begun = {"dense": 1, "sparse": 25}
     assert_is_of_parts(early, [begun, {"dense": 24}], to_26, tmp_path / "slices_50-0")
     assert_is_of_parts(slices, [begun, {"sparse": 14}, {"dense": 10}], to_26, to_40, tmp_path / "slices_80-0")
-    assert one_run.train_first(one_run.common_steps.first_part(TINY.config("slices_80", 0, first)), to_40)
+    assert one_run.train_first(one_run.common_steps.first_part(TINY.config("slices_80", 0, first), "slices_80"), to_40)
     config = TINY.config("slices_80", 0, first)
     assert train(config, str(tmp_path / "from_scratch"))
     whole = one_run.read_run(tmp_path / "from_scratch", config, None)
@@ -222,6 +277,19 @@ def test_every_run_of_a_suite_is_allowed(name):
             active = dense.experts_per_token * dense.expert_dim if dense.experts else dense.ffn_dim
             share = 4 if run.startswith("mixture_quarter") else 1
             assert (model.experts_per_token * model.expert_dim + model.shared_expert_dim) * share == active
+
+
+def test_without_a_router_all_tokens_have_the_first_slice():
+    keys = jax.random.split(jax.random.key(0), 3)
+    w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))
+    recipe = RECIPES["fixed_quarter"](v=16)
+    state, order = jax.jit(recipe.enter)(w1, w2, x)
+    recipe.check_state(jax.tree.map(lambda a: a[None], state))
+    o, stats = jax.jit(recipe.ffn)(x, w1, w2, state)
+    assert order is None and not recipe.refreshes
+    np.testing.assert_array_equal(stats["expert_load"], [1, 0, 0, 0])
+    others = jnp.arange(256)[:, None] >= 64
+    np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
 def dense_loss(seconds, seed=0):
