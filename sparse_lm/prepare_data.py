@@ -17,6 +17,7 @@ and of a finished one only reads the text again.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -61,10 +62,11 @@ def prepare_files(
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
     try:
-        replaceable(output)
+        directory = replaceable(output)
     except DataError as error:
         raise DataError(f"--output={output}: {error}") from error
-    if output.exists() and not is_prepared(output) and (not output.is_dir() or any(output.iterdir())):
+    empty = not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir()))
+    if not empty and not is_prepared(directory):
         raise DataError(f"--output={output} exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if tfds:

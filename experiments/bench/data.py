@@ -1,11 +1,11 @@
-"""Measures the data pipeline on CPU cores: tokenising, packing, preparing, reading.
+"""Measures the data pipeline on CPU cores: tokenising, writing, preparing, reading.
 
     python -m experiments.bench.data --cores=2 --output=experiments/results/data_cpu.json
 
 The text is the embedded corpus, the running Python's standard library, with a tokenizer trained on it.
 Each rate, in tokens a second, is that of the fastest repetition, since others may use the machine too:
-`load_average` is what ran when the script started. `tokenising` and `packing` are from memory to
-memory, `writing` makes ArrayRecord files of windows, `preparing` goes from JSON lines in several .zst
+`load_average` is what ran when the script started. `tokenising` is from memory to memory, `writing`
+makes ArrayRecord files of windows, `preparing` goes from JSON lines in several .zst
 files to prepared data with so many processes, and `reading` yields shuffled training batches.
 """
 
@@ -28,11 +28,12 @@ from absl import app, flags
 from tokenizers import Tokenizer
 
 from sparse_lm.data import corpus as corpus_lib
-from sparse_lm.data import packing, train_batches
 from sparse_lm.data import tokenizer as tokenizer_lib
+from sparse_lm.data import train_batches
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import find_files, python_library
 from sparse_lm.data.dataset import open_prepared
+from sparse_lm.data.packing import Stream
 from sparse_lm.data.readers import zstd
 from sparse_lm.data.stages import write_shard
 
@@ -41,7 +42,6 @@ REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Runs of which the fastest 
 OUTPUT = flags.DEFINE_string("output", "experiments/results/data_cpu.json", "File to write.")
 
 VOCAB_SIZE = 4096
-PACKING_COPIES = 10  # of the corpus, so that a run is long enough to time
 SEQ_LENS = (256, 1024, 4096)
 BATCH_TOKENS = 65_536
 BATCHES = 40
@@ -69,9 +69,6 @@ def measure(repetitions: int) -> dict[str, Any]:
     rates: dict[str, Any] = {}
     tokenise = least_seconds(lambda: list(tokenizer_lib.tokenize(texts, tokenizer)), repetitions)
     rates["tokenising"] = round(tokens / tokenise)
-    pack = least_seconds(lambda: pack_all(arrays * PACKING_COPIES, 1024), repetitions)
-    rates["packing"] = round(tokens * PACKING_COPIES / pack)
-
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.concatenate(arrays).tofile(folder / "tokens")
@@ -94,17 +91,12 @@ def measure(repetitions: int) -> dict[str, Any]:
     }
 
 
-def pack_all(pieces: list[np.ndarray], seq_len: int) -> None:
-    for windows in packing.cut(pieces, seq_len):
-        np.ascontiguousarray(windows)
-
-
 def write_rate(folder: Path, tokens: int, seq_len: int, repetitions: int) -> int:
     """Measures tokens a second from the folder's file of tokens to one of windows."""
-    stream = packing.Stream([(folder / "tokens", tokens)])
-    spans = stream.window_spans(0, packing.count_windows(tokens, seq_len), seq_len)
-    arguments = (spans, folder / "shard", seq_len, tokenizer_lib.token_dtype(VOCAB_SIZE), folder / "result")
-    return round(tokens / least_seconds(lambda: write_shard(*arguments, lambda report: None), repetitions))
+    dtype = tokenizer_lib.token_dtype(VOCAB_SIZE)
+    stream = Stream([folder / "tokens"], dtype)
+    arguments = (folder / "shard", stream, 0, stream.count_windows(seq_len), seq_len, dtype)
+    return round(tokens / least_seconds(lambda: write_shard(*arguments), repetitions))
 
 
 def write_shards(folder: Path, texts: list[str]) -> None:

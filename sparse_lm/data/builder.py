@@ -7,10 +7,15 @@ TensorFlow is not needed to write or to read it.
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +24,16 @@ from tokenizers import Tokenizer
 
 from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, file_stamp
+from sparse_lm.data.corpus import Corpus, file_stamps
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, is_whole, read_metadata
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import already_split, hold_out
+from sparse_lm.data.holdout import Survey, already_split, hold_out
 from sparse_lm.data.workers import Workers
-from sparse_lm.data.workspace import open_workspace
+from sparse_lm.files import replacing
 
 _log = logging.getLogger(__name__)
+
+STAMP_FILE = "stamp"  # tells what a preparation is made from
 
 
 def prepare(
@@ -64,16 +71,24 @@ def prepare(
       OSError: the directory cannot be written.
     """
     directory = replaceable(directory)
+    folder = directory.with_name(f".{directory.name}.incomplete")
     # One part is read by this process, and tokenised by as many threads as there are cores.
     used = min(processes, len(corpus.parts()))
-    with open_workspace(directory, Workers(used, threads=processes // used)) as workspace:
+    with locked(folder.with_suffix(".lock")), Workers(used, threads=processes // used) as workers:
         before = read_metadata(directory) if is_whole(directory) else {}
         if source and before.get("source") == source:
             return  # another process has just prepared the same
         stamps = _stamps(corpus, heldout)
-        survey = functools.partial(stages.survey, workspace=workspace)
+        made_of = tokenizer_lib.fingerprint(tokenizer) if tokenizer else vocab_size
+        parts = [repr(part.parts()) for part in (corpus, heldout) if part is not None]
+        _begin(folder, [FORMAT, stages.SHARD_BYTES, seq_len, made_of, parts, stamps])
+        numbers = itertools.count()
+
+        def survey(corpus: Corpus) -> Survey:
+            return stages.survey(corpus, folder / f"survey-{next(numbers)}", workers)
+
         split = hold_out(corpus, survey) if heldout is None else already_split(corpus, heldout, survey)
-        tokenizer = tokenizer or stages.train_tokenizer(split, vocab_size, workspace)
+        tokenizer = tokenizer or stages.train_tokenizer(split, vocab_size, folder / "sample", workers)
         vocab_size = tokenizer_lib.vocabulary_size(tokenizer)
         metadata = {
             "format": FORMAT,
@@ -86,61 +101,80 @@ def prepare(
         }
         if metadata.items() <= before.items():
             _log.info("%s is already prepared from the same text, with the same tokenizer", directory)
-            return
-        parts = stages.tokenise(split, tokenizer, workspace)
-        metadata["splits"] = {
-            name: {key: sum(counts[key] for counts in files.values()) for key in stages.COUNTS}
-            for name, files in parts.items()
-        }
-        complete = workspace.path("windows", *metadata.values(), stages.SHARD_BYTES).with_suffix("")
-        dtype = tokenizer_lib.token_dtype(vocab_size)
-        shards = stages.write(parts, complete, seq_len, dtype, workspace)
-        tokenizer.save(str(complete / TOKENIZER_FILE))
-        template = tfds.core.ShardedFileTemplate(complete, stages.SHARD_TEMPLATE)
-        tfds.folder_dataset.write_metadata(
-            data_dir=complete,
-            features=stages.window_features(seq_len, dtype),
-            split_infos=[
-                tfds.core.SplitInfo(
-                    name=name,
-                    shard_lengths=[shard["windows"] for shard in results],
-                    num_bytes=sum(shard["bytes"] for shard in results),
-                    filename_template=template,
-                )
-                for name, results in shards.items()
-            ],
-            filename_template=template,
-            check_data=False,  # by TensorFlow
-            description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
-            disable_shuffling=True,
-            metadata=tfds.core.MetadataDict(metadata),
-        )
-        now = _stamps(corpus, heldout)
-        if changed := [str(path) for path in stamps if stamps[path] != now[path]]:
-            raise DataError(f"{changed[0]} changed while it was prepared: run the same again when it no longer does")
-        if directory.exists():
-            replaced = workspace.folder / "replaced"
-            shutil.rmtree(replaced, ignore_errors=True)
-            directory.rename(replaced)
-        complete.rename(directory)
+        else:
+            corpora = {"train": split.train, "heldout": split.heldout}
+            files = stages.tokenise(corpora, tokenizer, folder / "tokens", workers)
+            metadata["splits"] = {name: stages.count(part) for name, part in files.items()}
+            complete = folder / "complete"
+            _write(complete, files, tokenizer, metadata, workers)
+            now = _stamps(corpus, heldout)
+            if changed := [path for path in stamps if stamps[path] != now[path]]:
+                raise DataError(f"{changed[0]} changed while it was prepared: run the same again")
+            if directory.exists():
+                shutil.rmtree(folder / "replaced", ignore_errors=True)
+                directory.rename(folder / "replaced")
+            complete.rename(directory)
+        (folder / STAMP_FILE).unlink()  # first: what is half removed must not be taken for work to go on from
+        shutil.rmtree(folder)
 
 
-def _stamps(*corpora: Corpus | None) -> dict[Path, str]:
-    return {path: file_stamp([path]) for corpus in corpora if corpus is not None for path in corpus.files()}
+def _write(
+    folder: Path, files: dict[str, list[Path]], tokenizer: Tokenizer, metadata: dict[str, Any], workers: Workers
+) -> None:
+    """Writes a TFDS directory of the windows of tokens in files, as `stages.tokenise` returns them."""
+    seq_len, dtype = metadata["seq_len"], tokenizer_lib.token_dtype(metadata["vocab_size"])
+    splits = stages.write(files, folder, seq_len, dtype, workers)
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        features=stages.window_features(seq_len, dtype),
+        split_infos=splits,
+        filename_template=tfds.core.ShardedFileTemplate(folder, stages.SHARD_TEMPLATE),
+        check_data=False,  # by TensorFlow
+        description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
+        disable_shuffling=True,
+        metadata=tfds.core.MetadataDict(metadata),
+    )
+
+
+def _stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
+    return file_stamps(path for corpus in corpora if corpus is not None for path in corpus.files())
+
+
+def _begin(folder: Path, deciding: Any) -> None:
+    """Makes a folder for the files of a preparation, empty unless an earlier run of the same one has left some."""
+    stamp = hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
+    file = folder / STAMP_FILE
+    if not file.exists() or file.read_text() != stamp:
+        shutil.rmtree(folder, ignore_errors=True)
+        with replacing(file) as partial:
+            partial.write_text(stamp)
+    for partial in folder.rglob("*.part"):
+        partial.unlink()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock on a file, which stays; another process waits until the first one has left, or ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("waiting for another process, which holds %s", path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:  # file systems of clusters may have none
+            _log.warning("no lock on %s (%s): let no other process prepare the same data meanwhile", path, error)
+        yield
 
 
 def replaceable(directory: Path) -> Path:
     """Returns the directory without links, to which a rename can move another.
 
     Raises:
-      DataError: it is a mount point, or the current directory, which whoever works in it would lose; or a link that
-        leads to itself.
+      DataError: it is a mount point, or the current directory, which whoever works in it would lose.
     """
     directory = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError where links go in a circle
-    if directory.is_symlink():
-        raise DataError(f"{directory} is a link that leads to itself")
-    if directory.is_mount():
-        raise DataError(f"{directory} is a mount point, which cannot be replaced: name a directory in it")
-    if directory == Path.cwd():
-        raise DataError(f"{directory} is the current directory, which cannot be replaced: name a directory in it")
+    if directory.is_mount() or directory == Path.cwd():
+        raise DataError(f"{directory} is a mount point or the current directory: name a directory in it")
     return directory

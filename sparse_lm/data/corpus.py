@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
 import logging
 import os
 import sysconfig
@@ -38,7 +37,7 @@ LIBRARY_FILE_LIMIT = 512 * 1024  # bytes; larger files are tables of data
 class Corpus(Protocol):
     """Yields documents in a fixed order; every iteration starts again from the first.
 
-    Corpora are picklable.
+    Corpora are picklable, and their `repr` says all that decides the documents but for what is in the files.
     """
 
     def __iter__(self) -> Iterator[Document]: ...
@@ -48,9 +47,6 @@ class Corpus(Protocol):
 
     def files(self) -> Sequence[Path]:
         """Returns the files that the documents are read from."""
-
-    def stamp(self) -> str:
-        """Returns a word that changes when the documents do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,24 +80,21 @@ class TextFiles:
     def files(self) -> tuple[Path, ...]:
         return self.paths
 
-    def stamp(self) -> str:
-        return file_stamp(self.paths, self.text_field)
 
-
-def file_stamp(paths: Iterable[Path], *context: object) -> str:
-    """Hashes names, sizes and times of files, and what else decides their text.
+def file_stamps(paths: Iterable[Path]) -> dict[str, list[int]]:
+    """Returns sizes and times of files, by their absolute paths.
 
     Raises:
       DataError: a file is not there.
     """
-    digest = hashlib.sha256(repr(context).encode())
+    stamps = {}
     for path in paths:
         try:
             status = path.stat()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error}") from error
-        digest.update(os.fsencode(path.absolute()) + f" {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+        stamps[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
+    return stamps
 
 
 def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:

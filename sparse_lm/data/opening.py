@@ -15,7 +15,7 @@ from sparse_lm.config import Config, ConfigError
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import prepare
-from sparse_lm.data.corpus import Corpus, file_stamp, python_library
+from sparse_lm.data.corpus import Corpus, file_stamps, python_library
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, Data, is_prepared, mix, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import survey_corpus
@@ -103,7 +103,8 @@ def _open_foreign(config: Config, directory: Path, tokenizer: Tokenizer | None) 
             held = f"the tokens in {directory} are {train.dtype}, which holds ids up to {limit}"
             raise _tokenizer_error(config, f"has ids up to {largest}; {held}")
     name = directory.resolve().parent.name if directory.name[:1].isdigit() else directory.resolve().name
-    origin = file_stamp(sorted(directory.resolve().iterdir()))
+    stamps = file_stamps(sorted(directory.resolve().iterdir()))
+    origin = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
     return _open_cached(config, name, origin, tokenizer, train, heldout)
 
 

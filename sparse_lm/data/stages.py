@@ -1,131 +1,104 @@
 """The stages of a preparation: survey the text, train a tokenizer, turn text into tokens, and tokens into windows.
 
 Every stage consists of tasks that work on their own part of the corpus, or shard of the result, so that the outcome
-does not depend on how many processes there are.
+does not depend on how many processes there are. A task leaves a file in a folder, where a later run of the same
+preparation finds it.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tokenizers import Tokenizer
 
-from sparse_lm.data import packing
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, Document, TextFiles
-from sparse_lm.data.holdout import Split, Survey, join_surveys, survey_corpus
-from sparse_lm.data.workers import Report, Result
-from sparse_lm.data.workspace import Workspace
-from sparse_lm.files import replacing
+from sparse_lm.data.corpus import Corpus, TextFiles
+from sparse_lm.data.holdout import SURVEYED, Split, Survey, sum_up, survey_documents
+from sparse_lm.data.packing import Stream
+from sparse_lm.data.workers import Workers
+from sparse_lm.files import replacing, write_json
 
-REPORTED_TOKENS = 2**20  # at one time
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
-WATCHED = 1000  # documents are reported at one time
 SHARD_BYTES = 256 * 2**20
 SHARD_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # for TFDS to find the files by
 COUNTS = ("documents", "tokens", "bytes")
 
 
-def survey(corpus: Corpus, workspace: Workspace) -> Survey:
+def survey(corpus: Corpus, folder: Path, workers: Workers) -> Survey:
     """Reads a corpus as `survey_corpus` does, part by part."""
-    tasks = workspace.tasks("survey", _survey, corpus)
-    results = workspace.run("reading the text", "parts", tasks, len(tasks)).values()
-    digests = (path.with_suffix(".digests").read_bytes() for path in tasks)
-    return join_surveys([Survey(**result["survey"]) for result in results], digests)
+    tasks = {folder / f"{number:05d}": (part,) for number, part in enumerate(corpus.parts())}
+    workers.run("reading the text", _survey, tasks)
+    return sum_up(np.fromfile(path, SURVEYED) for path in tasks)
 
 
-def _survey(corpus: Corpus, path: Path, report: Report) -> Result:
-    """Keeps the digests of the documents in a file: 32 bytes a document, in order."""
-    with replacing(path.with_suffix(".digests")) as partial, open(partial, "wb") as file:
-        found = survey_corpus(_watched(corpus, report), file.write)
-    report({"parts": 1})
-    return {"parts": 1, "survey": vars(found)}
+def _survey(path: Path, corpus: Corpus) -> None:
+    rows = survey_documents(corpus)
+    with replacing(path) as partial:
+        rows.tofile(partial)
 
 
-def train_tokenizer(split: Split, vocab_size: int, workspace: Workspace) -> Tokenizer:
+def train_tokenizer(split: Split, vocab_size: int, folder: Path, workers: Workers) -> Tokenizer:
     """Trains a tokenizer on a sample of the training documents."""
-    sample = workspace.tasks("sample", _sample, split.sample(TOKENIZER_SAMPLE))
-    results = workspace.run("sampling text for the tokenizer", "parts", sample, len(sample)).values()
-    texts = TextFiles(tuple(path.with_suffix(".jsonl") for path in sample))
-    path = workspace.path("trained", split.sha256, vocab_size, *sample)
-    task = {path: functools.partial(_train, texts, vocab_size)}
-    workspace.run("training the tokenizer", "documents", task, sum(result["documents"] for result in results))
-    return tokenizer_lib.load_tokenizer(path.with_suffix(".tokenizer"))
+    parts = split.sample(TOKENIZER_SAMPLE).parts()
+    sample = {folder / f"{number:05d}.jsonl": (part,) for number, part in enumerate(parts)}
+    workers.run("sampling text for the tokenizer", _sample, sample)
+    path = folder / "tokenizer.json"
+    workers.run("training the tokenizer", _train, {path: (TextFiles(tuple(sample)), vocab_size)})
+    return tokenizer_lib.load_tokenizer(path)
 
 
-def _sample(corpus: Corpus, path: Path, report: Report) -> Result:
-    documents = 0
-    with replacing(path.with_suffix(".jsonl")) as partial, open(partial, "w") as file:
-        for text in _watched(corpus, report):
-            file.write(json.dumps({"text": text}) + "\n")
-            documents += 1
-    report({"parts": 1})
-    return {"parts": 1, "documents": documents}
+def _sample(path: Path, corpus: Corpus) -> None:
+    with replacing(path) as partial, open(partial, "w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in corpus)
 
 
-def _train(texts: TextFiles, vocab_size: int, path: Path, report: Report) -> Result:
-    tokenizer = tokenizer_lib.train_tokenizer(_watched(texts, report), vocab_size)
-    with replacing(path.with_suffix(".tokenizer")) as partial:
+def _train(path: Path, texts: TextFiles, vocab_size: int) -> None:
+    tokenizer = tokenizer_lib.train_tokenizer(texts, vocab_size)
+    with replacing(path) as partial:
         tokenizer.save(str(partial))
-    return {"documents": 0}
 
 
-def _watched(documents: Iterable[Document], report: Report) -> Iterator[Document]:
-    """Reports documents as they are read."""
-    count = 0
-    for document in documents:
-        yield document
-        count += 1
-        if count == WATCHED:
-            report({"documents": count})
-            count = 0
-    report({"documents": count})
-
-
-def tokenise(split: Split, tokenizer: Tokenizer, workspace: Workspace) -> dict[str, dict[Path, Result]]:
-    """Turns the documents of both parts, "train" and "heldout", into files of tokens.
+def tokenise(corpora: dict[str, Corpus], tokenizer: Tokenizer, folder: Path, workers: Workers) -> dict[str, list[Path]]:
+    """Turns the documents of each corpus into files of tokens, with an end of text behind every document.
 
     Returns:
-      For each part its files, with the documents, tokens (ends of text among them) and bytes of text in each.
+      For each corpus its files, beside each of which a .json file counts documents, tokens (ends of text among them)
+      and bytes of text.
     """
-    saved = workspace.path("tokenizer", tokenizer_lib.fingerprint(tokenizer))
+    saved = folder / f"{tokenizer_lib.fingerprint(tokenizer)}.json"
     if not saved.exists():
         with replacing(saved) as partial:
             tokenizer.save(str(partial))
     tasks = {
-        name: workspace.tasks("tokens", _tokenise, corpus, saved)
-        for name, corpus in (("train", split.train), ("heldout", split.heldout))
+        name: {folder / f"{name}-{number:05d}.json": (part, saved) for number, part in enumerate(corpus.parts())}
+        for name, corpus in corpora.items()
     }
-    results = workspace.run("tokenising", "documents", tasks["train"] | tasks["heldout"], split.documents)
-    return {name: {path.with_suffix(".tokens"): results[path] for path in part} for name, part in tasks.items()}
+    workers.run("tokenising", _tokenise, {path: task for part in tasks.values() for path, task in part.items()})
+    return {name: [path.with_suffix(".tokens") for path in part] for name, part in tasks.items()}
 
 
-def _tokenise(corpus: Corpus, tokenizer_path: Path, path: Path, report: Report) -> Result:
-    """Writes a file of tokens, with an end of text behind every document."""
+def _tokenise(path: Path, corpus: Corpus, tokenizer_path: Path) -> None:
     tokenizer, lengths = _load(tokenizer_path)
     dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
-    counts, fresh = Counter(dict.fromkeys(COUNTS, 0)), Counter[str]()
+    counts = dict.fromkeys(COUNTS, 0)
     with replacing(path.with_suffix(".tokens")) as partial, open(partial, "wb") as file:
         for tokens in tokenizer_lib.tokenize(corpus, tokenizer):
             file.write(np.append(tokens, dtype.type(end_of_text)))
-            size = int(lengths[tokens].sum(dtype=np.int64))
-            fresh.update(documents=1, tokens=len(tokens) + 1, bytes=size)
-            if fresh["tokens"] >= REPORTED_TOKENS:
-                report(fresh)
-                counts.update(fresh)
-                fresh = Counter()
-    report(fresh)
-    counts.update(fresh)
-    return counts
+            counts["documents"] += 1
+            counts["tokens"] += len(tokens) + 1
+            counts["bytes"] += int(lengths[tokens].sum(dtype=np.int64))
+    write_json(path, counts)
+
+
+def count(files: list[Path]) -> dict[str, int]:
+    """Sums up what `tokenise` has counted in the files of a corpus."""
+    counts = [json.loads(path.with_suffix(".json").read_text()) for path in files]
+    return {key: sum(part[key] for part in counts) for key in COUNTS}
 
 
 @functools.lru_cache(maxsize=1)
@@ -136,58 +109,49 @@ def _load(path: Path) -> tuple[Tokenizer, np.ndarray]:
 
 
 def write(
-    parts: dict[str, dict[Path, Result]], folder: Path, seq_len: int, dtype: np.dtype, workspace: Workspace
-) -> dict[str, list[Result]]:
-    """Cuts the tokens of each part into windows and writes them to ArrayRecord files in `folder`.
+    files: dict[str, list[Path]], folder: Path, seq_len: int, dtype: np.dtype, workers: Workers
+) -> list[tfds.core.SplitInfo]:
+    """Cuts tokens into windows and writes them to ArrayRecord files.
 
     Args:
-      parts: what `tokenise` returns.
+      files: what `tokenise` returns.
       folder: where the shards are, those of an earlier run among them.
       seq_len: targets of a window.
       dtype: of the tokens.
-      workspace: for the results.
+      workers: run the tasks.
 
     Returns:
-      For each part the windows and bytes of its shards.
+      What TFDS has to know about each split.
     """
-    results_folder = folder.with_suffix(".results")
-    if not folder.exists():  # or an earlier run has moved it to its place, and was killed before it could say so
-        shutil.rmtree(results_folder, ignore_errors=True)
-    shard_windows = max(1, SHARD_BYTES // ((seq_len + 1) * dtype.itemsize))
-    tasks: dict[str, dict[Path, Any]] = {}
-    total = 0
-    for name, files in parts.items():
-        stream = packing.Stream([(path, counts["tokens"]) for path, counts in files.items() if counts["tokens"]])
-        windows = packing.count_windows(len(stream), seq_len)
-        total += windows
-        tasks[name] = {}
-        for number, first in enumerate(range(0, windows, shard_windows)):
-            spans = stream.window_spans(first, min(first + shard_windows, windows), seq_len)
+    template = tfds.core.ShardedFileTemplate(folder, SHARD_TEMPLATE)
+    record_bytes = len(window_features(seq_len, dtype).serialize_example({"tokens": np.zeros(seq_len + 1, dtype)}))
+    most = max(1, SHARD_BYTES // ((seq_len + 1) * dtype.itemsize))
+    tasks, splits = {}, []
+    for name, paths in files.items():
+        stream = Stream(paths, dtype)
+        windows = stream.count_windows(seq_len)
+        firsts = range(0, windows, most)
+        for number, first in enumerate(firsts):
             shard = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it
-            tasks[name][results_folder / f"{shard.name}.json"] = functools.partial(
-                write_shard, spans, shard, seq_len, dtype
+            tasks[shard] = (stream, first, min(first + most, windows), seq_len, dtype)
+        lengths = [min(most, windows - first) for first in firsts]
+        splits.append(
+            tfds.core.SplitInfo(
+                name=name, shard_lengths=lengths, num_bytes=windows * record_bytes, filename_template=template
             )
-    results = workspace.run("writing", "windows", tasks["train"] | tasks["heldout"], total)
-    return {name: [results[path] for path in part] for name, part in tasks.items()}
+        )
+    workers.run("writing", write_shard, tasks)
+    return splits
 
 
-def write_shard(
-    spans: list[packing.Span], shard: Path, seq_len: int, dtype: np.dtype, path: Path, report: Report
-) -> Result:
-    """Writes the windows of some spans of tokens to one file; counts windows and the bytes of their records."""
+def write_shard(path: Path, stream: Stream, first: int, last: int, seq_len: int, dtype: np.dtype) -> None:
+    """Writes the windows of a stream from `first` to before `last` to one file."""
     features = window_features(seq_len, dtype)
-    counts = {"windows": 0, "bytes": 0}
-    with replacing(shard) as partial:
+    with replacing(path) as partial:
         writer = array_record_module.ArrayRecordWriter(str(partial), "group_size:1")
-        for windows in packing.cut((span.read(dtype) for span in spans), seq_len):
-            for window in windows:
-                record = features.serialize_example({"tokens": window})
-                writer.write(record)
-                counts["bytes"] += len(record)
-            counts["windows"] += len(windows)
+        for window in stream.windows(first, last, seq_len):
+            writer.write(features.serialize_example({"tokens": window}))
         writer.close()
-    report({"windows": counts["windows"], "tokens": counts["windows"] * seq_len})
-    return counts
 
 
 def window_features(seq_len: int, dtype: np.dtype) -> tfds.features.FeaturesDict:

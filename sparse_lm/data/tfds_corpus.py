@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from sparse_lm.data.corpus import Document, file_stamp
+from sparse_lm.data.corpus import Document
 from sparse_lm.data.errors import DataError
 
 INFO_FILE = "dataset_info.json"
@@ -109,9 +109,6 @@ class TfdsCorpus:
 
     def files(self) -> list[Path]:
         return [self.directory / INFO_FILE, *(path for path, _ in self._shards())]
-
-    def stamp(self) -> str:
-        return file_stamp(self.files(), self.feature, self.end_of_text)
 
     def _shards(self) -> list[tuple[Path, int]]:
         """Returns the files, each with the number of its records."""

@@ -1,7 +1,6 @@
 """Small corpora, tokenizers and datasets that the data tests make for themselves."""
 
 import gzip
-import hashlib
 import json
 import struct
 from itertools import chain, islice, product
@@ -32,9 +31,6 @@ class Documents(tuple):
 
     def files(self) -> list[Path]:
         return []
-
-    def stamp(self) -> str:
-        return hashlib.sha256(repr([*self]).encode()).hexdigest()
 
 
 def make_tokenizer(vocab_size: int = 400) -> Tokenizer:
