@@ -11,8 +11,7 @@ C4 as published, with its own held-out documents and Llama 3's tokenizer:
 --files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, .json.gz and .json.zst (JSON lines or an
 array), .parquet, and any other text file that is named without a pattern; --tfds takes a TFDS directory instead. Unless
 --tokenizer names one, a byte-level BPE is trained on the corpus. The corpus is never held in memory. Files are read by
-several processes, and the result does not depend on how many. The same command goes on where it was stopped, or killed,
-and of a finished one only reads the text again.
+several processes, and the result does not depend on how many. The same command goes on where it was stopped, or killed.
 """
 
 from __future__ import annotations

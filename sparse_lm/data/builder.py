@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 
 from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, file_stamps
-from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, is_whole, read_metadata
+from sparse_lm.data.corpus import Corpus
+from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared, read_metadata
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import Survey, already_split, hold_out
 from sparse_lm.data.workers import Workers
@@ -44,7 +44,6 @@ def prepare(
     heldout: Corpus | None = None,
     tokenizer: Tokenizer | None = None,
     vocab_size: int = 4096,
-    source: dict[str, Any] | None = None,
     processes: int = 1,
 ) -> None:
     """Writes prepared data to `directory`, or to what it leads to if it is a link, replacing what is there.
@@ -53,8 +52,7 @@ def prepare(
     it, which nothing reads but the next run of the same preparation: that one goes on from there, after an error or a
     kill, and ends with the same bytes.
 
-    What is there stays if it is whole and of the same `source`, or else of the same text, tokenizer and length, which
-    reading the text tells.
+    What is there stays if it is whole and was prepared from the same.
 
     Args:
       directory: the result.
@@ -63,7 +61,6 @@ def prepare(
       heldout: documents to evaluate on.
       tokenizer: None to train one with `vocab_size` entries on the training documents.
       vocab_size: entries of a tokenizer to be trained.
-      source: what the data is made from, recorded in the metadata for a cache to recognise.
       processes: to use at most; the result does not depend on it.
 
     Raises:
@@ -75,13 +72,12 @@ def prepare(
     # One part is read by this process, and tokenised by as many threads as there are cores.
     used = min(processes, len(corpus.parts()))
     with locked(folder.with_suffix(".lock")), Workers(used, threads=processes // used) as workers:
-        before = read_metadata(directory) if is_whole(directory) else {}
-        if source and before.get("source") == source:
-            return  # another process has just prepared the same
-        stamps = _stamps(corpus, heldout)
-        made_of = tokenizer_lib.fingerprint(tokenizer) if tokenizer else vocab_size
-        parts = [repr(part.parts()) for part in (corpus, heldout) if part is not None]
-        _begin(folder, [FORMAT, stages.SHARD_BYTES, seq_len, made_of, parts, stamps])
+        stamps = _file_stamps(corpus, heldout)
+        stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
+        if _is_whole(directory) and read_metadata(directory).get("stamp") == stamp:
+            _log.info("%s is already prepared from the same files", directory)
+            return
+        _begin(folder, stamp)
         numbers = itertools.count()
 
         def survey(corpus: Corpus) -> Survey:
@@ -92,28 +88,23 @@ def prepare(
         vocab_size = tokenizer_lib.vocabulary_size(tokenizer)
         metadata = {
             "format": FORMAT,
-            "source": source or {},
+            "stamp": stamp,
             "corpus_sha256": split.sha256,
             "tokenizer_sha256": tokenizer_lib.fingerprint(tokenizer),
             "vocab_size": vocab_size,
             "end_of_text": tokenizer_lib.end_of_text(tokenizer),
             "seq_len": seq_len,
         }
-        if metadata.items() <= before.items():
-            _log.info("%s is already prepared from the same text, with the same tokenizer", directory)
-        else:
-            corpora = {"train": split.train, "heldout": split.heldout}
-            files = stages.tokenise(corpora, tokenizer, folder / "tokens", workers)
-            metadata["splits"] = {name: stages.count(part) for name, part in files.items()}
-            complete = folder / "complete"
-            _write(complete, files, tokenizer, metadata, workers)
-            now = _stamps(corpus, heldout)
-            if changed := [path for path in stamps if stamps[path] != now[path]]:
-                raise DataError(f"{changed[0]} changed while it was prepared: run the same again")
-            if directory.exists():
-                shutil.rmtree(folder / "replaced", ignore_errors=True)
-                directory.rename(folder / "replaced")
-            complete.rename(directory)
+        files = stages.tokenise({"train": split.train, "heldout": split.heldout}, tokenizer, folder / "tokens", workers)
+        metadata["splits"] = {name: stages.count(part) for name, part in files.items()}
+        complete = folder / "complete"
+        _write(complete, files, tokenizer, metadata, workers)
+        now = _file_stamps(corpus, heldout)
+        if changed := [path for path in stamps if stamps[path] != now[path]]:
+            raise DataError(f"{changed[0]} changed while it was prepared: run the same again")
+        if directory.exists():
+            directory.rename(folder / "replaced")
+        complete.rename(directory)
         (folder / STAMP_FILE).unlink()  # first: what is half removed must not be taken for work to go on from
         shutil.rmtree(folder)
 
@@ -137,13 +128,40 @@ def _write(
     )
 
 
-def _stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
-    return file_stamps(path for corpus in corpora if corpus is not None for path in corpus.files())
+def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: Tokenizer | None, vocab_size: int) -> str:
+    """Returns a hash of all that decides what `prepare` makes of these; of files names, sizes and times.
+
+    Raises:
+      DataError: a file is not there.
+    """
+    corpora = [repr(part.parts()) for part in (corpus, heldout) if part is not None]
+    entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else vocab_size
+    deciding = [FORMAT, stages.SHARD_BYTES, seq_len, entries, corpora, _file_stamps(corpus, heldout)]
+    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
 
 
-def _begin(folder: Path, deciding: Any) -> None:
+def _file_stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
+    """Returns sizes and times of the files of corpora, by their absolute paths."""
+    stamps = {}
+    for path in itertools.chain.from_iterable(corpus.files() for corpus in corpora if corpus is not None):
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error}") from error
+        stamps[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
+    return stamps
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        open_prepared(directory)
+    except DataError:
+        return False
+    return True
+
+
+def _begin(folder: Path, stamp: str) -> None:
     """Makes a folder for the files of a preparation, empty unless an earlier run of the same one has left some."""
-    stamp = hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
     file = folder / STAMP_FILE
     if not file.exists() or file.read_text() != stamp:
         shutil.rmtree(folder, ignore_errors=True)

@@ -81,22 +81,6 @@ class TextFiles:
         return self.paths
 
 
-def file_stamps(paths: Iterable[Path]) -> dict[str, list[int]]:
-    """Returns sizes and times of files, by their absolute paths.
-
-    Raises:
-      DataError: a file is not there.
-    """
-    stamps = {}
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error}") from error
-        stamps[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
-    return stamps
-
-
 def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
     """Finds the readable files that glob patterns match, each once, sorted by path; `**` matches any folders.
 
@@ -136,11 +120,8 @@ def python_library() -> TextFiles:
       DataError: this Python has no library sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in LIBRARY_SKIPPED]
-        paths += [Path(folder, name) for name in files if name.endswith(".py")]
-    readable = [path for path in sorted(paths) if path.stat().st_size <= LIBRARY_FILE_LIMIT]
+    paths = [path for path in sorted(root.rglob("*.py")) if not LIBRARY_SKIPPED & set(path.relative_to(root).parts)]
+    readable = [path for path in paths if path.stat().st_size <= LIBRARY_FILE_LIMIT]
     if not readable:
         raise DataError(f"no Python sources under {root}: the embedded corpus needs the standard library as files")
     return TextFiles(tuple(readable))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from sparse_lm.config import Config, ConfigError
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.builder import prepare
-from sparse_lm.data.corpus import Corpus, file_stamps, python_library
-from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, Data, is_prepared, mix, open_prepared
+from sparse_lm.data.builder import prepare, stamp_of
+from sparse_lm.data.corpus import Corpus, python_library
+from sparse_lm.data.dataset import TOKENIZER_FILE, Data, is_prepared, mix, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import survey_corpus
 from sparse_lm.data.workers import available_cores
 
 _log = logging.getLogger(__name__)
@@ -43,8 +39,7 @@ def open_data(config: Config) -> Data:
         except DataError as error:
             raise _tokenizer_error(config, str(error)) from error
     if not config.data.path:
-        corpus = python_library()
-        data = _open_cached(config, "python", survey_corpus(corpus).sha256, tokenizer, corpus)
+        data = _open_cached(config, "python", tokenizer, python_library())
     else:
         weights = _parse_mixture(config)
         parts = [_open_path(config, path, tokenizer) for path in weights]
@@ -95,46 +90,30 @@ def _open_foreign(config: Config, directory: Path, tokenizer: Tokenizer | None) 
     if tokenizer is None and beside.is_file():
         tokenizer = tokenizer_lib.load_tokenizer(beside)
     train, heldout = tfds_corpus.open_splits(directory, tokenizer and tokenizer_lib.end_of_text(tokenizer))
-    if train.feature == "tokens":
-        if tokenizer is None:
-            raise _tokenizer_error(config, f"must name the tokenizer.json of the tokens in {directory}")
-        largest, limit = tokenizer_lib.vocabulary_size(tokenizer) - 1, np.iinfo(train.dtype).max
-        if largest > limit:
-            held = f"the tokens in {directory} are {train.dtype}, which holds ids up to {limit}"
-            raise _tokenizer_error(config, f"has ids up to {largest}; {held}")
+    if train.feature == "tokens" and tokenizer is None:
+        raise _tokenizer_error(config, f"must name the tokenizer.json of the tokens in {directory}")
     name = directory.resolve().parent.name if directory.name[:1].isdigit() else directory.resolve().name
-    stamps = file_stamps(sorted(directory.resolve().iterdir()))
-    origin = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
-    return _open_cached(config, name, origin, tokenizer, train, heldout)
+    return _open_cached(config, name, tokenizer, train, heldout)
 
 
 def _open_cached(
-    config: Config, name: str, origin: str, tokenizer: Tokenizer | None, corpus: Corpus, heldout: Corpus | None = None
+    config: Config, name: str, tokenizer: Tokenizer | None, corpus: Corpus, heldout: Corpus | None = None
 ) -> Data:
-    """Opens the windows made of `origin` for this config, or makes them.
+    """Opens the windows made of a corpus for this config, or makes them.
 
     Args:
       config: the cache, the length of a window, and the vocabulary if a tokenizer is to be trained.
       name: what the folder is called, for people.
-      origin: hash of the text.
       tokenizer: None to train one.
       corpus, heldout: documents, as `prepare` takes them; read only to make the windows.
     """
     _check_vocabulary(config, tokenizer_lib.vocabulary_size(tokenizer) if tokenizer else tokenizer_lib.MIN_VOCAB_SIZE)
-    entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else config.model.vocab_size
-    source = {"format": FORMAT, "origin": origin, "tokenizer": entries, "seq_len": config.seq_len}
-    key = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:16]
-    directory = Path(config.data.cache_dir, f"{name}-{key}")
+    key = stamp_of(corpus, heldout, config.seq_len, tokenizer, config.model.vocab_size)
+    directory = Path(config.data.cache_dir, f"{name}-{key[:16]}")
     try:
-        data = open_prepared(directory)
-        if data.info["source"] == source:
-            return data
-        _log.warning("preparing the data again: %s was made from something else", directory)
+        return open_prepared(directory)
     except DataError as error:
-        if directory.exists():
-            _log.warning("preparing the data again: %s", error)
-        else:
-            _log.info("preparing the data in %s", directory)
+        _log.info("preparing the data: %s", error)
     try:
         prepare(
             directory,
@@ -143,7 +122,6 @@ def _open_cached(
             seq_len=config.seq_len,
             tokenizer=tokenizer,
             vocab_size=config.model.vocab_size,
-            source=source,
             processes=available_cores(),
         )
     except OSError as error:

@@ -21,7 +21,6 @@ INFO_FILE = "dataset_info.json"
 FEATURES = ("tokens", "text")  # the first one that a dataset has is read
 HELDOUT_SPLITS = ("heldout", "validation", "test")  # the first one that a dataset has
 READ_RECORDS = 256  # fetched at one time
-LONGEST_DOCUMENT = 2**20  # tokens, where windows hold no end of text to find documents by
 
 
 def find_dataset(path: str | Path) -> Path:
@@ -61,8 +60,7 @@ def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCo
 class TfdsCorpus:
     """Reads one split of a TFDS directory, or one file of a split, a document (`tokens` or `text`) a record.
 
-    Tokenised documents may end with `end_of_text` or not. Rows of `tokens` that all have one length are windows that
-    were cut from a stream of documents; they are joined again and cut where `end_of_text` stands.
+    Tokenised documents may end with `end_of_text` or not.
     """
 
     directory: Path
@@ -83,11 +81,6 @@ class TfdsCorpus:
                 return name
         raise DataError(f"{self.directory} has no feature {' or '.join(FEATURES)}, but {', '.join(features)}")
 
-    @property
-    def dtype(self) -> np.dtype:
-        """Returns the type of the stored tokens."""
-        return np.dtype(self._connector().np_dtype)
-
     def __iter__(self) -> Iterator[Document]:
         """Yields non-empty documents in stored order.
 
@@ -100,8 +93,8 @@ class TfdsCorpus:
             raise DataError(f"cannot read {self.directory}: {error}") from error
 
     def parts(self) -> list[TfdsCorpus]:
-        """Returns a file each; but windows of tokens are one part, since documents run on from file to file."""
-        if self.shard is not None or (self.feature == "tokens" and self._connector().shape != (None,)):
+        """Returns a file each."""
+        if self.shard is not None:
             return [self]
         return [
             dataclasses.replace(self, shard=shard) for shard, (_, length) in enumerate(self._shards()) if length
@@ -124,12 +117,10 @@ class TfdsCorpus:
             yield value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     def _token_documents(self) -> Iterator[np.ndarray]:
-        shape = self._connector().shape
-        if len(shape) != 1 or not np.issubdtype(self.dtype, np.integer):
-            raise DataError(f"{self.directory}: tokens must be 1-D integers, not {shape} {self.dtype}")
+        shape, dtype = self._connector().shape, np.dtype(self._connector().np_dtype)
+        if shape != (None,) or not np.issubdtype(dtype, np.integer):  # of one length: windows, that documents run over
+            raise DataError(f"{self.directory}: tokens must be 1-D integers of any length, not {shape} {dtype}")
         rows = map(np.asarray, self._values())
-        if shape[0] is not None:
-            return _documents_of_windows(rows, self.end_of_text)
         return (row[:-1] if len(row) and row[-1] == self.end_of_text else row for row in rows)
 
     def _values(self) -> Iterator[bytes | np.ndarray]:
@@ -158,21 +149,6 @@ def _info(directory: Path) -> tfds.core.DatasetInfo:
         return tfds.builder_from_directory(directory).info
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
         raise DataError(f"cannot read {directory} as a TFDS dataset: {error}") from error
-
-
-def _documents_of_windows(rows: Iterator[np.ndarray], end_of_text: int | None) -> Iterator[np.ndarray]:
-    parts: list[np.ndarray] = []
-    for row in rows:
-        *complete, rest = np.split(row, np.flatnonzero(row == end_of_text) + 1)
-        for part in complete:
-            yield np.concatenate([*parts, part[:-1]])
-            parts = []
-        parts.append(rest)
-        if sum(map(len, parts)) > LONGEST_DOCUMENT:
-            yield np.concatenate(parts)
-            parts = []
-    if parts:
-        yield np.concatenate(parts)
 
 
 def _array_records(path: Path, count: int) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ class Records:
 
 def make_data(train: int = 50, heldout: int = 23, offset: int = 0) -> Data:
     counts = dict(train=train, heldout=heldout)
-    windows = {split: Windows(Records(count, offset), {Path(split): count}) for split, count in counts.items()}
+    windows = {split: Windows(Records(count, offset), Path()) for split, count in counts.items()}
     info = {"corpus_sha256": str(offset), "splits": {"train": {"tokens": train}}}
     return Data(
         Path(), Path("tokenizer.json"), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info=info, **windows
