@@ -17,9 +17,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import tensorflow_datasets as tfds
 from tokenizers import Tokenizer
 
 from sparse_lm.data import stages
@@ -76,6 +74,7 @@ def prepare(
         stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
         if _is_whole(directory) and read_metadata(directory).get("stamp") == stamp:
             _log.info("%s is already prepared from the same files", directory)
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it removed this
             return
         _begin(folder, stamp)
         numbers = itertools.count()
@@ -98,7 +97,8 @@ def prepare(
         files = stages.tokenise({"train": split.train, "heldout": split.heldout}, tokenizer, folder / "tokens", workers)
         metadata["splits"] = {name: stages.count(part) for name, part in files.items()}
         complete = folder / "complete"
-        _write(complete, files, tokenizer, metadata, workers)
+        stages.write(files, complete, metadata, workers)
+        tokenizer.save(str(complete / TOKENIZER_FILE))
         now = _file_stamps(corpus, heldout)
         if changed := [path for path in stamps if stamps[path] != now[path]]:
             raise DataError(f"{changed[0]} changed while it was prepared: run the same again")
@@ -107,25 +107,6 @@ def prepare(
         complete.rename(directory)
         (folder / STAMP_FILE).unlink()  # first: what is half removed must not be taken for work to go on from
         shutil.rmtree(folder)
-
-
-def _write(
-    folder: Path, files: dict[str, list[Path]], tokenizer: Tokenizer, metadata: dict[str, Any], workers: Workers
-) -> None:
-    """Writes a TFDS directory of the windows of tokens in files, as `stages.tokenise` returns them."""
-    seq_len, dtype = metadata["seq_len"], tokenizer_lib.token_dtype(metadata["vocab_size"])
-    splits = stages.write(files, folder, seq_len, dtype, workers)
-    tokenizer.save(str(folder / TOKENIZER_FILE))
-    tfds.folder_dataset.write_metadata(
-        data_dir=folder,
-        features=stages.window_features(seq_len, dtype),
-        split_infos=splits,
-        filename_template=tfds.core.ShardedFileTemplate(folder, stages.SHARD_TEMPLATE),
-        check_data=False,  # by TensorFlow
-        description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
-        disable_shuffling=True,
-        metadata=tfds.core.MetadataDict(metadata),
-    )
 
 
 def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: Tokenizer | None, vocab_size: int) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -18,10 +20,13 @@ from tokenizers import Tokenizer
 
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus, TextFiles
+from sparse_lm.data.dataset import TOKENIZER_FILE
 from sparse_lm.data.holdout import SURVEYED, Split, Survey, sum_up, survey_documents
 from sparse_lm.data.packing import Stream
 from sparse_lm.data.workers import Workers
 from sparse_lm.files import replacing, write_json
+
+_log = logging.getLogger(__name__)
 
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
 SHARD_BYTES = 256 * 2**20
@@ -47,20 +52,18 @@ def train_tokenizer(split: Split, vocab_size: int, folder: Path, workers: Worker
     parts = split.sample(TOKENIZER_SAMPLE).parts()
     sample = {folder / f"{number:05d}.jsonl": (part,) for number, part in enumerate(parts)}
     workers.run("sampling text for the tokenizer", _sample, sample)
-    path = folder / "tokenizer.json"
-    workers.run("training the tokenizer", _train, {path: (TextFiles(tuple(sample)), vocab_size)})
+    path = folder / TOKENIZER_FILE
+    if not path.exists():
+        _log.info("training the tokenizer")
+        tokenizer = tokenizer_lib.train_tokenizer(TextFiles(tuple(sample)), vocab_size)
+        with replacing(path) as partial:
+            tokenizer.save(str(partial))
     return tokenizer_lib.load_tokenizer(path)
 
 
 def _sample(path: Path, corpus: Corpus) -> None:
     with replacing(path) as partial, open(partial, "w") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in corpus)
-
-
-def _train(path: Path, texts: TextFiles, vocab_size: int) -> None:
-    tokenizer = tokenizer_lib.train_tokenizer(texts, vocab_size)
-    with replacing(path) as partial:
-        tokenizer.save(str(partial))
 
 
 def tokenise(corpora: dict[str, Corpus], tokenizer: Tokenizer, folder: Path, workers: Workers) -> dict[str, list[Path]]:
@@ -70,20 +73,17 @@ def tokenise(corpora: dict[str, Corpus], tokenizer: Tokenizer, folder: Path, wor
       For each corpus its files, beside each of which a .json file counts documents, tokens (ends of text among them)
       and bytes of text.
     """
-    saved = folder / f"{tokenizer_lib.fingerprint(tokenizer)}.json"
-    if not saved.exists():
-        with replacing(saved) as partial:
-            tokenizer.save(str(partial))
+    json_text = tokenizer.to_str()
     tasks = {
-        name: {folder / f"{name}-{number:05d}.json": (part, saved) for number, part in enumerate(corpus.parts())}
+        name: {folder / f"{name}-{number:05d}.json": (part, json_text) for number, part in enumerate(corpus.parts())}
         for name, corpus in corpora.items()
     }
     workers.run("tokenising", _tokenise, {path: task for part in tasks.values() for path, task in part.items()})
     return {name: [path.with_suffix(".tokens") for path in part] for name, part in tasks.items()}
 
 
-def _tokenise(path: Path, corpus: Corpus, tokenizer_path: Path) -> None:
-    tokenizer, lengths = _load(tokenizer_path)
+def _tokenise(path: Path, corpus: Corpus, json_text: str) -> None:
+    tokenizer, lengths = _load(json_text)
     dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
     counts = dict.fromkeys(COUNTS, 0)
     with replacing(path.with_suffix(".tokens")) as partial, open(partial, "wb") as file:
@@ -95,53 +95,54 @@ def _tokenise(path: Path, corpus: Corpus, tokenizer_path: Path) -> None:
     write_json(path, counts)
 
 
+@functools.lru_cache(maxsize=1)
+def _load(json_text: str) -> tuple[Tokenizer, np.ndarray]:
+    """Returns a tokenizer and the bytes of text that each of its tokens stands for."""
+    tokenizer = Tokenizer.from_str(json_text)
+    return tokenizer, tokenizer_lib.bytes_per_token(tokenizer)
+
+
 def count(files: list[Path]) -> dict[str, int]:
     """Sums up what `tokenise` has counted in the files of a corpus."""
     counts = [json.loads(path.with_suffix(".json").read_text()) for path in files]
     return {key: sum(part[key] for part in counts) for key in COUNTS}
 
 
-@functools.lru_cache(maxsize=1)
-def _load(path: Path) -> tuple[Tokenizer, np.ndarray]:
-    """Returns a tokenizer and the bytes of text that each of its tokens stands for."""
-    tokenizer = tokenizer_lib.load_tokenizer(path)
-    return tokenizer, tokenizer_lib.bytes_per_token(tokenizer)
-
-
-def write(
-    files: dict[str, list[Path]], folder: Path, seq_len: int, dtype: np.dtype, workers: Workers
-) -> list[tfds.core.SplitInfo]:
-    """Cuts tokens into windows and writes them to ArrayRecord files.
+def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], workers: Workers) -> None:
+    """Cuts tokens into windows and writes them, in ArrayRecord files, as a TFDS directory.
 
     Args:
       files: what `tokenise` returns.
-      folder: where the shards are, those of an earlier run among them.
-      seq_len: targets of a window.
-      dtype: of the tokens.
+      folder: the directory, in which shards of an earlier run stay.
+      metadata: of the dataset, `seq_len` and `vocab_size` among others.
       workers: run the tasks.
-
-    Returns:
-      What TFDS has to know about each split.
     """
+    seq_len, dtype = metadata["seq_len"], tokenizer_lib.token_dtype(metadata["vocab_size"])
+    features = window_features(seq_len, dtype)
     template = tfds.core.ShardedFileTemplate(folder, SHARD_TEMPLATE)
-    record_bytes = len(window_features(seq_len, dtype).serialize_example({"tokens": np.zeros(seq_len + 1, dtype)}))
+    record_bytes = len(features.serialize_example({"tokens": np.zeros(seq_len + 1, dtype)}))
     most = max(1, SHARD_BYTES // ((seq_len + 1) * dtype.itemsize))
     tasks, splits = {}, []
     for name, paths in files.items():
         stream = Stream(paths, dtype)
         windows = stream.count_windows(seq_len)
-        firsts = range(0, windows, most)
-        for number, first in enumerate(firsts):
+        ranges = [(first, min(first + most, windows)) for first in range(0, windows, most)]
+        for number, (first, last) in enumerate(ranges):
             shard = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it
-            tasks[shard] = (stream, first, min(first + most, windows), seq_len, dtype)
-        lengths = [min(most, windows - first) for first in firsts]
-        splits.append(
-            tfds.core.SplitInfo(
-                name=name, shard_lengths=lengths, num_bytes=windows * record_bytes, filename_template=template
-            )
-        )
+            tasks[shard] = (stream, first, last, seq_len, dtype)
+        lengths = [last - first for first, last in ranges]
+        splits.append(tfds.core.SplitInfo(name, lengths, windows * record_bytes, template))
     workers.run("writing", write_shard, tasks)
-    return splits
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        features=features,
+        split_infos=splits,
+        filename_template=template,
+        check_data=False,  # by TensorFlow
+        description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
+        disable_shuffling=True,
+        metadata=tfds.core.MetadataDict(metadata),
+    )
 
 
 def write_shard(path: Path, stream: Stream, first: int, last: int, seq_len: int, dtype: np.dtype) -> None:

@@ -111,7 +111,7 @@ def test_another_length_takes_nothing_of_a_run_that_was_stopped(tmp_path, monkey
         raise OSError("no space")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(builder.tfds.folder_dataset, "write_metadata", write_never)
+        patch.setattr(stages.tfds.folder_dataset, "write_metadata", write_never)
         builder.prepare(tmp_path / "data", documents, seq_len=8, **arguments)
     builder.prepare(tmp_path / "data", documents, seq_len=32, **arguments)
     builder.prepare(tmp_path / "fresh", documents, seq_len=32, **arguments)
