@@ -68,7 +68,7 @@ def prepare(
     directory = replaceable(directory)
     folder = directory.with_name(f".{directory.name}.incomplete")
     # One part is read by this process, and tokenised by as many threads as there are cores.
-    used = min(processes, len(corpus.parts()))
+    used = max(1, min(processes, len(corpus.parts())))
     with locked(folder.with_suffix(".lock")), Workers(used, threads=processes // used) as workers:
         stamps = _file_stamps(corpus, heldout)
         stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
