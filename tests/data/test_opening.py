@@ -1,11 +1,9 @@
 import dataclasses
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig
 from sparse_lm.data import (
@@ -25,7 +23,6 @@ from tests.data.examples import (
     make_tokenizer,
     stream_of,
     targets_of,
-    write_tfds,
 )
 
 SEQ_LEN = 32
@@ -178,7 +175,7 @@ class TestPreparedWindows:
         builder.prepare(tmp_path / "short", DOCUMENTS, seq_len=8, tokenizer=TOKENIZER)
         with pytest.raises(ConfigError, match=r"config\.seq_len = 32: must be 8, with which .*/short"):
             open_data(with_data(config, path=f"{path}:1,{tmp_path}/short:1"))
-        with pytest.raises(ConfigError, match=r"data\.path = '.*': no directory .*/none"):
+        with pytest.raises(ConfigError, match=r"data\.path = '.*': .*/none does not exist"):
             open_data(with_data(config, path=f"{path}:1,{tmp_path}/none:1"))
         for weights in (f"{path},{path}", f"{path}:1,", f"{path}:0,{path}x:1", f"{path}:1,{path}:1"):
             with pytest.raises(ConfigError, match=r"must be a directory, or several .* with weights above 0"):
@@ -189,6 +186,11 @@ class TestPreparedWindows:
         metadata.write_text(metadata.read_text().replace(dataset.FORMAT, f"{dataset.WINDOWS} 1"))
         with pytest.raises(DataError, match=r"has format 'sparse_lm windows 1', not '.* 2': prepare"):
             open_data(with_data(config, path=path))
+
+    def test_what_is_no_prepared_data_is_refused(self, config, tmp_path):
+        (tmp_path / "other").mkdir()
+        with pytest.raises(ConfigError, match=r"config\.data\.path = '.*/other': .* is not prepared data: make it"):
+            open_data(with_data(config, path=str(tmp_path / "other")))
 
     def test_damage_is_reported_not_repaired(self, config, path):
         shard = next(Path(path).glob("*train*"))
@@ -201,64 +203,3 @@ class TestPreparedWindows:
         data = open_data(with_data(config, path=path))
         with pytest.raises(DataError, match=f"^cannot read {path}: Corrupted "):
             next(train_batches(data, batch_size=len(data.train), seed=0))
-
-
-def token_rows(documents: list[str]) -> list[dict]:
-    return [{"tokens": np.array(TOKENIZER.encode(text).ids, np.uint16)} for text in documents]
-
-
-def documents_in(data, part: str) -> list[str]:
-    """Texts recovered from the windows' targets, complete up to the window that goes round."""
-    decoded = TOKENIZER.from_file(str(data.tokenizer_path)).decode(
-        targets_of(all_windows(getattr(data, part))).tolist(), skip_special_tokens=False
-    )
-    count = data.info["splits"][part]["documents"]
-    return decoded.split("<|endoftext|>")[:count]
-
-
-RAGGED = {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.uint16), "id": np.int32}
-TEXT = {"text": tfds.features.Text(), "url": tfds.features.Text()}
-
-
-class TestForeignDatasets:
-    def test_token_documents_are_packed_once(self, config, tmp_path, tokenizer_path):
-        rows = [{**row, "id": number} for number, row in enumerate(token_rows(DOCUMENTS))]
-        end = TOKENIZER.token_to_id("<|endoftext|>")
-        rows[::2] = [{**row, "tokens": np.append(row["tokens"], np.uint16(end))} for row in rows[::2]]
-        path = write_tfds(tmp_path / "c4", RAGGED, train=rows)
-        run = with_data(config, path=path, tokenizer=tokenizer_path)
-        data = open_data(run)
-        train, heldout = documents_in(data, "train"), documents_in(data, "heldout")
-        assert heldout
-        assert sorted(train + heldout) == sorted(DOCUMENTS)
-        assert data.directory.parent == Path(config.data.cache_dir)
-        before = stamp(data.directory)
-        assert stamp(open_data(run).directory) == before
-        shorter = open_data(dataclasses.replace(run, seq_len=8))
-        assert shorter.directory != data.directory
-
-    def test_text_is_tokenised(self, config, tmp_path):
-        rows = [{"text": text, "url": "x"} for text in DOCUMENTS]
-        path = write_tfds(tmp_path / "text", TEXT, train=rows)
-        shutil.copytree(Path(path, "foreign", "1.2.3"), Path(path, "foreign", "incomplete.AB_1.2.3"))
-        data = open_data(with_data(config, path=path))
-        assert sorted(documents_in(data, "train") + documents_in(data, "heldout")) == sorted(DOCUMENTS)
-
-    def test_what_cannot_be_read_is_refused_by_name(self, config, tmp_path, tokenizer_path):
-        with pytest.raises(ConfigError, match=r"config\.data\.path = '.*/none': no directory"):
-            open_data(with_data(config, path=str(tmp_path / "none")))
-        with pytest.raises(ConfigError, match=r"config\.data\.path = '.*': no TFDS dataset in"):
-            (tmp_path / "empty").mkdir()
-            open_data(with_data(config, path=str(tmp_path / "empty")))
-        tokens = write_tfds(tmp_path / "a/tokens", {"tokens": RAGGED["tokens"]}, train=token_rows(DOCUMENTS))
-        with pytest.raises(ConfigError, match=r"config\.data\.tokenizer = '': must name the tokenizer\.json"):
-            open_data(with_data(config, path=tokens))
-        other = write_tfds(tmp_path / "a/other", {"image": np.int32}, train=[{"image": 1}])
-        with pytest.raises(DataError, match=r"no feature tokens or text, but image"):
-            open_data(with_data(config, path=other))
-        with pytest.raises(ConfigError, match=r"config\.data\.path = .*several TFDS datasets below"):
-            open_data(with_data(config, path=str(tmp_path / "a")))
-        beyond = [{"tokens": np.array([1, 60_000], np.uint16)}, *token_rows(DOCUMENTS)]
-        strange = write_tfds(tmp_path / "strange", {"tokens": RAGGED["tokens"]}, train=beyond)
-        with pytest.raises(DataError, match=r"has token 60000, the tokenizer has ids"):
-            open_data(with_data(config, path=strange, tokenizer=tokenizer_path))

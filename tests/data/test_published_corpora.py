@@ -1,6 +1,8 @@
 """C4 and DCLM as they are published, with a tokenizer of Llama 3's shape, from small files in the same formats."""
 
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +123,21 @@ def test_token_documents_come_in_parts_and_windows_of_tokens_are_refused(tmp_pat
     write_tfds(tmp_path / "windows", fixed, train=[{"tokens": np.arange(4)}])
     with pytest.raises(DataError, match=r"tokens must be 1-D integers of any length, not \(4,\) int64"):
         tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "windows"), end_of_text=8)
+
+
+def test_directories_that_cannot_be_read_are_refused_by_name(tmp_path):
+    text = {"text": tfds.features.Text()}
+    one = Path(write_tfds(tmp_path / "one", text, train=[{"text": "x"}]), "foreign", "1.2.3")
+    shutil.copytree(one, one.with_name("incomplete.AB_1.2.3"))
+    assert tfds_corpus.find_dataset(tmp_path) == one
+    write_tfds(tmp_path / "two", {"image": np.int32}, train=[{"image": 1}])
+    with pytest.raises(DataError, match=r"several TFDS datasets below"):
+        tfds_corpus.find_dataset(tmp_path)
+    with pytest.raises(DataError, match=r"no feature tokens or text, but image"):
+        tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "two"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no TFDS dataset in"):
+        tfds_corpus.find_dataset(tmp_path / "empty")
 
 
 def test_a_file_is_not_both_read_and_held_out_however_its_path_is_spelled(tmp_path, monkeypatch):
