@@ -60,6 +60,10 @@ def prepare_files(
     """
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
+    if tfds and (files or heldout_files):
+        raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
+    if not tfds and not files:
+        raise DataError("no text: name it with --files or --tfds")
     try:
         directory = replaceable(output)
     except DataError as error:
@@ -68,14 +72,7 @@ def prepare_files(
     if not empty and not is_prepared(directory):
         raise DataError(f"--output={output} exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
-    if tfds:
-        if files or heldout_files:
-            raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
-        corpus, heldout = open_tfds(tfds, loaded)
-    elif files:
-        corpus, heldout = open_files(files, heldout_files, text_field)
-    else:
-        raise DataError("no text: name it with --files or --tfds")
+    corpus, heldout = open_tfds(tfds, loaded) if tfds else open_files(files, heldout_files, text_field)
     prepare(
         output,
         corpus,
@@ -91,11 +88,7 @@ def prepare_files(
 def open_files(
     patterns: list[str], heldout_patterns: list[str] | None, text_field: str
 ) -> tuple[Corpus, Corpus | None]:
-    """Finds documents to train on and, if patterns name them, to evaluate on.
-
-    Raises:
-      DataError: a pattern matches nothing readable, or a file is among both, however its path is spelled.
-    """
+    """Finds documents to train on and, if patterns name them, to evaluate on; no file is among both."""
     corpus = find_files(patterns, text_field)
     if not heldout_patterns:
         return corpus, None
@@ -107,18 +100,14 @@ def open_files(
 
 
 def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | None]:
-    """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them.
-
-    Raises:
-      DataError: there is no such dataset, it is prepared data, or it holds tokens and there is no tokenizer.
-    """
+    """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them."""
     try:
         directory = tfds_corpus.find_dataset(path)
+        if is_prepared(directory):  # windows that overlap: joined, they would repeat a token each
+            raise DataError(f"{directory} holds packed windows, prepared by this library: name their source")
+        corpus, heldout = tfds_corpus.open_splits(directory, end_of_text(tokenizer) if tokenizer else None)
     except DataError as error:
         raise DataError(f"--tfds={path}: {error}") from error
-    if is_prepared(directory):  # windows that overlap: joined, they would repeat a token each
-        raise DataError(f"--tfds={path}: {directory} holds packed windows, prepared by this library: name their source")
-    corpus, heldout = tfds_corpus.open_splits(directory, end_of_text(tokenizer) if tokenizer else None)
     if corpus.feature == "tokens" and tokenizer is None:
         raise DataError(f"--tfds={path} holds tokens: name their tokenizer with --tokenizer")
     return corpus, heldout

@@ -33,9 +33,8 @@ from sparse_lm.data import train_batches
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import find_files, python_library
 from sparse_lm.data.dataset import open_prepared
-from sparse_lm.data.packing import Stream
 from sparse_lm.data.readers import zstd
-from sparse_lm.data.stages import write_shard
+from sparse_lm.data.stages import Stream, write_shard
 
 CORES = flags.DEFINE_integer("cores", 2, "Cores to run on.")
 REPETITIONS = flags.DEFINE_integer("repetitions", 5, "Runs of which the fastest counts.")

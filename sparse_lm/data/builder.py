@@ -25,7 +25,7 @@ from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared, read_metadata
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import Survey, already_split, hold_out
+from sparse_lm.data.holdout import Survey, hold_out
 from sparse_lm.data.workers import Workers
 from sparse_lm.files import replacing
 
@@ -82,7 +82,7 @@ def prepare(
         def survey(corpus: Corpus) -> Survey:
             return stages.survey(corpus, folder / f"survey-{next(numbers)}", workers)
 
-        split = hold_out(corpus, survey) if heldout is None else already_split(corpus, heldout, survey)
+        split = hold_out(corpus, heldout, survey)
         tokenizer = tokenizer or stages.train_tokenizer(split, vocab_size, folder / "sample", workers)
         vocab_size = tokenizer_lib.vocabulary_size(tokenizer)
         metadata = {

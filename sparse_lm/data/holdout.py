@@ -122,20 +122,26 @@ def survey_corpus(corpus: Corpus) -> Survey:
     return sum_up([survey_documents(corpus)])
 
 
-def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
-    """Holds out about 2% of the documents, and of the text.
+def hold_out(
+    corpus: Corpus, heldout: Corpus | None = None, survey: Callable[[Corpus], Survey] = survey_corpus
+) -> Split:
+    """Holds out about 2% of the documents, and of the text, unless held-out documents are given.
 
     Larger documents than a twentieth of the text are cut first, at line ends, into pieces of about 2% of it. Few
     documents, whose sizes do not average out, are counted until they hold between 1% and 5% of the text.
 
     Args:
-      corpus: what to split.
+      corpus: what to split, or to train on.
+      heldout: documents to evaluate on.
       survey: reads a corpus, as `survey_corpus` does.
 
     Raises:
       DataError: there are no documents, or there is a single one, too short to be cut.
     """
     found, limit = _not_empty(survey(corpus)), None
+    if heldout is not None:
+        _not_empty(survey(heldout))
+        return Split(corpus, heldout, found.size, found.sha256)
     if found.largest > LARGEST * found.size:
         limit = max(SHORTEST_PIECE, int(SHARE * found.size))
         found = survey(Selection(corpus, limit=limit))
@@ -155,17 +161,6 @@ def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus)
         raise DataError("the corpus is a single short document: there must be another one to hold out")
     heldout = Selection(corpus, start, stop, limit=limit)
     train = dataclasses.replace(heldout, others=True)
-    return Split(train, heldout, found.size, found.sha256)
-
-
-def already_split(train: Corpus, heldout: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
-    """Takes a corpus that comes with its own held-out documents.
-
-    Raises:
-      DataError: either part is empty.
-    """
-    _not_empty(survey(heldout))
-    found = _not_empty(survey(train))
     return Split(train, heldout, found.size, found.sha256)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from sparse_lm.data import corpus, holdout
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import already_split, hold_out
+from sparse_lm.data.holdout import hold_out
 from tests.data.examples import make_documents
 
 
@@ -75,7 +75,7 @@ def test_corpora_with_nothing_to_hold_out_are_refused():
     with pytest.raises(DataError, match="single short document"):
         hold_out(["x"])
     with pytest.raises(DataError, match="empty"):
-        already_split(["text"], [])
+        hold_out(["text"], heldout=[])
 
 
 def test_a_sample_is_about_as_large_as_asked_and_never_held_out():
