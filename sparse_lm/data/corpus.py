@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +19,6 @@ import numpy as np
 
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import COMPRESSIONS, JSON, LINES, PARQUET, read_documents, split_suffix
-
-_log = logging.getLogger(__name__)
 
 Document = str | np.ndarray
 
@@ -97,10 +94,8 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
         files = [path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()]
         texts = [path for path in files if _is_kind_of_text(path)]
         if not texts:
-            what = "only files of other kinds, which must be named one by one" if files else "no file"
-            raise DataError(f"{pattern!r} matches {what}; readable: {READABLE}")
-        if len(texts) < len(files):
-            _log.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), READABLE)
+            others = f" but {len(files)} of other kinds, which must be named one by one" if files else ""
+            raise DataError(f"{pattern!r} matches no file of text{others}; readable: {READABLE}")
         paths.update(texts)
     spelled = {path.resolve(): path for path in sorted(paths, reverse=True)}  # of a file's paths the first one
     return TextFiles(tuple(sorted(spelled.values())), text_field)

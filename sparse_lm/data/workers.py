@@ -53,7 +53,7 @@ class Workers:
         if self._pool is None:
             return
         if kind:
-            for process in list(self._pool._processes.values()):
+            for process in list((self._pool._processes or {}).values()):
                 process.kill()  # nothing is lost, as files appear whole or not at all
         self._pool.shutdown()
 
