@@ -40,20 +40,6 @@ def test_a_file_that_is_named_is_read_whatever_its_suffix_and_otherwise_by_its_k
         corpus.find_files([f"{tmp_path}/*"])
 
 
-BINARY = {
-    "image": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
-    "utf16.txt": TEXT.encode("utf-16"),
-    "cyrillic.txt": "\u0422\u0435\u043a\u0441\u0442 в старой кодировке".encode("cp1251"),
-}
-
-
-@pytest.mark.parametrize("name", BINARY)
-def test_what_is_no_text_in_utf8_is_refused_by_name(tmp_path, name):
-    (tmp_path / name).write_bytes(BINARY[name])
-    with pytest.raises(DataError, match=rf"cannot read .*/{name}: it is (binary, )?not text"):
-        list(corpus.find_files([f"{tmp_path}/{name}"]))
-
-
 def write_parquet(path, **columns) -> None:
     pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=4)
 
@@ -72,10 +58,6 @@ def test_a_parquet_file_has_a_document_a_row(tmp_path, monkeypatch):
     write_parquet(tmp_path / "d.parquet", text=["x"] * 5 + [None])
     with pytest.raises(DataError, match=r"d\.parquet:row 6: no text in field 'text'"):
         list(corpus.find_files([f"{tmp_path}/d.parquet"]))
-    whole = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"cannot read .*a\.parquet"):
-        list(corpus.find_files([f"{tmp_path}/a.parquet"]))
 
 
 def test_a_json_array_has_a_document_an_item(tmp_path):
@@ -90,14 +72,11 @@ def test_a_json_array_has_a_document_an_item(tmp_path):
 
 
 def test_a_zst_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path):
-    skippable = bytes.fromhex("532a4d18 02000000 ffff")
-    frames = [zstd.compress(b"a" * 300_000), skippable, zstd.compress(random.Random(0).randbytes(300).hex().encode())]
-    whole = b"".join(frames)
-    ends = {len(b"".join(frames[:count])) for count in range(1, len(frames) + 1)}
-    path = tmp_path / "a.txt.zst"
+    frames = [zstd.compress(b"a" * 300_000), zstd.compress(random.Random(0).randbytes(300).hex().encode())]
+    whole, path = b"".join(frames), tmp_path / "a.txt.zst"
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
-        if size in ends:
+        if size in (len(frames[0]), len(whole)):
             assert "".join(corpus.TextFiles((path,))).startswith("aaaa")
         else:
             with pytest.raises(DataError, match=r"cannot read .*a\.txt\.zst"):
@@ -140,12 +119,16 @@ def test_files_come_sorted_and_once_however_their_paths_are_spelled(tmp_path, mo
         ("a.txt.gz", b"plain", "cannot read .*a.txt.gz"),
         ("a.txt.gz", gzip.compress(b"cut off" * 100, mtime=0)[:-9], "cannot read .*a.txt.gz"),
         ("a.jsonl.zst", b"", "cannot read .*a.jsonl.zst: the file is empty"),
+        ("image", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "cannot read .*image: it is binary, not text"),
+        ("utf16.txt", TEXT.encode("utf-16"), "cannot read .*utf16.txt: it is binary, not text"),
+        ("a.txt", "\u0422\u0435\u043a\u0441\u0442".encode("cp1251"), "cannot read .*a.txt: it is not text in UTF-8"),
+        ("a.parquet", b"PAR1 and no more", "cannot read .*a.parquet"),
     ],
 )
 def test_unreadable_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        list(corpus.find_files([f"{tmp_path}/*"]))
+        list(corpus.find_files([f"{tmp_path}/{name}"]))
 
 
 def test_patterns_without_text_are_refused(tmp_path):
