@@ -101,11 +101,10 @@ def open_files(
 
 def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | None]:
     """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them."""
+    if is_prepared(Path(path)):  # windows that overlap: joined, they would repeat a token each
+        raise DataError(f"--tfds={path} holds packed windows, prepared by this library: name their source")
     try:
-        directory = tfds_corpus.find_dataset(path)
-        if is_prepared(directory):  # windows that overlap: joined, they would repeat a token each
-            raise DataError(f"{directory} holds packed windows, prepared by this library: name their source")
-        corpus, heldout = tfds_corpus.open_splits(directory, end_of_text(tokenizer) if tokenizer else None)
+        corpus, heldout = tfds_corpus.open_splits(Path(path), end_of_text(tokenizer) if tokenizer else None)
     except DataError as error:
         raise DataError(f"--tfds={path}: {error}") from error
     if corpus.feature == "tokens" and tokenizer is None:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus
-from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared, read_metadata
+from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import Survey, hold_out
 from sparse_lm.data.workers import Workers
@@ -72,7 +72,7 @@ def prepare(
     with locked(folder.with_suffix(".lock")), Workers(used, threads=processes // used) as workers:
         stamps = _file_stamps(corpus, heldout)
         stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
-        if _is_whole(directory) and read_metadata(directory).get("stamp") == stamp:
+        if _stamp_at(directory) == stamp:
             _log.info("%s is already prepared from the same files", directory)
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it removed this
             return
@@ -133,12 +133,12 @@ def _file_stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
     return stamps
 
 
-def _is_whole(directory: Path) -> bool:
+def _stamp_at(directory: Path) -> str | None:
+    """Returns the stamp of prepared data, or None where there is none, or it is damaged."""
     try:
-        open_prepared(directory)
+        return open_prepared(directory).info.get("stamp")
     except DataError:
-        return False
-    return True
+        return None
 
 
 def _begin(folder: Path, stamp: str) -> None:

@@ -138,9 +138,10 @@ def hold_out(
     Raises:
       DataError: there are no documents, or there is a single one, too short to be cut.
     """
-    found, limit = _not_empty(survey(corpus)), None
+    found, limit = survey(corpus), None
+    if not found.size or (heldout is not None and not survey(heldout).size):
+        raise DataError("the corpus is empty: it has no document with any text")
     if heldout is not None:
-        _not_empty(survey(heldout))
         return Split(corpus, heldout, found.size, found.sha256)
     if found.largest > LARGEST * found.size:
         limit = max(SHORTEST_PIECE, int(SHARE * found.size))
@@ -182,9 +183,3 @@ def _cut(document: Document, limit: int) -> Iterable[Document]:
     if isinstance(document, str):
         return pieces(io.StringIO(document, newline=""), -(-len(document) // count))
     return filter(len, np.array_split(document, count))
-
-
-def _not_empty(survey: Survey) -> Survey:
-    if not survey.size:
-        raise DataError("the corpus is empty: it has no document with any text")
-    return survey

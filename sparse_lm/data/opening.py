@@ -47,7 +47,10 @@ def open_data(config: Config) -> Data:
                 raise ConfigError("data.path", config.data.path, f"{both}: prepare them with the same --tokenizer")
         data = parts[0] if len(parts) == 1 else mix(config.data.path, parts, list(weights.values()))
     _check_vocabulary(config, data.vocab_size)
-    _check_separator(config, data)
+    separator, end = config.model.document_separator, data.info["end_of_text"]
+    if separator not in (end, -1):
+        reason = f"must be {end}, the end of text of {data.tokenizer_path}, or -1"
+        raise ConfigError("model.document_separator", separator, reason)
     return data
 
 
@@ -108,13 +111,3 @@ def _check_vocabulary(config: Config, needed: int) -> None:
         raise ConfigError(
             "model.vocab_size", config.model.vocab_size, f"must be at least {needed}, the entries of the tokenizer"
         )
-
-
-def _check_separator(config: Config, data: Data) -> None:
-    separator = config.model.document_separator
-    if separator < 0:
-        return
-    end = tokenizer_lib.end_of_text(tokenizer_lib.load_tokenizer(data.tokenizer_path))
-    if separator != end:
-        reason = f"must be {end}, the end of text of {data.tokenizer_path}, or -1"
-        raise ConfigError("model.document_separator", separator, reason)

@@ -23,36 +23,19 @@ HELDOUT_SPLITS = ("heldout", "validation", "test")  # the first one that a datas
 READ_RECORDS = 256  # fetched at one time
 
 
-def find_dataset(path: str | Path) -> Path:
-    """Returns the TFDS directory at `path`, or the only one below it (as in c4/en/3.1.0).
-
-    Raises:
-      DataError: there is none, or several.
-    """
-    path = Path(path)
-    if (path / INFO_FILE).is_file():
-        return path
-    if not path.is_dir():
-        raise DataError(f"no directory {path}")
-    # Both TFDS and `prepare` build in folders of this name; one may be left of a build that was killed.
-    found = sorted(info.parent for info in path.rglob(INFO_FILE) if "incomplete" not in str(info.relative_to(path)))
-    if not found:
-        raise DataError(f"no TFDS dataset in {path}: there is no {INFO_FILE} in or below it")
-    if len(found) > 1:
-        raise DataError(f"several TFDS datasets below {path}: name one of {', '.join(map(str, found))}")
-    return found[0]
-
-
 def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCorpus, TfdsCorpus | None]:
     """Returns the training documents, and the held-out ones if the dataset has a split for them.
 
     Args:
-      directory: of the dataset.
+      directory: of the dataset, such as c4/en/3.1.0.
       end_of_text: with which tokenised documents may end, or not.
 
     Raises:
-      DataError: the dataset has no train split, neither tokens nor text, or files that only TensorFlow reads.
+      DataError: there is no dataset, or it has no train split, neither tokens nor text, or files that only TensorFlow
+        reads.
     """
+    if not (directory / INFO_FILE).is_file():
+        raise DataError(f"no TFDS dataset in {directory}: there is no {INFO_FILE} in it")
     info = _info(directory)
     if "train" not in info.splits:
         raise DataError(f"{directory} has no split 'train', but {', '.join(info.splits) or 'none'}")

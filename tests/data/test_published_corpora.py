@@ -1,8 +1,6 @@
 """C4 and DCLM as they are published, with a tokenizer of Llama 3's shape, from small files in the same formats."""
 
-import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,20 +73,18 @@ def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path):
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_a_tfds_directory_of_c4(tmp_path, tokenizer, file_format):
     rows = [dict.fromkeys(C4_FEATURES, "x") | {"text": text} for text in DOCUMENTS]
-    write_tfds(tmp_path / "c4", C4_FEATURES, shards=4, train=rows[:70], validation=rows[70:])
-    directory = tfds_corpus.find_dataset(tmp_path / "c4")
+    directory = write_tfds(tmp_path, C4_FEATURES, shards=4, train=rows[:70], validation=rows[70:])
     if file_format == "tfrecord":
         as_tfrecords(directory)
     assert [len(corpus.parts()) for corpus in tfds_corpus.open_splits(directory)] == [4, 4]
-    data = prepare_files([], tmp_path / "out", tfds=str(tmp_path / "c4"), tokenizer=tokenizer, seq_len=32)
+    data = prepare_files([], tmp_path / "out", tfds=str(directory), tokenizer=tokenizer, seq_len=32)
     for windows, documents in ((data.train, TRAIN), (data.heldout, VALIDATION)):
         stream = stream_of(documents, make_tokenizer())
         np.testing.assert_array_equal(targets(windows)[: len(stream)], stream)
 
 
 def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path):
-    write_tfds(tmp_path / "c4", {"text": tfds.features.Text()}, shards=2, train=[{"text": "x" * 9}] * 4)
-    directory = tfds_corpus.find_dataset(tmp_path / "c4")
+    directory = write_tfds(tmp_path, {"text": tfds.features.Text()}, shards=2, train=[{"text": "x" * 9}] * 4)
     as_tfrecords(directory)
     train, _ = tfds_corpus.open_splits(directory)
     shard = sorted(directory.glob("*tfrecord*"))[1]
@@ -103,32 +99,19 @@ def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path)
             list(train)
 
 
-def test_token_documents_come_in_parts_and_windows_of_tokens_are_refused(tmp_path):
+def test_token_documents_come_in_parts_and_other_features_are_refused(tmp_path):
     rows = [{"tokens": np.arange(length, dtype=np.int64)} for length in (5, 0, 7, 3, 9, 1)]
     ragged = {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}
-    write_tfds(tmp_path / "ragged", ragged, shards=3, train=rows)
-    train, _ = tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "ragged"), end_of_text=8)
+    train, _ = tfds_corpus.open_splits(write_tfds(tmp_path / "ragged", ragged, shards=3, train=rows), end_of_text=8)
     assert [len(tokens) for part in train.parts() for tokens in part] == [5, 7, 3, 8, 1]
     assert len(train.parts()) == 3
     fixed = {"tokens": tfds.features.Tensor(shape=(4,), dtype=np.int64)}
-    write_tfds(tmp_path / "windows", fixed, train=[{"tokens": np.arange(4)}])
+    windows = write_tfds(tmp_path / "windows", fixed, train=[{"tokens": np.arange(4)}])
     with pytest.raises(DataError, match=r"tokens must be 1-D integers of any length, not \(4,\) int64"):
-        tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "windows"), end_of_text=8)
-
-
-def test_directories_that_cannot_be_read_are_refused_by_name(tmp_path):
-    text = {"text": tfds.features.Text()}
-    one = Path(write_tfds(tmp_path / "one", text, train=[{"text": "x"}]), "foreign", "1.2.3")
-    shutil.copytree(one, one.with_name("incomplete.AB_1.2.3"))
-    assert tfds_corpus.find_dataset(tmp_path) == one
-    write_tfds(tmp_path / "two", {"image": np.int32}, train=[{"image": 1}])
-    with pytest.raises(DataError, match=r"several TFDS datasets below"):
-        tfds_corpus.find_dataset(tmp_path)
+        tfds_corpus.open_splits(windows)
+    images = write_tfds(tmp_path / "images", {"image": np.int32}, train=[{"image": 1}])
     with pytest.raises(DataError, match=r"no feature tokens or text, but image"):
-        tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "two"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no TFDS dataset in"):
-        tfds_corpus.find_dataset(tmp_path / "empty")
+        tfds_corpus.open_splits(images)
 
 
 def test_a_file_is_not_both_read_and_held_out_however_its_path_is_spelled(tmp_path, monkeypatch):
