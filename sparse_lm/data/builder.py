@@ -25,7 +25,7 @@ from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import Survey, hold_out
+from sparse_lm.data.holdout import Survey, hold_out, sample
 from sparse_lm.data.workers import Workers
 from sparse_lm.files import replacing
 
@@ -82,19 +82,25 @@ def prepare(
         def survey(corpus: Corpus) -> Survey:
             return stages.survey(corpus, folder / f"survey-{next(numbers)}", workers)
 
-        split = hold_out(corpus, heldout, survey)
-        tokenizer = tokenizer or stages.train_tokenizer(split, vocab_size, folder / "sample", workers)
+        if heldout is None:
+            train, rest, found = hold_out(corpus, survey)
+        else:
+            train, rest, found = corpus, heldout, survey(corpus)
+            survey(heldout)  # which must not be empty
+        if tokenizer is None:
+            sampled = sample(train, min(1.0, stages.TOKENIZER_SAMPLE / found.size))
+            tokenizer = stages.train_tokenizer(sampled, vocab_size, folder / "sample", workers)
         vocab_size = tokenizer_lib.vocabulary_size(tokenizer)
         metadata = {
             "format": FORMAT,
             "stamp": stamp,
-            "corpus_sha256": split.sha256,
+            "corpus_sha256": found.sha256,
             "tokenizer_sha256": tokenizer_lib.fingerprint(tokenizer),
             "vocab_size": vocab_size,
             "end_of_text": tokenizer_lib.end_of_text(tokenizer),
             "seq_len": seq_len,
         }
-        files = stages.tokenise({"train": split.train, "heldout": split.heldout}, tokenizer, folder / "tokens", workers)
+        files = stages.tokenise({"train": train, "heldout": rest}, tokenizer, folder / "tokens", workers)
         metadata["splits"] = {name: stages.count(part) for name, part in files.items()}
         complete = folder / "complete"
         stages.write(files, complete, metadata, workers)

@@ -74,26 +74,6 @@ class Survey:
     sha256: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Holds a corpus in two parts.
-
-    Attributes:
-      train, heldout: disjoint corpora.
-      size: bytes of text (or of int64 tokens) of the training part's source.
-      sha256: of that source, over the digests of its documents in order.
-    """
-
-    train: Corpus
-    heldout: Corpus
-    size: int
-    sha256: str
-
-    def sample(self, size: int) -> Corpus:
-        """Picks about `size` bytes of training documents by rank; all of them if there are not more."""
-        return Selection(self.train, int(RANKS * (1 - min(1.0, size / self.size))))
-
-
 def survey_documents(corpus: Corpus) -> np.ndarray:
     """Reads a corpus once, and returns `SURVEYED`[documents]."""
     rows = bytearray()
@@ -104,7 +84,11 @@ def survey_documents(corpus: Corpus) -> np.ndarray:
 
 
 def sum_up(parts: Iterable[np.ndarray]) -> Survey:
-    """Sums up a corpus of which `survey_documents` has read the parts, in order."""
+    """Sums up a corpus of which `survey_documents` has read the parts, in order.
+
+    Raises:
+      DataError: there is no text in them.
+    """
     total, size, largest = hashlib.sha256(), 0, 0
     lowest: Counter[int] = Counter()
     for part in parts:
@@ -114,6 +98,8 @@ def sum_up(parts: Iterable[np.ndarray]) -> Survey:
         ranks, which = np.unique(np.frombuffer(digests, ">u8")[::4], return_inverse=True)
         together = np.bincount(which, sizes).astype(int)
         lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))
+    if not size:
+        raise DataError("the corpus is empty: it has no document with any text")
     return Survey(size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest())
 
 
@@ -122,27 +108,23 @@ def survey_corpus(corpus: Corpus) -> Survey:
     return sum_up([survey_documents(corpus)])
 
 
-def hold_out(
-    corpus: Corpus, heldout: Corpus | None = None, survey: Callable[[Corpus], Survey] = survey_corpus
-) -> Split:
-    """Holds out about 2% of the documents, and of the text, unless held-out documents are given.
+def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> tuple[Selection, Selection, Survey]:
+    """Holds out about 2% of the documents, and of the text.
 
     Larger documents than a twentieth of the text are cut first, at line ends, into pieces of about 2% of it. Few
     documents, whose sizes do not average out, are counted until they hold between 1% and 5% of the text.
 
     Args:
-      corpus: what to split, or to train on.
-      heldout: documents to evaluate on.
+      corpus: what to split.
       survey: reads a corpus, as `survey_corpus` does.
+
+    Returns:
+      Training documents, held-out documents, and a survey of both together.
 
     Raises:
       DataError: there are no documents, or there is a single one, too short to be cut.
     """
     found, limit = survey(corpus), None
-    if not found.size or (heldout is not None and not survey(heldout).size):
-        raise DataError("the corpus is empty: it has no document with any text")
-    if heldout is not None:
-        return Split(corpus, heldout, found.size, found.sha256)
     if found.largest > LARGEST * found.size:
         limit = max(SHORTEST_PIECE, int(SHARE * found.size))
         found = survey(Selection(corpus, limit=limit))
@@ -161,8 +143,12 @@ def hold_out(
     if not held:
         raise DataError("the corpus is a single short document: there must be another one to hold out")
     heldout = Selection(corpus, start, stop, limit=limit)
-    train = dataclasses.replace(heldout, others=True)
-    return Split(train, heldout, found.size, found.sha256)
+    return dataclasses.replace(heldout, others=True), heldout, found
+
+
+def sample(corpus: Corpus, share: float) -> Selection:
+    """Picks about so much of a corpus, by rank, and none of what is held out of it; all of it for a share of 1."""
+    return Selection(corpus, int(RANKS * (1 - share)))
 
 
 def _content(document: Document) -> bytes:

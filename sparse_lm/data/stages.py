@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus, TextFiles
 from sparse_lm.data.dataset import TOKENIZER_FILE
-from sparse_lm.data.holdout import SURVEYED, Split, Survey, sum_up, survey_documents
+from sparse_lm.data.holdout import SURVEYED, Survey, sum_up, survey_documents
 from sparse_lm.data.workers import Workers
 from sparse_lm.files import replacing, write_json
 
@@ -47,10 +47,9 @@ def _survey(path: Path, corpus: Corpus) -> None:
         rows.tofile(partial)
 
 
-def train_tokenizer(split: Split, vocab_size: int, folder: Path, workers: Workers) -> Tokenizer:
-    """Trains a tokenizer on a sample of the training documents."""
-    parts = split.sample(TOKENIZER_SAMPLE).parts()
-    sample = {folder / f"{number:05d}.jsonl": (part,) for number, part in enumerate(parts)}
+def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, workers: Workers) -> Tokenizer:
+    """Trains a tokenizer on a corpus, such as a sample of the training documents."""
+    sample = {folder / f"{number:05d}.jsonl": (part,) for number, part in enumerate(corpus.parts())}
     workers.run("sampling text for the tokenizer", _sample, sample)
     path = folder / TOKENIZER_FILE
     if not path.exists():

@@ -67,9 +67,9 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, monkeypa
     assert [data.seq_len for data in opened] == [32, 32, 16, 32, 32]
     assert first.vocab_size <= 500 and others[0].vocab_size <= 300
     assert others[2].vocab_size == TOKENIZER.get_vocab_size()
-    split = hold_out(DOCUMENTS)
-    assert first.info["corpus_sha256"] == split.sha256
-    stream = stream_of(list(split.train), TOKENIZER.from_file(str(first.tokenizer_path)))
+    train, _, found = hold_out(DOCUMENTS)
+    assert first.info["corpus_sha256"] == found.sha256
+    stream = stream_of(list(train), TOKENIZER.from_file(str(first.tokenizer_path)))
     np.testing.assert_array_equal(targets_of(all_windows(first.train))[: len(stream)], stream)
 
 
