@@ -33,8 +33,8 @@ from sparse_lm.data.dataset import Data, is_prepared, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.data.workers import available_cores
-from sparse_lm.durations import duration
 from sparse_lm.files import unusable
+from sparse_lm.progress import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
 

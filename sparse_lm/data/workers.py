@@ -16,8 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from sparse_lm.data.errors import DataError
-from sparse_lm.durations import duration
-from sparse_lm.progress import Progress, show_time_left
+from sparse_lm.progress import Progress, duration, show_time_left
 
 _log = logging.getLogger(__name__)
 
