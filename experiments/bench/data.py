@@ -76,7 +76,7 @@ def measure(repetitions: int) -> dict[str, Any]:
         rates["preparing"] = {}
         for processes in (1, CORES.value):
             start = time.perf_counter()
-            prepare_in(folder / "data", 1024, tokenizer, processes)
+            prepare_in(folder / f"by_{processes}", 1024, tokenizer, processes)
             rates["preparing"][processes] = round(tokens / (time.perf_counter() - start))
         for seq_len in SEQ_LENS:
             prepare_in(folder / str(seq_len), seq_len, tokenizer, CORES.value)

@@ -70,6 +70,7 @@ class Workers:
         """
         missing = {path: arguments for path, arguments in tasks.items() if not path.exists()}
         start, done = time.monotonic(), len(tasks) - len(missing)
+        _log.info("%s: %d of %d parts are done", what, done, len(tasks))
         progress = Progress(f"{what}, parts", len(tasks), stream=sys.stderr, line_seconds=LINE_SECONDS)
         with contextlib.closing(progress):
             for finished, _ in enumerate(self._results(function, missing), 1):
