@@ -20,7 +20,6 @@ from sparse_lm.data.errors import DataError
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
 TOKENIZER_FILE = "tokenizer.json"
-METADATA_FILE = "metadata.json"
 
 
 class Windows:
@@ -115,18 +114,9 @@ class Data:
         )
 
 
-def read_metadata(directory: Path) -> dict[str, Any]:
-    """Reads how `directory` was prepared; an empty dict if it is not a prepared directory."""
-    try:
-        metadata = json.loads((directory / METADATA_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
-
-
 def is_prepared(directory: Path) -> bool:
     """Returns True if `directory` holds windows of this library, of whatever version, and no other TFDS dataset."""
-    return str(read_metadata(directory).get("format")).startswith(WINDOWS)
+    return bool(_read_metadata(directory))
 
 
 def open_prepared(directory: Path) -> Data:
@@ -135,9 +125,9 @@ def open_prepared(directory: Path) -> Data:
     Raises:
       DataError: the directory is not there, not complete, damaged, or of another version's format.
     """
-    if not is_prepared(directory):
+    metadata = _read_metadata(directory)
+    if not metadata:
         raise DataError(f"{directory} is not prepared data")
-    metadata = read_metadata(directory)
     if metadata["format"] != FORMAT:
         raise DataError(f"{directory} has format {metadata['format']!r}, not {FORMAT!r}: prepare its text again")
     tokenizer = tokenizer_lib.load_tokenizer(directory / TOKENIZER_FILE)
@@ -177,6 +167,15 @@ def mix(name: str, parts: Sequence[Data], weights: Sequence[float]) -> Data:
         info=parts[0].info | {"corpus_sha256": digest, "splits": splits},
         shares=tuple(zip(parts, shares, strict=True)),
     )
+
+
+def _read_metadata(directory: Path) -> dict[str, Any]:
+    """Reads how `directory` was prepared; an empty dict if it is not a prepared directory."""
+    try:
+        metadata = json.loads((directory / "metadata.json").read_text())
+        return metadata if metadata["format"].startswith(WINDOWS) else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def _open_windows(directory: Path, split: str) -> Windows:
