@@ -100,8 +100,9 @@ def prepare(
             "end_of_text": tokenizer_lib.end_of_text(tokenizer),
             "seq_len": seq_len,
         }
-        files = stages.tokenise({"train": train, "heldout": rest}, tokenizer, folder / "tokens", workers)
-        metadata["splits"] = {name: stages.count(part) for name, part in files.items()}
+        files, metadata["splits"] = {}, {}
+        for name, part in (("train", train), ("heldout", rest)):
+            files[name], metadata["splits"][name] = stages.tokenise(part, tokenizer, folder / name, workers)
         complete = folder / "complete"
         stages.write(files, complete, metadata, workers)
         tokenizer.save(str(complete / TOKENIZER_FILE))

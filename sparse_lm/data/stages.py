@@ -7,10 +7,11 @@ preparation finds it.
 
 from __future__ import annotations
 
+import fileinput
 import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from array_record.python import array_record_module
 from tokenizers import Tokenizer
 
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, TextFiles
+from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import TOKENIZER_FILE
 from sparse_lm.data.holdout import SURVEYED, Survey, sum_up, survey_documents
 from sparse_lm.data.workers import Workers
@@ -36,9 +37,17 @@ COUNTS = ("documents", "tokens", "bytes")
 
 def survey(corpus: Corpus, folder: Path, workers: Workers) -> Survey:
     """Reads a corpus as `survey_corpus` does, part by part."""
-    tasks = {folder / f"{number:05d}": (part,) for number, part in enumerate(corpus.parts())}
-    workers.run("reading the text", _survey, tasks)
-    return sum_up(np.fromfile(path, SURVEYED) for path in tasks)
+    paths = _run_on_parts("reading the text", _survey, corpus, folder, workers)
+    return sum_up(np.fromfile(path, SURVEYED) for path in paths)
+
+
+def _run_on_parts(
+    what: str, function: Callable, corpus: Corpus, folder: Path, workers: Workers, *arguments: Any
+) -> list[Path]:
+    """Has `function(path, part, *arguments)` write a file for each part of a corpus, and returns these files."""
+    tasks = {folder / f"{number:05d}": (part, *arguments) for number, part in enumerate(corpus.parts())}
+    workers.run(what, function, tasks)
+    return list(tasks)
 
 
 def _survey(path: Path, corpus: Corpus) -> None:
@@ -49,12 +58,12 @@ def _survey(path: Path, corpus: Corpus) -> None:
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, workers: Workers) -> Tokenizer:
     """Trains a tokenizer on a corpus, such as a sample of the training documents."""
-    sample = {folder / f"{number:05d}.jsonl": (part,) for number, part in enumerate(corpus.parts())}
-    workers.run("sampling text for the tokenizer", _sample, sample)
+    sample = _run_on_parts("sampling text for the tokenizer", _sample, corpus, folder, workers)
     path = folder / TOKENIZER_FILE
     if not path.exists():
         _log.info("training the tokenizer")
-        tokenizer = tokenizer_lib.train_tokenizer(TextFiles(tuple(sample)), vocab_size)
+        with fileinput.input(sample) as lines:
+            tokenizer = tokenizer_lib.train_tokenizer(map(json.loads, lines), vocab_size)
         with replacing(path) as partial:
             tokenizer.save(str(partial))
     return tokenizer_lib.load_tokenizer(path)
@@ -62,26 +71,22 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, workers: Work
 
 def _sample(path: Path, corpus: Corpus) -> None:
     with replacing(path) as partial, open(partial, "w") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in corpus)
+        file.writelines(json.dumps(text) + "\n" for text in corpus)
 
 
-def tokenise(corpora: dict[str, Corpus], tokenizer: Tokenizer, folder: Path, workers: Workers) -> dict[str, list[Path]]:
-    """Turns the documents of each corpus into files of tokens, with an end of text behind every document.
+def tokenise(corpus: Corpus, tokenizer: Tokenizer, folder: Path, workers: Workers) -> tuple[list[Path], dict[str, int]]:
+    """Turns documents into files of tokens, with an end of text behind every document.
 
     Returns:
-      For each corpus its files, beside each of which a .json file counts documents, tokens (ends of text among them)
-      and bytes of text.
+      The files, and how many documents, tokens (ends of text among them) and bytes of text are in them.
     """
-    json_text = tokenizer.to_str()
-    tasks = {
-        name: {folder / f"{name}-{number:05d}.json": (part, json_text) for number, part in enumerate(corpus.parts())}
-        for name, corpus in corpora.items()
-    }
-    workers.run("tokenising", _tokenise, {path: task for part in tasks.values() for path, task in part.items()})
-    return {name: [path.with_suffix(".tokens") for path in part] for name, part in tasks.items()}
+    paths = _run_on_parts("tokenising", _tokenise, corpus, folder, workers, tokenizer.to_str())
+    counts = [json.loads(path.read_text()) for path in paths]
+    return [path.with_suffix(".tokens") for path in paths], {key: sum(part[key] for part in counts) for key in COUNTS}
 
 
 def _tokenise(path: Path, corpus: Corpus, json_text: str) -> None:
+    """Writes tokens beside `path`, which counts them."""
     tokenizer, lengths = _load(json_text)
     dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
     counts = dict.fromkeys(COUNTS, 0)
@@ -99,12 +104,6 @@ def _load(json_text: str) -> tuple[Tokenizer, np.ndarray]:
     """Returns a tokenizer and the bytes of text that each of its tokens stands for."""
     tokenizer = Tokenizer.from_str(json_text)
     return tokenizer, tokenizer_lib.bytes_per_token(tokenizer)
-
-
-def count(files: list[Path]) -> dict[str, int]:
-    """Sums up what `tokenise` has counted in the files of a corpus."""
-    counts = [json.loads(path.with_suffix(".json").read_text()) for path in files]
-    return {key: sum(part[key] for part in counts) for key in COUNTS}
 
 
 class Stream:
@@ -152,7 +151,7 @@ def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], 
     """Cuts tokens into windows and writes them, in ArrayRecord files, as a TFDS directory.
 
     Args:
-      files: what `tokenise` returns.
+      files: of tokens, for each split.
       folder: the directory, in which shards of an earlier run stay.
       metadata: of the dataset, `seq_len` and `vocab_size` among others.
       workers: run the tasks.
