@@ -132,12 +132,6 @@ def exact_product(op, sparse, dense, *more, v=0, rows=None, out_transposed=False
     return out.T if out_transposed else out
 
 
-def exact_stats(h, kept):
-    """`HiddenStats` of Y as it is rounded; XLA may leave that rounding out of its sums."""
-    y = np.asarray(jnp.asarray(np.square(np.maximum(np.asarray(h, np.float32), 0)), h.dtype), np.float64)
-    return np.count_nonzero(y), np.square(y).sum(), np.square(np.asarray(kept, np.float64)).sum()
-
-
 def assert_as_good_as_reference(result, reference, exact):
     """The error against `exact` is at most 1.5 times the reference's, plus float32's own rounding."""
     exact = np.asarray(exact, np.float32)
