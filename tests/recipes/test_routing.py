@@ -109,7 +109,7 @@ def test_energy_is_that_of_each_experts_own_tokens():
     y[7] = np.nan
     experts, energy = nearest(x, centroids), np.square(np.nan_to_num(y, nan=0.0), dtype=np.float64)
     expected = np.stack([energy[experts == e].sum(0) for e in range(5)])
-    np.testing.assert_allclose(routing.expert_energy(x, y, centroids), expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(routing.expert_energy)(x, y, centroids), expected, rtol=1e-5)
 
 
 @hypothesis.settings(max_examples=30, deadline=None)
