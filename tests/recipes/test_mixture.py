@@ -150,14 +150,6 @@ def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
         np.testing.assert_allclose(stats[key], value, rtol=1e-5, err_msg=key)
 
 
-@pytest.mark.long
-def test_stochastic_gradients_are_unbiased():
-    gradients = lambda key: run("experts24", "any", key=key)[2:4]  # noqa: E731
-    draws = jax.jit(lambda keys: jax.lax.map(gradients, keys, batch_size=50))(jax.random.split(KEY, 1200))
-    result, _ = expected("experts24", "any")
-    examples.assert_unbiased(draws, (result.dw1, result.dw2))
-
-
 @pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
 def test_layers_of_prepared_weights_are_found(name):
     recipe, state = RECIPES_OF_EXPERTS[name]
