@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparse_lm.collectives import Axes
 from sparse_lm.model.remat import remat
 from sparse_lm.ops import backends
 from sparse_lm.recipes import DENSE, RECIPES, Act24, DenseSlices, Experts24, Fst, Recipe, Slices, SSte, Venom
 from sparse_lm.recipes.activations import GATES, rows_per_neuron
 from sparse_lm.recipes.base import Shape
+from sparse_lm.recipes.groups import group_by_expert
 from sparse_lm.recipes.weight_forms import gather_layer
 from tests.model import jaxprs
 from tests.recipes import examples
@@ -193,6 +195,16 @@ def entered(recipe, w1=W1, w2=W2):
     return [lambda: recipe.enter(w1, w2, X)]
 
 
+STATE24 = Experts24.State(jnp.float32(1.4), jnp.float32(1.3))
+
+
+def mixture(state, **options):
+    """Differentiates experts of which each token chooses the first."""
+    groups = group_by_expert(jnp.zeros((TOKENS, 1), jnp.int32), 5, 16)
+    o = lambda x: Experts24(v=16).mixture(x, W1, W2, X[:, :1], groups, state, **options)[0]  # noqa: E731
+    return jax.grad(lambda x: o(x).sum())(X)
+
+
 def gathered_of_two_devices(neurons):
     """Gathers a layer of weights of which each device has so many neurons."""
     w, scale = jnp.ones((1, neurons, 64)), jnp.ones(1)
@@ -230,6 +242,10 @@ REFUSED = {
         lambda: Slices().mixture(X, W1, W2, X[:, :2], None)
     ],
     "recipe 'experts24' computes experts, not squared_relu": [lambda: Experts24().ffn(X, W1, W2)],
+    "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
+    "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
+    "recipe 'experts24' reads a state": [lambda: mixture(None)],
+    "weight gradients of recipe 'experts24' are stochastic: ffn needs a key": [lambda: mixture(STATE24)],
     "a shard of 96 neurons must be a multiple of 64": [lambda: gathered_of_two_devices(96)],
 }
 
@@ -293,16 +309,17 @@ def test_rules_name_the_knob_that_does_not_fit(recipe, knob):
         assert all(ok for _, _, ok, _ in fitting.rules(shape))
 
 
-ON_GPU = {name: recipe for name, recipe in OF_FFNS.items() if name != "dense"}
-ON_GPU |= {case: type(recipe) for case, recipe in GATED.items() if recipe.products}
+ROUTED = dict(v=128, m=16)
+ON_GPU = [
+    *[Fst(), SSte(), Act24(), Venom(**ROUTED, experts=4), Slices(**ROUTED), DenseSlices(**ROUTED)],
+    *[Fst(activation="swiglu"), SSte(activation="geglu"), Slices(**ROUTED, activation="gated_relu2")],
+    DenseSlices(**ROUTED, activation="swiglu"),
+]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ON_GPU)
-def test_best_implementation_is_as_accurate_as_the_reference(case):
-    name, *activation = case.split(", ")
-    knobs = {"venom": dict(v=128, m=16, experts=4), "slices": dict(v=128, m=16), "dense_slices": dict(v=128, m=16)}
-    recipe = ON_GPU[case](**knobs.get(name, {}), **dict(zip(["activation"], activation, strict=False)))
+@pytest.mark.parametrize("recipe", ON_GPU, ids=lambda recipe: f"{recipe.name}, {recipe.activation}")
+def test_best_implementation_is_as_accurate_as_the_reference(recipe):
     assert_best_is_as_accurate_as_the_reference(recipe, tokens=1000, dim=256, neurons=1024)
 
 
