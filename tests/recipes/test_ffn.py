@@ -258,16 +258,12 @@ def test_what_does_not_fit_is_refused_by_name(message):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_a_recipe_says_of_itself_is_what_it_does(name):
+def test_recipes_are_static_under_jit_and_say_what_they_do(name):
     recipe, made = RECIPES[name], examples.RECIPES.get(name, RECIPES[name]())
-    assert made == dataclasses.replace(made) and hash(made) == hash(dataclasses.replace(made))  # static under jit
+    assert made == dataclasses.replace(made) and hash(made) == hash(dataclasses.replace(made))
     assert made != dataclasses.replace(made, implementation="reference")
     assert recipe.refreshes == (recipe.refresh is not Recipe.refresh)
     assert recipe.sparse_weights == (recipe.prepare is not Recipe.prepare)
-    assert ("experts" in recipe.computes) == (recipe.forward_experts is not Recipe.forward_experts)
-    assert ("squared_relu" in recipe.computes) == (recipe.forward is not Recipe.forward)
-    assert set(recipe.neuron_major) <= set(recipe.State._fields)
-    assert set(recipe.products) <= {"up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down"}
 
 
 @pytest.mark.parametrize(
