@@ -4,7 +4,6 @@ import json
 import math
 
 import ml_collections
-import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +52,7 @@ def names_its_key(error: ConfigError) -> bool:
     return str(error).startswith(f"config.{error.key} = ") and error.key in {*KEYS, *GROUPS}
 
 
-@cases(300)
+@cases(150)
 @given(recipe=st.sampled_from(sorted(BASES)), changes=changes)
 def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, changes):
     try:
@@ -69,19 +68,3 @@ def test_any_values_are_refused_by_name_or_make_a_sound_configuration(recipe, ch
         steps = (phase.start, phase.stop - 1, phase.stop)
         assert [config.phase(step) for step in steps] == ["sparse", "sparse", "dense"]
     assert config.tokens_per_part * config.parts == config.tokens_per_step
-
-
-@cases(100)
-@given(
-    key=st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=12).filter(
-        lambda key: key not in config_lib.default()
-    ),
-    group=st.sampled_from(["", "model.", "sparsity."]),
-    value=values,
-)
-def test_unknown_keys_are_named(key, group, value):
-    if group + key in KEYS:
-        return
-    with pytest.raises(ConfigError, match="unknown key; allowed: ") as error:
-        parse("dense", {group + key: value})
-    assert error.value.key == group + key
