@@ -14,7 +14,6 @@ SHAPES_FP8 = [(32768, 2048, 8192), (32768, 2560, 18432)]  # T, D, F of llama1b a
 VENOM_GROUPS = (8, 16, 32)
 VENOM_BLOCKS = (64, 128, 256)  # v
 
-FFN_SHAPES = [(t, f, d) for t in (8192, 16384) for f, d in ((8192, 2048), (16384, 4096))]
 UNTUNED_FFN_SHAPES = [(12288, 6144, 1536), (8192, 12288, 3072)]
 
 

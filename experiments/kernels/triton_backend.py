@@ -5,15 +5,12 @@
 The dense product is that of dense_gluon.py: the frame, the copies and the layouts of the sparse ones, with the
 dense `mma.sync`. On Hopper neither comes near what `wgmma` reaches, so there the first comparison tells what the
 sparse instruction is worth in this style, and the second what a user gets.
-
-With --tune, times the tilings on this GPU and records the best of each shape in sparse_lm/ops/triton/frame/tuned.json.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,15 +24,10 @@ from experiments.kernels.dense_gluon import dense_matmul
 from experiments.kernels.shapes import SHAPES_24, SHAPES_VENOM, SLICES, VENOM_BLOCKS, VENOM_GROUPS
 from experiments.kernels.timing import median_ms, random_24, random_matrix, random_venom, slice_ids
 from experiments.result_files import write_results
-from sparse_lm.ops import transposable_mask, triton, tuned
-from sparse_lm.ops.triton.frame import device
+from sparse_lm.ops import transposable_mask, triton
 from sparse_lm.ops.triton.frame.tiling import Tiling
-from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES as CANDIDATES_24
-from sparse_lm.ops.triton.products.matmul_24 import choose_config as config_24
-from sparse_lm.ops.triton.products.matmul_venom import CANDIDATES as CANDIDATES_VENOM
 
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.")
-TUNE = flags.DEFINE_bool("tune", False, "Record the best tilings instead.")
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
 DENSE = [Tiling(128, 128, warps_m=2, warps_n=2, stages=3), Tiling(128, 256, warps_m=2, warps_n=4, stages=3)]
 _ITERATIONS = 9
@@ -54,12 +46,11 @@ def bench_matmul_24() -> list[dict]:
         w, b, dense = random_24(m, k, seed=0), random_matrix(k, n, seed=1), random_matrix(m, k, seed=2)
         cublas = median_ms(jnp.matmul, dense, b)
         same_style, dense_options = best_ms(dense_matmul, [dict(tiling=tiling) for tiling in DENSE], dense, b)
-        config = config_24(m, n, k)
-        ours = median_ms(functools.partial(triton.matmul_24, config=config), w, b)
+        ours = median_ms(triton.matmul_24, w, b)
         turned = functools.partial(triton.matmul_24, out_transposed=True)
         row = dict(m=m, n=n, k=k, cublas_ms=cublas, dense_ms=same_style, matmul_24_ms=ours)
         row["matmul_24_transposed_ms"] = median_ms(turned, w, b)
-        row["tiling"], row["dense_tiling"] = dataclasses.asdict(config), dataclasses.asdict(dense_options["tiling"])
+        row["dense_tiling"] = dataclasses.asdict(dense_options["tiling"])
         row["speedup_over_same_style"], row["speedup_over_cublas"] = same_style / ours, cublas / ours
         print(row, flush=True)
         table.append(row)
@@ -146,38 +137,11 @@ def bench_selections() -> list[dict]:
     return table
 
 
-def tune() -> None:
-    """Records the fastest of the candidates that fit into this GPU's shared memory, by kernel and shape."""
-    fits = device.shared_bytes(device.compute_capability())
-    entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}}
-    configs = [dict(config=config) for config in CANDIDATES_24 if config.shared_bytes <= fits]
-    for m, n, k in SHAPES_24:
-        ms, best = best_ms(triton.matmul_24, configs, random_24(m, k, seed=0), random_matrix(k, n, seed=1))
-        print(f"matmul_24 {m} x {n} x {k}: {ms:.4f} ms, {best}", flush=True)
-        entries["matmul_24"][f"{m}x{n}x{k}"] = dataclasses.asdict(best["config"])
-    configs = [dict(config=config) for config in CANDIDATES_VENOM if config.shared_bytes <= fits]
-    for t, f, d in SHAPES_VENOM[:1]:
-        b = random_matrix(f, d, seed=1)
-        for v in VENOM_BLOCKS:
-            for m in VENOM_GROUPS:
-                whole = [o for o in configs if v % o["config"].tile_m == 0]
-                ms, best = best_ms(triton.matmul_venom, whole, random_venom(t, f, v, m, seed=0), b)
-                print(f"matmul_venom {v}:2:{m}: {ms:.4f} ms, {best}", flush=True)
-                entries["matmul_venom"][f"{t}x{d}x{f}x{v}x{m}"] = dataclasses.asdict(best["config"])
-    by_device = json.loads(tuned.TRITON.read_text()) | {jax.devices()[0].device_kind: entries}
-    tuned.TRITON.write_text(json.dumps(by_device, indent=1) + "\n")
-
-
 def main(_) -> None:
-    if TUNE.value:
-        tune()
-    elif not OUTPUT.value:
-        raise app.UsageError("--output must name a JSON file, unless --tune is given")
-    else:
-        tables: dict[str, Any] = dict(triton=triton_package.__version__)
-        for bench in (bench_selections, bench_matmul_24, bench_scattered_matmul_24, bench_matmul_venom):
-            tables[bench.__name__.removeprefix("bench_")] = bench()
-            write_results(OUTPUT.value, tables)
+    tables: dict[str, Any] = dict(triton=triton_package.__version__)
+    for bench in (bench_selections, bench_matmul_24, bench_scattered_matmul_24, bench_matmul_venom):
+        tables[bench.__name__.removeprefix("bench_")] = bench()
+        write_results(OUTPUT.value, tables)
 
 
 if __name__ == "__main__":

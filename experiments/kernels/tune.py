@@ -1,10 +1,6 @@
-"""Times the products' configurations on this GPU and records the best of each shape in tuned.json.
+"""Times the products' tilings on this GPU, and writes how near to the best the heuristics come.
 
-    python -m experiments.kernels.tune
-
-With --report, times them on shapes that are not tuned instead, and writes how near to the best the heuristic comes:
-
-    python -m experiments.kernels.tune --report=experiments/results/heuristics_h100.json
+python -m experiments.kernels.tune --report=experiments/results/heuristics_h100.json
 """
 
 from __future__ import annotations
@@ -12,38 +8,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 from absl import app, flags
 from jax import Array
 
-from experiments.kernels.shapes import FFN_SHAPES, SHAPES_24, UNTUNED_FFN_SHAPES
+from experiments.kernels.shapes import UNTUNED_FFN_SHAPES
 from experiments.kernels.timing import median_ms, random_24, random_columns, random_matrix
 from experiments.result_files import write_results
-from sparse_lm.ops import hopper, tuned
+from sparse_lm.ops import hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
+from sparse_lm.ops.hopper.frame.tiling import Tiling
 from sparse_lm.ops.hopper.products.matmul_24 import heuristic_config as heuristic_24
-from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
 from sparse_lm.ops.hopper.products.matmul_venom import heuristic_config as heuristic_venom
-from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigRows
-from sparse_lm.ops.hopper.products.sampled_rows_24 import heuristic_config as heuristic_rows
-from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 
-REPORT = flags.DEFINE_string("report", None, "JSON file: compare the heuristics, tune nothing.")
+REPORT = flags.DEFINE_string("report", None, "JSON file to write.", required=True)
 
 _ITERATIONS = 7
 _LARGEST = 16384  # size of an operand
 
-CANDIDATES_24 = [Config24(256, 192), Config24(128, 256, raster_width=16)]
+CANDIDATES_24 = [Tiling(256, 192), Tiling(128, 256, raster_width=16)]
 CANDIDATES_VENOM = {  # by v
-    128: [ConfigVenom(128, 256, raster_width=2), ConfigVenom(128, 256, raster_width=4)],
-    256: [ConfigVenom(256, 128, raster_width=4), ConfigVenom(256, 128, stages=5), ConfigVenom(256, 192)],
+    128: [Tiling(128, 256, share_b=False, raster_width=width) for width in (2, 4)],
+    256: [Tiling(256, 128, share_b=False, raster_width=4), Tiling(256, 192, share_b=False, raster_width=2)],
 }
-CANDIDATES_ROWS = [ConfigRows(256, 128, stages=5, raster_width=4), ConfigRows(256, 128, stages=5, raster_width=8)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +70,6 @@ def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
     return Case("matmul_venom", (t, d, f, v, m), hopper.matmul_venom, (a, dense(f, d)), candidates, heuristic)
 
 
-def case_rows(t: int, f: int, d: int, v: int, m: int) -> Case:
-    """Makes the case [T, D] x the rows of a 2:4 [F, D] that each v tokens list: 4 F / m of them."""
-    operands = sparse(f, d), dense(t, d), random_columns(t, f, v, m, seed=2)
-    product = functools.partial(sampled_rows_24, v=v)
-    return Case("sampled_rows_24", (t, 4 * f // m, d, v), product, operands, CANDIDATES_ROWS, heuristic_rows(v))
-
-
 def ffn_cases(t: int, f: int, d: int) -> Iterator[Case]:
     """Yields every product of an FFN of T tokens, F neurons and width D: which operand is 2:4 depends on the recipe."""
     yield case_24(f, t, d)
@@ -95,7 +77,6 @@ def ffn_cases(t: int, f: int, d: int) -> Iterator[Case]:
     yield case_24(f, d, t)
     for m in (8, 16):
         yield case_venom(t, f, d, 128, m)
-        yield case_rows(t, f, d, 128, m)
     yield case_venom(t, f, d, 256, 16)
 
 
@@ -121,25 +102,7 @@ def sparse(rows: int, width: int) -> Sparse24:
     return Sparse24(whole.values[:rows, : width // 2], metadata, (rows, width))
 
 
-def tune() -> None:
-    """Records the fastest candidate of each shape in tuned.json."""
-    shapes_24 = (case_24(*shape) for shape in SHAPES_24)
-    cases = itertools.chain(shapes_24, *(ffn_cases(*shape) for shape in FFN_SHAPES))
-    entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}, "sampled_rows_24": {}}
-    for case in cases:
-        shape = "x".join(map(str, case.shape))
-        if shape in entries[case.kernel]:
-            continue
-        times = case.times()
-        best = min(times, key=times.get)
-        print(f"{case.kernel} {shape}: {times[best]:.4f} ms, heuristic {times[case.heuristic]:.4f}: {best}", flush=True)
-        entries[case.kernel][shape] = dataclasses.asdict(best)
-    by_device = json.loads(tuned.HOPPER.read_text()) | {jax.devices()[0].device_kind: entries}
-    tuned.HOPPER.write_text(json.dumps(by_device, indent=1) + "\n")
-
-
-def report(path: str) -> None:
-    """Writes how near the heuristic comes to the fastest candidate, on shapes that are not tuned."""
+def main(_) -> None:
     rows = []
     for case in itertools.chain(*(ffn_cases(*shape) for shape in UNTUNED_FFN_SHAPES)):
         times = case.times()
@@ -147,14 +110,7 @@ def report(path: str) -> None:
         row = dict(kernel=case.kernel, shape=case.shape, heuristic_ms=heuristic, best_ms=best, ratio=heuristic / best)
         print(f"{case.kernel} {case.shape}: heuristic {heuristic:.4f} ms, {row['ratio']:.3f} of the best", flush=True)
         rows.append(row)
-    write_results(path, dict(untuned=rows, worst=max(row["ratio"] for row in rows)))
-
-
-def main(_) -> None:
-    if REPORT.value:
-        report(REPORT.value)
-    else:
-        tune()
+    write_results(REPORT.value, dict(untuned=rows, worst=max(row["ratio"] for row in rows)))
 
 
 if __name__ == "__main__":

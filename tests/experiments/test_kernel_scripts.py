@@ -19,7 +19,7 @@ SMALL = dict(
     E4M3=[(512, 512)],
     VENOM=[(512, 1024, 128, 16)],
     STACKED_LAYERS=[(2, 512, 256)],
-    FFN_SHAPES=[(512, 1024, 256)],
+    UNTUNED_FFN_SHAPES=[(512, 1024, 256)],
     _LARGEST=1024,
 )
 
@@ -99,7 +99,7 @@ def test_launched_products(small):
 
 def test_tuning(traced):
     module, count = traced("experiments.kernels.tune")
-    (shape,) = module.FFN_SHAPES
+    (shape,) = module.UNTUNED_FFN_SHAPES
     for case in module.ffn_cases(*shape):
         assert case.heuristic in case.times()
-    assert count[0] >= 8
+    assert count[0] >= 7

@@ -36,7 +36,7 @@ _MODULES = {
     "grouped_up": "products.grouped",
     "grouped_weights": "products.grouped",
     "matmul_24": "products.matmul_24",
-    "matmul_24_fp8": "products.matmul_24_fp8",
+    "matmul_24_fp8": "products.matmul_24",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",
     "sampled_squared_relu_24": "products.sampled_squared_relu_24",

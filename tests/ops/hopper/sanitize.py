@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from sparse_lm.ops import fp8, hopper
-from sparse_lm.ops.hopper.products.matmul_24 import Config
+from sparse_lm.ops.hopper.frame.tiling import Tiling
 from tests.ops.operands import random, random_24, random_contiguous, random_venom, random_venom_contiguous
 
 ONLY = flags.DEFINE_string("only", ".", "Regular expression found in the names of the calls to make.")
@@ -120,7 +120,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "fp8_squared_relu_gradients": lambda: fp8_pass(hopper.fp8_squared_relu_gradients, 2),
     "matmul_24": lambda: matmul_24(300, 1100, 1001),
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
-    "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),
+    "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Tiling(128, 128)),
     "matmul_24, split along k": lambda: matmul_24(256, 4096, 192),
     "matmul_24_fp8": lambda: call(
         hopper.matmul_24_fp8,

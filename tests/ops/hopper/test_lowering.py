@@ -3,9 +3,7 @@
 What ptxas says of registers needs the CUDA plugin and ptxas, too. test_sanitize.py lowers each kernel at ragged shapes.
 """
 
-import dataclasses
 import importlib.util
-import json
 import pathlib
 import re
 
@@ -14,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from sparse_lm.ops import fp8, hopper, tuned
+from sparse_lm.ops import fp8, hopper
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 from sparse_lm.ops.hopper.passes import add_norm
@@ -34,14 +32,6 @@ T, F, D, KEPT = 8192, 8192, 2048, 2048
 needs_plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
 )
-TUNED = json.loads(tuned.HOPPER.read_text())
-
-
-def _tilings(kernel, candidates):
-    """The candidates and a kernel's configurations in tuned.json, each once."""
-    candidates = [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in candidates]
-    found = [fields for kinds in TUNED.values() for fields in kinds.get(kernel, {}).values()]
-    return list(dict.fromkeys([*candidates, *(type(candidates[0])(**fields) for fields in found)]))
 
 
 def _lower(function, *shapes):
@@ -99,7 +89,7 @@ def _products():
     def most(config):
         return 64 if config.tile_m * config.tile_n == 256 * 192 else 0
 
-    for config in _tilings("matmul_24", DENSE):
+    for config, _ in DENSE:
         for turned in (False, True):
             call = named(hopper.matmul_24, out_transposed=turned, config=config)
             yield f"matmul_24 {config}", call, (_sparse(F, D), _dense(D, T)), 0
@@ -108,7 +98,7 @@ def _products():
             call = named(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
             yield f"matmul_24_fp8 {config}", call, operands, most(config)
     for rows in (None, RowOrder(_ids(T), _ids(T))):
-        for config in _tilings("matmul_venom", VENOM):  # whose gather leaves too few registers to consumers
+        for config, _ in VENOM:  # whose gather leaves too few registers to consumers
             operands = _venom(config.tile_m), _dense(F, D), rows
             yield (
                 f"matmul_venom {config}",
@@ -124,9 +114,9 @@ def _products():
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
         yield f"sampled_matmul_24 {config}", named(hopper.sampled_matmul_24, **options), operands, 0
         yield f"sampled_squared_relu_24 {config}", named(hopper.sampled_squared_relu_24, **options), operands, 0
-    for config in _tilings("sampled_rows_24", SAMPLED_ROWS):
-        operands = _sparse(F, D), _dense(T, D), _ids(T // config.tokens, KEPT)
-        yield f"sampled_rows_24 {config}", named(sampled_rows_24, v=config.tokens, config=config), operands, 0
+    for tokens in SAMPLED_ROWS:
+        operands = _sparse(F, D), _dense(T, D), _ids(T // tokens, KEPT)
+        yield f"sampled_rows_24 {tokens}", named(sampled_rows_24, v=tokens), operands, 0
     for config, _ in SCATTERED:  # a job's numbers, and sums of other clusters
         for dtype in dtypes:
             options = dict(v=256, rows=F, contiguous=512, out_dtype=dtype, config=config)
@@ -216,13 +206,6 @@ def test_add_norm(tokens, dim, updates):
     lowered = _lower(both, x, scale, (x, x), *[x] * updates)
     assert jax.tree.map(lambda out: out.shape, lowered.out_info) == (x.shape, x.shape if updates else None, (dim,))
     assert lowered.as_text().count("mosaic_gpu") >= 2
-
-
-def test_matmul_venom_of_one_layer_of_several_has_the_tiling_of_one(monkeypatch):
-    tuned_for = []
-    monkeypatch.setattr(tuned, "lookup", lambda _, kernel, shape, config: tuned_for.append(shape))
-    _lower(hopper.matmul_venom, dataclasses.replace(_venom(256), shape=(T, 3 * F)), _dense(3 * F, D))
-    assert tuned_for == [(T, D, F, 256, 4 * F // KEPT)]
 
 
 @pytest.mark.parametrize("name", ["matmul_24, split along k", "scattered_matmul_24, contiguous 128"])

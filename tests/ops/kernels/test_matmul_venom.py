@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper
-from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS, Config
+from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS
 from tests.ops.kernels import BACKENDS, each_backend, each_tiling, tilings
 from tests.ops.operands import (
     assert_agree,
@@ -21,13 +21,12 @@ from tests.ops.operands import (
     random_venom_contiguous,
 )
 
-EXTRA = dict(hopper=[Config(128, 256, stages=3, cluster=1)])
 WIDTH = 1024
 each_contiguous = pytest.mark.parametrize("config", [config for config, _ in CONTIGUOUS])
 each_tiling_of_both = pytest.mark.parametrize(
     "backend, config, contiguous",
     [
-        *((BACKENDS[name], c, 1) for name, configs in tilings("matmul_venom", **EXTRA).items() for c in configs),
+        *((BACKENDS[name], c, 1) for name, configs in tilings("matmul_venom").items() for c in configs),
         *((hopper, config, 64) for config, _ in CONTIGUOUS),
     ],
 )
@@ -51,7 +50,7 @@ def check(matmul_venom, a, b, *, out_dtype=None, config=None):
 
 
 @pytest.mark.gpu
-@each_tiling("matmul_venom", **EXTRA)
+@each_tiling("matmul_venom")
 @pytest.mark.parametrize(
     "rows, k, n, blocks_of_tile, m",
     [(512, 1024, 512, 1, 16), (300, 1008, 261, 1, 16), (1000, 960, 200, 2, 8), (1, 4, 1, 1, 4)],
@@ -124,7 +123,7 @@ def test_bad_numbers_in_rows_that_no_block_keeps_do_no_harm(bad, backend, config
 def test_tilings_agree_bit_for_bit(name):
     """Too short to be split along k, a tile is summed in the order of k: a race would show as a difference."""
     a, b = random_venom(4096, 1024, 256, 8, jnp.bfloat16, seed=9), random((1024, 4096), jnp.bfloat16, seed=11)
-    configs = tilings("matmul_venom", **EXTRA)[name]
+    configs = tilings("matmul_venom")[name]
     assert_agree([functools.partial(BACKENDS[name].matmul_venom, config=config) for config in configs], a, b)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.frame.tiling import Tiling
 from sparse_lm.ops.hopper.products import (
-    matmul_24,
     matmul_venom,
     sampled_matmul_24,
     sampled_rows_24,
@@ -120,8 +120,7 @@ def test_hopper_takes_no(message, call):
 
 
 OF_TILINGS = [
-    ("tile_m must be 64, 128 or 256", lambda: matmul_24.Config(192, 128)),
-    ("stages at least 3", lambda: sampled_rows_24.Config(rows=256, tokens=96, stages=5)),
+    ("tile_m must be 64, 128 or 256", lambda: Tiling(192, 128)),
     (
         "256 rows of a tile must divide the 128",
         lambda: hopper.matmul_venom(VENOM, H.T, config=matmul_venom.CONTIGUOUS[1][0]),
@@ -141,14 +140,6 @@ OF_TILINGS = [
     (
         "512 rows of a tile must divide the 128",
         lambda: scattered(hopper, 256, 128, 256, 128, config=scattered_matmul_24.CANDIDATES[0][0]),
-    ),
-    (
-        "shared memory",
-        lambda: (
-            jax.jit(functools.partial(hopper.matmul_24, config=matmul_24.Config(256, 256, stages=5)))
-            .trace(w(256, 256), X256)
-            .lower(lowering_platforms=("cuda",))
-        ),
     ),
 ]
 X256, VENOM = jnp.zeros((256, 64), NARROW), random_venom_contiguous(256, 128, 64, 128, 64, NARROW, seed=0)

@@ -25,7 +25,7 @@ CONTIGUOUS = [config for config, _ in sampled_matmul_24.CANDIDATES]
 TRITON = tilings("sampled_matmul_24").get("triton", [])
 # Kernels, with a tiling, the tokens of its tile, and whether neurons must be contiguous.
 TILINGS = [
-    *((sampled_rows_24.sampled_rows_24, config, config.tokens, False) for config in sampled_rows_24.CANDIDATES),
+    *((sampled_rows_24.sampled_rows_24, tokens, tokens, False) for tokens in sampled_rows_24.CANDIDATES),
     *((BACKENDS["triton"].sampled_matmul_24, config, config.tile_n, False) for config in TRITON),
     *((hopper.sampled_matmul_24, config, config.tile_n, True) for config in CONTIGUOUS),
 ]

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from sparse_lm.ops import hopper, reference
-from sparse_lm.ops.hopper.products.scattered_matmul_24 import Config
+from sparse_lm.ops.hopper.frame.tiling import Tiling
 from tests.ops.kernels import BACKENDS, each_backend, tilings
 from tests.ops.operands import assert_as_good_as_reference, assert_repeats, random, random_24, random_contiguous
 
 TILINGS = {
     "hopper": [
-        Config(128, 256),
-        Config(128, 256, share_b=False, raster_width=2),
-        Config(256, 192, share_b=False),
-        Config(128, 128, cluster=1, stages=6, raster_width=4),
+        Tiling(128, 256, raster_width=3),
+        Tiling(128, 256, share_b=False, raster_width=2),
+        Tiling(256, 192, share_b=False, raster_width=3),
+        Tiling(128, 128, raster_width=4),
     ],
     "triton": tilings("matmul_24").get("triton", []),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 _H100_SXM_CORES = 132
+CLUSTER = 2  # thread blocks that share an operand's tile
 
 
 def core_count() -> int:
@@ -13,6 +14,6 @@ def core_count() -> int:
     return device.core_count if device.platform == "gpu" else _H100_SXM_CORES
 
 
-def cluster_count(blocks: int) -> int:
-    """Counts clusters of so many thread blocks that run at the same time, a block on each multiprocessor."""
-    return core_count() // blocks
+def cluster_count() -> int:
+    """Counts the clusters that run at the same time, a thread block on each multiprocessor."""
+    return core_count() // CLUSTER

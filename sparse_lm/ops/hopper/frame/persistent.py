@@ -26,12 +26,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.hopper.frame import partial_sums, wgmma_sp
+from sparse_lm.ops.hopper.frame.device import CLUSTER
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
-from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, Epilogue, Loads, Stage, Tiling
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Epilogue, Loads, Stage, Tiling
 
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
 _LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
@@ -75,7 +76,7 @@ def multiply(
     outs, store = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
     blocks, n = tiling.consumer_tile[0] // wgmma_sp.ROWS, tiling.consumer_tile[1]
     producer_registers, consumer_registers = _registers(tiling, gathers)
-    workspace = (grid.contributors, tiling.cluster, CONSUMERS)
+    workspace = (grid.contributors, CLUSTER, CONSUMERS)
 
     def kernel(*refs):
         operands_gmem, results_gmem = refs[: len(operands)], refs[len(operands) :]
@@ -83,7 +84,7 @@ def multiply(
         semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
 
         def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
-            ring = Ring(full, empty, tiling.stages, gathers)
+            ring = Ring(full, empty, STAGES, gathers)
             ring.initialize()
             warpgroup = lax.axis_index("warpgroup")
             cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
@@ -114,8 +115,8 @@ def multiply(
             scope,
             *_Stages.scratch(tiling, dtype, b_transposed),
             staging(CONSUMERS, out.dtype, transposed=out_transposed),
-            full_barriers(tiling.stages),
-            empty_barriers(tiling.stages, CONSUMERS),
+            full_barriers(STAGES),
+            empty_barriers(STAGES, CONSUMERS),
             collective_axes="warpgroup",
         )
 
@@ -124,7 +125,7 @@ def multiply(
     mesh = dict(
         grid=(grid.clusters,),
         grid_names=("cluster",),
-        cluster=(tiling.cluster,),
+        cluster=(CLUSTER,),
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
@@ -159,9 +160,9 @@ class _Stages(NamedTuple):
         b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
         metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE * wgmma_sp.words_per_block(dtype)
         return (
-            plgpu.SMEM((tiling.stages, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
-            plgpu.SMEM((tiling.stages, *metadata_tile), jnp.int32),
-            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
+            plgpu.SMEM((STAGES, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
+            plgpu.SMEM((STAGES, *metadata_tile), jnp.int32),
+            plgpu.SMEM((STAGES, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
         )
 
     def stage(self, slot: Array) -> Stage:

@@ -17,6 +17,7 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
@@ -42,7 +43,6 @@ from sparse_lm.ops.hopper.frame.thread_tile import (
     store_thread_columns,
 )
 from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 from sparse_lm.ops.mvue import threefry_key
 
 _MAGNITUDES = 0x7FFF7FFF  # of the two 16-bit floats of a word

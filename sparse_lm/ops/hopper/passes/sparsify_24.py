@@ -21,6 +21,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.hopper.frame import mvue
@@ -42,7 +43,6 @@ from sparse_lm.ops.hopper.frame.thread_tile import (
     load_tile,
 )
 from sparse_lm.ops.hopper.frame.two_of_four import Pair, two_of_four
-from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.mvue import threefry_key
 
 

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
 from sparse_lm.ops.hopper.frame.emit import (
@@ -34,7 +35,6 @@ from sparse_lm.ops.hopper.frame.emit import (
 )
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Thread, Tile, load_tile
 from sparse_lm.ops.hopper.frame.two_of_four import Pair
-from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 
 _ACROSS = TILE // 4  # tiles of 4 x 4
 

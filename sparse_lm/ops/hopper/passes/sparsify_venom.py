@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
 from sparse_lm.ops.hopper.frame import packed_24
 from sparse_lm.ops.hopper.frame.emit import (
@@ -47,7 +48,6 @@ from sparse_lm.ops.hopper.frame.hidden_stats import STATS, Seen, count_nonzeros,
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
 from sparse_lm.ops.hopper.frame.thread_tile import groups as fours
 from sparse_lm.ops.hopper.frame.two_of_four import magnitude_rank
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 
 _KEPT = 4  # columns of a group
 _ROWS_AT_ONCE = 4  # that a warp has under way

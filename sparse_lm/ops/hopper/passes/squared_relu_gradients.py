@@ -23,6 +23,7 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
@@ -50,7 +51,6 @@ from sparse_lm.ops.hopper.frame.thread_tile import (
     nibbles,
     thread_columns_pointers,
 )
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 from sparse_lm.ops.mvue import threefry_key
 
 _NOT_KEPT = -1

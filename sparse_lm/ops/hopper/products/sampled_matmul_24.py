@@ -10,17 +10,16 @@ Numerics: as `matmul_24`.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
 import jax
 import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
@@ -28,25 +27,12 @@ from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
 from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+
+# M counts listed rows, N tokens. With the time of a tile (measured on an H200).
+CANDIDATES = ((Tiling(256, 192), 1.36), (Tiling(128, 256), 1.0), (Tiling(256, 128), 1.04))
 
 
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """A way to cut up the product; M counts listed rows, N tokens.
-
-    Attributes:
-      raster_width: clusters' tiles along M that run together.
-    """
-
-    raster_width: int = 8
-
-
-# With the time of a tile (measured on an H200).
-CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 128), 1.04))
-
-
-def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
+def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Tiling:
     """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block.
 
     Raises:
@@ -66,7 +52,7 @@ def sampled_matmul_24(
     *,
     contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.sampled_matmul_24`; v is a multiple of 64.
 
@@ -94,7 +80,7 @@ def takes_contiguous(contiguous: int, v: int) -> bool:
 
 
 def multiply_listed(
-    config: Config,
+    config: Tiling,
     w: Sparse24,
     x: Array,
     neuron_ids: Array,
@@ -108,17 +94,11 @@ def multiply_listed(
     """Computes the product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     check_in_block(config.cluster_n, v, "tokens")
-    plan = split_k.plan_product(config, kept, tokens, w.values.shape[1] // wgmma_sp.KEPT)
+    steps = w.values.shape[1] // wgmma_sp.KEPT
     box = math.gcd(contiguous, config.tile_m)
 
-    def jobs(operands, cluster, peer):
-        *_, first_of_padding = operands  # read for each job anew, from the cache: consumers lack a register for it
-
-        def origin(tile):
-            tile = plgpu.planar_snake(tile, config.grid(kept, tokens), 0, config.raster_width)
-            return config.origin(*tile, peer)
-
-        return plan.jobs(cluster, origin, lambda _, token: token < first_of_padding[0])
+    def in_use(operands, _, token):
+        return token < operands[-1][0]  # read for each job anew, from the cache: consumers lack a register for it
 
     def loads(operands, job):
         values, metadata, x, neuron_ids, _ = operands
@@ -133,9 +113,10 @@ def multiply_listed(
 
         return Loads(copies)
 
+    grid, jobs = split_k.schedule_product(config, kept, tokens, steps, in_use)
     return multiply(
         config,
-        plan.grid,
+        grid,
         jobs,
         loads,
         (w.values, w.metadata, x, neuron_ids, rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])),

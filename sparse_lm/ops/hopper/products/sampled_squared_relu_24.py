@@ -20,25 +20,24 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame.emit import SCALAR, i32
 from sparse_lm.ops.hopper.frame.operands import pad, round_up
 from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, Thread, Tile
-from sparse_lm.ops.hopper.frame.tiling import Epilogue
+from sparse_lm.ops.hopper.frame.tiling import Epilogue, Tiling
 from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, sparsify, squared_relu_24
 from sparse_lm.ops.hopper.products.sampled_matmul_24 import (
-    Config,
     heuristic_config,
     multiply_listed,
     sampled_matmul_24,
     takes_contiguous,
 )
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 
 def sampled_squared_relu_24(
-    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, config: Config | None = None
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, config: Tiling | None = None
 ) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.sampled_squared_relu_24`.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jax import Array
 
 from sparse_lm.ops import reference
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 from sparse_lm.ops.triton.passes.sparsify_24 import sparsify_24
 
 

@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
-from sparse_lm.ops.kernel_dtypes import check_selection_dtypes
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.tiles import GROUPS, GROUPS_LAYOUT, load_tile, offsets, store_metadata, store_survivors
 from sparse_lm.ops.triton.frame.two_of_four import members

@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
 from sparse_lm.ops.triton.frame.product import Product, launch

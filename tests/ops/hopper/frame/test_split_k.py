@@ -31,10 +31,9 @@ def _jobs(plan, in_use=None):
     "tiles, clusters, steps",
     [(10, 66, 32), (67, 66, 33), (67, 66, 66), (67, 66, 36), (632, 66, 32), (132, 66, 7), (5, 4, 64)],
 )
-@pytest.mark.parametrize("split", [False, True])
-def test_every_step_of_every_tile_is_done_once(tiles, clusters, steps, split):
+def test_every_step_of_every_tile_is_done_once(tiles, clusters, steps):
     """Parts may go on past the last step, where there are only zeros."""
-    plan = split_k.plan(tiles, clusters, steps, split=split)
+    plan = split_k.plan(tiles, clusters, steps)
     jobs = _jobs(plan)
     assert (jobs[:, 3] % 2 == plan.grid.odd).all()
     for tile in range(tiles):
@@ -47,7 +46,7 @@ def test_every_step_of_every_tile_is_done_once(tiles, clusters, steps, split):
 
 @pytest.mark.parametrize("tiles, clusters, steps", [(10, 66, 32), (67, 66, 66), (5, 4, 64)])
 def test_parts_come_from_the_clusters_that_the_grid_says(tiles, clusters, steps):
-    plan = split_k.plan(tiles, clusters, steps, split=True)
+    plan = split_k.plan(tiles, clusters, steps)
     work, grid = _jobs_of_clusters(plan), plan.grid
     last = {cluster: jobs[-1] for cluster, jobs in enumerate(work) if len(jobs) > plan.waves}
     assert sum(contributes for *_, contributes, _ in last.values()) == grid.contributors
@@ -62,7 +61,7 @@ def test_parts_come_from_the_clusters_that_the_grid_says(tiles, clusters, steps)
 
 @pytest.mark.parametrize("steps, fewest", [(32, 2), (33, 1)])
 def test_tiles_not_in_use_take_few_steps(steps, fewest):
-    plan = split_k.plan(100, 66, steps, split=True)
+    plan = split_k.plan(100, 66, steps)
     jobs = _jobs(plan, in_use=lambda row, column: (row < 90) & (column != 3))
     whole = _jobs(plan)
     idle = (jobs[:, 0] >= 90) | (jobs[:, 1] == 3)
