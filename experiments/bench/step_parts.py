@@ -48,10 +48,7 @@ PARTS = {  # scope: part
     "embed": "embedding",
     "optimizer": "optimizer",
 }
-KERNELS = {
-    "squared_relu": "FFN hidden layer",
-    "gated_squared_relu": "FFN hidden layer",
-}  # of "FFN, other": by what a kernel's name begins with
+KERNELS = {"squared_relu": "FFN hidden layer"}  # of "FFN, other": by what a kernel's name begins with
 
 
 class Kernel(NamedTuple):

@@ -116,12 +116,6 @@ def passes() -> Iterator[Pass]:
         draw = functools.partial(_operands, tokens, neurons, jnp.bfloat16)
         yield Pass("squared_relu_24", case, lambda backend: backend.squared_relu_24, draw)
         yield Pass("squared_relu_gradients", case, _gradients, functools.partial(_hidden, tokens, neurons))
-    for tokens, neurons in HIDDEN:
-        case, draw = dict(rows=tokens, columns=neurons), functools.partial(_gated, tokens, neurons)
-        yield Pass(
-            "gated_squared_relu_24", case, lambda backend: backend.gated_squared_relu_24, lambda d=draw: d()[1:2]
-        )
-        yield Pass("gated_squared_relu_gradients", case, _gated_gradients, draw)
     for tokens, neurons, v, m in VENOM:
         case, options = dict(rows=tokens, columns=neurons, v=v, m=m), dict(v=v, m=m)
         draw = functools.partial(_operands, tokens, neurons, jnp.bfloat16)
@@ -171,22 +165,6 @@ def _hidden(tokens: int, neurons: int, venom: tuple[int, int] | None = None) -> 
     v, m = venom
     y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m))(h)
     return random_matrix(tokens, 4 * neurons // m, seed=2), y
-
-
-def _gated(tokens: int, neurons: int) -> tuple[Array, Array, Sparse24]:
-    """Draws a gradient of Y, H with a gate beside each neuron's own number, and Y."""
-    h = random_matrix(tokens, 2 * neurons, seed=1)
-    return random_matrix(tokens, neurons, seed=2), h, jax.jit(reference.gated_squared_relu_24)(h)[0]
-
-
-def _gated_gradients(backend: types.ModuleType) -> Callable[..., Any]:
-    """Leaves out dH's metadata, which is that of Y twice."""
-
-    def compute(dy, h, y):
-        dh, dh_t, y_t = backend.gated_squared_relu_gradients(dy, h, y, key=jax.random.key(0))
-        return dh.values, dh_t, y_t
-
-    return compute
 
 
 def _gradients(backend: types.ModuleType) -> Callable[..., Any]:
