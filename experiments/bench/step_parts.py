@@ -35,7 +35,6 @@ PARTS = {  # scope: part
     "combine": "FFN dispatch",
     "feed_forward": "FFN, other",
     "soft_threshold_forms": "FFN weights",
-    "soft_threshold_forms_along_neurons": "FFN weights",
     "masked_forms": "FFN weights",
     "gather_layer": "FFN weights",
     "in_compute_dtype": "weights to bfloat16",

@@ -16,15 +16,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
-from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
 from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
+from sparse_lm.ops.dense import group_sizes
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.norm import SAVED, rms_norm
 from sparse_lm.ops.row_order import RowOrder, combine
-from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
+from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two, venom_columns
 
 _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.ops import backends, hopper, lazy, reference, triton
+from sparse_lm.ops import backends, hopper, reference, triton
 from tests.documents import ROOT, python_blocks
 
 W = jax.jit(ops.sparsify_24)(jnp.ones((8, 8)))
@@ -107,7 +107,7 @@ def test_other_gpus_are_named(name, capability, reason, monkeypatch):
 )
 def test_the_gpu_decides_and_it_is_said_where_a_backend_has_never_run(capability, best, described, monkeypatch):
     on(monkeypatch, "NVIDIA X", capability)
-    monkeypatch.setattr(lazy, "import_error", lambda package, modules: None)
+    monkeypatch.setattr(backends, "import_error", lambda package, modules: None)
     for backend in (hopper, triton):
         monkeypatch.setitem(vars(backend), "matmul_24", reference.matmul_24)
     assert _used(B) == {"matmul_24": {best}}
@@ -133,7 +133,7 @@ def test_any_import_error_is_a_reason(tmp_path, monkeypatch):
     package.mkdir()
     (package / "broken.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
-    reason = lazy.import_error("some_kernels", {"matmul_24": "broken"})
+    reason = backends.import_error("some_kernels", {"matmul_24": "broken"})
     assert reason == "cannot be imported: libcuda.so.1: cannot open shared object file"
 
 

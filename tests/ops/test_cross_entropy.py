@@ -111,12 +111,12 @@ def kernel_operands(tokens, dim, vocabulary, size):
     return x, w, targets, jnp.sum(x.astype(jnp.float32) * rows, axis=1)
 
 
-def check_kernel(arguments, config):
+def check_kernel(arguments, cluster):
     """The last columns are padding, as far as no token has them for a target."""
     *_, odds = expected(*arguments[:3])
     classes = int(max(arguments[2])) + 1
     odds[:, classes:] = 0
-    values, sums = kernels.odds(*arguments, classes, config)
+    values, sums = kernels.odds(*arguments, classes, cluster)
     lost = check_odds(values, *arguments[:3], odds)
     by_tile = odds.reshape(len(odds), -1, COLUMNS).sum(-1)
     assert (np.abs(np.asarray(sums).T - by_tile) <= (lost + 1e-5)[:, None] * by_tile + 1e-30).all()
@@ -127,15 +127,15 @@ def check_kernel(arguments, config):
 def test_kernel_in_the_interpreter(monkeypatch, cluster, size):
     """The larger weights make some odds that are cut off at the largest."""
     monkeypatch.setattr(kernels, "core_count", lambda: 4)
-    arguments = kernel_operands(256 * cluster, 128, 512, size)
+    arguments = kernel_operands(256 * cluster, 256, 512, size)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
-        check_kernel(arguments, kernels.Config(stages=2, cluster=cluster))
+        check_kernel(arguments, cluster)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [0.1, 5.0])
-@pytest.mark.parametrize("config", [kernels.Config(), kernels.Config(cluster=1), kernels.Config(raster_width=16)])
-def test_kernel(config, size):
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_kernel(cluster, size):
     arguments = kernel_operands(2048, 512, 12_288, size)
     for _ in range(2):
-        check_kernel(arguments, config)
+        check_kernel(arguments, cluster)

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_lm.ops.inverted_index import inverted_index
+from sparse_lm.ops.row_order import inverted_index
 
 
 def test_which_blocks_keep_each_slice():

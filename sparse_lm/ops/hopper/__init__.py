@@ -10,11 +10,11 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
-      choices      operands, device
+      choices      operands
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients;
                    add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
-      threads      thread_tile, shared_words
+      threads      thread_tile
     both           emit, compat
 """
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import jax
 
-from sparse_lm.ops import lazy
+from sparse_lm.ops import backends
 
 _MODULES = {
     "add_norm": "passes.add_norm",
@@ -58,7 +58,7 @@ def unavailable(device: jax.Device) -> str | None:
         return f"needs compute capability 9.x; {device.device_kind} has {device.compute_capability}"
     if jax.config.jax_enable_x64:
         return "needs jax_enable_x64 off: its kernels count in int32"
-    return lazy.import_error(__name__, _MODULES)
+    return backends.import_error(__name__, _MODULES)
 
 
-__getattr__ = lazy.functions(__name__, _MODULES)
+__getattr__ = backends.functions(__name__, _MODULES)

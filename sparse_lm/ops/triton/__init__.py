@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import jax
 
-from sparse_lm.ops import lazy
+from sparse_lm.ops import backends
 from sparse_lm.ops.triton.frame.device import RAN_ON, SHARED_KIB
 
 _MODULES = {
     "matmul_24": "products.matmul_24",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",
-    "sampled_squared_relu_24": "products.sampled_squared_relu_24",
+    "sampled_squared_relu_24": "products.sampled_matmul_24",
     "scattered_matmul_24": "products.scattered_matmul_24",
     "soft_threshold_24": "passes.sparsify_24",
     "sparsify_24": "passes.sparsify_24",
@@ -44,7 +44,7 @@ def unavailable(device: jax.Device) -> str | None:
     if _capability(device) not in SHARED_KIB:
         known = ", ".join(str(capability / 10) for capability in SHARED_KIB)
         return f"needs a compute capability of {known}; {device.device_kind} has {device.compute_capability}"
-    return lazy.import_error(__name__, _MODULES)
+    return backends.import_error(__name__, _MODULES)
 
 
 def caveat(device: jax.Device) -> str | None:
@@ -58,4 +58,4 @@ def _capability(device: jax.Device) -> int:
     return int(device.compute_capability.replace(".", ""))
 
 
-__getattr__ = lazy.functions(__name__, _MODULES)
+__getattr__ = backends.functions(__name__, _MODULES)

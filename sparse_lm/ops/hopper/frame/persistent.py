@@ -25,12 +25,12 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.hopper.frame import partial_sums, wgmma_sp
-from sparse_lm.ops.hopper.frame.device import CLUSTER
-from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
+from sparse_lm.ops.hopper.frame import wgmma_sp
+from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
+from sparse_lm.ops.hopper.frame.partial_sums import Sums, opaque
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
-from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work
+from sparse_lm.ops.hopper.frame.schedule import CLUSTER, Grid, Job, Jobs, Work
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Epilogue, Loads, Stage, Tiling
 
@@ -98,7 +98,7 @@ def multiply(
             def consume():
                 plgpu.set_max_registers(consumer_registers, action="increase")
                 own = _ConsumerTile.of(tiling, warpgroup)
-                sums = _Sums(grid, sums_gmem[0], semaphores, cluster, peer, warpgroup) if grid.contributors else None
+                sums = Sums(grid, sums_gmem[0], semaphores, cluster, peer, warpgroup) if grid.contributors else None
 
                 def store_part(part, origin, number):
                     store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, number)
@@ -201,34 +201,6 @@ class _ConsumerTile(NamedTuple):
         return pl.ds(self.first_column, self.n)
 
 
-class _Sums(NamedTuple):
-    """Parts of a tile's sum that clusters leave for one another (partial_sums.py), as one warpgroup sees them.
-
-    Workspace and semaphores are [contributors, blocks of a cluster, consumers, ...].
-    """
-
-    grid: Grid
-    workspace: Any
-    semaphores: Any
-    cluster: Array
-    peer: Array
-    warpgroup: Array
-
-    def contribute(self, accumulators: tuple[Array, ...]) -> None:
-        partial_sums.contribute(accumulators, self._of(self.workspace, 0), self._of(self.semaphores, 0))
-
-    def wait(self, parts: Array) -> None:
-        partial_sums.wait(parts, lambda part: self._of(self.semaphores, part))
-
-    def collect(self, tile: Array, parts: Array, where: tuple) -> Array:
-        return partial_sums.collect(tile, parts, lambda part: self._of(self.workspace, part).at[where])
-
-    def _of(self, ref: Any, part: Array | int) -> Any:
-        """Returns this warpgroup's entry of the cluster that has a part of the tile; part 0 is this cluster's."""
-        contributor = _opaque(self.cluster) - part * self.grid.contributor_stride
-        return ref.at[contributor, self.peer, self.warpgroup]
-
-
 def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], Loads]) -> None:
     """Fills a stage of the ring for each step of each job; what its copies look up was read some steps before."""
     count, job_at = work
@@ -280,7 +252,7 @@ def _consume(
             words=wgmma_sp.words_per_block(stages.b.dtype),
             b_transposed=stages.b_transposed,
         )
-        finish(accumulators, job_at(_opaque(i)))
+        finish(accumulators, job_at(opaque(i)))
         return first_step + steps
 
     lax.fori_loop(0, count, compute, jnp.int32(0))
@@ -290,7 +262,7 @@ def _finish(
     accumulators: tuple[Array, ...],
     job: Job,
     own: _ConsumerTile,
-    sums: _Sums | None,
+    sums: Sums | None,
     stores_of_a_block: int,
     store_part: Callable[[Array, tuple[Array, Array], int], None],
 ) -> None:
@@ -327,13 +299,3 @@ def _finish(
         sums.contribute(accumulators)
 
     pl.when(~job.contributes)(store)
-
-
-def _opaque(number: Array) -> Array:
-    """Hides a number from the compiler, so that what depends on it is not kept in registers that accumulators need."""
-
-    @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
-    def emit(_, number):
-        return wgmma_sp.splat(ptx("mov.b32 $0, $1;", "=r,r", [number.registers.item()], i32_type()))
-
-    return emit(number)

@@ -17,8 +17,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.hopper.frame import device
-from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work
+from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work, cluster_count
 from sparse_lm.ops.hopper.frame.tiling import Tiling
 
 _MAX_PARTS = 8
@@ -98,7 +97,7 @@ class Plan:
 
 def plan_product(tiling: Tiling, m: int, n: int, steps: int) -> Plan:
     """Makes the `plan` for the tiles of a product [m, n] on this process' GPU."""
-    return plan(math.prod(tiling.grid(m, n)), device.cluster_count(), steps)
+    return plan(math.prod(tiling.grid(m, n)), cluster_count(), steps)
 
 
 def schedule_product(

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.hopper.frame import wgmma_sp
-from sparse_lm.ops.hopper.frame.device import CLUSTER
 from sparse_lm.ops.hopper.frame.ring import Copy
+from sparse_lm.ops.hopper.frame.schedule import CLUSTER
 
 STEP = wgmma_sp.STEP
 CONSUMERS = 2  # warpgroups of a block, which multiply

@@ -24,11 +24,12 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper.frame import device, gather_24, wgmma_sp
+from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block
 
@@ -77,8 +78,8 @@ def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, ou
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
     # Past the last step the values are zeros. The tokens need not be: of a D up to 64 their only tile is copied again.
     steps = gathers * gather_24.STAGES
-    grid = pl.cdiv(neuron_ids.shape[1], _TILE_ROWS * device.CLUSTER), pl.cdiv(x.shape[0], tile_tokens)
-    clusters = min(grid[0] * grid[1], device.cluster_count())
+    grid = pl.cdiv(neuron_ids.shape[1], _TILE_ROWS * CLUSTER), pl.cdiv(x.shape[0], tile_tokens)
+    clusters = min(grid[0] * grid[1], cluster_count())
 
     def kernel(values_gmem, metadata_gmem, neuron_ids_gmem, x_gmem, out_gmem):
         def scope(values_smem, metadata_smem, x_smem, out_smem, full, empty):
@@ -95,7 +96,7 @@ def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, ou
                 @pl.loop(0, tiles)
                 def _tile(i):
                     tile = plgpu.planar_snake(first_tile + i * clusters, grid, 0, _RASTER_WIDTH)
-                    row = (tile[0] * device.CLUSTER + lax.axis_index(CLUSTER_AXIS)) * _TILE_ROWS
+                    row = (tile[0] * CLUSTER + lax.axis_index(CLUSTER_AXIS)) * _TILE_ROWS
                     token = tile[1] * tile_tokens
                     body(i, lax.div(token, v), row, token)
 
@@ -155,7 +156,7 @@ def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, ou
         out_type=out,
         grid=(clusters,),
         grid_names=("cluster",),
-        cluster=(device.CLUSTER,),
+        cluster=(CLUSTER,),
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",

@@ -21,12 +21,13 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper.frame import device, wgmma_sp
+from sparse_lm.ops.hopper.frame import wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
+from sparse_lm.ops.hopper.frame.schedule import cluster_count
 from sparse_lm.ops.hopper.frame.stream_k import StreamK, descending
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
-from sparse_lm.ops.inverted_index import inverted_index
+from sparse_lm.ops.row_order import inverted_index
 
 # A band's tiles lie side by side, and it is computed row by row before the next band. Those of a row read the same
 # blocks of b, and the L2 cache should hold the band's columns of all of them: then the memory is asked for b once, and
@@ -124,7 +125,7 @@ def _call(
     steps = v // STEP  # of a block
     listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     grid = config.grid(out.shape[0], b.shape[1])
-    stream = StreamK(device.cluster_count())
+    stream = StreamK(cluster_count())
     places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, out.shape[0] // contiguous)
     pairs, rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), contiguous // config.cluster_m))
     shares = stream.shares(by_tile(pairs, grid, config.raster_width))
