@@ -3,8 +3,7 @@
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
-    products       matmul_24, matmul_24_fp8, matmul_venom, scattered_matmul_24,
-                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24;
+    products       matmul_24, matmul_venom, scattered_matmul_24, sampled_matmul_24, sampled_rows_24;
                    dense products in grouped (experts) and cross_entropy (the loss), whose loops are Pallas' own
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
@@ -37,7 +36,7 @@ _MODULES = {
     "matmul_24_fp8": "products.matmul_24",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",
-    "sampled_squared_relu_24": "products.sampled_squared_relu_24",
+    "sampled_squared_relu_24": "products.sampled_matmul_24",
     "scattered_matmul_24": "products.scattered_matmul_24",
     "soft_threshold_24": "passes.sparsify_24",
     "sparsify_24": "passes.sparsify_24",

@@ -47,9 +47,8 @@ def multiply(
     out: jax.ShapeDtypeStruct,
     *,
     name: str,
-    dtype: jnp.dtype,
-    b_transposed: bool,
-    out_transposed: bool,
+    b_transposed: bool = False,
+    out_transposed: bool = False,
     gathers: bool = False,
     epilogue: Epilogue | None = None,
 ) -> list[Array]:
@@ -60,10 +59,9 @@ def multiply(
       grid: how many clusters there are, and who exchanges sums with whom.
       jobs: from the operands, the cluster and the block in it, what to compute.
       loads: from the operands and a job, what to copy.
-      operands: arrays that jobs and loads read, in global memory.
+      operands: arrays that jobs and loads read, in global memory; first the values of the 2:4 operand.
       out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
       name: of the kernel, in profiles.
-      dtype: of the operands that are multiplied.
       b_transposed: whether the dense operand's tiles have the contracted dimension last, as those of e4m3 must.
       out_transposed: whether `out` is.
       gathers: whether the loads have `gather`.
@@ -113,7 +111,7 @@ def multiply(
 
         pl.run_scoped(
             scope,
-            *_Stages.scratch(tiling, dtype, b_transposed),
+            *_Stages.scratch(tiling, operands[0].dtype, b_transposed),
             staging(CONSUMERS, out.dtype, transposed=out_transposed),
             full_barriers(STAGES),
             empty_barriers(STAGES, CONSUMERS),

@@ -134,7 +134,6 @@ def _call(
         operands,
         out,
         name="matmul_24_fp8" if b_transposed else "matmul_24",
-        dtype=b.dtype,
         b_transposed=b_transposed,
         out_transposed=out_transposed,
         epilogue=epilogue,

@@ -11,6 +11,7 @@ Numerics: as `matmul_24`, in the order of the condensed columns.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -18,10 +19,10 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper.frame import gather, split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.operands import pad
+from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
-from sparse_lm.ops.hopper.frame.store_rows import to_order
+from sparse_lm.ops.hopper.frame.store_rows import store_rows
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
 from sparse_lm.ops.row_order import RowOrder
 
@@ -116,19 +117,18 @@ def _call(
 
         return Loads(copy_both, look_up_box) if in_boxes else Loads(copy_sparse, look_up_numbers, gather_b)
 
-    destination = to_order(rows, *sizes, out_dtype)
+    out, numbers = result_type(*sizes, out_dtype), ()
+    if rows is not None:
+        out, numbers = jax.ShapeDtypeStruct((rows.position.shape[0], sizes[1]), out_dtype), (rows.slots[None],)
     (product,) = multiply(
         config,
         grid,
         jobs,
         loads,
-        (a.values, a.metadata, a.columns, b, *padding, *destination.operands),
-        destination.out,
+        (a.values, a.metadata, a.columns, b, *padding, *numbers),
+        out,
         name="matmul_venom_contiguous" if in_boxes else "matmul_venom",
-        dtype=b.dtype,
-        b_transposed=False,
-        out_transposed=False,
         gathers=not in_boxes,
-        epilogue=destination.epilogue,
+        epilogue=None if rows is None else store_rows(out),
     )
     return product

@@ -167,8 +167,5 @@ def _call(
         (a.values, a.metadata, b, places, shares, rows, pairs),
         out,
         name="scattered_matmul_24",
-        dtype=b.dtype,
-        b_transposed=False,
-        out_transposed=False,
     )
     return product
