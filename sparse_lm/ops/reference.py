@@ -124,7 +124,7 @@ def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_
         return _dot(block, _rows(b, columns)).astype(out_dtype)
 
     product_of_rows = _map_blocks(product, condensed, columns, a.v, width=b.shape[1])
-    return product_of_rows if rows is None else combine(product_of_rows, rows)
+    return combine(product_of_rows, rows)
 
 
 def sampled_matmul_24(

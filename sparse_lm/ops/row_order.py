@@ -25,14 +25,15 @@ class RowOrder:
     position: Array
 
 
-def dispatch(x: Shaped[Array, " T *rest"], rows: RowOrder) -> Shaped[Array, " slots *rest"]:
-    """Moves rows to their slots: [T, ...] to [Tp, ...]. Padded slots are zero."""
-    return jnp.take(x, rows.slots, axis=0, mode="fill", fill_value=0)
+def dispatch(x: Shaped[Array, " T *rest"], rows: RowOrder | None) -> Shaped[Array, " slots *rest"]:
+    """Moves rows to their slots: [T, ...] to [Tp, ...]. Padded slots are zero. Without an order rows stay."""
+    return x if rows is None else jnp.take(x, rows.slots, axis=0, mode="fill", fill_value=0)
 
 
-def combine(y: Shaped[Array, " slots *rest"], rows: RowOrder) -> Shaped[Array, " T *rest"]:
-    """Moves rows back from their slots: [Tp, ...] to [T, ...]. Not defined for rows that have none."""
-    return y[rows.position]
+def combine(y: Shaped[Array, " slots *rest"], rows: RowOrder | None) -> Shaped[Array, " T *rest"]:
+    """Moves rows back from their slots: [Tp, ...] to [T, ...]. Not defined for rows that have none. Inverts
+    `dispatch`."""
+    return y if rows is None else y[rows.position]
 
 
 def inverted_index(kept: Array, slices: int) -> tuple[Array, Array]:

@@ -106,7 +106,7 @@ class Venom(SoftThreshold24):
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
         options: dict[str, Any] = dict(implementation=ffn.implementation)
-        do = do if rows is None else dispatch(do, rows)
+        do = dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             neuron_ids = ffn.w2.among_layers(y.kept_columns())
             dy = ops.sampled_matmul_24(ffn.w2.along_model, do, neuron_ids, self.v, **options)

@@ -60,4 +60,4 @@ def matmul_venom(
         m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v
     )
     out = launch(_matmul_venom_kernel, a.values, a.metadata, a.columns, b, shape=shape, out_dtype=out_dtype)
-    return out if rows is None else combine(out, rows)
+    return combine(out, rows)
