@@ -19,7 +19,7 @@ from jax import Array
 
 from experiments.kernels.timing import median_ms, random_matrix
 from experiments.result_files import write_results
-from sparse_lm.ops import fp8, hopper, reference, transposable_mask
+from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
@@ -85,22 +85,9 @@ def random_estimates() -> Iterator[Pass]:
         )
 
 
-def tiles() -> Iterator[Pass]:
-    """Yields 4 x 4 tiles of weights under a mask."""
-    for rows, columns in ((8192, 2048), (16384, 4096)):
-        draw = functools.partial(_operands, rows, columns, jnp.float32)
-        yield Pass(
-            "sparsify_24_tiles",
-            dict(rows=rows, columns=columns),
-            lambda backend: functools.partial(backend.sparsify_24_tiles, dtype=jnp.bfloat16),
-            lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw())),
-        )
-
-
 def passes() -> Iterator[Pass]:
     """Yields all others."""
     yield from random_estimates()
-    yield from tiles()
     for layers, neurons, dim in STACKED_LAYERS:
         yield Pass(
             "soft_threshold_24",

@@ -24,7 +24,7 @@ from experiments.kernels.dense_gluon import dense_matmul
 from experiments.kernels.shapes import SHAPES_24, SHAPES_VENOM, SLICES, VENOM_BLOCKS, VENOM_GROUPS
 from experiments.kernels.timing import median_ms, random_24, random_matrix, random_venom, slice_ids
 from experiments.result_files import write_results
-from sparse_lm.ops import transposable_mask, triton
+from sparse_lm.ops import triton
 from sparse_lm.ops.triton.frame.tiling import Tiling
 
 OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
@@ -98,13 +98,11 @@ def _selections() -> dict[str, tuple]:
     draws = dict(method="mvue", axis=0, scale=1.0, dtype=h.dtype)
     draw_24 = lambda x: triton.sparsify_24(x, **draws, key=jax.random.key(0))  # noqa: E731
     draw_gradients = lambda dy, y: triton.squared_relu_gradients(dy, y, key=jax.random.key(0))  # noqa: E731
-    select_tiles = functools.partial(triton.sparsify_24_tiles, dtype=jnp.bfloat16)
     y = triton.squared_relu_24(h)[0]
     cases: dict[str, tuple] = {
         "sparsify_24 of weights": (functools.partial(triton.sparsify_24, axis=-1, **weights), w),
         "sparsify_24 of weights, transposed": (functools.partial(triton.sparsify_24, axis=0, **weights), w),
         "sparsify_24 mvue, transposed": (draw_24, h),
-        "sparsify_24_tiles": (select_tiles, w, jax.jit(transposable_mask)(w)),
         "squared_relu_24": (triton.squared_relu_24, h),
         "squared_relu_gradients": (triton.squared_relu_gradients, h, y),
         "squared_relu_gradients mvue": (draw_gradients, h, y),

@@ -51,7 +51,6 @@ OF_ALL = [
     ("multiple", lambda b: scattered(b, 128, 96, 256, 128)),
     ("divide the 200 rows", lambda b: scattered(b, 128, 64, 200, 128)),
     ("16-bit", lambda b: b.sparsify_24(X, "magnitude", -1, dtype=WIDE, scale=1.0)),
-    ("16-bit", lambda b: b.sparsify_24_tiles(X, X > 0, dtype=WIDE)),
     ("float16", lambda b: b.squared_relu_24(X.astype(WIDE))),
     ("threefry2x32, not of rbg", lambda b: b.sparsify_24(X, "mvue", -1, key=RBG, **OPTIONS)),
     ("threefry2x32, not of rbg", lambda b: b.squared_relu_gradients(X, y(), key=RBG)),
