@@ -70,10 +70,10 @@ class ModelConfig:
 class DataConfig:
     """Where tokens come from."""
 
-    path: str = ""  # what prepare_data wrote, or a TFDS directory of `text` or `tokens`; empty: Python's own source;
+    path: str = ""  # what prepare_data wrote; empty: Python's own source;
     # or several of them with weights, mixed: data/a:0.7,data/b:0.3
     tokenizer: str = ""  # a tokenizer.json; empty: the one beside the data, or trained on the corpus
-    cache_dir: str = "data"  # where Python's source, and TFDS directories of others, are packed on first use
+    cache_dir: str = "data"  # where Python's source is packed on first use
     eval_windows: int = 256  # held-out windows per evaluation; 0 for all
 
 

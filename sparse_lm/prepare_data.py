@@ -11,12 +11,12 @@ C4 as published, with its own held-out documents and Llama 3's tokenizer:
 --files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, .json.gz and .json.zst (JSON lines or an
 array), .parquet, and any other text file that is named without a pattern; --tfds takes a TFDS directory instead. Unless
 --tokenizer names one, a byte-level BPE is trained on the corpus. The corpus is never held in memory. Files are read by
-several processes, and the result does not depend on how many. The same command goes on where it was stopped, or killed,
-and of a finished one only reads the text again.
+several processes, and the result does not depend on how many. The same command goes on where it was stopped, or killed.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ from sparse_lm.data.dataset import Data, is_prepared, open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.data.workers import available_cores
-from sparse_lm.durations import duration
 from sparse_lm.files import unusable
+from sparse_lm.progress import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
 
@@ -60,21 +60,19 @@ def prepare_files(
     """
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
+    if tfds and (files or heldout_files):
+        raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
+    if not tfds and not files:
+        raise DataError("no text: name it with --files or --tfds")
     try:
-        replaceable(output)
+        directory = replaceable(output)
     except DataError as error:
         raise DataError(f"--output={output}: {error}") from error
-    if output.exists() and not is_prepared(output) and (not output.is_dir() or any(output.iterdir())):
+    empty = not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir()))
+    if not empty and not is_prepared(directory):
         raise DataError(f"--output={output} exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
-    if tfds:
-        if files or heldout_files:
-            raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
-        corpus, heldout = open_tfds(tfds, loaded)
-    elif files:
-        corpus, heldout = open_files(files, heldout_files, text_field)
-    else:
-        raise DataError("no text: name it with --files or --tfds")
+    corpus, heldout = open_tfds(tfds, loaded) if tfds else open_files(files, heldout_files, text_field)
     prepare(
         output,
         corpus,
@@ -90,11 +88,7 @@ def prepare_files(
 def open_files(
     patterns: list[str], heldout_patterns: list[str] | None, text_field: str
 ) -> tuple[Corpus, Corpus | None]:
-    """Finds documents to train on and, if patterns name them, to evaluate on.
-
-    Raises:
-      DataError: a pattern matches nothing readable, or a file is among both, however its path is spelled.
-    """
+    """Finds documents to train on and, if patterns name them, to evaluate on; no file is among both."""
     corpus = find_files(patterns, text_field)
     if not heldout_patterns:
         return corpus, None
@@ -106,18 +100,13 @@ def open_files(
 
 
 def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | None]:
-    """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them.
-
-    Raises:
-      DataError: there is no such dataset, it is prepared data, or it holds tokens and there is no tokenizer.
-    """
+    """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them."""
+    if is_prepared(Path(path)):  # windows that overlap: joined, they would repeat a token each
+        raise DataError(f"--tfds={path} holds packed windows, prepared by this library: name their source")
     try:
-        directory = tfds_corpus.find_dataset(path)
+        corpus, heldout = tfds_corpus.open_splits(Path(path), end_of_text(tokenizer) if tokenizer else None)
     except DataError as error:
         raise DataError(f"--tfds={path}: {error}") from error
-    if is_prepared(directory):  # windows that overlap: joined, they would repeat a token each
-        raise DataError(f"--tfds={path}: {directory} holds packed windows, prepared by this library: name their source")
-    corpus, heldout = tfds_corpus.open_splits(directory, end_of_text(tokenizer) if tokenizer else None)
     if corpus.feature == "tokens" and tokenizer is None:
         raise DataError(f"--tfds={path} holds tokens: name their tokenizer with --tokenizer")
     return corpus, heldout

@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from sparse_lm.durations import duration
-
 REDRAW_SECONDS = 0.1
 
 
@@ -85,6 +83,18 @@ class Progress:
         """Leaves the bar as it is."""
         if self._bar:
             self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """Returns the two largest units, such as 1 d 02 h, 2 h 05 min, 3 min 20 s or 9 s."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
 
 
 def show_speed(tokens_per_second: float | None) -> str:

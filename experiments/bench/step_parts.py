@@ -15,38 +15,23 @@ from typing import Any, NamedTuple
 
 import jax
 
-PARTS = {  # scope: part
-    "up": "FFN products",
-    "down": "FFN products",
-    "grad_hidden": "FFN products",
-    "grad_input": "FFN products",
-    "grad_up": "FFN products",
-    "grad_down": "FFN products",
-    "grad_up_from_dh": "FFN products",
-    "grad_down_from_do": "FFN products",
-    "activate": "FFN hidden layer",
-    "grad_activation": "FFN hidden layer",
-    "busiest_neurons": "FFN hidden layer",
-    "assign_tokens": "FFN routing",
-    "dispatch_order": "FFN routing",
-    "route": "FFN routing",
-    "group_by_expert": "FFN routing",
-    "dispatch": "FFN dispatch",
-    "combine": "FFN dispatch",
-    "feed_forward": "FFN, other",
-    "soft_threshold_forms": "FFN weights",
-    "masked_forms": "FFN weights",
-    "gather_layer": "FFN weights",
-    "in_compute_dtype": "weights to bfloat16",
-    "causal_attention": "attention scores",
-    "rotate": "rotary positions",
-    "attention": "attention projections",
-    "rms_norm": "norms",
-    "add_norm": "norms",
+_SCOPES = {
+    "FFN products": "up down grad_hidden grad_input grad_up grad_down grad_up_from_dh grad_down_from_do",
+    "FFN hidden layer": "activate grad_activation busiest_neurons",
+    "FFN routing": "assign_tokens dispatch_order route group_by_expert",
+    "FFN dispatch": "dispatch combine",
+    "FFN, other": "feed_forward",
+    "FFN weights": "soft_threshold_forms soft_threshold_forms_along_neurons masked_forms gather_layer",
+    "weights to bfloat16": "in_compute_dtype",
+    "attention scores": "causal_attention",
+    "rotary positions": "rotate",
+    "attention projections": "attention",
+    "norms": "rms_norm add_norm",
     "loss": "loss",
-    "embed": "embedding",
+    "embedding": "embed",
     "optimizer": "optimizer",
 }
+PARTS = {scope: part for part, scopes in _SCOPES.items() for scope in scopes.split()}
 KERNELS = {"squared_relu": "FFN hidden layer"}  # of "FFN, other": by what a kernel's name begins with
 
 

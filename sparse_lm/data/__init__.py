@@ -1,8 +1,8 @@
 """Takes text in and gives batches of token windows out.
 
 `open_data(config)` gives a `Data`; `train_batches` and `heldout_batches` read it. Text is prepared by `builder`, in
-`stages` of tasks that `workers` run and whose results a `workspace` keeps: corpus (documents), holdout (two parts),
-tokenizer, packing (windows). What is prepared is read by opening, dataset and pipeline.
+`stages` of tasks that `workers` run: corpus (documents), holdout (two parts), tokenizer. What is prepared is read by
+opening, dataset and pipeline.
 """
 
 from sparse_lm.data.dataset import Data

@@ -7,26 +7,31 @@ TensorFlow is not needed to write or to read it.
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import tensorflow_datasets as tfds
 from tokenizers import Tokenizer
 
 from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, file_stamp
-from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, is_whole, read_metadata
+from sparse_lm.data.corpus import Corpus
+from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import already_split, hold_out
+from sparse_lm.data.holdout import Survey, hold_out, sample
 from sparse_lm.data.workers import Workers
-from sparse_lm.data.workspace import open_workspace
+from sparse_lm.files import replacing
 
 _log = logging.getLogger(__name__)
+
+STAMP_FILE = "stamp"  # tells what a preparation is made from
 
 
 def prepare(
@@ -37,7 +42,6 @@ def prepare(
     heldout: Corpus | None = None,
     tokenizer: Tokenizer | None = None,
     vocab_size: int = 4096,
-    source: dict[str, Any] | None = None,
     processes: int = 1,
 ) -> None:
     """Writes prepared data to `directory`, or to what it leads to if it is a link, replacing what is there.
@@ -46,8 +50,7 @@ def prepare(
     it, which nothing reads but the next run of the same preparation: that one goes on from there, after an error or a
     kill, and ends with the same bytes.
 
-    What is there stays if it is whole and of the same `source`, or else of the same text, tokenizer and length, which
-    reading the text tells.
+    What is there stays if it is whole and was prepared from the same.
 
     Args:
       directory: the result.
@@ -56,7 +59,6 @@ def prepare(
       heldout: documents to evaluate on.
       tokenizer: None to train one with `vocab_size` entries on the training documents.
       vocab_size: entries of a tokenizer to be trained.
-      source: what the data is made from, recorded in the metadata for a cache to recognise.
       processes: to use at most; the result does not depend on it.
 
     Raises:
@@ -64,83 +66,121 @@ def prepare(
       OSError: the directory cannot be written.
     """
     directory = replaceable(directory)
+    folder = directory.with_name(f".{directory.name}.incomplete")
     # One part is read by this process, and tokenised by as many threads as there are cores.
-    used = min(processes, len(corpus.parts()))
-    with open_workspace(directory, Workers(used, threads=processes // used)) as workspace:
-        before = read_metadata(directory) if is_whole(directory) else {}
-        if source and before.get("source") == source:
-            return  # another process has just prepared the same
-        stamps = _stamps(corpus, heldout)
-        survey = functools.partial(stages.survey, workspace=workspace)
-        split = hold_out(corpus, survey) if heldout is None else already_split(corpus, heldout, survey)
-        tokenizer = tokenizer or stages.train_tokenizer(split, vocab_size, workspace)
+    used = max(1, min(processes, len(corpus.parts())))
+    with locked(folder.with_suffix(".lock")), Workers(used, threads=processes // used) as workers:
+        stamps = _file_stamps(corpus, heldout)
+        stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
+        if _stamp_at(directory) == stamp:
+            _log.info("%s is already prepared from the same files", directory)
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it removed this
+            return
+        _begin(folder, stamp)
+        numbers = itertools.count()
+
+        def survey(corpus: Corpus) -> Survey:
+            return stages.survey(corpus, folder / f"survey-{next(numbers)}", workers)
+
+        if heldout is None:
+            train, rest, found = hold_out(corpus, survey)
+        else:
+            train, rest, found = corpus, heldout, survey(corpus)
+            survey(heldout)  # which must not be empty
+        if tokenizer is None:
+            sampled = sample(train, min(1.0, stages.TOKENIZER_SAMPLE / found.size))
+            tokenizer = stages.train_tokenizer(sampled, vocab_size, folder / "sample", workers)
         vocab_size = tokenizer_lib.vocabulary_size(tokenizer)
         metadata = {
             "format": FORMAT,
-            "source": source or {},
-            "corpus_sha256": split.sha256,
+            "stamp": stamp,
+            "corpus_sha256": found.sha256,
             "tokenizer_sha256": tokenizer_lib.fingerprint(tokenizer),
             "vocab_size": vocab_size,
             "end_of_text": tokenizer_lib.end_of_text(tokenizer),
             "seq_len": seq_len,
         }
-        if metadata.items() <= before.items():
-            _log.info("%s is already prepared from the same text, with the same tokenizer", directory)
-            return
-        parts = stages.tokenise(split, tokenizer, workspace)
-        metadata["splits"] = {
-            name: {key: sum(counts[key] for counts in files.values()) for key in stages.COUNTS}
-            for name, files in parts.items()
-        }
-        complete = workspace.path("windows", *metadata.values(), stages.SHARD_BYTES).with_suffix("")
-        dtype = tokenizer_lib.token_dtype(vocab_size)
-        shards = stages.write(parts, complete, seq_len, dtype, workspace)
+        files, metadata["splits"] = {}, {}
+        for name, part in (("train", train), ("heldout", rest)):
+            files[name], metadata["splits"][name] = stages.tokenise(part, tokenizer, folder / name, workers)
+        complete = folder / "complete"
+        stages.write(files, complete, metadata, workers)
         tokenizer.save(str(complete / TOKENIZER_FILE))
-        template = tfds.core.ShardedFileTemplate(complete, stages.SHARD_TEMPLATE)
-        tfds.folder_dataset.write_metadata(
-            data_dir=complete,
-            features=stages.window_features(seq_len, dtype),
-            split_infos=[
-                tfds.core.SplitInfo(
-                    name=name,
-                    shard_lengths=[shard["windows"] for shard in results],
-                    num_bytes=sum(shard["bytes"] for shard in results),
-                    filename_template=template,
-                )
-                for name, results in shards.items()
-            ],
-            filename_template=template,
-            check_data=False,  # by TensorFlow
-            description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
-            disable_shuffling=True,
-            metadata=tfds.core.MetadataDict(metadata),
-        )
-        now = _stamps(corpus, heldout)
-        if changed := [str(path) for path in stamps if stamps[path] != now[path]]:
-            raise DataError(f"{changed[0]} changed while it was prepared: run the same again when it no longer does")
+        now = _file_stamps(corpus, heldout)
+        if changed := [path for path in stamps if stamps[path] != now[path]]:
+            raise DataError(f"{changed[0]} changed while it was prepared: run the same again")
         if directory.exists():
-            replaced = workspace.folder / "replaced"
-            shutil.rmtree(replaced, ignore_errors=True)
-            directory.rename(replaced)
+            directory.rename(folder / "replaced")
         complete.rename(directory)
+        (folder / STAMP_FILE).unlink()  # first: what is half removed must not be taken for work to go on from
+        shutil.rmtree(folder)
 
 
-def _stamps(*corpora: Corpus | None) -> dict[Path, str]:
-    return {path: file_stamp([path]) for corpus in corpora if corpus is not None for path in corpus.files()}
+def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: Tokenizer | None, vocab_size: int) -> str:
+    """Returns a hash of all that decides what `prepare` makes of these; of files names, sizes and times.
+
+    Raises:
+      DataError: a file is not there.
+    """
+    corpora = [repr(part.parts()) for part in (corpus, heldout) if part is not None]
+    entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else vocab_size
+    deciding = [FORMAT, stages.SHARD_BYTES, seq_len, entries, corpora, _file_stamps(corpus, heldout)]
+    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
+
+
+def _file_stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
+    """Returns sizes and times of the files of corpora, by their absolute paths."""
+    stamps = {}
+    for path in itertools.chain.from_iterable(corpus.files() for corpus in corpora if corpus is not None):
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error}") from error
+        stamps[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
+    return stamps
+
+
+def _stamp_at(directory: Path) -> str | None:
+    """Returns the stamp of prepared data, or None where there is none, or it is damaged."""
+    try:
+        return open_prepared(directory).info.get("stamp")
+    except DataError:
+        return None
+
+
+def _begin(folder: Path, stamp: str) -> None:
+    """Makes a folder for the files of a preparation, empty unless an earlier run of the same one has left some."""
+    file = folder / STAMP_FILE
+    if not file.exists() or file.read_text() != stamp:
+        shutil.rmtree(folder, ignore_errors=True)
+        with replacing(file) as partial:
+            partial.write_text(stamp)
+    for partial in folder.rglob("*.part"):
+        partial.unlink()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock on a file, which stays; another process waits until the first one has left, or ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("waiting for another process, which holds %s", path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:  # file systems of clusters may have none
+            _log.warning("no lock on %s (%s): let no other process prepare the same data meanwhile", path, error)
+        yield
 
 
 def replaceable(directory: Path) -> Path:
     """Returns the directory without links, to which a rename can move another.
 
     Raises:
-      DataError: it is a mount point, or the current directory, which whoever works in it would lose; or a link that
-        leads to itself.
+      DataError: it is a mount point, or the current directory, which whoever works in it would lose.
     """
     directory = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError where links go in a circle
-    if directory.is_symlink():
-        raise DataError(f"{directory} is a link that leads to itself")
-    if directory.is_mount():
-        raise DataError(f"{directory} is a mount point, which cannot be replaced: name a directory in it")
-    if directory == Path.cwd():
-        raise DataError(f"{directory} is the current directory, which cannot be replaced: name a directory in it")
+    if directory.is_mount() or directory == Path.cwd():
+        raise DataError(f"{directory} is a mount point or the current directory: name a directory in it")
     return directory

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
-import logging
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +19,6 @@ import numpy as np
 
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import COMPRESSIONS, JSON, LINES, PARQUET, read_documents, split_suffix
-
-_log = logging.getLogger(__name__)
 
 Document = str | np.ndarray
 
@@ -38,7 +34,7 @@ LIBRARY_FILE_LIMIT = 512 * 1024  # bytes; larger files are tables of data
 class Corpus(Protocol):
     """Yields documents in a fixed order; every iteration starts again from the first.
 
-    Corpora are picklable.
+    Corpora are picklable, and their `repr` says all that decides the documents but for what is in the files.
     """
 
     def __iter__(self) -> Iterator[Document]: ...
@@ -48,9 +44,6 @@ class Corpus(Protocol):
 
     def files(self) -> Sequence[Path]:
         """Returns the files that the documents are read from."""
-
-    def stamp(self) -> str:
-        """Returns a word that changes when the documents do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,25 +77,6 @@ class TextFiles:
     def files(self) -> tuple[Path, ...]:
         return self.paths
 
-    def stamp(self) -> str:
-        return file_stamp(self.paths, self.text_field)
-
-
-def file_stamp(paths: Iterable[Path], *context: object) -> str:
-    """Hashes names, sizes and times of files, and what else decides their text.
-
-    Raises:
-      DataError: a file is not there.
-    """
-    digest = hashlib.sha256(repr(context).encode())
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error}") from error
-        digest.update(os.fsencode(path.absolute()) + f" {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
 
 def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
     """Finds the readable files that glob patterns match, each once, sorted by path; `**` matches any folders.
@@ -120,10 +94,8 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
         files = [path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()]
         texts = [path for path in files if _is_kind_of_text(path)]
         if not texts:
-            what = "only files of other kinds, which must be named one by one" if files else "no file"
-            raise DataError(f"{pattern!r} matches {what}; readable: {READABLE}")
-        if len(texts) < len(files):
-            _log.warning("%r: skipped %d files of other kinds than %s", pattern, len(files) - len(texts), READABLE)
+            others = f" but {len(files)} of other kinds, which must be named one by one" if files else ""
+            raise DataError(f"{pattern!r} matches no file of text{others}; readable: {READABLE}")
         paths.update(texts)
     spelled = {path.resolve(): path for path in sorted(paths, reverse=True)}  # of a file's paths the first one
     return TextFiles(tuple(sorted(spelled.values())), text_field)
@@ -143,11 +115,8 @@ def python_library() -> TextFiles:
       DataError: this Python has no library sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in LIBRARY_SKIPPED]
-        paths += [Path(folder, name) for name in files if name.endswith(".py")]
-    readable = [path for path in sorted(paths) if path.stat().st_size <= LIBRARY_FILE_LIMIT]
+    paths = [path for path in sorted(root.rglob("*.py")) if not LIBRARY_SKIPPED & set(path.relative_to(root).parts)]
+    readable = [path for path in paths if path.stat().st_size <= LIBRARY_FILE_LIMIT]
     if not readable:
         raise DataError(f"no Python sources under {root}: the embedded corpus needs the standard library as files")
     return TextFiles(tuple(readable))

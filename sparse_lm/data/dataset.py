@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,7 @@ from sparse_lm.data.errors import DataError
 
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
-READABLE = (f"{WINDOWS} 1", FORMAT)  # the former held out documents of a few without regard to their sizes
 TOKENIZER_FILE = "tokenizer.json"
-METADATA_FILE = "metadata.json"
-_READ_ERRORS = (OSError, RuntimeError, DecodeError)  # the last two: damaged ArrayRecord files, records
 
 
 class Windows:
@@ -31,12 +27,11 @@ class Windows:
 
     Args:
       source: the records of all windows.
-      shards: the files that they are in, in order, and how many are in each.
+      directory: where they are.
     """
 
-    def __init__(self, source: Sequence[dict[str, np.ndarray]], shards: Mapping[Path, int]):
-        self._source = source
-        self._files, self._ends = list(shards), list(itertools.accumulate(shards.values()))
+    def __init__(self, source: Sequence[dict[str, np.ndarray]], directory: Path):
+        self._source, self._directory = source, directory
 
     def __len__(self) -> int:
         return len(self._source)
@@ -52,18 +47,9 @@ class Windows:
         """
         try:
             records = self._source.__getitems__(indices.tolist())
-        except _READ_ERRORS as error:
-            raise self._fault(indices, error) from error
+        except (OSError, RuntimeError, DecodeError) as error:  # the last two: damaged ArrayRecord files, records
+            raise DataError(f"cannot read {self._directory}: {error}") from error
         return np.stack([record["tokens"] for record in records]).astype(np.int32)
-
-    def _fault(self, indices: np.ndarray, error: Exception) -> DataError:
-        """Finds the file in which `error` was met, which does not say so; a fault that has passed is not damage."""
-        for index in indices.tolist():
-            try:
-                self._source[index]
-            except _READ_ERRORS as damage:
-                return DataError(f"{self._files[bisect.bisect_right(self._ends, index)]} is damaged: {damage}")
-        return DataError(f"cannot read {self._files[0].parent}: {error}")
 
 
 class JoinedWindows(Windows):
@@ -128,27 +114,9 @@ class Data:
         )
 
 
-def read_metadata(directory: Path) -> dict[str, Any]:
-    """Reads how `directory` was prepared; an empty dict if it is not a prepared directory."""
-    try:
-        metadata = json.loads((directory / METADATA_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
-
-
 def is_prepared(directory: Path) -> bool:
     """Returns True if `directory` holds windows of this library, of whatever version, and no other TFDS dataset."""
-    return str(read_metadata(directory).get("format")).startswith(WINDOWS)
-
-
-def is_whole(directory: Path) -> bool:
-    """Returns True if prepared data is there, of this version's format and not damaged."""
-    try:
-        open_prepared(directory)
-    except DataError:
-        return False
-    return True
+    return bool(_read_metadata(directory))
 
 
 def open_prepared(directory: Path) -> Data:
@@ -157,12 +125,11 @@ def open_prepared(directory: Path) -> Data:
     Raises:
       DataError: the directory is not there, not complete, damaged, or of another version's format.
     """
-    if not is_prepared(directory):
+    metadata = _read_metadata(directory)
+    if not metadata:
         raise DataError(f"{directory} is not prepared data")
-    metadata = read_metadata(directory)
-    if metadata["format"] not in READABLE:
-        readable = " or ".join(map(repr, READABLE))
-        raise DataError(f"{directory} has format {metadata['format']!r}, not {readable}: prepare its text again")
+    if metadata["format"] != FORMAT:
+        raise DataError(f"{directory} has format {metadata['format']!r}, not {FORMAT!r}: prepare its text again")
     tokenizer = tokenizer_lib.load_tokenizer(directory / TOKENIZER_FILE)
     if tokenizer_lib.fingerprint(tokenizer) != metadata["tokenizer_sha256"]:
         raise DataError(f"{directory / TOKENIZER_FILE} is not the tokenizer that the data was prepared with")
@@ -202,14 +169,22 @@ def mix(name: str, parts: Sequence[Data], weights: Sequence[float]) -> Data:
     )
 
 
+def _read_metadata(directory: Path) -> dict[str, Any]:
+    """Reads how `directory` was prepared; an empty dict if it is not a prepared directory."""
+    try:
+        metadata = json.loads((directory / "metadata.json").read_text())
+        return metadata if metadata["format"].startswith(WINDOWS) else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
 def _open_windows(directory: Path, split: str) -> Windows:
     """Opens a split and reads the end of every file: a file that is cut off has no readable end."""
     try:
         builder = tfds.builder_from_directory(directory)
         source = builder.as_data_source(split)
-        files, lengths = builder.info.splits[split].filepaths, builder.info.splits[split].shard_lengths
-        for end in itertools.accumulate(lengths):
+        for end in itertools.accumulate(builder.info.splits[split].shard_lengths):
             source[end - 1]
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
         raise DataError(f"{directory} is damaged: {error}") from error
-    return Windows(source, dict(zip(map(Path, files), lengths, strict=True)))
+    return Windows(source, directory)

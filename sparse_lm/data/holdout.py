@@ -27,6 +27,7 @@ HELDOUT_BYTES = 64 * 2**20  # but about this much at most: evaluation reads a fi
 LARGEST = 0.05  # of the text; larger documents are cut
 SHORTEST_PIECE = 512  # bytes
 COUNTED = 64  # documents of lowest rank, whose sizes a survey keeps
+SURVEYED = np.dtype([("digest", "V32"), ("size", "<u8")])  # SHA-256 and bytes of a document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,82 +56,59 @@ class Selection:
     def files(self) -> Sequence[Path]:
         return self.corpus.files()
 
-    def stamp(self) -> str:
-        return f"{self.corpus.stamp()} {self.start} {self.stop} {self.others} {self.limit}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
     """Sums up a corpus that was read once.
 
     Attributes:
-      documents: how many.
       size: bytes of text, or of int64 tokens.
       largest: bytes of the largest document.
       lowest: the `COUNTED` lowest ranks and the bytes of their documents, in order.
       sha256: over the digests of the documents in order.
     """
 
-    documents: int
     size: int
     largest: int
     lowest: list[tuple[int, int]]
     sha256: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Holds a corpus in two parts.
-
-    Attributes:
-      train, heldout: disjoint corpora.
-      documents: how many are in both.
-      size: bytes of text (or of int64 tokens) of the training part's source.
-      sha256: of that source, over the digests of its documents in order.
-    """
-
-    train: Corpus
-    heldout: Corpus
-    documents: int
-    size: int
-    sha256: str
-
-    def sample(self, size: int) -> Corpus:
-        """Picks about `size` bytes of training documents by rank; all of them if there are not more."""
-        return Selection(self.train, int(RANKS * (1 - min(1.0, size / self.size))))
-
-
-def survey_corpus(corpus: Corpus, take: Callable[[bytes], object] = len) -> Survey:
-    """Reads a corpus once; `take` is given the SHA-256 of each document in turn."""
-    total = hashlib.sha256()
-    documents, size, largest = 0, 0, 0
-    lowest: Counter[int] = Counter()
+def survey_documents(corpus: Corpus) -> np.ndarray:
+    """Reads a corpus once, and returns `SURVEYED`[documents]."""
+    rows = bytearray()
     for document in corpus:
         content = _content(document)
-        digest = hashlib.sha256(content).digest()
-        total.update(digest)
-        take(digest)
-        documents, size, largest = documents + 1, size + len(content), max(largest, len(content))
-        lowest[_rank(digest)] += len(content)
-        if len(lowest) == 2 * COUNTED:
-            lowest = Counter(dict(sorted(lowest.items())[:COUNTED]))
-    return Survey(documents, size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest())
+        rows += hashlib.sha256(content).digest() + len(content).to_bytes(8, "little")
+    return np.frombuffer(rows, SURVEYED)
 
 
-def join_surveys(surveys: list[Survey], digests: Iterable[bytes]) -> Survey:
-    """Sums up a corpus whose parts were surveyed, with the SHA-256 of all documents in order."""
-    total = hashlib.sha256()
-    for part in digests:
-        total.update(part)
+def sum_up(parts: Iterable[np.ndarray]) -> Survey:
+    """Sums up a corpus of which `survey_documents` has read the parts, in order.
+
+    Raises:
+      DataError: there is no text in them.
+    """
+    total, size, largest = hashlib.sha256(), 0, 0
     lowest: Counter[int] = Counter()
-    for survey in surveys:
-        lowest.update(dict(survey.lowest))
-    documents, size = (sum(getattr(survey, name) for survey in surveys) for name in ("documents", "size"))
-    largest = max(survey.largest for survey in surveys)
-    return Survey(documents, size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest())
+    for part in parts:
+        digests, sizes = part["digest"].tobytes(), part["size"]
+        total.update(digests)
+        size, largest = size + int(sizes.sum()), max(largest, int(sizes.max(initial=0)))
+        ranks, which = np.unique(np.frombuffer(digests, ">u8")[::4], return_inverse=True)
+        together = np.bincount(which, sizes).astype(int)
+        lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))
+    if not size:
+        raise DataError("the corpus is empty: it has no document with any text")
+    return Survey(size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest())
 
 
-def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
+def survey_corpus(corpus: Corpus) -> Survey:
+    """Reads a corpus once and sums it up."""
+    return sum_up([survey_documents(corpus)])
+
+
+def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> tuple[Selection, Selection, Survey]:
     """Holds out about 2% of the documents, and of the text.
 
     Larger documents than a twentieth of the text are cut first, at line ends, into pieces of about 2% of it. Few
@@ -140,10 +118,13 @@ def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus)
       corpus: what to split.
       survey: reads a corpus, as `survey_corpus` does.
 
+    Returns:
+      Training documents, held-out documents, and a survey of both together.
+
     Raises:
       DataError: there are no documents, or there is a single one, too short to be cut.
     """
-    found, limit = _not_empty(survey(corpus)), None
+    found, limit = survey(corpus), None
     if found.largest > LARGEST * found.size:
         limit = max(SHORTEST_PIECE, int(SHARE * found.size))
         found = survey(Selection(corpus, limit=limit))
@@ -162,19 +143,12 @@ def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus)
     if not held:
         raise DataError("the corpus is a single short document: there must be another one to hold out")
     heldout = Selection(corpus, start, stop, limit=limit)
-    train = dataclasses.replace(heldout, others=True)
-    return Split(train, heldout, found.documents, found.size, found.sha256)
+    return dataclasses.replace(heldout, others=True), heldout, found
 
 
-def already_split(train: Corpus, heldout: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus) -> Split:
-    """Takes a corpus that comes with its own held-out documents.
-
-    Raises:
-      DataError: either part is empty.
-    """
-    rest = _not_empty(survey(heldout))
-    found = _not_empty(survey(train))
-    return Split(train, heldout, found.documents + rest.documents, found.size, found.sha256)
+def sample(corpus: Corpus, share: float) -> Selection:
+    """Picks about so much of a corpus, by rank, and none of what is held out of it; all of it for a share of 1."""
+    return Selection(corpus, int(RANKS * (1 - share)))
 
 
 def _content(document: Document) -> bytes:
@@ -195,9 +169,3 @@ def _cut(document: Document, limit: int) -> Iterable[Document]:
     if isinstance(document, str):
         return pieces(io.StringIO(document, newline=""), -(-len(document) // count))
     return filter(len, np.array_split(document, count))
-
-
-def _not_empty(survey: Survey) -> Survey:
-    if not survey.size:
-        raise DataError("the corpus is empty: it has no document with any text")
-    return survey

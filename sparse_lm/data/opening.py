@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from sparse_lm.config import Config, ConfigError
-from sparse_lm.data import tfds_corpus
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.builder import prepare
-from sparse_lm.data.corpus import Corpus, file_stamp, python_library
-from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, Data, is_prepared, mix, open_prepared
+from sparse_lm.data.builder import prepare, stamp_of
+from sparse_lm.data.corpus import python_library
+from sparse_lm.data.dataset import Data, is_prepared, mix, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import survey_corpus
 from sparse_lm.data.workers import available_cores
 
 _log = logging.getLogger(__name__)
@@ -27,10 +22,9 @@ _log = logging.getLogger(__name__)
 def open_data(config: Config) -> Data:
     """Opens the data of a run.
 
-    Without `data.path` it is the standard library's source, tokenised on first use and kept in
-    `data.cache_dir`. With it, windows that `sparse_lm.prepare_data` wrote are read where they are;
-    any other TFDS directory (feature `tokens` or `text`) is packed once, also into the cache. Several of
-    these with weights, such as data/a:0.7,data/b:0.3, are mixed.
+    Without `data.path` it is the standard library's source, tokenised on first use and kept in `data.cache_dir`. With
+    it, windows that `sparse_lm.prepare_data` wrote are read where they are. Several of these with weights, such as
+    data/a:0.7,data/b:0.3, are mixed.
 
     Raises:
       ConfigError: a key does not go with the data.
@@ -41,10 +35,9 @@ def open_data(config: Config) -> Data:
         try:
             tokenizer = tokenizer_lib.load_tokenizer(config.data.tokenizer)
         except DataError as error:
-            raise _tokenizer_error(config, str(error)) from error
+            raise ConfigError("data.tokenizer", config.data.tokenizer, str(error)) from error
     if not config.data.path:
-        corpus = python_library()
-        data = _open_cached(config, "python", survey_corpus(corpus).sha256, tokenizer, corpus)
+        data = _open_library(config, tokenizer)
     else:
         weights = _parse_mixture(config)
         parts = [_open_path(config, path, tokenizer) for path in weights]
@@ -54,7 +47,10 @@ def open_data(config: Config) -> Data:
                 raise ConfigError("data.path", config.data.path, f"{both}: prepare them with the same --tokenizer")
         data = parts[0] if len(parts) == 1 else mix(config.data.path, parts, list(weights.values()))
     _check_vocabulary(config, data.vocab_size)
-    _check_separator(config, data)
+    separator, end = config.model.document_separator, data.info["end_of_text"]
+    if separator not in (end, -1):
+        reason = f"must be {end}, the end of text of {data.tokenizer_path}, or -1"
+        raise ConfigError("model.document_separator", separator, reason)
     return data
 
 
@@ -72,77 +68,37 @@ def _parse_mixture(config: Config) -> dict[str, float]:
 
 
 def _open_path(config: Config, path: str, tokenizer: Tokenizer | None) -> Data:
-    try:
-        directory = tfds_corpus.find_dataset(path)
-    except DataError as error:
-        raise ConfigError("data.path", config.data.path, str(error)) from error
-    opened = _open_windows if is_prepared(directory) else _open_foreign
-    return opened(config, directory, tokenizer)
-
-
-def _open_windows(config: Config, directory: Path, tokenizer: Tokenizer | None) -> Data:
+    """Opens windows that `prepare_data` wrote."""
+    directory = Path(path)
+    if not is_prepared(directory):
+        what = "is not prepared data: make it with sparse_lm.prepare_data" if directory.exists() else "does not exist"
+        raise ConfigError("data.path", config.data.path, f"{directory} {what}")
     data = open_prepared(directory)
     if tokenizer and tokenizer_lib.fingerprint(tokenizer) != data.info["tokenizer_sha256"]:
-        raise _tokenizer_error(config, f"must be empty or the one of the data, {data.tokenizer_path}")
+        reason = f"must be empty or the one of the data, {data.tokenizer_path}"
+        raise ConfigError("data.tokenizer", config.data.tokenizer, reason)
     if config.seq_len != data.seq_len:
         raise ConfigError("seq_len", config.seq_len, f"must be {data.seq_len}, with which {directory} was prepared")
     return data
 
 
-def _open_foreign(config: Config, directory: Path, tokenizer: Tokenizer | None) -> Data:
-    """Packs a TFDS dataset that some other program wrote."""
-    beside = directory / TOKENIZER_FILE
-    if tokenizer is None and beside.is_file():
-        tokenizer = tokenizer_lib.load_tokenizer(beside)
-    train, heldout = tfds_corpus.open_splits(directory, tokenizer and tokenizer_lib.end_of_text(tokenizer))
-    if train.feature == "tokens":
-        if tokenizer is None:
-            raise _tokenizer_error(config, f"must name the tokenizer.json of the tokens in {directory}")
-        largest, limit = tokenizer_lib.vocabulary_size(tokenizer) - 1, np.iinfo(train.dtype).max
-        if largest > limit:
-            held = f"the tokens in {directory} are {train.dtype}, which holds ids up to {limit}"
-            raise _tokenizer_error(config, f"has ids up to {largest}; {held}")
-    name = directory.resolve().parent.name if directory.name[:1].isdigit() else directory.resolve().name
-    origin = file_stamp(sorted(directory.resolve().iterdir()))
-    return _open_cached(config, name, origin, tokenizer, train, heldout)
-
-
-def _open_cached(
-    config: Config, name: str, origin: str, tokenizer: Tokenizer | None, corpus: Corpus, heldout: Corpus | None = None
-) -> Data:
-    """Opens the windows made of `origin` for this config, or makes them.
-
-    Args:
-      config: the cache, the length of a window, and the vocabulary if a tokenizer is to be trained.
-      name: what the folder is called, for people.
-      origin: hash of the text.
-      tokenizer: None to train one.
-      corpus, heldout: documents, as `prepare` takes them; read only to make the windows.
-    """
+def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
+    """Opens the standard library's source in windows for this config, or makes them."""
     _check_vocabulary(config, tokenizer_lib.vocabulary_size(tokenizer) if tokenizer else tokenizer_lib.MIN_VOCAB_SIZE)
-    entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else config.model.vocab_size
-    source = {"format": FORMAT, "origin": origin, "tokenizer": entries, "seq_len": config.seq_len}
-    key = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:16]
-    directory = Path(config.data.cache_dir, f"{name}-{key}")
+    corpus = python_library()
+    key = stamp_of(corpus, None, config.seq_len, tokenizer, config.model.vocab_size)
+    directory = Path(config.data.cache_dir, f"python-{key[:16]}")
     try:
-        data = open_prepared(directory)
-        if data.info["source"] == source:
-            return data
-        _log.warning("preparing the data again: %s was made from something else", directory)
+        return open_prepared(directory)
     except DataError as error:
-        if directory.exists():
-            _log.warning("preparing the data again: %s", error)
-        else:
-            _log.info("preparing the data in %s", directory)
+        _log.info("preparing the data: %s", error)
     try:
         prepare(
             directory,
             corpus,
-            heldout=heldout,
             seq_len=config.seq_len,
             tokenizer=tokenizer,
             vocab_size=config.model.vocab_size,
-            source=source,
             processes=available_cores(),
         )
     except OSError as error:
@@ -155,17 +111,3 @@ def _check_vocabulary(config: Config, needed: int) -> None:
         raise ConfigError(
             "model.vocab_size", config.model.vocab_size, f"must be at least {needed}, the entries of the tokenizer"
         )
-
-
-def _check_separator(config: Config, data: Data) -> None:
-    separator = config.model.document_separator
-    if separator < 0:
-        return
-    end = tokenizer_lib.end_of_text(tokenizer_lib.load_tokenizer(data.tokenizer_path))
-    if separator != end:
-        reason = f"must be {end}, the end of text of {data.tokenizer_path}, or -1"
-        raise ConfigError("model.document_separator", separator, reason)
-
-
-def _tokenizer_error(config: Config, reason: str) -> ConfigError:
-    return ConfigError("data.tokenizer", config.data.tokenizer, reason)

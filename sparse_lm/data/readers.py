@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ COMPRESSIONS = {".gz": gzip.open, ".zst": zstd.open}  # which read every member 
 LINES, JSON, PARQUET = ".jsonl", ".json", ".parquet"  # files of any other suffix are text
 PIECE = 64 * 1024  # characters; a longer text file becomes several documents
 HEAD = 8192  # bytes in which to look if a file is text
-CHUNK = 2**20  # characters of a JSON array that are read at one time
 PARQUET_ROWS = 1024  # read at one time
 
 
@@ -54,9 +52,13 @@ def read_documents(path: Path, text_field: str) -> Iterator[str]:
         with opener(path, "rt", encoding="utf-8", errors="replace", newline="\n") as stream:
             head = stream.buffer.peek(HEAD)[:HEAD]
             if suffix == JSON and head.lstrip().startswith(b"["):
-                yield from _json_texts(_items(stream), f"{path}:item ", text_field)
+                for number, record in enumerate(_parse(stream.read(), str(path)), start=1):
+                    yield _text(record, f"{path}:item {number}", text_field)
             elif suffix in (LINES, JSON):
-                yield from _json_texts(_lines(stream), f"{path}:", text_field)
+                for number, line in enumerate(stream, start=1):
+                    if line.strip():
+                        place = f"{path}:{number}"
+                        yield _text(_parse(line, place), place, text_field)
             else:
                 _check_text(head)
                 yield from pieces(stream, PIECE)
@@ -87,50 +89,19 @@ def _check_text(head: bytes) -> None:
         raise OSError("it is not text in UTF-8")
 
 
-def _json_texts(records: Iterator[Any], place: str, field: str) -> Iterator[str]:
-    number = 0
+def _parse(text: str, place: str) -> Any:
     try:
-        for number, record in enumerate(records, start=1):
-            if record is not _BLANK:
-                # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
-                yield _text(record, f"{place}{number}", field).encode("utf-8", "replace").decode("utf-8")
-    except DataError:
-        raise
+        return json.loads(text)
     except (ValueError, RecursionError) as error:  # the latter, and some of the former: more than Python takes
-        raise DataError(f"{place}{number + 1}: not JSON that can be read: {error}") from error
+        raise DataError(f"{place}: not JSON that can be read: {error}") from error
 
 
 def _text(record: Any, place: str, field: str) -> str:
     if isinstance(record, dict) and isinstance(record.get(field), str):
-        return record[field]
+        # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
+        return record[field].encode("utf-8", "replace").decode("utf-8")
     fields = ", ".join(record) if isinstance(record, dict) else "none"
     raise DataError(f"{place}: no text in field {field!r}; fields here: {fields}")
-
-
-_BLANK = object()  # a line of JSON lines that holds nothing
-
-
-def _lines(stream: TextIO) -> Iterator[Any]:
-    return (json.loads(line) if line.strip() else _BLANK for line in stream)
-
-
-def _items(stream: TextIO) -> Iterator[Any]:
-    """Yields the items of a JSON array, of which no more than a chunk and an item is in memory."""
-    decoder, between = json.JSONDecoder(), re.compile(r"[\s,]*")
-    text = stream.read(HEAD)
-    position = text.index("[") + 1
-    while not text.startswith("]", position := between.match(text, position).end()):
-        try:
-            item, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError:  # or the rest of the item is to be read
-            chunk = stream.read(max(CHUNK, len(text)))
-            if not chunk:
-                raise
-            text, position = text[position:] + chunk, 0
-        else:
-            yield item
-    if (text[position + 1 :] + stream.read(CHUNK)).strip():
-        raise ValueError("there is more behind the array")
 
 
 def _parquet_texts(path: Path, field: str) -> Iterator[str]:

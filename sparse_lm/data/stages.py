@@ -1,16 +1,17 @@
 """The stages of a preparation: survey the text, train a tokenizer, turn text into tokens, and tokens into windows.
 
 Every stage consists of tasks that work on their own part of the corpus, or shard of the result, so that the outcome
-does not depend on how many processes there are.
+does not depend on how many processes there are. A task leaves a file in a folder, where a later run of the same
+preparation finds it.
 """
 
 from __future__ import annotations
 
+import fileinput
 import functools
 import json
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,175 +20,178 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 from tokenizers import Tokenizer
 
-from sparse_lm.data import packing
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, Document, TextFiles
-from sparse_lm.data.holdout import Split, Survey, join_surveys, survey_corpus
-from sparse_lm.data.workers import Report, Result
-from sparse_lm.data.workspace import Workspace
-from sparse_lm.files import replacing
+from sparse_lm.data.corpus import Corpus
+from sparse_lm.data.dataset import TOKENIZER_FILE
+from sparse_lm.data.holdout import SURVEYED, Survey, sum_up, survey_documents
+from sparse_lm.data.workers import Workers
+from sparse_lm.files import replacing, write_json
 
-REPORTED_TOKENS = 2**20  # at one time
+_log = logging.getLogger(__name__)
+
 TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
-WATCHED = 1000  # documents are reported at one time
 SHARD_BYTES = 256 * 2**20
 SHARD_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # for TFDS to find the files by
 COUNTS = ("documents", "tokens", "bytes")
 
 
-def survey(corpus: Corpus, workspace: Workspace) -> Survey:
+def survey(corpus: Corpus, folder: Path, workers: Workers) -> Survey:
     """Reads a corpus as `survey_corpus` does, part by part."""
-    tasks = workspace.tasks("survey", _survey, corpus)
-    results = workspace.run("reading the text", "parts", tasks, len(tasks)).values()
-    digests = (path.with_suffix(".digests").read_bytes() for path in tasks)
-    return join_surveys([Survey(**result["survey"]) for result in results], digests)
+    paths = _run_on_parts("reading the text", _survey, corpus, folder, workers)
+    return sum_up(np.fromfile(path, SURVEYED) for path in paths)
 
 
-def _survey(corpus: Corpus, path: Path, report: Report) -> Result:
-    """Keeps the digests of the documents in a file: 32 bytes a document, in order."""
-    with replacing(path.with_suffix(".digests")) as partial, open(partial, "wb") as file:
-        found = survey_corpus(_watched(corpus, report), file.write)
-    report({"parts": 1})
-    return {"parts": 1, "survey": vars(found)}
+def _run_on_parts(
+    what: str, function: Callable, corpus: Corpus, folder: Path, workers: Workers, *arguments: Any
+) -> list[Path]:
+    """Has `function(path, part, *arguments)` write a file for each part of a corpus, and returns these files."""
+    tasks = {folder / f"{number:05d}": (part, *arguments) for number, part in enumerate(corpus.parts())}
+    workers.run(what, function, tasks)
+    return list(tasks)
 
 
-def train_tokenizer(split: Split, vocab_size: int, workspace: Workspace) -> Tokenizer:
-    """Trains a tokenizer on a sample of the training documents."""
-    sample = workspace.tasks("sample", _sample, split.sample(TOKENIZER_SAMPLE))
-    results = workspace.run("sampling text for the tokenizer", "parts", sample, len(sample)).values()
-    texts = TextFiles(tuple(path.with_suffix(".jsonl") for path in sample))
-    path = workspace.path("trained", split.sha256, vocab_size, *sample)
-    task = {path: functools.partial(_train, texts, vocab_size)}
-    workspace.run("training the tokenizer", "documents", task, sum(result["documents"] for result in results))
-    return tokenizer_lib.load_tokenizer(path.with_suffix(".tokenizer"))
+def _survey(path: Path, corpus: Corpus) -> None:
+    rows = survey_documents(corpus)
+    with replacing(path) as partial:
+        rows.tofile(partial)
 
 
-def _sample(corpus: Corpus, path: Path, report: Report) -> Result:
-    documents = 0
-    with replacing(path.with_suffix(".jsonl")) as partial, open(partial, "w") as file:
-        for text in _watched(corpus, report):
-            file.write(json.dumps({"text": text}) + "\n")
-            documents += 1
-    report({"parts": 1})
-    return {"parts": 1, "documents": documents}
+def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, workers: Workers) -> Tokenizer:
+    """Trains a tokenizer on a corpus, such as a sample of the training documents."""
+    sample = _run_on_parts("sampling text for the tokenizer", _sample, corpus, folder, workers)
+    path = folder / TOKENIZER_FILE
+    if not path.exists():
+        _log.info("training the tokenizer")
+        with fileinput.input(sample) as lines:
+            tokenizer = tokenizer_lib.train_tokenizer(map(json.loads, lines), vocab_size)
+        with replacing(path) as partial:
+            tokenizer.save(str(partial))
+    return tokenizer_lib.load_tokenizer(path)
 
 
-def _train(texts: TextFiles, vocab_size: int, path: Path, report: Report) -> Result:
-    tokenizer = tokenizer_lib.train_tokenizer(_watched(texts, report), vocab_size)
-    with replacing(path.with_suffix(".tokenizer")) as partial:
-        tokenizer.save(str(partial))
-    return {"documents": 0}
+def _sample(path: Path, corpus: Corpus) -> None:
+    with replacing(path) as partial, open(partial, "w") as file:
+        file.writelines(json.dumps(text) + "\n" for text in corpus)
 
 
-def _watched(documents: Iterable[Document], report: Report) -> Iterator[Document]:
-    """Reports documents as they are read."""
-    count = 0
-    for document in documents:
-        yield document
-        count += 1
-        if count == WATCHED:
-            report({"documents": count})
-            count = 0
-    report({"documents": count})
-
-
-def tokenise(split: Split, tokenizer: Tokenizer, workspace: Workspace) -> dict[str, dict[Path, Result]]:
-    """Turns the documents of both parts, "train" and "heldout", into files of tokens.
+def tokenise(corpus: Corpus, tokenizer: Tokenizer, folder: Path, workers: Workers) -> tuple[list[Path], dict[str, int]]:
+    """Turns documents into files of tokens, with an end of text behind every document.
 
     Returns:
-      For each part its files, with the documents, tokens (ends of text among them) and bytes of text in each.
+      The files, and how many documents, tokens (ends of text among them) and bytes of text are in them.
     """
-    saved = workspace.path("tokenizer", tokenizer_lib.fingerprint(tokenizer))
-    if not saved.exists():
-        with replacing(saved) as partial:
-            tokenizer.save(str(partial))
-    tasks = {
-        name: workspace.tasks("tokens", _tokenise, corpus, saved)
-        for name, corpus in (("train", split.train), ("heldout", split.heldout))
-    }
-    results = workspace.run("tokenising", "documents", tasks["train"] | tasks["heldout"], split.documents)
-    return {name: {path.with_suffix(".tokens"): results[path] for path in part} for name, part in tasks.items()}
+    paths = _run_on_parts("tokenising", _tokenise, corpus, folder, workers, tokenizer.to_str())
+    counts = [json.loads(path.read_text()) for path in paths]
+    return [path.with_suffix(".tokens") for path in paths], {key: sum(part[key] for part in counts) for key in COUNTS}
 
 
-def _tokenise(corpus: Corpus, tokenizer_path: Path, path: Path, report: Report) -> Result:
-    """Writes a file of tokens, with an end of text behind every document."""
-    tokenizer, lengths = _load(tokenizer_path)
+def _tokenise(path: Path, corpus: Corpus, json_text: str) -> None:
+    """Writes tokens beside `path`, which counts them."""
+    tokenizer, lengths = _load(json_text)
     dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
-    counts, fresh = Counter(dict.fromkeys(COUNTS, 0)), Counter[str]()
+    counts = dict.fromkeys(COUNTS, 0)
     with replacing(path.with_suffix(".tokens")) as partial, open(partial, "wb") as file:
         for tokens in tokenizer_lib.tokenize(corpus, tokenizer):
             file.write(np.append(tokens, dtype.type(end_of_text)))
-            size = int(lengths[tokens].sum(dtype=np.int64))
-            fresh.update(documents=1, tokens=len(tokens) + 1, bytes=size)
-            if fresh["tokens"] >= REPORTED_TOKENS:
-                report(fresh)
-                counts.update(fresh)
-                fresh = Counter()
-    report(fresh)
-    counts.update(fresh)
-    return counts
+            counts["documents"] += 1
+            counts["tokens"] += len(tokens) + 1
+            counts["bytes"] += int(lengths[tokens].sum(dtype=np.int64))
+    write_json(path, counts)
 
 
 @functools.lru_cache(maxsize=1)
-def _load(path: Path) -> tuple[Tokenizer, np.ndarray]:
+def _load(json_text: str) -> tuple[Tokenizer, np.ndarray]:
     """Returns a tokenizer and the bytes of text that each of its tokens stands for."""
-    tokenizer = tokenizer_lib.load_tokenizer(path)
+    tokenizer = Tokenizer.from_str(json_text)
     return tokenizer, tokenizer_lib.bytes_per_token(tokenizer)
 
 
-def write(
-    parts: dict[str, dict[Path, Result]], folder: Path, seq_len: int, dtype: np.dtype, workspace: Workspace
-) -> dict[str, list[Result]]:
-    """Cuts the tokens of each part into windows and writes them to ArrayRecord files in `folder`.
+class Stream:
+    """Packs the tokens in files into windows of one length, with no token lost or repeated.
+
+    The tokens form one stream that goes round: after the last one comes the first. Window w is the tokens from
+    w * seq_len - 1 to (w + 1) * seq_len - 1, both included. As a model reads a window as inputs w[:-1] and targets
+    w[1:], every token is a target exactly once, the first one predicted from the end of text that closes the stream;
+    what the last window lacks is filled up from the start.
 
     Args:
-      parts: what `tokenise` returns.
-      folder: where the shards are, those of an earlier run among them.
-      seq_len: targets of a window.
+      paths: the files, which hold nothing but tokens.
       dtype: of the tokens.
-      workspace: for the results.
-
-    Returns:
-      For each part the windows and bytes of its shards.
     """
-    results_folder = folder.with_suffix(".results")
-    if not folder.exists():  # or an earlier run has moved it to its place, and was killed before it could say so
-        shutil.rmtree(results_folder, ignore_errors=True)
-    shard_windows = max(1, SHARD_BYTES // ((seq_len + 1) * dtype.itemsize))
-    tasks: dict[str, dict[Path, Any]] = {}
-    total = 0
-    for name, files in parts.items():
-        stream = packing.Stream([(path, counts["tokens"]) for path, counts in files.items() if counts["tokens"]])
-        windows = packing.count_windows(len(stream), seq_len)
-        total += windows
-        tasks[name] = {}
-        for number, first in enumerate(range(0, windows, shard_windows)):
-            spans = stream.window_spans(first, min(first + shard_windows, windows), seq_len)
-            shard = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it
-            tasks[name][results_folder / f"{shard.name}.json"] = functools.partial(
-                write_shard, spans, shard, seq_len, dtype
-            )
-    results = workspace.run("writing", "windows", tasks["train"] | tasks["heldout"], total)
-    return {name: [results[path] for path in part] for name, part in tasks.items()}
+
+    def __init__(self, paths: Sequence[Path], dtype: np.dtype):
+        self._paths, self._dtype = paths, np.dtype(dtype)
+        self._ends = np.cumsum([path.stat().st_size // self._dtype.itemsize for path in paths], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def count_windows(self, seq_len: int) -> int:
+        """Counts the windows that the stream gives."""
+        return -(-len(self) // seq_len)
+
+    def windows(self, first: int, last: int, seq_len: int) -> np.ndarray:
+        """Reads the windows from `first` to before `last`, as a view [last - first, seq_len + 1]."""
+        tokens = self._read(first * seq_len - 1, last * seq_len)
+        return np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[::seq_len]
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        pieces = []
+        while start < stop:
+            position = start % len(self)
+            index = int(np.searchsorted(self._ends, position, side="right"))
+            offset = position - int(self._ends[index - 1] if index else 0)
+            count = min(stop - start, int(self._ends[index]) - position)
+            pieces.append(np.fromfile(self._paths[index], self._dtype, count, offset=offset * self._dtype.itemsize))
+            start += count
+        return np.concatenate(pieces)
 
 
-def write_shard(
-    spans: list[packing.Span], shard: Path, seq_len: int, dtype: np.dtype, path: Path, report: Report
-) -> Result:
-    """Writes the windows of some spans of tokens to one file; counts windows and the bytes of their records."""
+def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], workers: Workers) -> None:
+    """Cuts tokens into windows and writes them, in ArrayRecord files, as a TFDS directory.
+
+    Args:
+      files: of tokens, for each split.
+      folder: the directory, in which shards of an earlier run stay.
+      metadata: of the dataset, `seq_len` and `vocab_size` among others.
+      workers: run the tasks.
+    """
+    seq_len, dtype = metadata["seq_len"], tokenizer_lib.token_dtype(metadata["vocab_size"])
     features = window_features(seq_len, dtype)
-    counts = {"windows": 0, "bytes": 0}
-    with replacing(shard) as partial:
+    template = tfds.core.ShardedFileTemplate(folder, SHARD_TEMPLATE)
+    record_bytes = len(features.serialize_example({"tokens": np.zeros(seq_len + 1, dtype)}))
+    most = max(1, SHARD_BYTES // ((seq_len + 1) * dtype.itemsize))
+    tasks, splits = {}, []
+    for name, paths in files.items():
+        stream = Stream(paths, dtype)
+        windows = stream.count_windows(seq_len)
+        ranges = [(first, min(first + most, windows)) for first in range(0, windows, most)]
+        for number, (first, last) in enumerate(ranges):
+            shard = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it
+            tasks[shard] = (stream, first, last, seq_len, dtype)
+        lengths = [last - first for first, last in ranges]
+        splits.append(tfds.core.SplitInfo(name, lengths, windows * record_bytes, template))
+    workers.run("writing", write_shard, tasks)
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        features=features,
+        split_infos=splits,
+        filename_template=template,
+        check_data=False,  # by TensorFlow
+        description="Documents joined by an end-of-text token, cut into windows that overlap by one token.",
+        disable_shuffling=True,
+        metadata=tfds.core.MetadataDict(metadata),
+    )
+
+
+def write_shard(path: Path, stream: Stream, first: int, last: int, seq_len: int, dtype: np.dtype) -> None:
+    """Writes the windows of a stream from `first` to before `last` to one file."""
+    features = window_features(seq_len, dtype)
+    with replacing(path) as partial:
         writer = array_record_module.ArrayRecordWriter(str(partial), "group_size:1")
-        for windows in packing.cut((span.read(dtype) for span in spans), seq_len):
-            for window in windows:
-                record = features.serialize_example({"tokens": window})
-                writer.write(record)
-                counts["bytes"] += len(record)
-            counts["windows"] += len(windows)
+        for window in stream.windows(first, last, seq_len):
+            writer.write(features.serialize_example({"tokens": window}))
         writer.close()
-    report({"windows": counts["windows"], "tokens": counts["windows"] * seq_len})
-    return counts
 
 
 def window_features(seq_len: int, dtype: np.dtype) -> tfds.features.FeaturesDict:

@@ -14,146 +14,99 @@ import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from sparse_lm.data.corpus import Document, file_stamp
+from sparse_lm.data.corpus import Document
 from sparse_lm.data.errors import DataError
 
 INFO_FILE = "dataset_info.json"
 FEATURES = ("tokens", "text")  # the first one that a dataset has is read
 HELDOUT_SPLITS = ("heldout", "validation", "test")  # the first one that a dataset has
 READ_RECORDS = 256  # fetched at one time
-LONGEST_DOCUMENT = 2**20  # tokens, where windows hold no end of text to find documents by
-
-
-def find_dataset(path: str | Path) -> Path:
-    """Returns the TFDS directory at `path`, or the only one below it (as in c4/en/3.1.0).
-
-    Raises:
-      DataError: there is none, or several.
-    """
-    path = Path(path)
-    if (path / INFO_FILE).is_file():
-        return path
-    if not path.is_dir():
-        raise DataError(f"no directory {path}")
-    # Both TFDS and `prepare` build in folders of this name; one may be left of a build that was killed.
-    found = sorted(info.parent for info in path.rglob(INFO_FILE) if "incomplete" not in str(info.relative_to(path)))
-    if not found:
-        raise DataError(f"no TFDS dataset in {path}: there is no {INFO_FILE} in or below it")
-    if len(found) > 1:
-        raise DataError(f"several TFDS datasets below {path}: name one of {', '.join(map(str, found))}")
-    return found[0]
 
 
 def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCorpus, TfdsCorpus | None]:
     """Returns the training documents, and the held-out ones if the dataset has a split for them.
 
+    Args:
+      directory: of the dataset, such as c4/en/3.1.0.
+      end_of_text: with which tokenised documents may end, or not.
+
     Raises:
-      DataError: the dataset has no train split.
+      DataError: there is no dataset, or it has no train split, neither tokens nor text, or files that only TensorFlow
+        reads.
     """
-    names = _info(directory).splits
-    if "train" not in names:
-        raise DataError(f"{directory} has no split 'train', but {', '.join(names) or 'none'}")
-    heldout = next((name for name in HELDOUT_SPLITS if name in names), None)
-    return TfdsCorpus(directory, "train", end_of_text), heldout and TfdsCorpus(directory, heldout, end_of_text)
+    if not (directory / INFO_FILE).is_file():
+        raise DataError(f"no TFDS dataset in {directory}: there is no {INFO_FILE} in it")
+    info = _info(directory)
+    if "train" not in info.splits:
+        raise DataError(f"{directory} has no split 'train', but {', '.join(info.splits) or 'none'}")
+    feature = next((name for name in FEATURES if name in info.features), None)
+    if feature is None:
+        raise DataError(f"{directory} has no feature {' or '.join(FEATURES)}, but {', '.join(info.features)}")
+    shape, dtype = info.features[feature].shape, info.features[feature].np_dtype
+    if feature == "tokens" and (shape != (None,) or not np.issubdtype(dtype, np.integer)):
+        raise DataError(f"{directory}: tokens must be 1-D integers of any length, not {shape} {np.dtype(dtype)}")
+    if info.file_format.value not in _READERS:
+        raise DataError(f"{directory} holds {info.file_format.value} files; readable: {', '.join(_READERS)}")
+
+    def corpus(name: str) -> TfdsCorpus:
+        split = info.splits[name]
+        shards = zip(map(Path, split.filepaths), split.shard_lengths, strict=True)
+        return TfdsCorpus(directory, feature, end_of_text, tuple(shards))
+
+    heldout = next((name for name in HELDOUT_SPLITS if name in info.splits), None)
+    return corpus("train"), heldout and corpus(heldout)
 
 
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
-    """Reads one split of a TFDS directory, or one file of a split, a document (`tokens` or `text`) a record.
+    """Reads a split of a TFDS directory, a document a record.
 
-    Tokenised documents may end with `end_of_text` or not. Rows of `tokens` that all have one length are windows that
-    were cut from a stream of documents; they are joined again and cut where `end_of_text` stands.
+    Attributes:
+      directory: of the dataset.
+      feature: what is read, "tokens" or "text".
+      end_of_text: is taken from the end of tokenised documents.
+      shards: the files, each with the number of its records.
     """
 
     directory: Path
-    split: str
-    end_of_text: int | None = None  # of token data
-    shard: int | None = None  # one file of the split; None for all
-
-    @property
-    def feature(self) -> str:
-        """Tells which feature is read: "tokens" or "text".
-
-        Raises:
-          DataError: the dataset has neither.
-        """
-        features = _info(self.directory).features
-        for name in FEATURES:
-            if name in features:
-                return name
-        raise DataError(f"{self.directory} has no feature {' or '.join(FEATURES)}, but {', '.join(features)}")
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Returns the type of the stored tokens."""
-        return np.dtype(self._connector().np_dtype)
+    feature: str
+    end_of_text: int | None
+    shards: tuple[tuple[Path, int], ...]
 
     def __iter__(self) -> Iterator[Document]:
         """Yields non-empty documents in stored order.
 
         Raises:
-          DataError: the files are damaged, of a format that only TensorFlow reads, or hold something else.
+          DataError: the files are damaged.
         """
-        try:
-            yield from filter(len, self._texts() if self.feature == "text" else self._token_documents())
-        except (OSError, RuntimeError) as error:  # the latter: damaged ArrayRecord files
-            raise DataError(f"cannot read {self.directory}: {error}") from error
+        info = _info(self.directory)
+        read = _READERS[info.file_format.value]
+        wanted = tfds.features.FeaturesDict({self.feature: info.features[self.feature]})
+        for path, length in self.shards:
+            try:
+                for record in read(path, length):
+                    document = self._document(wanted.deserialize_example_np(record)[self.feature])
+                    if len(document):
+                        yield document
+            except DataError:
+                raise
+            except Exception as error:  # what damage leads to, in the words of several libraries
+                raise DataError(f"cannot read {path}: {error}") from error
 
     def parts(self) -> list[TfdsCorpus]:
-        """Returns a file each; but windows of tokens are one part, since documents run on from file to file."""
-        if self.shard is not None or (self.feature == "tokens" and self._connector().shape != (None,)):
-            return [self]
-        return [
-            dataclasses.replace(self, shard=shard) for shard, (_, length) in enumerate(self._shards()) if length
-        ] or [self]
+        """Returns a file each."""
+        return [dataclasses.replace(self, shards=(shard,)) for shard in self.shards if shard[1]]
 
     def files(self) -> list[Path]:
-        return [self.directory / INFO_FILE, *(path for path, _ in self._shards())]
+        return [self.directory / INFO_FILE, *(path for path, _ in self.shards)]
 
-    def stamp(self) -> str:
-        return file_stamp(self.files(), self.feature, self.end_of_text)
-
-    def _shards(self) -> list[tuple[Path, int]]:
-        """Returns the files, each with the number of its records."""
-        split = _info(self.directory).splits[self.split]
-        shards = list(zip(map(Path, split.filepaths), split.shard_lengths, strict=True))
-        return shards if self.shard is None else [shards[self.shard]]
-
-    def _connector(self) -> tfds.features.FeatureConnector:
-        return _info(self.directory).features[self.feature]
-
-    def _texts(self) -> Iterator[str]:
-        for value in self._values():
-            yield value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-    def _token_documents(self) -> Iterator[np.ndarray]:
-        shape = self._connector().shape
-        if len(shape) != 1 or not np.issubdtype(self.dtype, np.integer):
-            raise DataError(f"{self.directory}: tokens must be 1-D integers, not {shape} {self.dtype}")
-        rows = map(np.asarray, self._values())
-        if shape[0] is not None:
-            return _documents_of_windows(rows, self.end_of_text)
-        return (row[:-1] if len(row) and row[-1] == self.end_of_text else row for row in rows)
-
-    def _values(self) -> Iterator[bytes | np.ndarray]:
-        name = self.feature
-        wanted = tfds.features.FeaturesDict({name: self._connector()})
-        for record in self._records():
-            try:
-                value = wanted.deserialize_example_np(record)[name]
-            except Exception as error:  # what damage leads to, in the words of several libraries
-                raise DataError(f"cannot read {self.directory}: a damaged record: {error}") from error
-            if value is None:
-                raise DataError(f"cannot read {self.directory}: a record without {name}")
-            yield value
-
-    def _records(self) -> Iterator[bytes]:
-        file_format = _info(self.directory).file_format.value
-        readers = {"tfrecord": _tfrecords, "array_record": _array_records}
-        if file_format not in readers:
-            raise DataError(f"{self.directory} holds {file_format} files; readable: array_record, tfrecord")
-        for path, length in self._shards():
-            yield from readers[file_format](path, length)
+    def _document(self, value: bytes | np.ndarray | None) -> Document:
+        if value is None:
+            raise ValueError(f"a record without {self.feature}")
+        if self.feature == "text":
+            return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        tokens = np.asarray(value)
+        return tokens[:-1] if len(tokens) and tokens[-1] == self.end_of_text else tokens
 
 
 def _info(directory: Path) -> tfds.core.DatasetInfo:
@@ -161,21 +114,6 @@ def _info(directory: Path) -> tfds.core.DatasetInfo:
         return tfds.builder_from_directory(directory).info
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
         raise DataError(f"cannot read {directory} as a TFDS dataset: {error}") from error
-
-
-def _documents_of_windows(rows: Iterator[np.ndarray], end_of_text: int | None) -> Iterator[np.ndarray]:
-    parts: list[np.ndarray] = []
-    for row in rows:
-        *complete, rest = np.split(row, np.flatnonzero(row == end_of_text) + 1)
-        for part in complete:
-            yield np.concatenate([*parts, part[:-1]])
-            parts = []
-        parts.append(rest)
-        if sum(map(len, parts)) > LONGEST_DOCUMENT:
-            yield np.concatenate(parts)
-            parts = []
-    if parts:
-        yield np.concatenate(parts)
 
 
 def _array_records(path: Path, count: int) -> Iterator[bytes]:
@@ -202,3 +140,6 @@ def _tfrecords(path: Path, count: int) -> Iterator[bytes]:
             yield file.read(length + 4)[:-4]
     if left:
         raise DataError(f"{path} is damaged: {left} bytes follow the {count} records that {INFO_FILE} tells of")
+
+
+_READERS = {"tfrecord": _tfrecords, "array_record": _array_records}

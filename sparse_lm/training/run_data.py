@@ -14,7 +14,7 @@ from jax import Array
 
 from sparse_lm.config import Config, ConfigError, with_tokenizer
 from sparse_lm.data import Data, open_data
-from sparse_lm.data.builder import TOKENIZER_FILE
+from sparse_lm.data.dataset import TOKENIZER_FILE
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
 from sparse_lm.files import replacing, write_json
@@ -90,8 +90,7 @@ def with_tokenizer_of_run(workdir: str | os.PathLike, config: Config) -> Config:
 def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> None:
     """Refuses to resume a run on other text, some of which it would skip or repeat, or with another tokenizer.
 
-    A workdir takes any data if it has no run, or one that ended before its first step; and any text if it has no
-    data.json, which runs did not always write.
+    A workdir takes any data if it has no run, or one that ended before its first step.
 
     Raises:
       ConfigError: naming the data and the workdir.
@@ -101,20 +100,13 @@ def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> N
     if not has_begun(workdir):
         return
     check_same_tokenizer(workdir, config, data)
-    before, now = _corpus(workdir), data.info["corpus_sha256"]
-    if before not in (None, now):
-        raise _refusal(workdir, config, data, f"has other text (sha256 {now[:12]}, not {before[:12]}) than")
-
-
-def _corpus(workdir: str | os.PathLike) -> str | None:
-    """Reads the SHA-256 of the text that the run began with, if its workdir has that."""
-    path = Path(workdir, FILE)
-    if not path.exists():
-        return None
+    path, now = Path(workdir, FILE), data.info["corpus_sha256"]
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["corpus_sha256"])
+        before = str(json.loads(path.read_text(encoding="utf-8"))["corpus_sha256"]) if path.exists() else now
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WorkdirError(workdir, f"{FILE} cannot be read, which tells the run's text: {error}") from error
+    if before != now:
+        raise _refusal(workdir, config, data, f"has other text (sha256 {now[:12]}, not {before[:12]}) than")
 
 
 def check_same_tokenizer(workdir: str | os.PathLike, config: Config, data: Data) -> None:

@@ -1,7 +1,6 @@
 """Small corpora, tokenizers and datasets that the data tests make for themselves."""
 
 import gzip
-import hashlib
 import json
 import struct
 from itertools import chain, islice, product
@@ -32,9 +31,6 @@ class Documents(tuple):
 
     def files(self) -> list[Path]:
         return []
-
-    def stamp(self) -> str:
-        return hashlib.sha256(repr([*self]).encode()).hexdigest()
 
 
 def make_tokenizer(vocab_size: int = 400) -> Tokenizer:
@@ -137,11 +133,12 @@ def damage_records(shard: Path, end: int = 3000) -> None:
     shard.write_bytes(content)
 
 
-def write_tfds(folder, feature: dict, shards: int = 1, **splits: list[dict]) -> str:
-    """A dataset as TFDS writes it, below `folder`; the records of each split by name."""
+def write_tfds(folder, feature: dict, shards: int = 1, **splits: list[dict]) -> Path:
+    """A dataset as TFDS writes it, in a directory below `folder`; the records of each split by name."""
     config = tfds.download.DownloadConfig(num_shards=shards)
-    Foreign(feature=feature, splits=splits, data_dir=folder).download_and_prepare(download_config=config)
-    return str(folder)
+    builder = Foreign(feature=feature, splits=splits, data_dir=folder)
+    builder.download_and_prepare(download_config=config)
+    return Path(builder.data_dir)
 
 
 def as_tfrecords(directory: Path) -> None:

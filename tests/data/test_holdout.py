@@ -5,14 +5,13 @@ import pytest
 
 from sparse_lm.data import corpus, holdout
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.holdout import already_split, hold_out
+from sparse_lm.data.holdout import hold_out, sample
 from tests.data.examples import make_documents
 
 
 def test_every_document_is_in_exactly_one_part_in_order():
     documents = make_documents(5000)
-    split = hold_out(documents)
-    train, heldout = list(split.train), list(split.heldout)
+    train, heldout = map(list, hold_out(documents)[:2])
     assert not set(train) & set(heldout)
     held = set(heldout)
     assert train == [text for text in documents if text not in held]
@@ -24,14 +23,14 @@ def test_no_more_than_so_many_bytes_are_held_out(monkeypatch):
     documents = make_documents(5000)
     size = sum(len(text.encode()) for text in documents)
     monkeypatch.setattr(holdout, "HELDOUT_BYTES", size // 500)
-    assert 1 <= len(list(hold_out(documents).heldout)) < 25  # about 10; 2% are 100
+    assert 1 <= len(list(hold_out(documents)[1])) < 25  # about 10; 2% are 100
 
 
 def test_a_documents_part_depends_on_its_content_alone():
     documents = make_documents(3000)
     shuffled = list(np.random.default_rng(0).permutation(documents))
-    assert set(hold_out(documents).heldout) == set(hold_out(shuffled).heldout)
-    assert set(hold_out(documents).heldout) <= set(hold_out(documents * 2).heldout)
+    heldout, again, of_two = (set(hold_out(corpus)[1]) for corpus in (documents, shuffled, documents * 2))
+    assert heldout == again and heldout <= of_two
 
 
 LINES = [f"line {number} of a text\r\n" for number in range(20_000)]
@@ -41,8 +40,7 @@ LINES = [f"line {number} of a text\r\n" for number in range(20_000)]
 def test_of_one_file_about_a_fiftieth_is_held_out(lines, tmp_path):
     """Files of up to 64 Ki characters are one document, and larger ones a few, the last of any length."""
     (tmp_path / "a.txt").write_text("".join(LINES[:lines]), newline="")
-    split = hold_out(corpus.find_files([f"{tmp_path}/*"]))
-    train, heldout = "".join(split.train), "".join(split.heldout)
+    train, heldout = map("".join, hold_out(corpus.find_files([f"{tmp_path}/*"]))[:2])
     assert sorted((train + heldout).splitlines()) == sorted("".join(LINES[:lines]).splitlines())
     assert 0.01 < len(heldout) / len(train + heldout) < (0.05 if lines > 2_000 else 0.2)
 
@@ -52,8 +50,7 @@ def test_of_one_file_about_a_fiftieth_is_held_out(lines, tmp_path):
 def test_few_documents_of_any_sizes_are_held_out_by_size(exponents, seed):
     documents = [np.random.default_rng([seed, e]).integers(0, 1000, int(1.8**e)) for e in exponents]
     documents *= 1 + seed % 2
-    split = hold_out(documents)
-    train, heldout = (sum(map(len, part)) for part in (split.train, split.heldout))
+    train, heldout = (sum(map(len, part)) for part in hold_out(documents)[:2])
     size = sum(map(len, documents))
     assert train + heldout == size
     assert 0 < heldout <= size / 2
@@ -64,9 +61,8 @@ def test_few_documents_of_any_sizes_are_held_out_by_size(exponents, seed):
 def test_a_document_that_comes_again_and_again_is_trained_on():
     for number in range(20):
         many, one = f"many {number}", f"one {number}"
-        split = hold_out([many] * 99 + [one])
-        assert list(split.heldout) == [one]
-        assert set(split.train) == {many}
+        train, heldout, _ = hold_out([many] * 99 + [one])
+        assert (set(train), list(heldout)) == ({many}, [one])
 
 
 def test_corpora_with_nothing_to_hold_out_are_refused():
@@ -74,13 +70,11 @@ def test_corpora_with_nothing_to_hold_out_are_refused():
         hold_out([])
     with pytest.raises(DataError, match="single short document"):
         hold_out(["x"])
-    with pytest.raises(DataError, match="empty"):
-        already_split(["text"], [])
 
 
 def test_a_sample_is_about_as_large_as_asked_and_never_held_out():
-    split = hold_out(make_documents(2000))
-    sample = list(split.sample(split.size // 4))
-    assert 0.2 < sum(len(text.encode()) for text in sample) / split.size < 0.3
-    assert set(sample) <= set(split.train)
-    assert list(split.sample(2 * split.size)) == list(split.train)
+    train, _, found = hold_out(make_documents(2000))
+    part = list(sample(train, 0.25))
+    assert 0.2 < sum(len(text.encode()) for text in part) / found.size < 0.3
+    assert set(part) <= set(train)
+    assert list(sample(train, 1.0)) == list(train)

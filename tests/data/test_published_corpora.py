@@ -1,14 +1,22 @@
-"""C4 and DCLM as they are published, with a tokenizer of Llama 3's shape, from small files in the same formats."""
+"""C4, DCLM and FineWeb as they are published, from small files in the same formats."""
 
+import re
+import runpy
+import shlex
 import sys
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import tensorflow_datasets as tfds
 
-from sparse_lm.data import tfds_corpus
+from sparse_lm.config import parse
+from sparse_lm.data import open_data, tfds_corpus
+from sparse_lm.data.dataset import open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.prepare_data import prepare_files
+from tests.command_lines import ROOT, run_each
 from tests.data.examples import (
     as_tfrecords,
     make_documents,
@@ -17,82 +25,97 @@ from tests.data.examples import (
     stream_of,
     targets_of,
     write_c4,
+    write_dclm,
     write_tfds,
 )
 
-DOCUMENTS = make_documents(90)
-TRAIN, VALIDATION = DOCUMENTS[:70], DOCUMENTS[70:]
+COMMANDS = re.findall(r"^python -m sparse_lm\.(\w+) (.*)$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
+TRAIN = [*make_documents(400), "The year 2024: it's\r\n  <|end_of_text|> naïve 漢字"]
+VALIDATION = make_documents(20, seed=1)
 C4_FEATURES = {name: tfds.features.Text() for name in ("content-length", "content-type", "text", "timestamp", "url")}
+C4_ROWS = [[dict.fromkeys(C4_FEATURES, "x") | {"text": text} for text in part] for part in (TRAIN, VALIDATION)]
 
 
 def targets(windows) -> np.ndarray:
     return targets_of(windows.read(np.arange(len(windows))))
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    make_tokenizer().save(str(path))
-    return str(path)
+def write_everything(folder: Path) -> None:
+    shard = folder / "dclm/global-shard_03_of_10/local-shard_1_of_10/shard_00000000_processed.jsonl.zst"
+    parquet = folder / "fineweb/data/CC-MAIN-2024-10/000_00000.parquet"
+    for path in (shard, parquet, folder / "corpus/deep/a.txt", folder / "c4/en/x", folder / "llama3/x"):
+        path.parent.mkdir(parents=True)
+    (folder / "corpus/deep/a.txt").write_text("".join(TRAIN), newline="")
+    write_c4(folder / "c4/en/c4-train.00000-of-01024.json.gz", TRAIN[:30])
+    write_c4(folder / "c4/en/c4-train.00001-of-01024.json.gz", TRAIN[30:])
+    write_c4(folder / "c4/en/c4-validation.00000-of-00008.json.gz", VALIDATION)
+    make_llama3_tokenizer().save(str(folder / "llama3/tokenizer.json"))
+    write_dclm(shard, TRAIN)
+    pyarrow.parquet.write_table(pyarrow.table({"text": TRAIN, "id": ["x"] * len(TRAIN)}), parquet)
+    made = write_tfds(folder / "made", C4_FEATURES, train=C4_ROWS[0], validation=C4_ROWS[1])
+    (folder / "tensorflow_datasets/c4/en").mkdir(parents=True)
+    made.rename(folder / "tensorflow_datasets/c4/en/3.1.0")
 
 
 @pytest.mark.long
-def test_c4_files_with_their_own_validation_and_llama3s_tokenizer(tmp_path):
-    llama3 = make_llama3_tokenizer()
-    llama3.save(str(tmp_path / "tokenizer.json"))
-    train = [*TRAIN, "The year 2024: it's\r\n  <|end_of_text|> naïve 漢字"]
-    write_c4(tmp_path / "c4-train.00000-of-01024.json.gz", train[:30])
-    write_c4(tmp_path / "c4-train.00001-of-01024.json.gz", train[30:])
-    write_c4(tmp_path / "c4-validation.00000-of-00008.json.gz", VALIDATION)
-    data = prepare_files(
-        [f"{tmp_path}/c4-train.*.json.gz"],
-        tmp_path / "out",
-        heldout_files=[f"{tmp_path}/c4-validation.*.json.gz"],
-        tokenizer=str(tmp_path / "tokenizer.json"),
-        seq_len=32,
-    )
-    assert data.vocab_size == len(data.bytes_per_token) == 66_256
-    record = tfds.builder_from_directory(tmp_path / "out").as_data_source("train")[0]["tokens"]
-    assert record.dtype == np.uint32
-    np.testing.assert_array_equal(record, data.train[0])
-    assert "tensorflow" not in sys.modules
-    llama3.encode_special_tokens = True  # which a document's text spells: text like any other
-    for name, documents in (("train", train), ("heldout", VALIDATION)):
-        ids = [llama3.encode(text, add_special_tokens=False).ids for text in documents]
-        assert max(map(max, ids)) < 66_000
-        stream = np.concatenate([[*tokens, 66_001] for tokens in ids])
-        np.testing.assert_array_equal(targets(getattr(data, name))[: len(stream)], stream)
-        counts = data.info["splits"][name]
-        assert counts == {
-            "documents": len(documents),
-            "tokens": len(stream),
-            "bytes": sum(len(text.encode()) for text in documents),
-        }
+def test_the_commands_of_the_page_prepare_every_document(tmp_path, tmp_path_factory, monkeypatch):
+    write_everything(tmp_path)
+    prepared = [shlex.split(arguments) for name, arguments in COMMANDS if name == "prepare_data"]
+    assert len(prepared) >= 5
+    results = run_each("sparse_lm.prepare_data", prepared, tmp_path_factory.mktemp("outputs"), cwd=tmp_path)
+    for arguments, result in zip(prepared, results, strict=True):
+        assert result.returncode == 0, result.stderr
+        (output,) = (flag.removeprefix("--output=") for flag in arguments if flag.startswith("--output="))
+        assert result.stdout.startswith(str(Path(output)))
+        data = open_prepared(tmp_path / output)
+        tokenizer = make_tokenizer().from_file(str(data.tokenizer_path))
+        found = {}
+        for name, counts in data.info["splits"].items():
+            stream = targets(getattr(data, name))[: counts["tokens"]]
+            ends = np.flatnonzero(stream == data.info["end_of_text"]) + 1
+            texts = [part[:-1].tolist() for part in np.split(stream, ends)[:-1]]
+            found[name] = [tokenizer.decode(text, skip_special_tokens=False) for text in texts]
+            assert counts["bytes"] == sum(len(text.encode()) for text in found[name])
+            assert counts["documents"] == len(found[name])
+        if output == "data/c4":
+            assert found == {"train": TRAIN, "heldout": VALIDATION}
+        elif output == "data/corpus":  # one text, in pieces
+            assert sorted("".join(found["train"] + found["heldout"])) == sorted("".join(TRAIN))
+        else:
+            assert sorted(found["train"] + found["heldout"]) == sorted(TRAIN)
+        stored = tfds.builder_from_directory(tmp_path / output).as_data_source("train")[0]["tokens"]
+        assert stored.dtype == (np.uint16 if output == "data/corpus" else np.uint32)  # Llama 3's ids take more
+    monkeypatch.chdir(tmp_path)
+    for name, arguments in COMMANDS:
+        if name != "prepare_data":
+            assert name == "train"
+            flags = dict(flag[2:].split("=", 1) for flag in shlex.split(arguments))
+            config = runpy.run_path(str(ROOT / flags.pop("config")))["get_config"]()
+            changes = {key.removeprefix("config."): value for key, value in flags.items() if key != "workdir"}
+            assert changes.keys() <= {"data.path", "model.document_separator"}
+            changes |= {key: int(value) for key, value in changes.items() if key == "model.document_separator"}
+            config.update_from_flattened_dict(changes)
+            data = open_data(parse(config))
+            assert len(data.train) and len(data.heldout)
 
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
-def test_a_tfds_directory_of_c4(tmp_path, tokenizer, file_format):
-    rows = [dict.fromkeys(C4_FEATURES, "x") | {"text": text} for text in DOCUMENTS]
-    write_tfds(tmp_path / "c4", C4_FEATURES, shards=4, train=rows[:70], validation=rows[70:])
-    directory = tfds_corpus.find_dataset(tmp_path / "c4")
+def test_a_tfds_directory_of_c4(tmp_path, file_format):
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    directory = write_tfds(tmp_path, C4_FEATURES, shards=4, train=C4_ROWS[0], validation=C4_ROWS[1])
     if file_format == "tfrecord":
         as_tfrecords(directory)
-    train, validation = tfds_corpus.open_splits(directory)
-    for corpus, documents in ((train, TRAIN), (validation, VALIDATION)):
-        assert list(corpus) == documents
-        parts = corpus.parts()
-        assert len(parts) == 4
-        assert [text for part in parts for text in part] == documents
-        assert len({corpus.stamp(), *(part.stamp() for part in parts)}) == 5
-    data = prepare_files([], tmp_path / "out", tfds=str(tmp_path / "c4"), tokenizer=tokenizer, seq_len=32)
+    assert [len(corpus.parts()) for corpus in tfds_corpus.open_splits(directory)] == [4, 4]
+    tokenizer = str(tmp_path / "tokenizer.json")
+    data = prepare_files([], tmp_path / "out", tfds=str(directory), tokenizer=tokenizer, seq_len=32)
     for windows, documents in ((data.train, TRAIN), (data.heldout, VALIDATION)):
         stream = stream_of(documents, make_tokenizer())
         np.testing.assert_array_equal(targets(windows)[: len(stream)], stream)
+    assert "tensorflow" not in sys.modules
 
 
 def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path):
-    write_tfds(tmp_path / "c4", {"text": tfds.features.Text()}, shards=2, train=[{"text": "x" * 9}] * 4)
-    directory = tfds_corpus.find_dataset(tmp_path / "c4")
+    directory = write_tfds(tmp_path, {"text": tfds.features.Text()}, shards=2, train=[{"text": "x" * 9}] * 4)
     as_tfrecords(directory)
     train, _ = tfds_corpus.open_splits(directory)
     shard = sorted(directory.glob("*tfrecord*"))[1]
@@ -101,29 +124,25 @@ def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path)
     damaged = {whole[:size]: "is cut off or damaged: [01] of its 2 records are whole" for size in range(len(whole))}
     damaged[far + whole[8:]] = "is cut off or damaged: 0 of its 2"
     damaged[whole * 2] = f"is damaged: {len(whole)} bytes follow"
-    parts = train.parts()
     for content, message in damaged.items():
         shard.write_bytes(content)
         with pytest.raises(DataError, match=rf"{shard.name} {message}"):
-            list(parts[1])
-    assert len(list(parts[0])) == 2
-    with pytest.raises(DataError, match=rf"{shard.name} {message}"):
-        list(train)
+            list(train)
 
 
-def test_token_documents_come_in_parts_and_windows_of_tokens_do_not(tmp_path):
+def test_token_documents_come_in_parts_and_other_features_are_refused(tmp_path):
     rows = [{"tokens": np.arange(length, dtype=np.int64)} for length in (5, 0, 7, 3, 9, 1)]
     ragged = {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}
-    write_tfds(tmp_path / "ragged", ragged, shards=3, train=rows)
-    train, _ = tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "ragged"), end_of_text=8)
+    train, _ = tfds_corpus.open_splits(write_tfds(tmp_path / "ragged", ragged, shards=3, train=rows), end_of_text=8)
     assert [len(tokens) for part in train.parts() for tokens in part] == [5, 7, 3, 8, 1]
     assert len(train.parts()) == 3
     fixed = {"tokens": tfds.features.Tensor(shape=(4,), dtype=np.int64)}
-    rows = [{"tokens": np.array(row)} for row in ([1, 2, 8, 3], [4, 5, 6, 7], [7, 8, 1, 1])]
-    write_tfds(tmp_path / "windows", fixed, shards=3, train=rows)
-    train, _ = tfds_corpus.open_splits(tfds_corpus.find_dataset(tmp_path / "windows"), end_of_text=8)
-    assert [tokens.tolist() for part in train.parts() for tokens in part] == [[1, 2], [3, 4, 5, 6, 7, 7], [1, 1]]
-    assert len(train.parts()) == 1
+    windows = write_tfds(tmp_path / "windows", fixed, train=[{"tokens": np.arange(4)}])
+    with pytest.raises(DataError, match=r"tokens must be 1-D integers of any length, not \(4,\) int64"):
+        tfds_corpus.open_splits(windows)
+    images = write_tfds(tmp_path / "images", {"image": np.int32}, train=[{"image": 1}])
+    with pytest.raises(DataError, match=r"no feature tokens or text, but image"):
+        tfds_corpus.open_splits(images)
 
 
 def test_a_file_is_not_both_read_and_held_out_however_its_path_is_spelled(tmp_path, monkeypatch):

@@ -1,4 +1,3 @@
-import functools
 import os
 import signal
 import subprocess
@@ -14,40 +13,31 @@ from sparse_lm.data.workers import Workers
 ROOT = Path(__file__).parents[2]
 
 
-def square(number: int, path: Path, report) -> dict:
+def square(path: Path, number: int) -> None:
     if number < 0:
         raise DataError(f"{number} is negative")
     if number > 100:
         os.kill(os.getpid(), signal.SIGKILL)
-    report({"numbers": 1})
-    return {"square": number**2, "process": os.getpid(), "threads": os.environ.get("RAYON_NUM_THREADS")}
+    path.write_text(f"{number**2} {os.environ.get('RAYON_NUM_THREADS')} {os.getpid()}")
 
 
-def linger(path: Path, report) -> dict:
+def linger(path: Path) -> None:
     path.with_suffix(".begun").write_text(str(os.getpid()))
     time.sleep(1000)
-    return {}
 
 
-def tasks_in(folder: Path, numbers) -> dict:
-    return {folder / f"{number}.json": functools.partial(square, number) for number in numbers}
-
-
-def test_several_processes_give_results_and_say_what_goes_wrong(tmp_path):
-    reports = []
+def test_several_processes_write_what_is_missing_and_say_what_goes_wrong(tmp_path):
+    (tmp_path / "0").write_text("of an earlier run")
     with Workers(2, threads=3) as workers:
-        tasks = tasks_in(tmp_path, range(9))
-        results = workers.run(tasks, reports.append)
-        assert [results[path]["square"] for path in tasks] == [number**2 for number in range(9)]
-        assert {result["process"] for result in results.values()} & {os.getpid()} == set()
-        assert {result["threads"] for result in results.values()} == {"3"}
-        assert reports == [{"numbers": 1}] * 9
-        with pytest.raises(DataError, match=r"^-1 is negative$") as raised:
-            workers.run(tasks_in(tmp_path, [10, -1]), reports.append)
-        assert "in square" in str(raised.value.__cause__)
+        workers.run("squaring", square, {tmp_path / str(number): (number,) for number in range(9)})
+        assert (tmp_path / "0").read_text() == "of an earlier run"
+        written = [(tmp_path / str(number)).read_text().split() for number in range(1, 9)]
+        assert [(int(result), threads) for result, threads, _ in written] == [(n**2, "3") for n in range(1, 9)]
+        assert str(os.getpid()) not in {process for *_, process in written}
+        with pytest.raises(DataError, match=r"^-1 is negative$"):
+            workers.run("squaring", square, {tmp_path / "10": (10,), tmp_path / "-1": (-1,)})
         with pytest.raises(DataError, match=r"a process was killed: .*--processes"):
-            workers.run(tasks_in(tmp_path, [101, 102]), reports.append)
-    assert not (tmp_path / "-1.json").exists()
+            workers.run("squaring", square, {tmp_path / "101": (101,), tmp_path / "102": (102,)})
 
 
 INTERRUPTED = """
@@ -60,7 +50,7 @@ from tests.data.test_workers import linger
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with Workers(2) as workers:
-        workers.run({Path(sys.argv[1], f"{number}.json"): linger for number in range(4)}, print)
+        workers.run("waiting", linger, {Path(sys.argv[1], str(number)): () for number in range(4)})
 """
 
 
@@ -72,7 +62,7 @@ def test_an_interrupt_and_a_kill_end_tasks_at_once(tmp_path, number):
     command = [sys.executable, str(script), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while len(begun := list(tmp_path.glob("*.begun"))) < 2:
+    while len(list(tmp_path.glob("*.begun"))) < 2:
         assert run.poll() is None
         time.sleep(0.01)
     if number == signal.SIGINT:
@@ -82,4 +72,3 @@ def test_an_interrupt_and_a_kill_end_tasks_at_once(tmp_path, number):
     _, errors = run.communicate(timeout=30)  # the tasks' processes hold the stream until they end
     if number == signal.SIGINT:
         assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
-        assert not any(Path("/proc", path.read_text()).exists() for path in begun)

@@ -2,28 +2,9 @@
 
 import inspect
 
-import jaxtyping
-import pytest
-from beartype import beartype
-
 from sparse_lm import ops
 from sparse_lm.ops import row_order
+from tests.annotations import check_calls, checked_annotations, unchecked  # noqa: F401
 
-for module, names in ((ops, ops.__all__), (row_order, ("dispatch", "combine"))):
-    for name in names:
-        if inspect.isfunction(function := getattr(module, name)):
-            setattr(module, name, jaxtyping.jaxtyped(function, typechecker=beartype))
-jaxtyping.config.update("jaxtyping_disable", True)  # in other folders
-
-
-@pytest.fixture(autouse=True)
-def checked_annotations():
-    jaxtyping.config.update("jaxtyping_disable", False)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", True)
-
-
-@pytest.fixture
-def unchecked(checked_annotations):
-    """Leaves it to the ops to refuse what they cannot take."""
-    jaxtyping.config.update("jaxtyping_disable", True)
+check_calls(ops, [name for name in ops.__all__ if inspect.isfunction(getattr(ops, name))])
+check_calls(row_order, ["dispatch", "combine"])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24, SparseVenom, pack_metadata
 from sparse_lm.ops.row_order import RowOrder
 
@@ -42,23 +43,20 @@ def random_24(m, k, dtype, seed, pairs=PAIRS, scale=1.0) -> Sparse24:
     return Sparse24(jnp.asarray(values, dtype), metadata, (m, k))
 
 
-def random_venom(m_rows, k, v, m, dtype, seed) -> SparseVenom:
-    """[m_rows, K] in V:2:M form, with columns and positions at random."""
-    rng = np.random.default_rng(seed)
-    blocks, groups = -(-m_rows // v), k // m
-    chosen = np.sort(np.argsort(rng.random((blocks, groups, m)), axis=-1)[..., :4], axis=-1)
-    columns = (chosen + m * np.arange(groups)[:, None]).reshape(blocks, 4 * groups)
-    condensed = random_24(m_rows, 4 * groups, dtype, seed + 1)
-    missing_rows = blocks * v - condensed.values.shape[0]
-    missing_columns = 2 * condensed.values.shape[1] - 4 * groups
-    empty = 0x44444444  # positions (0, 1) in every group
+def random_venom(m_rows, k, v, m, dtype, seed, contiguous=1) -> SparseVenom:
+    """[m_rows, K] in V:2:M form: four columns of each m, or contiguous ones, at random."""
+    rows, kept = -(-m_rows // max(v, 64)) * max(v, 64), 4 * k // m
+    blocks = -(-m_rows // v)
+    if contiguous > 1:
+        columns = random_contiguous(blocks, kept, contiguous, k, seed + 1)
+    else:
+        rng = np.random.default_rng(seed)
+        chosen = np.sort(np.argsort(rng.random((blocks, k // m, m)), axis=-1)[..., :4], axis=-1)
+        columns = (chosen + m * np.arange(k // m)[:, None]).reshape(blocks, kept)
+    columns = np.pad(columns, ((0, rows // v - blocks), (0, -kept % 64)), constant_values=k)
+    condensed = random_24(rows, kept, dtype, seed + 1)
     return SparseVenom(
-        values=jnp.pad(condensed.values, ((0, missing_rows), (0, 0))),
-        metadata=jnp.pad(condensed.metadata, ((0, missing_rows // 64), (0, 0), (0, 0)), constant_values=empty),
-        columns=jnp.asarray(np.pad(columns, ((0, 0), (0, missing_columns)), constant_values=k), jnp.int32),
-        shape=(m_rows, k),
-        v=v,
-        m=m,
+        condensed.values, condensed.metadata, jnp.asarray(columns, jnp.int32), (m_rows, k), v, m, contiguous
     )
 
 
@@ -76,14 +74,6 @@ def random_columns(blocks, kept, neurons, seed):
     return jnp.asarray([rng.permutation(neurons + 1)[:kept] for _ in range(blocks)], jnp.int32)
 
 
-def random_venom_contiguous(m_rows, k, kept, v, contiguous, dtype, seed) -> SparseVenom:
-    """[m_rows, K] that keeps `kept` columns, contiguous, at random positions."""
-    rows = -(-m_rows // v) * v
-    condensed = random_24(rows, kept, dtype, seed)
-    columns = random_contiguous(rows // v, kept, contiguous, k, seed + 1)
-    return SparseVenom(condensed.values, condensed.metadata, columns, (m_rows, k), v, 4 * k // kept, contiguous)
-
-
 def random_rows(tokens, slots, seed) -> RowOrder:
     """An order of tokens in which the slots that are padding lie anywhere."""
     rng = np.random.default_rng(seed)
@@ -93,10 +83,53 @@ def random_rows(tokens, slots, seed) -> RowOrder:
     return RowOrder(jnp.asarray(token, jnp.int32), jnp.asarray(position, jnp.int32))
 
 
-def exact_stats(h, kept):
-    """`HiddenStats` of Y as it is rounded; XLA may leave that rounding out of its sums."""
-    y = np.asarray(jnp.asarray(np.square(np.maximum(np.asarray(h, np.float32), 0)), h.dtype), np.float64)
-    return np.count_nonzero(y), np.square(y).sum(), np.square(np.asarray(kept, np.float64)).sum()
+def product_operands(op, shape, dtype=jnp.bfloat16, scale=1.0):
+    """Random operands and options of a product; `scale` is that of the sparse operand.
+
+    Shapes are (m, k, n) of matmul_24 and matmul_24_fp8, (rows, k, kept, n, v, contiguous) of matmul_venom,
+    (tokens, dim, neurons, kept, v, contiguous) of sampled_matmul_24, and (tokens, n, kept, rows, v, contiguous) of
+    scattered_matmul_24.
+    """
+    if op == "matmul_24":
+        m, k, n = shape
+        return (random_24(m, k, dtype, 0, scale=scale), random((k, n), dtype, 1)), {}
+    if op == "matmul_24_fp8":
+        m, k, n = shape
+        powers = 2.0 ** np.random.default_rng(2).integers(-20, 20, (m, 1))
+        return (random_24(m, k, fp8.E4M3, 0), random((n, k), fp8.E4M3, 1), jnp.asarray(powers, jnp.float32)), {}
+    if op == "matmul_venom":
+        rows, k, kept, n, v, contiguous = shape
+        a = random_venom(rows, k, v, 4 * k // kept, dtype, 0, contiguous)
+        return (a, random((k, n), dtype, 2)), {}
+    if op == "sampled_matmul_24":
+        tokens, dim, neurons, kept, v, contiguous = shape
+        blocks = -(-tokens // v)
+        ids = random_contiguous(blocks, kept, contiguous, neurons, 3)
+        ids = ids if contiguous > 1 else random_columns(blocks, kept, neurons, 3)
+        operands = random_24(neurons, dim, dtype, 0, scale=scale), random((tokens, dim), dtype, 1), ids
+        return operands, dict(v=v, contiguous=contiguous)
+    tokens, n, kept, rows, v, contiguous = shape
+    ids = random_contiguous(-(-tokens // v), kept, contiguous, rows, 3)
+    operands = random_24(kept, tokens, dtype, 0, scale=scale), random((tokens, n), dtype, 1), ids
+    return operands, dict(v=v, rows=rows, contiguous=contiguous)
+
+
+def exact_product(op, sparse, dense, *more, v=0, rows=None, out_transposed=False, **_):
+    """A product of the matrix that `sparse` is and another, in float64; arguments otherwise as the op's."""
+    sparse, dense, blocks = np.asarray(sparse, np.float64), np.asarray(dense, np.float64), range(0, len(dense), v or 1)
+    if op == "sampled_matmul_24":
+        every = np.pad(sparse, ((0, 1), (0, 0)))  # the neuron past the last is zeros
+        return np.concatenate([dense[t : t + v] @ every[np.asarray(more[0])[t // v]].T for t in blocks])
+    if op == "scattered_matmul_24":
+        out = np.zeros((rows + len(sparse), dense.shape[1]))  # past the last row is what is left out
+        for t in blocks:
+            out[np.asarray(more[0])[t // v]] += sparse[:, t : t + v] @ dense[t : t + v]
+        return out[:rows]
+    if op == "matmul_24_fp8":
+        return np.asarray(more[0], np.float64) * (sparse @ dense.T)
+    out = sparse @ dense
+    out = out if rows is None else out[np.asarray(rows.position)]
+    return out.T if out_transposed else out
 
 
 def assert_as_good_as_reference(result, reference, exact):
@@ -104,26 +137,19 @@ def assert_as_good_as_reference(result, reference, exact):
     exact = np.asarray(exact, np.float32)
 
     def error(x):
-        return float(np.linalg.norm(np.asarray(x, np.float32) - exact) / np.linalg.norm(exact))
+        return float(np.linalg.norm(np.asarray(x, np.float32) - exact) / (np.linalg.norm(exact) or 1))
 
     assert result.dtype == reference.dtype
     assert error(result) <= 1.5 * error(reference) + 1e-6
 
 
-def assert_repeats(function, *args):
-    """Two runs of a compiled function give the same bits, which are returned."""
+def assert_repeats(function, *args, runs=2):
+    """Runs of a compiled function give the same bits, which are returned."""
     compiled = jax.jit(function)
-    first, second = compiled(*args), compiled(*args)
-    jax.tree.map(np.testing.assert_array_equal, first, second)
+    first = compiled(*args)
+    for _ in range(runs - 1):
+        assert_same_bits(compiled(*args), first)
     return first
-
-
-def assert_agree(functions, *args, repeats=5):
-    """Several runs of every function, compiled, give the same bits."""
-    compiled = map(jax.jit, functions)
-    first, *others = [function(*args) for function in compiled for _ in range(repeats)]
-    for other in others:
-        np.testing.assert_array_equal(other, first)
 
 
 def assert_same_bits(result, expected):

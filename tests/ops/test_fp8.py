@@ -31,81 +31,55 @@ def assert_same(found, expected, precision):
     assert error.max() < precision
 
 
-def test_linear_multiplies_what_e4m3_rounds_to(rng):
+linear = jax.jit(fp8.linear)
+
+
+@jax.jit
+def linear_of_24(x, w):
+    return fp8.times_24(fp8.by_rows_24(ops.sparsify_24(x, "magnitude")), w.T)
+
+
+PRODUCTS = pytest.mark.parametrize("product", [linear, linear_of_24], ids=["dense", "2:4"])
+
+
+@PRODUCTS
+@pytest.mark.parametrize("dtype, precision", [(jnp.float32, 1e-6), (jnp.bfloat16, 0.005)])
+def test_what_e4m3_rounds_to_is_multiplied(rng, product, dtype, precision):
+    x, w = (jnp.asarray(a, dtype) for a in operands(rng))
+    o = product(x, w)
+    kept = x if product is linear else jitted.dense(jitted.sparsify_24(x, "magnitude"))
+    kept, w = (np.asarray(a, np.float64) for a in (kept, w))
+    expected = rounded(kept, 1) @ rounded(w, None).T
+    assert o.dtype == dtype
+    assert_same(o, expected, precision)
+    assert np.abs(expected / (kept @ w.T) - 1).max() > 1e-3  # rounding can be seen
+
+
+@PRODUCTS
+def test_rows_are_each_for_themselves(rng, product):
+    """Whether others are large, zeros or not finite."""
     x, w = operands(rng)
-    expected = rounded(x, 1) @ rounded(w, None).T
-    assert_same(jax.jit(fp8.linear)(x, w), expected, 1e-6)
-    assert_same(jax.jit(fp8.linear)(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)), expected, 0.05)
-    assert np.abs(expected / (x.astype(np.float64) @ w.T) - 1).max() > 1e-3  # rounding can be seen
+    before = np.asarray(product(x, w))
+    others = x.copy()
+    others[1:] *= 1e4
+    np.testing.assert_array_equal(product(others, w)[0], before[0])
+    for bad in (0, np.inf, -np.inf, np.nan):
+        spoiled = x.copy()
+        spoiled[5] = 0 if bad == 0 else spoiled[5]
+        spoiled[5, 7] = bad
+        after = np.asarray(product(spoiled, w))
+        assert not after[5].any() if bad == 0 else np.isnan(after[5]).all()
+        np.testing.assert_array_equal(np.delete(after, 5, 0), np.delete(before, 5, 0))
 
 
 def test_gradients_of_linear(rng):
     x, w = operands(rng)
     dy = operands(rng, outputs=1, inputs=64)[0]
-    _, vjp = jax.vjp(fp8.linear, x, w)
-    dx, dw = jax.jit(vjp)(dy)
+    dx, dw = jax.jit(lambda x, w, dy: jax.vjp(fp8.linear, x, w)[1](dy))(x, w, dy)
     assert_same(dx, rounded(dy, 1) @ rounded(w, None), 1e-6)
     scale = np.asarray(fp8.by_rows(dy).scale, np.float64)
     assert_same(dw, (rounded(dy, 1) / scale).T @ rounded(x * scale, 0), 1e-6)
     assert dw.dtype == jnp.float32 and dx.shape == x.shape
-
-
-def test_leading_axes_are_tokens(rng):
-    x, w = operands(rng)
-    o = fp8.linear(x.reshape(2, 4, 6, -1), w)
-    np.testing.assert_array_equal(o.reshape(48, -1), fp8.linear(x, w))
-
-
-def test_scales_are_powers_of_two_that_fill_the_range(rng):
-    x, w = operands(rng)
-    for scaled, axis in ((fp8.by_rows(x), 1), (fp8.by_columns(x), 0), (fp8.whole(w), None)):
-        values = np.abs(np.asarray(scaled.values, np.float32)).max(axis)
-        assert (values <= LARGEST).all() and (values > LARGEST / 2 - 16).all()  # 16: a step of e4m3 there
-        assert (np.frexp(scaled.scale)[0] == 0.5).all()
-
-
-@pytest.mark.parametrize("largest", [448.0, 449.0, 1.0, 3e38, 1e-30])
-def test_nothing_saturates(largest):
-    x = np.float32([[largest, -largest / 2, largest / 16]])
-    scaled = fp8.by_rows(x)
-    np.testing.assert_allclose(np.float32(scaled.values) * scaled.scale, x, rtol=2**-4)
-
-
-def test_a_row_of_zeros_stays_zero():
-    scaled = fp8.by_rows(np.zeros((2, 16), np.float32))
-    assert np.isfinite(scaled.scale).all() and not np.float32(scaled.values).any()
-
-
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_spoils_its_row_alone(rng, bad):
-    x, w = operands(rng)
-    spoiled = x.copy()
-    spoiled[5, 7] = bad
-    before, after = np.asarray(fp8.linear(x, w)), np.asarray(fp8.linear(spoiled, w))
-    assert np.isnan(after[5]).all()
-    np.testing.assert_array_equal(np.delete(after, 5, 0), np.delete(before, 5, 0))
-
-
-def test_a_row_depends_on_no_other(rng):
-    x, w = operands(rng)
-    others = x.copy()
-    others[1:] *= 1e4
-    np.testing.assert_array_equal(fp8.linear(x, w)[0], fp8.linear(others, w)[0])
-
-
-# Products with a 2:4 operand.
-
-
-def test_times_24_multiplies_what_e4m3_rounds_to(rng):
-    a, w = operands(rng, tokens=50)
-    sparse = jitted.sparsify_24(a)
-    expected = rounded(np.asarray(sparse.to_dense()), 1) @ rounded(w, None).T
-    assert_same(times_24(sparse, w.T), expected, 1e-6)
-    low = jitted.sparsify_24(jnp.asarray(a, jnp.bfloat16))
-    o = times_24(low, jnp.asarray(w.T, jnp.bfloat16))
-    expected = rounded(np.asarray(low.to_dense(), np.float64), 1) @ rounded(np.asarray(w, jnp.bfloat16), None).T
-    assert o.dtype == jnp.bfloat16 and o.shape == (50, 64)
-    assert_same(o, expected, 0.005)
 
 
 def test_sum_over_rows_24_has_scales_of_neurons_and_of_features(rng):
@@ -117,47 +91,15 @@ def test_sum_over_rows_24_has_scales_of_neurons_and_of_features(rng):
     assert_same(found.T, expected.T, 1e-6)  # columns differ in size, too
 
 
-def test_rows_of_a_24_matrix_are_each_for_themselves(rng):
-    a, w = operands(rng)
-    others, zeros = a.copy(), a.copy()
-    others[1:] *= 1e4
-    zeros[3] = 0
-    o = times_24(jitted.sparsify_24(a), w.T)
-    np.testing.assert_array_equal(o[0], times_24(jitted.sparsify_24(others), w.T)[0])
-    without = times_24(jitted.sparsify_24(zeros), w.T)
-    assert not np.any(without[3])
-    np.testing.assert_array_equal(np.delete(without, 3, 0), np.delete(o, 3, 0))
-
-
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_spoils_its_row_of_a_24_matrix_alone(rng, bad):
-    a, w = operands(rng)
-    spoiled = a.copy()
-    spoiled[5, 7] = bad
-    before, after = (np.asarray(times_24(jitted.sparsify_24(x), w.T)) for x in (a, spoiled))
-    assert np.isnan(after[5]).all()
-    np.testing.assert_array_equal(np.delete(after, 5, 0), np.delete(before, 5, 0))
-
-
-@jax.jit
-def times_24(a, w):
-    return fp8.times_24(fp8.by_rows_24(a), w)
-
-
-@pytest.mark.parametrize(
-    "message, changes",
-    [
-        ("a is float32: must be float8_e4m3fn", dict(a=jitted.sparsify_24(np.ones((8, 16), np.float32)))),
-        ("b_t is float32: must be float8_e4m3fn", dict(b_t=jnp.ones((4, 16)))),
-        (r"a \[8, 16\].* b_t\^T \[12, 4\]", dict(b_t=jnp.ones((4, 12), fp8.E4M3))),
-        (r"scale \[4, 1\] must be \[8, 1\] for a \[8, 16\]", dict(scale=jnp.ones((4, 1)))),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_other_operands_are_refused(message, changes):
-    a = fp8.by_rows_24(jitted.sparsify_24(np.ones((8, 16), np.float32)))
-    with pytest.raises(ValueError, match=message):
-        ops.matmul_24_fp8(**dict(a=a.values, b_t=jnp.ones((4, 16), fp8.E4M3), scale=a.scale) | changes)
+def test_scales_are_powers_of_two_that_fill_the_range(rng):
+    x, w = operands(rng)
+    for scaled, axis in ((fp8.by_rows(x), 1), (fp8.by_columns(x), 0), (fp8.whole(w), None)):
+        values = np.abs(np.asarray(scaled.values, np.float32)).max(axis)
+        assert (values <= LARGEST).all() and (values > LARGEST / 2 - 16).all()  # 16: a step of e4m3 there
+        assert (np.frexp(scaled.scale)[0] == 0.5).all()
+    rows = np.float32([[448.0], [449.0], [3e38], [1e-30]]) * np.float32([1, -1 / 2, 1 / 16])
+    scaled = fp8.by_rows(rows)
+    np.testing.assert_allclose(np.float32(scaled.values) * scaled.scale, rows, rtol=2**-4)  # nothing saturates
 
 
 @pytest.mark.gpu

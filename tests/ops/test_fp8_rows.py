@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -18,8 +17,6 @@ from sparse_lm.ops.hopper.passes import fp8_rows as kernels
 from sparse_lm.recipes.dense import Dense
 
 KERNELS = ("fp8_rows", "fp8_squared_relu", "fp8_squared_relu_gradients")
-SHAPES = [(128, 256), (512, 2048), (4096, 6144), (4096, 8192)]
-needs_new_jax = pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
 
 
 def product(tokens, columns, seed):
@@ -57,10 +54,10 @@ def check_in_the_interpreter(kernel, tokens, columns, most):
         check(kernel, *operands(kernel, tokens, columns), energy_precision=1e-2)
 
 
-@needs_new_jax
-@pytest.mark.parametrize("columns, most", [(1024, 1024), (512, 256)])  # one block, which uses its ring twice, and two
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
+@pytest.mark.parametrize("kernel, columns, most", [*zip(KERNELS, (1024, 512, 512), (1024, 256, 256), strict=True)])
 def test_kernel_in_the_interpreter(kernel, columns, most):
+    """In one block, which uses its ring twice, or in two."""
     # In a process of its own: all threads of a cluster wait at once, and XLA has no more of its own than NPROC.
     code = f"from tests.ops.test_fp8_rows import *; check_in_the_interpreter({kernel!r}, 64, {columns}, {most})"
     done = subprocess.run(
@@ -76,7 +73,7 @@ def test_kernel_in_the_interpreter(kernel, columns, most):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens, columns", SHAPES)
+@pytest.mark.parametrize("tokens, columns", [(128, 256), (512, 2048), (4096, 6144), (4096, 8192)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel(kernel, tokens, columns):
     arguments = operands(kernel, tokens, columns)
@@ -97,24 +94,11 @@ def used_by_training(x, w):
 
 
 @pytest.mark.gpu
-def test_training_takes_the_kernels_and_transposes_nothing_that_they_wrote():
+def test_training_takes_the_kernels():
     x, w = jnp.ones((512, 256), jnp.bfloat16), jnp.ones((1024, 256), jnp.bfloat16)
     assert used_by_training(x, w) == {name: {"hopper"} for name in KERNELS}
-    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=fp8.COMPILER_OPTIONS)
-    program = gradients.lower(x, w).compile().as_text()
-    assert "f8e4m3fn[1024,512]" in program
-    assert not re.search(r"f8e4m3fn\[(1024,512|512,1024)\]\S* (transpose|copy)\(", program)
 
 
 def test_elsewhere_training_takes_the_reference():
     x, w = jnp.ones((33, 20)), jnp.ones((24, 20))
     assert used_by_training(x, w) == {name: {"reference"} for name in KERNELS}
-
-
-def test_scales_of_all_magnitudes():
-    """But where the quotient by 448 is no normal number; values are zeros there."""
-    smallest = np.array(1e-35, jnp.bfloat16).view(np.uint16)
-    largest = np.append(0, np.arange(smallest, 0x7FC1)).astype(np.uint16).view(jnp.bfloat16)
-    scale, reciprocal = kernels._scale(jnp.asarray(largest, jnp.float32))
-    np.testing.assert_array_equal(scale, fp8.by_rows(largest[:, None]).scale[:, 0])
-    np.testing.assert_array_equal(reciprocal, 1 / scale)

@@ -95,18 +95,6 @@ def expected(recipe, draw, **inputs):
     return getattr(dense64, recipe.name)(inputs, draw=draw, **knobs)
 
 
-def assert_unbiased(draws, means):
-    """The mean of many draws of each gradient is the gradient without a draw, within the draws' own spread."""
-    for samples, mean in zip(draws, means, strict=True):
-        samples = np.asarray(samples, np.float64)
-        random = samples.std(0) > 1e-3  # not of a neuron that few tokens keep
-        z = (samples.mean(0) - mean)[random] / (samples.std(0)[random] / np.sqrt(len(samples)))
-        np.testing.assert_allclose(samples.mean(0)[~random], mean[~random], atol=5e-3)
-        assert random.mean() > 0.5
-        assert abs(np.mean(z)) < 15 / np.sqrt(z.size)  # entries of one product are correlated
-        assert 0.8 < np.std(z) < 1.2
-
-
 def assert_best_is_as_accurate_as_the_reference(recipe, run):
     """Whichever kernels run in bf16 on a GPU err at most 1.5 times as much as the reference, against float32.
 

@@ -84,7 +84,7 @@ def slices(a, *, scales, centroids, v, m, draw, parts=1):
     w1, w2 = (scale * soft_threshold(w, axis=1) for scale, w in zip(scales, (a.w1, a.w2), strict=True))
     tokens, count = len(a.x), m // 4
     experts, own, computed = slices_of_tokens(a.x, centroids, len(w2), parts)
-    slots = slots_of_tokens(experts, a.order, count, v)
+    slots, _ = slots_by_expert(experts[:, None], a.order, count, v)
 
     def mask(y):
         mask = np.zeros_like(y)
@@ -123,15 +123,22 @@ def slices_of_tokens(x, centroids, neurons, parts):
     return experts, own, computed
 
 
-def slots_of_tokens(experts, order, count, v):
-    """The token of each slot, or -1: an expert's tokens fill whole blocks of v."""
-    slots = np.full((len(order) + count * (v - 1)) // v * v, -1)
-    first = 0
-    for expert in range(count):
-        members = order[experts[order] == expert]
-        slots[first : first + len(members)] = members
-        first += -(-len(members) // v) * v
-    return slots
+def slots_by_expert(chosen, order, experts, v):
+    """Returns the token of each slot, -1 where padded, and the slot's expert: tokens of one fill whole blocks of v.
+
+    Args:
+      chosen: int[T, k], the experts of each token.
+      order: int[T], in which an expert takes its tokens.
+    """
+    count = (chosen.size + experts * (v - 1)) // v * v
+    tokens, owners, first = np.full(count, -1), np.full(count, experts - 1), 0
+    for expert in range(experts):
+        members = order[(chosen[order] == expert).any(1)]
+        end = first + -(-len(members) // v) * v
+        tokens[first : first + len(members)] = members
+        owners[first:end] = expert
+        first = end
+    return tokens, owners
 
 
 def in_token_order(rows, slots):

@@ -5,7 +5,7 @@ Gates, choices, scales and random draws are inputs, as in masked_dense_ffn.py.
 
 import numpy as np
 
-from tests.recipes.masked_dense_ffn import Result, soft_threshold, top_two_of_four
+from tests.recipes.masked_dense_ffn import Result, slots_by_expert, soft_threshold, top_two_of_four
 
 
 def mixture(x, w1, w2, gates, chosen, do, *, order=None, scales=None, draw=None, v=1):
@@ -61,16 +61,3 @@ def mixture(x, w1, w2, gates, chosen, do, *, order=None, scales=None, draw=None,
     }
     shape = -1, x.shape[1]
     return Result(o, dx, dw1.reshape(shape), dw2.reshape(shape), stats), dgates
-
-
-def slots_by_expert(chosen, order, experts, v):
-    """Returns the token of each slot, -1 where padded, and the slot's expert."""
-    count = (chosen.size + experts * (v - 1)) // v * v
-    tokens, owners, first = np.full(count, -1), np.full(count, experts - 1), 0
-    for expert in range(experts):
-        members = [token for token in order if expert in chosen[token]]
-        end = first + -(-len(members) // v) * v
-        tokens[first : first + len(members)] = members
-        owners[first:end] = expert
-        first = end
-    return tokens, owners

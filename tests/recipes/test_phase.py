@@ -57,15 +57,6 @@ def test_the_dense_function_does_not_see_the_order_of_neurons():
     np.testing.assert_allclose(before, after, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["slices", "dense_slices"])
-def test_all_leading_axes_of_inputs_are_tokens(name):
-    recipe, (state, order) = examples.RECIPES[name], entered(name)
-    batch = X.reshape(4, -1, DIM)
-    jax.tree.map(np.testing.assert_array_equal, enter(recipe)(W1, W2, batch), (state, order))
-    refreshed = [jax.jit(recipe.refresh)(W1, W2, state, x) for x in (X, batch)]
-    jax.tree.map(np.testing.assert_array_equal, *refreshed)
-
-
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -78,7 +69,7 @@ def test_all_leading_axes_of_inputs_are_tokens(name):
 def test_slices_hold_the_neurons_that_their_tokens_use_most(recipe):
     """Centroids are k-means of the tokens; a neuron's activation is that of the weights as they are multiplied."""
     w1 = examples.w1_of(recipe)
-    state, order = enter(recipe)(w1, W2, X)
+    state, order = enter(recipe)(w1, W2, X.reshape(4, -1, DIM))
     centroids = clusters(INPUTS.x, 4)
     np.testing.assert_allclose(state.centroids, centroids, atol=1e-5)
     w1 = np.asarray(w1, np.float64)
@@ -102,11 +93,6 @@ def clusters(x, count):
     return centroids
 
 
-def test_venoms_centroids_are_among_the_neurons():
-    centroids = clusters(INPUTS.w1, examples.RECIPES["venom"].experts)
-    np.testing.assert_allclose(entered("venom")[0].centroids, centroids, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", SCALED)
 def test_scales_are_the_least_squares_fit(name):
     state, _ = entered(name)
@@ -115,18 +101,13 @@ def test_scales_are_the_least_squares_fit(name):
         assert float(scale) == pytest.approx((w * s).sum() / (s * s).sum(), rel=1e-5)
 
 
-def test_masks_are_transposable():
+def test_centroids_of_venom_are_among_the_neurons_and_masks_of_fst_transposable():
+    centroids = clusters(INPUTS.w1, examples.RECIPES["venom"].experts)
+    np.testing.assert_allclose(entered("venom")[0].centroids, centroids, atol=1e-5)
     state, _ = entered("fst")
     for mask, w in ((state.mask_up, W1), (state.mask_down, W2)):
         np.testing.assert_array_equal(mask, jax.jit(ops.transposable_mask)(w))
     assert float(state.decay) == examples.RECIPES["fst"].mask_decay
-
-
-@pytest.mark.parametrize("name", ["slices", "dense_slices"])
-def test_neurons_are_sorted_by_inputs_in_bfloat16(name):
-    """A CPU refuses some products of bfloat16 when they run, not when they compile."""
-    _, order = enter(examples.RECIPES[name])(W1, W2, X.astype(jnp.bfloat16))
-    np.testing.assert_array_equal(np.sort(order), np.arange(NEURONS))
 
 
 def test_tokens_that_are_not_finite_spoil_no_state():
@@ -177,7 +158,7 @@ def paired(w1, rows):
     return by_neuron.at[1::2, 0].set(-by_neuron[::2, 0]).reshape(w1.shape)
 
 
-@pytest.mark.parametrize("case", [*RECIPES, *(case for case in GATED if not case.startswith("dense,"))])
+@pytest.mark.parametrize("case", [*RECIPES, "fst, swiglu", "sste, geglu", "slices, gated_relu2"])
 def test_leaving_keeps_the_function_that_the_sparse_weights_computed(case):
     """Dense products of the weights that are left give the sparse output where activations lose nothing to 2:4."""
     recipe = (examples.RECIPES | GATED)[case]
@@ -244,13 +225,12 @@ def test_gradients_are_adjusted_by_fst_alone(name):
 def test_a_state_is_valid_once_it_is_entered(name):
     recipe = examples.RECIPES[name]
     state, fresh = entered(name)[0], recipe.init_state(W1, W2)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), state) == jax.tree.map(lambda a: (a.shape, a.dtype), fresh)
+    assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, fresh)
     recipe.check_state(stacked(state))
     if state:
         with pytest.raises(ValueError, match="in every layer"):
             recipe.check_state(stacked(fresh))
-        o = examples.output(recipe)(X, W1, W2, fresh)
-        assert jnp.isnan(o).all()
+        assert jnp.isnan(examples.output(recipe)(X, W1, W2, fresh)).all()
 
 
 def random_mask(shape):
@@ -259,26 +239,20 @@ def random_mask(shape):
     return jnp.asarray((order < 2).reshape(shape))
 
 
-BROKEN = {
-    "fst": {
-        "mask_up": [lambda mask: mask.at[1].set(random_mask(mask.shape[1:]))],
-        "mask_down": [
-            lambda mask: mask.at[1, 7, 9].set(~mask[1, 7, 9]),
-            lambda mask: mask.at[1].set(random_mask(mask.shape[:0:-1]).T),
-        ],
-    },
-    "slices": {
-        "scale_up": [lambda scale: scale.at[1].set(jnp.nan)],
-        "scale_down": [lambda scale: scale.at[1].set(0), lambda scale: scale.at[0].set(jnp.inf)],
-        "centroids": [lambda centroids: centroids.at[1, 0, 0].set(jnp.inf)],
-    },
-}
-
-
-@pytest.mark.parametrize("name", ["fst", "sste", "venom", "slices"])
-def test_a_state_that_is_broken_is_refused_by_name(name):
-    recipe, state = examples.RECIPES[name], stacked(entered(name)[0])
-    for field, breaks in BROKEN["fst" if name == "fst" else "slices"].items():
-        for broken in breaks if hasattr(state, field) else ():
-            with pytest.raises(ValueError, match=rf"^{field}.* in every layer$"):
-                recipe.check_state(state._replace(**{field: broken(getattr(state, field))}))
+@pytest.mark.parametrize(
+    "name, field, broken",
+    [
+        ("fst", "mask_up", lambda mask: mask.at[1].set(random_mask(mask.shape[1:]))),
+        ("fst", "mask_down", lambda mask: mask.at[1, 7, 9].set(~mask[1, 7, 9])),
+        ("fst", "mask_down", lambda mask: mask.at[1].set(random_mask(mask.shape[:0:-1]).T)),
+        ("sste", "scale_up", lambda scale: scale.at[1].set(jnp.nan)),
+        ("slices", "scale_down", lambda scale: scale.at[1].set(0)),
+        ("venom", "scale_down", lambda scale: scale.at[0].set(jnp.inf)),
+        ("venom", "centroids", lambda centroids: centroids.at[1, 0, 0].set(jnp.inf)),
+        ("slices", "centroids", lambda centroids: centroids.at[1, 0, 0].set(jnp.nan)),
+    ],
+)
+def test_a_state_that_is_broken_is_refused_by_name(name, field, broken):
+    state = stacked(entered(name)[0])
+    with pytest.raises(ValueError, match=rf"^{field}.* in every layer$"):
+        examples.RECIPES[name].check_state(state._replace(**{field: broken(getattr(state, field))}))

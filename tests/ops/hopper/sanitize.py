@@ -18,7 +18,7 @@ from absl import app, flags
 
 from sparse_lm.ops import fp8, hopper
 from sparse_lm.ops.hopper.frame.tiling import Tiling
-from tests.ops.operands import random, random_24, random_contiguous, random_venom, random_venom_contiguous
+from tests.ops.operands import random, random_24, random_contiguous, random_venom
 
 ONLY = flags.DEFINE_string("only", ".", "Regular expression found in the names of the calls to make.")
 
@@ -51,10 +51,7 @@ def matmul_24(m: int, k: int, n: int, **options) -> Call:
 
 
 def matmul_venom(v: int, *, contiguous: int = 1) -> Call:
-    if contiguous > 1:
-        a = random_venom_contiguous(TOKENS, NEURONS, KEPT, v, contiguous, TYPE, seed=0)
-    else:
-        a = random_venom(TOKENS, NEURONS, v, 16, TYPE, seed=0)
+    a = random_venom(TOKENS, NEURONS, v, 16, TYPE, 0, contiguous)
     return call(hopper.matmul_venom, a, x(NEURONS, DIM, seed=2))
 
 

@@ -1,6 +1,6 @@
 """Kernels lower for Hopper on a machine without a GPU: shapes, tiles and shared memory fit; and spill no registers.
 
-What ptxas says of registers needs the CUDA plugin and ptxas, too. test_sanitize.py lowers each kernel at ragged shapes.
+What ptxas says of registers needs the CUDA plugin and ptxas, too.
 """
 
 import importlib.util
@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from sparse_lm.ops import fp8, hopper
+from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 from sparse_lm.ops.hopper.passes import add_norm
-from sparse_lm.ops.hopper.products.matmul_24 import CANDIDATES as DENSE
-from sparse_lm.ops.hopper.products.matmul_venom import CANDIDATES as VENOM
-from sparse_lm.ops.hopper.products.matmul_venom import CONTIGUOUS
-from sparse_lm.ops.hopper.products.sampled_matmul_24 import CANDIDATES as SAMPLED
-from sparse_lm.ops.hopper.products.sampled_rows_24 import CANDIDATES as SAMPLED_ROWS
-from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
-from sparse_lm.ops.hopper.products.scattered_matmul_24 import CANDIDATES as SCATTERED
+from sparse_lm.ops.hopper.products import (
+    matmul_24,
+    matmul_venom,
+    sampled_matmul_24,
+    sampled_rows_24,
+    scattered_matmul_24,
+)
 from sparse_lm.ops.row_order import RowOrder
 from tests.ops.hopper import sanitize
 from tests.ops.hopper.sanitize import named
@@ -32,6 +32,10 @@ T, F, D, KEPT = 8192, 8192, 2048, 2048
 needs_plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
 )
+
+
+def _tilings(product, name="CANDIDATES"):
+    return [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(product, name)]
 
 
 def _lower(function, *shapes):
@@ -84,49 +88,41 @@ def _in_e4m3(shape):
 
 def _products():
     """Name and tiling, call, operands, and the bytes that may be spilled, outside of the loop over k."""
-    dtypes = jnp.bfloat16, jnp.float32
 
     def most(config):
         return 64 if config.tile_m * config.tile_n == 256 * 192 else 0
 
-    for config, _ in DENSE:
+    for config in _tilings(matmul_24):
         for turned in (False, True):
             call = named(hopper.matmul_24, out_transposed=turned, config=config)
             yield f"matmul_24 {config}", call, (_sparse(F, D), _dense(D, T)), 0
-        for dtype in dtypes:
-            operands = *jax.tree.map(_in_e4m3, (_sparse(F, D), _dense(T, D))), _float32(F, 1)
+        operands = *jax.tree.map(_in_e4m3, (_sparse(F, D), _dense(T, D))), _float32(F, 1)
+        for dtype in (jnp.bfloat16, jnp.float32):
             call = named(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
             yield f"matmul_24_fp8 {config}", call, operands, most(config)
     for rows in (None, RowOrder(_ids(T), _ids(T))):
-        for config, _ in VENOM:  # whose gather leaves too few registers to consumers
-            operands = _venom(config.tile_m), _dense(F, D), rows
-            yield (
-                f"matmul_venom {config}",
+        for config in _tilings(matmul_venom):  # whose gather leaves too few registers to consumers
+            call, operands = named(hopper.matmul_venom, "rows", config=config), (_venom(config.tile_m), _dense(F, D))
+            yield f"matmul_venom {config}", call, (*operands, rows), most(config)
+        for config in _tilings(matmul_venom, "CONTIGUOUS"):
+            call, operands = (
                 named(hopper.matmul_venom, "rows", config=config),
-                operands,
-                most(config),
+                (_venom(256, contiguous=256), _dense(F, D)),
             )
-        for config, _ in CONTIGUOUS:
-            operands = _venom(256, contiguous=256), _dense(F, D), rows
-            yield f"matmul_venom contiguous {config}", named(hopper.matmul_venom, "rows", config=config), operands, 0
-    for config, _ in SAMPLED:
+            yield f"matmul_venom contiguous {config}", call, (*operands, rows), 0
+    for config in _tilings(sampled_matmul_24):
         v = 2 * config.tile_n
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
         yield f"sampled_matmul_24 {config}", named(hopper.sampled_matmul_24, **options), operands, 0
         yield f"sampled_squared_relu_24 {config}", named(hopper.sampled_squared_relu_24, **options), operands, 0
-    for tokens in SAMPLED_ROWS:
-        operands = _sparse(F, D), _dense(T, D), _ids(T // tokens, KEPT)
-        yield f"sampled_rows_24 {tokens}", named(sampled_rows_24, v=tokens), operands, 0
-    for config, _ in SCATTERED:  # a job's numbers, and sums of other clusters
-        for dtype in dtypes:
+    for v in sampled_rows_24.CANDIDATES:
+        operands = _sparse(F, D), _dense(T, D), _ids(T // v, KEPT)
+        yield f"sampled_rows_24 {v}", named(sampled_rows_24.sampled_rows_24, v=v), operands, 0
+    for config in _tilings(scattered_matmul_24):  # a job's numbers, and sums of other clusters
+        for dtype in (jnp.bfloat16, jnp.float32):
             options = dict(v=256, rows=F, contiguous=512, out_dtype=dtype, config=config)
-            operands = _sparse(KEPT, T), _dense(T, D), _ids(T // 256, KEPT)
-            yield (
-                f"scattered_matmul_24 {config}",
-                named(hopper.scattered_matmul_24, **options),
-                operands,
-                most(config),
-            )
+            call, operands = named(hopper.scattered_matmul_24, **options), (_sparse(KEPT, T), _dense(T, D))
+            yield f"scattered_matmul_24 {config}", call, (*operands, _ids(T // 256, KEPT)), most(config)
     for tokens, padding in ((T, 0), (T, 252), (T + 128, 0)):  # padding is masked once a tile
         call = named(hopper.cross_entropy, classes=F - padding)
         yield f"cross_entropy {tokens}", call, (_dense(tokens, D), _dense(F, D), _ids(tokens)), 16 if padding else 0
@@ -159,8 +155,29 @@ PRODUCTS = list(_products())
 CASES = [*PRODUCTS, *_passes()]
 
 
+PASSES_OF_REFERENCE = "sparsify_24", "sparsify_venom", "soft_threshold_24", "squared_relu", "gated"
+
+
+def test_no_kernel_is_left_out():
+    assert {name.split(" ")[0].rstrip(",") for name in sanitize.CALLS} == set(hopper.__all__)
+
+
+@pytest.mark.parametrize("name", sanitize.CALLS)
+def test_every_kernel_lowers_at_ragged_shapes(name, monkeypatch):
+    """Passes return the shapes and dtypes that the reference returns."""
+    if name.startswith("fp8") and not TRANSPOSING_LOADS:
+        pytest.skip("needs a newer JAX")
+    kernel, operands = sanitize.CALLS[name]()
+    lowered = _lower(kernel, *operands)
+    assert "mosaic_gpu" in lowered.as_text()
+    if name.startswith(PASSES_OF_REFERENCE):
+        monkeypatch.setattr(sanitize, "hopper", reference)
+        expected, _ = sanitize.CALLS[name]()
+        assert jax.tree.leaves(lowered.out_info) == jax.tree.leaves(jax.eval_shape(expected, *operands))
+
+
 @pytest.mark.parametrize("case", {case[0]: case for case in PRODUCTS}.values(), ids=lambda case: case[0])
-def test_products_lower_without_a_gpu(case):
+def test_products_lower_with_every_tiling(case):
     _, call, operands, _ = case
     assert "mosaic_gpu" in _lower(call, *operands).as_text()
 
@@ -191,25 +208,24 @@ def test_registers_of_add_norm(report, dim):
         assert add_norm._blocks(2 * dim) * of_block <= 65_536
 
 
-@pytest.mark.parametrize("tokens, dim", [(32_768, 2560), (1000, 8192), (3, 256)])
-@pytest.mark.parametrize("updates", [0, 1])
-def test_add_norm(tokens, dim, updates):
-    def both(x, scale, gradients, *updates):
-        return jax.vjp(lambda *args: hopper.add_norm(*args, 1e-5), x, *(updates or [None]), scale)[1](gradients)
-
-    x, scale = _dense(tokens, dim), jax.ShapeDtypeStruct((dim,), jnp.float32)
-    lowered = _lower(both, x, scale, (x, x), *[x] * updates)
-    assert jax.tree.map(lambda out: out.shape, lowered.out_info) == (x.shape, x.shape if updates else None, (dim,))
-    assert lowered.as_text().count("mosaic_gpu") >= 2
-
-
-@pytest.mark.parametrize("name", ["matmul_24, split along k", "scattered_matmul_24, contiguous 128"])
-def test_a_stack_of_products_is_one_after_the_other(name):
+def test_a_stack_of_products_is_one_after_the_other():
     """Semaphores, by which clusters signal one another, belong to one product."""
-    product, operands = sanitize.CALLS[name]()
+    product, operands = sanitize.CALLS["scattered_matmul_24, contiguous 128"]()
     one = jax.eval_shape(product, *operands)
     stacks = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), operands)
     lowered = _lower(jax.vmap(product), *stacks)
     assert lowered.out_info.shape == (3, *one.shape)
     text = lowered.as_text()
     assert text.count("@mosaic_gpu") == 1 and "stablehlo.while" in text
+
+
+def test_tilings_chosen_by_heuristics_lie_inside_of_blocks_and_slices():
+    for v in (64, 128, 192, 256, 384, 512):
+        assert v % matmul_venom.heuristic_config(16384, 4096, 4096, v).cluster_m == 0
+        if v > 64:
+            assert v % sampled_matmul_24.heuristic_config(16384, 2048, 2048, v).tile_n == 0
+    for v in (128, 256, 512):
+        assert v % matmul_venom.heuristic_config(16384, 4096, 4096, v, in_boxes=True).cluster_m == 0
+        for listings in (1, 8, 32):
+            chosen = scattered_matmul_24.heuristic_config(contiguous=v, listings=listings, n=4096)
+            assert v % chosen.cluster_m == 0

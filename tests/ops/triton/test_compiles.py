@@ -40,22 +40,8 @@ T, F, D = 8192, 8192, 2048
 
 
 BY_DEFAULT = (80, 120)
-SORTED = sorted(device.SHARED_KIB)
-CAPABILITIES = [pytest.param(c, marks=() if c in BY_DEFAULT else pytest.mark.slow) for c in SORTED]
+CAPABILITIES = [pytest.param(c, marks=() if c in BY_DEFAULT else pytest.mark.slow) for c in sorted(device.SHARED_KIB)]
 _NOT_DISASSEMBLED = (103, 121)  # nvdisasm of Triton's wheel does not know them, its ptxas does
-
-
-def _assert_assembles(compiled, tmp_path, capability):
-    """Within the shared memory of a thread block, to native sparse instructions, and without spilling registers."""
-    assert compiled.shared_bytes <= device.shared_bytes(capability)
-    assert "mma.sp::ordered_metadata.sync.aligned.m16n8k32" in compiled.ptx
-    assert "cp.async.cg.shared.global" in compiled.ptx and "ldmatrix" in compiled.ptx
-    assert _spilled_bytes(compiled, tmp_path, capability) == 0
-    if capability not in _NOT_DISASSEMBLED:
-        command = [knobs.nvidia.nvdisasm.path, "kernel.cubin"]
-        code = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-        products = re.findall(r"\b\w*MMA\.[\w.]+", code)
-        assert products and all(name.startswith("HMMA.SP.16832.F32") for name in products)
 
 
 def _spilled_bytes(compiled, tmp_path, capability):
@@ -69,57 +55,57 @@ def _spilled_bytes(compiled, tmp_path, capability):
     return int(spilled)
 
 
-def _largest(candidates):
-    """The largest tiling that fits, for each GPU."""
-    fits = lambda c: next(tiling for tiling in candidates if tiling.shared_bytes <= device.shared_bytes(c))  # noqa: E731
-    return [pytest.param(c, fits(c), marks=() if c in BY_DEFAULT else pytest.mark.slow) for c in SORTED]
+def _matmul_24(config, capability):
+    shape = Product(F, T, D, F, D // 64, T, config, out_transposed=capability != 80)
+    return _matmul_24_kernel, ("*bf16", "*i32", "*bf16", "*fp32" if capability == 90 else "*bf16"), dict(shape=shape)
 
 
-def _cases(candidates):
-    """Every tiling for an A100, and the largest that fits for each GPU; by default its largest and its smallest."""
-    *others, smallest = candidates[1:]
-    return [
-        *(pytest.param(80, tiling, marks=pytest.mark.slow) for tiling in others),
-        (80, smallest),
-        *_largest(candidates),
-    ]
-
-
-@pytest.mark.parametrize("capability, config", _cases(DENSE))
-def test_matmul_24(capability, config, tmp_path):
-    turned = capability != 80
-    shape = Product(F, T, D, F, D // 64, T, config, out_transposed=turned)
-    types = "*bf16", "*i32", "*bf16", "*fp32" if capability == 90 else "*bf16"
-    compiled = compile_gluon(_matmul_24_kernel, types, (("shape", shape),), config.warps, capability)
-    _assert_assembles(compiled, tmp_path, capability)
-
-
-@pytest.mark.parametrize("capability, config", _cases(VENOM))
-def test_matmul_venom(capability, config, tmp_path):
+def _matmul_venom(config, _):
     shape = Product(T, D, F, T, F // 4 // 64, D, config, v=256)
-    compiled = compile_gluon(
-        _matmul_venom_kernel, ("*fp16", "*i32", "*i32", "*fp16", "*fp16"), (("shape", shape),), config.warps, capability
-    )
-    _assert_assembles(compiled, tmp_path, capability)
+    return _matmul_venom_kernel, ("*fp16", "*i32", "*i32", "*fp16", "*fp16"), dict(shape=shape)
 
 
-@pytest.mark.parametrize("capability, config", _cases(SAMPLED))
-def test_sampled_matmul_24(capability, config, tmp_path):
+def _sampled_matmul_24(config, _):
     shape = Product(F // 4, T, D, F, D // 64, D, config, b_transposed=True, out_transposed=True, v=128, sampled=True)
-    types = "*bf16", "*i32", "*i32", "*bf16", "*bf16"
-    compiled = compile_gluon(_sampled_matmul_24_kernel, types, (("shape", shape),), config.warps, capability)
-    _assert_assembles(compiled, tmp_path, capability)
+    return _sampled_matmul_24_kernel, ("*bf16", "*i32", "*i32", "*bf16", "*bf16"), dict(shape=shape)
 
 
-@pytest.mark.parametrize("capability, config", _largest(DENSE))
-def test_scattered_matmul_24(capability, config, tmp_path):
+def _scattered_matmul_24(config, _):
     """Makes the call of four slices, with blocks of 256 tokens."""
     shape = Product(F, D, T, F // 4, T // 64, D, config)
     lists = Lists(tiles=F // 4 // config.tile_m, steps=256 // 64, listings=1, places=T // 256 + 1)
     types = "*bf16", "*i32", "*bf16", "*i32", "*i32", "*i32", "*fp32"
-    constants = (("shape", shape), ("lists", lists))
-    compiled = compile_gluon(_scattered_matmul_24_kernel, types, constants, config.warps, capability)
-    _assert_assembles(compiled, tmp_path, capability)
+    return _scattered_matmul_24_kernel, types, dict(shape=shape, lists=lists)
+
+
+PRODUCTS = [(_matmul_24, DENSE), (_matmul_venom, VENOM), (_sampled_matmul_24, SAMPLED), (_scattered_matmul_24, DENSE)]
+
+
+def _cases():
+    """The largest tiling that fits for each GPU, and every other one for an A100."""
+    for product, candidates in PRODUCTS:
+        for tiling in candidates[1:]:
+            yield pytest.param(product, 80, tiling, marks=pytest.mark.slow)
+        for gpu in CAPABILITIES:
+            (capability,) = gpu.values
+            fitting = (t for t in candidates if t.shared_bytes <= device.shared_bytes(capability))
+            yield pytest.param(product, capability, next(fitting), marks=gpu.marks)
+
+
+@pytest.mark.parametrize("product, capability, config", list(_cases()))
+def test_products(product, capability, config, tmp_path):
+    """Within the shared memory of a thread block, to native sparse instructions, and without spilling registers."""
+    kernel, types, constants = product(config, capability)
+    compiled = compile_gluon(kernel, types, tuple(constants.items()), config.warps, capability)
+    assert compiled.shared_bytes <= device.shared_bytes(capability)
+    assert "mma.sp::ordered_metadata.sync.aligned.m16n8k32" in compiled.ptx
+    assert "cp.async.cg.shared.global" in compiled.ptx and "ldmatrix" in compiled.ptx
+    assert _spilled_bytes(compiled, tmp_path, capability) == 0
+    if capability not in _NOT_DISASSEMBLED:
+        command = [knobs.nvidia.nvdisasm.path, "kernel.cubin"]
+        code = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        products = re.findall(r"\b\w*MMA\.[\w.]+", code)
+        assert products and all(name.startswith("HMMA.SP.16832.F32") for name in products)
 
 
 def _sparsify(x, method, transposed):
@@ -164,11 +150,8 @@ PASSES = {
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):
-    _assert_leaves_room(*PASSES[name], tmp_path, capability)
-
-
-def _assert_leaves_room(kernel, types, constants, warps, tmp_path, capability):
-    """Asserts that three other thread blocks have room in shared memory, and that no register is spilled."""
+    """Three others have room in shared memory, and no register is spilled."""
+    kernel, types, constants, warps = PASSES[name]
     compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
     assert compiled.shared_bytes <= device.shared_bytes(capability) // 4
     assert _spilled_bytes(compiled, tmp_path, capability) == 0
