@@ -1,4 +1,4 @@
-"""Shapes of the products that are benchmarked and tuned, and random operands."""
+"""Shapes of the products that are benchmarked, and random operands."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from jax import Array, lax
 from experiments.kernels.operands import backend, random_matrix
 from experiments.result_files import show, write_results
 from experiments.timing import median_ms
-from sparse_lm.ops import fp8, reference, transposable_mask
+from sparse_lm.ops import fp8, reference
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 MATRICES = [  # rows, columns, dtype: weights of a 1B and a 7B model, activations of 16,384 tokens
@@ -90,25 +90,17 @@ def sparsifiers() -> Iterator[Pass]:
 
 def passes() -> Iterator[Pass]:
     """Yields passes over weights and over the hidden layer."""
-    for rows, columns, _ in MATRICES[:2]:
-        draw = functools.partial(_matrix, rows, columns, jnp.float32)
-        masked = lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw()))  # noqa: E731
-        yield Pass("sparsify_24_tiles", dict(rows=rows, columns=columns), masked, dict(dtype=jnp.bfloat16))
     for layers, neurons, dim in STACKED_LAYERS:
         case = dict(rows=layers * neurons, columns=dim, layers=layers)
         draw = functools.partial(_matrix, layers * neurons, dim, jnp.float32)
         scaled = lambda draw=draw, layers=layers: (*draw(), jnp.linspace(1, 2, layers))  # noqa: E731
         yield Pass("soft_threshold_24", case, scaled, dict(dtype=jnp.bfloat16))
     for tokens, neurons in HIDDEN:
-        case, gated = dict(rows=tokens, columns=neurons), functools.partial(_gated, tokens, neurons)
-        hidden = functools.partial(_hidden, tokens, neurons)
+        case, hidden = dict(rows=tokens, columns=neurons), functools.partial(_hidden, tokens, neurons)
         yield Pass("squared_relu_24", case, functools.partial(_matrix, tokens, neurons))
         yield Pass("squared_relu_gradients", case, hidden, make=_gradients("squared_relu_gradients"))
         stochastic = _gradients("squared_relu_gradients", key=jax.random.key(0))
         yield Pass("squared_relu_gradients", case | dict(method="mvue"), hidden, make=stochastic)
-        yield Pass("gated_squared_relu_24", case, functools.partial(_matrix, tokens, 2 * neurons))
-        stochastic = _gradients("gated_squared_relu_gradients", key=jax.random.key(0))
-        yield Pass("gated_squared_relu_gradients", case, gated, make=stochastic)
     for tokens, neurons, v, m in VENOM:
         case, draw = dict(rows=tokens, columns=neurons, v=v, m=m), functools.partial(_matrix, tokens, neurons)
         yield Pass("squared_relu_venom", case, draw, dict(v=v, m=m))
@@ -191,12 +183,6 @@ def _hidden(tokens: int, neurons: int, venom: tuple[int, int] | None = None) -> 
     v, m = venom
     y, _ = jax.jit(lambda h: reference.squared_relu_venom(h, v, m))(h)
     return random_matrix(tokens, 4 * neurons // m, seed=2), y
-
-
-def _gated(tokens: int, neurons: int) -> tuple[Array, Array, Sparse24]:
-    """Draws a gradient of Y, H with a gate beside each neuron's own number, and Y."""
-    h = random_matrix(tokens, 2 * neurons, seed=1)
-    return random_matrix(tokens, neurons, seed=2), h, jax.jit(reference.gated_squared_relu_24)(h)[0]
 
 
 def copy_bandwidth() -> float:

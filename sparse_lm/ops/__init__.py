@@ -1,10 +1,9 @@
 """Operations on arrays: sparse formats, selections, products. Knows nothing of models or training."""
 
-from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom
 from sparse_lm.ops.cross_entropy import cross_entropy
+from sparse_lm.ops.dense import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.hidden import (
     gated_squared_relu_24,
     gated_squared_relu_gradients,
@@ -16,6 +15,7 @@ from sparse_lm.ops.hidden import (
 from sparse_lm.ops.matmul import matmul_24, matmul_24_fp8, matmul_venom, sampled_matmul_24, scattered_matmul_24
 from sparse_lm.ops.norm import add_norm
 from sparse_lm.ops.row_order import RowOrder
+from sparse_lm.ops.select import TRANSPOSABLE_PATTERNS, transposable_mask, venom_columns
 from sparse_lm.ops.sparsify import (
     soft_threshold_24,
     soft_threshold_scale,
@@ -23,7 +23,6 @@ from sparse_lm.ops.sparsify import (
     sparsify_24_tiles,
     sparsify_venom,
 )
-from sparse_lm.ops.transposable import TRANSPOSABLE_PATTERNS, transposable_mask
 
 __all__ = [
     "TRANSPOSABLE_PATTERNS",

@@ -15,7 +15,7 @@ import functools
 import importlib
 import logging
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -80,6 +80,32 @@ def describe(name: str) -> str:
     """Returns the name of a backend, and in brackets what is not known of it on this machine."""
     caveat = getattr(_module(name), "caveat", lambda device: None)(jax.devices()[0])
     return f"{name} ({caveat})" if caveat else name
+
+
+def functions(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Makes a backend's `__getattr__` (PEP 562), which imports kernels when they are asked for.
+
+    Args:
+      package: its full name.
+      modules: by function's name, the module of the package that has it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+
+    return get
+
+
+def import_error(package: str, modules: Mapping[str, str]) -> str | None:
+    """Says why some of these modules cannot be imported, or returns None if all can; arguments as in `functions`."""
+    try:
+        for module in modules.values():
+            importlib.import_module(f"{package}.{module}")
+    except ImportError as error:
+        return f"cannot be imported: {error}"
+    return None
 
 
 def _run(op: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:

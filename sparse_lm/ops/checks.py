@@ -1,6 +1,7 @@
-"""Refusals that several ops share. Each names what it refuses, and what is allowed.
+"""Refusals that several ops or backends share. Each names what it refuses, and what is allowed.
 
-A wrong format is a TypeError; wrong dtypes, shapes and numbers are a ValueError.
+A wrong format is a TypeError; wrong dtypes, shapes and numbers are a ValueError. What the instructions of sparse tensor
+cores, and so kernels, do not take, is a NotImplementedError: another backend may.
 """
 
 from __future__ import annotations
@@ -73,6 +74,26 @@ def check_block(v: int) -> None:
     """Requires a number of rows that whole 64-row tiles hold."""
     if v < 1 or (TILE % v and v % TILE):
         raise ValueError(f"v = {v} must divide {TILE} or be a multiple of it")
+
+
+def check_product_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
+    """Raises NotImplementedError for dtypes of w, b and the result that no kernel's product has."""
+    if w not in (jnp.bfloat16, jnp.float16) or b != w:
+        raise NotImplementedError(f"needs both operands in bfloat16 or in float16, not {w} and {b}")
+    if out not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
+
+
+def check_selection_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
+    """Raises NotImplementedError for dtypes of a matrix and of its values that no kernel's selection has."""
+    if x not in (jnp.float32, jnp.bfloat16, jnp.float16) or out not in (jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
+
+
+def check_hidden_dtype(dtype: jnp.dtype) -> None:
+    """Raises NotImplementedError for a hidden layer that is not of 16-bit floats."""
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"takes bfloat16 or float16, not {dtype}")
 
 
 def _described(x: Any) -> str:

@@ -196,17 +196,8 @@ def scattered_matmul_24(
         raise ValueError(
             f"neuron_ids {list(neuron_ids.shape)} must list a neuron for each of the {a.shape[0]} rows of a"
         )
-    return backends.dispatch(
-        "scattered_matmul_24",
-        implementation,
-        a,
-        b,
-        neuron_ids,
-        v,
-        rows,
-        contiguous=contiguous,
-        out_dtype=out_dtype or b.dtype,
-    )
+    options = dict(contiguous=contiguous, out_dtype=out_dtype or b.dtype)
+    return backends.dispatch("scattered_matmul_24", implementation, a, b, neuron_ids, v, rows, **options)
 
 
 def check_sampled(w: Sparse24, x: Array, neuron_ids: Array, v: int, contiguous: int) -> None:

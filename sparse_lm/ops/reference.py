@@ -16,15 +16,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
-from sparse_lm.ops.columns import venom_columns
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
 from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
+from sparse_lm.ops.dense import group_sizes
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.norm import SAVED, rms_norm
 from sparse_lm.ops.row_order import RowOrder, combine
-from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two
+from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two, venom_columns
 
 _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 
@@ -56,11 +55,6 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     return sparse, sparse.to_dense()
 
 
-def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
-    """See `sparse_lm.ops.sparsify_24_tiles`."""
-    return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
-
-
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
     """See `sparse_lm.ops.sparsify_venom`."""
     kept = venom_columns(x, v, m)
@@ -71,7 +65,7 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_24`."""
     y = _squared_relu(h)
     sparse = sparsify_24(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
-    return sparse, _stats(y, sparse.values)
+    return sparse, HiddenStats.of(y, sparse.values)
 
 
 def sampled_squared_relu_24(
@@ -85,7 +79,7 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
     """See `sparse_lm.ops.squared_relu_venom`."""
     y = _squared_relu(h)
     sparse = sparsify_venom(y, v, m, dtype=h.dtype)
-    return sparse, _stats(y, sparse.values)
+    return sparse, HiddenStats.of(y, sparse.values)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
@@ -102,29 +96,6 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         return sparsify_24(x.to_dense(), method, 0, scale=1.0, dtype=x.dtype, key=key)
 
     return HiddenGradients(dh, transpose(dh), transpose(y))
-
-
-def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = sparsify_24) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.gated_squared_relu_24`; `sparsify` may be another backend's `sparsify_24`."""
-    gate, own = _gate_and_own(h)
-    y = (jnp.square(jax.nn.relu(gate)) * own).astype(h.dtype)
-    sparse = sparsify(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
-    return sparse, _stats(y, sparse.values)
-
-
-def gated_squared_relu_gradients(
-    dy: Array, h: Array, y: Sparse24, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
-) -> HiddenGradients:
-    """See `sparse_lm.ops.gated_squared_relu_gradients`; `sparsify` may be another backend's `sparsify_24`."""
-    gate, own = _gate_and_own(h)
-    kept, relu = y.mask(), jax.nn.relu(gate)
-    gradient = dy.astype(jnp.float32)
-    of_all = gradient * own * (2 * relu), gradient * jnp.square(relu)
-    halves = [jnp.where(kept, half, 0).astype(dy.dtype) for half in of_all]
-    gates_first = compress_24(jnp.concatenate(halves, axis=1), jnp.tile(kept, (1, 2)))
-    by_turns = jnp.stack(halves, axis=-1).reshape(h.shape)
-    drawn = [sparsify(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key) for x in (by_turns, y.to_dense())]
-    return HiddenGradients(gates_first, *drawn)
 
 
 def matmul_24(w: Sparse24, b: Array, *, out_transposed: bool = False, out_dtype: DTypeLike) -> Array:
@@ -148,7 +119,7 @@ def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_
         return _dot(block, _rows(b, columns)).astype(out_dtype)
 
     product_of_rows = _map_blocks(product, condensed, columns, a.v, width=b.shape[1])
-    return product_of_rows if rows is None else combine(product_of_rows, rows)
+    return combine(product_of_rows, rows)
 
 
 def sampled_matmul_24(
@@ -179,18 +150,6 @@ def scattered_matmul_24(
 def _squared_relu(h: Array) -> Array:
     """Computes relu(h)^2 in float32, rounded once."""
     return jnp.square(jax.nn.relu(h.astype(jnp.float32))).astype(h.dtype)
-
-
-def _gate_and_own(h: Array) -> list[Array]:
-    """Splits H [T, 2 F], a neuron's two numbers side by side, into float32 [T, F] each."""
-    return [h[:, first::2].astype(jnp.float32) for first in range(2)]
-
-
-def _stats(y: Array, kept: Array) -> HiddenStats:
-    def energy(x: Array) -> Array:
-        return jnp.sum(jnp.square(x.astype(jnp.float32)))
-
-    return HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy(y), energy(kept))
 
 
 def _dot(a: Array, b: Array) -> Array:
@@ -300,7 +259,7 @@ def fp8_rows(x: Array) -> tuple[fp8.Scaled, fp8.Scaled]:
 def fp8_squared_relu(h: fp8.Unscaled) -> tuple[tuple[fp8.Scaled, fp8.Scaled], HiddenStats]:
     """See `sparse_lm.ops.fp8.squared_relu`."""
     y = jnp.square(jax.nn.relu(h.scaled()))
-    return fp8_rows(y), _stats(y, y)
+    return fp8_rows(y), HiddenStats.of(y, y)
 
 
 def fp8_squared_relu_gradients(dy: fp8.Unscaled, h: fp8.Unscaled) -> tuple[fp8.Scaled, fp8.Scaled]:

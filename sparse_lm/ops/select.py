@@ -21,10 +21,15 @@ Comparisons and selects only: sorting groups of four is slow on every device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+
+from sparse_lm.ops.checks import check_group, check_matrix
+from sparse_lm.ops.shapes import Bool, Float, Int32
 
 _NAN_RANK = 0x7FC00000
 LARGEST = 2.0**100  # whose multiples add up without rounding, in any order
@@ -118,3 +123,58 @@ def largest(energy: Array, count: int) -> Array:
     slot = jnp.cumsum(keep, axis=-1) - 1  # of a kept position, in ascending order
     chosen = keep[..., None, :] & (slot[..., None, :] == jnp.arange(count)[:, None])
     return jnp.sum(jnp.where(chosen, position, 0), axis=-1, dtype=jnp.int32)
+
+
+def venom_columns(x: Float[Array, "T F"], v: int, m: int) -> Int32[Array, "blocks S"]:
+    """Chooses the four columns of largest L2 norm, over a block's rows, of each group of m (2310.02065).
+
+    Args:
+      x: [M, K] float; a last, ragged block counts as padded with zeros.
+      v: rows of a block.
+      m: columns of a group; divides K.
+
+    Returns:
+      int32 [ceil(M / v), 4 K / m]: absolute columns, ascending.
+
+    Raises:
+      ValueError: not a matrix, empty, or m is no multiple of 4 that divides K.
+    """
+    check_matrix("x", x)
+    rows, width = x.shape
+    check_group(m, width)
+    blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width // m, m)
+    members = largest(jnp.sum(jnp.square(blocks.astype(jnp.float32)), axis=1), 4)
+    first_of_group = m * jnp.arange(width // m, dtype=jnp.int32)[:, None]
+    return (members + first_of_group).reshape(members.shape[0], -1)
+
+
+def _all_patterns() -> np.ndarray:
+    rows = [np.isin(np.arange(4), kept) for kept in itertools.combinations(range(4), 2)]
+    tiles = np.array(list(itertools.product(rows, repeat=4)))
+    return tiles[(tiles.sum(axis=1) == 2).all(axis=1)]
+
+
+TRANSPOSABLE_PATTERNS = _all_patterns()  # bool [90, 4, 4]
+
+
+def transposable_mask(x: Float[Array, "F D"]) -> Bool[Array, "F D"]:
+    """Finds the mask that keeps the largest sum of magnitudes, 2:4 along rows and along columns (2404.01847).
+
+    Args:
+      x: [M, N] float. Ragged edges are treated as if padded with zeros.
+
+    Returns:
+      [M, N] bool; exactly 8 of each whole 4 x 4 tile. `sparse_lm.ops.select` says what ties, inf and
+      NaN give.
+
+    Raises:
+      ValueError: not a matrix, or empty.
+    """
+    check_matrix("x", x)
+    rows, columns = x.shape
+    magnitude = jnp.pad(finite_magnitude(x), ((0, -rows % 4), (0, -columns % 4)))
+    tiles = magnitude.reshape(magnitude.shape[0] // 4, 4, -1, 4).transpose(0, 2, 1, 3)
+    patterns = TRANSPOSABLE_PATTERNS.reshape(90, 16)
+    kept = jnp.dot(tiles.reshape(*tiles.shape[:2], 16), patterns.T.astype(np.float32), precision=lax.Precision.HIGHEST)
+    mask = jnp.asarray(TRANSPOSABLE_PATTERNS)[jnp.argmax(kept, axis=-1)]
+    return mask.transpose(0, 2, 1, 3).reshape(magnitude.shape)[:rows, :columns]

@@ -57,17 +57,17 @@ class Act24(Recipe):
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         rows = None if ffn.order is None else shuffled(ffn.order)
-        x = x if rows is None else dispatch(x, rows)
+        x = dispatch(x, rows)
         with jax.named_scope("up"):
             h = self._dense(x, ffn.w1.dense.T)
         y, seen = ops.squared_relu_24(h, implementation=ffn.implementation)
         with jax.named_scope("down"):
             o = self._sparse(y, ffn.w2.dense, ffn)
-        return o if rows is None else combine(o, rows), hidden_stats(seen, *h.shape), InSlots(x, (y, rows))
+        return combine(o, rows), hidden_stats(seen, *h.shape), InSlots(x, (y, rows))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
-        do = do if rows is None else dispatch(do, rows)
+        do = dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             dy = self._dense(do, ffn.w2.dense.T)
         gradients = ops.squared_relu_gradients(dy, y, implementation=ffn.implementation)
@@ -78,7 +78,7 @@ class Act24(Recipe):
             dw1 = self._weight_gradient(gradients.dh_t, gradients.dh, x, busy, ffn)
         with jax.named_scope("grad_down"):
             dw2 = self._weight_gradient(gradients.y_t, y, do, busy, ffn)
-        return dx if rows is None else combine(dx, rows), dw1, dw2
+        return combine(dx, rows), dw1, dw2
 
     @property
     def _fp8(self) -> bool:

@@ -150,6 +150,9 @@ class Recipe:
 
     def check_state(self, state: Any) -> None:
         """Raises ValueError if a state [L, ...] holds what no run can have."""
+        for name, array in state._asdict().items():
+            if not jnp.isfinite(array).all():
+                raise ValueError(f"{name} is not finite in every layer")
 
     def for_evaluation(self) -> Recipe:
         """Returns the recipe whose forward decides everything about a token from that token alone."""
@@ -253,9 +256,7 @@ class Recipe:
         """
         self._check_computes(self.activation)
         self._check_arrays(w1, w2, x)
-        state = self._state(state)
-        if axes == ONE_DEVICE:
-            self._check_shapes_of_state(state, w1, w2)
+        state = self._state(state, w1, w2, axes)
         tokens = x.reshape(-1, x.shape[-1])
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
@@ -296,7 +297,7 @@ class Recipe:
         self._check_computes("experts")
         if groups.axis != (axis := axes.tensor or axes.expert):
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
-        state, layer = self._state(state), jnp.asarray(layer, jnp.int32)
+        state, layer = self._state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
 
@@ -311,24 +312,22 @@ class Recipe:
             if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
                 raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
 
-    def _check_shapes_of_state(self, state: Any, w1: Array, w2: Array) -> None:
-        for name, array in jax.eval_shape(self.init_state, w1, w2)._asdict().items():
-            given = getattr(state, name).shape
-            if given != array.shape:
-                raise ValueError(
-                    f"{name} {[*given]} of the state must be {[*array.shape]} for this recipe and w1 {[*w1.shape]}: "
-                    "enter it with the same knobs and weights"
-                )
-
     def _check_computes(self, kind: str) -> None:
         if kind not in self.computes:
             raise ValueError(f"recipe {self.name!r} computes {', '.join(self.computes)}, not {kind}")
 
-    def _state(self, state: Any) -> Any:
+    def _state(self, state: Any, w1: Array, w2: Array, axes: Axes) -> Any:
         if self.State is NoState:
             return NoState()
         if not isinstance(state, self.State):
             raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
+        if axes == ONE_DEVICE:
+            for name, array in jax.eval_shape(self.init_state, w1, w2)._asdict().items():
+                if (given := getattr(state, name).shape) != array.shape:
+                    raise ValueError(
+                        f"{name} {[*given]} of the state must be {[*array.shape]} for this recipe and w1 {[*w1.shape]}:"
+                        " enter it with the same knobs and weights"
+                    )
         return state
 
 

@@ -29,7 +29,6 @@ from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidde
 from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.differentiable import InSlots
 from sparse_lm.recipes.groups import fitting_block
-from sparse_lm.recipes.venom import check_centroids
 
 
 class Centroids(NamedTuple):
@@ -85,9 +84,6 @@ class DenseSlices(Recipe):
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
         x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return Centroids(routing.update_centroids(x, state.centroids)), {}
-
-    def check_state(self, state: Centroids) -> None:
-        check_centroids(state.centroids)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         tokens, experts = x.shape[0], routing.assign_tokens(x, ffn.state.centroids)

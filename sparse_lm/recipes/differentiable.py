@@ -7,7 +7,7 @@ by, and the weights in their forms, which are made or gathered again rather than
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from sparse_lm import collectives
 from sparse_lm.collectives import Axes
 from sparse_lm.recipes.groups import Groups
 from sparse_lm.recipes.weight_forms import Weight, WeightForms, gather_layer
+
+if TYPE_CHECKING:
+    from sparse_lm.recipes.base import Recipe
 
 RESIDUALS = "ffn_residuals"  # what rematerialisation policies call what the backward pass needs of the hidden layer
 Stats = dict[str, Array]
@@ -68,7 +71,7 @@ def ffn(recipe, axes, x, w1, w2, state, key, order, weights, layer):
     return _forward(recipe, axes, x, w1, w2, state, key, order, weights, layer)[0]
 
 
-def _forward(recipe: Any, axes: Axes, x, w1, w2, state, key, order, weights, layer):
+def _forward(recipe: Recipe, axes: Axes, x, w1, w2, state, key, order, weights, layer):
     saved = _Saved(x, None, w1, w2, state, key, weights, layer)
     o, stats, of_forward = recipe.forward(x, _call(recipe, axes, saved, order))
     o = collectives.sum_over_tensor(o, axes)
@@ -78,7 +81,7 @@ def _forward(recipe: Any, axes: Axes, x, w1, w2, state, key, order, weights, lay
     return (o, stats), saved._replace(x=x, of_forward=of_forward)
 
 
-def _backward(recipe: Any, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
+def _backward(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
     call = _call_of_backward(recipe, axes, saved)
     dx, dw1, dw2 = recipe.backward(saved.x, saved.of_forward, cotangents[0], call)
     dx = collectives.sum_over_tensor(dx, axes)
@@ -95,7 +98,7 @@ def experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer):
     return _forward_experts(recipe, axes, x, w1, w2, gates, groups, state, key, weights, layer)[0]
 
 
-def _forward_experts(recipe: Any, axes: Axes, x, w1, w2, gates, groups, state, key, weights, layer):
+def _forward_experts(recipe: Recipe, axes: Axes, x, w1, w2, gates, groups, state, key, weights, layer):
     saved = _Saved(x, None, w1, w2, state, key, weights, layer, gates, groups)
     x, gates = groups.gather(x), groups.gather(gates)
     of_pairs, stats, of_forward = recipe.forward_experts(groups.dispatch(x), _call(recipe, axes, saved, None))
@@ -103,7 +106,7 @@ def _forward_experts(recipe: Any, axes: Axes, x, w1, w2, gates, groups, state, k
     return (groups.combine(of_pairs, gates), stats), saved._replace(**named)
 
 
-def _backward_experts(recipe: Any, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
+def _backward_experts(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
     call, groups = _call_of_backward(recipe, axes, saved), saved.groups
     x, do = groups.gather(saved.x), groups.gather(cotangents[0])
     do = groups.dispatch(do, saved.gates)
@@ -120,27 +123,20 @@ def _named(saved: Any) -> Any:
     return jax.tree.map(lambda a: checkpoint_name(a, RESIDUALS), saved)
 
 
-def _call(recipe: Any, axes: Axes, saved: _Saved, order: Array | None) -> FfnCall:
-    weight1, weight2 = _weights_of_layer(
-        recipe, axes, saved.x.dtype, saved.w1, saved.w2, saved.state, saved.weights, saved.layer
-    )
-    dtype, implementation = saved.w1.dtype, recipe.implementation
-    return FfnCall(weight1, weight2, saved.state, saved.key, order, axes, dtype, implementation, saved.groups)
+def _call(recipe: Recipe, axes: Axes, saved: _Saved, order: Array | None) -> FfnCall:
+    weights, layer, implementation = saved.weights, saved.layer, recipe.implementation
+    if weights is None:
+        w1, w2, state = jax.tree.map(lambda a: a[None], (saved.w1, saved.w2, saved.state))
+        weights, layer = recipe.prepare(w1, w2, state, saved.x.dtype), jnp.int32(0)
+    if axes.fsdp:
+        weights, layer = gather_layer(weights, layer, axes.fsdp), jnp.int32(0)
+    up, down = (Weight(forms, layer, implementation) for forms in weights)
+    return FfnCall(up, down, saved.state, saved.key, order, axes, saved.w1.dtype, implementation, saved.groups)
 
 
-def _call_of_backward(recipe: Any, axes: Axes, saved: _Saved) -> FfnCall:
+def _call_of_backward(recipe: Recipe, axes: Axes, saved: _Saved) -> FfnCall:
     """Makes or gathers weights again rather than saving them."""
     if recipe.stochastic and saved.key is None:
         raise ValueError(f"the weight gradients of recipe {recipe.name!r} are stochastic: ffn needs a key")
     key = collectives.fold_index(saved.key, axes.tensor or axes.expert)
     return _call(recipe, axes, saved._replace(key=key), None)
-
-
-def _weights_of_layer(recipe, axes, dtype, w1, w2, state, weights, layer) -> tuple[Weight, Weight]:
-    if weights is None:
-        w1, w2, state = jax.tree.map(lambda a: a[None], (w1, w2, state))
-        weights, layer = recipe.prepare(w1, w2, state, dtype), jnp.int32(0)
-    if axes.fsdp:
-        weights, layer = gather_layer(weights, layer, axes.fsdp), jnp.int32(0)
-    up, down = (Weight(forms, layer, recipe.implementation) for forms in weights)
-    return up, down

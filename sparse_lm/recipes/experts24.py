@@ -30,7 +30,7 @@ from jax import Array
 from sparse_lm.recipes import block_products
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import Groups, fitting_block
-from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, fit_scales, unfit_scales
+from sparse_lm.recipes.soft_threshold import SoftThreshold24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,25 +60,18 @@ class Experts24(SoftThreshold24):
         v = self.v
         yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
 
-    def init_state(self, w1: Array, w2: Array) -> Scales:
-        return unfit_scales()
-
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
-        self.check(w1, w2, x)
-        return fit_scales(w1, w2), None
-
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(self.v, pairs, experts)
 
     def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         groups, width = ffn.groups, ffn.w1.neurons // ffn.groups.experts
         blocks = block_products.Blocks(_neuron_ids(groups, width), groups.rows, groups.v, width)
-        o, y, seen = block_products.forward(x, blocks, ffn)
-        return o, hidden_stats(groups.total(seen), groups.pairs, width), y
+        o, hidden, seen = block_products.forward(x, blocks, ffn)
+        return o, hidden_stats(groups.total(seen), groups.pairs, width), hidden
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
         dx, dw1, dw2, dh = block_products.backward(x, saved, do, ffn.groups.rows, ffn)
-        y_dy = jnp.sqrt(saved.values.astype(jnp.float32)) * dh.values / 2  # dH = 2 sqrt(Y) dY
+        y_dy = jnp.sqrt(saved.y.values.astype(jnp.float32)) * dh.values / 2  # dH = 2 sqrt(Y) dY
         return dx, dw1, dw2, jnp.sum(y_dy, axis=1)
 
 

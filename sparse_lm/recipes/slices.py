@@ -20,8 +20,8 @@ Bytes that move around the products on Hopper, bf16: dispatching X and dO moves 
 1.125 T S; one pass reads 3.125 T S and writes dH and both transposes, 3.25 T S. O and dX are combined as the products
 store them.
 
-With the gate relu(G)^2, `gated_relu2`, Y = relu(G)^2 U is as sparse, and all nine products are 2:4: gated_blocks.py.
-Gates that leave no zeros are for `dense_slices`.
+With the gate relu(G)^2, `gated_relu2`, Y = relu(G)^2 U is as sparse, and all nine products are 2:4. Gates that
+leave no zeros are for `dense_slices`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from jax import Array
 
 from sparse_lm import collectives
 from sparse_lm.ops.row_order import RowOrder, dispatch
-from sparse_lm.recipes import block_products, gated_blocks, routing
-from sparse_lm.recipes.activations import GATES, SQUARED_RELU, activate
+from sparse_lm.recipes import block_products, routing
+from sparse_lm.recipes.activations import SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.differentiable import InSlots
-from sparse_lm.recipes.soft_threshold import SoftThreshold24, fit_scales, soft_threshold, unfit_scales
-from sparse_lm.recipes.venom import RoutedState, block_rules, check_centroids
+from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, soft_threshold
+from sparse_lm.recipes.venom import RoutedState, block_rules
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,23 +78,20 @@ class Slices(SoftThreshold24):
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
         yield from block_rules(self.v, self.m, shape)
-        yield (
-            "m",
-            self.m,
-            not shape.tokens or self.experts <= shape.tokens,
-            f"must be at most 4 times the {shape.tokens} tokens of a microbatch",
-        )
+        allowed = f"must be at most 4 times the {shape.tokens} tokens of a microbatch"
+        yield "m", self.m, not shape.tokens or self.experts <= shape.tokens, allowed
 
     def work(self) -> dict[str, float]:
         return {product: 0.5 / self.experts for product in self.products}
 
     def init_state(self, w1: Array, w2: Array) -> RoutedState:
-        return RoutedState(*unfit_scales(), jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
+        scales: Scales = super().init_state(w1, w2)
+        return RoutedState(*scales, jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, Array]:
         self.check(w1, w2, x)
         x = routing.tokens_of(x, "enter(w1, w2, x)")
-        scales, centroids = fit_scales(w1, w2), routing.cluster(x, self.experts)
+        scales, centroids = self.fit_scales(w1, w2), routing.cluster(x, self.experts)
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
         y, _, _ = activate(x @ w1_sparse.T, self.activation)
         owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
@@ -105,31 +102,20 @@ class Slices(SoftThreshold24):
         x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 
-    def check_state(self, state: RoutedState) -> None:
-        super().check_state(state)
-        check_centroids(state.centroids)
-
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         tokens, neurons = x.shape[0], ffn.w2.neurons
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
         neuron_ids, contiguous = self._neuron_ids(rows, block_experts, tokens, ffn)
         blocks = block_products.Blocks(neuron_ids, rows, self.v, contiguous)
-        hidden: Any
         x = dispatch(x, rows)
-        if self.activation in GATES:
-            o, hidden, seen = gated_blocks.forward(x, blocks, ffn)
-        else:
-            o, hidden, seen = block_products.forward(x, blocks, ffn)
+        o, hidden, seen = block_products.forward(x, blocks, ffn)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (hidden, rows))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         hidden, rows = saved
-        do = dispatch(do, rows)
-        if self.activation in GATES:
-            return gated_blocks.backward(x, hidden, do, rows, ffn)
-        dx, dw1, dw2, _ = block_products.backward(x, hidden, do, rows, ffn)
+        dx, dw1, dw2, _ = block_products.backward(x, hidden, dispatch(do, rows), rows, ffn)
         return dx, dw1, dw2
 
     def _neuron_ids(self, rows: RowOrder, block_experts: Array, tokens: int, ffn: FfnCall) -> tuple[Array, int]:

@@ -18,13 +18,11 @@ from typing import Any, ClassVar
 
 import jax
 from jax import Array
-from jax.typing import DTypeLike
 
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
-from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, fit_scales, unfit_scales
-from sparse_lm.recipes.stochastic import grad_down_from_do, grad_up_from_dh
-from sparse_lm.recipes.weight_forms import WeightForms, soft_threshold_forms, soft_threshold_forms_along_neurons
+from sparse_lm.recipes.block_products import grad_down_from_do, grad_up_from_dh
+from sparse_lm.recipes.soft_threshold import SoftThreshold24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,17 +40,6 @@ class SSte(SoftThreshold24):
     stochastic = True
     axis_down = 0  # as the down product contracts neurons
     computes = ACTIVATIONS
-
-    def init_state(self, w1: Array, w2: Array) -> Scales:
-        return unfit_scales()
-
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[Scales, None]:
-        self.check(w1, w2, x)
-        return fit_scales(w1, w2, self.axis_down), None
-
-    def prepare(self, w1: Array, w2: Array, state: Scales, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
-        up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
-        return up, soft_threshold_forms_along_neurons(w2, state.scale_down, dtype, self.implementation)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         with jax.named_scope("up"):

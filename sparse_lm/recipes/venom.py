@@ -31,7 +31,7 @@ from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.differentiable import InSlots
-from sparse_lm.recipes.soft_threshold import SoftThreshold24, fit_scales, unfit_scales
+from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24
 
 
 class RoutedState(NamedTuple):
@@ -77,15 +77,12 @@ class Venom(SoftThreshold24):
         return super().work() | {product: 0.5 * kept_share for product in ("down", "grad_hidden", "grad_input")}
 
     def init_state(self, w1: Array, w2: Array) -> RoutedState:
-        return RoutedState(*unfit_scales(), jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
+        scales: Scales = super().init_state(w1, w2)
+        return RoutedState(*scales, jnp.full((self.experts, w1.shape[1]), jnp.nan, jnp.float32))
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:
         self.check(w1, w2, x)
-        return RoutedState(*fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
-
-    def check_state(self, state: RoutedState) -> None:
-        super().check_state(state)
-        check_centroids(state.centroids)
+        return RoutedState(*self.fit_scales(w1, w2), routing.cluster(w1, self.experts)), None
 
     def for_evaluation(self) -> Recipe:
         # No kernel takes blocks of one token.
@@ -109,7 +106,7 @@ class Venom(SoftThreshold24):
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         y, rows = saved
         options: dict[str, Any] = dict(implementation=ffn.implementation)
-        do = do if rows is None else dispatch(do, rows)
+        do = dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
             neuron_ids = ffn.w2.among_layers(y.kept_columns())
             dy = ops.sampled_matmul_24(ffn.w2.along_model, do, neuron_ids, self.v, **options)
@@ -130,9 +127,3 @@ def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
     yield "v", v, shape.tokens % v == 0, f"must divide the {shape.tokens} tokens of a microbatch on one device"
     yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
     yield "m", m, shape.neurons % m == 0, f"must divide model.ffn_dim = {shape.neurons}"
-
-
-def check_centroids(centroids: Array) -> None:
-    """Raises ValueError if centroids [L, E, D] are not finite."""
-    if not jnp.isfinite(centroids).all():
-        raise ValueError("centroids are not finite in every layer")

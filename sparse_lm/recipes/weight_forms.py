@@ -109,17 +109,16 @@ def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:
 
 
 @jax.named_call
-def soft_threshold_forms(w: Array, scale: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
-    """Sparsifies weights [L, F, D] to 2:4 along D by soft threshold with each layer's scale f32[L] (2409.09099)."""
-    along_model, dense = ops.soft_threshold_24(_rows(w), scale, dtype=dtype, implementation=implementation)
-    return WeightForms(along_model, None, dense, *w.shape)
-
-
-@jax.named_call
-def soft_threshold_forms_along_neurons(
-    w: Array, scale: Array, dtype: DTypeLike, implementation: str | None
+def soft_threshold_forms(
+    w: Array, scale: Array, dtype: DTypeLike, implementation: str | None, *, axis: int = -1
 ) -> WeightForms:
-    """Sparsifies weights [L, F, D] to 2:4 along F by soft threshold with each layer's scale f32[L] (2409.09099)."""
+    """Sparsifies weights [L, F, D] to 2:4 by soft threshold with each layer's scale f32[L] (2409.09099).
+
+    Groups of four run along D, or along F for axis 0.
+    """
+    if axis == -1:
+        along_model, dense = ops.soft_threshold_24(_rows(w), scale, dtype=dtype, implementation=implementation)
+        return WeightForms(along_model, None, dense, *w.shape)
 
     def transpose(layer: tuple[Array, Array]) -> Sparse24:
         w, scale = layer

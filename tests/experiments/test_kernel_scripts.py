@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.kernels import operands, passes, products, tune
+from experiments.kernels import operands, passes, products
 from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 
@@ -21,7 +21,6 @@ SMALL = dict(
     NORMS=[(512, 512)],
     VENOM=[(512, 1024, 128, 16)],
     STACKED_LAYERS=[(2, 512, 256)],
-    FFN_SHAPES=[(512, 1024, 256)],
 )
 RANDOM = ("random_matrix", "random_24", "random_venom", "slice_ids")
 
@@ -43,7 +42,7 @@ def timed(monkeypatch):
         found.append(function)
         return 1.0
 
-    for module in (passes, products, tune):
+    for module in (passes, products):
         for key in vars(module).keys() & SMALL.keys():
             monkeypatch.setattr(module, key, SMALL[key])
         for key in vars(module).keys() & set(RANDOM):
@@ -69,9 +68,3 @@ def test_passes(timed):
     for one in cases:
         assert passes.measure(one, hopper, bandwidth=1e12)["bytes"] > 0
     assert len(timed) == 2 * len(cases) > 40
-
-
-def test_tuning(timed):
-    for case in tune.hopper_cases():
-        assert len(case.times()) > 1
-    assert len(timed) > 20

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.ops import backends, hopper, lazy, reference, triton
+from sparse_lm.ops import backends, hopper, reference, triton
 from tests.documents import ROOT, python_blocks
 
 FUNCTIONS = [value for value in map(vars(ops).get, ops.__all__) if inspect.isfunction(value)]
@@ -107,7 +107,7 @@ def test_other_gpus_are_named(name, capability, reason, monkeypatch):
 )
 def test_the_gpu_decides_and_it_is_said_where_a_backend_has_never_run(capability, best, described, monkeypatch):
     on(monkeypatch, "NVIDIA X", capability)
-    monkeypatch.setattr(lazy, "import_error", lambda package, modules: None)
+    monkeypatch.setattr(backends, "import_error", lambda package, modules: None)
     for backend in (hopper, triton):
         monkeypatch.setitem(vars(backend), "matmul_24", reference.matmul_24)
     assert _used(B) == {"matmul_24": {best}}

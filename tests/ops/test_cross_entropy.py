@@ -57,7 +57,7 @@ def test_reference(size, right):
     np.testing.assert_allclose(found_odds, odds, rtol=1e-4, atol=1e-30)
 
 
-def odds_by_tile(x, w, targets, of_targets, classes, config=None):
+def odds_by_tile(x, w, targets, of_targets, classes, cluster=None):
     """Computes what the kernel does, in XLA."""
     products = x.astype(jnp.float32) @ w.astype(jnp.float32).T
     odds = jnp.exp(jnp.minimum(products - of_targets[:, None], 60))
@@ -71,16 +71,16 @@ def by_hopper(monkeypatch, odds):
     return jax.jit(lambda *args: hopper.cross_entropy(*args), static_argnums=3)
 
 
-CONFIGS = [None, kernels.Config(cluster=1)]  # by default clusters of two where there are tokens for them
+CLUSTERS = [None, 1]  # by default clusters of two where there are tokens for them
 
 
-@pytest.fixture(params=["reference", "around the kernel", *(pytest.param(c, marks=pytest.mark.gpu) for c in CONFIGS)])
+@pytest.fixture(params=["reference", "around the kernel", *(pytest.param(c, marks=pytest.mark.gpu) for c in CLUSTERS)])
 def compiled(request, monkeypatch):
     """A compiled function of x, w, targets and the number of classes."""
     if request.param == "reference":
         return jax.jit(reference.cross_entropy, static_argnums=3)
     around = request.param == "around the kernel"
-    odds = odds_by_tile if around else functools.partial(kernels.odds, config=request.param)
+    odds = odds_by_tile if around else functools.partial(kernels.odds, cluster=request.param)
     return by_hopper(monkeypatch, odds)
 
 
@@ -127,6 +127,6 @@ def test_a_bad_number_makes_the_loss_of_its_token_bad(compiled, value):
 def test_kernel_in_the_interpreter(monkeypatch, cluster, size):
     """The larger weights make some odds that are cut off at the largest."""
     monkeypatch.setattr(kernels, "core_count", lambda: 4)
-    odds = functools.partial(kernels.odds, config=kernels.Config(stages=2, cluster=cluster))
+    odds = functools.partial(kernels.odds, cluster=cluster)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         check_padding(by_hopper(monkeypatch, odds), 256 * cluster, 256, 512, size)

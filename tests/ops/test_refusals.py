@@ -11,7 +11,8 @@ import pytest
 from sparse_lm import ops
 from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
-from sparse_lm.ops.hopper.products import matmul_24, matmul_venom, sampled_matmul_24, sampled_rows_24
+from sparse_lm.ops.hopper.frame.tiling import Tiling
+from sparse_lm.ops.hopper.products import sampled_rows_24
 from tests.ops import jitted
 from tests.ops.kernels import each_backend
 from tests.ops.operands import random_24, random_columns, random_rows, random_venom
@@ -200,12 +201,9 @@ BY_KERNELS = [
     ("multiple", lambda b: scattered(b, 128, 96, 256, 128)),
     ("divide the 200 rows", lambda b: scattered(b, 128, 64, 200, 128)),
     ("16-bit", lambda b: b.sparsify_24(H, "magnitude", -1, dtype=WIDE, scale=1.0)),
-    ("16-bit", lambda b: b.sparsify_24_tiles(H, H > 0, dtype=WIDE)),
     ("float16", lambda b: b.squared_relu_24(H.astype(WIDE))),
-    ("float16", lambda b: b.gated_squared_relu_24(H.astype(WIDE))),
     ("threefry2x32, not of rbg", lambda b: b.sparsify_24(H, "mvue", -1, key=RBG, **OPTIONS)),
     ("threefry2x32, not of rbg", lambda b: b.squared_relu_gradients(H, y(), key=RBG)),
-    ("threefry2x32", lambda b: b.gated_squared_relu_gradients(H, H2, y(), key=RBG)),
     ("contiguous", lambda b: b.squared_relu_gradients(H, random_venom(64, 128, 64, 8, NARROW, 0, contiguous=64))),
     ("in the dtype of the matrix", lambda b: b.sparsify_venom(H, 64, 16, dtype=jnp.float16)),
     ("v to be a multiple of 64", lambda b: b.squared_relu_venom(jnp.zeros((96, 768), NARROW), 96, 16)),
@@ -280,20 +278,15 @@ def sampled(kernel, v, **options):
 
 
 TILINGS = [
-    ("tile_m must be 64, 128 or 256", lambda: matmul_24.Config(192, 128)),
-    ("stages at least 3", lambda: sampled_rows_24.Config(rows=256, tokens=96, stages=5)),
-    ("256 rows of a tile must divide the 128", lambda: venom(matmul_venom.Config(256, 192))),
+    ("tile_m must be 64, 128 or 256", lambda: Tiling(192, 128)),
+    ("256 rows of a tile must divide the 128", lambda: venom(Tiling(256, 192, share_b=False))),
     (
         "192 tokens of a tile must divide the 128",
-        lambda: sampled(hopper.sampled_matmul_24, 128, contiguous=64, config=sampled_matmul_24.Config(256, 192)),
+        lambda: sampled(hopper.sampled_matmul_24, 128, contiguous=64, config=Tiling(256, 192)),
     ),
     (
         "128 tokens of a tile must divide the 64",
         lambda: sampled(sampled_rows_24.sampled_rows_24, 64, config=sampled_rows_24.CANDIDATES[0]),
-    ),
-    (
-        "shared memory",
-        lambda: lowered(hopper.matmul_24, w(256, 64), H2, config=matmul_24.Config(256, 256, stages=5)),
     ),
 ]
 

@@ -3,18 +3,17 @@
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
-    products       matmul_24, matmul_24_fp8, matmul_venom, scattered_matmul_24,
-                   sampled_matmul_24, sampled_rows_24, sampled_squared_relu_24;
+    products       matmul_24, matmul_venom, scattered_matmul_24, sampled_matmul_24, sampled_rows_24;
                    dense products in grouped (experts) and cross_entropy (the loss), whose loops are Pallas' own
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
-      choices      operands, device
-    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients,
-                   gated_squared_relu; add_norm and fp8_rows, whose loops are Pallas' own
+      choices      operands
+    passes         sparsify_24, sparsify_venom, squared_relu_24, squared_relu_gradients;
+                   add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
-      threads      thread_tile, shared_words
+      threads      thread_tile
     both           emit, compat
 """
 
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import jax
 
-from sparse_lm.ops import lazy
+from sparse_lm.ops import backends
 
 _MODULES = {
     "add_norm": "passes.add_norm",
@@ -30,20 +29,17 @@ _MODULES = {
     "fp8_rows": "passes.fp8_rows",
     "fp8_squared_relu": "passes.fp8_rows",
     "fp8_squared_relu_gradients": "passes.fp8_rows",
-    "gated_squared_relu_24": "passes.gated_squared_relu",
-    "gated_squared_relu_gradients": "passes.gated_squared_relu",
     "grouped_down": "products.grouped",
     "grouped_up": "products.grouped",
     "grouped_weights": "products.grouped",
     "matmul_24": "products.matmul_24",
-    "matmul_24_fp8": "products.matmul_24_fp8",
+    "matmul_24_fp8": "products.matmul_24",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",
-    "sampled_squared_relu_24": "products.sampled_squared_relu_24",
+    "sampled_squared_relu_24": "products.sampled_matmul_24",
     "scattered_matmul_24": "products.scattered_matmul_24",
     "soft_threshold_24": "passes.sparsify_24",
     "sparsify_24": "passes.sparsify_24",
-    "sparsify_24_tiles": "passes.sparsify_24_tiles",
     "sparsify_venom": "passes.sparsify_venom",
     "squared_relu_24": "passes.squared_relu_24",
     "squared_relu_gradients": "passes.squared_relu_gradients",
@@ -60,7 +56,7 @@ def unavailable(device: jax.Device) -> str | None:
         return f"needs compute capability 9.x; {device.device_kind} has {device.compute_capability}"
     if jax.config.jax_enable_x64:
         return "needs jax_enable_x64 off: its kernels count in int32"
-    return lazy.import_error(__name__, _MODULES)
+    return backends.import_error(__name__, _MODULES)
 
 
-__getattr__ = lazy.functions(__name__, _MODULES)
+__getattr__ = backends.functions(__name__, _MODULES)

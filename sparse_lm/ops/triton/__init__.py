@@ -7,7 +7,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
 
     products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24, sampled_squared_relu_24
       frame        product, tiling, and the instruction in mma_sp
-    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients, gated_squared_relu
+    passes         sparsify_24, sparsify_venom, squared_relu_gradients
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       tiles        tiles
     both           gluon_call, device
@@ -17,20 +17,17 @@ from __future__ import annotations
 
 import jax
 
-from sparse_lm.ops import lazy
+from sparse_lm.ops import backends
 from sparse_lm.ops.triton.frame.device import RAN_ON, SHARED_KIB
 
 _MODULES = {
-    "gated_squared_relu_24": "passes.gated_squared_relu",
-    "gated_squared_relu_gradients": "passes.gated_squared_relu",
     "matmul_24": "products.matmul_24",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",
-    "sampled_squared_relu_24": "products.sampled_squared_relu_24",
+    "sampled_squared_relu_24": "products.sampled_matmul_24",
     "scattered_matmul_24": "products.scattered_matmul_24",
     "soft_threshold_24": "passes.sparsify_24",
     "sparsify_24": "passes.sparsify_24",
-    "sparsify_24_tiles": "passes.sparsify_24_tiles",
     "sparsify_venom": "passes.sparsify_venom",
     "squared_relu_24": "passes.sparsify_24",
     "squared_relu_gradients": "passes.squared_relu_gradients",
@@ -46,7 +43,7 @@ def unavailable(device: jax.Device) -> str | None:
     if _capability(device) not in SHARED_KIB:
         known = ", ".join(str(capability / 10) for capability in SHARED_KIB)
         return f"needs a compute capability of {known}; {device.device_kind} has {device.compute_capability}"
-    return lazy.import_error(__name__, _MODULES)
+    return backends.import_error(__name__, _MODULES)
 
 
 def caveat(device: jax.Device) -> str | None:
@@ -60,4 +57,4 @@ def _capability(device: jax.Device) -> int:
     return int(device.compute_capability.replace(".", ""))
 
 
-__getattr__ = lazy.functions(__name__, _MODULES)
+__getattr__ = backends.functions(__name__, _MODULES)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from sparse_lm.ops import fp8, hopper
-from sparse_lm.ops.hopper.products.matmul_24 import Config
+from sparse_lm.ops.hopper.frame.tiling import Tiling
 from tests.ops.operands import random, random_24, random_contiguous, random_venom
 
 ONLY = flags.DEFINE_string("only", ".", "Regular expression found in the names of the calls to make.")
@@ -96,11 +96,6 @@ def squared_relu_gradients(*, venom: bool, drawn: bool = False) -> Call:
     return call(hopper.squared_relu_gradients, *operands, names=("key",) * drawn)
 
 
-def gated_squared_relu_gradients() -> Call:
-    operands = x(300, KEPT, seed=2), x(300, 2 * KEPT, seed=1), random_24(300, KEPT, TYPE, seed=0), jax.random.key(1)
-    return call(hopper.gated_squared_relu_gradients, *operands, names=("key",))
-
-
 CALLS: dict[str, Callable[[], Call]] = {
     "grouped_up": lambda: grouped("grouped_up"),
     "grouped_up, padded": lambda: grouped("grouped_up", padded=True),
@@ -117,7 +112,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "fp8_squared_relu_gradients": lambda: fp8_pass(hopper.fp8_squared_relu_gradients, 2),
     "matmul_24": lambda: matmul_24(300, 1100, 1001),
     "matmul_24, the result transposed": lambda: matmul_24(300, 333, 1001, out_transposed=True),
-    "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Config(128, 128, cluster=1)),
+    "matmul_24, several tiles a block": lambda: matmul_24(1100, 200, 3000, config=Tiling(128, 128)),
     "matmul_24, split along k": lambda: matmul_24(256, 4096, 192),
     "matmul_24_fp8": lambda: call(
         hopper.matmul_24_fp8,
@@ -144,9 +139,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "soft_threshold_24": lambda: call(
         hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), dtype=TYPE
     ),
-    "sparsify_24_tiles": lambda: call(
-        hopper.sparsify_24_tiles, random((100, 300), jnp.float32), random((100, 300)) > 0, dtype=TYPE
-    ),
     "sparsify_venom 128:2:16": lambda: call(hopper.sparsify_venom, x(300, NEURONS), v=128, m=16, dtype=TYPE),
     "squared_relu_venom 128:2:8": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=128, m=8),
     "squared_relu_venom 256:2:32": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=256, m=32),
@@ -155,8 +147,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "squared_relu_gradients 128:2:16": lambda: squared_relu_gradients(venom=True),
     "squared_relu_gradients, drawn": lambda: squared_relu_gradients(venom=False, drawn=True),
     "squared_relu_gradients 128:2:16, drawn": lambda: squared_relu_gradients(venom=True, drawn=True),
-    "gated_squared_relu_24": lambda: call(hopper.gated_squared_relu_24, x(300, 2 * KEPT)),
-    "gated_squared_relu_gradients, drawn": gated_squared_relu_gradients,
 }
 
 

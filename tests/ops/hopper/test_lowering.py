@@ -4,7 +4,6 @@ What ptxas says of registers needs the CUDA plugin and ptxas, too.
 """
 
 import importlib.util
-import json
 import pathlib
 import re
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from sparse_lm.ops import fp8, hopper, reference, tuned
+from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 from sparse_lm.ops.hopper.passes import add_norm
@@ -33,15 +32,10 @@ T, F, D, KEPT = 8192, 8192, 2048, 2048
 needs_plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
 )
-TUNED = json.loads(tuned.HOPPER.read_text())
 
 
 def _tilings(product, name="CANDIDATES"):
-    """The candidates and a kernel's configurations in tuned.json, each once."""
-    candidates = [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(product, name)]
-    kernel = product.__name__.rpartition(".")[2] if name == "CANDIDATES" else ""
-    found = [fields for kinds in TUNED.values() for fields in kinds.get(kernel, {}).values()]
-    return list(dict.fromkeys([*candidates, *(type(candidates[0])(**fields) for fields in found)]))
+    return [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(product, name)]
 
 
 def _lower(function, *shapes):
@@ -121,9 +115,9 @@ def _products():
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
         yield f"sampled_matmul_24 {config}", named(hopper.sampled_matmul_24, **options), operands, 0
         yield f"sampled_squared_relu_24 {config}", named(hopper.sampled_squared_relu_24, **options), operands, 0
-    for config in _tilings(sampled_rows_24):
-        operands, v = (_sparse(F, D), _dense(T, D), _ids(T // config.tokens, KEPT)), config.tokens
-        yield f"sampled_rows_24 {config}", named(sampled_rows_24.sampled_rows_24, v=v, config=config), operands, 0
+    for v in sampled_rows_24.CANDIDATES:
+        operands = _sparse(F, D), _dense(T, D), _ids(T // v, KEPT)
+        yield f"sampled_rows_24 {v}", named(sampled_rows_24.sampled_rows_24, v=v), operands, 0
     for config in _tilings(scattered_matmul_24):  # a job's numbers, and sums of other clusters
         for dtype in (jnp.bfloat16, jnp.float32):
             options = dict(v=256, rows=F, contiguous=512, out_dtype=dtype, config=config)
@@ -145,15 +139,10 @@ def _passes():
     yield "squared_relu_24", hopper.squared_relu_24, (h,), 0
     yield "squared_relu_gradients", gradients, (h, y), 0
     yield "squared_relu_gradients drawn", named(gradients, "key"), (h, y, key), 0
-    both = _dense(T, 2 * KEPT)
-    yield "gated_squared_relu_24", hopper.gated_squared_relu_24, (both,), 0
-    yield "gated_squared_relu_gradients", named(hopper.gated_squared_relu_gradients, "key"), (h, both, y, key), 0
     yield "soft_threshold_24", named(hopper.soft_threshold_24, **bf16), (_float32(2 * F, D), _float32(2)), 0
     for axis in (-1, 0):
         call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
         yield "sparsify_24 mvue", call, (_dense(T, D), key), 0
-    mask = jax.ShapeDtypeStruct((F, D), bool)
-    yield "sparsify_24_tiles", named(hopper.sparsify_24_tiles, **bf16), (_float32(F, D), mask), 0
     for v, m in ((64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)):
         h, dy, y = _dense(T, F), _dense(T, 4 * F // m), _venom(v, m)
         yield f"squared_relu_venom {v}:2:{m}", named(hopper.squared_relu_venom, v=v, m=m), (h,), 0
@@ -233,7 +222,6 @@ def test_a_stack_of_products_is_one_after_the_other():
 def test_tilings_chosen_by_heuristics_lie_inside_of_blocks_and_slices():
     for v in (64, 128, 192, 256, 384, 512):
         assert v % matmul_venom.heuristic_config(16384, 4096, 4096, v).cluster_m == 0
-        assert v % sampled_rows_24.heuristic_config(v).tokens == 0
         if v > 64:
             assert v % sampled_matmul_24.heuristic_config(16384, 2048, 2048, v).tile_n == 0
     for v in (128, 256, 512):
@@ -241,14 +229,3 @@ def test_tilings_chosen_by_heuristics_lie_inside_of_blocks_and_slices():
         for listings in (1, 8, 32):
             chosen = scattered_matmul_24.heuristic_config(contiguous=v, listings=listings, n=4096)
             assert v % chosen.cluster_m == 0
-
-
-@pytest.mark.parametrize(
-    "kernel, shape, found", [("a", (1, 2, 3), 7), ("a", (3, 2, 1), 8), ("a", (1, 2), None), ("b", (1, 2, 3), None)]
-)
-def test_tuned_configurations_are_found_by_device_kernel_and_shape(kernel, shape, found, tmp_path):
-    path, here = tmp_path / "tuned.json", jax.devices()[0].device_kind
-    of_here = {"a": {"1x2x3": {"stages": 7}, "3x2x1": {"stages": 8}}}
-    of_another = {"a": {"1x2x3": {"stages": 9}, "1x2": {"stages": 9}}, "b": {"1x2x3": {"stages": 9}}}
-    path.write_text(json.dumps({f"not {here}": of_another, here: of_here}))
-    assert tuned.lookup(path, kernel, shape, dict) == (found and {"stages": found})

@@ -7,7 +7,7 @@ import pytest
 
 from sparse_lm.ops.hopper.frame import split_k
 from sparse_lm.ops.hopper.frame.stream_k import StreamK, descending
-from sparse_lm.ops.inverted_index import inverted_index
+from sparse_lm.ops.row_order import inverted_index
 
 
 def jobs_of(clusters, most, jobs):
@@ -60,15 +60,14 @@ def split_work(plan, in_use=None):
 
 
 @pytest.mark.parametrize("tiles, steps", [(10, 32), (67, 33), (67, 66), (632, 32), (132, 7)])
-@pytest.mark.parametrize("split", [False, True])
-def test_tiles_that_are_left_over_are_split(tiles, steps, split):
-    plan = split_k.plan(tiles, 66, steps, split=split)
+def test_tiles_that_are_left_over_are_split(tiles, steps):
+    plan = split_k.plan(tiles, 66, steps)
     check(split_work(plan), plan.grid, [steps] * tiles)
 
 
 @pytest.mark.parametrize("steps, fewest", [(32, 2), (33, 1)])
 def test_tiles_not_in_use_take_few_steps(steps, fewest):
-    plan = split_k.plan(100, 66, steps, split=True)
+    plan = split_k.plan(100, 66, steps)
     jobs = np.concatenate(split_work(plan, in_use=lambda row, column: (row < 90) & (column != 3)))
     whole = np.concatenate(split_work(plan))
     idle = (jobs[:, 0] >= 90) | (jobs[:, 1] == 3)

@@ -7,8 +7,7 @@ same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas as pl
@@ -20,33 +19,69 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, global_pointer, i32, ptx
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, global_pointer, i32, i32_type, ptx
+from sparse_lm.ops.hopper.frame.schedule import Grid
+from sparse_lm.ops.hopper.frame.wgmma_sp import splat
 
 
-def contribute(accumulators: tuple[Array, ...], workspace: Any, semaphore: Any) -> None:
-    """Leaves a warpgroup's accumulators [64, n] in `workspace` [blocks, 64 * n] float32, and signals."""
-    for block, accumulator in enumerate(accumulators):
-        _write(accumulator, workspace.at[block])
-    pl.semaphore_signal(semaphore, 1)
+class Sums(NamedTuple):
+    """The parts that clusters leave for one another, as one warpgroup sees them.
 
-
-def wait(parts: Array, semaphore: Callable[[Array], Any]) -> None:
-    """Waits until contributions 1 to `parts` are there; `semaphore(part)` is the contributing warpgroup's."""
-
-    @pl.loop(1, parts + 1)
-    def _part(part):
-        pl.semaphore_wait(semaphore(part), 1)
-
-
-def collect(tile: Array, parts: Array, contribution: Callable[[Array], Any]) -> Array:
-    """Adds contributions 1 to `parts`, in this order, to some columns of the accumulators.
-
-    Args:
-      tile: [64, columns] float32 in layout WGMMA. Few columns at a time leave registers to load more of them at once.
-      parts: how many contributions there are.
-      contribution: from a part, where those columns of it are, [64 * columns].
+    Attributes:
+      grid: of the clusters.
+      workspace: float32 [contributors, blocks of a cluster, consumers, blocks of 64 rows, 64 * n].
+      semaphores: [contributors, blocks of a cluster, consumers].
+      cluster, peer, warpgroup: this warpgroup's place.
     """
-    return lax.fori_loop(1, parts + 1, lambda part, tile: _add(tile, contribution(part)), tile)
+
+    grid: Grid
+    workspace: Any
+    semaphores: Any
+    cluster: Array
+    peer: Array
+    warpgroup: Array
+
+    def contribute(self, accumulators: tuple[Array, ...]) -> None:
+        """Leaves this warpgroup's accumulators [64, n], and signals."""
+        workspace, semaphore = self._of(self.workspace, 0), self._of(self.semaphores, 0)
+        for block, accumulator in enumerate(accumulators):
+            _write(accumulator, workspace.at[block])
+        pl.semaphore_signal(semaphore, 1)
+
+    def wait(self, parts: Array) -> None:
+        """Waits until contributions 1 to `parts` are there."""
+
+        @pl.loop(1, parts + 1)
+        def _part(part):
+            pl.semaphore_wait(self._of(self.semaphores, part), 1)
+
+    def collect(self, tile: Array, parts: Array, where: tuple) -> Array:
+        """Adds contributions 1 to `parts`, in this order, to some columns of the accumulators.
+
+        Args:
+          tile: [64, columns] float32 in layout WGMMA. Few columns at a time leave registers to load more of them at
+            once.
+          parts: how many contributions there are.
+          where: those columns are in a contribution, [64 * columns].
+        """
+        return lax.fori_loop(
+            1, parts + 1, lambda part, tile: _add(tile, self._of(self.workspace, part).at[where]), tile
+        )
+
+    def _of(self, ref: Any, part: Array | int) -> Any:
+        """Returns this warpgroup's entry of the cluster that has a part of the tile; part 0 is this cluster's."""
+        contributor = opaque(self.cluster) - part * self.grid.contributor_stride
+        return ref.at[contributor, self.peer, self.warpgroup]
+
+
+def opaque(number: Array) -> Array:
+    """Hides a number from the compiler, so that what depends on it is not kept in registers that accumulators need."""
+
+    @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
+    def emit(_, number):
+        return splat(ptx("mov.b32 $0, $1;", "=r,r", [number.registers.item()], i32_type()))
+
+    return emit(number)
 
 
 def _write(accumulator: Array, workspace: Any) -> None:

@@ -25,13 +25,14 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.hopper.frame import partial_sums, wgmma_sp
-from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32_type, ptx
+from sparse_lm.ops.hopper.frame import wgmma_sp
+from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
+from sparse_lm.ops.hopper.frame.partial_sums import Sums, opaque
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
-from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work
+from sparse_lm.ops.hopper.frame.schedule import CLUSTER, Grid, Job, Jobs, Work
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
-from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, Epilogue, Loads, Stage, Tiling
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Epilogue, Loads, Stage, Tiling
 
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
 _LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
@@ -46,9 +47,8 @@ def multiply(
     out: jax.ShapeDtypeStruct,
     *,
     name: str,
-    dtype: jnp.dtype,
-    b_transposed: bool,
-    out_transposed: bool,
+    b_transposed: bool = False,
+    out_transposed: bool = False,
     gathers: bool = False,
     epilogue: Epilogue | None = None,
 ) -> list[Array]:
@@ -59,10 +59,9 @@ def multiply(
       grid: how many clusters there are, and who exchanges sums with whom.
       jobs: from the operands, the cluster and the block in it, what to compute.
       loads: from the operands and a job, what to copy.
-      operands: arrays that jobs and loads read, in global memory.
+      operands: arrays that jobs and loads read, in global memory; first the values of the 2:4 operand.
       out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
       name: of the kernel, in profiles.
-      dtype: of the operands that are multiplied.
       b_transposed: whether the dense operand's tiles have the contracted dimension last, as those of e4m3 must.
       out_transposed: whether `out` is.
       gathers: whether the loads have `gather`.
@@ -75,7 +74,7 @@ def multiply(
     outs, store = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
     blocks, n = tiling.consumer_tile[0] // wgmma_sp.ROWS, tiling.consumer_tile[1]
     producer_registers, consumer_registers = _registers(tiling, gathers)
-    workspace = (grid.contributors, tiling.cluster, CONSUMERS)
+    workspace = (grid.contributors, CLUSTER, CONSUMERS)
 
     def kernel(*refs):
         operands_gmem, results_gmem = refs[: len(operands)], refs[len(operands) :]
@@ -83,7 +82,7 @@ def multiply(
         semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
 
         def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
-            ring = Ring(full, empty, tiling.stages, gathers)
+            ring = Ring(full, empty, STAGES, gathers)
             ring.initialize()
             warpgroup = lax.axis_index("warpgroup")
             cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
@@ -97,7 +96,7 @@ def multiply(
             def consume():
                 plgpu.set_max_registers(consumer_registers, action="increase")
                 own = _ConsumerTile.of(tiling, warpgroup)
-                sums = _Sums(grid, sums_gmem[0], semaphores, cluster, peer, warpgroup) if grid.contributors else None
+                sums = Sums(grid, sums_gmem[0], semaphores, cluster, peer, warpgroup) if grid.contributors else None
 
                 def store_part(part, origin, number):
                     store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, number)
@@ -112,10 +111,10 @@ def multiply(
 
         pl.run_scoped(
             scope,
-            *_Stages.scratch(tiling, dtype, b_transposed),
+            *_Stages.scratch(tiling, operands[0].dtype, b_transposed),
             staging(CONSUMERS, out.dtype, transposed=out_transposed),
-            full_barriers(tiling.stages),
-            empty_barriers(tiling.stages, CONSUMERS),
+            full_barriers(STAGES),
+            empty_barriers(STAGES, CONSUMERS),
             collective_axes="warpgroup",
         )
 
@@ -124,7 +123,7 @@ def multiply(
     mesh = dict(
         grid=(grid.clusters,),
         grid_names=("cluster",),
-        cluster=(tiling.cluster,),
+        cluster=(CLUSTER,),
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
@@ -159,9 +158,9 @@ class _Stages(NamedTuple):
         b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
         metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE * wgmma_sp.words_per_block(dtype)
         return (
-            plgpu.SMEM((tiling.stages, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
-            plgpu.SMEM((tiling.stages, *metadata_tile), jnp.int32),
-            plgpu.SMEM((tiling.stages, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
+            plgpu.SMEM((STAGES, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
+            plgpu.SMEM((STAGES, *metadata_tile), jnp.int32),
+            plgpu.SMEM((STAGES, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
         )
 
     def stage(self, slot: Array) -> Stage:
@@ -198,34 +197,6 @@ class _ConsumerTile(NamedTuple):
     @property
     def columns(self) -> Any:
         return pl.ds(self.first_column, self.n)
-
-
-class _Sums(NamedTuple):
-    """Parts of a tile's sum that clusters leave for one another (partial_sums.py), as one warpgroup sees them.
-
-    Workspace and semaphores are [contributors, blocks of a cluster, consumers, ...].
-    """
-
-    grid: Grid
-    workspace: Any
-    semaphores: Any
-    cluster: Array
-    peer: Array
-    warpgroup: Array
-
-    def contribute(self, accumulators: tuple[Array, ...]) -> None:
-        partial_sums.contribute(accumulators, self._of(self.workspace, 0), self._of(self.semaphores, 0))
-
-    def wait(self, parts: Array) -> None:
-        partial_sums.wait(parts, lambda part: self._of(self.semaphores, part))
-
-    def collect(self, tile: Array, parts: Array, where: tuple) -> Array:
-        return partial_sums.collect(tile, parts, lambda part: self._of(self.workspace, part).at[where])
-
-    def _of(self, ref: Any, part: Array | int) -> Any:
-        """Returns this warpgroup's entry of the cluster that has a part of the tile; part 0 is this cluster's."""
-        contributor = _opaque(self.cluster) - part * self.grid.contributor_stride
-        return ref.at[contributor, self.peer, self.warpgroup]
 
 
 def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], Loads]) -> None:
@@ -279,7 +250,7 @@ def _consume(
             words=wgmma_sp.words_per_block(stages.b.dtype),
             b_transposed=stages.b_transposed,
         )
-        finish(accumulators, job_at(_opaque(i)))
+        finish(accumulators, job_at(opaque(i)))
         return first_step + steps
 
     lax.fori_loop(0, count, compute, jnp.int32(0))
@@ -289,7 +260,7 @@ def _finish(
     accumulators: tuple[Array, ...],
     job: Job,
     own: _ConsumerTile,
-    sums: _Sums | None,
+    sums: Sums | None,
     stores_of_a_block: int,
     store_part: Callable[[Array, tuple[Array, Array], int], None],
 ) -> None:
@@ -326,13 +297,3 @@ def _finish(
         sums.contribute(accumulators)
 
     pl.when(~job.contributes)(store)
-
-
-def _opaque(number: Array) -> Array:
-    """Hides a number from the compiler, so that what depends on it is not kept in registers that accumulators need."""
-
-    @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
-    def emit(_, number):
-        return wgmma_sp.splat(ptx("mov.b32 $0, $1;", "=r,r", [number.registers.item()], i32_type()))
-
-    return emit(number)

@@ -1,4 +1,4 @@
-"""Jobs of the clusters of a persistent grid, each of some steps of one tile."""
+"""The clusters of a persistent grid on this GPU, and their jobs, each of some steps of one tile."""
 
 from __future__ import annotations
 
@@ -6,8 +6,23 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+
+CLUSTER = 2  # thread blocks that share an operand's tile
+_H100_SXM_CORES = 132
+
+
+def core_count() -> int:
+    """Counts this GPU's streaming multiprocessors; those of an H100 SXM where there is none, to lower for one."""
+    device = jax.devices()[0]
+    return device.core_count if device.platform == "gpu" else _H100_SXM_CORES
+
+
+def cluster_count() -> int:
+    """Counts the clusters that run at the same time, a thread block on each multiprocessor."""
+    return core_count() // CLUSTER
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,18 +8,17 @@ clusters that run or have run (partial_sums.py).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.hopper.frame import device
-from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Work
+from sparse_lm.ops.hopper.frame.schedule import Grid, Job, Jobs, Work, cluster_count
 from sparse_lm.ops.hopper.frame.tiling import Tiling
-
-C = TypeVar("C", bound=Tiling)
 
 _MAX_PARTS = 8
 _MIN_STEPS = 8  # of a part: fewer are not worth the exchange
@@ -96,12 +95,36 @@ class Plan:
         return self.waves + jnp.where(cluster < self.tail_tiles * self.parts, 1, 0), job
 
 
-def plan_product(tiling: Tiling, m: int, n: int, steps: int, *, split: bool = True) -> Plan:
+def plan_product(tiling: Tiling, m: int, n: int, steps: int) -> Plan:
     """Makes the `plan` for the tiles of a product [m, n] on this process' GPU."""
-    return plan(math.prod(tiling.grid(m, n)), device.cluster_count(tiling.cluster), steps, split=split)
+    return plan(math.prod(tiling.grid(m, n)), cluster_count(), steps)
 
 
-def fastest(candidates: Sequence[tuple[C, float]], m: int, n: int, steps: int) -> C:
+def schedule_product(
+    tiling: Tiling,
+    m: int,
+    n: int,
+    steps: int,
+    in_use: Callable[[Any, Array, Array], Array] | None = None,
+    *,
+    band_axis: int = 0,
+) -> tuple[Grid, Jobs]:
+    """Returns grid and jobs of a product [m, n] of so many steps along k, its tiles in bands along an axis.
+
+    `in_use` is that of `Plan.jobs`, called with the operands in global memory, too.
+    """
+    plan, grid = plan_product(tiling, m, n, steps), tiling.grid(m, n)
+
+    def jobs(operands: Any, cluster: Array, peer: Array) -> Work:
+        def origin(tile: Array) -> tuple[Array, Array]:
+            return tiling.origin(*plgpu.planar_snake(tile, grid, band_axis, tiling.raster_width), peer)
+
+        return plan.jobs(cluster, origin, in_use and functools.partial(in_use, operands))
+
+    return plan.grid, jobs
+
+
+def fastest(candidates: Sequence[tuple[Tiling, float]], m: int, n: int, steps: int) -> Tiling:
     """Chooses the tiling that is done first with a product [m, n] of so many steps along k.
 
     A larger tile takes less time for its size, but there are fewer to share out.
@@ -115,14 +138,14 @@ def fastest(candidates: Sequence[tuple[C, float]], m: int, n: int, steps: int) -
     return min(candidates, key=lambda candidate: plan_product(candidate[0], m, n, steps).length * candidate[1])[0]
 
 
-def plan(tiles: int, clusters: int, steps: int, *, split: bool) -> Plan:
-    """Cuts each tile of the last wave into as many parts as there are clusters for; into one, if not `split`.
+def plan(tiles: int, clusters: int, steps: int) -> Plan:
+    """Cuts each tile of the last wave into as many parts as there are clusters for.
 
     Where the parts are uneven, the last one's last steps lie past the end, where copies read zeros.
     """
     waves, tail_tiles = divmod(tiles, clusters)
     parts = 1
-    if split and tail_tiles:
+    if tail_tiles:
         parts = max(1, min(clusters // tail_tiles, steps // _MIN_STEPS, _MAX_PARTS))
     part_steps = -(-steps // parts)
     part_steps += (part_steps - steps) % 2

@@ -8,12 +8,11 @@ lines of the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas.mosaic_gpu as plgpu
-import jax.numpy as jnp
 from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
@@ -30,37 +29,12 @@ from sparse_lm.ops.hopper.frame.emit import (
     store_if,
     times,
 )
-from sparse_lm.ops.hopper.frame.operands import result_type
 from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
 from sparse_lm.ops.hopper.frame.tiling import Epilogue
-from sparse_lm.ops.row_order import RowOrder
 
 _CHUNKS = SWIZZLE // SWIZZLE_CHUNK  # of a row; a lane moves one
 _WARP_ROWS = 16  # of a part, which a warp holds in layout WGMMA
 _ROWS_AT_A_TIME = WARP_SIZE // _CHUNKS
-
-
-class Destination(NamedTuple):
-    """The place where a product's rows go, as `multiply` wants to be told.
-
-    Attributes:
-      out: the array that is written.
-      operands: to give last.
-      epilogue: None where rows stay in their order.
-    """
-
-    out: jax.ShapeDtypeStruct
-    operands: tuple[Array, ...]
-    epilogue: Epilogue | None
-
-
-def to_order(rows: RowOrder | None, m: int, n: int, dtype: jnp.dtype) -> Destination:
-    """Sends a product [m, n], n a multiple of 64, to the order of the tokens of `rows`; with None, leaves it as it
-    is."""
-    if rows is None:
-        return Destination(result_type(m, n, dtype), (), None)
-    out = jax.ShapeDtypeStruct((rows.position.shape[0], n), dtype)
-    return Destination(out, (rows.slots[None],), store_rows(out))
 
 
 def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:

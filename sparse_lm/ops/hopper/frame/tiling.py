@@ -16,10 +16,12 @@ from jax import Array, lax
 
 from sparse_lm.ops.hopper.frame import wgmma_sp
 from sparse_lm.ops.hopper.frame.ring import Copy
+from sparse_lm.ops.hopper.frame.schedule import CLUSTER
 
 STEP = wgmma_sp.STEP
 CONSUMERS = 2  # warpgroups of a block, which multiply
 PRODUCER = CONSUMERS  # index of the warpgroup that copies
+STAGES = 4  # of the ring, each of 64 logical columns of the sparse operand, 128 in e4m3
 
 
 def check_in_block(tile: int, block: int, what: str) -> None:
@@ -37,10 +39,10 @@ class Tiling:
         which each consumer computes half of the columns.
       tile_n: columns of a block's tile, a multiple of 64 (128 if tile_m is 64), at most 256. A consumer thread holds
         tile_m * tile_n / 256 accumulators, of its 240 registers.
-      stages: of the ring, each of 64 logical columns of the sparse operand, 128 in e4m3.
-      cluster: blocks that share an operand's tile.
       share_b: whether the blocks of a cluster compute tiles under one another, and so share that of the dense
         operand; else tiles side by side, and share that of the sparse one.
+      raster_width: clusters' tiles across the band that the blocks which run together cover, so that the L2 cache
+        serves them all: along M, but where a kernel says otherwise.
 
     Raises:
       ValueError: sizes that the kernels do not have.
@@ -48,9 +50,8 @@ class Tiling:
 
     tile_m: int
     tile_n: int
-    stages: int = 4
-    cluster: int = 2
     share_b: bool = True
+    raster_width: int = 8
 
     def __post_init__(self):
         columns = wgmma_sp.ROWS * (CONSUMERS if self.tile_m == wgmma_sp.ROWS else 1)
@@ -67,12 +68,12 @@ class Tiling:
     @property
     def cluster_m(self) -> int:
         """Counts the rows of a cluster's tiles."""
-        return self.tile_m * (self.cluster if self.share_b else 1)
+        return self.tile_m * (CLUSTER if self.share_b else 1)
 
     @property
     def cluster_n(self) -> int:
         """Counts the columns of a cluster's tiles."""
-        return self.tile_n * (1 if self.share_b else self.cluster)
+        return self.tile_n * (1 if self.share_b else CLUSTER)
 
     def grid(self, m: int, n: int) -> tuple[int, int]:
         """Counts the clusters' tiles that cover m rows, and n columns."""
@@ -116,20 +117,18 @@ class Stage:
         """
         rows = rows or self.tiling.tile_m
         first_tile, tiles = first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS
-        multicast = self.tiling.cluster > 1 and not self.tiling.share_b
         values_origin = row, k * self.values.shape[1]
         # Past the end words are zeros, which are no valid positions; values are zeros there, too, and nothing is added.
         metadata_origin = lax.div(row, wgmma_sp.ROWS), k, jnp.int32(0)
         transforms = wgmma_sp.values_transforms(values.dtype)
         return [
-            Copy(values, self.values.at[pl.ds(first, rows)], values_origin, transforms, multicast),
-            Copy(metadata, self.metadata.at[pl.ds(first_tile, tiles)], metadata_origin, (), multicast),
+            Copy(values, self.values.at[pl.ds(first, rows)], values_origin, transforms, not self.tiling.share_b),
+            Copy(metadata, self.metadata.at[pl.ds(first_tile, tiles)], metadata_origin, (), not self.tiling.share_b),
         ]
 
     def copy_b(self, source: Any, *origin: Array) -> Copy:
         """Copies the dense operand's tile, from `origin` in the source on, to the stage's."""
-        multicast = self.tiling.cluster > 1 and self.tiling.share_b
-        return Copy(source, self.b, origin, wgmma_sp.dense_transforms(source.dtype), multicast)
+        return Copy(source, self.b, origin, wgmma_sp.dense_transforms(source.dtype), self.tiling.share_b)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,11 +24,11 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
-from sparse_lm.ops.hopper.frame.device import core_count
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.operands import check_multiples
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
+from sparse_lm.ops.hopper.frame.schedule import core_count
 from sparse_lm.ops.norm import SAVED
 
 _LINE = 256  # elements that TMA copies along one dimension, at most

@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
 from sparse_lm.ops.hopper.frame import packed_24
 from sparse_lm.ops.hopper.frame.emit import (
@@ -47,7 +48,6 @@ from sparse_lm.ops.hopper.frame.hidden_stats import STATS, Seen, count_nonzeros,
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
 from sparse_lm.ops.hopper.frame.thread_tile import groups as fours
 from sparse_lm.ops.hopper.frame.two_of_four import magnitude_rank
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 
 _KEPT = 4  # columns of a group
 _ROWS_AT_ONCE = 4  # that a warp has under way
@@ -230,7 +230,7 @@ def _choose_columns(
     tile_number: ir.Value,
     m: int,
     warps: int,
-) -> ir.Value:
+) -> None:
     """Chooses the four columns of largest norm of each group: their places in the tile go to `kept`, columns to
     `columns`.
 
@@ -245,23 +245,15 @@ def _choose_columns(
       tile_number: of its columns.
       m: columns of a group.
       warps: of the block.
-
-    Returns:
-      A thread's part of the sum of all norms.
     """
     kept_columns = ir.MemRefType(kept.type).shape[0]
     tile_columns = kept_columns // _KEPT * m
     thread = mgpu_utils.thread_idx()
     width = ir.MemRefType(columns.type).shape[1]
-    total = f32(0.0)
     for first in range(0, tile_columns, warps * WARP_SIZE):
-        own = arith.addi(thread, i32(first))
         # With more threads than columns the last warps repeat the work of others and write the same.
-        column = arith.remui(own, i32(tile_columns))
-        norm = norm_of(column)
-        is_first = arith.cmpi(arith.CmpIPredicate.ult, own, i32(tile_columns))
-        total = arith.addf(total, arith.select(is_first, norm, f32(0.0)))
-        keep, slot = _four_largest(magnitude_rank(norm), arith.remui(column, i32(m)), m)
+        column = arith.remui(arith.addi(thread, i32(first)), i32(tile_columns))
+        keep, slot = _four_largest(magnitude_rank(norm_of(column)), arith.remui(column, i32(m)), m)
         condensed = arith.addi(arith.muli(arith.divui(column, i32(m)), i32(_KEPT)), slot)
         start = mul64(block, width)
         offset = arith.addi(arith.muli(tile_number, i32(kept_columns)), condensed)
@@ -272,7 +264,6 @@ def _choose_columns(
         absolute = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
         store_if(keep, shared, [column], space="shared")
         store_if(keep, target, [absolute])
-    return total
 
 
 def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir.Value]:

@@ -15,13 +15,13 @@ from jax import Array, lax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import packed_24
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32
 from sparse_lm.ops.hopper.frame.hidden_stats import STATS, WARPS, Seen, store_stats
 from sparse_lm.ops.hopper.frame.thread_tile import Thread, Tile
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:

@@ -13,7 +13,6 @@ Sums are float32, of odds before they are rounded.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -25,30 +24,17 @@ from jax import Array, lax
 
 from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
 from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
-from sparse_lm.ops.hopper.frame.device import core_count
 from sparse_lm.ops.hopper.frame.operands import check_multiples
+from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _ROWS, _COLUMNS, _STEP = 64, 256, 64  # of a warpgroup's part of a tile, and of a step along k
 _CONSUMERS = 2
 _BLOCK = _CONSUMERS * _ROWS  # tokens of a block's tile
 _STORED = 64  # columns of a tile that are stored at a time
 _SLOTS = 2
+_STAGES = 4  # steps along k that are in flight
+_RASTER_WIDTH = 8  # clusters' tiles along tokens in the band that the blocks which run together cover
 _OF_TILE, _OF_ROWS = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """A way to cut up the product.
-
-    Attributes:
-      stages: steps along k that are in flight.
-      cluster: blocks whose tiles are under one another, and share the copies of w.
-      raster_width: clusters' tiles along tokens in the band that the blocks which run together cover.
-    """
-
-    stages: int = 4
-    cluster: int = 2
-    raster_width: int = 8
 
 
 def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Array, Array]:
@@ -61,17 +47,17 @@ def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Arr
 
 
 def odds(
-    x: Array, w: Array, targets: Array, of_targets: Array, classes: int, config: Config | None = None
+    x: Array, w: Array, targets: Array, of_targets: Array, classes: int, cluster: int | None = None
 ) -> tuple[Array, Array]:
     """Computes exp(x w^T - logit of the target), 0 at the target, and the sums of each row by tile of 256 columns.
 
     Args:
-      x: bf16[T, D], T a multiple of 128 times the cluster, D of 64 times the stages.
+      x: bf16[T, D], T a multiple of 128 times the cluster, D of 256.
       w: bf16[V, D], V a multiple of 256.
       targets: int32[T].
       of_targets: f32[T], the targets' logits.
       classes: the first row of w that is padding, or V.
-      config: the best one for T by default.
+      cluster: blocks whose tiles are under one another, and share the copies of w; two by default if T has them.
 
     Returns:
       odds: bf16[T, V], at most exp(LARGEST_LOG_ODDS).
@@ -83,17 +69,16 @@ def odds(
     (tokens, depth), vocabulary = x.shape, w.shape[0]
     if x.dtype != jnp.bfloat16:
         raise NotImplementedError(f"takes bfloat16, not {x.dtype}")
-    if config is None:
-        config = Config() if tokens % (2 * _BLOCK) == 0 else Config(cluster=1)
-    units = _BLOCK * config.cluster, _COLUMNS, _STEP * config.stages
+    cluster = cluster or (2 if tokens % (2 * _BLOCK) == 0 else 1)
+    units = _BLOCK * cluster, _COLUMNS, _STEP * _STAGES
     check_multiples({"T": (tokens, units[0]), "V": (vocabulary, units[1]), "D": (depth, units[2])})
     sums = jax.ShapeDtypeStruct((vocabulary // _COLUMNS, tokens), jnp.float32)
     run = plgpu.kernel(
-        functools.partial(_kernel, classes=classes, config=config),
+        functools.partial(_kernel, classes=classes, cluster=cluster),
         out_type=(jax.ShapeDtypeStruct((tokens, vocabulary), x.dtype), sums),
-        grid=(core_count() // config.cluster,),
+        grid=(core_count() // cluster,),
         grid_names=("cluster_grid",),
-        cluster=(config.cluster,),
+        cluster=(cluster,),
         cluster_names=("cluster",),
         num_threads=_CONSUMERS + 1,
         thread_name="warpgroup",
@@ -108,9 +93,9 @@ def _transforms(columns: int) -> tuple:
     return plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle)
 
 
-def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, config: Config):
+def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, cluster: int):
     (tokens, depth), vocabulary = x.shape, w.shape[0]
-    grid = tokens // (_BLOCK * config.cluster), vocabulary // _COLUMNS
+    grid = tokens // (_BLOCK * cluster), vocabulary // _COLUMNS
 
     def pipeline(body, compute_context):
         def spec(rows, **shared):
@@ -118,7 +103,7 @@ def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, config: Confi
                 (rows, _STEP), lambda k: (0, k), transforms=_transforms(_STEP), memory_space=plgpu.SMEM, **shared
             )
 
-        shared = dict(collective_axes=("cluster",)) if config.cluster > 1 else {}
+        shared = dict(collective_axes=("cluster",)) if cluster > 1 else {}
         return plgpu.emit_pipeline_warp_specialized(
             body,
             grid=(depth // _STEP,),
@@ -126,7 +111,7 @@ def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, config: Confi
             in_specs=[spec(_BLOCK), spec(_COLUMNS, **shared)],
             wg_axis="warpgroup",
             num_compute_wgs=_CONSUMERS,
-            max_concurrent_steps=config.stages,
+            max_concurrent_steps=_STAGES,
             compute_context=compute_context,
         )
 
@@ -167,8 +152,8 @@ def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, config: Confi
 
         @plgpu.nd_loop((math.prod(grid),), collective_axes="cluster_grid")
         def _tiles(loop):
-            row, column = plgpu.planar_snake(loop.index[0], grid, 0, config.raster_width)
-            first_token, first_column = (row * config.cluster + peer) * _BLOCK, column * _COLUMNS
+            row, column = plgpu.planar_snake(loop.index[0], grid, 0, _RASTER_WIDTH)
+            first_token, first_column = (row * cluster + peer) * _BLOCK, column * _COLUMNS
 
             def multiply(_, x_smem, w_smem, accumulator):
                 rows = x_smem.at[pl.ds(warpgroup * _ROWS, _ROWS)]

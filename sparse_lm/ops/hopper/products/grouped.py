@@ -19,10 +19,10 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.grouped import group_sizes
-from sparse_lm.ops.hopper.frame.device import core_count
+from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.dense import group_sizes
 from sparse_lm.ops.hopper.frame.operands import check_multiples
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _TILE_M, _TILE_N = 128, 256  # rows and columns of the result in a tile; each consumer computes half of the columns
 _STAGES = 4  # steps of the contracted dimension that shared memory holds

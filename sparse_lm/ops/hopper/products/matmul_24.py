@@ -1,55 +1,40 @@
-"""2:4 matrix times dense matrix.
+"""2:4 matrix times dense matrix, in 16-bit floats or in FP8: e4m3 times e4m3, summed in float32.
 
 The frame is persistent.py. The two blocks of a cluster compute tiles under one another, so that they
-share the tile of the dense operand.
+share the tile of the dense operand. The instruction in e4m3 takes twice the columns a step, and wants the contracted
+dimension of both operands last; its result is multiplied by a scale for each row as it is stored.
 
 Numerics: float32 accumulation in the order of k, in up to eight parts in the tiles of the last wave (split_k.py),
-which the configuration and the number of multiprocessors decide; one rounding to the result's dtype. The same bits
+which the tiling and the number of multiprocessors decide; one rounding to the result's dtype. The same bits
 come out every time.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops import tuned
-from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.fp8 import E4M3
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.operands import pad, result_type
+from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
+from sparse_lm.ops.hopper.frame.operands import pad, pad_to, result_type, round_up
 from sparse_lm.ops.hopper.frame.persistent import multiply
-from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+from sparse_lm.ops.hopper.frame.store import store_tile
+from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling
 
-
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """A way to cut up the product.
-
-    Attributes:
-      raster_width: clusters' tiles along M in the band that the blocks which run together cover, so that the L2 cache
-        serves them all.
-      split_tail: whether the tiles of the last wave are split along k (split_k.py). Without, all configurations
-        add up in one order, and so give the same bits.
-    """
-
-    raster_width: int = 8
-    split_tail: bool = True
-
+_FP8_STEP = wgmma_sp.step_columns(E4M3)
+_ROW_SCALES = plgpu.Layout.WGMMA.reduce(1)
 
 # Best first, with the time of a tile in units of the smaller one's (measured on an H100).
-CANDIDATES = ((Config(tile_m=256, tile_n=192), 1.36), (Config(tile_m=128, tile_n=256), 1.0))
-
-
-def heuristic_config(m: int, n: int, k: int) -> Config:
-    """Chooses the candidate that is done first."""
-    return split_k.fastest(CANDIDATES, m, n, pl.cdiv(k, STEP))
+CANDIDATES = ((Tiling(256, 192), 1.36), (Tiling(128, 256), 1.0))
 
 
 def matmul_24(
@@ -58,7 +43,7 @@ def matmul_24(
     *,
     out_dtype: DTypeLike | None = None,
     out_transposed: bool = False,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.matmul_24`.
 
@@ -71,43 +56,86 @@ def matmul_24(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[1]
-    if config is None:
-        config = tuned.lookup(tuned.HOPPER, "matmul_24", (m, n, k), Config) or heuristic_config(m, n, k)
+    config = config or heuristic_config(m, n, k)
     shape = (n, m) if out_transposed else (m, n)
-    out = _call(config, w, pad(b), result_type(*shape, out_dtype), out_transposed)
-    return out[: shape[0], : shape[1]]
+    operands, out = (w.values, w.metadata, pad(b)), result_type(*shape, out_dtype)
+    product = _call(config, (m, operands[-1].shape[1]), operands, out, out_transposed=out_transposed)
+    return product[: shape[0], : shape[1]]
 
 
-def _call(config: Config, w: Sparse24, b: Array, out: jax.ShapeDtypeStruct, out_transposed: bool) -> Array:
-    n = b.shape[1]
-    plan = split_k.plan_product(config, w.shape[0], n, w.values.shape[1] // wgmma_sp.KEPT, split=config.split_tail)
+def matmul_24_fp8(
+    a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike = jnp.bfloat16, config: Tiling | None = None
+) -> Array:
+    """See `sparse_lm.ops.matmul_24_fp8`.
 
-    def jobs(_, cluster, peer):
-        def origin(tile):
-            tile = plgpu.planar_snake(tile, config.grid(w.shape[0], n), 0, config.raster_width)
-            return config.origin(*tile, peer)
+    Raises:
+      NotImplementedError: the dtypes, or a K that is no multiple of 128.
+    """
+    if (a.dtype, b_t.dtype) != (E4M3, E4M3) or out_dtype not in (jnp.bfloat16, jnp.float32):
+        raise NotImplementedError(
+            f"needs operands in {E4M3.__name__} and gives bfloat16 or float32, not {a.dtype}, {b_t.dtype}, {out_dtype}"
+        )
+    (m, k), n = a.shape, b_t.shape[0]
+    if k % _FP8_STEP:
+        raise NotImplementedError(f"needs K = {k} to be a multiple of {_FP8_STEP}")
+    config = config or split_k.fastest(CANDIDATES, m, n, k // _FP8_STEP)
+    b_t = pad_to(b_t, (round_up(n), k))
+    sizes = a.values.shape[0], b_t.shape[0]
+    # The words of a step's instructions one after the other: what one copy brings.
+    metadata = a.metadata.reshape(sizes[0] // TILE, k // _FP8_STEP, -1)
+    # Rows past the end are computed, too.
+    scale = pad_to(scale, (config.grid(*sizes)[0] * config.cluster_m, 1))[:, 0]
+    out = result_type(m, n, out_dtype)
 
-        return plan.jobs(cluster, origin)
+    def store(part, slots, operands, outs, origin, number):
+        rows = operands[-1].at[pl.ds(origin[0], TILE)]
+        rows = plgpu.load(rows, *LOAD_ALL, layout=_ROW_SCALES, optimized=False)
+        scaled = part * lax.broadcast_in_dim(rows.astype(part.dtype), part.shape, (0,))
+        store_tile(scaled, slots, *outs, origin, first_store=number, transposed=False)
 
-    def loads(operands, job):
-        values, metadata, b = operands
+    operands = a.values, metadata, b_t, scale
+    return _call(config, sizes, operands, out, epilogue=Epilogue((out,), store))[:m, :n]
+
+
+def heuristic_config(m: int, n: int, k: int) -> Tiling:
+    """Chooses the candidate that is done first."""
+    return split_k.fastest(CANDIDATES, m, n, pl.cdiv(k, STEP))
+
+
+def _call(
+    config: Tiling,
+    sizes: tuple[int, int],
+    operands: tuple[Array, ...],
+    out: jax.ShapeDtypeStruct,
+    *,
+    out_transposed: bool = False,
+    epilogue: Epilogue | None = None,
+) -> Array:
+    """Computes a product of these sizes of values, metadata and b, which is [K, N], or [N, K] of e4m3."""
+    values, b = operands[0], operands[2]
+    step, b_transposed = wgmma_sp.step_columns(b.dtype), b.dtype == E4M3
+    grid, jobs = split_k.schedule_product(config, *sizes, 2 * values.shape[1] // step)
+
+    def loads(operands: Any, job: Any) -> Loads:
+        values, metadata, b, *_ = operands
 
         def copies(k, _, stage):
-            b_row = k * STEP
-            return [*stage.copy_sparse(values, metadata, job.row, k), stage.copy_b(b, b_row, job.column)]
+            k_of_b = k * step
+            of_b = stage.copy_b(b, *((job.column, k_of_b) if b_transposed else (k_of_b, job.column)))
+            return [*stage.copy_sparse(values, metadata, job.row, k), of_b]
 
         return Loads(copies)
 
     (product,) = multiply(
         config,
-        plan.grid,
+        grid,
         jobs,
         loads,
-        (w.values, w.metadata, b),
+        operands,
         out,
-        name="matmul_24",
-        dtype=b.dtype,
-        b_transposed=False,
+        name="matmul_24_fp8" if b_transposed else "matmul_24",
+        b_transposed=b_transposed,
         out_transposed=out_transposed,
+        epilogue=epilogue,
     )
     return product

@@ -11,52 +11,37 @@ Numerics: as `matmul_24`, in the order of the condensed columns.
 
 from __future__ import annotations
 
-import dataclasses
-
-import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops import tuned
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.ops.hopper.frame import gather, split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.operands import pad
+from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
-from sparse_lm.ops.hopper.frame.store_rows import to_order
+from sparse_lm.ops.hopper.frame.store_rows import store_rows
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.row_order import RowOrder
 
-
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """A way to cut up the product; what a cluster has of rows divides v.
-
-    Attributes:
-      raster_width: clusters' tiles along N that run together; the L2 cache should hold the part of b under them.
-    """
-
-    share_b: bool = False
-    raster_width: int = 2
-
-
+# What a cluster has of rows divides v. A band's tiles are along N: the L2 cache should hold the part of b under them.
 # With the time of a tile (measured on an H200): what a cluster shares decides how much it reads of the L2 cache.
 CANDIDATES = (
-    (Config(256, 192), 1.35),
-    (Config(256, 128, raster_width=4), 1.0),
-    (Config(128, 256), 1.06),
-    (Config(64, 256), 0.92),
+    (Tiling(256, 192, share_b=False, raster_width=2), 1.35),
+    (Tiling(256, 128, share_b=False, raster_width=4), 1.0),
+    (Tiling(128, 256, share_b=False, raster_width=2), 1.06),
+    (Tiling(64, 256, share_b=False, raster_width=2), 0.92),
 )
 CONTIGUOUS = (
-    (Config(256, 192, raster_width=16), 1.36),
-    (Config(128, 256, share_b=True, raster_width=16), 1.07),
-    (Config(128, 256, raster_width=16), 1.2),
+    (Tiling(256, 192, share_b=False, raster_width=16), 1.36),
+    (Tiling(128, 256, raster_width=16), 1.07),
+    (Tiling(128, 256, share_b=False, raster_width=16), 1.2),
 )
 
 
-def heuristic_config(rows: int, n: int, kept: int, v: int, *, in_boxes: bool = False) -> Config:
+def heuristic_config(rows: int, n: int, kept: int, v: int, *, in_boxes: bool = False) -> Tiling:
     """Chooses the candidate that is done first, of those whose tiles' rows lie in one block.
 
     Raises:
@@ -75,7 +60,7 @@ def matmul_venom(
     *,
     rows: RowOrder | None = None,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.matmul_venom`; v is a multiple of 64.
 
@@ -91,10 +76,6 @@ def matmul_venom(
     m, n, kept = a.shape[0], b.shape[1], a.columns.shape[1]
     # Contiguous columns of whole steps need no gather, if the rows of a block fill a tile.
     in_boxes = a.contiguous % STEP == 0 and a.v % (2 * wgmma_sp.ROWS) == 0
-    if config is None and not in_boxes:
-        # The neurons of one layer: b may be that of all layers, of which a lists one's.
-        neurons = kept * a.m // 4
-        config = tuned.lookup(tuned.HOPPER, "matmul_venom", (m, n, neurons, a.v, a.m), Config)
     config = config or heuristic_config(m, n, kept, a.v, in_boxes=in_boxes)
     check_in_block(config.cluster_m, a.v, "rows")
     # For gathers, rows stay as they are: a padded column of a is row k, past the end of b.
@@ -103,21 +84,16 @@ def matmul_venom(
 
 
 def _call(
-    config: Config, a: SparseVenom, b: Array, rows: RowOrder | None, out_dtype: jnp.dtype, in_boxes: bool
+    config: Tiling, a: SparseVenom, b: Array, rows: RowOrder | None, out_dtype: jnp.dtype, in_boxes: bool
 ) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
-    grid = config.grid(a.shape[0], b.shape[1])
-    plan = split_k.plan_product(config, a.shape[0], b.shape[1], steps)
     padding = [rows_in_use(a.columns[:, :: a.contiguous], a.v, a.shape[1])] if in_boxes else []
 
-    def jobs(operands, cluster, peer):
-        def origin(tile):
-            return config.origin(*plgpu.planar_snake(tile, grid, 1, config.raster_width), peer)
+    def in_use(operands, row, _):
+        return row < operands[4][0]  # read for each job anew, from the cache: consumers lack a register for it
 
-        if not in_boxes:
-            return plan.jobs(cluster, origin)
-        first_of_padding = operands[4]  # read for each job anew, from the cache: consumers lack a register for it
-        return plan.jobs(cluster, origin, lambda row, _: row < first_of_padding[0])
+    sizes = a.shape[0], b.shape[1]
+    grid, jobs = split_k.schedule_product(config, *sizes, steps, in_use if in_boxes else None, band_axis=1)
 
     def loads(operands, job):
         values, metadata, columns, b_gmem, *_ = operands
@@ -141,19 +117,18 @@ def _call(
 
         return Loads(copy_both, look_up_box) if in_boxes else Loads(copy_sparse, look_up_numbers, gather_b)
 
-    destination = to_order(rows, a.shape[0], b.shape[1], out_dtype)
+    out, numbers = result_type(*sizes, out_dtype), ()
+    if rows is not None:
+        out, numbers = jax.ShapeDtypeStruct((rows.position.shape[0], sizes[1]), out_dtype), (rows.slots[None],)
     (product,) = multiply(
         config,
-        plan.grid,
+        grid,
         jobs,
         loads,
-        (a.values, a.metadata, a.columns, b, *padding, *destination.operands),
-        destination.out,
+        (a.values, a.metadata, a.columns, b, *padding, *numbers),
+        out,
         name="matmul_venom_contiguous" if in_boxes else "matmul_venom",
-        dtype=b.dtype,
-        b_transposed=False,
-        out_transposed=False,
         gathers=not in_boxes,
-        epilogue=destination.epilogue,
+        epilogue=None if rows is None else store_rows(out),
     )
     return product

@@ -5,48 +5,48 @@ A tile's rows of the sparse operand are boxes that start where the block's list 
 so that they share the tile of tokens, and blocks that run together cover all listed rows of a few
 tiles of tokens.
 
-Numerics: as `matmul_24`.
+`sampled_squared_relu_24` has `squared_relu_24` as its epilogue: H is never written. The accumulators hold H^T, the four
+neurons of a group in four lanes. So 64 neurons of 64 tokens at a time take the way through shared memory, rounded, and
+come back as thread_tile.py has them; the rest is `squared_relu_24`.
+
+Numerics: as `matmul_24`; bit for bit those of the two kernels one after the other, statistics included.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.typing import DTypeLike
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
 
-from sparse_lm.ops.formats import Sparse24
+from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.operands import pad, result_type
+from sparse_lm.ops.hopper.frame.emit import SCALAR, i32
+from sparse_lm.ops.hopper.frame.operands import pad, result_type, round_up
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
+from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, Thread, Tile
 from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
+from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, sparsify, squared_relu_24
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+
+# M counts listed rows, N tokens. With the time of a tile (measured on an H200).
+CANDIDATES = ((Tiling(256, 192), 1.36), (Tiling(128, 256), 1.0), (Tiling(256, 128), 1.04))
 
 
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """A way to cut up the product; M counts listed rows, N tokens.
-
-    Attributes:
-      raster_width: clusters' tiles along M that run together.
-    """
-
-    raster_width: int = 8
-
-
-# With the time of a tile (measured on an H200).
-CANDIDATES = ((Config(256, 192), 1.36), (Config(128, 256), 1.0), (Config(256, 128), 1.04))
-
-
-def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Config:
+def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Tiling:
     """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block.
 
     Raises:
@@ -66,7 +66,7 @@ def sampled_matmul_24(
     *,
     contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.sampled_matmul_24`; v is a multiple of 64.
 
@@ -77,24 +77,46 @@ def sampled_matmul_24(
       NotImplementedError: the dtypes, or v.
       ValueError: a config whose clusters' tiles do not lie in one block.
     """
-    if not takes_contiguous(contiguous, v):
+    if not _takes_contiguous(contiguous, v):
         return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     out = result_type(tokens, kept, out_dtype)
-    (product,) = multiply_listed(config, w, pad(x), neuron_ids, v, contiguous, out, name="sampled_matmul_24")
+    (product,) = _multiply_listed(config, w, pad(x), neuron_ids, v, contiguous, out, name="sampled_matmul_24")
     return product[:tokens, :kept]
 
 
-def takes_contiguous(contiguous: int, v: int) -> bool:
+def sampled_squared_relu_24(
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, config: Tiling | None = None
+) -> tuple[Sparse24, HiddenStats]:
+    """See `sparse_lm.ops.sampled_squared_relu_24`.
+
+    Runs that no tile of `sampled_matmul_24` fits are left to the two kernels.
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+    """
+    if not _takes_contiguous(contiguous, v):
+        return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
+    check_product_dtypes(w.dtype, x.dtype, x.dtype)
+    tokens, kept = x.shape[0], neuron_ids.shape[1]
+    config = config or heuristic_config(tokens, kept, x.shape[1], v)
+    h = jax.ShapeDtypeStruct((round_up(tokens), kept), x.dtype)
+    values, metadata, stats = _multiply_listed(
+        config, w, pad(x), neuron_ids, v, contiguous, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
+    )
+    return Sparse24(values, metadata, (tokens, kept)), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+
+
+def _takes_contiguous(contiguous: int, v: int) -> bool:
     """Returns True if a tile here fits the contiguous rows and the blocks."""
     return contiguous % wgmma_sp.ROWS == 0 and any(v % candidate.tile_n == 0 for candidate, _ in CANDIDATES)
 
 
-def multiply_listed(
-    config: Config,
+def _multiply_listed(
+    config: Tiling,
     w: Sparse24,
     x: Array,
     neuron_ids: Array,
@@ -108,17 +130,11 @@ def multiply_listed(
     """Computes the product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     check_in_block(config.cluster_n, v, "tokens")
-    plan = split_k.plan_product(config, kept, tokens, w.values.shape[1] // wgmma_sp.KEPT)
+    steps = w.values.shape[1] // wgmma_sp.KEPT
     box = math.gcd(contiguous, config.tile_m)
 
-    def jobs(operands, cluster, peer):
-        *_, first_of_padding = operands  # read for each job anew, from the cache: consumers lack a register for it
-
-        def origin(tile):
-            tile = plgpu.planar_snake(tile, config.grid(kept, tokens), 0, config.raster_width)
-            return config.origin(*tile, peer)
-
-        return plan.jobs(cluster, origin, lambda _, token: token < first_of_padding[0])
+    def in_use(operands, _, token):
+        return token < operands[-1][0]  # read for each job anew, from the cache: consumers lack a register for it
 
     def loads(operands, job):
         values, metadata, x, neuron_ids, _ = operands
@@ -133,16 +149,48 @@ def multiply_listed(
 
         return Loads(copies)
 
+    grid, jobs = split_k.schedule_product(config, kept, tokens, steps, in_use)
     return multiply(
         config,
-        plan.grid,
+        grid,
         jobs,
         loads,
         (w.values, w.metadata, x, neuron_ids, rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])),
         out,
         name=name,
-        dtype=x.dtype,
         b_transposed=True,
         out_transposed=True,
         epilogue=epilogue,
     )
+
+
+def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
+    tokens, neurons = h.shape
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(h.dtype)), *(plgpu.RefType(),) * 3, *(SCALAR,) * 2)
+    )
+    def select(_, part, slot, values, metadata, stats, neuron_tile, token_tile):
+        write_tile(part, slot, transposed=True)
+        mgpu_utils.warpgroup_barrier()
+        tile = Tile(Thread.current(), token_tile.registers.item(), neuron_tile.registers.item())
+        sparsify([_load_words(slot, tile.thread, half) for half in HALVES], tile, values, metadata, stats)
+
+    def store(part: Array, slots: Any, _, outs: Sequence[Any], origin: tuple[Array, Array], number: int) -> None:
+        neuron, token = origin
+
+        @pl.when((neuron < neurons) & (token < tokens))
+        def _inside():
+            # Of two slots that take turns, one may be written while slower threads still read the other.
+            slot = slots.at[number % slots.shape[0]]
+            select(part, slot, *outs, lax.div(neuron, TILE), lax.div(token, TILE))
+
+    return Epilogue(out_types(tokens, neurons, h.dtype), store)
+
+
+def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[ir.Value]:
+    """Loads the 16 neurons of one of a thread's tokens, eight words, from a staging slot, [tokens, neurons] and
+    swizzled."""
+    row = arith.addi(thread.row, i32(8 * half))
+    first_chunk = arith.divui(thread.column, i32(TILE * SWIZZLE_CHUNK // SWIZZLE))
+    return [word for number in range(2) for word in load_chunk(slot, row, arith.addi(first_chunk, i32(number)))]

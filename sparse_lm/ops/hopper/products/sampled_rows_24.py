@@ -12,7 +12,6 @@ Numerics: float32 accumulation in the order of the columns, one rounding.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,53 +22,28 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops import tuned
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper.frame import device, gather_24, wgmma_sp
+from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """A way to cut up the product.
-
-    Attributes:
-      rows: of the 2:4 matrix in a block's tile, 128 or 256: one or two blocks of 64 for each consumer.
-      tokens: of a block's tile; divides v. A consumer thread holds rows * tokens / 256 accumulators.
-      stages: of the ring, each of 64 logical columns; at least three, as a gather fills two while a third is read.
-      cluster: blocks that share the tokens' tile.
-      raster_width: clusters' tiles of rows that run together, before the next tokens.
-
-    Raises:
-      ValueError: sizes that the kernel does not have.
-    """
-
-    rows: int
-    tokens: int
-    stages: int
-    cluster: int = 2
-    raster_width: int = 4
-
-    def __post_init__(self):
-        if self.rows not in (128, 256) or self.tokens % 64 or not 0 < self.tokens <= 256 or self.stages < 3:
-            raise ValueError(f"rows must be 128 or 256, tokens a multiple of 64 up to 256, stages at least 3: {self}")
-
-
-CANDIDATES = (Config(rows=256, tokens=128, stages=5), Config(rows=256, tokens=64, stages=6))
-
-
-def heuristic_config(v: int) -> Config:
-    """Chooses the candidate with the most tokens, all in one block, that share a gathered row."""
-    return next(config for config in CANDIDATES if v % config.tokens == 0)
+_TILE_ROWS = 256  # of the 2:4 matrix in a block's tile
+_CONSUMER_ROWS = _TILE_ROWS // CONSUMERS
+_RASTER_WIDTH = 4  # clusters' tiles of rows that run together, before the next tokens
+# Of the ring, each of 64 logical columns, by the tokens of a block's tile; at least three, as a gather fills two while
+# a third is read.
+_STAGES = {128: 5, 64: 6}
+CANDIDATES = tuple(_STAGES)  # tokens that share a gathered row, the most first
 
 
 def sampled_rows_24(
@@ -79,39 +53,37 @@ def sampled_rows_24(
     v: int,
     *,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: int | None = None,
 ) -> Array:
     """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order, and v is a multiple of 64.
 
+    `config` is the tokens of a tile, which divide v: the most of `CANDIDATES` that do, by default.
+
     Raises:
       NotImplementedError: the dtypes, or v.
-      ValueError: a config whose tokens do not divide v.
+      ValueError: tokens of a tile that do not divide v.
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
-    if v % CANDIDATES[-1].tokens:
-        raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1].tokens}, not {v}")
-    (tokens, dim), kept = x.shape, neuron_ids.shape[1]
-    if config is None:
-        config = tuned.lookup(tuned.HOPPER, "sampled_rows_24", (tokens, kept, dim, v), Config) or heuristic_config(v)
-    check_in_block(config.tokens, v, "tokens")
-    return _call(config, w, pad(x), neuron_ids, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
+    if v % CANDIDATES[-1]:
+        raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1]}, not {v}")
+    tokens, kept = x.shape[0], neuron_ids.shape[1]
+    tile_tokens = config or next(tokens for tokens in CANDIDATES if v % tokens == 0)
+    check_in_block(tile_tokens, v, "tokens")
+    return _call(tile_tokens, w, pad(x), neuron_ids, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
 
 
-def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
-    tile_rows, tile_tokens = config.rows, config.tokens
-    consumer_rows = tile_rows // CONSUMERS
-    blocks = consumer_rows // wgmma_sp.ROWS
+def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
+    stages = _STAGES[tile_tokens]
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
     # Past the last step the values are zeros. The tokens need not be: of a D up to 64 their only tile is copied again.
     steps = gathers * gather_24.STAGES
-    grid = pl.cdiv(neuron_ids.shape[1], tile_rows * config.cluster), pl.cdiv(x.shape[0], tile_tokens)
-    clusters = min(grid[0] * grid[1], device.cluster_count(config.cluster))
-    shared = config.cluster > 1
+    grid = pl.cdiv(neuron_ids.shape[1], _TILE_ROWS * CLUSTER), pl.cdiv(x.shape[0], tile_tokens)
+    clusters = min(grid[0] * grid[1], cluster_count())
 
     def kernel(values_gmem, metadata_gmem, neuron_ids_gmem, x_gmem, out_gmem):
         def scope(values_smem, metadata_smem, x_smem, out_smem, full, empty):
-            ring = Ring(full, empty, config.stages, gathers=True)
+            ring = Ring(full, empty, stages, gathers=True)
             ring.initialize()
             warpgroup = lax.axis_index("warpgroup")
             first_tile = lax.axis_index("cluster")
@@ -123,8 +95,8 @@ def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out:
 
                 @pl.loop(0, tiles)
                 def _tile(i):
-                    tile = plgpu.planar_snake(first_tile + i * clusters, grid, 0, config.raster_width)
-                    row = (tile[0] * config.cluster + lax.axis_index(CLUSTER_AXIS)) * tile_rows
+                    tile = plgpu.planar_snake(first_tile + i * clusters, grid, 0, _RASTER_WIDTH)
+                    row = (tile[0] * CLUSTER + lax.axis_index(CLUSTER_AXIS)) * _TILE_ROWS
                     token = tile[1] * tile_tokens
                     body(i, lax.div(token, v), row, token)
 
@@ -132,28 +104,30 @@ def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out:
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
                 def fill(i, block, row, token):
-                    offsets = gather_24.load_offsets(neuron_ids_gmem, values_gmem, metadata_gmem, block, row, tile_rows)
-                    stages, sources = (values_smem, metadata_smem, x_smem), (values_gmem, metadata_gmem, x_gmem)
-                    _fill_tile(ring, stages, sources, offsets, token, gathers, lambda k: i * steps + k, shared)
+                    offsets = gather_24.load_offsets(
+                        neuron_ids_gmem, values_gmem, metadata_gmem, block, row, _TILE_ROWS
+                    )
+                    slots, sources = (values_smem, metadata_smem, x_smem), (values_gmem, metadata_gmem, x_gmem)
+                    _fill_tile(ring, slots, sources, offsets, token, gathers, lambda k: i * steps + k)
 
                 for_each_tile(fill)
                 ring.close(tiles * steps)
 
             def consume():
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-                own_rows = pl.ds(warpgroup * consumer_rows, consumer_rows)
+                own_rows = pl.ds(warpgroup * _CONSUMER_ROWS, _CONSUMER_ROWS)
 
                 def operands(slot):
                     return values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot]
 
                 def compute(i, block, row, token):
-                    row = row + warpgroup * consumer_rows
+                    row = row + warpgroup * _CONSUMER_ROWS
                     accumulators = accumulate(
                         ring,
                         i * steps,
                         steps,
                         operands,
-                        blocks=blocks,
+                        blocks=_CONSUMER_ROWS // wgmma_sp.ROWS,
                         n=tile_tokens,
                         b_transposed=True,
                         load_words=gather_24.load_words,
@@ -167,13 +141,13 @@ def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out:
 
         pl.run_scoped(
             scope,
-            plgpu.SMEM((config.stages, tile_rows, wgmma_sp.KEPT), x.dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
+            plgpu.SMEM((stages, _TILE_ROWS, wgmma_sp.KEPT), x.dtype, transforms=wgmma_sp.VALUES_TRANSFORMS),
             # The second stage of a gather leaves its metadata's unused; with an odd number, each is that in turn.
-            plgpu.SMEM((config.stages, tile_rows, gather_24.WORDS), jnp.int32),
-            plgpu.SMEM((config.stages, tile_tokens, wgmma_sp.STEP), x.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
+            plgpu.SMEM((stages, _TILE_ROWS, gather_24.WORDS), jnp.int32),
+            plgpu.SMEM((stages, tile_tokens, wgmma_sp.STEP), x.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
             staging(CONSUMERS, out.dtype, transposed=True),
-            full_barriers(config.stages),
-            empty_barriers(config.stages, CONSUMERS),
+            full_barriers(stages),
+            empty_barriers(stages, CONSUMERS),
             collective_axes="warpgroup",
         )
 
@@ -182,7 +156,7 @@ def _call(config: Config, w: Sparse24, x: Array, neuron_ids: Array, v: int, out:
         out_type=out,
         grid=(clusters,),
         grid_names=("cluster",),
-        cluster=(config.cluster,),
+        cluster=(CLUSTER,),
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
@@ -201,7 +175,6 @@ def _fill_tile(
     token: Array,
     gathers: int,
     step_of: Callable[[Array], Array],
-    shared: bool,
 ) -> None:
     """Fills a stage for each step of a tile: the tokens by TMA, the listed rows by gathers, which fill several each.
 
@@ -213,7 +186,6 @@ def _fill_tile(
       token: the tile's first.
       gathers: how many.
       step_of: of a step along k, its number in the ring.
-      shared: whether the blocks of the cluster share the tokens.
     """
     values, metadata, x = stages
     values_gmem, metadata_gmem, x_gmem = sources
@@ -225,7 +197,7 @@ def _fill_tile(
         slots = [ring.slot(step_of(k)) for k in ks]
         for k, slot in zip(ks, slots, strict=True):
             origin = token, k * wgmma_sp.STEP
-            ring.fill(step_of(k), [Copy(x_gmem, x.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, shared)])
+            ring.fill(step_of(k), [Copy(x_gmem, x.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, multicast=True)])
         values_stages = tuple(values.at[slot] for slot in slots)
         gather_24.start_gather(values_gmem, metadata_gmem, values_stages, metadata.at[slots[0]], offsets, gather)
         for k in ks:

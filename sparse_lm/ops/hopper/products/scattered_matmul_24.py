@@ -19,40 +19,29 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.hopper.frame import device, wgmma_sp
+from sparse_lm.ops.hopper.frame import wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
+from sparse_lm.ops.hopper.frame.schedule import cluster_count
 from sparse_lm.ops.hopper.frame.stream_k import StreamK, descending
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
-from sparse_lm.ops.inverted_index import inverted_index
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+from sparse_lm.ops.row_order import inverted_index
 
-
-@dataclasses.dataclass(frozen=True)
-class Config(Tiling):
-    """A way to cut up the product.
-
-    Attributes:
-      raster_width: clusters' tiles side by side in a band, which is computed row by row before the next band. Those of
-        a row read the same blocks of b, and the L2 cache should hold the band's columns of all of them: then the
-        memory is asked for b once, and for the sparse operand once a band.
-    """
-
-    raster_width: int = 3
-
-
-# With the time of a cluster's tile, where shared memory limits it.
+# A band's tiles lie side by side, and it is computed row by row before the next band. Those of a row read the same
+# blocks of b, and the L2 cache should hold the band's columns of all of them: then the memory is asked for b once, and
+# for the sparse operand once a band. With the time of a cluster's tile, where shared memory limits it.
 CANDIDATES = (
-    (Config(256, 192), 1.36),
-    (Config(256, 192, share_b=False), 1.36),
-    (Config(128, 256), 1.0),
-    (Config(128, 256, share_b=False, raster_width=2), 1.0),
+    (Tiling(256, 192, raster_width=3), 1.36),
+    (Tiling(256, 192, share_b=False, raster_width=3), 1.36),
+    (Tiling(128, 256, raster_width=3), 1.0),
+    (Tiling(128, 256, share_b=False, raster_width=2), 1.0),
 )
 _WHOLE_ROWS = 2048  # columns of b, of which the cache holds what the tiles of a row read
 
 
-def heuristic_config(contiguous: int, listings: int, n: int) -> Config:
+def heuristic_config(contiguous: int, listings: int, n: int) -> Tiling:
     """Chooses the fastest candidate of those whose cluster's rows a slice holds; of equals the one that reads least.
 
     Args:
@@ -67,7 +56,7 @@ def heuristic_config(contiguous: int, listings: int, n: int) -> Config:
     if not fitting:
         raise NotImplementedError(f"needs a multiple of 128 contiguous rows, not {contiguous}")
 
-    def time(candidate: tuple[Config, float]) -> float:
+    def time(candidate: tuple[Tiling, float]) -> float:
         """Estimates the time of all columns, by rows."""
         config, tile_time = candidate
         return tile_time * pl.cdiv(n, config.cluster_n) / config.cluster_m
@@ -80,7 +69,7 @@ def heuristic_config(contiguous: int, listings: int, n: int) -> Config:
 
 
 def tile_at(tile: Array, grid: tuple[int, int], raster_width: int) -> tuple[Array, Array]:
-    """Returns row and column of a grid's tile in the order of `Config.raster_width`; the last band may be narrower."""
+    """Returns row and column of a grid's tile in bands of `raster_width` columns; the last band may be narrower."""
     height, width = grid
     first_column = lax.div(tile, height * raster_width) * raster_width
     band = lax.min(raster_width, width - first_column)
@@ -105,7 +94,7 @@ def scattered_matmul_24(
     *,
     contiguous: int = 1,
     out_dtype: DTypeLike | None = None,
-    config: Config | None = None,
+    config: Tiling | None = None,
 ) -> Array:
     """See `sparse_lm.ops.scattered_matmul_24`; contiguous is a multiple of 128, and v one of 64.
 
@@ -131,12 +120,12 @@ def scattered_matmul_24(
 
 
 def _call(
-    config: Config, a: Sparse24, b: Array, neuron_ids: Array, v: int, contiguous: int, out: jax.ShapeDtypeStruct
+    config: Tiling, a: Sparse24, b: Array, neuron_ids: Array, v: int, contiguous: int, out: jax.ShapeDtypeStruct
 ) -> Array:
     steps = v // STEP  # of a block
     listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     grid = config.grid(out.shape[0], b.shape[1])
-    stream = StreamK(device.cluster_count(config.cluster))
+    stream = StreamK(cluster_count())
     places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, out.shape[0] // contiguous)
     pairs, rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), contiguous // config.cluster_m))
     shares = stream.shares(by_tile(pairs, grid, config.raster_width))
@@ -178,8 +167,5 @@ def _call(
         (a.values, a.metadata, b, places, shares, rows, pairs),
         out,
         name="scattered_matmul_24",
-        dtype=b.dtype,
-        b_transposed=False,
-        out_transposed=False,
     )
     return product

@@ -14,8 +14,8 @@ from jax.typing import ArrayLike, DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparse_lm.ops.checks import check_hidden_dtype, check_selection_dtypes
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype, check_selection_dtypes
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call

@@ -17,8 +17,8 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
-from sparse_lm.ops.kernel_dtypes import check_hidden_dtype
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.frame.tiles import GROUPS, WORDS, as_words, groups_layout

@@ -12,9 +12,8 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops import tuned
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
 from sparse_lm.ops.triton.frame.product import Product, launch
@@ -53,7 +52,7 @@ def matmul_24(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[1]
-    config = config or choose_config(m, n, k)
+    config = config or largest_that_occupies(CANDIDATES, m, n)
     b = align_rows(b)
     shape = Product(
         m,
@@ -66,8 +65,3 @@ def matmul_24(
         out_transposed=out_transposed,
     )
     return launch(_matmul_24_kernel, w.values, w.metadata, b, shape=shape, out_dtype=out_dtype)
-
-
-def choose_config(m: int, n: int, k: int) -> Tiling:
-    """Chooses the tuned tiling for the shape and device, or else the largest that occupies this GPU."""
-    return tuned.lookup(tuned.TRITON, "matmul_24", (m, n, k), Tiling) or largest_that_occupies(CANDIDATES, m, n)

@@ -14,9 +14,8 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops import tuned
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import SparseVenom
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
 from sparse_lm.ops.row_order import RowOrder, combine
 from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
@@ -55,13 +54,10 @@ def matmul_venom(
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
     (m, k), n = a.shape, b.shape[1]
-    # The neurons of one layer: b may be that of all layers, of which a lists one's.
-    neurons = a.columns.shape[1] * a.m // 4
-    config = config or tuned.lookup(tuned.TRITON, "matmul_venom", (m, n, neurons, a.v, a.m), Tiling)
     config = config or largest_in_blocks(CANDIDATES, m, n, a.v, lambda tiling: tiling.tile_m)
     b = align_rows(b)
     shape = Product(
         m, n, k, rows=a.values.shape[0], steps=a.metadata.shape[1], b_stride=b.shape[1], tiling=config, v=a.v
     )
     out = launch(_matmul_venom_kernel, a.values, a.metadata, a.columns, b, shape=shape, out_dtype=out_dtype)
-    return out if rows is None else combine(out, rows)
+    return combine(out, rows)

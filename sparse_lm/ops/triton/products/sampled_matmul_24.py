@@ -15,12 +15,13 @@ from jax.typing import DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.formats import HiddenStats, Sparse24
 from sparse_lm.ops.triton.frame import product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
 from sparse_lm.ops.triton.frame.product import Product, launch
 from sparse_lm.ops.triton.frame.tiling import Tiling, largest_in_blocks
+from sparse_lm.ops.triton.passes.sparsify_24 import squared_relu_24
 
 # Largest first. M counts listed rows, N tokens.
 CANDIDATES = (
@@ -72,3 +73,14 @@ def sampled_matmul_24(
         sampled=True,
     )
     return launch(_sampled_matmul_24_kernel, w.values, w.metadata, neuron_ids, x, shape=shape, out_dtype=out_dtype)
+
+
+def sampled_squared_relu_24(
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
+) -> tuple[Sparse24, HiddenStats]:
+    """See `sparse_lm.ops.sampled_squared_relu_24`.
+
+    Raises:
+      NotImplementedError: the dtypes, or v.
+    """
+    return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))

@@ -18,9 +18,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import TILE, Sparse24
-from sparse_lm.ops.inverted_index import inverted_index
-from sparse_lm.ops.kernel_dtypes import check_product_dtypes
+from sparse_lm.ops.row_order import inverted_index
 from sparse_lm.ops.triton.frame import mma_sp, product
 from sparse_lm.ops.triton.frame.gluon_call import align_rows
 from sparse_lm.ops.triton.frame.product import STEP, Product, launch
