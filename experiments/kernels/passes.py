@@ -21,7 +21,7 @@ from jax import Array, lax
 from experiments.kernels.operands import backend, random_matrix
 from experiments.result_files import show, write_results
 from experiments.timing import median_ms
-from sparse_lm.ops import fp8, reference
+from sparse_lm.ops import fp8, reference, transposable_mask
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 
 MATRICES = [  # rows, columns, dtype: weights of a 1B and a 7B model, activations of 16,384 tokens
@@ -90,6 +90,10 @@ def sparsifiers() -> Iterator[Pass]:
 
 def passes() -> Iterator[Pass]:
     """Yields passes over weights and over the hidden layer."""
+    for rows, columns in ((8192, 2048), (16384, 4096)):
+        draw = functools.partial(_matrix, rows, columns, jnp.float32)
+        masked = lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw()))  # noqa: E731
+        yield Pass("sparsify_24_tiles", dict(rows=rows, columns=columns), masked, dict(dtype=jnp.bfloat16))
     for layers, neurons, dim in STACKED_LAYERS:
         case = dict(rows=layers * neurons, columns=dim, layers=layers)
         draw = functools.partial(_matrix, layers * neurons, dim, jnp.float32)

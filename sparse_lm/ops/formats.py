@@ -28,6 +28,17 @@ EMPTY_GROUP = 0b0100  # metadata of a group with nothing to keep: positions 0 an
 EMPTY_WORD = EMPTY_GROUP * 0x11111111  # of eight groups
 
 
+def _metadata_of_mask(mask: int) -> int:
+    """Finds the two lowest positions that a group's four bits keep, filled up by the lowest free ones."""
+    kept_first = sorted(range(4), key=lambda position: (not mask >> position & 1, position))
+    first, second = sorted(kept_first[:2])
+    return first | second << 2
+
+
+METADATA_OF_MASKS = sum(_metadata_of_mask(mask) << 4 * mask for mask in range(16))
+"""A table in 64 bits: bits 4 i to 4 i + 3 are the metadata of a group whose mask is i."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sparse24:

@@ -55,6 +55,11 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     return sparse, sparse.to_dense()
 
 
+def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
+    """See `sparse_lm.ops.sparsify_24_tiles`."""
+    return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
+
+
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
     """See `sparse_lm.ops.sparsify_venom`."""
     kept = venom_columns(x, v, m)

@@ -114,11 +114,7 @@ def sparsify_24_tiles(
     check_float("dtype", dtype)
     if mask.shape != x.shape or mask.dtype != bool:
         raise ValueError(f"mask {mask.dtype}{list(mask.shape)} must be bool{list(x.shape)}")
-    masked = jnp.where(mask, x, 0).astype(dtype or x.dtype)
-    along_rows, along_columns = (
-        sparsify_24(masked, "magnitude", axis, implementation=implementation) for axis in (-1, 0)
-    )
-    return along_rows, along_columns
+    return backends.dispatch("sparsify_24_tiles", implementation, x, mask, dtype=dtype or x.dtype)
 
 
 def soft_threshold_scale(w: Float[Array, "F D"], axis: int = -1) -> Float[Array, ""]:

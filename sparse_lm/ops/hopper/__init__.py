@@ -10,7 +10,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
       choices      operands
-    passes         sparsify_24, sparsify_venom, squared_relu_24, squared_relu_gradients;
+    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients;
                    add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       threads      thread_tile
@@ -40,6 +40,7 @@ _MODULES = {
     "scattered_matmul_24": "products.scattered_matmul_24",
     "soft_threshold_24": "passes.sparsify_24",
     "sparsify_24": "passes.sparsify_24",
+    "sparsify_24_tiles": "passes.sparsify_24_tiles",
     "sparsify_venom": "passes.sparsify_venom",
     "squared_relu_24": "passes.squared_relu_24",
     "squared_relu_gradients": "passes.squared_relu_gradients",

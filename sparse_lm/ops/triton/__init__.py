@@ -7,7 +7,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
 
     products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24, sampled_squared_relu_24
       frame        product, tiling, and the instruction in mma_sp
-    passes         sparsify_24, sparsify_venom, squared_relu_gradients
+    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       tiles        tiles
     both           gluon_call, device
@@ -28,6 +28,7 @@ _MODULES = {
     "scattered_matmul_24": "products.scattered_matmul_24",
     "soft_threshold_24": "passes.sparsify_24",
     "sparsify_24": "passes.sparsify_24",
+    "sparsify_24_tiles": "passes.sparsify_24_tiles",
     "sparsify_venom": "passes.sparsify_venom",
     "squared_relu_24": "passes.sparsify_24",
     "squared_relu_gradients": "passes.squared_relu_gradients",

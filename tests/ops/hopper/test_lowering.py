@@ -143,6 +143,8 @@ def _passes():
     for axis in (-1, 0):
         call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)
         yield "sparsify_24 mvue", call, (_dense(T, D), key), 0
+    mask = jax.ShapeDtypeStruct((F, D), bool)
+    yield "sparsify_24_tiles", named(hopper.sparsify_24_tiles, **bf16), (_float32(F, D), mask), 0
     for v, m in ((64, 16), (128, 8), (128, 16), (128, 32), (256, 8), (256, 16), (256, 32)):
         h, dy, y = _dense(T, F), _dense(T, 4 * F // m), _venom(v, m)
         yield f"squared_relu_venom {v}:2:{m}", named(hopper.squared_relu_venom, v=v, m=m), (h,), 0

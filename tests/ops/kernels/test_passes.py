@@ -50,6 +50,17 @@ def test_sparsify_24(method, axis, dtype, out, special, backend):
 
 
 @each_backend
+@DTYPES
+@SPECIAL
+def test_sparsify_24_tiles(special, dtype, out, backend):
+    for shape in [(64, 64), (256, 704), (100, 300), (7, 10)]:
+        rng = np.random.default_rng(6)
+        x, mask = random_or_special(shape, dtype, 7, special), jnp.asarray(rng.random(shape) < 0.5)
+        _assert_as_reference(backend, "sparsify_24_tiles", x, mask, dtype=out)
+
+
+@pytest.mark.gpu
+@each_backend
 @SPECIAL
 def test_soft_threshold_24(special, backend):
     for shape, layers in [((256, 128), 2), ((128, 300), 1), ((3 * 64, 64), 3)]:

@@ -24,6 +24,7 @@ from sparse_lm.ops.triton.passes.sparsify_24 import (
     _sparsify_24_kernel,
     _squared_relu_24_kernel,
 )
+from sparse_lm.ops.triton.passes.sparsify_24_tiles import _sparsify_24_tiles_kernel
 from sparse_lm.ops.triton.passes.sparsify_venom import _sparsify_venom_kernel
 from sparse_lm.ops.triton.passes.squared_relu_gradients import _gradients_24_kernel, _gradients_venom_kernel
 from sparse_lm.ops.triton.products.matmul_24 import CANDIDATES as DENSE
@@ -130,6 +131,12 @@ PASSES = {
         _soft_threshold_24_kernel,
         ("*fp32", "*fp32", "*bf16", "*i32", "*bf16"),
         dict(ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
+        4,
+    ),
+    "sparsify_24_tiles": (
+        _sparsify_24_tiles_kernel,
+        ("*fp32", "*i1", *("*bf16", "*i32") * 2),
+        dict(ROWS=F, COLUMNS=D, MASK_COLUMNS=D),
         4,
     ),
     "squared_relu_24": (_squared_relu_24_kernel, ("*bf16", "*bf16", "*i32", "*fp32"), dict(ROWS=T, COLUMNS=F), 4),
