@@ -140,12 +140,6 @@ class HiddenStats(NamedTuple):
     energy: Array  # sum of Y^2
     kept_energy: Array  # sum of Y^2 over the stored entries
 
-    @classmethod
-    def of(cls, y: Array, kept: Array) -> HiddenStats:
-        """Computes the statistics of Y and of the entries that are stored of it."""
-        energy, kept_energy = (jnp.sum(jnp.square(x.astype(jnp.float32))) for x in (y, kept))
-        return cls(jnp.sum(y != 0, dtype=jnp.float32), energy, kept_energy)
-
 
 class HiddenGradients(NamedTuple):
     """Results that the backward pass reads of the hidden layer."""

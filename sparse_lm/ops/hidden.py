@@ -3,23 +3,21 @@
     Y = relu(H)^2, of which the sparse form is kept        forward
     dH = 2 relu(H) dY = 2 sqrt(Y) dY where Y is stored     backward
 
+and with a gate G beside each neuron's own U in H, Y = relu(G)^2 U.
+
 A backend's kernels take one pass over memory each, as memory is what limits them ("Passes over memory" in
-docs/kernels.md). With a gate G beside each neuron's own U in H, Y = relu(G)^2 U: there only selections are kernels.
+experiments/README.md).
 """
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_block, check_format, check_group, check_matrix
-from sparse_lm.ops.compress import compress_24
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.matmul import check_sampled
 from sparse_lm.ops.shapes import Float, Int32
-from sparse_lm.ops.sparsify import sparsify_24
 
 
 def squared_relu_24(
@@ -146,10 +144,7 @@ def gated_squared_relu_24(
       NotImplementedError: the named backend cannot run this.
     """
     _check_gated(h)
-    gate, own = _gate_and_own(h)
-    y = (jnp.square(jax.nn.relu(gate)) * own).astype(h.dtype)
-    sparse = sparsify_24(y, "magnitude", implementation=implementation)
-    return sparse, HiddenStats.of(y, sparse.values)
+    return backends.dispatch("gated_squared_relu_24", implementation, h)
 
 
 def gated_squared_relu_gradients(
@@ -183,22 +178,10 @@ def gated_squared_relu_gradients(
     check_matrix("dy", dy)
     if not dy.shape == y.shape == (h.shape[0], h.shape[1] // 2):
         raise ValueError(f"dy {list(dy.shape)} and y {list(y.shape)} must be [T, F] for h {list(h.shape)}, [T, 2 F]")
-    gate, own = _gate_and_own(h)
-    kept, relu, gradient = y.mask(), jax.nn.relu(gate), dy.astype(jnp.float32)
-    of_gate_and_own = gradient * own * (2 * relu), gradient * jnp.square(relu)
-    halves = [jnp.where(kept, half, 0).astype(dy.dtype) for half in of_gate_and_own]
-    gates_first = compress_24(jnp.concatenate(halves, axis=1), jnp.tile(kept, (1, 2)))
-    by_turns = jnp.stack(halves, axis=-1).reshape(h.shape)
-    drawn = (sparsify_24(x, "mvue", 0, key=key, implementation=implementation) for x in (by_turns, y.to_dense()))
-    return HiddenGradients(gates_first, *drawn)
+    return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=key)
 
 
 def _check_gated(h: Array) -> None:
     check_matrix("h", h)
     if h.shape[1] % 2:
         raise ValueError(f"h {list(h.shape)} must have two columns a neuron")
-
-
-def _gate_and_own(h: Array) -> list[Array]:
-    """Splits H [T, 2 F], a neuron's two numbers side by side, into float32 [T, F] each."""
-    return [h[:, first::2].astype(jnp.float32) for first in range(2)]

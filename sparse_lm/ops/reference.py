@@ -70,7 +70,7 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_24`."""
     y = _squared_relu(h)
     sparse = sparsify_24(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
-    return sparse, HiddenStats.of(y, sparse.values)
+    return sparse, _stats(y, sparse.values)
 
 
 def sampled_squared_relu_24(
@@ -84,7 +84,7 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
     """See `sparse_lm.ops.squared_relu_venom`."""
     y = _squared_relu(h)
     sparse = sparsify_venom(y, v, m, dtype=h.dtype)
-    return sparse, HiddenStats.of(y, sparse.values)
+    return sparse, _stats(y, sparse.values)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
@@ -101,6 +101,29 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         return sparsify_24(x.to_dense(), method, 0, scale=1.0, dtype=x.dtype, key=key)
 
     return HiddenGradients(dh, transpose(dh), transpose(y))
+
+
+def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = sparsify_24) -> tuple[Sparse24, HiddenStats]:
+    """See `sparse_lm.ops.gated_squared_relu_24`; `sparsify` may be another backend's `sparsify_24`."""
+    gate, own = _gate_and_own(h)
+    y = (jnp.square(jax.nn.relu(gate)) * own).astype(h.dtype)
+    sparse = sparsify(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
+    return sparse, _stats(y, sparse.values)
+
+
+def gated_squared_relu_gradients(
+    dy: Array, h: Array, y: Sparse24, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
+) -> HiddenGradients:
+    """See `sparse_lm.ops.gated_squared_relu_gradients`; `sparsify` may be another backend's `sparsify_24`."""
+    gate, own = _gate_and_own(h)
+    kept, relu = y.mask(), jax.nn.relu(gate)
+    gradient = dy.astype(jnp.float32)
+    of_all = gradient * own * (2 * relu), gradient * jnp.square(relu)
+    halves = [jnp.where(kept, half, 0).astype(dy.dtype) for half in of_all]
+    gates_first = compress_24(jnp.concatenate(halves, axis=1), jnp.tile(kept, (1, 2)))
+    by_turns = jnp.stack(halves, axis=-1).reshape(h.shape)
+    drawn = [sparsify(x, "mvue", 0, scale=1.0, dtype=x.dtype, key=key) for x in (by_turns, y.to_dense())]
+    return HiddenGradients(gates_first, *drawn)
 
 
 def matmul_24(w: Sparse24, b: Array, *, out_transposed: bool = False, out_dtype: DTypeLike) -> Array:
@@ -155,6 +178,18 @@ def scattered_matmul_24(
 def _squared_relu(h: Array) -> Array:
     """Computes relu(h)^2 in float32, rounded once."""
     return jnp.square(jax.nn.relu(h.astype(jnp.float32))).astype(h.dtype)
+
+
+def _gate_and_own(h: Array) -> list[Array]:
+    """Splits H [T, 2 F], a neuron's two numbers side by side, into float32 [T, F] each."""
+    return [h[:, first::2].astype(jnp.float32) for first in range(2)]
+
+
+def _stats(y: Array, kept: Array) -> HiddenStats:
+    def energy(x: Array) -> Array:
+        return jnp.sum(jnp.square(x.astype(jnp.float32)))
+
+    return HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy(y), energy(kept))
 
 
 def _dot(a: Array, b: Array) -> Array:
@@ -264,7 +299,7 @@ def fp8_rows(x: Array) -> tuple[fp8.Scaled, fp8.Scaled]:
 def fp8_squared_relu(h: fp8.Unscaled) -> tuple[tuple[fp8.Scaled, fp8.Scaled], HiddenStats]:
     """See `sparse_lm.ops.fp8.squared_relu`."""
     y = jnp.square(jax.nn.relu(h.scaled()))
-    return fp8_rows(y), HiddenStats.of(y, y)
+    return fp8_rows(y), _stats(y, y)
 
 
 def fp8_squared_relu_gradients(dy: fp8.Unscaled, h: fp8.Unscaled) -> tuple[fp8.Scaled, fp8.Scaled]:

@@ -30,7 +30,9 @@ ACTIVATIONS = (SQUARED_RELU, *GATES)
 def activate(h: Float[Array, "T rows"], activation: str) -> tuple[Float[Array, "T F"], HiddenStats, Array]:
     """Computes Y; returns with it what is seen of it, all of which is kept, and what the backward pass needs."""
     y = jnp.square(jax.nn.relu(h)) if activation == SQUARED_RELU else _gated(activation, *_halves(h))
-    return y, HiddenStats.of(y, y), y if activation == SQUARED_RELU else h
+    energy = jnp.sum(jnp.square(y.astype(jnp.float32)))
+    seen = HiddenStats(jnp.sum(y != 0, dtype=jnp.float32), energy, energy)
+    return y, seen, y if activation == SQUARED_RELU else h
 
 
 def hidden(saved: Array, activation: str) -> Float[Array, "T F"]:

@@ -10,10 +10,10 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
       choices      operands
-    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients;
-                   add_norm and fp8_rows, whose loops are Pallas' own
+    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients,
+                   gated_squared_relu; add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
-      threads      thread_tile
+      threads      thread_tile, shared_words
     both           emit, compat
 """
 
@@ -29,6 +29,8 @@ _MODULES = {
     "fp8_rows": "passes.fp8_rows",
     "fp8_squared_relu": "passes.fp8_rows",
     "fp8_squared_relu_gradients": "passes.fp8_rows",
+    "gated_squared_relu_24": "passes.gated_squared_relu",
+    "gated_squared_relu_gradients": "passes.gated_squared_relu",
     "grouped_down": "products.grouped",
     "grouped_up": "products.grouped",
     "grouped_weights": "products.grouped",

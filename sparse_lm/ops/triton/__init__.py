@@ -7,7 +7,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
 
     products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24, sampled_squared_relu_24
       frame        product, tiling, and the instruction in mma_sp
-    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients
+    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients, gated_squared_relu
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       tiles        tiles
     both           gluon_call, device
@@ -21,6 +21,8 @@ from sparse_lm.ops import backends
 from sparse_lm.ops.triton.frame.device import RAN_ON, SHARED_KIB
 
 _MODULES = {
+    "gated_squared_relu_24": "passes.gated_squared_relu",
+    "gated_squared_relu_gradients": "passes.gated_squared_relu",
     "matmul_24": "products.matmul_24",
     "matmul_venom": "products.matmul_venom",
     "sampled_matmul_24": "products.sampled_matmul_24",

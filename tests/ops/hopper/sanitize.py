@@ -96,6 +96,11 @@ def squared_relu_gradients(*, venom: bool, drawn: bool = False) -> Call:
     return call(hopper.squared_relu_gradients, *operands, names=("key",) * drawn)
 
 
+def gated_squared_relu_gradients() -> Call:
+    operands = x(300, KEPT, seed=2), x(300, 2 * KEPT, seed=1), random_24(300, KEPT, TYPE, seed=0), jax.random.key(1)
+    return call(hopper.gated_squared_relu_gradients, *operands, names=("key",))
+
+
 CALLS: dict[str, Callable[[], Call]] = {
     "grouped_up": lambda: grouped("grouped_up"),
     "grouped_up, padded": lambda: grouped("grouped_up", padded=True),
@@ -150,6 +155,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "squared_relu_gradients 128:2:16": lambda: squared_relu_gradients(venom=True),
     "squared_relu_gradients, drawn": lambda: squared_relu_gradients(venom=False, drawn=True),
     "squared_relu_gradients 128:2:16, drawn": lambda: squared_relu_gradients(venom=True, drawn=True),
+    "gated_squared_relu_24": lambda: call(hopper.gated_squared_relu_24, x(300, 2 * KEPT)),
+    "gated_squared_relu_gradients, drawn": gated_squared_relu_gradients,
 }
 
 

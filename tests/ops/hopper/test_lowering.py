@@ -139,6 +139,9 @@ def _passes():
     yield "squared_relu_24", hopper.squared_relu_24, (h,), 0
     yield "squared_relu_gradients", gradients, (h, y), 0
     yield "squared_relu_gradients drawn", named(gradients, "key"), (h, y, key), 0
+    both = _dense(T, 2 * KEPT)
+    yield "gated_squared_relu_24", hopper.gated_squared_relu_24, (both,), 0
+    yield "gated_squared_relu_gradients", named(hopper.gated_squared_relu_gradients, "key"), (h, both, y, key), 0
     yield "soft_threshold_24", named(hopper.soft_threshold_24, **bf16), (_float32(2 * F, D), _float32(2)), 0
     for axis in (-1, 0):
         call = named(hopper.sparsify_24, "key", method="mvue", axis=axis, scale=1.0, **bf16)

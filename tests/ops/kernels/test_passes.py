@@ -81,6 +81,24 @@ def test_squared_relu(dtype, special, backend):
         np.testing.assert_allclose(stats, seen, rtol=1e-4)
 
 
+@each_backend
+@SPECIAL
+@HALF_PRECISIONS
+def test_gated_squared_relu(dtype, special, backend):
+    """Forward and backward. The reference is not compiled: XLA would select and draw from what is not yet rounded."""
+    for shape in ((64, 64), (256, 704), (100, 128)):
+        h = random_or_special((shape[0], 2 * shape[1]), dtype, 2, special)
+        y, seen = reference.gated_squared_relu_24(h)
+        ours, stats = _compiled(backend, "gated_squared_relu_24", h)
+        assert_same_bits(ours, y)
+        np.testing.assert_allclose(stats, seen, rtol=1e-4)
+        dy = random_or_special(shape, dtype, 3, special)
+        for key in KEYS:
+            wanted = reference.gated_squared_relu_gradients(dy, h, y, key=key)
+            found = _compiled(backend, "gated_squared_relu_gradients", dy, h, y, key=key)
+            assert_same_bits(*_unsigned_zeros((found, wanted)))
+
+
 def _check_gradients(backend, dy, y, *, keys=(None,)):
     """Square roots are those of the device: on a CPU they are rounded correctly, as Triton's kernel rounds them."""
     device = None if backend is BACKENDS["hopper"] else jax.devices("cpu")[0]

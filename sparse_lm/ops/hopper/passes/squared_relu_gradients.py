@@ -26,7 +26,7 @@ from jaxlib.mlir.dialects import arith, llvm, math
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.hopper.frame import mvue, packed_24
+from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import (
     COMPILER_PARAMS,
     SCALAR,
@@ -55,11 +55,6 @@ from sparse_lm.ops.mvue import threefry_key
 
 _NOT_KEPT = -1
 _DH, _Y = 0, 1  # halves of a word
-# A word of row r and column c lies at r * 97 + 8 (r // 32) + c + 8 (c // 32) in shared memory: neither the rows nor the
-# columns that the lanes of a warp hold share a bank.
-_SKEW = 8
-_WORD_STRIDE = 97
-_WORDS = TILE * _WORD_STRIDE + _SKEW
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
@@ -141,7 +136,7 @@ def _call(
             out_rows = [arith.addi(arith.muli(column, i32(TILE)), tile_column) for tile_column in tile_columns]
         else:
             out_rows = [_listed(*listed, tile_column) for tile_column in tile_columns]
-        loaded = [_load_column(words, thread, tile_column) for tile_column in tile_columns]
+        loaded = [shared_words.load_column(words, thread, tile_column) for tile_column in tile_columns]
         if key is None:
             selected = [_select_along_tokens(tokens) for tokens in loaded]
         else:
@@ -167,7 +162,7 @@ def _call(
         grid=(column_tiles, token_tiles),
         grid_names=("column", "row"),
         scratch_types=[
-            plgpu.SMEM((_WORDS,), jnp.int32),
+            plgpu.SMEM((shared_words.COUNT,), jnp.int32),
             plgpu.SMEM((max(tile_neurons, WARPGROUP_SIZE),), jnp.int32),
         ],
         compiler_params=COMPILER_PARAMS,
@@ -186,7 +181,9 @@ def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
             dh_word = _gradient(dy_word, y_word, element)
             dh_rows[-1].append(dh_word)
-            members = [_pointer(words, *_position(tile.thread, half, 4 * group + member)) for member in range(4)]
+            members = [
+                shared_words.pointer(words, *_position(tile.thread, half, 4 * group + member)) for member in range(4)
+            ]
             for pointer in members:
                 llvm.store(i32(0), pointer)
             # A group's words are neighbours.
@@ -281,21 +278,3 @@ def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value
     own = arith.remui(thread.index, i32(TILE))  # two threads write the same
     neuron = _listed(columns, block, tile, own)
     llvm.store(own, at(arith.subi(neuron, arith.muli(tile, i32(tile_neurons)))))
-
-
-def _pointer(words: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
-    """Computes where the word of an entry of the tile is."""
-
-    def skewed(index: ir.Value) -> ir.Value:
-        return arith.addi(index, arith.muli(arith.shrui(index, i32(5)), i32(_SKEW)))
-
-    row_offset = arith.addi(arith.muli(row, i32(_WORD_STRIDE)), arith.muli(arith.shrui(row, i32(5)), i32(_SKEW)))
-    index = arith.addi(row_offset, skewed(column))
-    return mgpu_utils.getelementptr(mgpu_utils.memref_ptr(words), [index], i32_type())
-
-
-def _load_column(words: ir.Value, thread: Thread, column: ir.Value) -> list[ir.Value]:
-    """Loads a thread's 16 rows of one column."""
-    return [
-        llvm.load(i32_type(), _pointer(words, arith.addi(thread.column, i32(i)), column)) for i in range(THREAD_COLUMNS)
-    ]
