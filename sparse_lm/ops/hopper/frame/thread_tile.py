@@ -29,12 +29,14 @@ from sparse_lm.ops.hopper.frame.emit import (
     store_vectors,
     store_words,
     vector,
+    vector_lanes,
 )
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.two_of_four import Pair
 
 THREAD_COLUMNS = 16  # columns of a row that a thread holds: four groups
 HALVES = range(2)  # of a thread's rows
+SHARED_STRIDE = TILE + 1  # of a tile's rows in shared memory, where they are read by columns: these keep off one bank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +126,27 @@ class Tile:
         tile = arith.addi(arith.muli(self.row, i32(ref.shape[1])), self.column)
         index = arith.addi(mul64(tile, WARPGROUP_SIZE), arith.extui(i64_type(), self.thread.index))
         return mgpu_utils.getelementptr(global_pointer(metadata), [index], ref.element_type)
+
+
+def load_tile(x: ir.Value, tile: Tile) -> tuple[ir.Value, ir.Value, list[tuple[int, list[ir.Value]]]]:
+    """Loads a tile's entries such that neighbouring threads read neighbouring 16 bytes, to be put into shared memory.
+
+    Returns:
+      Row and column in the tile, and pairs (first row, entries): entries follow one another from (row + first row,
+      column) on.
+    """
+    ref = ir.MemRefType(x.type)
+    lanes = vector_lanes(ref.element_type)
+    threads_per_row = TILE // lanes
+    row = arith.divui(tile.thread.index, i32(threads_per_row))
+    column = arith.muli(arith.remui(tile.thread.index, i32(threads_per_row)), i32(lanes))
+    x_row = arith.addi(arith.muli(tile.row, i32(TILE)), row)
+    x_column = arith.addi(arith.muli(tile.column, i32(TILE)), column)
+    loaded = []
+    for first in range(0, TILE, WARPGROUP_SIZE // threads_per_row):
+        start = arith.addi(mul64(arith.addi(x_row, i32(first)), ref.shape[1]), arith.extui(i64_type(), x_column))
+        loaded.append((first, load_vectors(x, start, lanes)))
+    return row, column, loaded
 
 
 def nibbles(word: ir.Value) -> list[list[ir.Value]]:

@@ -31,23 +31,19 @@ from sparse_lm.ops.hopper.frame.emit import (
     WARPGROUP_SIZE,
     f32,
     i32,
-    i64_type,
-    load_vectors,
-    mul64,
-    vector_lanes,
     widen,
 )
 from sparse_lm.ops.hopper.frame.thread_tile import (
     HALVES,
+    SHARED_STRIDE,
     THREAD_COLUMNS,
     Thread,
     Tile,
     groups,
+    load_tile,
 )
 from sparse_lm.ops.hopper.frame.two_of_four import Pair, two_of_four
 from sparse_lm.ops.mvue import threefry_key
-
-_STRIDE = TILE + 1  # of a tile's rows in shared memory, where they are read by columns: these keep off one bank
 
 
 def sparsify_24(
@@ -140,7 +136,7 @@ def _call(
         out_type=out_type,
         grid=(column_tiles, row_tiles),
         grid_names=("column", "row"),
-        scratch_types=[plgpu.SMEM((TILE, _STRIDE) if transposed else (1, 1), x.dtype)],
+        scratch_types=[plgpu.SMEM((TILE, SHARED_STRIDE) if transposed else (1, 1), x.dtype)],
         compiler_params=COMPILER_PARAMS,
         kernel_name="sparsify_24",
     )(x, scale, jnp.zeros(2, jnp.int32) if key is None else key)
@@ -167,24 +163,14 @@ def _scaled(pair: Pair, factor: ir.Value) -> Pair:
 
 
 def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[ir.Value]]:
-    """Loads both rows' columns of the transpose of x: columns of x, by way of shared memory.
-
-    Neighbouring threads read neighbouring 16 bytes. A tile's rows are columns of x: its tile at (column, row).
-    """
-    ref, thread = ir.MemRefType(x.type), tile.thread
-    element, lanes = ref.element_type, vector_lanes(ref.element_type)
-    threads_per_row = TILE // lanes
-    row = arith.divui(thread.index, i32(threads_per_row))
-    column = arith.muli(arith.remui(thread.index, i32(threads_per_row)), i32(lanes))
-    x_row = arith.addi(arith.muli(tile.column, i32(TILE)), row)
-    x_column = arith.addi(arith.muli(tile.row, i32(TILE)), column)
-    loaded = []
-    for first in range(0, TILE, WARPGROUP_SIZE // threads_per_row):
-        start = arith.addi(mul64(arith.addi(x_row, i32(first)), ref.shape[1]), arith.extui(i64_type(), x_column))
-        loaded.append((first, load_vectors(x, start, lanes)))
+    """Loads both rows' columns of the transpose of x: columns of x, by way of shared memory."""
+    element = ir.MemRefType(x.type).element_type
+    thread = tile.thread
+    # A tile's rows are columns of the result: the tile at (column, row) of x.
+    row, column, loaded = load_tile(x, Tile(thread, tile.column, tile.row))
     shared = mgpu_utils.memref_ptr(tile_smem)
     for first_row, values in loaded:
-        start = arith.addi(arith.muli(arith.addi(row, i32(first_row)), i32(_STRIDE)), column)
+        start = arith.addi(arith.muli(arith.addi(row, i32(first_row)), i32(SHARED_STRIDE)), column)
         for i, value in enumerate(values):
             llvm.store(value, mgpu_utils.getelementptr(shared, [arith.addi(start, i32(i))], element))
     mgpu_utils.warpgroup_barrier()
@@ -193,7 +179,7 @@ def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[
         x_column = arith.addi(thread.row, i32(8 * half))
         run = []
         for i in range(THREAD_COLUMNS):
-            index = arith.muli(arith.addi(thread.column, i32(i)), i32(_STRIDE))
+            index = arith.muli(arith.addi(thread.column, i32(i)), i32(SHARED_STRIDE))
             run.append(llvm.load(element, mgpu_utils.getelementptr(shared, [arith.addi(index, x_column)], element)))
         runs.append(run)
     return runs
