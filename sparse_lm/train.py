@@ -26,8 +26,7 @@ from sparse_lm import config_flag, entry_point, logs
 from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_text
-from sparse_lm.training.determinism import request_determinism
-from sparse_lm.training.gpu_memory import request_memory
+from sparse_lm.training.environment import request_determinism, request_memory
 from sparse_lm.training.loop import TooManyBadSteps, train
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.processes import LaunchError

@@ -19,10 +19,9 @@ from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
-from sparse_lm.training.telemetry import flops, step_log
+from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
-from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.telemetry.timing import StepTimer
+from sparse_lm.training.telemetry.summary import RunSummary, read_summary
 from tests.runs import Crash, command, lines, run, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
@@ -119,7 +118,7 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
             yield windows
 
     monkeypatch.setattr(evaluation, "heldout_batches", recorded)
-    monkeypatch.setattr(step_log, "StepTimer", functools.partial(StepTimer, clock=lambda: 100.0 * len(read)))
+    monkeypatch.setattr(loop, "RunSummary", functools.partial(RunSummary, clock=lambda: 100.0 * len(read)))
     assert loop.train(config, str(tmp_path))
     assert read == [1, 1, 1]
     logged = [(line["step"], "eval_loss" in line, line["step_time"]) for line in lines(tmp_path)]

@@ -13,17 +13,15 @@ from jax import Array
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.compile_ahead import CompileAhead
-from sparse_lm.training.determinism import check_determinism
+from sparse_lm.training.compile_ahead import compile_ahead
+from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
 from sparse_lm.training.evaluation import HeldOut
-from sparse_lm.training.implementation import check_implementation, check_precision
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
 from sparse_lm.training.starting import open_pretrained, restore_or_start
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
-from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.transitions import begins_phase, make_transitions, transition_before
@@ -49,7 +47,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
     Args:
       config: the run.
       workdir: its directory.
-      profile_steps: (first, end), steps to trace into `<workdir>/profile`; see `StepProfile`.
+      profile_steps: (first, end), steps to trace into `<workdir>/profile`; see `StepLog`.
       wandb: sends the metrics to Weights & Biases, too; see `WandbRun`.
 
     Returns:
@@ -82,11 +80,9 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
             print_overview(config, workdir, trainer, data, state)
-            with (
-                StepLog(config, data, reports, summary, start, wandb and processes.is_leader()) as log,
-                StepProfile(reports, *profile_steps) as profile,
-            ):
-                return _Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)
+            wandb = wandb and processes.is_leader()
+            with StepLog(config, data, reports, summary, start, wandb, profile_steps) as log:
+                return _Loop(config, workdir, trainer, data, checkpoints, interrupt, log).run(state, start)
 
 
 @dataclasses.dataclass
@@ -99,14 +95,12 @@ class _Loop:
     data: Data
     checkpoints: Checkpoints
     interrupt: Interrupt
-    profile: StepProfile
     log: StepLog
     pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet handled
 
     def __post_init__(self):
         config, trainer = self.config, self.trainer
         self.transitions = make_transitions(config, trainer.graphdef, trainer.layout)
-        self.compile_ahead = CompileAhead(config, trainer, self.transitions, self.interrupt, self.log)
         self.held_out = HeldOut(config, trainer, self.data)
 
     def run(self, state: TrainState, start: int) -> bool:
@@ -118,14 +112,15 @@ class _Loop:
                 self._handle_pending(state)
                 return self._stop(state, step)
             windows = next(batches)
-            profile_turns = self.profile.turns(step)
+            if step == start and not compile_ahead(
+                config, self.trainer, self.transitions, self.interrupt, self.log, step, state, windows
+            ):
+                return self._stop(state, step)
+            profile_turns = self.log.profile_turns(step)
             if profile_turns or begins_phase(config, step):
                 self._handle_pending(state)  # or it would seem to take as long as the transition
-            if not self.compile_ahead.compile(step, state, windows):
-                return self._stop(state, step)
             if profile_turns:
-                self.profile.turn()
-                self.log.spent_on("profile")
+                self.log.turn_profile()
             self.interrupt.answer = f"finishing step {step}, saving"
             state, transition_metrics = self._cross_transition(state, step, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
@@ -186,7 +181,7 @@ class _Loop:
         results = None
         if evaluates and not too_many:
             results = self.held_out.evaluate(state, step)
-            self.log.spent_on("evaluation")
+            self.log.summary.spent_on("evaluation")
         self.log.write(step, metrics, results)
         if too_many:
             if self.pending:  # the state has this step, too
@@ -201,7 +196,7 @@ class _Loop:
         self.log.summary.write()  # first, so that no checkpoint is ahead of it
         self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
         self.log.note(step, "saving")
-        self.log.spent_on("checkpoint")
+        self.log.summary.spent_on("checkpoint")
 
     def _stop(self, state: TrainState, step: int) -> bool:
         """Saves the state after `step` steps and says that a signal ended the run; returns False."""

@@ -4,11 +4,10 @@ import types
 
 import jax
 
-from sparse_lm.training.compile_ahead import CompileAhead
+from sparse_lm.training.compile_ahead import compile_ahead
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.telemetry.step_log import StepLog
-from sparse_lm.training.telemetry.summary import RunSummary, read_summary
-from sparse_lm.training.telemetry.wall_time import COMPILE_EVENTS
+from sparse_lm.training.telemetry.summary import COMPILE_EVENTS, RunSummary, read_summary
 from tests import small
 from tests.clock import Clock
 
@@ -37,8 +36,7 @@ def test_transitions_and_the_first_step_count_however_many_programs_compile_side
         StepLog(config, None, tmp_path, summary, 4) as log,
         Interrupt() as interrupt,
     ):
-        ahead = CompileAhead(config, trainer, transitions, interrupt, log)
-        assert ahead.compile(4, None, None)
+        assert compile_ahead(config, trainer, transitions, interrupt, log, 4, None, None)
         clock.now += 3
         summary.step_done("sparse")
     seconds = read_summary(tmp_path)["seconds"]
@@ -65,6 +63,5 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(tmp_path):
             StepLog(config, None, tmp_path, summary, start) as log,
             Interrupt() as interrupt,
         ):
-            ahead = CompileAhead(config, trainer, transitions, interrupt, log)
-            assert ahead.compile(start, None, None) and ahead.compile(start + 1, None, None)
+            assert compile_ahead(config, trainer, transitions, interrupt, log, start, None, None)
         assert sorted(compiled) == sorted(names)

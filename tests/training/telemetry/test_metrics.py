@@ -76,13 +76,13 @@ def test_resume_leaves_each_step_once(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b'{"step": 1, "lo{"step": 2, "loss": 1.0}', b'{"step": 1, "\xff', b"{}"])
-def test_damaged_lines_in_the_middle_are_left_out_with_one_warning(tmp_path, damage, caplog):
+def test_damaged_lines_in_the_middle_are_left_out_with_a_warning(tmp_path, damage, caplog):
     whole = [b'{"step": %d, "loss": 1.0}' % step for step in (0, 3, 4)]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b"\n".join([whole[0], damage, *whole[1:], damage, b""]))
     with caplog.at_level(logging.WARNING):
         assert [line["step"] for line in read_metrics(tmp_path)] == [0, 3, 4]
-    assert caplog.messages == [f"{file}: line 2 and 1 more cannot be read and is left out"]
+    assert caplog.messages == [f"{file}: line {number} cannot be read and is left out" for number in (2, 5)]
     with MetricsWriter(tmp_path, resume_step=4) as writer:
         writer.write(4, {"loss": 2.0})
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(0, 1.0), (3, 1.0), (4, 2.0)]
