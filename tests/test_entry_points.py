@@ -47,10 +47,10 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
     plain.write_text("def get_config():\n    return {'steps': 3}\n")
     command_lines = [[config, *arguments, mistake] for mistake in mistakes]
     command_lines += [["--config.steps=3", config], [f"--config={plain}"], [f"--config={faulty}"], ["--help"]]
-    *results, order, no_config_dict, of_the_file, help_ = run_each("sparse_lm.train", command_lines, tmp_path)
+    *results, before, no_config_dict, of_the_file, help_ = run_each("sparse_lm.train", command_lines, tmp_path)
     for words, result in zip(mistakes.values(), results, strict=True):
         assert_one_line(result, words)
-    assert_one_line(order, "--config.steps=3: must come behind --config")
+    assert_one_line(before, "config.sparsity.end_step = 8: must not be after config.steps = 3")
     assert_one_line(no_config_dict, "--config: get_config() must return a ConfigDict, not a dict")
     assert not (tmp_path / "run" / "config.json").exists()
     assert not list(ROOT.glob("gs:*"))

@@ -21,8 +21,8 @@ KEYS = sorted(BASES["dense"])
 GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
 NAMES = sorted(
     {
-        *RECIPES, *config_rules.IMPLEMENTATIONS, *config_rules.SCHEDULES, *config_rules.ACTIVATIONS,
-        *config_rules.REMAT_POLICIES, *config_rules.DTYPES,
+        *RECIPES, *config_rules.IMPLEMENTATIONS, *config_rules.ACTIVATIONS, *config_rules.REMAT_POLICIES,
+        *config_rules.DTYPES, "cosine", "wsd",
     }
 )  # fmt: skip
 
