@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
@@ -24,7 +23,7 @@ from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
-from sparse_lm.training.transitions import begins_phase, make_transitions, transition_before
+from sparse_lm.training.transitions import make_transitions, transition_before
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning
 from sparse_lm.training.workdir_lock import workdir_lock
 
@@ -116,13 +115,15 @@ class _Loop:
                 config, self.trainer, self.transitions, self.interrupt, self.log, step, state, windows
             ):
                 return self._stop(state, step)
-            profile_turns = self.log.profile_turns(step)
-            if profile_turns or begins_phase(config, step):
+            transition, profile_turns = transition_before(config, step), self.log.profile_turns(step)
+            if profile_turns or transition in ("enter", "leave"):
                 self._handle_pending(state)  # or it would seem to take as long as the transition
             if profile_turns:
                 self.log.turn_profile()
             self.interrupt.answer = f"finishing step {step}, saving"
-            state, transition_metrics = self._cross_transition(state, step, windows)
+            if transition:
+                self.log.note(step, _LINES[transition])
+            state, transition_metrics = self.transitions.take(transition, state, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.step(config.phase(step))(state, windows)
             before, self.pending = self.pending, (step, transition_metrics | metrics)
@@ -150,20 +151,6 @@ class _Loop:
         if jax.process_count() == 1:
             return requested
         return step % self.config.log_every == 0 and processes.any_of(requested)
-
-    def _cross_transition(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
-        """Makes the state what `step` needs; returns it with a refresh's metrics."""
-        transition = transition_before(self.config, step)
-        if transition:
-            self.log.note(step, _LINES[transition])
-        match transition:
-            case "enter":
-                return self.transitions.enter_sparse(state, windows), {}
-            case "leave":
-                return self.transitions.leave_sparse(state), {}
-            case "refresh":
-                return self.transitions.refresh(state, windows)
-        return state, {}
 
     def _handle_pending(self, state: TrainState, evaluates: bool = False) -> dict[str, float] | None:
         pending, self.pending = self.pending, None

@@ -94,9 +94,9 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
     def compiled(recipe: Recipe) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
         step = functools.partial(_train_step, config=config, graphdef=graphdef, layout=layout, recipe=recipe)
-        placed = dict(out_shardings=(layout.state, layout.replicated)) if layout else {}
+        placed = (layout.state, layout.replicated) if layout else None
         options = compiler_options(config.model.precision)
-        return jax.jit(step, donate_argnums=0, compiler_options=options, **placed)
+        return jax.jit(step, donate_argnums=0, compiler_options=options, out_shardings=placed)
 
     return Trainer(
         config=config,

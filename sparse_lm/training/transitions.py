@@ -50,6 +50,17 @@ class Transitions:
     refresh: _Transition
     leave_sparse: Callable[[TrainState], TrainState]
 
+    def take(self, transition: str | None, state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
+        """Takes a state through what `transition_before` names; returns it with a refresh's metrics."""
+        match transition:
+            case "enter":
+                return self.enter_sparse(state, windows), {}
+            case "leave":
+                return self.leave_sparse(state), {}
+            case "refresh":
+                return self.refresh(state, windows)
+        return state, {}
+
 
 def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None) -> Transitions:
     """Makes the transitions of a run; `layout` is None on one device."""
@@ -74,14 +85,9 @@ def needs_refresh(config: Config, step: int) -> bool:
     return sparsity.recipe.refreshes and inside and steps_taken % sparsity.refresh_every == 0
 
 
-def begins_phase(config: Config, step: int) -> bool:
-    """Returns True if `step` is trained otherwise than the step before it."""
-    return config.phase(step) != config.phase(step - 1)
-
-
 def transition_before(config: Config, step: int) -> str | None:
     """Names what happens to the state before `step`: "enter" or "leave" the sparse phase, "refresh", or None."""
-    now, before = config.phase(step), config.phase(step - 1) if step else "dense"
+    before, now = config.phase(step - 1), config.phase(step)
     if now != before:
         return "enter" if now == "sparse" else "leave"
     return "refresh" if needs_refresh(config, step) else None
