@@ -8,7 +8,7 @@
 
 The state is laid out with `NamedSharding`, and what is element-wise in it (the optimizer) is left to
 the compiler. Model, loss and gradients run under `shard_map`, on local shapes: kernels are calls that
-the compiler cannot partition, and the order of their collectives is ours (`ops.collectives`).
+the compiler cannot partition, and the order of their collectives is ours (`sparse_lm.collectives`).
 """
 
 from __future__ import annotations

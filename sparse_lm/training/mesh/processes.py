@@ -129,16 +129,12 @@ def _unused_gpu() -> str:
 
 def check_devices(devices: Sequence[jax.Device]) -> None:
     """Raises LaunchError if processes have devices of different kinds, or different numbers of them."""
-    kinds: dict[str, list[int]] = {}
+    of_process: dict[int, Counter[str]] = {}
     for device in devices:
-        kinds.setdefault(device.device_kind, []).append(device.process_index)
-    if len(kinds) > 1:
-        found = "; ".join(f"{kind} in processes {sorted(set(where))}" for kind, where in kinds.items())
-        raise LaunchError(f"all devices must be of one kind: {found}")
-    counts = Counter(device.process_index for device in devices)
-    if len(set(counts.values())) > 1:
-        found = ", ".join(f"process {index} has {count}" for index, count in sorted(counts.items()))
-        raise LaunchError(f"every process must have as many devices: {found}; see CUDA_VISIBLE_DEVICES")
+        of_process.setdefault(device.process_index, Counter())[device.device_kind] += 1
+    if len({device.device_kind for device in devices}) > 1 or len({kinds.total() for kinds in of_process.values()}) > 1:
+        found = "; ".join(f"process {index} has {dict(kinds)}" for index, kinds in sorted(of_process.items()))
+        raise LaunchError(f"every process must have as many devices, of one kind: {found}; see CUDA_VISIBLE_DEVICES")
 
 
 def is_leader() -> bool:
