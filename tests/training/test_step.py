@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.training.step import forward_loss, in_compute_dtype, loss_and_gradients, make_trainer
+from sparse_lm.training.step import forward_loss, loss_and_gradients, make_trainer
 from tests import small
 
 
@@ -101,11 +101,3 @@ def traced(config):
 def test_gradients_of_microbatches_are_added_in_float32():
     gradients = traced(small.config("dense", microbatches=2, **{"model.dtype": "bfloat16"}))
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
-
-
-def test_only_the_layers_matrices_are_read_in_the_computations_dtype():
-    params = small.compiled(small.config("dense"))[0].abstract_state().params
-    cast = jax.eval_shape(lambda params: in_compute_dtype(params, "bfloat16"), params)
-    for path, leaf in jax.tree.leaves_with_path(cast):
-        is_layers_matrix = path[0].key == "layers" and not path[-1].key.endswith("norm")
-        assert leaf.dtype == (jnp.bfloat16 if is_layers_matrix else jnp.float32), path

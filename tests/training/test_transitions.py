@@ -21,7 +21,6 @@ from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.step import forward_loss
 from sparse_lm.training.transitions import dense_params, make_transitions, needs_refresh
 from tests import small
-from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.numpy_routing import means
 
 DENSE_LAYERS = {"fst": 0, "sste": 1, "slices": 1}
@@ -124,35 +123,23 @@ def test_windows_are_left_out_before_tokens_and_the_same_in_parts(
 
 
 def routed(config, state, windows):
-    """The FFN inputs of each layer, float64 [T, D], in a forward pass that is sparse from `dense_layers` on.
-
-    Attention is the model's; the FFN is NumPy.
-    """
-    model = llama.merge(llama.graphdef(config.model), state.params)
+    """The FFN inputs of each layer, [T, D], in a forward pass that is sparse from `dense_layers` on."""
+    model, dense_layers = llama.merge(llama.graphdef(config.model), state.params), config.sparsity.dense_layers
     structure, stacked = nnx.split(model.layers)
-    recipe = config.sparsity.recipe
 
-    @jax.jit
-    def attend(layer, x):
+    @functools.partial(jax.jit, static_argnums=0)
+    def one(recipe, layer, own, x):
         layer = nnx.merge(structure, layer)
         x = x + layer.attention(rms_norm(x, layer.attention_norm[...], config.model.norm_epsilon))
-        return x, rms_norm(x, layer.ffn_norm[...], config.model.norm_epsilon)
+        tokens = rms_norm(x, layer.ffn_norm[...], config.model.norm_epsilon).reshape(-1, config.model.dim)
+        return tokens, x + recipe.ffn(tokens, layer.ffn.up[...], layer.ffn.down[...], own)[0].reshape(x.shape)
 
     x, found = model.embed(windows[:, :-1]), []
     for number in range(config.model.layers):
         layer, own = jax.tree.map(lambda a: a[number], (stacked, state.recipe_state))  # noqa: B023
-        x, tokens = attend(layer, x)
-        tokens = np.asarray(tokens, np.float64).reshape(-1, config.model.dim)
-        found.append(tokens)
-        w1, w2 = (np.asarray(w[number], np.float64) for w in matrices(state.params))
-        inputs = dense64.Inputs(tokens, w1, w2, np.zeros_like(tokens), np.arange(len(tokens)))
-        if number < config.sparsity.dense_layers:
-            o = dense64.dense(inputs).o
-        else:
-            scales, knobs = (float(own.scale_up), float(own.scale_down)), dict(v=recipe.v, m=recipe.m)
-            centroids = np.asarray(own.centroids, np.float64)
-            o = dense64.slices(inputs, scales=scales, centroids=centroids, draw=lambda a, _: a, **knobs).o
-        x = x + o.reshape(x.shape).astype(np.float32)
+        recipe = DENSE if number < dense_layers else config.sparsity.recipe
+        tokens, x = one(recipe, layer, own, x)
+        found.append(np.asarray(tokens, np.float64))
     return found
 
 
