@@ -22,7 +22,7 @@ from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
-from tests.runs import Crash, command, lines, run, small_config, start_until, trace
+from tests.runs import command, lines, run, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
 LONG = {
@@ -123,19 +123,6 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
     assert read == [1, 1, 1]
     logged = [(line["step"], "eval_loss" in line, line["step_time"]) for line in lines(tmp_path)]
     assert logged == [(0, False, None), (1, True, 0), (3, True, 0), (4, True, 0)]
-
-
-def test_the_seed_orders_the_data(corpus, tmp_path, monkeypatch):
-    seeds = []
-
-    def recorded(*args, seed, **options):
-        seeds.append(seed)
-        raise Crash
-
-    monkeypatch.setattr(run_data, "train_batches", recorded)
-    with pytest.raises(Crash):
-        loop.train(small_config(corpus, "dense", seed=7), str(tmp_path))
-    assert seeds == [7]
 
 
 @pytest.mark.long
