@@ -6,13 +6,14 @@ The loop dispatches step n and then handles the metrics of step n - 1, so that t
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
+from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.compile_ahead import compile_ahead
 from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
 from sparse_lm.training.evaluation import HeldOut
 from sparse_lm.training.interrupt import Interrupt
@@ -81,11 +82,11 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
             print_overview(config, workdir, trainer, data, state)
             wandb = wandb and processes.is_leader()
             with StepLog(config, data, reports, summary, start, wandb, profile_steps) as log:
-                return _Loop(config, workdir, trainer, data, checkpoints, interrupt, log).run(state, start)
+                return Loop(config, workdir, trainer, data, checkpoints, interrupt, log).run(state, start)
 
 
 @dataclasses.dataclass
-class _Loop:
+class Loop:
     """The loop of one process, with what it works with."""
 
     config: Config
@@ -111,9 +112,7 @@ class _Loop:
                 self._handle_pending(state)
                 return self._stop(state, step)
             windows = next(batches)
-            if step == start and not compile_ahead(
-                config, self.trainer, self.transitions, self.interrupt, self.log, step, state, windows
-            ):
+            if step == start and not self.compile(step, state, windows):
                 return self._stop(state, step)
             transition, profile_turns = transition_before(config, step), self.log.profile_turns(step)
             if profile_turns or transition in ("enter", "leave"):
@@ -140,6 +139,39 @@ class _Loop:
                 self._save(state, done, results)
         self.checkpoints.wait()
         self.log.summary.state = "finished"
+        return True
+
+    def compile(self, step: int, state: TrainState, windows: Array) -> bool:
+        """Compiles the steps of both phases and the transitions between them, side by side, from `step` to the end.
+
+        A program that does not compile, for want of memory, say, so ends a run at once and not after a dense phase. A
+        compilation takes minutes and cannot be stopped; a signal meanwhile finds a state that can be saved.
+
+        Returns:
+          True if all is compiled, False if a signal came first.
+        """
+        steps, transitions = range(step, self.config.steps), self.transitions
+        phases = sorted({self.config.phase(later) for later in steps})
+        programs: list[tuple[Any, ...]] = [(self.trainer.step(phase), state, windows) for phase in phases]
+        coming = {transition_before(self.config, later) for later in steps}
+        if "enter" in coming:
+            programs.append((transitions.enter_sparse, state, windows))
+        if "refresh" in coming:
+            programs.append((transitions.refresh, state, windows))
+        if "leave" in coming or "sparse" in phases:  # every sparse phase ends
+            programs.append((transitions.leave_sparse, state))
+        compilations = [lambda f=function, a=arguments: f.lower(*a).compile() for function, *arguments in programs]
+        self.interrupt.answer = "saving what there is; the compilation is given up"
+        and_transitions = " and the phase transitions" if len(programs) > len(phases) else ""
+        with self.log.busy(step, f"compiling the {' and the '.join(phases)} step{and_transitions}") as tick:
+            if jax.process_count() > 1:  # processes could not agree to stop in the middle
+                for compilation in compilations:
+                    compilation()
+            elif not self.interrupt.wait_for(*compilations, meanwhile=tick):
+                return False
+        # Now: threads that compile side by side take more seconds together than pass, and those too many would be
+        # taken from what follows, the first step.
+        self.log.summary.spent_on("compile")
         return True
 
     def _is_to_stop(self, step: int) -> bool:

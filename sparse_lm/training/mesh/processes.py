@@ -58,11 +58,10 @@ def join() -> None:
 
 def _arguments(environment: Mapping[str, str]) -> dict[str, str | int] | None:
     """Returns the arguments of `jax.distributed.initialize`; None for a process of its own."""
-    given = [name for name in _EXPLICIT if environment.get(name)]
-    if given:
-        missing = [name for name in _EXPLICIT if name not in given]
-        if missing:
-            raise LaunchError(f"{', '.join(given)} is set and {', '.join(missing)} is not; all three are needed")
+    missing = [name for name in _EXPLICIT if not environment.get(name)]
+    if len(missing) in (1, 2):
+        raise LaunchError(f"{', '.join(_EXPLICIT)} are needed together, and {', '.join(missing)} is not set")
+    if not missing:
         address, count, index = (environment[name] for name in _EXPLICIT)
         if not count.isdecimal() or not index.isdecimal() or not int(index) < int(count):
             raise LaunchError(f"JAX_PROCESS_ID={index} must be in 0..JAX_NUM_PROCESSES - 1, with {count} processes")

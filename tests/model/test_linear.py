@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.model.exact_linear import exact_linear
+from sparse_lm.model.linear import exact_linear
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
