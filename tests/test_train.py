@@ -83,7 +83,7 @@ def test_utilisation_of_each_step_is_of_its_phase(whole, corpus):
 def test_run_can_be_reported(whole, tmp_path):
     text = report([str(whole)], str(tmp_path / "report.html")).read_text()
     last = lines(whole)[-1]
-    for shown in ("80 of 80", f"{last['loss']:.4f}", f"{last['eval_loss']:.4f}", "zeros among activations", "compile"):
+    for shown in ("finished", f"{last['loss']:.5g}", f"{last['eval_loss']:.5g}", "zeros among", "seconds.compile"):
         assert shown in text
 
 

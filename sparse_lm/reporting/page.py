@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from flax.traverse_util import flatten_dict
 from plotly.subplots import make_subplots
 
-from sparse_lm.durations import duration
 from sparse_lm.reporting.run import Run, block_means
 
 PANELS = {
@@ -64,8 +64,9 @@ def page(runs: Sequence[Run]) -> str:
     title = html.escape("Training: " + ", ".join(run.name for run in runs))
     config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["toImage"]]}
     figure = draw(runs).to_html(full_html=False, include_plotlyjs=True, config=config)
-    facts = {name: [show(run.summary) if run.summary else UNKNOWN for run in runs] for name, show in FACTS.items()}
-    return _PAGE.format(title=title, tables=_table(facts, runs) + _table(_differences(runs), runs), figure=figure)
+    facts, configs = [_facts(run) for run in runs], [run.config for run in runs]
+    tables = _table(_rows(facts), runs) + _table(_differing(configs), runs)
+    return _PAGE.format(title=title, tables=tables, figure=figure)
 
 
 def draw(runs: Sequence[Run]) -> go.Figure:
@@ -140,48 +141,29 @@ def _table(rows: dict[str, list[str]], runs: Sequence[Run]) -> str:
     return f'<div class="wide"><table>\n<tr><th></th>{heads}</tr>\n{body}</table></div>\n'
 
 
-def _differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Returns the keys in which the runs' configurations differ."""
-    keys = sorted({key for run in runs for key in run.config})
-    rows = {key: [str(run.config.get(key, UNKNOWN)) for run in runs] for key in keys}
-    return {f"config.{key}": cells for key, cells in rows.items() if len(set(cells)) > 1}
+def _facts(run: Run) -> dict[str, Any]:
+    """Returns what a run's summary says, by flattened key."""
+    if run.summary is None:
+        return {}
+    process = run.summary["processes"][-1]
+    device = f"{process['device']['count']} x {process['device']['kind']}"
+    facts = {**run.summary, "device": device, "commit": process.get("git_commit")}
+    del facts["processes"]
+    return flatten_dict(facts, sep=".")
 
 
-def _loss(evaluation: dict[str, Any] | None) -> str:
-    known = evaluation is not None and evaluation["loss"] is not None
-    return f"{evaluation['loss']:.4f}" if known else UNKNOWN
+def _rows(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Makes the rows of a table of columns that have some keys each, in the order of the first that has a key."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    return {key: [_show(column.get(key)) for column in columns] for key in keys}
 
 
-def _speed(summary: dict[str, Any], phase: str) -> str:
-    speed = summary["tokens_per_second"].get(phase)
-    return f"{speed:,.0f}" if speed else UNKNOWN
+def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Returns the keys in which configurations differ."""
+    return {f"config.{key}": cells for key, cells in sorted(_rows(configs).items()) if len(set(cells)) > 1}
 
 
-def _device(summary: dict[str, Any]) -> str:
-    device = summary["processes"][-1]["device"]
-    return f"{device['count']} x {device['kind']}"
-
-
-def _shares(summary: dict[str, Any]) -> str:
-    """Says where the time went, largest share first."""
-    seconds = sorted(summary["seconds"].items(), key=lambda item: -item[1])
-    total = sum(summary["seconds"].values()) or 1.0
-    return ", ".join(f"{kind} {spent / total:.0%}" for kind, spent in seconds if spent >= 0.005 * total)
-
-
-FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "state": lambda summary: summary["state"],
-    "steps": lambda summary: f"{summary['step']:,} of {summary['steps']:,}",
-    "skipped steps": lambda summary: str(summary["skipped"]),
-    "tokens": lambda summary: f"{summary['tokens']:,}",
-    "training loss": _loss,
-    "held-out loss": lambda summary: _loss(summary["evaluation"]),
-    "best held-out loss": lambda summary: _loss(summary["best_evaluation"]),
-    "wall time": lambda summary: duration(summary["wall_time"]),
-    "time went into": _shares,
-    "tokens/s, dense": lambda summary: _speed(summary, "dense"),
-    "tokens/s, sparse": lambda summary: _speed(summary, "sparse"),
-    "device": _device,
-    "commit": lambda summary: str(summary["processes"][-1].get("git_commit") or UNKNOWN)[:19],
-}
-"""Rows of the first table: how to show a summary's entry."""
+def _show(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.5g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)

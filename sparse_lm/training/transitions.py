@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
@@ -99,8 +98,7 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) ->
     Those of the first `sparsity.dense_layers` stay what they were.
     """
     effective = jax.vmap(sparsity.recipe.leave)(*matrices(params), recipe_state)
-    dense = sparsity.dense_layers
-    whole = (jnp.concatenate([w[:dense], e[dense:]]) for w, e in zip(matrices(params), effective, strict=True))
+    whole = ffn_weights.with_dense_layers(matrices(params), effective, sparsity.dense_layers)
     return ffn_weights.with_matrices(params, *whole)
 
 
@@ -115,15 +113,11 @@ def enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded:
 def _refresh(
     state: TrainState, windows: Array, *, sparsity: SparsityConfig, recorded: Callable
 ) -> tuple[TrainState, Metrics]:
-    recipe, dense_layers = sparsity.recipe, sparsity.dense_layers
+    recipe = sparsity.recipe
     x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
     layers = (*matrices(state.params), state.recipe_state, x)
     new, metrics = lax.map(lambda layer: recipe.refresh(*layer), layers)
-
-    def of_sparse_layers(old: Array, new: Array) -> Array:
-        return new.at[:dense_layers].set(old[:dense_layers])
-
-    recipe_state = jax.tree.map(of_sparse_layers, state.recipe_state, new)
+    recipe_state = ffn_weights.with_dense_layers(state.recipe_state, new, sparsity.dense_layers)
     return dataclasses.replace(state, recipe_state=recipe_state), metrics
 
 
