@@ -90,17 +90,6 @@ def test_neurons_are_sorted_with_their_weights_and_moments():
             np.testing.assert_array_equal(a[layer][order], b[layer])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", ["fst", "sste"])
-def test_entering_otherwise_changes_nothing_but_the_recipes_state(recipe):
-    before, after, _ = states_of(recipe)
-    recipe_state = after.recipe_state
-    jax.tree.map(np.testing.assert_array_equal, after, dataclasses.replace(before, recipe_state=recipe_state))
-    up, down = matrices(before.params)
-    expected, _ = jax.jit(jax.vmap(config_of(recipe).sparsity.recipe.enter))(up, down)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), recipe_state, expected)
-
-
 @pytest.mark.parametrize("sample, every_window, every_token, microbatches", [(48, 2, 1, 2), (8, 4, 4, 1)])
 def test_windows_are_left_out_before_tokens_and_the_same_in_parts(
     monkeypatch, sample, every_window, every_token, microbatches
@@ -157,19 +146,6 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
     recipe_state = state.recipe_state._replace(centroids=new)
     jax.tree.map(np.testing.assert_array_equal, after, dataclasses.replace(state, recipe_state=recipe_state))
     assert metrics == {}
-
-
-def test_a_refresh_of_masks_reports_flips():
-    config = config_of("fst")
-    _, transitions = small.compiled(config)
-    _, entered, later = states_of("fst")
-    old = jax.device_get(later.recipe_state)
-    state, metrics = transitions.refresh(later, small.windows(config))
-    new = jax.device_get(state.recipe_state)
-    flips = np.mean([old.mask_up != new.mask_up, old.mask_down != new.mask_down], axis=(0, 2, 3))
-    np.testing.assert_allclose(metrics["flip_rate"], flips, rtol=1e-6)
-    assert (flips > 0).all()
-    np.testing.assert_array_equal(old.mask_up, entered.recipe_state.mask_up)  # steps leave masks alone
 
 
 def test_when_refreshes_are_due():

@@ -2,8 +2,6 @@
 
 import types
 
-import pytest
-
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
@@ -35,16 +33,3 @@ def test_steps_are_timed_by_phase_without_what_lies_between_them(tmp_path, capsy
     seconds = [1 * 1.5 + 4 * 1.5 + 4 * 1.5, 3 * 1.5 + 4 * 1.5, 1 * 5.5 + 4 * 1.5, 3 * 1.5, 9.5, 0]
     assert left == ["- left", *(f"{round(s)} s left" for s in seconds)]
     assert lines[1] == f"step 3/12 | dense | loss 2.0000 | {CONFIG.tokens_per_step / 1.5:,.0f} tokens/s | {left[1]}"
-
-
-def test_a_resumed_run_reckons_from_its_own_steps(tmp_path, capsys):
-    clock, data = Clock(), types.SimpleNamespace(shares=())
-    (tmp_path / "metrics.jsonl").touch()
-    with RunSummary(tmp_path, CONFIG, clock) as summary, StepLog(CONFIG, data, str(tmp_path), summary, 5) as log:
-        for step in (5, 6):
-            clock.now += 3
-            log.settle(step, METRICS)
-            log.write(step, METRICS)
-    (line,) = read_metrics(tmp_path)
-    assert line["step_time"] == pytest.approx(3)
-    assert capsys.readouterr().out.splitlines()[-1].endswith(" | 15 s left")
