@@ -48,11 +48,6 @@ class Results(NamedTuple):
         """Returns the file without its ending: what was run, and on what machine."""
         return self.path.stem
 
-    def beside(self, files: str) -> Results | None:
-        """Returns the results of something else on the same kind of machine, if there are any."""
-        path = self.path.with_name(f"{files}_{self.name.rpartition('_')[2]}.json")
-        return read_results(path) if path.exists() else None
-
     @property
     def caption(self) -> str:
         """Names the file, the device and the date."""
@@ -80,16 +75,12 @@ def limit(axes: Axes, x: float, label: str) -> None:
 
 
 def products_24(results: Results) -> Figure:
-    """Draws 2:4 products against cuBLAS, by shape, and cuSPARSELt's against the cuBLAS of its own process."""
-    rows, rival = results.data["matmul_24"], results.beside("cusparselt")
-    caption = f"{results.caption}; {rival.name}.json" if rival else results.caption
-    figure, axes = new_figure(6.5, 1.0 + 0.4 * len(rows), caption)
-    names = [_shape(row) for row in rows]
+    """Draws 2:4 products against cuBLAS, by shape."""
+    rows = results.data["matmul_24"]
+    figure, axes = new_figure(6.5, 1.0 + 0.4 * len(rows), results.caption)
+    names = [f"{row['m']} x {row['n']} x {row['k']}" for row in rows]
     axes.plot([row["speedup"] for row in rows], names, "o", label="B as stored")
     axes.plot([row["speedup_transposed"] for row in rows], names, "x", label="B and result transposed")
-    if rival:
-        theirs = {_shape(row): row["cublas_ms"] / row["best_ms"] for row in rival.data["matmul_24"]}
-        axes.plot([theirs[name] for name in names], names, "|", markersize=12, label="cuSPARSELt")
     limit(axes, 1, "cuBLAS, dense")
     limit(axes, 2, "limit")
     axes.invert_yaxis()
@@ -127,11 +118,9 @@ def feed_forwards(results: Results) -> Figure:
 
 def whole_steps(results: Results) -> Figure:
     """Draws the time of a step by recipe, coloured by part of the model where kernels were timed."""
-    recipes, pytorch = results.data["recipes"], results.beside("step_torch")
-    rival = _same_model(pytorch.data, results) if pytorch else None
+    recipes = results.data["recipes"]
     names, times = list(recipes), [row["step_ms"] for row in recipes.values()]
-    caption = f"{results.caption}; {pytorch.name}.json" if rival else results.caption
-    figure, axes = new_figure(9, 1.7 + 0.35 * len(names), caption)
+    figure, axes = new_figure(9, 1.7 + 0.35 * len(names), results.caption)
     axes.barh(names, times, color=GREY, alpha=0.3)
     by_part = {name: row.get("ms_by_part", {}) for name, row in recipes.items()}
     parts = list(dict.fromkeys(part for milliseconds in by_part.values() for part in milliseconds))
@@ -143,8 +132,6 @@ def whole_steps(results: Results) -> Figure:
     for i, ms in enumerate(times):
         text = f"{ms:.0f} ms" + (f", {recipes['dense']['step_ms'] / ms:.2f} times" if "dense" in recipes else "")
         axes.annotate(text, (ms, i), xytext=(4, 0), textcoords="offset points", va="center")
-    if rival:
-        limit(axes, rival["step_ms"], "PyTorch, dense")
     if parts:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.invert_yaxis()
@@ -178,33 +165,36 @@ def loss_curves(results: Results) -> Figure:
     return figure
 
 
-def losses_over_seconds(results: Results) -> Figure:
-    """Draws what `experiments.quality.time_to_loss` measured: loss over seconds of training.
+def losses_over_seconds(*several: Results, names: Sequence[str] = ()) -> Figure:
+    """Draws what `experiments.quality.time_to_loss` measured, a panel a file: held-out loss over seconds of training.
 
-    The line is dense's final loss by how long it trains, a point a branch; a mark is where another run ends. Thin lines
-    are held-out losses on the way there. Seeds have one colour, runs one mark.
+    Lines are losses on the way, and marks where runs end: dense ones of several lengths, joined, and the others, of
+    which `names` are drawn, or all.
     """
-    runs = results.data["runs"]
-    figure, axes = new_figure(8, 4.5, results.caption)
-    seeds = sorted({run["seed"] for run in runs})
-    others = list(dict.fromkeys(run["name"] for run in runs if run["name"].split("@")[0] != "dense"))
-    for seed, run in itertools.product(seeds, runs):
-        if run["seed"] == seed and run["name"].split("@")[0] != "dense":
-            look = dict(color=f"C{others.index(run['name'])}")
-            axes.plot(*_clocked(run), linewidth=0.7, alpha=0.6, **look)
-            label = run["name"].replace("_", " ") if seed == seeds[0] else None
-            axes.plot(run["seconds"], run["heldout_loss"], "os^vD*"[others.index(run["name"]) % 6], label=label, **look)
-    for seed in seeds:
-        branches = sorted((r for r in runs if _is_branch(r) and r["seed"] == seed), key=lambda run: run["seconds"])
-        if branches:
-            axes.plot(*_clocked(branches[-1]), "k", linewidth=0.7, alpha=0.6)
-            label = "dense, by length" if seed == seeds[0] else None
-            axes.plot(*zip(*((r["seconds"], r["heldout_loss"]) for r in branches), strict=True), "k.-", label=label)
-    final = [run["heldout_loss"] for run in runs if _is_branch(run) or run["name"] in others]
-    margin = 0.15 * (max(final) - min(final)) + 0.01
-    axes.set_ylim(min(final) - margin, max(final) + 4 * margin)
-    axes.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    caption = "; ".join(results.caption for results in several)
+    figure, panels = new_figure(2 + 4 * len(several), 4, caption, ncols=len(several), squeeze=False)
+    for axes, results in zip(panels[0], several, strict=True):
+        runs = results.data["runs"]
+        found = list(dict.fromkeys(run["name"] for run in runs if not run["name"].startswith("dense")))
+        drawn = [name for name in found if not names or name in names]
+        for run in runs:
+            if run["name"] in drawn:
+                look = dict(color=f"C{drawn.index(run['name'])}")
+                axes.plot(*_clocked(run), linewidth=0.8, **look)
+                mark, label = "os^vD*"[drawn.index(run["name"]) % 6], run["name"].replace("_", " ")
+                axes.plot(run["seconds"], run["heldout_loss"], mark, label=label, **look)
+        for seed in sorted({run["seed"] for run in runs}):
+            dense = sorted((r for r in runs if _is_branch(r) and r["seed"] == seed), key=lambda run: run["seconds"])
+            if dense:
+                axes.plot(*_clocked(dense[-1]), "k", linewidth=0.8)
+                ends = zip(*((run["seconds"], run["heldout_loss"]) for run in dense), strict=True)
+                axes.plot(*ends, "k.:", label="dense, by length")
+        final = [run["heldout_loss"] for run in runs if _is_branch(run) or run["name"] in drawn]
+        axes.set_ylim(min(final) - 0.05, max(final) + 0.6)
+        axes.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
+        axes.set_title(results.data["suite"].replace("_", " "))
+        by_label = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one of each for all seeds
+        axes.legend(by_label.values(), by_label.keys(), loc="lower left")
     return figure
 
 
@@ -232,18 +222,6 @@ def _pairs(runs: Iterable[Run], name: str) -> list[tuple[Run, Run]]:
     """Returns the runs of that name, each with the dense run of its seed; without those for which there is none."""
     dense = {run["seed"]: run for run in runs if run["name"] == "dense"}
     return [(run, dense[run["seed"]]) for run in runs if run["name"] == name and run["seed"] in dense]
-
-
-def _same_model(rows: Iterable[Run], results: Results) -> Run | None:
-    """Returns the row of the same model and batch, if there is one."""
-    wanted = results.data["model"] | {"batch_size": results.data["batch_size"]}
-    return next(
-        (row for row in rows if all(row[k] == wanted[k] for k in ("dim", "layers", "vocab_size", "batch_size"))), None
-    )
-
-
-def _shape(row: dict[str, int]) -> str:
-    return f"{row['m']} x {row['n']} x {row['k']}"
 
 
 PLOTS: list[tuple[str, str, Callable[[Results], Figure]]] = [  # how files are called, a table they have, the figure

@@ -82,11 +82,11 @@ _STEP = "python -m experiments.bench.step --recipes=dense,slices --output=OUTPUT
 _FFN = "python -m experiments.bench.ffn --tokens=16384 --shapes=2048x8192 --output=OUTPUT "
 _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_size=16384"
 _GATED = "python -m experiments.bench.step --config=configs/llama32_1b.py --recipes=dense,dense_slices,fst,sste "
-_TIME = "python -m experiments.quality.time_to_loss --suite=afm_4_layers --data=data/python --workdir=runs/time_afm "
+_TIME = "python -m experiments.quality.time_to_loss --data=data/python --runs=dense,slices_80 --output=OUTPUT "
 _SECONDS = "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices"
 _EXPERTS = "python -m experiments.bench.experts --output=OUTPUT"
 _STEP_AFM, _TIME_AFM = "step_afm_4_layers_h200.json", "time_afm_4_layers_h200.json"
-_RUNS, _H200 = "--gpus=0,1,2,3 --runs=dense,slices_80 --seeds=10,11,12,13 --output=OUTPUT", "one H200"
+_TIME_LLAMA1B, _H200 = "time_llama1b_25_layers_h100.json", "one H200"
 ROWS = {
     "step_llama1b": Row(
         _STEP + "--config=configs/llama1b.py --config.batch_size=8",
@@ -98,7 +98,18 @@ ROWS = {
         f"{_STEP}{_AFM} --config.batch_size=32 --config.seq_len=1024", "one H200, about 60 s", _STEP_AFM, step
     ),
     "step_gated": Row(_GATED + "--rounds=2 --steps=6 --output=OUTPUT", _H200, "step_llama32_1b_h200.json", gated_step),
-    "time_afm": Row(_TIME + _RUNS, _SECONDS, _TIME_AFM, time_to_loss),
+    "time_llama1b": Row(
+        _TIME + "--suite=llama1b_25_layers --workdir=runs/time_llama1b --gpus=0,1 --seeds=10",
+        "two H100s; 1,570 s of training for dense with its branch, 990 s for slices",
+        _TIME_LLAMA1B,
+        time_to_loss,
+    ),
+    "time_afm": Row(
+        _TIME + "--suite=afm_4_layers --workdir=runs/time_afm --gpus=0,1,2,3 --seeds=10,11,12,13",
+        _SECONDS,
+        _TIME_AFM,
+        time_to_loss,
+    ),
     "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", _H200, "ffn_16384_recipes_h200.json", ffn),
     "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", _H200, "ffn_16384_venom_h200.json", ffn_venom),
     "experts": Row(_EXPERTS, _H200, "experts_h200.json", experts),

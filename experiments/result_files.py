@@ -1,4 +1,4 @@
-"""Files of results: tables, the machine and the day that they are of, and how long they took."""
+"""What every measuring command shares: its --output, and the tables, the machine and the day in that file."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import time
 from typing import Any
 
 import jax
+from absl import flags
+
+OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
 _IMPORTED = time.monotonic()
 
 
-def machine() -> dict[str, str]:
-    """Says what results were taken on, and when."""
-    return dict(
+def write_results(**tables: Any) -> None:
+    """Writes the machine, the seconds that the process took, and the tables, which may name another device."""
+    results = dict(
         device=jax.devices()[0].device_kind,
         date=datetime.date.today().isoformat(),
         jax=jax.__version__,
         platform_version=jax.devices()[0].client.platform_version.split("\n")[0],
+        process_seconds=round(time.monotonic() - _IMPORTED),
     )
+    pathlib.Path(OUTPUT.value).write_text(json.dumps(results | tables, indent=1) + "\n")
 
 
-def write_results(path: str, tables: dict[str, Any]) -> None:
-    """Writes JSON of the machine, the seconds that the process took, and the tables, which may name another device."""
-    seconds = round(time.monotonic() - _IMPORTED)
-    pathlib.Path(path).write_text(json.dumps({**machine(), "process_seconds": seconds, **tables}, indent=1) + "\n")
+def show(row: dict[str, Any]) -> dict[str, Any]:
+    """Prints a row of a table, its numbers rounded, and returns it."""
+    print(*(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()),
+          sep=", ", flush=True)  # fmt: skip
+    return row

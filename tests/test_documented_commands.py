@@ -30,7 +30,6 @@ MEASURE_AGAIN = {
     name: commands_of_block(ROOT / "experiments/reproduce.py", row.command)[0] for name, row in reproduce.ROWS.items()
 }
 COMMANDS += MEASURE_AGAIN.values()
-_NOT_EVERYWHERE = re.compile(r"^(import|from) (torch|triton|experiments\.kernels\.dense_gluon)\b", re.M)
 
 PARSE_EACH = """
 import json, os, runpy, sys
@@ -66,18 +65,16 @@ for number, (module, arguments) in enumerate(command_lines):
 """
 
 
-def starts_everywhere(module):
-    """True of a module of ours that does not import what is not installed everywhere, and slow to import."""
+def is_ours(module):
     path = ROOT / module.replace(".", "/")
-    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-    return path.exists() and not _NOT_EVERYWHERE.search(path.read_text())
+    return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
 
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
     """Maps each command to what its flags say, or to the error if they do not parse."""
     directory = tmp_path_factory.mktemp("parsed")
-    ours = [command for command in COMMANDS if starts_everywhere(command.module)]
+    ours = [command for command in COMMANDS if is_ours(command.module)]
     distinct = sorted({(command.module, command.arguments) for command in ours})
     lines = json.dumps([distinct, str(directory)])
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", PARSE_EACH, lines], cwd=ROOT, timeout=240)
@@ -137,8 +134,7 @@ def test_make_has_the_documented_targets():
 def test_modules_keys_and_links_of_a_page_exist(page):
     text = page.read_text()
     for module in re.findall(r"python -m ((?:experiments|sparse_lm|tests)[\w.]*)", text):
-        path = ROOT / module.replace(".", "/")
-        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+        assert is_ours(module), module
     keys = flatten_dict(config_lib.default().to_dict(), sep=".")
     named = re.findall(r"--config\.([a-z0-9_.]+)[=`]", text)
     named += re.findall(r"`((?:sparsity|model|optimizer|data|mesh)\.(?!json)[a-z0-9_]+)(?:`| *=)", text)

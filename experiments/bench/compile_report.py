@@ -29,17 +29,12 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import config_flags
 
-from experiments.bench.compiled_memory import peak_gib
 from experiments.bench.hlo_collectives import Collective, collectives
 from experiments.result_files import write_results
+from experiments.timing import peak_gib
 from sparse_lm.config import parse, to_dict
 from sparse_lm.ops import backends
 from sparse_lm.training.step import make_trainer
-
-config_flags.DEFINE_config_file("config", "configs/llama7b.py", "The run, its mesh included.")
-HOSTS = flags.DEFINE_integer("hosts", 8, "Hosts of 8 GPUs.")
-TARGET = flags.DEFINE_string("target", None, "XLA's description of the GPU.", required=True)
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
 
 def by_kind(found: Iterable[Collective]) -> dict[str, dict[str, float]]:
@@ -70,28 +65,30 @@ def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
 
 def main(_: Sequence[str]) -> None:
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # a plugin without a GPU
-    target = Path(TARGET.value).read_text()
+    target = Path(flags.FLAGS.target).read_text()
     topology = topologies.get_topology_desc(
-        topology_name="", platform="cuda", topology=f"1x{HOSTS.value}x8", target_config=target
+        topology_name="", platform="cuda", topology=f"1x{flags.FLAGS.hosts}x8", target_config=target
     )
     gpu = mock.patch.object(jax, "default_backend", lambda: "gpu")
     hopper = mock.patch.object(backends, "unavailable", lambda name: "needs Triton" if name == "triton" else None)
     with gpu, hopper:
         phases = {phase: report(phase, topology.devices) for phase in ("dense", "sparse")}
     config = parse(flags.FLAGS.config)
-    results = {
-        "device": f"{topology.devices[0].device_kind}, mock topology: compiled only, nothing ran",
-        "gpus": len(topology.devices),
-        "mesh": dataclasses.asdict(config.mesh),
-        "batch_size": config.batch_size,
-        "seq_len": config.seq_len,
-        "model": dataclasses.asdict(config.model),
-        "sparsity": to_dict(config)["sparsity"],
-        "phases": phases,
-    }
-    write_results(OUTPUT.value, results)
+    write_results(
+        device=f"{topology.devices[0].device_kind}, mock topology: compiled only, nothing ran",
+        gpus=len(topology.devices),
+        mesh=dataclasses.asdict(config.mesh),
+        batch_size=config.batch_size,
+        seq_len=config.seq_len,
+        model=dataclasses.asdict(config.model),
+        sparsity=to_dict(config)["sparsity"],
+        phases=phases,
+    )
     print(json.dumps(phases, indent=1))
 
 
 if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", "configs/llama7b.py", "The run, its mesh included.")
+    flags.DEFINE_integer("hosts", 8, "Hosts of 8 GPUs.")
+    flags.DEFINE_string("target", None, "XLA's description of the GPU.", required=True)
     app.run(main)

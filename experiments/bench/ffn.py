@@ -12,11 +12,10 @@ an even share: 0.28 to 0.44 of the tokens in trained models with 4 experts are 1
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,19 +24,13 @@ from absl import app, flags
 from jax import Array
 from jax.typing import DTypeLike
 
-from experiments.kernels.timing import random_matrix, time_by_kernel
+from experiments.bench.layers import Layer, lower, time_layers
+from experiments.kernels.operands import random_matrix
 from experiments.result_files import write_results
 from sparse_lm.model.linear import compiler_options
-from sparse_lm.ops import backends, fp8
+from sparse_lm.ops import fp8
 from sparse_lm.recipes import Act24, Dense, DenseSlices, Fst, Recipe, Slices, SSte, Venom
 from sparse_lm.recipes.activations import ACTIVATIONS, SQUARED_RELU, rows_per_neuron
-
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
-TOKENS = flags.DEFINE_list("tokens", ["8192", "16384", "32768", "65536"], "Tokens, T.")
-SHAPES = flags.DEFINE_list("shapes", ["2048x8192", "4096x16384"], "Model width x neurons.")
-ACTIVATION = flags.DEFINE_enum("activation", SQUARED_RELU, ACTIVATIONS, "Of the hidden layer.")
-ONLY = flags.DEFINE_list("recipes", [], "Names of recipes, beside dense; by default all that compute the activation.")
-IMBALANCE = flags.DEFINE_list("imbalance", ["1"], "Tokens of the busiest expert, in even shares.")
 
 RECIPES: dict[str, Recipe] = {
     "act24": Act24(),
@@ -113,88 +106,42 @@ def sparse_phase(recipe: Recipe, operands: Operands, imbalance: float) -> tuple[
     return operands._replace(x=x), state._replace(centroids=centroids)
 
 
-def forward(recipe: Recipe, operands: Operands, state: Any) -> Array:
-    """Computes the output [T, D]."""
-    return _ffn(recipe, operands, state)(operands.x, operands.w1, operands.w2)
-
-
-def both(recipe: Recipe, operands: Operands, state: Any) -> tuple[Array, ...]:
-    """Computes the output, and the gradients of x and of the weights."""
-    o, vjp = jax.vjp(_ffn(recipe, operands, state), operands.x, operands.w1, operands.w2)
-    return o, *vjp(operands.do)
-
-
-def _ffn(recipe: Recipe, operands: Operands, state: Any) -> Callable[[Array, Array, Array], Array]:
-    """Returns the FFN as a function of what has gradients; weights are prepared once, as in a step."""
+def ffn(recipe: Recipe, operands: Operands, state: Any) -> tuple[Callable[..., Array], tuple[Array, ...]]:
+    """Returns the FFN as a function of what has gradients, and that; weights are prepared once, as in a step."""
     of_all_layers = jax.tree.map(lambda a: a[None], (operands.w1, operands.w2, state))
     weights = recipe.prepare(*of_all_layers, operands.x.dtype)
     order = operands.order if recipe.takes_order else None
-    return lambda x, w1, w2: recipe.ffn(x, w1, w2, state, key=operands.key, order=order, weights=weights)[0]
+
+    def function(x: Array, w1: Array, w2: Array) -> Array:
+        return recipe.ffn(x, w1, w2, state, key=operands.key, order=order, weights=weights)[0]
+
+    return function, (operands.x, operands.w1, operands.w2)
 
 
-class Ffn(NamedTuple):
-    """A recipe's FFN, lowered."""
-
-    operands: Operands
-    state: Any
-    forward: jax.stages.Lowered
-    both: jax.stages.Lowered
-    reference_ops: list[str]  # that no kernel runs
-
-
-def lower(recipe: Recipe, operands: Operands, imbalance: float = 1.0) -> Ffn:
-    """Traces a recipe's FFN for operands of these shapes; nothing is compiled yet."""
+def lower_ffn(recipe: Recipe, operands: Operands, imbalance: float = 1.0) -> Layer:
+    """Traces a recipe's FFN for operands of these shapes."""
     operands, state = sparse_phase(recipe, operands, imbalance)
-    compiled = functools.partial(jax.jit, compiler_options=compiler_options(recipe.precision))
-    with backends.record() as used:
-        lowered = [compiled(functools.partial(part, recipe)).lower(operands, state) for part in (forward, both)]
-    return Ffn(operands, state, *lowered, sorted(op for op, names in used.items() if "reference" in names))
-
-
-def bench(
-    recipes: Mapping[str, Recipe], tokens: int, dim: int, neurons: int, imbalance: float, activation: str
-) -> dict[str, dict[str, Any]]:
-    """Times one FFN by recipe, and the kernels of its forward and backward by name.
-
-    All compile side by side, but for the first: XLA times candidates for products, which the others share with it.
-    """
-    operands = random_operands(tokens, dim, neurons, activation=activation)
-    ffns, compiling = {}, {}
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        for name, recipe in recipes.items():
-            ffn = ffns[name] = lower(recipe, operands, imbalance)
-            compiling[name] = [pool.submit(part.compile) for part in (ffn.forward, ffn.both)]
-            if len(ffns) == 1:
-                concurrent.futures.wait(compiling[name])
-    rows = {}
-    for name, ffn in ffns.items():
-        steps = [future.result() for future in compiling[name]]
-        (forward_ms, _), (both_ms, kernels) = (time_by_kernel(step, ffn.operands, ffn.state) for step in steps)
-        rows[name] = dict(forward_ms=forward_ms, both_ms=both_ms, reference_ops=ffn.reference_ops, kernels=kernels)
-    return rows
+    return lower(functools.partial(ffn, recipe), operands, state, compiler_options(recipe.precision))
 
 
 def main(_) -> None:
-    table, activation = [], ACTIVATION.value
-    recipes = recipes_of(activation, ONLY.value)
-    cases = itertools.product(SHAPES.value, map(int, TOKENS.value), map(float, IMBALANCE.value))
+    values, table = flags.FLAGS, []
+    recipes = recipes_of(values.activation, values.recipes)
+    cases = itertools.product(values.shapes, map(int, values.tokens), map(float, values.imbalance))
     for shape, tokens, imbalance in cases:
         dim, neurons = map(int, shape.split("x"))
-        print(f"T={tokens} D={dim} F={neurons} {activation} imbalance={imbalance:g}", flush=True)
-        rows = bench(recipes, tokens, dim, neurons, imbalance, activation)
-        for name, row in rows.items():
-            for part in ("forward", "both") if name != "dense" else ():
-                row[f"{part}_speedup"] = rows["dense"][f"{part}_ms"] / row[f"{part}_ms"]
-            about = dict(recipe=name, activation=activation, tokens=tokens, dim=dim, neurons=neurons)
-            table.append(dict(**about, imbalance=imbalance, **row))
-            print(
-                f"  {name:<16} forward {row['forward_ms']:.3f} ms x{row.get('forward_speedup', 1):.2f}, "
-                f"with backward {row['both_ms']:.3f} ms x{row.get('both_speedup', 1):.2f} "
-                f"{row['reference_ops'] or ''}",
-                flush=True,
-            )
-        write_results(OUTPUT.value, dict(ffn=table))
+        about = dict(activation=values.activation, tokens=tokens, dim=dim, neurons=neurons, imbalance=imbalance)
+        print(about, flush=True)
+        operands = random_operands(tokens, dim, neurons, activation=values.activation)
+        rows = time_layers({name: lower_ffn(recipe, operands, imbalance) for name, recipe in recipes.items()})
+        table += [dict(recipe=name, **about, **row) for name, row in rows.items()]
+        write_results(ffn=table)
 
 
 if __name__ == "__main__":
+    flags.DEFINE_list("tokens", ["8192", "16384", "32768", "65536"], "Tokens, T.")
+    flags.DEFINE_list("shapes", ["2048x8192", "4096x16384"], "Model width x neurons.")
+    flags.DEFINE_enum("activation", SQUARED_RELU, ACTIVATIONS, "Of the hidden layer.")
+    flags.DEFINE_list("recipes", [], "Names of recipes, beside dense; by default all that compute the activation.")
+    flags.DEFINE_list("imbalance", ["1"], "Tokens of the busiest expert, in even shares.")
     app.run(main)

@@ -17,7 +17,7 @@ r"""Times the whole training step, dense and each recipe in turns in one process
 Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew.
 Tokens are random and already on the device. A step's time is that between the arrivals of its
 results and of those of the step before, with the next step already dispatched, as in training
-(`experiments.bench.step_timing`). The results are written after every round.
+(`experiments.timing`). The results are written after every round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,9 +37,8 @@ from jax import Array
 from ml_collections import config_flags
 
 from experiments.bench import step_parts
-from experiments.bench.compiled_memory import peak_gib
-from experiments.bench.step_timing import step_times, time_steps
 from experiments.result_files import write_results
+from experiments.timing import peak_gib, step_times, time_steps
 from sparse_lm import recipes
 from sparse_lm.config import Config, default, parse
 from sparse_lm.training.environment import request_memory
@@ -58,15 +57,8 @@ WITHIN_DOCUMENTS = "_within_documents"  # at the end of a recipe's name: its att
 FP8 = "_fp8"  # likewise: dense products with weights are in FP8
 RECIPES |= {name + suffix: RECIPES[name] for name in ("dense", "slices") for suffix in (WITHIN_DOCUMENTS, FP8)}
 
-config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
-NAMES = flags.DEFINE_list("recipes", ["dense", "slices", "venom", "act24", "sste", "fst"], "Of RECIPES, by name.")
-flags.register_validator(NAMES, lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
-ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
-STEPS = flags.DEFINE_integer("steps", 8, "Timed steps of each turn.")
-WARMUP = flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")
-TRACED = flags.DEFINE_integer("traced", 2, "Steps of each profiled recipe under the profiler, after the timed ones.")
-PROFILED = flags.DEFINE_list("profiled", [], "Recipes that are profiled; all by default.")
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+"""Each kernel is launched for itself: the profiler does not see what CUDA graphs are made of."""
 
 
 class Variant:
@@ -93,24 +85,16 @@ class Variant:
         print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
 
     def compile_for_profile(self) -> None:
-        """Compiles the step without CUDA graphs: the profiler does not see what these are made of."""
-        self.step_without_graphs = self.step_with(NO_GRAPHS)
+        """Compiles the step without CUDA graphs."""
+        self.step_without_graphs = self._lowered.compile(compiler_options=NO_GRAPHS)
 
     def enter(self, state: TrainState, windows: Array) -> TrainState:
         """Takes any recipe's state to the first step of this one's phase."""
         state = self._own(state)
         return self._enter(state, windows) if self._enter else state
 
-    def step_with(self, options: Mapping[str, str]) -> jax.stages.Compiled:
-        """Compiles the step with other options of XLA."""
-        return self._lowered.compile(compiler_options=dict(options))
-
     def _own(self, state: TrainState) -> TrainState:
         return dataclasses.replace(state, recipe_state=self._recipe_state())
-
-
-NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
-"""Each kernel is launched for itself."""
 
 
 def compiled_variants(
@@ -156,13 +140,15 @@ def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
     return parse(changed)
 
 
-def profile(variant: Variant, state: TrainState, batches: Sequence[Array]) -> tuple[TrainState, dict[str, Any]]:
-    """Returns the milliseconds of a step by part of the model, summed over kernels that may overlap."""
+def profile(
+    variant: Variant, state: TrainState, batches: Sequence[Array], steps: int
+) -> tuple[TrainState, dict[str, Any]]:
+    """Returns the mean milliseconds of a step by part of the model, summed over kernels that may overlap."""
     step = variant.step_without_graphs
     state, _ = step(state, batches[0])
     jax.block_until_ready(state)
-    state, kernels = step_parts.trace_steps(step, state, batches, TRACED.value)
-    kernels = [kernel._replace(ms=kernel.ms / TRACED.value) for kernel in kernels]
+    state, kernels = step_parts.trace_steps(step, state, batches, steps)
+    kernels = [kernel._replace(ms=kernel.ms / steps) for kernel in kernels]
     return state, dict(ms_by_part=step_parts.by_part(kernels, step.as_text()))
 
 
@@ -184,24 +170,25 @@ def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
 
 
 def main(_: Sequence[str]) -> None:
-    base, names = flags.FLAGS.config, list(NAMES.value)
+    values = flags.FLAGS
+    base, names = values.config, list(values.recipes)
     request_memory()
     dense, state, batches = random_start(base)
-    profiled = (PROFILED.value or names) if TRACED.value else []
+    profiled = (values.profiled or names) if values.traced else []
     variants = compiled_variants(names, base, state, batches[0], profiled)
 
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(ROUNDS.value):
+    for _ in range(values.rounds):
         for variant in variants:
             state = variant.enter(state, batches[0])
-            state, times = time_steps(variant.step, state, batches, warmup=WARMUP.value, timed=STEPS.value)
+            state, times = time_steps(variant.step, state, batches, warmup=values.warmup, timed=values.steps)
             seconds[variant.name] += times
         table = {variant.name: summarise(variant, seconds[variant.name]) for variant in variants}
         _write(dense, table)
     for variant in variants:
         if variant.name in profiled:
             state = variant.enter(state, batches[0])
-            state, parts = profile(variant, state, batches)
+            state, parts = profile(variant, state, batches, values.traced)
             table[variant.name] |= parts
             _write(dense, table)
     _print(table)
@@ -209,15 +196,12 @@ def main(_: Sequence[str]) -> None:
 
 def _write(dense: Config, table: dict[str, dict[str, Any]]) -> None:
     write_results(
-        OUTPUT.value,
-        dict(
-            batch_size=dense.batch_size,
-            seq_len=dense.seq_len,
-            mesh=dataclasses.asdict(dense.mesh),
-            model=dataclasses.asdict(dense.model),
-            peak_gib_of_process=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30,
-            recipes=table,
-        ),
+        batch_size=dense.batch_size,
+        seq_len=dense.seq_len,
+        mesh=dataclasses.asdict(dense.mesh),
+        model=dataclasses.asdict(dense.model),
+        peak_gib_of_process=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30,
+        recipes=table,
     )
 
 
@@ -239,4 +223,12 @@ def _percent(share: float | None) -> str:
 
 
 if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", "configs/llama1b.py", "The dense model; its sparsity is set by recipe.")
+    flags.DEFINE_list("recipes", ["dense", "slices", "venom", "act24", "sste", "fst"], "Of RECIPES, by name.")
+    flags.register_validator("recipes", lambda names: set(names) <= set(RECIPES), f"must be among {', '.join(RECIPES)}")
+    flags.DEFINE_integer("rounds", 3, "Turns of each recipe.")
+    flags.DEFINE_integer("steps", 8, "Timed steps of each turn.")
+    flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")
+    flags.DEFINE_integer("traced", 2, "Steps of each profiled recipe under the profiler, after the timed ones.")
+    flags.DEFINE_list("profiled", [], "Recipes that are profiled; all by default.")
     app.run(main)

@@ -1,7 +1,8 @@
-"""Times sparsifiers and the passes over the hidden layer on Hopper against a copy and the XLA reference.
+"""Times a backend's sparsifiers and passes over memory against a copy and the XLA reference.
 
 python -m experiments.kernels.passes --output=experiments/results/sparsify_h100.json
-python -m experiments.kernels.passes --tables=e4m3 --output=e4m3.json
+python -m experiments.kernels.passes --tables=norms --output=norms.json
+python -m experiments.kernels.passes --backend=triton --tables=sparsify_24,passes --output=triton.json
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from absl import app, flags
-from jax import Array
+from jax import Array, lax
 
-from experiments.kernels.timing import median_ms, random_matrix
-from experiments.result_files import write_results
-from sparse_lm.ops import fp8, hopper, reference, transposable_mask
+from experiments.kernels.operands import backend, random_matrix
+from experiments.result_files import show, write_results
+from experiments.timing import median_ms
+from sparse_lm.ops import fp8, reference, transposable_mask
 from sparse_lm.ops.formats import Sparse24, SparseVenom
-
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
-ONLY = flags.DEFINE_list("tables", [], "Names of tables; all by default.")
 
 MATRICES = [  # rows, columns, dtype: weights of a 1B and a 7B model, activations of 16,384 tokens
     (8192, 2048, jnp.float32),
@@ -41,126 +40,147 @@ VENOM = [  # tokens, neurons, v, m
     (8192, 16384, 128, 16),
 ]
 E4M3 = [(32768, 2048), (32768, 6144), (32768, 8192)]  # tokens; the width, queries with keys and values, neurons
+NORMS = [(32768, 2048), (32768, 2560)]  # tokens, width
 STACKED_LAYERS = [(1, 8192, 2048), (25, 8192, 2048)]  # layers, neurons, model width
+
+Function = Callable[..., Any]
 
 
 class Pass(NamedTuple):
-    """One kernel at one size."""
+    """One kernel at one size.
+
+    Attributes:
+      op: its name.
+      case: what tells it from the op's others.
+      draw: gives what is read.
+      options: keyword arguments of the op.
+      make: gives the function of a backend, which returns no more than what is written; the op itself by default.
+    """
 
     op: str
-    case: dict[str, Any]  # what tells it from the op's others
-    compute: Callable[[types.ModuleType], Callable[..., Any]]  # of a backend: gives no more than what is written
-    draw: Callable[[], tuple[Any, ...]]  # gives what is read
+    case: dict[str, Any]
+    draw: Callable[[], tuple[Any, ...]]
+    options: dict[str, Any] = {}  # noqa: RUF012 (nothing writes to it)
+    make: Callable[[types.ModuleType], Function] | None = None
+
+    def function(self, ops: types.ModuleType) -> Function:
+        """Returns the pass as a backend computes it."""
+        return self.make(ops) if self.make else functools.partial(getattr(ops, self.op), **self.options)
 
     def moved(self) -> int:
         """Counts the bytes read and written, each once."""
         read = jax.eval_shape(self.draw)
-        written = jax.eval_shape(self.compute(reference), *read)
+        written = jax.eval_shape(self.function(reference), *read)
         return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves((read, written)))
 
 
 def sparsifiers() -> Iterator[Pass]:
-    """Yields 2:4 along rows and along columns, of weights and of activations."""
+    """Yields 2:4 along rows and along columns, of weights and of activations; by chance along tokens."""
     for rows, columns, dtype in MATRICES:
         for method in ("soft_threshold", "magnitude"):
             for axis in (-1, 0):
+                case = dict(rows=rows, columns=columns, dtype=jnp.dtype(dtype).name, method=method, axis=axis)
                 options = dict(method=method, axis=axis, scale=1.5, dtype=jnp.bfloat16, key=None)
-                yield Pass(
-                    "sparsify_24",
-                    dict(rows=rows, columns=columns, dtype=jnp.dtype(dtype).name, method=method, axis=axis),
-                    lambda backend, options=options: functools.partial(backend.sparsify_24, **options),
-                    functools.partial(_operands, rows, columns, dtype),
-                )
-
-
-def random_estimates() -> Iterator[Pass]:
-    """Yields stochastic 2:4 along tokens, of the gradients of the hidden layer and of the output."""
-    for rows, columns in ((16384, 8192), (16384, 2048)):
-        options = dict(method="mvue", axis=0, scale=1.0, dtype=jnp.bfloat16)
-        yield Pass(
-            "sparsify_24",
-            dict(rows=rows, columns=columns, method="mvue", axis=0),
-            lambda backend, options=options: lambda x: backend.sparsify_24(x, **options, key=jax.random.key(0)),
-            functools.partial(_operands, rows, columns, jnp.bfloat16),
-        )
-
-
-def tiles() -> Iterator[Pass]:
-    """Yields 4 x 4 tiles of weights under a mask."""
-    for rows, columns in ((8192, 2048), (16384, 4096)):
-        draw = functools.partial(_operands, rows, columns, jnp.float32)
-        yield Pass(
-            "sparsify_24_tiles",
-            dict(rows=rows, columns=columns),
-            lambda backend: functools.partial(backend.sparsify_24_tiles, dtype=jnp.bfloat16),
-            lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw())),
-        )
+                yield Pass("sparsify_24", case, functools.partial(_matrix, rows, columns, dtype), options)
+    for rows, columns in ((16384, 8192), (16384, 2048)):  # gradients of the hidden layer, and of the output
+        case, draw = dict(rows=rows, columns=columns, method="mvue", axis=0), functools.partial(_matrix, rows, columns)
+        options = dict(method="mvue", axis=0, scale=1.0, dtype=jnp.bfloat16, key=jax.random.key(0))
+        yield Pass("sparsify_24", case, draw, options)
 
 
 def passes() -> Iterator[Pass]:
-    """Yields all others."""
-    yield from random_estimates()
-    yield from tiles()
+    """Yields passes over weights and over the hidden layer."""
+    for rows, columns, _ in MATRICES[:2]:
+        draw = functools.partial(_matrix, rows, columns, jnp.float32)
+        masked = lambda draw=draw: (*draw(), jax.jit(transposable_mask)(*draw()))  # noqa: E731
+        yield Pass("sparsify_24_tiles", dict(rows=rows, columns=columns), masked, dict(dtype=jnp.bfloat16))
     for layers, neurons, dim in STACKED_LAYERS:
-        yield Pass(
-            "soft_threshold_24",
-            dict(rows=layers * neurons, columns=dim, layers=layers),
-            lambda backend: functools.partial(backend.soft_threshold_24, dtype=jnp.bfloat16),
-            lambda shape=(layers * neurons, dim), layers=layers: (
-                random_matrix(*shape, seed=1, dtype=jnp.float32),
-                jnp.linspace(1, 2, layers),
-            ),
-        )
+        case = dict(rows=layers * neurons, columns=dim, layers=layers)
+        draw = functools.partial(_matrix, layers * neurons, dim, jnp.float32)
+        scaled = lambda draw=draw, layers=layers: (*draw(), jnp.linspace(1, 2, layers))  # noqa: E731
+        yield Pass("soft_threshold_24", case, scaled, dict(dtype=jnp.bfloat16))
     for tokens, neurons in HIDDEN:
-        case = dict(rows=tokens, columns=neurons)
-        draw = functools.partial(_operands, tokens, neurons, jnp.bfloat16)
-        yield Pass("squared_relu_24", case, lambda backend: backend.squared_relu_24, draw)
-        yield Pass("squared_relu_gradients", case, _gradients, functools.partial(_hidden, tokens, neurons))
-    for tokens, neurons in HIDDEN:
-        case, draw = dict(rows=tokens, columns=neurons), functools.partial(_gated, tokens, neurons)
-        yield Pass(
-            "gated_squared_relu_24", case, lambda backend: backend.gated_squared_relu_24, lambda d=draw: d()[1:2]
-        )
-        yield Pass("gated_squared_relu_gradients", case, _gated_gradients, draw)
+        case, gated = dict(rows=tokens, columns=neurons), functools.partial(_gated, tokens, neurons)
+        hidden = functools.partial(_hidden, tokens, neurons)
+        yield Pass("squared_relu_24", case, functools.partial(_matrix, tokens, neurons))
+        yield Pass("squared_relu_gradients", case, hidden, make=_gradients("squared_relu_gradients"))
+        stochastic = _gradients("squared_relu_gradients", key=jax.random.key(0))
+        yield Pass("squared_relu_gradients", case | dict(method="mvue"), hidden, make=stochastic)
+        yield Pass("gated_squared_relu_24", case, functools.partial(_matrix, tokens, 2 * neurons))
+        stochastic = _gradients("gated_squared_relu_gradients", key=jax.random.key(0))
+        yield Pass("gated_squared_relu_gradients", case, gated, make=stochastic)
     for tokens, neurons, v, m in VENOM:
-        case, options = dict(rows=tokens, columns=neurons, v=v, m=m), dict(v=v, m=m)
-        draw = functools.partial(_operands, tokens, neurons, jnp.bfloat16)
-        yield Pass(
-            "squared_relu_venom",
-            case,
-            lambda backend, options=options: functools.partial(backend.squared_relu_venom, **options),
-            draw,
-        )
-        yield Pass(
-            "sparsify_venom",
-            case,
-            lambda backend, options=options: functools.partial(backend.sparsify_venom, **options, dtype=jnp.bfloat16),
-            draw,
-        )
-        yield Pass(
-            "squared_relu_gradients", case, _gradients, functools.partial(_hidden, tokens, neurons, venom=(v, m))
-        )
+        case, draw = dict(rows=tokens, columns=neurons, v=v, m=m), functools.partial(_matrix, tokens, neurons)
+        yield Pass("squared_relu_venom", case, draw, dict(v=v, m=m))
+        yield Pass("sparsify_venom", case, draw, dict(v=v, m=m, dtype=jnp.bfloat16))
+        hidden = functools.partial(_hidden, tokens, neurons, venom=(v, m))
+        yield Pass("squared_relu_gradients", case, hidden, make=_gradients("squared_relu_gradients"))
 
 
 def e4m3() -> Iterator[Pass]:
     """Yields rows in e4m3 with their transposes, of an array and of what is computed of products."""
     for rows, columns in E4M3:
-        for op, products in (("fp8_rows", 0), ("fp8_squared_relu", 1), ("fp8_squared_relu_gradients", 2)):
-            yield Pass(
-                op,
-                dict(rows=rows, columns=columns),
-                lambda backend, op=op: getattr(backend, op),
-                functools.partial(_products if products else _operands, rows, columns, products or jnp.bfloat16),
-            )
+        case = dict(rows=rows, columns=columns)
+        yield Pass("fp8_rows", case, functools.partial(_matrix, rows, columns))
+        for op, count in (("fp8_squared_relu", 1), ("fp8_squared_relu_gradients", 2)):
+            yield Pass(op, case, functools.partial(_products, rows, columns, count))
+
+
+def norms() -> Iterator[Pass]:
+    """Yields norms with and without a residual's sum, and the gradients behind a saved sum."""
+    for tokens, dim in NORMS:
+        case, draw = dict(rows=tokens, columns=dim), functools.partial(_norm_operands, tokens, dim)
+        yield Pass("add_norm", case, functools.partial(draw, 2), dict(epsilon=1e-5))
+        yield Pass("norm alone", case, functools.partial(draw, 1), make=_norm_alone)
+        yield Pass("norm backward", case, functools.partial(draw, 3), make=_norm_backward)
+
+
+def _norm_operands(tokens: int, dim: int, count: int) -> tuple[Array, ...]:
+    return (*_matrices(tokens, dim, count), jnp.ones(dim))
+
+
+def _norm_alone(ops: types.ModuleType) -> Function:
+    return lambda x, scale: ops.add_norm(x, None, scale, 1e-5)[1]
+
+
+def _norm_backward(ops: types.ModuleType) -> Function:
+    """Computes the gradients of the sum, to which the residual's is added, and of the scale."""
+
+    def backward(x: Array, grad_normed: Array, grad_x: Array, scale: Array) -> tuple[Array, ...]:
+        (_, normed), vjp = jax.vjp(lambda x, scale: ops.add_norm(x, None, scale, 1e-5), x, scale)
+        if ops is not reference:
+            return vjp((grad_x, grad_normed))
+        # XLA makes the norm again, as weight gradients need it; the kernel's is saved with the sum.
+        normed, grad_normed = lax.optimization_barrier((normed, grad_normed))
+        return normed, *vjp((grad_x, grad_normed))
+
+    return backward
+
+
+def _gradients(op: str, **options: Any) -> Callable[[types.ModuleType], Function]:
+    """Leaves out dH's metadata, which is that of Y."""
+
+    def of_backend(ops: types.ModuleType) -> Function:
+        def compute(*operands):
+            dh, dh_t, y_t = getattr(ops, op)(*operands, **options)
+            return dh.values, dh_t, y_t
+
+        return compute
+
+    return of_backend
+
+
+def _matrix(rows: int, columns: int, dtype: Any = jnp.bfloat16) -> tuple[Array]:
+    return (random_matrix(rows, columns, seed=1, dtype=dtype),)
+
+
+def _matrices(rows: int, columns: int, count: int) -> tuple[Array, ...]:
+    return tuple(random_matrix(rows, columns, seed=seed) for seed in range(count))
 
 
 def _products(rows: int, columns: int, count: int) -> tuple[fp8.Unscaled, ...]:
     factor = jnp.full((rows, 1), 0.5, jnp.bfloat16)
-    return tuple(fp8.Unscaled(random_matrix(rows, columns, seed=seed), factor) for seed in range(count))
-
-
-def _operands(rows: int, columns: int, dtype: Any) -> tuple[Array]:
-    return (random_matrix(rows, columns, seed=1, dtype=dtype),)
+    return tuple(fp8.Unscaled(product, factor) for product in _matrices(rows, columns, count))
 
 
 def _hidden(tokens: int, neurons: int, venom: tuple[int, int] | None = None) -> tuple[Array, Sparse24 | SparseVenom]:
@@ -179,56 +199,33 @@ def _gated(tokens: int, neurons: int) -> tuple[Array, Array, Sparse24]:
     return random_matrix(tokens, neurons, seed=2), h, jax.jit(reference.gated_squared_relu_24)(h)[0]
 
 
-def _gated_gradients(backend: types.ModuleType) -> Callable[..., Any]:
-    """Leaves out dH's metadata, which is that of Y twice."""
-
-    def compute(dy, h, y):
-        dh, dh_t, y_t = backend.gated_squared_relu_gradients(dy, h, y, key=jax.random.key(0))
-        return dh.values, dh_t, y_t
-
-    return compute
-
-
-def _gradients(backend: types.ModuleType) -> Callable[..., Any]:
-    """Leaves out dH's metadata, which is that of Y."""
-
-    def compute(dy, y):
-        dh, dh_t, y_t = backend.squared_relu_gradients(dy, y)
-        return dh.values, dh_t, y_t
-
-    return compute
-
-
 def copy_bandwidth() -> float:
     """Measures the bytes per second, read and written, of an elementwise pass over 268 MB."""
     x = random_matrix(16384, 8192, seed=0)
     return 2 * x.nbytes / median_ms(lambda x: x + 1, x) * 1e3
 
 
-def measure(one: Pass, bandwidth: float) -> dict[str, Any]:
+def measure(one: Pass, ops: types.ModuleType, bandwidth: float) -> dict[str, Any]:
     """Times the kernel and XLA's program, and the kernel's share of `bandwidth` in bytes per second."""
     operands, moved = one.draw(), one.moved()
-    ours = median_ms(one.compute(hopper), *operands)
-    xla = median_ms(one.compute(reference), *operands, iterations=5)
+    ours = median_ms(one.function(ops), *operands)
+    xla = median_ms(one.function(reference), *operands, iterations=5)
     share = moved / ours * 1e3 / bandwidth
-    label = " ".join(f"{name} {value}" for name, value in one.case.items())
-    print(f"{one.op}, {label}: {ours:.4f} ms, {share:.0%} of copy; XLA {xla:.4f} ms", flush=True)
-    return {**one.case, "bytes": moved, "ms": ours, "xla_ms": xla, "share_of_copy_bandwidth": share}
+    return dict(op=one.op, **one.case, bytes=moved, ms=ours, xla_ms=xla, share_of_copy_bandwidth=share)
 
 
-TABLES = dict(sparsify_24=sparsifiers, passes=passes, e4m3=e4m3)
+TABLES = dict(sparsify_24=sparsifiers, passes=passes, e4m3=e4m3, norms=norms)
 
 
 def main(_) -> None:
-    if unknown := set(ONLY.value) - TABLES.keys():
-        raise app.UsageError(f"--tables: {sorted(unknown)} must be among {list(TABLES)}")
-    bandwidth = copy_bandwidth()
-    print(f"copy {bandwidth / 1e9:.0f} GB/s", flush=True)
-    tables = {
-        name: [{"op": one.op, **measure(one, bandwidth)} for one in TABLES[name]()] for name in ONLY.value or TABLES
-    }
-    write_results(OUTPUT.value, dict(copy_bandwidth=bandwidth, **tables))
+    tables: dict[str, Any] = dict(copy_bandwidth=copy_bandwidth())
+    print(f"copy {tables['copy_bandwidth'] / 1e9:.0f} GB/s", flush=True)
+    for name in flags.FLAGS.tables:
+        tables[name] = [show(measure(one, backend(), tables["copy_bandwidth"])) for one in TABLES[name]()]
+        write_results(**tables)
 
 
 if __name__ == "__main__":
+    flags.DEFINE_list("tables", list(TABLES), "Tables to make.")
+    flags.register_validator("tables", lambda names: set(names) <= set(TABLES), f"must be among {', '.join(TABLES)}")
     app.run(main)

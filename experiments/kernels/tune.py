@@ -1,10 +1,7 @@
-"""Times the products' configurations on this GPU and records the best of each shape in tuned.json.
+"""Times the products' configurations on this GPU and records the best of each shape in the backend's tuned.json.
 
-    python -m experiments.kernels.tune
-
-With --report, times them on shapes that are not tuned instead, and writes how near to the best the heuristic comes:
-
-    python -m experiments.kernels.tune --report=experiments/results/heuristics_h100.json
+python -m experiments.kernels.tune
+python -m experiments.kernels.tune --backend=triton
 """
 
 from __future__ import annotations
@@ -14,147 +11,102 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from absl import app, flags
-from jax import Array
+from absl import app
 
-from experiments.kernels.shapes import FFN_SHAPES, SHAPES_24, UNTUNED_FFN_SHAPES
-from experiments.kernels.timing import median_ms, random_24, random_columns, random_matrix
-from experiments.result_files import write_results
-from sparse_lm.ops import hopper, tuned
-from sparse_lm.ops.formats import Sparse24, SparseVenom
-from sparse_lm.ops.hopper.products.matmul_24 import Config as Config24
-from sparse_lm.ops.hopper.products.matmul_24 import heuristic_config as heuristic_24
-from sparse_lm.ops.hopper.products.matmul_venom import Config as ConfigVenom
-from sparse_lm.ops.hopper.products.matmul_venom import heuristic_config as heuristic_venom
-from sparse_lm.ops.hopper.products.sampled_rows_24 import Config as ConfigRows
-from sparse_lm.ops.hopper.products.sampled_rows_24 import heuristic_config as heuristic_rows
-from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
+from experiments.kernels.operands import (
+    SHAPES_24,
+    SHAPES_VENOM,
+    VENOM_BLOCKS,
+    VENOM_GROUPS,
+    backend,
+    random_24,
+    random_matrix,
+    random_venom,
+)
+from experiments.timing import median_ms
+from sparse_lm.ops import hopper, triton, tuned
+from sparse_lm.ops.hopper.products import matmul_24, matmul_venom, sampled_rows_24
 
-REPORT = flags.DEFINE_string("report", None, "JSON file: compare the heuristics, tune nothing.")
+FFN_SHAPES = [(t, f, d) for t in (8192, 16384) for f, d in ((8192, 2048), (16384, 4096))]
 
-_ITERATIONS = 7
-_LARGEST = 16384  # size of an operand
-
-CANDIDATES_24 = [Config24(256, 192), Config24(128, 256, raster_width=16)]
+CANDIDATES_24 = [matmul_24.Config(256, 192), matmul_24.Config(128, 256, raster_width=16)]
 CANDIDATES_VENOM = {  # by v
-    128: [ConfigVenom(128, 256, raster_width=2), ConfigVenom(128, 256, raster_width=4)],
-    256: [ConfigVenom(256, 128, raster_width=4), ConfigVenom(256, 128, stages=5), ConfigVenom(256, 192)],
+    128: [matmul_venom.Config(128, 256, raster_width=2), matmul_venom.Config(128, 256, raster_width=4)],
+    256: [
+        matmul_venom.Config(256, 128, raster_width=4),
+        matmul_venom.Config(256, 128, stages=5),
+        matmul_venom.Config(256, 192),
+    ],
 }
-CANDIDATES_ROWS = [ConfigRows(256, 128, stages=5, raster_width=4), ConfigRows(256, 128, stages=5, raster_width=8)]
+CANDIDATES_ROWS = [sampled_rows_24.Config(256, 128, stages=5, raster_width=width) for width in (4, 8)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A product of one shape, the configurations it can have, and the heuristic's."""
+class Case(NamedTuple):
+    """A product of one shape, and the configurations that it can have."""
 
     kernel: str
     shape: tuple[int, ...]
-    function: Callable
+    product: Callable
     operands: tuple
-    candidates: Sequence[Any]
-    heuristic: Any
+    configs: Sequence[Any]
 
     def times(self) -> dict[Any, float]:
-        """Times every candidate, and the heuristic's configuration, in milliseconds."""
-        configs = dict.fromkeys([*self.candidates, self.heuristic])
-        for config in configs:
-            function = functools.partial(self.function, config=config)
-            configs[config] = median_ms(function, *self.operands, iterations=_ITERATIONS)
-        return configs
+        """Times every configuration, in milliseconds."""
+        products = {config: functools.partial(self.product, config=config) for config in self.configs}
+        return {config: median_ms(p, *self.operands, iterations=7) for config, p in products.items()}
 
 
-def case_24(m: int, n: int, k: int) -> Case:
-    """Makes the case 2:4 [M, K] x [K, N]."""
-    operands = sparse(m, k), dense(k, n)
-    return Case("matmul_24", (m, n, k), hopper.matmul_24, operands, CANDIDATES_24, heuristic_24(m, n, k))
+def cases_24(product: Callable, shapes: Sequence, configs: Callable[[int, int, int], Sequence]) -> Iterator[Case]:
+    """Yields 2:4 [M, K] x [K, N]."""
+    for m, n, k in dict.fromkeys(shapes):
+        operands = random_24(m, k, seed=0), random_matrix(k, n, seed=1)
+        yield Case("matmul_24", (m, n, k), product, operands, configs(m, n, k))
 
 
-def case_venom(t: int, f: int, d: int, v: int, m: int) -> Case:
-    """Makes the case V:2:M [T, F] x [F, D]."""
-    condensed = sparse(t, 4 * f // m)
-    columns = random_columns(t, f, v, m, seed=2)
-    a = SparseVenom(condensed.values, condensed.metadata, columns, (t, f), v, m)
-    candidates, heuristic = CANDIDATES_VENOM[v], heuristic_venom(t, d, 4 * f // m, v)
-    return Case("matmul_venom", (t, d, f, v, m), hopper.matmul_venom, (a, dense(f, d)), candidates, heuristic)
+def hopper_cases() -> Iterator[Case]:
+    """Yields the products of FFNs of T tokens, F neurons and width D; candidates, and what the heuristic chooses."""
+    of_ffns = [shape for t, f, d in FFN_SHAPES for shape in ((f, t, d), (t, d, f), (f, d, t))]
+    shapes = [*SHAPES_24, *of_ffns]
+    yield from cases_24(hopper.matmul_24, shapes, lambda *s: [*CANDIDATES_24, matmul_24.heuristic_config(*s)])
+    for (t, f, d), (v, m) in itertools.product(FFN_SHAPES, ((128, 8), (128, 16), (256, 16))):
+        a, b, kept = random_venom(t, f, v, m, seed=0), random_matrix(f, d, seed=1), 4 * f // m
+        configs = [*CANDIDATES_VENOM[v], matmul_venom.heuristic_config(t, d, kept, v)]
+        yield Case("matmul_venom", (t, d, f, v, m), hopper.matmul_venom, (a, b), configs)
+        if v == 128:
+            operands = random_24(f, d, seed=0), random_matrix(t, d, seed=1), a.columns
+            configs = [*CANDIDATES_ROWS, sampled_rows_24.heuristic_config(v)]
+            product = functools.partial(sampled_rows_24.sampled_rows_24, v=v)
+            yield Case("sampled_rows_24", (t, kept, d, v), product, operands, configs)
 
 
-def case_rows(t: int, f: int, d: int, v: int, m: int) -> Case:
-    """Makes the case [T, D] x the rows of a 2:4 [F, D] that each v tokens list: 4 F / m of them."""
-    operands = sparse(f, d), dense(t, d), random_columns(t, f, v, m, seed=2)
-    product = functools.partial(sampled_rows_24, v=v)
-    return Case("sampled_rows_24", (t, 4 * f // m, d, v), product, operands, CANDIDATES_ROWS, heuristic_rows(v))
+def triton_cases() -> Iterator[Case]:
+    """Yields products with the tilings that fit into this GPU's shared memory."""
+    from sparse_lm.ops.triton.frame import device
+    from sparse_lm.ops.triton.products import matmul_24, matmul_venom
 
-
-def ffn_cases(t: int, f: int, d: int) -> Iterator[Case]:
-    """Yields every product of an FFN of T tokens, F neurons and width D: which operand is 2:4 depends on the recipe."""
-    yield case_24(f, t, d)
-    yield case_24(t, d, f)
-    yield case_24(f, d, t)
-    for m in (8, 16):
-        yield case_venom(t, f, d, 128, m)
-        yield case_rows(t, f, d, 128, m)
-    yield case_venom(t, f, d, 256, 16)
-
-
-@functools.cache
-def _random_matrix() -> Array:
-    return random_matrix(_LARGEST, _LARGEST, seed=0)
-
-
-@functools.cache
-def _random_24() -> Sparse24:
-    return random_24(_LARGEST, _LARGEST, seed=1)
-
-
-def dense(rows: int, width: int) -> Array:
-    """Cuts a part of one random matrix, which all cases share."""
-    return _random_matrix()[:rows, :width]
-
-
-def sparse(rows: int, width: int) -> Sparse24:
-    """Cuts a part of one random 2:4 matrix, in whole tiles."""
-    whole = _random_24()
-    metadata = whole.metadata[: rows // 64, : width // 64]
-    return Sparse24(whole.values[:rows, : width // 2], metadata, (rows, width))
-
-
-def tune() -> None:
-    """Records the fastest candidate of each shape in tuned.json."""
-    shapes_24 = (case_24(*shape) for shape in SHAPES_24)
-    cases = itertools.chain(shapes_24, *(ffn_cases(*shape) for shape in FFN_SHAPES))
-    entries: dict[str, dict[str, Any]] = {"matmul_24": {}, "matmul_venom": {}, "sampled_rows_24": {}}
-    for case in cases:
-        shape = "x".join(map(str, case.shape))
-        if shape in entries[case.kernel]:
-            continue
-        times = case.times()
-        best = min(times, key=times.get)
-        print(f"{case.kernel} {shape}: {times[best]:.4f} ms, heuristic {times[case.heuristic]:.4f}: {best}", flush=True)
-        entries[case.kernel][shape] = dataclasses.asdict(best)
-    by_device = json.loads(tuned.HOPPER.read_text()) | {jax.devices()[0].device_kind: entries}
-    tuned.HOPPER.write_text(json.dumps(by_device, indent=1) + "\n")
-
-
-def report(path: str) -> None:
-    """Writes how near the heuristic comes to the fastest candidate, on shapes that are not tuned."""
-    rows = []
-    for case in itertools.chain(*(ffn_cases(*shape) for shape in UNTUNED_FFN_SHAPES)):
-        times = case.times()
-        heuristic, best = times[case.heuristic], min(times.values())
-        row = dict(kernel=case.kernel, shape=case.shape, heuristic_ms=heuristic, best_ms=best, ratio=heuristic / best)
-        print(f"{case.kernel} {case.shape}: heuristic {heuristic:.4f} ms, {row['ratio']:.3f} of the best", flush=True)
-        rows.append(row)
-    write_results(path, dict(untuned=rows, worst=max(row["ratio"] for row in rows)))
+    fits = device.shared_bytes(device.compute_capability())
+    of_24, of_venom = ([t for t in m.CANDIDATES if t.shared_bytes <= fits] for m in (matmul_24, matmul_venom))
+    yield from cases_24(triton.matmul_24, SHAPES_24, lambda *_: of_24)
+    (t, f, d), *_ = SHAPES_VENOM
+    for v, m in itertools.product(VENOM_BLOCKS, VENOM_GROUPS):
+        operands = random_venom(t, f, v, m, seed=0), random_matrix(f, d, seed=1)
+        whole = [tiling for tiling in of_venom if v % tiling.tile_m == 0]
+        yield Case("matmul_venom", (t, d, f, v, m), triton.matmul_venom, operands, whole)
 
 
 def main(_) -> None:
-    if REPORT.value:
-        report(REPORT.value)
-    else:
-        tune()
+    path, cases = (tuned.HOPPER, hopper_cases()) if backend() is hopper else (tuned.TRITON, triton_cases())
+    entries: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        shape, times = "x".join(map(str, case.shape)), case.times()
+        best = min(times, key=times.get)
+        print(f"{case.kernel} {shape}: {times[best]:.4f} ms of {max(times.values()):.4f}, {best}", flush=True)
+        entries.setdefault(case.kernel, {})[shape] = dataclasses.asdict(best)
+    by_device = json.loads(path.read_text()) | {jax.devices()[0].device_kind: entries}
+    path.write_text(json.dumps(by_device, indent=1) + "\n")
 
 
 if __name__ == "__main__":

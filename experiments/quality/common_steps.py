@@ -17,7 +17,6 @@ from flax.traverse_util import flatten_dict
 
 from experiments.quality.suites import first_steps
 from sparse_lm.config import Config, to_dict
-from sparse_lm.training.step import TrainState
 from sparse_lm.training.workdir import RESUMABLE_CHANGES
 
 PREFIX = "slices_"  # of the names of these runs
@@ -29,11 +28,6 @@ def first_part(config: Config, name: str) -> Config:
     steps = min(sparsity.end_step, config.steps - config.optimizer.decay_steps)
     routed = dataclasses.replace(sparsity, end_step=steps, leave=False)
     return first_steps(config, steps, sparsity=routed)
-
-
-def second_part(state: TrainState, first: Config, config: Config) -> TrainState:
-    """Goes on with the same weights and centroids."""
-    return state
 
 
 def directory(root: Path, first: Config) -> Path:

@@ -24,16 +24,13 @@ import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
+from experiments.quality.mesh_equality import losses
 from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.ops import reference
-from sparse_lm.training.step import TrainState, make_trainer
-from sparse_lm.training.transitions import make_transitions, needs_refresh
-
-CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+from sparse_lm.training.step import make_trainer
 
 
 @contextlib.contextmanager
@@ -49,26 +46,8 @@ def sums_in_two_halves() -> Iterator[None]:
         yield
 
 
-def losses(config: config_lib.Config, state: TrainState, batches: list[np.ndarray]) -> list[float]:
-    """Returns the loss of every step from the start of the sparse phase on; `state` is consumed."""
-    trainer = make_trainer(config)
-    transitions = make_transitions(config, trainer.graphdef)
-    start, end = config.sparsity.start_step, config.sparsity.end_step
-    curve = []
-    for step, windows in enumerate(batches, start):
-        if step == start:
-            state = transitions.enter_sparse(state, windows)
-        elif needs_refresh(config, step):
-            state, _ = transitions.refresh(state, windows)
-        elif step == end:
-            state = transitions.leave_sparse(state)
-        state, metrics = trainer.step(config.phase(step))(state, windows)
-        curve.append(float(metrics["loss"]))
-    return curve
-
-
 def main(_) -> None:
-    config = config_lib.parse(CONFIG.value)
+    config = config_lib.parse(flags.FLAGS.config)
     data = open_data(config)
     stream = train_batches(data, batch_size=config.batch_size, seed=config.seed)
     trainer = make_trainer(config)
@@ -77,10 +56,11 @@ def main(_) -> None:
         state, _ = trainer.step("dense")(state, windows)
     batches = list(itertools.islice(stream, config.steps - config.sparsity.start_step))
 
-    def run(implementation: str | None) -> list[float]:
+    def run(implementation: str | None) -> np.ndarray:
         recipe = dataclasses.replace(config.sparsity.recipe, implementation=implementation)
         sparsity = dataclasses.replace(config.sparsity, recipe=recipe)
-        return losses(dataclasses.replace(config, sparsity=sparsity), jax.tree.map(jnp.copy, state), batches)
+        changed = dataclasses.replace(config, sparsity=sparsity)
+        return losses(changed, batches, jax.tree.map(jnp.copy, state), config.sparsity.start_step)
 
     curves = {"kernels": run(None), "reference": run("reference"), "reference_again": run("reference")}
     with sums_in_two_halves():
@@ -89,14 +69,18 @@ def main(_) -> None:
     sparse_steps = config.sparsity.end_step - config.sparsity.start_step
     table = {}
     for name, curve in curves.items():
-        apart = np.abs(np.subtract(curve, curves["reference"]))
+        apart = np.abs(curve - curves["reference"])
         table[name] = dict(sparse=float(apart[:sparse_steps].max()), dense=float(apart[sparse_steps:].max()))
         print(
             f"{name}: at most {table[name]['sparse']:.2e} sparse, {table[name]['dense']:.2e} dense from the reference"
         )
-    sparsity = config_lib.to_dict(config)["sparsity"]
-    write_results(OUTPUT.value, dict(sparsity=sparsity, largest_difference_from_reference=table, losses=curves))
+    write_results(
+        sparsity=config_lib.to_dict(config)["sparsity"],
+        largest_difference_from_reference=table,
+        losses={name: curve.tolist() for name, curve in curves.items()},
+    )
 
 
 if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
     app.run(main)

@@ -11,8 +11,6 @@ losses, of every step and held out, must be those of the other run, bit for bit.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
 import os
 import pathlib
 import random
@@ -23,16 +21,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from importlib.metadata import version
 
 from absl import app, flags
 
+from experiments.result_files import write_results
 from sparse_lm.prepare_data import prepare_files
 from sparse_lm.training.telemetry.metrics import FILE, read_metrics
-
-KILLS = flags.DEFINE_integer("kills", 50, "How many.")
-SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
 
 STEPS = 400
 SAVE_EVERY = 5
@@ -59,7 +53,7 @@ OVERRIDES = {
 
 
 def main(_: list[str]) -> None:
-    rng = random.Random(SEED.value)
+    rng, count = random.Random(flags.FLAGS.seed), flags.FLAGS.kills
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
         data = prepare_data(root)
@@ -68,8 +62,8 @@ def main(_: list[str]) -> None:
 
         finish(command(data, root / "whole"))
         kills = []
-        for index in range(KILLS.value):
-            goal = round((index + 1) * STEPS / (KILLS.value + 1))
+        for index in range(count):
+            goal = round((index + 1) * STEPS / (count + 1))
             kill = kill_once(command(data, root / "killed"), root / "killed", goal, rng)
             kills.append(kill)
             print(f"{index + 1}: {kill}", flush=True)
@@ -77,24 +71,18 @@ def main(_: list[str]) -> None:
         check_resumed(output, kills[-1]["newest_checkpoint"])
         whole, killed = trace(root / "whole"), trace(root / "killed")
 
-    result = {
-        "what": "A run of random kills against one that was left alone: losses of every step and held out.",
-        "command": f"python -m experiments.quality.kill_training --kills={KILLS.value} --seed={SEED.value}",
-        "device": f"CPU, {os.cpu_count()} cores",
-        "versions": ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "orbax-checkpoint")),
-        "date": datetime.date.today().isoformat(),
-        "kills": len(kills),
-        "by_kind": Counter(kill["kind"] for kill in kills),
-        "with_a_checkpoint_half_written": sum(kill["half_written"] for kill in kills),
-        "steps_lost": sum(kill["steps_lost"] for kill in kills),
-        "most_steps_lost": max(kill["steps_lost"] for kill in kills),
-        "steps_between_saves": SAVE_EVERY,
-        "steps": len(whole),
-        "same_bits": whole == killed,
-        "heldout_loss": whole[-1]["eval_loss"],
-    }
-    pathlib.Path(OUTPUT.value).write_text(json.dumps(result, indent=1) + "\n")
-    if not result["same_bits"]:
+    write_results(
+        kills=len(kills),
+        by_kind=Counter(kill["kind"] for kill in kills),
+        with_a_checkpoint_half_written=sum(kill["half_written"] for kill in kills),
+        steps_lost=sum(kill["steps_lost"] for kill in kills),
+        most_steps_lost=max(kill["steps_lost"] for kill in kills),
+        steps_between_saves=SAVE_EVERY,
+        steps=len(whole),
+        same_bits=whole == killed,
+        heldout_loss=whole[-1]["eval_loss"],
+    )
+    if whole != killed:
         sys.exit("the run that was killed ended with other losses")
 
 
@@ -184,4 +172,6 @@ def trace(workdir: pathlib.Path) -> list[dict]:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_integer("kills", 50, "How many.")
+    flags.DEFINE_integer("seed", 0, "Of the moments.")
     app.run(main)

@@ -13,16 +13,16 @@ chosen within the neurons of each device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import app
 
 from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.config import Config
-from sparse_lm.training.step import make_trainer
+from sparse_lm.training.step import TrainState, make_trainer
 from sparse_lm.training.transitions import make_transitions, needs_refresh
 
 RECIPES: dict[str, dict[str, float]] = {
@@ -38,8 +38,6 @@ MIXTURES = ("experts24",)  # of which `tensor` splits no experts
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
 START, END, STEPS = 6, 13, 20
 
-OUTPUT = flags.DEFINE_string("output", None, "JSON file to write.", required=True)
-
 
 def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> Config:
     config = config_lib.default()
@@ -54,24 +52,25 @@ def make_config(recipe: str, mesh: tuple[int, int, int], microbatches: int) -> C
     return config_lib.parse(config)
 
 
-def losses(config: Config) -> np.ndarray:
-    """Returns the loss of each step, f64[STEPS]."""
+def losses(
+    config: Config, batches: Iterable[np.ndarray], state: TrainState | None = None, first: int = 0
+) -> np.ndarray:
+    """Returns the loss of each step from `first` on, through both transitions; `state` is consumed."""
     trainer = make_trainer(config)
     transitions = make_transitions(config, trainer.graphdef, trainer.layout)
     place = trainer.layout.place_batch if trainer.layout else jax.device_put
-    state, trace = trainer.init(), []
-    for step in range(STEPS):
-        windows = place(_windows(config, step))
+    state, curve = trainer.init() if state is None else state, []
+    for step, windows in enumerate(map(place, batches), first):
         phase = config.phase(step)
-        if step == START and phase == "sparse":
+        if step == config.sparsity.start_step and phase == "sparse":
             state = transitions.enter_sparse(state, windows)
-        elif step == END and config.sparsity.phase:
+        elif step == config.sparsity.end_step and config.sparsity.phase:
             state = transitions.leave_sparse(state)
         elif needs_refresh(config, step):
             state, _ = transitions.refresh(state, windows)
         state, metrics = trainer.step(phase)(state, windows)
-        trace.append(float(metrics["loss"]))
-    return np.array(trace)
+        curve.append(float(metrics["loss"]))
+    return np.array(curve)
 
 
 def _windows(config: Config, step: int) -> np.ndarray:
@@ -87,21 +86,25 @@ def _windows(config: Config, step: int) -> np.ndarray:
 
 def main(_: Sequence[str]) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
+
+    def trained(config: Config) -> np.ndarray:
+        return losses(config, (_windows(config, step) for step in range(STEPS)))
+
     table: dict[str, dict[str, dict[str, float]]] = {}
     alone: dict[tuple[str, int], np.ndarray] = {}
     for recipe in RECIPES:
         for mesh in (mesh for mesh in MESHES if mesh[2] == 1 or recipe not in MIXTURES):
             parts = mesh[0] * mesh[1]
             if (recipe, parts) not in alone:
-                alone[recipe, parts] = losses(make_config(recipe, (1, 1, 1), parts))
+                alone[recipe, parts] = trained(make_config(recipe, (1, 1, 1), parts))
             expected = alone[recipe, parts]
-            difference = np.abs(losses(make_config(recipe, mesh, 1)) / expected - 1)
+            difference = np.abs(trained(make_config(recipe, mesh, 1)) / expected - 1)
             phases = dict(before=difference[:START], sparse=difference[START:END], after=difference[END:])
             row = {phase: float(values.max()) for phase, values in phases.items()}
             row["first_sparse_step"] = float(difference[START])
             table.setdefault(recipe, {})["x".join(map(str, mesh))] = row
             print(recipe, mesh, row, flush=True)
-            write_results(OUTPUT.value, dict(steps=STEPS, sparse=(START, END), relative_difference_of_losses=table))
+            write_results(steps=STEPS, sparse=(START, END), relative_difference_of_losses=table)
 
 
 if __name__ == "__main__":

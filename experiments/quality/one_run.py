@@ -4,7 +4,7 @@
 
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
-A run named "dense" is the stable one; "dense@0.8" is the branch of that length, which goes on from its checkpoint.
+"dense@0.8" is the dense run of that length; it goes on from a checkpoint of the longest one.
 "grown_50", "stages_80" and all of `slices` are of two parts, see growth.py, stages.py and common_steps.py.
 """
 
@@ -50,14 +50,14 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     config, before = plan(suite, name, seed, data, root)
     first = None
     if before:
-        start_from(root / f"dense-{seed}", workdir, config, before["steps"])
+        start_from(root / f"{suite.longest}-{seed}", workdir, config, before["steps"])
     elif parts := next((part for part in TWO_PARTS if name.startswith(part.PREFIX)), None):
         begun = parts.first_part(config, name)
         trained = common_steps.directory(root, begun)
         first = train_first(begun, trained)
         if first is None:
             return False
-        save = functools.partial(save_second_part, parts, begun, trained, config)
+        save = None if parts is common_steps else functools.partial(save_second_part, parts, begun, trained, config)
         start_from(trained, workdir, config, begun.steps, save)
     if not train(config, str(workdir)):
         return False
@@ -99,20 +99,20 @@ def write_row(workdir: Path, row: dict[str, Any]) -> None:
 
 
 def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
-    """Returns a run's configuration and, for a branch, its share of the stable run's row (see `share_of`)."""
-    if name == "dense":
-        return suite.stable(seed, data), None
+    """Returns a run's configuration and, for a branch of the longest dense run, what its first steps took there."""
     if not name.startswith("dense@"):
         return suite.config(name, seed, data), None
     length = float(name.removeprefix("dense@"))
-    stable = json.loads((root / f"dense-{seed}" / ROW).read_text())
-    return suite.branch(length, seed, data), share_of(stable, suite.branch_starts()[length])
+    config = suite.dense(length, seed, data)
+    if name == suite.longest:
+        return config, None
+    return config, first_steps_of(read_summary(root / f"{suite.longest}-{seed}"), suite.decay_starts()[length])
 
 
-def share_of(stable: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Returns what the first `steps` steps of the stable run took, whose steps all take alike; it compiles once."""
-    seconds = stable["seconds"] * steps / stable["steps"]
-    return dict(steps=steps, seconds=seconds, compile_seconds=stable["compile_seconds"])
+def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Returns what the first `steps` steps of a dense run took, whose steps all take alike; it compiles once."""
+    seconds, taken = summary["seconds"], sum(process["steps"]["dense"] for process in summary["processes"])
+    return dict(steps=steps, seconds=seconds["dense"] * steps / taken, compile_seconds=seconds["compile"])
 
 
 def start_from(
@@ -125,7 +125,7 @@ def start_from(
       workdir: what to make.
       config: of the run that goes on.
       step: how many steps were taken.
-      save: saves the state in a workdir; by default that of `source` is linked.
+      save: saves the state in a workdir; by default the checkpoint of `source` is linked.
     """
     if workdir.exists():
         return

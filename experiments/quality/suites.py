@@ -1,13 +1,15 @@
 """Sets of runs that are compared by time and by loss: a base configuration, and what each run changes of it.
 
-Within a suite all runs of a seed see the same tokens in the same order. "dense" is a run at a constant rate with
-branches that decay: its loss as a function of time, which the others are held against.
+Within a suite all runs of a seed see the same tokens in the same order. "dense" is dense runs of several lengths, its
+loss as a function of time, which the others are held against. Until its rate falls, a shorter one is the longest one:
+it is a branch of that.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from types import ModuleType
 from typing import Any
 
@@ -27,8 +29,8 @@ class Suite:
       model: the configuration file that all start from.
       base: what all runs change of it, by key.
       runs: what each changes besides, by name.
-      lengths: of the dense run's branches, in shares of `base["steps"]`, ascending, multiples of the smallest
-        difference between two: the stable run saves a checkpoint every so many steps.
+      lengths: of the dense runs, in shares of `base["steps"]`, ascending, multiples of the smallest difference between
+        two.
     """
 
     model: ModuleType
@@ -40,16 +42,20 @@ class Suite:
     def steps(self) -> int:
         return self.base["steps"]
 
-    def branch_starts(self) -> dict[float, int]:
-        """Returns by length the step at which the branch leaves the stable run."""
-        unit = self.save_every()
+    @property
+    def longest(self) -> str:
+        """Returns the name of the longest dense run, of which the others are branches."""
+        return f"dense@{self.lengths[-1]}"
+
+    def decay_starts(self) -> dict[float, int]:
+        """Returns by length the step at which a dense run's rate begins to fall, where it leaves the longest one."""
         smallest = min(b - a for a, b in zip(self.lengths, self.lengths[1:], strict=False))
+        unit = max(1, round(smallest * (1 - DECAY_SHARE) * self.steps))
         return {length: unit * round(length / smallest) for length in self.lengths}
 
     def save_every(self) -> int:
         """Returns the steps between checkpoints, of all runs: saving takes as much of each one's time."""
-        smallest = min(b - a for a, b in zip(self.lengths, self.lengths[1:], strict=False))
-        return max(1, round(smallest * (1 - DECAY_SHARE) * self.steps))
+        return math.gcd(*(self.decay_starts()[length] for length in self.lengths[:-1]))
 
     def config(self, run: str, seed: int, data: str, changes: Overrides | None = None) -> config_lib.Config:
         """Returns the configuration of a run on the prepared corpus at `data`, with `changes` on top."""
@@ -59,18 +65,13 @@ class Suite:
         config.update_from_flattened_dict(self.base | self.runs[run] | common | (changes or {}))
         return config_lib.parse(config)
 
-    def stable(self, seed: int, data: str) -> config_lib.Config:
-        """Returns the configuration of the dense run at a constant rate, up to where the last branch leaves it."""
-        starts = self.branch_starts().values()
-        keep = (max(starts) - min(starts)) // self.save_every() + 1
-        steps = {"steps": max(starts), "keep_checkpoints": keep, "eval_every": self.save_every()}
-        return self.config("dense", seed, data, steps | {"optimizer.decay_steps": 1, "optimizer.final_fraction": 1.0})
-
-    def branch(self, length: float, seed: int, data: str) -> config_lib.Config:
-        """Returns the configuration of a branch, which ends as a dense run of that length would."""
-        start = self.branch_starts()[length]
-        steps = round(start / (1 - DECAY_SHARE))
-        changes = {"steps": steps, "optimizer.decay_steps": steps - start, "checkpoint_every": steps}
+    def dense(self, length: float, seed: int, data: str) -> config_lib.Config:
+        """Returns the configuration of a dense run; the longest one keeps what the others go on from."""
+        starts = self.decay_starts()
+        steps = round(starts[length] / (1 - DECAY_SHARE))
+        changes = {"steps": steps, "optimizer.decay_steps": steps - starts[length]}
+        if length == self.lengths[-1]:
+            changes["keep_checkpoints"] = (steps - min(starts.values())) // self.save_every() + 2
         return self.config("dense", seed, data, changes)
 
 
@@ -96,19 +97,17 @@ def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
 
 
 def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> dict[str, Overrides]:
-    """Returns dense, slices on shares of the steps, rate sweeps of both and controls; knobs are those of slices."""
+    """Returns dense, slices on shares of the steps, rates of both, controls and mixtures; knobs are those of slices."""
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 65, 80)}
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
+    # An eighth of the neurons a token, throughout or until a stage with a quarter.
+    eighth = slices | {"sparsity.m": 32}
+    runs |= {"eighths_80": eighth | until(80), "eighths_stay": eighth | _stay(steps)}
     runs |= {"stages_80": runs["slices_80"], "stages_stay": runs["slices_stay"]}
-    # Half of the neurons a token, or an eighth, instead of a quarter: the smaller a part of the step the FFN is, the
-    # less time more of them cost.
-    for name, m in (("halves", 8), ("eighths", 32)):
-        share = slices | {"sparsity.m": m}
-        runs |= {f"{name}_80": share | until(80), f"{name}_stay": share | _stay(steps)}
     for rate in rates:
         runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
         runs[f"slices_80_rate_{rate:g}"] = slices | until(80) | {"optimizer.learning_rate": rate}
@@ -179,7 +178,7 @@ _TINY = _base(
 )  # fmt: skip
 
 SUITES = {
-    # llama1b's layer: 100 M tokens in 3052 steps.
+    # llama1b, whole or with fewer layers: 100 M tokens in 3052 steps.
     **{
         f"llama1b_{layers}_layers": Suite(
             llama1b,
@@ -187,7 +186,7 @@ SUITES = {
             _runs(3052, 8192, _RATES),
             lengths=(0.8, 1.0),
         )
-        for layers in (4, 8)
+        for layers in (4, 8, 25)
     },
     # Mixtures against the dense llama1b of as many active neurons. They are to have the loss that it has much later.
     "llama1b_4_layers_mixture": Suite(

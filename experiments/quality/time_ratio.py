@@ -1,6 +1,9 @@
-"""Says in what share of dense's time runs reach dense's loss: R for each seed, its mean and 95% interval.
+r"""Says in what share of dense's time runs reach dense's loss: R for each seed, its mean and 95% interval.
 
-    python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json --figure=time.svg
+    python -m experiments.quality.time_ratio experiments/results/time_llama1b_25_layers_h100.json \
+        experiments/results/time_afm_4_layers_h200.json --figure=time.svg --names=slices_80
+
+Numbers are of the first file; the figure has a panel for each.
 
 R is a run's time over the time at which dense has the same held-out loss, by the branches of the dense run of the same
 seed: a straight line in the logarithm of time between two of them. Below 1 is a gain. The time is that of the training
@@ -126,10 +129,10 @@ def _interval(summary: dict[str, float | None]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    if len(arguments) != 2:
-        raise app.UsageError("name one file that experiments.quality.time_to_loss wrote")
-    results = plots.read_results(Path(arguments[1]))
-    rows, tables, refused = results.data["runs"], {}, []
+    if len(arguments) < 2:
+        raise app.UsageError("name a file that experiments.quality.time_to_loss wrote")
+    several = [plots.read_results(Path(path)) for path in arguments[1:]]
+    rows, tables, refused = several[0].data["runs"], {}, []
     for text, loss in LOSSES.items():
         if any(row.get(loss) is not None for row in rows):
             try:
@@ -142,12 +145,15 @@ def main(arguments: Sequence[str]) -> None:
     if flags.FLAGS.figure:
         matplotlib.use("svg")
         plt.style.use(plots.STYLE)
-        plots.losses_over_seconds(results).savefig(flags.FLAGS.figure, metadata={"Date": None})
+        plots.losses_over_seconds(*several, names=flags.FLAGS.names).savefig(
+            flags.FLAGS.figure, metadata={"Date": None}
+        )
     if refused:
         sys.exit("\n".join(refused))
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("figure", "", "SVG file to draw: loss over seconds; empty for none.")
+    flags.DEFINE_list("names", [], "Runs to draw beside dense ones; all by default.")
     flags.DEFINE_string("output", "", "JSON file for the numbers; empty for none.")
     app.run(main)

@@ -5,10 +5,11 @@ r"""Trains the runs of a suite side by side on the GPUs of a host, and records w
         --output=experiments/results/time_llama1b_4_layers_h200.json --minutes=9
     python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json
 
-"dense" is a run at a constant rate with branches that decay: dense's loss as a function of time. GPUs work in pairs:
-for one seed dense runs on the first of a pair while the others run on the second, for the pair's next seed the other
-way round. `--queue`, once a GPU, says who runs what instead: --queue=dense:0,slices_50:1 --queue=slices_50:0,dense:1.
-A branch runs behind its dense run, or where a queue names it, once that has ended: --queue=slices_50:0,dense@0.8:0.
+"dense" is dense runs of several lengths: dense's loss as a function of time. A shorter one is a branch of the longest,
+and begins where its rate falls. GPUs work in pairs: for one seed dense runs on the first of a pair while the others run
+on the second, for the pair's next seed the other way round. `--queue`, once a GPU, says who runs what instead:
+--queue=dense:0,slices_50:1 --queue=slices_50:0,dense:1. A branch runs behind the longest dense run, or where a queue
+names it, as soon as that has come so far: --queue=slices_50:0,dense@0.8:0.
 
 Runs that the output has are left out, one that was cut short goes on from its checkpoint, and after `--minutes` those
 under way are saved: the same command goes on. Checkpoints are deleted when nothing needs them any more.
@@ -69,15 +70,17 @@ def read_queue(text: str) -> list[Item]:
     return [Item(name, int(seed)) for name, seed in (entry.split(":") for entry in text.split(","))]
 
 
-def with_branches(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[Item]]:
-    """Returns the queues with the branches of each dense run behind it, but for those that some queue names."""
+def with_lengths(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[Item]]:
+    """Returns the queues with the dense runs in place of "dense", the longest first, but for those that are named."""
     named = set(itertools.chain(*queues))
 
-    def behind(item: Item) -> list[Item]:
-        branches = [Item(f"dense@{length}", item.seed) for length in suite.lengths] if item.name == "dense" else []
-        return [branch for branch in branches if branch not in named]
+    def runs(item: Item) -> list[Item]:
+        if item.name != "dense":
+            return [item]
+        shorter = [Item(f"dense@{length}", item.seed) for length in suite.lengths[:-1]]
+        return [run for run in (Item(suite.longest, item.seed), *shorter) if run not in named]
 
-    return [[i for item in queue for i in (item, *behind(item))] for queue in queues]
+    return [[run for item in queue for run in runs(item)] for queue in queues]
 
 
 def check_length(suite: Suite, path: str) -> None:
@@ -164,31 +167,35 @@ class Host:
                     shutil.rmtree(common / "checkpoints", ignore_errors=True)
 
     def _may_begin(self, item: Item) -> bool:
-        """Waits for the stable run of a branch. Returns False if that has been given up, or if this is to stop."""
-        if item.name.startswith("dense@"):
-            stable = Item("dense", item.seed)
-            while stable not in self._results and not self._stopping.wait(0.5):
-                if stable in self._given_up:
+        """Waits for the checkpoint that a branch begins with; returns False if none will come or this is to stop."""
+        if item.name.startswith("dense@") and item != self._longest(item):
+            start = self._results.suite.decay_starts()[float(item.name.removeprefix("dense@"))]
+            checkpoint = self._checkpoints(self._longest(item)) / str(start)
+            while not checkpoint.exists() and not self._stopping.wait(0.5):
+                if self._longest(item) in self._given_up:
                     return False
         return not self._stopping.is_set()
 
     def _is_done(self, item: Item) -> bool:
-        """Returns True if the run is in the results; a stable run whose branches are not must have checkpoints, too."""
-        branches_left = item.name == "dense" and not self._has_all_branches(item.seed)
+        """Returns True if the run is in the results; the longest must still have what missing branches begin with."""
+        branches_left = item == self._longest(item) and not self._has_all_lengths(item.seed)
         return item in self._results and not (branches_left and not self._checkpoints(item).exists())
 
-    def _has_all_branches(self, seed: int) -> bool:
+    def _longest(self, item: Item) -> Item:
+        return Item(self._results.suite.longest, item.seed)
+
+    def _has_all_lengths(self, seed: int) -> bool:
         return all(Item(f"dense@{length}", seed) in self._results for length in self._results.suite.lengths)
 
     def _checkpoints(self, item: Item) -> Path:
         return self._root / item.workdir / "checkpoints"
 
     def _delete_checkpoints(self, item: Item) -> None:
-        """Deletes the checkpoints of a finished run; those of a stable run once all of its branches are done."""
-        if item.name != "dense":
+        """Deletes the checkpoints of a finished run; those of the longest dense one once all branches are done."""
+        if item != self._longest(item):
             shutil.rmtree(self._checkpoints(item), ignore_errors=True)
-        if item.name.startswith("dense@") and self._has_all_branches(item.seed):
-            shutil.rmtree(self._checkpoints(Item("dense", item.seed)), ignore_errors=True)
+        if item.name.startswith("dense@") and self._has_all_lengths(item.seed):
+            shutil.rmtree(self._checkpoints(self._longest(item)), ignore_errors=True)
 
     def _run(self, item: Item, gpu: str) -> bool:
         """Trains one run to its end; returns False if it was stopped, or failed."""
@@ -225,7 +232,9 @@ def main(_: Sequence[str]) -> None:
     named, known = set(itertools.chain(*queues)), [*suite.runs, *(f"dense@{length}" for length in suite.lengths)]
     if unknown := {item.name for item in named} - set(known):
         raise app.UsageError(f"{sorted(unknown)} must be among {', '.join(known)}")
-    if alone := {i.workdir for i in named if i.name.startswith("dense@") and Item("dense", i.seed) not in named}:
+    queues = with_lengths(queues, suite)
+    dense = {item for item in itertools.chain(*queues) if item.name.startswith("dense@")}
+    if alone := {item.workdir for item in dense if Item(suite.longest, item.seed) not in dense}:
         raise app.UsageError(f"--queue: {sorted(alone)} are branches of dense runs that no queue names")
     try:
         check_length(suite, values.data)
@@ -237,7 +246,7 @@ def main(_: Sequence[str]) -> None:
     host = Host([*command, f"--second_data={values.second_data}", f"--root={root}"], root, results)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     signal.signal(signal.SIGINT, lambda *_: host.stop())
-    wanted = dict(zip(values.gpus, with_branches(queues, suite), strict=False))
+    wanted = dict(zip(values.gpus, queues, strict=False))
     host.work(wanted, values.minutes)
     left = [item for queue in wanted.values() for item in queue if item not in results]
     if left:

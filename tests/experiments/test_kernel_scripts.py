@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.kernels import shapes
+from experiments.kernels import operands, passes, products, tune
+from sparse_lm.ops import hopper
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 
 SMALL = dict(
@@ -13,93 +14,64 @@ SMALL = dict(
     SHAPES_VENOM=[(512, 1024, 256)],
     VENOM_GROUPS=(8, 16),
     VENOM_BLOCKS=(128,),
-    SLICES=[shapes.Sliced(1024, 256, 1024, experts=4, v=256)],
-    MATRICES=[(512, 256, "float32"), (512, 512, "bfloat16")],
+    SLICES=[operands.Sliced(1024, 256, 1024, experts=4, v=256)],
+    MATRICES=[(512, 256, "float32"), (512, 256, "float32"), (512, 512, "bfloat16")],
     HIDDEN=[(512, 512)],
     E4M3=[(512, 512)],
+    NORMS=[(512, 512)],
     VENOM=[(512, 1024, 128, 16)],
     STACKED_LAYERS=[(2, 512, 256)],
     FFN_SHAPES=[(512, 1024, 256)],
-    _LARGEST=1024,
 )
+RANDOM = ("random_matrix", "random_24", "random_venom", "slice_ids")
 
 
-RANDOM = ("random_matrix", "random_24", "random_venom", "random_columns", "slice_ids")
-
-
-@pytest.fixture
-def small(script, monkeypatch):
-    """Imports a script with small shapes and operands of zeros."""
-
-    def zeros(draw):
-        return lambda *args, **options: jax.tree.map(
-            lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: draw(*args, **options))
-        )
-
-    def load(name):
-        module = script(name)
-        for key in SMALL.keys() & vars(module).keys():
-            monkeypatch.setattr(module, key, SMALL[key])
-        for key in set(RANDOM) & vars(module).keys():
-            monkeypatch.setattr(module, key, zeros(getattr(module, key)))
-        return module
-
-    return load
+def zeros(draw):
+    """Operands of zeros in place of random ones."""
+    return lambda *args, **options: jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: draw(*args, **options))
+    )
 
 
 @pytest.fixture
-def traced(small, monkeypatch):
-    """Imports a script; what it times is traced for a GPU instead, and counted."""
-    count = [0]
+def timed(monkeypatch):
+    """Gives a list of the functions that scripts time: they are traced for a GPU instead, with small operands."""
+    found = []
 
     def trace(function, *args, iterations=0, compiler_options=None):
         jax.jit(function).trace(*args)
-        count[0] += 1
+        found.append(function)
         return 1.0
 
-    def load(name):
-        module = small(name)
+    for module in (passes, products, tune):
+        for key in vars(module).keys() & SMALL.keys():
+            monkeypatch.setattr(module, key, SMALL[key])
+        for key in vars(module).keys() & set(RANDOM):
+            monkeypatch.setattr(module, key, zeros(getattr(module, key)))
         monkeypatch.setattr(module, "median_ms", trace)
-        return module, count
-
-    return load
+    return found
 
 
-def test_products(traced):
-    module, count = traced("experiments.kernels.products")
-    for bench in module.TABLES.values():
-        assert bench()
-    assert count[0] == 3 + 2 * 7 + 2 + 2 * 2
+@pytest.mark.parametrize(
+    "table, count", dict(matmul_24=3, matmul_24_fp8=2 * 7, matmul_venom=2 + 2 * 2, slices=8).items()
+)
+def test_products(timed, table, count):
+    assert list(products.TABLES[table](hopper)) and len(timed) == count
 
 
-def test_slices(traced):
-    module, count = traced("experiments.kernels.slices")
-    (shape,) = module.SLICES
-    assert set(module.ungrouped_ms(shape)) == set(module.sliced_ms(shape)) == {"sampled", "venom", "scattered"}
-    assert set(module.squared_relu_ms(shape)) == {"product_ms", "two_kernels_ms", "fused_ms"}
-    assert count[0] == 9
+def test_the_loss_is_traced(timed):
+    assert next(products.loss(hopper, tokens=512, dim=256))["bound_ms"] > 0 and len(timed) == 1
 
 
 @pytest.mark.long
-def test_passes(traced):
-    module, count = traced("experiments.kernels.passes")
-    cases = [*module.sparsifiers(), *module.passes(), *(module.e4m3() if TRANSPOSING_LOADS else [])]
+def test_passes(timed):
+    cases = [case for name, table in passes.TABLES.items() if name != "e4m3" or TRANSPOSING_LOADS for case in table()]
     for one in cases:
-        assert module.measure(one, bandwidth=1e12)["bytes"] > 0
-    assert count[0] == 2 * len(cases) > 20
+        assert passes.measure(one, hopper, bandwidth=1e12)["bytes"] > 0
+    assert len(timed) == 2 * len(cases) > 40
 
 
-def test_launched_products(small):
-    module = small("experiments.kernels.launch_products")
-    for products in module.KINDS.values():
-        for label, function, operands in products():
-            assert label["product"]
-            jax.jit(function).trace(*operands)
-
-
-def test_tuning(traced):
-    module, count = traced("experiments.kernels.tune")
-    (shape,) = module.FFN_SHAPES
-    for case in module.ffn_cases(*shape):
-        assert case.heuristic in case.times()
-    assert count[0] >= 8
+def test_tuning(timed):
+    for case in tune.hopper_cases():
+        assert len(case.times()) > 1
+    assert len(timed) > 20

@@ -28,12 +28,10 @@ def results(tmp_path):
         for name, ms in STEPS.items()
     }
     model = dict(dim=2048, ffn_dim=8192, layers=25, vocab_size=128256)
-    torch = dict(dim=2048, layers=25, vocab_size=128256, batch_size=8, step_ms=610.0)
     shape = dict(dim=2048, neurons=8192, tokens=16384)
     product = dict(m=8, n=16, k=32)
     tables = {
         "matmul_h200": dict(matmul_24=[product | dict(speedup=1.5, speedup_transposed=1.4)]),
-        "cusparselt_h200": dict(matmul_24=[product | dict(cublas_ms=3.0, best_ms=2.0)]),
         "ffn_h200": dict(
             ffn=[
                 dict(recipe="dense", **shape),
@@ -42,17 +40,17 @@ def results(tmp_path):
             ]
         ),
         "step_llama1b_h200": dict(batch_size=8, seq_len=4096, model=model, recipes=recipes),
-        "step_torch_h200": [torch],
         "quality_long_h200": dict(
             runs=[run("dense", 0, 3.0), run("dense", 1, 3.2), run("slices", 0, 3.3), run("slices", 1, 3.5)]
         ),
         "time_tiny_h200": dict(
+            suite="tiny_suite",
             runs=[
                 timed("dense", 0, 2.9, 9.0, [[900, 2.9]], dense=10.0),
                 timed("dense@0.8", 0, 2.6, 8.0, [[800, 2.6]], dense=10.0),
                 timed("dense@1.0", 0, 2.4, 10.0, [[1000, 2.4]], dense=10.0),
                 timed("slices_50", 0, 2.5, 7.0, [[400, 3.0], [1000, 2.5]], [2, 8], dense=10.0, sparse=5.0),
-            ]
+            ],
         ),
     }
     for name, table in tables.items():
@@ -79,15 +77,13 @@ def test_every_kind_of_result_has_its_figure(results):
     }
 
 
-def test_steps_show_time_speedup_parts_and_pytorch(results):
+def test_steps_show_time_speedup_and_parts(results):
     (axes,) = drawn(results, "step_*")["step_llama1b_h200_whole_steps"].axes
     texts = [text.get_text() for text in axes.texts]
-    assert texts == ["600 ms, 1.00 times", "400 ms, 1.50 times", "500 ms, 1.20 times", "PyTorch, dense"]
+    assert texts == ["600 ms, 1.00 times", "400 ms, 1.50 times", "500 ms, 1.20 times"]
     totals, products, norms = ([bar.get_width() for bar in bars] for bars in axes.containers)
     assert totals == list(STEPS.values())
     assert products == [ms / 2 for ms in totals] and norms == [ms / 4 for ms in totals]
-    (pytorch,) = axes.lines
-    assert list(pytorch.get_xdata()) == [610.0, 610.0]
     assert axes.get_title() == "D 2048, F 8192, 25 layers, 32768 tokens"
 
 
@@ -98,3 +94,4 @@ def test_losses_over_seconds_are_dense_by_length_and_where_others_end(results):
     on_the_way = [pytest.approx((0.03, 3.0)), pytest.approx((0.07, 2.5))]
     assert points == [on_the_way, [(7.0, 2.5)], [pytest.approx((0.1, 2.4))], [(8.0, 2.6), (10.0, 2.4)]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["slices 50", "dense, by length"]
+    assert axes.get_title() == "tiny suite"

@@ -16,7 +16,7 @@ from scipy import stats
 from experiments.quality import one_run, stages, time_ratio
 from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
-from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_branches
+from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_lengths
 from sparse_lm.data import open_data
 from sparse_lm.data.errors import DataError
 from sparse_lm.prepare_data import prepare_files
@@ -36,7 +36,7 @@ def control_is_registered(monkeypatch):
     monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
 
 
-RUNS = ["dense", "slices_50", "fixed_quarter_50"]
+RUNS = ["dense", "slices_50", "slices_80"]
 
 
 def test_sides_of_a_pair_are_swapped_from_seed_to_seed():
@@ -57,11 +57,11 @@ def test_every_run_of_every_seed_has_a_gpu():
         assert sorted(item for queue in queues for item in queue) == sorted(Item(n, s) for n in RUNS for s in (0, 1))
 
 
-def test_queues_are_read_and_dense_runs_have_their_branches():
-    queues = with_branches([read_queue("slices_50:1,dense:0"), read_queue("dense:1,dense@1.0:0")], TINY)
+def test_queues_are_read_and_dense_is_runs_of_all_lengths():
+    queues = with_lengths([read_queue("slices_50:1,dense:0"), read_queue("dense:1,dense@1.0:0")], TINY)
     assert [[item.workdir for item in queue] for queue in queues] == [
-        ["slices_50-1", "dense-0", "dense@0.8-0", "dense@1.2-0"],
-        ["dense-1", "dense@0.8-1", "dense@1.0-1", "dense@1.2-1", "dense@1.0-0"],
+        ["slices_50-1", "dense@1.2-0", "dense@0.8-0"],
+        ["dense@1.2-1", "dense@0.8-1", "dense@1.0-1", "dense@1.0-0"],
     ]
 
 
@@ -77,35 +77,36 @@ def test_a_corpus_that_runs_would_learn_by_heart_is_refused(data):
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_a_branch_has_the_rates_of_the_stable_run_and_then_falls(name):
+def test_a_branch_has_the_rates_of_the_longest_dense_run_until_they_fall(name):
     suite = SUITES[name]
-    stable = suite.stable(0, "data")
-    rates = np.asarray(learning_rate(stable)(np.arange(stable.steps)))
-    assert np.ptp(rates[stable.optimizer.warmup_steps :]) == 0  # to its very end
-    for length, start in suite.branch_starts().items():
-        assert start % stable.checkpoint_every == 0 and start <= stable.steps
-        assert (stable.steps - start) // stable.checkpoint_every < stable.keep_checkpoints
-        branch = suite.branch(length, 0, "data")
-        assert branch.steps == pytest.approx(length * suite.steps, rel=0.05)
-        schedule = learning_rate(branch)
+    longest = suite.dense(suite.lengths[-1], 0, "data")
+    rates = np.asarray(learning_rate(longest)(np.arange(longest.steps)))
+    for length, start in suite.decay_starts().items():
+        run = suite.dense(length, 0, "data")
+        assert np.ptp(rates[longest.optimizer.warmup_steps : start]) == 0
+        assert run.steps == pytest.approx(length * suite.steps, rel=0.05)
+        schedule = learning_rate(run)
         np.testing.assert_allclose([schedule(step) for step in (0, start - 1)], rates[[0, start - 1]], rtol=1e-6)
-        assert schedule(start + 1) < rates[-1]
-        assert schedule(branch.steps - 1) == pytest.approx(0.1 * rates[-1])
+        assert schedule(start + 1) < rates[start - 1]
+        assert schedule(run.steps - 1) == pytest.approx(0.1 * rates[start - 1])
+        if run != longest:
+            saved = {*range(longest.checkpoint_every, longest.steps, longest.checkpoint_every), longest.steps}
+            assert start in sorted(saved)[-longest.keep_checkpoints :]
 
 
 STUB = """
 import json, os, pathlib, sys
 given = dict(argument.removeprefix("--").split("=") for argument in sys.argv[1:])
 workdir = pathlib.Path(given["root"], f"{given['run']}-{given['seed']}")
-checkpoints = workdir / "checkpoints"
-checkpoints.mkdir(parents=True, exist_ok=True)
+for step in (32, 40):
+    (workdir / "checkpoints" / str(step)).mkdir(parents=True, exist_ok=True)
 if given["run"].startswith("dense@"):
-    assert pathlib.Path(given["root"], f"dense-{given['seed']}", "checkpoints").exists()
+    assert pathlib.Path(given["root"], f"dense@1.2-{given['seed']}", "checkpoints").exists()
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
 common = pathlib.Path(given["root"], f"common-{given['seed']}-gpu{gpu}-x@3", "checkpoints")
 if given["run"] == "slices_50":
     common.mkdir(parents=True)
-if given["run"] == "grown_50":
+if given["run"] == "slices_stay":
     assert common.exists()  # as long as runs of the seed are left
 if given["run"] == "slices_80":
     sys.exit("no such run")
@@ -129,23 +130,23 @@ def rows(tmp_path):
 
 
 def test_gpus_work_through_their_queues_and_keep_only_needed_checkpoints(host, tmp_path):
-    queues = {"4": with_branches([[Item("dense", 0)]], TINY)[0], "7": [Item("slices_50", 0), Item("grown_50", 0)]}
+    queues = {"4": with_lengths([[Item("dense", 0)]], TINY)[0], "7": [Item("slices_50", 0), Item("slices_stay", 0)]}
     host().work(queues, minutes=math.inf)
     assert {name: row["gpu"] for (name, _), row in rows(tmp_path).items()} == {
-        "dense": "4", "dense@0.8": "4", "dense@1.0": "4", "dense@1.2": "4", "slices_50": "7", "grown_50": "7",
+        "dense@1.2": "4", "dense@0.8": "4", "dense@1.0": "4", "slices_50": "7", "slices_stay": "7",
     }  # fmt: skip
     assert rows(tmp_path)["slices_50", 0]["overrides"] == TINY.runs["slices_50"]
     assert not list(tmp_path.glob("runs/*/checkpoints"))
 
 
 def test_what_is_done_is_not_done_again(host, tmp_path):
-    queue = with_branches([[Item("dense", 0)]], TINY)[0]
+    queue = with_lengths([[Item("dense", 0)]], TINY)[0]
     host().work({"0": queue[:2]}, minutes=math.inf)  # to the first branch
-    assert (tmp_path / "runs/dense-0/checkpoints").exists()
+    assert (tmp_path / "runs/dense@1.2-0/checkpoints").exists()
     (tmp_path / "runs/dense@0.8-0/row.json").unlink()
     host().work({"1": queue}, minutes=math.inf)
     assert {name: row["gpu"] for (name, _), row in rows(tmp_path).items()} == dict(
-        zip(("dense", "dense@0.8", "dense@1.0", "dense@1.2"), "0011", strict=True)
+        zip(("dense@1.2", "dense@0.8", "dense@1.0"), "001", strict=True)
     )
 
 
@@ -175,20 +176,20 @@ def data(tmp_path_factory):
 @pytest.mark.long
 def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     first, second = data
-    for name in ("dense", "dense@0.8"):
+    for name in ("dense@1.2", "dense@0.8"):
         assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
-    stable, branch = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("dense", "dense@0.8"))
-    config = TINY.branch(0.8, 0, first)
+    longest, branch = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("dense@1.2", "dense@0.8"))
+    config = TINY.dense(0.8, 0, first)
     assert train(config, str(tmp_path / "from_scratch"))
     whole = one_run.read_run(tmp_path / "from_scratch", config, None)
     assert branch["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-5)  # rates are in the programs
-    assert branch["heldout_loss"] < stable["heldout_curve"][0][1]
+    assert branch["heldout_loss"] < longest["heldout_curve"][0][1]
     assert branch["second_heldout_loss"] not in (branch["heldout_loss"], None)
     assert branch["steps"] == config.steps and branch["tokens"] == config.steps * 128
-    start = TINY.branch_starts()[0.8]
+    start = TINY.decay_starts()[0.8]
     own = branch["step_ms"]["dense"] * (config.steps - start) / 1e3
-    assert branch["seconds"] == pytest.approx(stable["seconds"] * start / stable["steps"] + own)
-    assert branch["compile_seconds"] == stable["compile_seconds"]
+    assert branch["seconds"] == pytest.approx(longest["seconds"] * start / longest["steps"] + own)
+    assert branch["compile_seconds"] == longest["compile_seconds"]
 
 
 def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
@@ -263,19 +264,6 @@ def test_steps_that_runs_have_in_common_are_trained_once(data, tmp_path):
     assert [tokens for tokens, _ in slices["heldout_curve"]] == sorted(t for t, _ in slices["heldout_curve"])
 
 
-def test_without_a_router_all_tokens_have_the_first_slice():
-    keys = jax.random.split(jax.random.key(0), 3)
-    w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))
-    recipe = RECIPES["fixed_quarter"](v=16)
-    state, order = jax.jit(recipe.enter)(w1, w2, x)
-    recipe.check_state(jax.tree.map(lambda a: a[None], state))
-    o, stats = jax.jit(recipe.ffn)(x, w1, w2, state)
-    assert order is None and not recipe.refreshes
-    np.testing.assert_array_equal(stats["expert_load"], [1, 0, 0, 0])
-    others = jnp.arange(256)[:, None] >= 64
-    np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
-
-
 @pytest.mark.parametrize("name", SUITES)
 def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
@@ -289,6 +277,19 @@ def test_every_run_of_a_suite_is_allowed(name):
             active = dense.experts_per_token * dense.expert_dim if dense.experts else dense.ffn_dim
             share = 4 if run.startswith("mixture_quarter") else 1
             assert (model.experts_per_token * model.expert_dim + model.shared_expert_dim) * share == active
+
+
+def test_without_a_router_all_tokens_have_the_first_slice():
+    keys = jax.random.split(jax.random.key(0), 3)
+    w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))
+    recipe = RECIPES["fixed_quarter"](v=16)
+    state, order = jax.jit(recipe.enter)(w1, w2, x)
+    recipe.check_state(jax.tree.map(lambda a: a[None], state))
+    o, stats = jax.jit(recipe.ffn)(x, w1, w2, state)
+    assert order is None and not recipe.refreshes
+    np.testing.assert_array_equal(stats["expert_load"], [1, 0, 0, 0])
+    others = jnp.arange(256)[:, None] >= 64
+    np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
 def dense_loss(seconds, seed=0):
@@ -340,7 +341,7 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     runs = [run | dict(second_heldout_loss=2 * run["heldout_loss"]) for run in made_up([0.8, 0.9])]
     common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
-    (tmp_path / "time.json").write_text(json.dumps(dict(runs=runs)))
+    (tmp_path / "time.json").write_text(json.dumps(dict(suite="made_up", runs=runs)))
     command = [sys.executable, "-m", "experiments.quality.time_ratio", str(tmp_path / "time.json")]
     options = [f"--figure={tmp_path / 'time.svg'}", f"--output={tmp_path / 'ratios.json'}"]
     printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,78 @@
+"""One layer by recipe: traced, compiled side by side, and timed against the dense one, forward and with backward."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from experiments.timing import time_by_kernel
+from sparse_lm.ops import backends
+
+FunctionOf = Callable[[Any, Any], tuple[Callable[..., Array], tuple[Array, ...]]]
+"""(operands, state) -> a layer as a function of what has gradients, and that; weights are prepared once, as in a step.
+
+Operands have the gradient of the output as `do`.
+"""
+
+
+def forward(function_of: FunctionOf, operands: Any, state: Any) -> Array:
+    """Computes the output."""
+    function, differentiated = function_of(operands, state)
+    return function(*differentiated)
+
+
+def both(function_of: FunctionOf, operands: Any, state: Any) -> tuple[Array, ...]:
+    """Computes the output, and the gradients of what has any."""
+    function, differentiated = function_of(operands, state)
+    o, vjp = jax.vjp(function, *differentiated)
+    return o, *vjp(operands.do)
+
+
+class Layer(NamedTuple):
+    """A recipe's layer, lowered."""
+
+    operands: Any
+    state: Any
+    forward: jax.stages.Lowered
+    both: jax.stages.Lowered
+    reference_ops: list[str]  # that no kernel runs
+
+
+def lower(function_of: FunctionOf, operands: Any, state: Any, compiler_options: dict[str, Any] | None = None) -> Layer:
+    """Traces a layer for operands of these shapes; nothing is compiled yet."""
+    with backends.record() as used:
+        parts = (functools.partial(part, function_of) for part in (forward, both))
+        lowered = [jax.jit(part, compiler_options=compiler_options).lower(operands, state) for part in parts]
+    return Layer(operands, state, *lowered, sorted(op for op, names in used.items() if "reference" in names))
+
+
+def time_layers(layers: Mapping[str, Layer]) -> dict[str, dict[str, Any]]:
+    """Times layers, "dense" first, and the kernels of forward and backward by name; says so.
+
+    All compile side by side, but for the first: XLA times candidates for products, which the others share with it.
+    """
+    compiling: dict[str, list[concurrent.futures.Future]] = {}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for name, layer in layers.items():
+            compiling[name] = [pool.submit(part.compile) for part in (layer.forward, layer.both)]
+            if len(compiling) == 1:
+                concurrent.futures.wait(compiling[name])
+    rows: dict[str, dict[str, Any]] = {}
+    for name, layer in layers.items():
+        steps = [future.result() for future in compiling[name]]
+        (forward_ms, _), (both_ms, kernels) = (time_by_kernel(step, layer.operands, layer.state) for step in steps)
+        row = rows[name] = dict(forward_ms=forward_ms, both_ms=both_ms, reference_ops=layer.reference_ops)
+        row["kernels"] = kernels
+        if name != "dense":
+            row |= {f"{part}_speedup": rows["dense"][f"{part}_ms"] / row[f"{part}_ms"] for part in ("forward", "both")}
+        print(
+            f"  {name:<16} forward {forward_ms:.3f} ms x{row.get('forward_speedup', 1):.2f}, "
+            f"with backward {both_ms:.3f} ms x{row.get('both_speedup', 1):.2f} {layer.reference_ops or ''}",
+            flush=True,
+        )
+    return rows

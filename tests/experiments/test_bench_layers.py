@@ -1,0 +1,87 @@
+"""Benchmarks of one layer without a GPU: every recipe has outputs and gradients, and experts the loads asked for."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import app
+
+from experiments.bench import experts, ffn, layers
+from sparse_lm.ops import backends
+
+TOKENS, DIM, NEURONS = 512, 64, 512
+
+
+@pytest.mark.parametrize("name", ["dense", "act24", "act24 fp8", "fst", "sste", "venom 128:2:8", "slices 2:8"])
+def test_every_recipe_is_traced(name):
+    recipe = ffn.recipes_of("squared_relu", [name])[name]
+    layer = ffn.lower_ffn(recipe, ffn.random_operands(TOKENS, DIM, NEURONS, jnp.float32))
+    assert bool(layer.reference_ops) == bool(recipe.products)
+    shapes = [leaf.shape for leaf in layer.both.out_info]
+    assert shapes == [(TOKENS, DIM), (TOKENS, DIM), (NEURONS, DIM), (NEURONS, DIM)]
+
+
+def test_a_gate_is_computed_by_the_recipes_that_can():
+    recipes = ffn.recipes_of("swiglu")
+    assert recipes.keys() == {"dense", "dense fp8", "fst", "sste", "dense slices 1:4"}
+    assert ffn.recipes_of("gated_relu2").keys() == recipes.keys() | {"slices 2:8", "slices 2:16"}
+    with pytest.raises(app.UsageError, match=r"'venom 128:2:8'\] must be among .* --activation=swiglu"):
+        ffn.recipes_of("swiglu", ["venom 128:2:8"])
+
+
+def ffn_at_a_size_of_kernels(name, activation):
+    recipe = ffn.recipes_of(activation)[name]
+    operands = functools.partial(ffn.random_operands, 4096, 256, 2048, activation=activation)
+    return recipe, operands, functools.partial(ffn.ffn, recipe)
+
+
+def experts_at_the_benchmarks_size(name):
+    recipe = experts.RECIPES[name]()
+    operands = functools.partial(experts.random_operands, 8192, **experts.SHAPE, skew=0.0)
+    return recipe, operands, functools.partial(experts.experts_of, recipe, experts.SHAPE["experts"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "make, kernels",
+    [
+        (lambda: ffn_at_a_size_of_kernels("slices 2:16", "gated_relu2"), 3),
+        (lambda: ffn_at_a_size_of_kernels("fst", "swiglu"), 3),
+        (lambda: ffn_at_a_size_of_kernels("act24 fp8", "squared_relu"), 3),
+        (lambda: experts_at_the_benchmarks_size("dense"), 3),
+        (lambda: experts_at_the_benchmarks_size("experts24"), 6),
+    ],
+    ids=["slices", "fst", "act24 fp8", "dense experts", "experts24"],
+)
+def test_hopper_runs_all_of_a_layer(make, kernels, monkeypatch):
+    """Every sparse operation has a kernel, which lowers on a machine without a GPU."""
+    monkeypatch.setattr(backends, "unavailable", lambda name: None if name in ("hopper", "reference") else "absent")
+    recipe, draw, function_of = make()
+    operands = jax.eval_shape(draw)
+    state = jax.eval_shape(recipe.init_state, operands.w1, operands.w2)
+    with backends.record() as used:
+        traced = jax.jit(functools.partial(layers.both, function_of)).trace(operands, state)
+        traced.lower(lowering_platforms=("cuda",))
+    assert len(used) >= kernels and set().union(*used.values()) == {"hopper"}, used
+
+
+@pytest.mark.parametrize("imbalance", [1.0, 1.76])
+def test_the_busiest_expert_has_the_load_that_is_asked_for(imbalance):
+    operands = ffn.random_operands(4096, DIM, NEURONS, jnp.float32)
+    recipe = ffn.RECIPES["slices 2:16"]
+    operands, state = ffn.sparse_phase(recipe, operands, imbalance)
+    _, stats = jax.jit(recipe.ffn)(operands.x, operands.w1, operands.w2, state)
+    others = (1 - imbalance / 4) / 3
+    np.testing.assert_allclose(stats["expert_load"], [imbalance / 4, others, others, others], atol=0.03)
+
+
+def test_loads_of_a_mixture_are_as_even_as_is_asked_for():
+    even, uneven = (
+        experts.random_operands(512, dim=64, experts=16, expert_dim=64, choices=2, skew=skew).chosen for skew in (0, 1)
+    )
+    assert all(len(set(row)) == 2 for row in uneven.tolist())
+    even, uneven = experts.loads(even, 16), experts.loads(uneven, 16)
+    assert 1 < even["busiest"] < 1.5 and 0.6 < even["idlest"] < 1
+    assert uneven["busiest"] > 2 and uneven["idlest"] < 0.5
