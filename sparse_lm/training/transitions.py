@@ -76,20 +76,13 @@ def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None
     )
 
 
-def needs_refresh(config: Config, step: int) -> bool:
-    """Returns whether a refresh comes before `step`, in the sparse phase of a recipe that has something to refresh."""
-    sparsity = config.sparsity
-    steps_taken = step - sparsity.phase.start
-    inside = step in sparsity.phase and steps_taken > 0
-    return sparsity.recipe.refreshes and inside and steps_taken % sparsity.refresh_every == 0
-
-
 def transition_before(config: Config, step: int) -> str | None:
     """Names what happens to the state before `step`: "enter" or "leave" the sparse phase, "refresh", or None."""
-    before, now = config.phase(step - 1), config.phase(step)
+    sparsity, before, now = config.sparsity, config.phase(step - 1), config.phase(step)
     if now != before:
         return "enter" if now == "sparse" else "leave"
-    return "refresh" if needs_refresh(config, step) else None
+    due = now == "sparse" and (step - sparsity.phase.start) % sparsity.refresh_every == 0
+    return "refresh" if due and sparsity.recipe.refreshes else None
 
 
 def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) -> Params:

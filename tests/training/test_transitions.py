@@ -19,7 +19,7 @@ from sparse_lm.recipes import DENSE, Slices
 from sparse_lm.training import transitions as transitions_lib
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.step import forward_loss
-from sparse_lm.training.transitions import dense_params, make_transitions, needs_refresh
+from sparse_lm.training.transitions import dense_params, make_transitions, transition_before
 from tests import small
 from tests.recipes.numpy_routing import means
 
@@ -151,7 +151,7 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
 def test_when_refreshes_are_due():
     for recipe, every, due in (("slices", 2, [6]), ("fst", 1, [5, 6, 7]), ("fst", 4, []), ("sste", 1, [])):
         config = small.config(recipe, **{"sparsity.refresh_every": every})
-        assert [step for step in range(config.steps) if needs_refresh(config, step)] == due
+        assert [step for step in range(config.steps) if transition_before(config, step) == "refresh"] == due
 
 
 # Sparse steps and leaving
