@@ -55,26 +55,6 @@ def test_scalars_vectors_and_text(tmp_path):
     assert plotted["loss"] == [(3, pytest.approx(0.1))]
 
 
-def test_every_line_is_on_disk_at_once(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
-        for step in range(3):
-            writer.write(step, {"loss": 1.0})
-            assert len(lines(tmp_path)) == step + 1
-
-
-def test_resume_leaves_each_step_once(tmp_path):
-    with MetricsWriter(tmp_path) as writer:
-        for step in range(10):
-            writer.write(step, {"loss": step})
-    with MetricsWriter(tmp_path, resume_step=6) as writer:
-        assert [line["step"] for line in lines(tmp_path)] == list(range(6))
-        for step in range(6, 12):
-            writer.write(step, {"loss": -step})
-    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [
-        (step, step if step < 6 else -step) for step in range(12)
-    ]
-
-
 @pytest.mark.parametrize("damage", [b'{"step": 1, "lo{"step": 2, "loss": 1.0}', b'{"step": 1, "\xff', b"{}"])
 def test_damaged_lines_in_the_middle_are_left_out_with_a_warning(tmp_path, damage, caplog):
     whole = [b'{"step": %d, "loss": 1.0}' % step for step in (0, 3, 4)]
