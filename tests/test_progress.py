@@ -1,9 +1,7 @@
 import io
 
 from sparse_lm import progress
-from sparse_lm.progress import Progress, show_speed, show_time_left
-
-FACTS = ("sparse", "loss 3.4120", show_speed(45213.4), show_time_left(133.2))
+from sparse_lm.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -41,14 +41,13 @@ class TooManyBadSteps(RuntimeError):
         )
 
 
-def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0), wandb: bool = False) -> bool:
+def train(config: Config, workdir: str, wandb: bool = False) -> bool:
     """Trains to the end, going on from the newest checkpoint in `workdir` if there is one.
 
     Args:
       config: the run.
       workdir: its directory.
-      profile_steps: (first, end), steps to trace into `<workdir>/profile`; see `StepLog`.
-      wandb: sends the metrics to Weights & Biases, too; see `WandbRun`.
+      wandb: sends the metrics to Weights & Biases, too; see `wandb_run.open_run`.
 
     Returns:
       True if the run is finished; False if a signal stopped it early (its state is saved).
@@ -81,7 +80,7 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
                 return True
             print_overview(config, workdir, trainer, data, state)
             wandb = wandb and processes.is_leader()
-            with StepLog(config, data, reports, summary, start, wandb, profile_steps) as log:
+            with StepLog(config, data, reports, summary, start, wandb) as log:
                 return Loop(config, workdir, trainer, data, checkpoints, interrupt, log).run(state, start)
 
 
@@ -114,11 +113,9 @@ class Loop:
             windows = next(batches)
             if step == start and not self.compile(step, state, windows):
                 return self._stop(state, step)
-            transition, profile_turns = transition_before(config, step), self.log.profile_turns(step)
-            if profile_turns or transition in ("enter", "leave"):
+            transition = transition_before(config, step)
+            if transition in ("enter", "leave"):
                 self._handle_pending(state)  # or it would seem to take as long as the transition
-            if profile_turns:
-                self.log.turn_profile()
             self.interrupt.answer = f"finishing step {step}, saving"
             if transition:
                 self.log.note(step, _LINES[transition])

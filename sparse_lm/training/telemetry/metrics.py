@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from sparse_lm.files import replacing
-from sparse_lm.training.telemetry.wandb_run import WandbRun
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +35,10 @@ class MetricsWriter:
     Args:
       workdir: an existing directory.
       resume_step: the first step that will be written; lines from this step on are dropped.
-      wandb_run: gets what TensorBoard gets, and is closed with this writer.
+      wandb_run: of `wandb_run.open_run`; gets what TensorBoard gets, and is finished with this writer.
     """
 
-    def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: WandbRun | None = None):
+    def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: Any = None):
         lines = Path(workdir, FILE)
         if lines.exists():
             with replacing(lines) as partial, partial.open("wb") as kept:
@@ -66,7 +65,7 @@ class MetricsWriter:
         scalars = dict(pair for name in metrics for pair in _scalars(name, line[name]))
         self._events.write(step, scalars)
         if self._wandb_run:
-            self._wandb_run.write(step, scalars)
+            self._wandb_run.log(scalars, step=step)  # which ignores steps that an earlier process has logged
         return line
 
     def __enter__(self) -> MetricsWriter:
@@ -76,7 +75,7 @@ class MetricsWriter:
         self._lines.close()
         self._events.close()
         if self._wandb_run:
-            self._wandb_run.close(failed=error is not None)
+            self._wandb_run.finish(exit_code=int(error is not None))
 
 
 def to_json(values: Mapping[str, Any]) -> str:

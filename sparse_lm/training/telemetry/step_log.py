@@ -1,4 +1,4 @@
-"""Everything that a process writes about its steps: metrics, progress, timing, summary and a trace."""
+"""Everything that a process writes about its steps: metrics, progress, timing and summary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import logging
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
 import jax
@@ -19,7 +18,7 @@ from sparse_lm.training.step import Metrics
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import MetricsWriter
 from sparse_lm.training.telemetry.summary import RunSummary
-from sparse_lm.training.telemetry.wandb_run import WandbRun
+from sparse_lm.training.telemetry.wandb_run import open_run
 
 _log = logging.getLogger(__name__)
 
@@ -36,28 +35,17 @@ class StepLog:
       summary: of the run; also an attribute.
       start: the first step of this process.
       wandb: log to Weights & Biases, too.
-      profile_steps: (first, end): traces the steps `first <= step < end` into `<directory>/profile`, those of this
-        process, if it resumes. Evaluations and saves between these steps, and after the run's last one, are in the
-        trace, too. Read it with XProf (`xprof --logdir=<directory>/profile`) or Perfetto.
     """
 
     def __init__(
-        self,
-        config: Config,
-        data: Data,
-        directory: str,
-        summary: RunSummary,
-        start: int,
-        wandb: bool = False,
-        profile_steps: tuple[int, int] = (0, 0),
+        self, config: Config, data: Data, directory: str, summary: RunSummary, start: int, wandb: bool = False
     ):
         self._config, self._data, self.summary = config, data, summary
         self._device_kind = jax.devices()[0].device_kind
         self._schedule = learning_rate(config)
         float(self._schedule(start))  # compiles, which is no step's time
-        self._writer = MetricsWriter(directory, start, WandbRun(directory, config) if wandb else None)
+        self._writer = MetricsWriter(directory, start, open_run(directory, config) if wandb else None)
         self._progress = Progress("step", config.steps, start)
-        self._profile, self._profile_steps, self._tracing = Path(directory, "profile"), range(*profile_steps), False
         self._phase: str | None = None  # of the step before
         self._times: list[float] = []  # of the steps since the last line, in the same phase
         self._step_times: dict[str, float] = {}  # by phase, as last written
@@ -83,21 +71,6 @@ class StepLog:
     def busy(self, step: int, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Shows work that takes long, before `step`, and how long it takes; see `Progress.busy`."""
         return self._progress.busy(step, f"step {step}: {what}")
-
-    def profile_turns(self, step: int) -> bool:
-        """Returns whether the trace starts or stops before `step`: first, the device should have nothing left to do."""
-        return (step in self._profile_steps) != self._tracing
-
-    def turn_profile(self) -> None:
-        """Starts the trace, or stops it, which takes seconds."""
-        if self._tracing:
-            jax.profiler.stop_trace()
-            first, last = self._profile_steps[0], self._profile_steps[-1]
-            _log.info("wrote a trace of steps %d to %d to %s", first, last, self._profile)
-        else:
-            jax.profiler.start_trace(self._profile)
-        self._tracing = not self._tracing
-        self.summary.spent_on("profile")
 
     def write(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
         """Writes and shows a settled step, if it is one to log or has held-out results."""
@@ -151,7 +124,5 @@ class StepLog:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._tracing:
-            self.turn_profile()
         self._progress.close()
         self._writer.__exit__(kind, error, trace)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sparse_lm.config import Config, to_dict
 from sparse_lm.files import replacing
@@ -22,8 +22,8 @@ def check_installed() -> None:
         raise WandbError("--wandb: the package wandb is not installed; pip install wandb, or leave the flag out")
 
 
-class WandbRun:
-    """One run, which resumed processes go on with: its id is kept in `<workdir>/wandb/run_id`.
+def open_run(workdir: str | os.PathLike, config: Config) -> Any:
+    """Opens a run (`wandb.Run`), which resumed processes go on with: its id is kept in `<workdir>/wandb/run_id`.
 
     All else is Weights & Biases' own to configure, by its environment variables: WANDB_MODE=offline
     writes below `<workdir>/wandb` only, WANDB_PROJECT is "sparse_lm" if not set.
@@ -35,30 +35,21 @@ class WandbRun:
     Raises:
       WandbError: the package is missing, or refuses, such as for want of a login.
     """
+    check_installed()
+    import wandb
 
-    def __init__(self, workdir: str | os.PathLike, config: Config):
-        check_installed()
-        import wandb
-
-        id_file = Path(workdir, "wandb", "run_id")
-        if not id_file.exists():
-            with replacing(id_file) as partial:
-                partial.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
-        try:
-            self._run = wandb.init(
-                dir=workdir,
-                project=os.environ.get("WANDB_PROJECT", "sparse_lm"),
-                name=Path(workdir).name,
-                config=to_dict(config),
-                id=id_file.read_text(encoding="utf-8"),
-                resume="allow",
-            )
-        except wandb.errors.Error as error:
-            raise WandbError(f"--wandb: {error}") from error
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Logs one step. Weights & Biases ignores steps that an earlier process has logged."""
-        self._run.log(dict(scalars), step=step)
-
-    def close(self, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+    id_file = Path(workdir, "wandb", "run_id")
+    if not id_file.exists():
+        with replacing(id_file) as partial:
+            partial.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+    try:
+        return wandb.init(
+            dir=workdir,
+            project=os.environ.get("WANDB_PROJECT", "sparse_lm"),
+            name=Path(workdir).name,
+            config=to_dict(config),
+            id=id_file.read_text(encoding="utf-8"),
+            resume="allow",
+        )
+    except wandb.errors.Error as error:
+        raise WandbError(f"--wandb: {error}") from error

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.training.telemetry.metrics import MetricsWriter
-from sparse_lm.training.telemetry.wandb_run import WandbError, WandbRun, check_installed
+from sparse_lm.training.telemetry.wandb_run import WandbError, check_installed, open_run
 from tests import small
 
 CONFIG = small.config("venom")
@@ -19,18 +19,18 @@ def test_a_run_has_the_scalars_and_a_resumed_one_goes_on_with_it(tmp_path, monke
     monkeypatch.setenv("WANDB_SILENT", "true")
     logged, codes, ids = [], [], set()
 
-    def open_run():
-        opened = WandbRun(tmp_path, CONFIG)
-        run, finish = opened._run, opened._run.finish
+    def opened():
+        run = open_run(tmp_path, CONFIG)
+        finish = run.finish
         assert (run.project, run.name, run.config["sparsity"]["recipe"]) == ("sparse_lm", tmp_path.name, "venom")
         ids.add(run.id)
         monkeypatch.setattr(run, "log", lambda scalars, step: logged.append((step, scalars)))
         monkeypatch.setattr(run, "finish", lambda exit_code: codes.append(exit_code) or finish(exit_code))
-        return opened
+        return run
 
-    with MetricsWriter(tmp_path, 0, open_run()) as writer:
+    with MetricsWriter(tmp_path, 0, opened()) as writer:
         writer.write(3, {"phase": "dense", "loss": np.float32(1.5), "mfu": None, "zeros": np.asarray([0.25, 0.5])})
-    with pytest.raises(ZeroDivisionError), MetricsWriter(tmp_path, 6, open_run()) as writer:
+    with pytest.raises(ZeroDivisionError), MetricsWriter(tmp_path, 6, opened()) as writer:
         writer.write(6, {"phase": "sparse", "loss": float("nan")})
         raise ZeroDivisionError
     assert logged == [(3, {"loss": 1.5, "zeros/0": 0.25, "zeros/1": 0.5}), (6, {})]
@@ -40,7 +40,7 @@ def test_a_run_has_the_scalars_and_a_resumed_one_goes_on_with_it(tmp_path, monke
 
 def test_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for use in (check_installed, lambda: WandbRun(tmp_path, CONFIG)):
+    for use in (check_installed, lambda: open_run(tmp_path, CONFIG)):
         with pytest.raises(WandbError, match="--wandb: the package wandb is not installed"):
             use()
     assert not list(tmp_path.iterdir())
