@@ -15,7 +15,7 @@ from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.report import report
-from sparse_lm.training import evaluation, loop, run_data
+from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
@@ -116,7 +116,7 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
             read.append(len(windows))
             yield windows
 
-    monkeypatch.setattr(evaluation, "heldout_batches", recorded)
+    monkeypatch.setattr(loop, "heldout_batches", recorded)
     monkeypatch.setattr(loop, "RunSummary", functools.partial(RunSummary, clock=lambda: 100.0 * len(read)))
     assert loop.train(config, str(tmp_path))
     assert read == [1, 1, 1]

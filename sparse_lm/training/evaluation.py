@@ -15,14 +15,11 @@ from jax import Array
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
-from sparse_lm.data.dataset import Data
-from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.model import llama
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.loss import token_losses
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.mesh.layout import BATCH, Layout
-from sparse_lm.training.step import Trainer, TrainState
 
 Evaluation = Callable[[llama.Params, Any, Iterable[np.ndarray]], dict[str, float]]
 
@@ -88,22 +85,3 @@ def make_evaluation(
         return {"loss": nats / tokens, "perplexity": perplexity, "bits_per_byte": nats / math.log(2) / text_bytes}
 
     return evaluate
-
-
-class HeldOut:
-    """Evaluates the state of a run in training on `data.eval_windows` held-out windows."""
-
-    def __init__(self, config: Config, trainer: Trainer, data: Data):
-        self._config, self._data = config, data
-        self._evaluations = {
-            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, config.recipe(phase), trainer.layout)
-            for phase in ("dense", "sparse")
-        }
-
-    def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-        """Evaluates the state after `step`, computed as that step was; see `make_evaluation` for the result."""
-        config = self._config
-        has_left = step + 1 == config.steps and not config.sparsity.stays
-        batches = heldout_batches(self._data, batch_size=config.batch_size, windows=config.data.eval_windows)
-        evaluate = self._evaluations["dense" if has_left else config.phase(step)]
-        return evaluate(state.params, state.recipe_state, batches)

@@ -13,9 +13,10 @@ from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
+from sparse_lm.data.pipeline import heldout_batches
+from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
-from sparse_lm.training.evaluation import HeldOut
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
@@ -100,7 +101,11 @@ class Loop:
     def __post_init__(self):
         config, trainer = self.config, self.trainer
         self.transitions = make_transitions(config, trainer.graphdef, trainer.layout)
-        self.held_out = HeldOut(config, trainer, self.data)
+        options = config, trainer.graphdef, self.data.bytes_per_token
+        self.evaluations = {
+            phase: evaluation.make_evaluation(*options, config.recipe(phase), trainer.layout)
+            for phase in ("dense", "sparse")
+        }
 
     def run(self, state: TrainState, start: int) -> bool:
         """Trains from step `start` to the end; see `train` for what is returned and raised."""
@@ -194,10 +199,7 @@ class Loop:
         step, metrics = dispatched
         bad_in_a_row = self.log.settle(step, metrics)
         too_many = bad_in_a_row >= self.config.optimizer.max_skipped_steps
-        results = None
-        if evaluates and not too_many:
-            results = self.held_out.evaluate(state, step)
-            self.log.summary.spent_on("evaluation")
+        results = self._evaluate(state, step) if evaluates and not too_many else None
         self.log.write(step, metrics, results)
         if too_many:
             if self.pending:  # the state has this step, too
@@ -206,6 +208,16 @@ class Loop:
             self._save(state, int(state.step))
             self.checkpoints.wait()
             raise TooManyBadSteps(bad_in_a_row, step, self.workdir)
+        return results
+
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
+        """Evaluates the state after `step` on `data.eval_windows` held-out windows, computed as that step was."""
+        config = self.config
+        has_left = step + 1 == config.steps and not config.sparsity.stays
+        batches = heldout_batches(self.data, batch_size=config.batch_size, windows=config.data.eval_windows)
+        evaluate = self.evaluations["dense" if has_left else config.phase(step)]
+        results = evaluate(state.params, state.recipe_state, batches)
+        self.log.summary.spent_on("evaluation")
         return results
 
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:

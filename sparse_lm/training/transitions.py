@@ -28,10 +28,10 @@ from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.routing import sort_neurons
-from sparse_lm.training import ffn_weights, spikes
+from sparse_lm.training import ffn_weights
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
-from sparse_lm.training.step import Metrics, TrainState, forward_loss
+from sparse_lm.training.step import Metrics, TrainState, forward_loss, no_losses
 
 SAMPLE = 16_384  # tokens of a batch, of evenly spaced windows, that a recipe sees
 _Transition = Callable[[TrainState, Array], Any]
@@ -171,4 +171,4 @@ def ffn_inputs(
 
 def _forget_losses(state: TrainState) -> TrainState:
     """Resets the spike statistics, since the loss may jump at a phase transition."""
-    return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=spikes.no_losses())
+    return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=no_losses())

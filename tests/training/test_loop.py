@@ -3,6 +3,7 @@
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from sparse_lm.training import loop
@@ -39,14 +40,14 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
 
     transitions = types.SimpleNamespace(**{name: program(name) for name in NAMES})
     monkeypatch.setattr(loop, "make_transitions", lambda *_: transitions)
-    monkeypatch.setattr(loop, "HeldOut", lambda *_: None)
     trainer = types.SimpleNamespace(step=program, graphdef=None, layout=None)
+    data = types.SimpleNamespace(bytes_per_token=np.ones(1))
     with (
         RunSummary(tmp_path, CONFIG, clock) as summary,
         StepLog(CONFIG, None, tmp_path, summary, start) as log,
         Interrupt() as interrupt,
     ):
-        assert loop.Loop(CONFIG, str(tmp_path), trainer, None, None, interrupt, log).compile(start, None, None)
+        assert loop.Loop(CONFIG, str(tmp_path), trainer, data, None, interrupt, log).compile(start, None, None)
         clock.now += 3
         summary.step_done("sparse")
     assert sorted(compiled) == sorted(names)
