@@ -36,7 +36,7 @@ def whole(corpus, tmp_path_factory):
     """A long run that nobody stops."""
     workdir = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(flops.PEAKS, jax.devices()[0].device_kind, flops.Peak(1e12))
+        patch.setitem(flops.PEAKS, jax.devices()[0].device_kind, 1e12)
         assert loop.train(small_config(corpus, **LONG), str(workdir))
     return workdir
 
