@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
 from sparse_lm.recipes.base import PRECISIONS, Shape
@@ -15,10 +16,8 @@ from sparse_lm.recipes.base import PRECISIONS, Shape
 if TYPE_CHECKING:
     from sparse_lm.config import Config
 
-IMPLEMENTATIONS = ("reference", "hopper", "triton")
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
-WEIGHT_TILE = 64  # rows of a 2:4 weight that are stored, and travel, together
 _POSITIVE = (
     "steps", "batch_size", "microbatches", "seq_len", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints",
     "model.dim", "model.layers", "model.heads", "model.kv_heads", "model.ffn_dim", "model.expert_dim",
@@ -137,7 +136,7 @@ def _mesh_rules(c: Config) -> Iterator[Rule]:
     yield divides("fsdp", "model.vocab_size", m.vocab_size)
     yield divides("fsdp", "rows of k and v", m.kv_heads * m.head_width, tensor)
     if fsdp > 1:
-        tile = WEIGHT_TILE if s.phase and s.recipe.sparse_weights else 1
+        tile = formats.TILE if s.phase and s.recipe.sparse_weights else 1  # rows that are stored, and travel, together
         yield divides("fsdp", *neurons, multiple=tensor * c.mesh.expert * tile)
 
 
@@ -145,7 +144,7 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     m, s, recipe = c.model, c.sparsity, c.sparsity.recipe
     yield "sparsity.dense_layers", 0 <= s.dense_layers < m.layers, f"must be in 0..{m.layers - 1}"
     if recipe.implementation is not None:
-        yield one_of("sparsity.implementation", recipe.implementation, IMPLEMENTATIONS)
+        yield one_of("sparsity.implementation", recipe.implementation, backends.NAMES)
     if m.experts or s.phase:
         kind = "experts" if m.experts else m.activation
         able = ", ".join(name for name, known in RECIPES.items() if kind in known.computes)

@@ -6,9 +6,7 @@ import pathlib
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm import config_rules
 from sparse_lm.config import Config, ConfigError
-from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES, Slices
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
@@ -22,11 +20,6 @@ def sparse(**changes):
     d.sparsity.start_step, d.sparsity.end_step = 100, 500
     d.update_from_flattened_dict(changes)
     return d
-
-
-def test_names_are_those_that_the_model_and_its_operations_know():
-    assert backends.NAMES == config_rules.IMPLEMENTATIONS
-    assert formats.TILE == config_rules.WEIGHT_TILE
 
 
 def test_a_configuration_that_names_no_recipe_gets_slices():
