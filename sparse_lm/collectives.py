@@ -11,7 +11,7 @@ Gradients are sums over the shards: a shard's loss is its part of the mean.
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -53,13 +53,28 @@ ONE_DEVICE = Axes()
 
 
 def size(names: tuple[str, ...] | str | None) -> int:
-    """Devices along mesh axes, inside a `shard_map`; 1 along none."""
+    """Counts the devices along mesh axes, inside a `shard_map`; 1 along none."""
     return lax.axis_size(names) if names else 1
 
 
 def index(names: tuple[str, ...] | str | None) -> Array | int:
-    """This device's place along mesh axes; 0 along none."""
+    """Returns this device's place along mesh axes; 0 along none."""
     return lax.axis_index(names) if names else 0
+
+
+def _with_gradient(of_x: Callable[..., Array]) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Makes `of_x(cotangent, axes, ...)` the gradient of a function of x, the mesh's axes and what else is static."""
+
+    def decorate(function: Callable[..., Array]) -> Callable[..., Array]:
+        static = range(1, function.__code__.co_argcount)
+        differentiable = jax.custom_vjp(function, nondiff_argnums=tuple(static))
+        differentiable.defvjp(
+            lambda x, *options: (function(x, *options), None),
+            lambda *arguments: (of_x(arguments[-1], *arguments[:-2]),),
+        )
+        return differentiable
+
+    return decorate
 
 
 def read(w: Array, axes: Axes, dtype: DTypeLike | None = None) -> Array:
@@ -77,27 +92,17 @@ def read(w: Array, axes: Axes, dtype: DTypeLike | None = None) -> Array:
     return _read(w, axes, jnp.dtype(dtype or w.dtype)) if axes.batch else w
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _read(w, axes, dtype):
+@_with_gradient(lambda g, axes, dtype: sum_gradient(g.astype(dtype), axes).astype(g.dtype))
+def _read(w: Array, axes: Axes, dtype: jnp.dtype) -> Array:
     if not axes.fsdp:
         return w
     return checkpoint_name(gather(w.astype(dtype), axes.fsdp).astype(w.dtype), GATHERED)
 
 
-def _read_backward(axes, dtype, _, cotangent):
-    return (sum_gradient(cotangent.astype(dtype), axes).astype(cotangent.dtype),)
-
-
-_read.defvjp(lambda w, axes, dtype: (_read(w, axes, dtype), None), _read_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_with_gradient(lambda g, axes: total(g, axes.batch))
 def read_replicated(w: Array, axes: Axes) -> Array:
     """Returns a parameter that every device stores whole. Its gradient is summed over the batch axes."""
     return w
-
-
-read_replicated.defvjp(lambda w, axes: (w, None), lambda axes, _, cotangent: (total(cotangent, axes.batch),))
 
 
 def gather(x: Array, names: tuple[str, ...] | str | None, axis: int = 0) -> Array:
@@ -111,48 +116,35 @@ def scatter_sum(x: Array, names: tuple[str, ...] | str | None) -> Array:
 
 
 def sum_gradient(gradient: Array, axes: Axes) -> Array:
-    """[rows, ...], one of each shard of the batch, to the sum's [rows / fsdp, ...] that is stored here."""
+    """Turns [rows, ...], one of each shard of the batch, into the sum's [rows / fsdp, ...] that is stored here."""
     gradient = scatter_sum(gradient, axes.fsdp)
     return total(gradient, tuple(name for name in axes.batch if name != axes.fsdp))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def sum_over_tensor(x: Array, axes: Axes) -> Array:
+    """Sums over `tensor` inside hand-written VJPs; elsewhere `enter_tensor` and `leave_tensor` do."""
+    return total(x, axes.tensor)
+
+
+@_with_gradient(sum_over_tensor)
 def enter_tensor(x: Array, axes: Axes) -> Array:
     """Hands what all devices along `tensor` have to each one's heads or neurons: gradients add up."""
     return x
 
 
-enter_tensor.defvjp(lambda x, axes: (x, None), lambda axes, _, cotangent: (sum_over_tensor(cotangent, axes),))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_with_gradient(lambda g, axes: g)
 def leave_tensor(x: Array, axes: Axes) -> Array:
     """Sums what each device along `tensor` computed with its own heads or neurons."""
     return sum_over_tensor(x, axes)
 
 
-leave_tensor.defvjp(lambda x, axes: (leave_tensor(x, axes), None), lambda axes, _, cotangent: (cotangent,))
-
-
-def sum_over_tensor(x: Array, axes: Axes) -> Array:
-    """Sums over `tensor` inside hand-written VJPs; elsewhere `enter_tensor` and `leave_tensor` do."""
-    return total(x, (axes.tensor,) if axes.tensor else ())
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_with_gradient(lambda g, axes: gather(g, axes.tensor))
 def split_over_tensor(x: Array, axes: Axes) -> Array:
-    """This device's share of rows that all devices along `tensor` have: [T, ...] -> [T / tensor, ...]."""
+    """Takes this device's share of rows that all devices along `tensor` have: [T, ...] -> [T / tensor, ...]."""
     if not axes.tensor:
         return x
     rows = x.shape[0] // size(axes.tensor)
     return lax.dynamic_slice_in_dim(x, index(axes.tensor) * rows, rows)
-
-
-def _split_backward(axes, _, cotangent):
-    return (gather(cotangent, axes.tensor) if axes.tensor else cotangent,)
-
-
-split_over_tensor.defvjp(lambda x, axes: (split_over_tensor(x, axes), None), _split_backward)
 
 
 def total(tree: Any, names: tuple[str, ...] | str | None) -> Any:

@@ -14,6 +14,8 @@ import typing
 from typing import Any
 
 import ml_collections
+from flax.traverse_util import flatten_dict
+from ml_collections import config_dict
 
 from sparse_lm.config_rules import one_of, rules
 from sparse_lm.recipes import DENSE, RECIPES, Recipe, Slices
@@ -108,9 +110,7 @@ class SparsityConfig:
     recipe: Recipe = dataclasses.field(default_factory=Slices)
     start_step: int = 0
     end_step: int = 0  # sparse on start_step <= step < end_step
-    leave: bool = (
-        True  # False: a run whose last step is sparse stays as it is, and its model computes sparsely for good
-    )
+    leave: bool = True  # False: a run whose last step is sparse stays so, and its model computes sparsely for good
     dense_layers: int = 0  # the first layers, whose FFNs stay dense in the sparse phase
     refresh_every: int = 40  # steps between refreshes of what the recipe chooses anew: masks, centroids
 
@@ -186,24 +186,29 @@ class Config:
 
 
 def default() -> ml_collections.ConfigDict:
-    """Returns every key at its default, for config files to start from."""
-    return _to_config_dict(Config())
+    """Returns every key at its default, for config files to start from; knobs of recipes are typed placeholders."""
+    values = to_dict(Config())
+    for recipe in RECIPES.values():
+        values["sparsity"] |= {knob: config_dict.placeholder(kind) for knob, kind in _knobs(recipe).items()}
+    return ml_collections.ConfigDict(values)
 
 
-def parse(config_dict: ml_collections.ConfigDict) -> Config:
+def parse(config: ml_collections.ConfigDict) -> Config:
     """Returns the frozen, checked configuration.
 
     Raises:
       ConfigError: an unknown key, a value of the wrong type, or one that is not allowed.
     """
-    values = config_dict.to_dict()
+    values = config.to_dict()
     sparsity = values.pop("sparsity", {})
-    config = _from_mapping(Config, values, prefix="")
-    config = dataclasses.replace(
-        config, sparsity=_parse_sparsity(sparsity, config.mesh.tensor, config.model.activation)
-    )
-    check(config)
-    return config
+    parsed = _from_mapping(Config, values, prefix="")
+    recipe_options = dict(shards=parsed.mesh.tensor, activation=parsed.model.activation)
+    parsed = dataclasses.replace(parsed, sparsity=_parse_sparsity(sparsity, recipe_options))
+    values = flatten_dict(to_dict(parsed), sep=".")
+    for key, ok, allowed in rules(parsed, values):
+        if not ok:
+            raise ConfigError(key, values[key], allowed)
+    return parsed
 
 
 def with_tokenizer(config: Config, path: str) -> Config:
@@ -213,23 +218,16 @@ def with_tokenizer(config: Config, path: str) -> Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Returns the plain, JSON-ready form; `parse(ConfigDict(to_dict(c))) == c`."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    plain = {key: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for key, v in values.items()}
-    recipe = config.sparsity.recipe
+    plain, recipe = dataclasses.asdict(config), config.sparsity.recipe
     knobs = {name: getattr(recipe, name) for name in _knobs(type(recipe))}
     plain["sparsity"] |= {"recipe": recipe.name, "implementation": recipe.implementation or "", **knobs}
     return plain
 
 
-def check(config: Config) -> None:
-    """Refuses a value or a combination of values that cannot train."""
-    for key, value, ok, allowed in rules(config):
-        if not ok:
-            raise ConfigError(key, value, allowed)
-
-
 def _from_mapping(cls: type, values: dict[str, Any], prefix: str, other_keys: tuple[str, ...] = ()) -> Any:
     """Makes a dataclass of its keys; `other_keys`, which the caller has taken out, are named where a key is unknown."""
+    if not isinstance(values, dict):
+        raise ConfigError(prefix[:-1], values, "must be a group of keys")
     types = typing.get_type_hints(cls)
     allowed = (*types, *other_keys)
     for key in values:
@@ -237,30 +235,20 @@ def _from_mapping(cls: type, values: dict[str, Any], prefix: str, other_keys: tu
             close = difflib.get_close_matches(key, allowed, n=1)
             hint = f"; did you mean {prefix}{close[0]}?" if close else ""
             raise ConfigError(prefix + key, values[key], f"unknown key; allowed: {', '.join(allowed)}{hint}")
-    kwargs = {}
-    for key, value in values.items():
-        if dataclasses.is_dataclass(types[key]):
-            if not isinstance(value, dict):
-                raise ConfigError(prefix + key, value, "must be a group of keys")
-            kwargs[key] = _from_mapping(types[key], value, prefix=f"{prefix}{key}.")
-        else:
-            kwargs[key] = _convert(prefix + key, value, types[key])
-    return cls(**kwargs)
+    return cls(**{key: _convert(prefix + key, value, types[key]) for key, value in values.items()})
 
 
-def _convert(key: str, value: Any, wanted: Any) -> Any:
-    """Returns `value` as the annotated type; int counts as float, a list as a tuple, nothing else converts."""
-    optional = type(None) in typing.get_args(wanted)
-    if optional and value is None:
-        return None
-    if wanted in (float, float | None) and isinstance(value, (int, float)) and not isinstance(value, bool):
+def _convert(key: str, value: Any, wanted: type) -> Any:
+    """Returns `value` as the annotated type; int counts as float, a group as its dataclass, nothing else converts."""
+    if dataclasses.is_dataclass(wanted):
+        return _from_mapping(wanted, value, prefix=f"{key}.")
+    if wanted is float and type(value) in (int, float):
         if not -sys.float_info.max <= value <= sys.float_info.max:
             raise ConfigError(key, value, "must be a finite number")
         return float(value)
-    if isinstance(wanted, type) and type(value) is wanted:
-        return value
-    name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
-    raise ConfigError(key, value, f"must be of type {name}, not {type(value).__name__}")
+    if type(value) is not wanted:
+        raise ConfigError(key, value, f"must be of type {wanted.__name__}, not {type(value).__name__}")
+    return value
 
 
 def _knobs(recipe: type[Recipe]) -> dict[str, type]:
@@ -270,44 +258,23 @@ def _knobs(recipe: type[Recipe]) -> dict[str, type]:
     return {field.name: types[field.name] for field in dataclasses.fields(recipe) if field.name not in of_all}
 
 
-def _parse_sparsity(values: dict[str, Any], shards: int, activation: str) -> SparsityConfig:
+def _parse_sparsity(values: dict[str, Any], options: dict[str, Any]) -> SparsityConfig:
     """Reads the group `sparsity`: keys of `SparsityConfig`, the recipe by its name, and the recipe's knobs."""
     if not isinstance(values, dict):
         raise ConfigError("sparsity", values, "must be a group of keys")
     values = dict(values)
     name = values.pop("recipe", Slices.name)
-    key, _, ok, allowed = one_of("sparsity.recipe", name, tuple(RECIPES))
+    key, ok, allowed = one_of("sparsity.recipe", name, tuple(RECIPES))
     if not ok:
         raise ConfigError(key, name, allowed)
     own = _knobs(RECIPES[name])
-    knobs = {}
     for knob in sorted({knob for recipe in RECIPES.values() for knob in _knobs(recipe)}):
-        value = values.pop(knob, None)
-        if value is None:
+        if (value := values.pop(knob, None)) is None:
             continue
         if knob not in own:
             has = f"it has {', '.join(own)}" if own else "it has none"
             raise ConfigError(f"sparsity.{knob}", value, f"is no knob of recipe {name!r}; {has}")
-        knobs[knob] = _convert(f"sparsity.{knob}", value, own[knob])
+        options[knob] = _convert(f"sparsity.{knob}", value, own[knob])
     implementation = _convert("sparsity.implementation", values.pop("implementation", ""), str) or None
-    recipe = RECIPES[name](implementation=implementation, shards=shards, activation=activation, **knobs)
-    return dataclasses.replace(
-        _from_mapping(SparsityConfig, values, "sparsity.", ("implementation", *own)), recipe=recipe
-    )
-
-
-def _to_config_dict(node: Any) -> ml_collections.ConfigDict:
-    """Makes a ConfigDict with one key per dataclass field; a knob that is not set becomes a typed placeholder."""
-    result = ml_collections.ConfigDict()
-    for field in dataclasses.fields(node):
-        value = getattr(node, field.name)
-        if isinstance(value, Recipe):
-            result.recipe, result.implementation = value.name, value.implementation or ""
-            for recipe in RECIPES.values():
-                for knob, kind in _knobs(recipe).items():
-                    result[knob] = ml_collections.config_dict.placeholder(kind)
-        elif dataclasses.is_dataclass(value):
-            result[field.name] = _to_config_dict(value)
-        else:
-            result[field.name] = value
-    return result
+    sparsity = _from_mapping(SparsityConfig, values, "sparsity.", ("implementation", *own))
+    return dataclasses.replace(sparsity, recipe=RECIPES[name](implementation=implementation, **options))

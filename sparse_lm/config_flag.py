@@ -17,7 +17,7 @@ from sparse_lm import config as config_lib
 
 flags.disclaim_key_flags()  # the flag is one of the entry point that defines it, and so in its --help
 
-_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
+_FILE, _OVERRIDE = re.compile("--?config="), re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
 def define_config_flag() -> None:
@@ -38,8 +38,12 @@ def parse_flags(argv: list[str]) -> list[str]:
         index = argv.index("--config")
         argv = [*argv[:index], f"--config={argv[index + 1]}", *argv[index + 2 :]]
     argv = [re.sub(r"^(--?config=)(.+\.json)$", rf"\g<1>{__file__}:\g<2>", argument) for argument in argv]
+    argv = [argv[0], *sorted(argv[1:], key=lambda argument: not _FILE.match(argument))]  # overrides come behind it
     sys.argv = argv  # where config_flags looks for overrides
-    _check_overrides(argv)
+    keys = list(flatten_dict(config_lib.default().to_dict(), sep="."))
+    for argument in argv:
+        if (match := _OVERRIDE.match(argument)) and match[1] not in keys:
+            sys.exit(f"{argument}: config has no key {match[1]!r}{_hint(match[1], keys)}")
     try:
         arguments = app.parse_flags_with_usage(argv)
         if isinstance(flags.FLAGS.config, dict):
@@ -50,28 +54,15 @@ def parse_flags(argv: list[str]) -> list[str]:
     return arguments
 
 
-def _check_overrides(argv: list[str]) -> None:
-    """Exits with one line if a key is none of the configuration, or comes before --config."""
-    keys = flatten_dict(config_lib.default().to_dict(), sep=".")
-    overrides = {index: match[1] for index, argument in enumerate(argv) if (match := _OVERRIDE.match(argument))}
-    for index, key in overrides.items():
-        if key not in keys:
-            sys.exit(f"{argv[index]}: config has no key {key!r}{_hint(key, list(keys))}")
-        if not any(re.match("--?config=", argument) for argument in argv[:index]):
-            sys.exit(f"{argv[index]}: must come behind --config")
-
-
 def _hint(key: str, keys: list[str]) -> str:
     """Names the key that was meant, or those of its group."""
-    group, _, name = key.rpartition(".")
-    group = key if any(other.startswith(f"{key}.") for other in keys) else group
+    meant = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    meant += difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
+    if meant:
+        return f"; did you mean --config.{meant[0]}?"
+    group = key.partition(".")[0]
     names = [other.removeprefix(f"{group}.") for other in keys if other.startswith(f"{group}.")]
-    meant = [other for other in keys if other.rpartition(".")[2] == name]
-    meant += [f"{group}.{close}" for close in difflib.get_close_matches(name, names, n=1)]
-    if not meant and names:
-        return f"; {group} has {', '.join(names)}"
-    meant += difflib.get_close_matches(key, keys, n=1)
-    return f"; did you mean --config.{meant[0]}?" if meant else ""
+    return f"; {group} has {', '.join(names)}" if names else ""
 
 
 def run_name() -> str | None:
@@ -82,14 +73,11 @@ def run_name() -> str | None:
 
 def get_config(path: str) -> ml_collections.ConfigDict:
     """Reads the config.json of a run. It is called as that of a Python file is: `parse_flags` names this module."""
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        sys.exit(f"--config={path}: cannot be read: {error}")
     config = config_lib.default()
-    for key, value in (flatten_dict(values, sep=".") if isinstance(values, dict) else {"": values}).items():
-        if key not in flatten_dict(config.to_dict(), sep="."):
-            sys.exit(f"--config={path}: {key or values!r} is no key of this version's configuration")
-        if value is not None:  # the default stays what an override can give a number to
-            config.update_from_flattened_dict({key: value})
+    try:
+        values = flatten_dict(json.loads(Path(path).read_text(encoding="utf-8")), sep=".")
+        # Where a value is None, the default stays, which an override can give a number to.
+        config.update_from_flattened_dict({key: value for key, value in values.items() if value is not None})
+    except (OSError, ValueError, TypeError, KeyError, AssertionError) as error:
+        sys.exit(f"--config={path}: cannot be read: {error}")
     return config

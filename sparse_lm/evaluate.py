@@ -34,8 +34,8 @@ from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
+from sparse_lm.training.environment import check_implementation, check_precision
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.implementation import check_implementation, check_precision
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
 from sparse_lm.training.telemetry.metrics import to_json
 from sparse_lm.training.workdir import load_config

@@ -2,8 +2,7 @@
 
     python -m sparse_lm.report --workdir=runs/tiny [--workdir=runs/dense ...] [--output=report.html]
 
-An .html output is one page to explore that needs no other file; a .png output is a picture of the main curves. Runs
-may still be training, or have been stopped or resumed.
+The output is one page to explore that needs no other file. Runs may still be training, or have been stopped or resumed.
 """
 
 from __future__ import annotations
@@ -11,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 from absl import flags
 
 from sparse_lm import entry_point
-from sparse_lm.reporting.figure import STYLE, draw
 from sparse_lm.reporting.page import page
 from sparse_lm.reporting.run import read_runs
-
-PNG_DPI = 150
 
 
 class OutputError(ValueError):
@@ -31,23 +26,19 @@ def report(workdirs: Sequence[str], output: str) -> Path:
 
     Args:
       workdirs: one or more.
-      output: a path that ends in .html or .png; its directory is made if need be.
+      output: a path that ends in .html; its directory is made if need be.
 
     Raises:
       WorkdirError: one of them holds no run, or none that has logged a step yet.
       OutputError: `output` ends in something else, or cannot be written.
     """
     path = Path(output)
-    if path.suffix not in (".html", ".png"):
-        raise OutputError(f"--output={output}: must end in .html or .png")
-    runs = read_runs(workdirs)
+    if path.suffix != ".html":
+        raise OutputError(f"--output={output}: must end in .html")
+    text = page(read_runs(workdirs))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".html":
-            path.write_text(page(runs), encoding="utf-8")
-        else:
-            with mpl.rc_context(STYLE):
-                draw(runs).savefig(path, dpi=PNG_DPI)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"--output={output}: cannot be written: {error.strerror}") from error
     return path
@@ -60,7 +51,7 @@ def main() -> None:
 
 def _define_flags() -> None:
     flags.DEFINE_multi_string("workdir", None, "Directory of a run; may be given several times.", required=True)
-    flags.DEFINE_string("output", "report.html", "Where to write: a file that ends in .html or .png.")
+    flags.DEFINE_string("output", "report.html", "Where to write: a file that ends in .html.")
 
 
 def cli() -> None:

@@ -1,7 +1,6 @@
 """Trains a language model: dense, sparse, dense.
 
-    python -m sparse_lm.train --config=configs/tiny.py [--workdir=runs/tiny] [--config.steps=200 ...]
-                              [--profile_steps=100,105] [--wandb]
+    python -m sparse_lm.train --config=configs/tiny.py [--workdir=runs/tiny] [--config.steps=200 ...] [--wandb]
 
 A run that finds its workdir half done goes on from its newest checkpoint, bit for bit as if it had
 not stopped. At the end it prints the held-out loss and a sample. `--config.init_from=DIRECTORY` starts
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -26,8 +24,7 @@ from sparse_lm import config_flag, entry_point, logs
 from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_text
-from sparse_lm.training.determinism import request_determinism
-from sparse_lm.training.gpu_memory import request_memory
+from sparse_lm.training.environment import request_determinism, request_memory
 from sparse_lm.training.loop import TooManyBadSteps, train
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.processes import LaunchError
@@ -44,7 +41,6 @@ def main() -> None:
     workdir = options.workdir or _default_workdir()
     try:
         config = parse(options.config)
-        profile_steps = _profile_steps(config.steps)
         request_memory()
         if config.deterministic:
             request_determinism()
@@ -54,7 +50,7 @@ def main() -> None:
         processes.check(config)
         speaks = processes.is_leader() and not options.quiet
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
-            finished = train(config, workdir, profile_steps, options.wandb)
+            finished = train(config, workdir, options.wandb)
             if finished and jax.process_count() == 1:
                 prompt = _heldout_text(workdir)
                 text = continue_text(workdir, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
@@ -85,21 +81,9 @@ def _exit_now() -> None:
     os._exit(0)
 
 
-def _profile_steps(steps: int) -> tuple[int, int]:
-    """Parses --profile_steps for a run of so many steps; (0, 0), which are none, if it is not given."""
-    text = flags.FLAGS.profile_steps
-    if text is None:
-        return 0, 0
-    match = re.fullmatch(r"(\d+),(\d+)", text)
-    if not match or not int(match[1]) < int(match[2]) <= steps:
-        sys.exit(f"--profile_steps={text}: must be first,end with first < end <= config.steps = {steps}")
-    return int(match[1]), int(match[2])
-
-
 def _define_flags() -> None:
     config_flag.define_config_flag()
     flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
-    flags.DEFINE_string("profile_steps", None, "first,end: steps first <= step < end are traced into the workdir.")
     flags.DEFINE_bool("wandb", False, "Log to Weights & Biases, too; WANDB_MODE=offline to the workdir only.")
     flags.DEFINE_bool("quiet", False, "Print warnings and errors only.")
 

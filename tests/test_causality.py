@@ -16,6 +16,7 @@ from sparse_lm.recipes import Venom, routing
 from tests import small
 
 PERTURBED = 20  # the first position that changes, of 32
+CHANGES = {"dense_slices": {"model.activation": "swiglu"}}
 
 
 def outputs_of_two(name, for_evaluation=False, key=None, **changes):
@@ -42,27 +43,16 @@ def assert_causal(before, after):
     assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["act24", "slices", "experts24"])
+@pytest.mark.parametrize("name", ["act24", "slices", "experts24", "dense_slices"])
 def test_training_forward_is_causal(name):
     """Those recipes that permute tokens; others compute in training what they do in evaluation."""
-    assert_causal(*outputs_of_two(name, key=jax.random.key(3)))
+    assert_causal(*outputs_of_two(name, key=jax.random.key(3), **CHANGES.get(name, {})))
 
 
 @pytest.mark.parametrize("name", ["act24", "venom", "slices", "experts24"])
 def test_evaluation_is_causal(name):
     """The recipes that route or permute tokens in training, in a model; tests/recipes/test_ffn.py has all of them."""
     assert_causal(*outputs_of_two(name, for_evaluation=True))
-
-
-def test_routing_of_gates_is_causal():
-    assert_causal(*outputs_of_two("dense_slices", key=jax.random.key(3), **{"model.activation": "swiglu"}))
-
-
-def test_recipes_that_permute_nothing_compute_in_training_what_they_do_in_evaluation():
-    for name in small.RECIPES:
-        recipe = small.config(name).sparsity.recipe
-        assert recipe.takes_order == (name in ("act24", "venom", "slices", "dense_slices", "experts24"))
-        assert recipe.for_evaluation() is recipe or name == "venom"
 
 
 VENOM = Venom(v=16, m=16, experts=2)

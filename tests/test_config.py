@@ -6,9 +6,7 @@ import pathlib
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm import config_rules
 from sparse_lm.config import Config, ConfigError
-from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES, Slices
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
@@ -22,11 +20,6 @@ def sparse(**changes):
     d.sparsity.start_step, d.sparsity.end_step = 100, 500
     d.update_from_flattened_dict(changes)
     return d
-
-
-def test_names_are_those_that_the_model_and_its_operations_know():
-    assert backends.NAMES == config_rules.IMPLEMENTATIONS
-    assert formats.TILE == config_rules.WEIGHT_TILE
 
 
 def test_a_configuration_that_names_no_recipe_gets_slices():
@@ -51,54 +44,40 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"sparsity.recipe": "slicse"}, "sparsity.recipe", "'slices'"),
         ({"sparsity.mask_decay": 1e-5}, "sparsity.mask_decay", "is no knob of recipe 'slices'; it has m, v"),
         ({"sparsity.recipe": "sste", "sparsity.m": 8}, "sparsity.m", "is no knob of recipe 'sste'; it has none"),
-        ({"sparsity.recipe": "act24", "sparsity.dense_features": 3.0}, "sparsity.dense_features", "0..1"),
         ({"sparsity.recipe": "fst", "sparsity.mask_decay": -1.0}, "sparsity.mask_decay", "0..1"),
         ({"sparsity.recipe": "venom", "sparsity.experts": 0}, "sparsity.experts", "1..1024"),
-        ({"optimizer.epsilon": 1e-46}, "optimizer.epsilon", "float32"),
-        ({"sparsity.m": 6}, "sparsity.m", "multiple of 4"),
         ({"sparsity.dense_layers": 4}, "sparsity.dense_layers", "0..3"),
         ({"sparsity.m": 24}, "sparsity.m", "must divide model.ffn_dim = 1024"),
-        ({"sparsity.v": 96}, "sparsity.v", "divide 64 or be a multiple of it"),
         ({"batch_size": 3, "seq_len": 100}, "sparsity.v", "must divide the 300 tokens"),
         ({"sparsity.start_step": 600}, "sparsity.end_step", "600 (start_step) or more"),
         ({"sparsity.end_step": 5000}, "sparsity.end_step", "config.steps = 1000"),
         ({"sparsity.implementation": "cuda"}, "sparsity.implementation", "reference, hopper, triton"),
         ({"sparsity.leave": False}, "sparsity.leave", "needs sparsity.end_step = config.steps = 1000"),
-        ({"sparsity.refresh_every": 0}, "sparsity.refresh_every", "positive"),
         ({"model.heads": 3}, "model.heads", "must divide model.dim = 256"),
         ({"model.heads": 256, "model.kv_heads": 256}, "model.heads", "even"),
         ({"model.head_dim": 3}, "model.head_dim", "even"),
         ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
         ({"model.vocab_size": 2**32}, "model.vocab_size", "int32"),
-        (
-            {"model.document_separator": 4096},
-            "model.document_separator",
-            "of the model.vocab_size = 4096, or -1",
-        ),
+        ({"model.document_separator": 4096}, "model.document_separator", "of the model.vocab_size = 4096, or -1"),
         ({"model.document_separator": 0, "seq_len": 129}, "seq_len", "must be even with model.document_separator"),
-        (
-            {"model.activation": "swiglu"},
-            "sparsity.recipe",
-            "must be one of dense, fst, sste, dense_slices, which compute FFNs with model.activation = 'swiglu'",
-        ),
+        ({"model.activation": "swiglu"}, "sparsity.recipe", "must be one of dense, fst, sste, dense_slices, which"),
         ({"model.dtype": "float64"}, "model.dtype", "float32, bfloat16"),
+        ({"model.head_dim": -2}, "model.head_dim", "must not be negative"),
         ({"steps": 0}, "steps", "positive"),
         ({"seed": 2**32}, "seed", "2^32"),
+        ({"optimizer.epsilon": 1e-46}, "optimizer.epsilon", "float32"),
         ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm", "finite"),
-        ({"sparsity.mask_decay": math.nan, "sparsity.recipe": "fst"}, "sparsity.mask_decay", "finite"),
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
-        ({"optimizer.name": "sgd"}, "optimizer.name", "adamw, muon"),
-        ({"optimizer.moments": "float16"}, "optimizer.moments", "float32, bfloat16"),
         ({"optimizer.moments": "bfloat16", "optimizer.beta1": 0.999}, "optimizer.beta1", "at most 0.99"),
-        (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
         ({"mesh.data": 3}, "batch_size", "mesh.data * mesh.fsdp * microbatches = 3"),
         ({"mesh.data": 4, "mesh.fsdp": 4, "sparsity.v": 512}, "sparsity.v", "256 tokens of a microbatch"),
         ({"mesh.tensor": 3}, "mesh.tensor", "must divide model.heads = 4"),
+        ({"mesh.tensor": 2, "sparsity.m": 1024}, "sparsity.m", "of which each device along mesh.tensor has a part"),
         ({"mesh.fsdp": 16, "mesh.tensor": 2}, "mesh.fsdp", "times 128 must divide model.ffn_dim = 1024"),
-        ({"microbatches": 32}, "batch_size", "microbatches = 32"),
         ({"model.experts": 8}, "sparsity.recipe", "must be one of dense, experts24, which"),
         ({"sparsity.recipe": "experts24"}, "sparsity.recipe", "must be one of dense, fst, sste, act24"),
+        (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
         (MIXTURE | {"model.experts_per_token": 9}, "model.experts_per_token", "must be in 2..8"),
         (MIXTURE | {"model.expert_dim": 6}, "model.expert_dim", "multiple of 4"),
         (MIXTURE | {"model.router_scores": "sigmoids"}, "model.router_scores", "did you mean 'sigmoid'"),
@@ -107,9 +86,9 @@ def test_every_config_file_parses_and_documents_its_command(path):
         (MIXTURE | {"mesh.expert": 16}, "mesh.expert", "must divide model.experts = 8"),
         (MIXTURE | {"mesh.expert": 8, "batch_size": 4}, "batch_size", "mesh.data * mesh.fsdp * mesh.expert * microb"),
         (
-            MIXTURE | {"mesh.expert": 4, "mesh.fsdp": 4, "model.expert_dim": 64},
+            MIXTURE | {"mesh.fsdp": 4, "model.expert_dim": 4},
             "mesh.fsdp",
-            "times 256 must divide model.experts * model.expert_dim = 512",
+            "divide model.experts * model.expert_dim = 32",
         ),
         ({"mesh.expert": 2}, "mesh.expert", "must be 1 without model.experts"),
         (MIXTURE | {"init_from": "runs/hf"}, "init_from", "must be empty with model.experts"),

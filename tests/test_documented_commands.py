@@ -130,13 +130,6 @@ def test_make_has_the_documented_targets():
         subprocess.run(["make", "--dry-run", *target], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_paths_of_documented_pytest_commands_exist():
-    for command in COMMANDS:
-        if command.module == "pytest":
-            paths = [word for word in command.arguments if not word.startswith("-")]
-            assert all((ROOT / path).exists() for path in paths), command
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_modules_keys_and_links_of_a_page_exist(page):
     text = page.read_text()

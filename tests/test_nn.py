@@ -121,41 +121,6 @@ def test_what_is_out_of_turn_is_refused():
 # Transformations
 
 
-def test_vmap_over_a_batch():
-    """Each example is routed and padded by itself; its output is what it is in a batch."""
-    ffn, _ = sparse_ffn()
-    together = nnx.jit(lambda ffn, x: ffn(x))(ffn, X)
-    apart = nnx.jit(lambda ffn, x: jax.vmap(ffn)(x))(ffn, X.reshape(4, -1, DIM))
-    np.testing.assert_allclose(apart.reshape(X.shape), together, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.long
-def test_scan_over_layers():
-    """Layers stacked and run by `nnx.scan` of `nnx.remat`, against one after the other."""
-    layers = [sparse_ffn()[0], sparse_ffn()[0]]
-    layers[1].up[...] *= 1.5
-    graph = nnx.graphdef(layers[0])
-    stack = nnx.merge(graph, jax.tree.map(lambda *a: jnp.stack(a), *(nnx.state(layer) for layer in layers)))
-    keys = jax.random.split(KEY, 2)
-
-    def layer(x, ffn, key):
-        return x + 0.1 * ffn(x, key=key)
-
-    def one_by_one(first, second, x):
-        return jnp.sum(layer(layer(x, first, keys[0]), second, keys[1]) ** 2)
-
-    def scanned(stack, x):
-        body = nnx.scan(nnx.remat(layer), in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
-        return jnp.sum(body(x, stack, keys) ** 2)
-
-    *alone, dx = nnx.jit(nnx.grad(one_by_one, argnums=(0, 1, 2)))(*layers, X)
-    together, dx_scanned = nnx.jit(nnx.grad(scanned, argnums=(0, 1)))(stack, X)
-    assert_close([dx_scanned], [dx])
-    for number, own in enumerate(alone):
-        for name in ("up", "down"):
-            assert_close([together[name][...][number]], [own[name][...]])
-
-
 def test_stacked_layers_enter_together():
     """`nnx.vmap` of the module, of `enter` and of `leave`; each layer does what it does alone."""
     make = nnx.split_rngs(splits=2)(nnx.vmap(lambda rngs: SquaredReluFFN(DIM, NEURONS, RECIPE, rngs=rngs)))

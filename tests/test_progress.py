@@ -1,26 +1,12 @@
 import io
 
 from sparse_lm import progress
-from sparse_lm.progress import Progress, show_speed, show_time_left
-
-FACTS = ("sparse", "loss 3.4120", show_speed(45213.4), show_time_left(133.2))
+from sparse_lm.progress import Progress
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def test_log_gets_one_plain_line_an_update():
-    log = io.StringIO()
-    steps = Progress("step", 600, stream=log)
-    steps.update(1, "dense", show_speed(None), show_time_left(None))
-    steps.update(120, *FACTS)
-    steps.close()
-    assert log.getvalue().splitlines() == [
-        "step 1/600 | dense | - tokens/s | - left",
-        "step 120/600 | sparse | loss 3.4120 | 45,213 tokens/s | 2 min 13 s left",
-    ]
 
 
 def test_lines_keep_their_distance(monkeypatch):

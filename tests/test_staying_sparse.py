@@ -4,13 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm import evaluate, export, generate
+from sparse_lm import evaluate, export
 from sparse_lm.model import decode, llama
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError
-from tests import small
 from tests.runs import small_config
 
 STAYING = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
@@ -50,23 +49,6 @@ def test_a_cached_step_computes_what_the_whole_sequence_does(run):
     np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, atol=2e-5)
     dense = jax.jit(lambda tokens: net(tokens)[0])(tokens)
     assert np.abs(dense - whole).max() > 1e-3
-
-
-def test_generation_continues_a_prompt(run):
-    workdir, _ = run
-    options = dict(max_new_tokens=4, temperature=0.0)
-    assert generate.continue_text(workdir, "def", **options).startswith("def")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("recipe, activation", [("dense_slices", "swiglu"), ("slices", "gated_relu2")])
-def test_a_batch_is_continued_as_its_prompts_alone(recipe, activation):
-    config = small.config(recipe, **STAYING, **{"model.activation": activation})
-    state, graphdef = small.entered(config), llama.graphdef(config.model)
-    ffns = decode.Ffns(config.sparsity.recipe, state.recipe_state)
-    prompts, options = ([1, 2, 3], [4]), dict(max_new_tokens=6, temperature=0.0, ffns=ffns)
-    alone = [made for prompt in prompts for made in decode.generate(graphdef, state.params, [prompt], **options)]
-    assert decode.generate(graphdef, state.params, prompts, **options) == alone
 
 
 def test_what_computes_densely_refuses_it(run, tmp_path):

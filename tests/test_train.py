@@ -14,14 +14,14 @@ from sparse_lm import config as config_lib
 from sparse_lm.data import heldout_batches, open_data
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
-from sparse_lm.training import evaluation, loop, run_data
+from sparse_lm.report import report
+from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
-from sparse_lm.training.telemetry import flops, step_log
+from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
-from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.telemetry.timing import StepTimer
+from sparse_lm.training.telemetry.summary import RunSummary, read_summary
 from tests.runs import command, lines, run, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
@@ -36,16 +36,15 @@ def whole(corpus, tmp_path_factory):
     """A long run that nobody stops."""
     workdir = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(flops.PEAKS, jax.devices()[0].device_kind, flops.Peak(1e12))
-        assert loop.train(small_config(corpus, **LONG), str(workdir), profile_steps=(25, 27))
+        patch.setitem(flops.PEAKS, jax.devices()[0].device_kind, 1e12)
+        assert loop.train(small_config(corpus, **LONG), str(workdir))
     return workdir
 
 
 @pytest.mark.long
 def test_run_leaves_what_it_should(whole, corpus):
     files = {"config.json", "data.json", "metrics.jsonl", "summary.json", "tokenizer.json"}
-    assert files | {"checkpoints", "profile", "tensorboard"} <= set(os.listdir(whole))
-    assert len(list((whole / "profile").rglob("*.xplane.pb"))) == 1
+    assert files | {"checkpoints", "tensorboard"} <= set(os.listdir(whole))
     logged = lines(whole)
     assert [line["step"] for line in logged] == list(range(80))
     assert [line["phase"] for line in logged] == ["dense"] * 20 + ["sparse"] * 30 + ["dense"] * 30
@@ -65,7 +64,7 @@ def test_run_leaves_what_it_should(whole, corpus):
     assert (summary["state"], summary["step"], summary["tokens"]) == ("finished", 80, 80 * 4 * 32)
     assert summary["loss"] == logged[-1]["loss"]
     assert summary["evaluation"]["loss"] == logged[-1]["eval_loss"]
-    spent = {"setup", "dense", "sparse", "compile", "evaluation", "checkpoint", "profile"}
+    spent = {"setup", "dense", "sparse", "compile", "evaluation", "checkpoint"}
     assert spent == {kind for kind, seconds in summary["seconds"].items() if seconds > 0}
     assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_time"])
     assert summary["wall_time"] > walls[-1]
@@ -78,6 +77,13 @@ def test_utilisation_of_each_step_is_of_its_phase(whole, corpus):
     timed = [line for line in lines(whole) if line["mfu"]]
     executed = {line["phase"]: 2 * line["executed_utilisation"] / line["mfu"] for line in timed}
     assert executed == {"dense": pytest.approx(1), "sparse": pytest.approx(share)}
+
+
+def test_run_can_be_reported(whole, tmp_path):
+    text = report([str(whole)], str(tmp_path / "report.html")).read_text()
+    last = lines(whole)[-1]
+    for shown in ("finished", f"{last['loss']:.5g}", f"{last['eval_loss']:.5g}", "zeros among", "seconds.compile"):
+        assert shown in text
 
 
 @pytest.mark.long
@@ -110,8 +116,8 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
             read.append(len(windows))
             yield windows
 
-    monkeypatch.setattr(evaluation, "heldout_batches", recorded)
-    monkeypatch.setattr(step_log, "StepTimer", functools.partial(StepTimer, clock=lambda: 100.0 * len(read)))
+    monkeypatch.setattr(loop, "heldout_batches", recorded)
+    monkeypatch.setattr(loop, "RunSummary", functools.partial(RunSummary, clock=lambda: 100.0 * len(read)))
     assert loop.train(config, str(tmp_path))
     assert read == [1, 1, 1]
     logged = [(line["step"], "eval_loss" in line, line["step_time"]) for line in lines(tmp_path)]

@@ -41,7 +41,7 @@ from experiments.result_files import write_results
 from experiments.timing import peak_gib, step_times, time_steps
 from sparse_lm import recipes
 from sparse_lm.config import Config, default, parse
-from sparse_lm.training.gpu_memory import request_memory
+from sparse_lm.training.environment import request_memory
 from sparse_lm.training.step import Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.transitions import make_transitions

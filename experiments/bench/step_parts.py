@@ -32,7 +32,8 @@ _SCOPES = {
     "optimizer": "optimizer",
 }
 PARTS = {scope: part for part, scopes in _SCOPES.items() for scope in scopes.split()}
-KERNELS = dict.fromkeys(("squared_relu", "gated_squared_relu"), "FFN hidden layer")  # of "FFN, other": by what a kernel's name begins with
+# Of "FFN, other": by what a kernel's name begins with.
+KERNELS = dict.fromkeys(("squared_relu", "gated_squared_relu"), "FFN hidden layer")
 
 
 class Kernel(NamedTuple):

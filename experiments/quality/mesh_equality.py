@@ -23,7 +23,7 @@ from experiments.result_files import write_results
 from sparse_lm import config as config_lib
 from sparse_lm.config import Config
 from sparse_lm.training.step import TrainState, make_trainer
-from sparse_lm.training.transitions import make_transitions, needs_refresh
+from sparse_lm.training.transitions import make_transitions, transition_before
 
 RECIPES: dict[str, dict[str, float]] = {
     "dense": {},
@@ -61,14 +61,8 @@ def losses(
     place = trainer.layout.place_batch if trainer.layout else jax.device_put
     state, curve = trainer.init() if state is None else state, []
     for step, windows in enumerate(map(place, batches), first):
-        phase = config.phase(step)
-        if step == config.sparsity.start_step and phase == "sparse":
-            state = transitions.enter_sparse(state, windows)
-        elif step == config.sparsity.end_step and config.sparsity.phase:
-            state = transitions.leave_sparse(state)
-        elif needs_refresh(config, step):
-            state, _ = transitions.refresh(state, windows)
-        state, metrics = trainer.step(phase)(state, windows)
+        state, _ = transitions.take(transition_before(config, step), state, windows)
+        state, metrics = trainer.step(config.phase(step))(state, windows)
         curve.append(float(metrics["loss"]))
     return np.array(curve)
 

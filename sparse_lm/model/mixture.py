@@ -28,8 +28,8 @@ from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes, read_replicated
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
-from sparse_lm.model.exact_linear import exact_linear
 from sparse_lm.model.ffn import FfnInputs
+from sparse_lm.model.linear import exact_linear
 from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.differentiable import RESIDUALS

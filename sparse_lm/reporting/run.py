@@ -43,19 +43,14 @@ class Run:
 
         "expert_load" is that of the busiest expert, as a multiple of an even load.
         """
-        return np.array([_number(key, line.get(key)) for line in self.lines])
 
-    def curves(self, key: str) -> dict[str, np.ndarray]:
-        """Returns the numbers of `key` by the names that they were logged with, or by "" where they have none."""
-        logged = [line[key] if isinstance(line.get(key), dict) else {} for line in self.lines]
-        names = dict.fromkeys(name for values in logged for name in values)
-        if not names:
-            return {"": self.numbers(key)}
-        return {name: np.array([_number(key, values.get(name)) for values in logged]) for name in names}
+        def number(value: Any) -> float:
+            array = np.array(np.nan if value is None else value, dtype=float)
+            if key == "expert_load" and array.ndim == 2:
+                array = array.max(axis=1) * array.shape[1]
+            return float(array.mean())
 
-    def bad(self, key: str) -> np.ndarray:
-        """Returns bool[lines]: where this number was logged and was not finite."""
-        return np.array([key in line and line[key] is None for line in self.lines])
+        return np.array([number(line.get(key)) for line in self.lines])
 
     def sparse_spans(self, key: str) -> list[tuple[float, float]]:
         """Returns where the sparse phases begin and end, on the axis of a number that grows from 0.
@@ -66,39 +61,15 @@ class Run:
         lines = [line for line in self.lines if line.get(key) is not None]
         x = np.array([line[key] for line in lines], dtype=float)
         edges = np.concatenate([[0.0], (x[:-1] + x[1:]) / 2, x[-1:]])
-        spans, first = [], 0
-        for phase, stretch in itertools.groupby(line["phase"] for line in lines):
-            end = first + len(list(stretch))
-            if phase == "sparse":
-                spans.append((float(edges[first]), float(edges[end])))
-            first = end
-        return spans
-
-
-def _number(key: str, value: Any) -> float:
-    array = np.array(np.nan if value is None else value, dtype=float)
-    if key == "expert_load" and array.ndim == 2:
-        return float((array.max(axis=1) * array.shape[1]).mean())
-    return float(array.mean())
+        is_sparse = np.array([False, *(line["phase"] == "sparse" for line in lines), False])
+        return edges[np.flatnonzero(is_sparse[1:] != is_sparse[:-1])].reshape(-1, 2).tolist()
 
 
 def block_means(values: np.ndarray, most: int) -> np.ndarray:
-    """Thins f64[n] to f64[min(n, most)] by means over what is finite of neighbours; NaN if nothing is."""
-    count = min(len(values), most)
-    starts = np.arange(count) * len(values) // count
-    finite = np.isfinite(values)
-    sums = np.add.reduceat(np.where(finite, values, 0.0), starts)
-    counts = np.add.reduceat(finite.astype(int), starts)
-    return np.where(counts, sums / np.maximum(counts, 1), np.nan)
-
-
-def shared_spans(runs: Sequence[Run], key: str) -> list[tuple[float, float]] | None:
-    """Returns the sparse phases of all runs that have any, if these agree to a thousandth; else None."""
-    spans = [np.array(run.sparse_spans(key)) for run in runs]
-    sparse = [edges for edges in spans if len(edges)]
-    if all(edges.shape == sparse[0].shape and np.allclose(edges, sparse[0], rtol=1e-3) for edges in sparse):
-        return [tuple(edges) for edges in sparse[0].tolist()] if sparse else []
-    return None
+    """Thins f64[n] to at most `most` means over what is finite of neighbours; NaN if nothing is."""
+    size = -(-len(values) // most)
+    blocks = np.pad(values, (0, -len(values) % size), constant_values=np.nan).reshape(-1, size)
+    return np.ma.masked_invalid(blocks).mean(axis=1).filled(np.nan)
 
 
 def read_runs(workdirs: Sequence[str | os.PathLike]) -> list[Run]:
@@ -109,11 +80,9 @@ def read_runs(workdirs: Sequence[str | os.PathLike]) -> list[Run]:
     Raises:
       WorkdirError: one of them holds no run, or none that has logged a step yet.
     """
-    names = [Path(workdir).resolve().name for workdir in workdirs]
-    names = [
-        name if names.count(name) == 1 else os.fspath(workdir) for workdir, name in zip(workdirs, names, strict=True)
-    ]
-    return [_read_run(*named) for named in zip(workdirs, names, itertools.cycle(COLORS), strict=False)]
+    short = [Path(workdir).resolve().name for workdir in workdirs]
+    names = [name if short.count(name) == 1 else os.fspath(path) for path, name in zip(workdirs, short, strict=True)]
+    return [_read_run(*run) for run in zip(workdirs, names, itertools.cycle(COLORS), strict=False)]
 
 
 def _read_run(workdir: str | os.PathLike, name: str, color: str) -> Run:

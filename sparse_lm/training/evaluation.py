@@ -15,14 +15,11 @@ from jax import Array
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config
-from sparse_lm.data.dataset import Data
-from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.model import llama
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.loss import token_losses
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.mesh.layout import BATCH, Layout
-from sparse_lm.training.step import Trainer, TrainState
 
 Evaluation = Callable[[llama.Params, Any, Iterable[np.ndarray]], dict[str, float]]
 
@@ -53,80 +50,38 @@ def make_evaluation(
       - bits_per_byte: the sum of the losses in bits, over the bytes of the predicted tokens, which
         compares models of different vocabularies.
     """
-    window_nats = functools.partial(_window_nats, config=config, graphdef=graphdef, recipe=recipe.for_evaluation())
-    window_nats = _on_mesh(window_nats, layout) if layout else window_nats
-    placed = dict(out_shardings=layout.replicated) if layout else {}
-    window_nats = jax.jit(window_nats, compiler_options=compiler_options(config.model.precision), **placed)
+    recipe = recipe.for_evaluation()
+
+    def window_nats(params: llama.Params, recipe_state: Any, windows: Array, axes: Axes = ONE_DEVICE) -> Array:
+        """Returns f32[B], the sum of each window's token losses."""
+        model, dense_layers = llama.merge(graphdef, params), config.sparsity.dense_layers
+        options = dict(recipe=recipe, recipe_state=recipe_state, dense_layers=dense_layers, axes=axes)
+        hidden, _ = model(windows[:, :-1], **options)
+        hidden, targets = hidden.reshape(-1, hidden.shape[-1]), windows[:, 1:].reshape(-1)
+        losses = token_losses(hidden, model.unembedding(axes), targets, config.model.loss_chunk)
+        return jnp.sum(losses.reshape(windows.shape[0], -1), axis=1)
+
+    def on_mesh(params: llama.Params, recipe_state: Any, windows: Array) -> Array:
+        local = functools.partial(window_nats, axes=layout.axes)
+        return layout.local(local, (*layout.specs((params, recipe_state)), BATCH), BATCH)(params, recipe_state, windows)
+
+    compiled = jax.jit(
+        on_mesh if layout else window_nats,
+        compiler_options=compiler_options(config.model.precision),
+        out_shardings=layout.replicated if layout else None,
+    )
     place = layout.place_batch if layout else jax.device_put
 
     def evaluate(params: llama.Params, recipe_state: Any, batches: Iterable[np.ndarray]) -> dict[str, float]:
         pending, tokens, text_bytes = [], 0, 0
         for windows in batches:
             full = np.resize(windows, (config.batch_size, windows.shape[1]))  # a short batch repeats its windows
-            pending.append((window_nats(params, recipe_state, place(full)), len(windows)))
+            pending.append((compiled(params, recipe_state, place(full)), len(windows)))
             tokens += windows[:, 1:].size
             text_bytes += int(bytes_per_token[windows[:, 1:]].sum())
-        nats = sum(sums[:count].sum(dtype=np.float64) for sums, count in jax.device_get(pending))
-        return _summary(float(nats), tokens, text_bytes)
+        nats = float(sum(sums[:count].sum(dtype=np.float64) for sums, count in jax.device_get(pending)))
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp(nats / tokens))
+        return {"loss": nats / tokens, "perplexity": perplexity, "bits_per_byte": nats / math.log(2) / text_bytes}
 
     return evaluate
-
-
-class HeldOut:
-    """Evaluates the state of a run in training on `data.eval_windows` held-out windows."""
-
-    def __init__(self, config: Config, trainer: Trainer, data: Data):
-        self._config, self._data = config, data
-        self._evaluations = {
-            phase: make_evaluation(config, trainer.graphdef, data.bytes_per_token, config.recipe(phase), trainer.layout)
-            for phase in ("dense", "sparse")
-        }
-
-    def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-        """Evaluates the state after `step`, computed as that step was; see `make_evaluation` for the result."""
-        has_left = step + 1 == self._config.steps and not self._config.sparsity.stays
-        phase = "dense" if has_left else self._config.phase(step)
-        batches = heldout_batches(
-            self._data, batch_size=self._config.batch_size, windows=self._config.data.eval_windows
-        )
-        return self._evaluations[phase](state.params, state.recipe_state, batches)
-
-
-def _on_mesh(window_nats: Callable, layout: Layout) -> Callable:
-    def on_whole_arrays(params: llama.Params, recipe_state: Any, windows: Array) -> Array:
-        specs = layout.specs((params, recipe_state))
-        local = functools.partial(window_nats, axes=layout.axes)
-        return layout.local(local, (*specs, BATCH), BATCH)(params, recipe_state, windows)
-
-    return on_whole_arrays
-
-
-def _window_nats(
-    params: llama.Params,
-    recipe_state: Any,
-    windows: Array,
-    *,
-    config: Config,
-    graphdef: nnx.GraphDef,
-    recipe: Recipe,
-    axes: Axes = ONE_DEVICE,
-) -> Array:
-    """Returns f32[B], the sum of each window's token losses."""
-    model = llama.merge(graphdef, params)
-    hidden, _ = model(
-        windows[:, :-1],
-        recipe=recipe,
-        recipe_state=recipe_state,
-        dense_layers=config.sparsity.dense_layers,
-        axes=axes,
-    )
-    hidden = hidden.reshape(-1, hidden.shape[-1])
-    losses = token_losses(hidden, model.unembedding(axes), windows[:, 1:].reshape(-1), config.model.loss_chunk)
-    return jnp.sum(losses.reshape(windows.shape[0], -1), axis=1)
-
-
-def _summary(nats: float, tokens: int, text_bytes: int) -> dict[str, float]:
-    loss = nats / tokens
-    with np.errstate(over="ignore"):
-        perplexity = float(np.exp(loss))
-    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": nats / math.log(2) / text_bytes}

@@ -30,6 +30,13 @@ def with_matrices(tree: Params, up: Array, down: Array) -> Params:
     return dict(tree, layers=dict(layers, ffn=dict(layers["ffn"], up=up, down=down)))
 
 
+def with_dense_layers(old: Any, new: Any, dense_layers: int) -> Any:
+    """Returns `new`, a tree of stacked arrays [L, ...], with the first layers of `old`, those that stay dense."""
+    if not dense_layers:
+        return new
+    return jax.tree.map(lambda o, n: jnp.concatenate([o[:dense_layers], n[dense_layers:]]), old, new)
+
+
 def balance(params: Params, load: Array, good: Array) -> Params:
     """Moves the routers' biases after a step, if that was good, by the loads f32[L, E] of its experts."""
     layers, ffn = params["layers"], params["layers"]["ffn"]
@@ -53,13 +60,8 @@ def adjust_gradients(recipe: Recipe, recipe_state: Any, dense_layers: int) -> op
         return optax.identity()
 
     def update(updates: Params, state: optax.EmptyState, params: Params) -> tuple[Params, optax.EmptyState]:
-        sparse = jax.tree.map(lambda a: a[dense_layers:], (*matrices(updates), *matrices(params), recipe_state))
-        adjusted = jax.vmap(recipe.adjust_gradients)(*sparse)
-        whole = (
-            jnp.concatenate([old[:dense_layers], new]) if dense_layers else new
-            for old, new in zip(matrices(updates), adjusted, strict=True)
-        )
-        return with_matrices(updates, *whole), state
+        adjusted = jax.vmap(recipe.adjust_gradients)(*matrices(updates), *matrices(params), recipe_state)
+        return with_matrices(updates, *with_dense_layers(matrices(updates), adjusted, dense_layers)), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 

@@ -6,27 +6,26 @@ The loop dispatches step n and then handles the metrics of step n - 1, so that t
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
+from sparse_lm.data.pipeline import heldout_batches
+from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.compile_ahead import CompileAhead
-from sparse_lm.training.determinism import check_determinism
-from sparse_lm.training.evaluation import HeldOut
-from sparse_lm.training.implementation import check_implementation, check_precision
+from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
 from sparse_lm.training.starting import open_pretrained, restore_or_start
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
-from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
-from sparse_lm.training.transitions import begins_phase, make_transitions, transition_before
+from sparse_lm.training.transitions import make_transitions, transition_before
 from sparse_lm.training.workdir import check_same_config, make_workdir, meaning
 from sparse_lm.training.workdir_lock import workdir_lock
 
@@ -43,14 +42,13 @@ class TooManyBadSteps(RuntimeError):
         )
 
 
-def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0), wandb: bool = False) -> bool:
+def train(config: Config, workdir: str, wandb: bool = False) -> bool:
     """Trains to the end, going on from the newest checkpoint in `workdir` if there is one.
 
     Args:
       config: the run.
       workdir: its directory.
-      profile_steps: (first, end), steps to trace into `<workdir>/profile`; see `StepProfile`.
-      wandb: sends the metrics to Weights & Biases, too; see `WandbRun`.
+      wandb: sends the metrics to Weights & Biases, too; see `wandb_run.open_run`.
 
     Returns:
       True if the run is finished; False if a signal stopped it early (its state is saved).
@@ -82,15 +80,13 @@ def train(config: Config, workdir: str, profile_steps: tuple[int, int] = (0, 0),
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
             print_overview(config, workdir, trainer, data, state)
-            with (
-                StepLog(config, data, reports, summary, start, wandb and processes.is_leader()) as log,
-                StepProfile(reports, *profile_steps) as profile,
-            ):
-                return _Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)
+            wandb = wandb and processes.is_leader()
+            with StepLog(config, data, reports, summary, start, wandb) as log:
+                return Loop(config, workdir, trainer, data, checkpoints, interrupt, log).run(state, start)
 
 
 @dataclasses.dataclass
-class _Loop:
+class Loop:
     """The loop of one process, with what it works with."""
 
     config: Config
@@ -99,15 +95,17 @@ class _Loop:
     data: Data
     checkpoints: Checkpoints
     interrupt: Interrupt
-    profile: StepProfile
     log: StepLog
     pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet handled
 
     def __post_init__(self):
         config, trainer = self.config, self.trainer
         self.transitions = make_transitions(config, trainer.graphdef, trainer.layout)
-        self.compile_ahead = CompileAhead(config, trainer, self.transitions, self.interrupt, self.log)
-        self.held_out = HeldOut(config, trainer, self.data)
+        options = config, trainer.graphdef, self.data.bytes_per_token
+        self.evaluations = {
+            phase: evaluation.make_evaluation(*options, config.recipe(phase), trainer.layout)
+            for phase in ("dense", "sparse")
+        }
 
     def run(self, state: TrainState, start: int) -> bool:
         """Trains from step `start` to the end; see `train` for what is returned and raised."""
@@ -118,16 +116,15 @@ class _Loop:
                 self._handle_pending(state)
                 return self._stop(state, step)
             windows = next(batches)
-            profile_turns = self.profile.turns(step)
-            if profile_turns or begins_phase(config, step):
-                self._handle_pending(state)  # or it would seem to take as long as the transition
-            if not self.compile_ahead.compile(step, state, windows):
+            if step == start and not self.compile(step, state, windows):
                 return self._stop(state, step)
-            if profile_turns:
-                self.profile.turn()
-                self.log.spent_on("profile")
+            transition = transition_before(config, step)
+            if transition in ("enter", "leave"):
+                self._handle_pending(state)  # or it would seem to take as long as the transition
             self.interrupt.answer = f"finishing step {step}, saving"
-            state, transition_metrics = self._cross_transition(state, step, windows)
+            if transition:
+                self.log.note(step, _LINES[transition])
+            state, transition_metrics = self.transitions.take(transition, state, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.step(config.phase(step))(state, windows)
             before, self.pending = self.pending, (step, transition_metrics | metrics)
@@ -146,6 +143,39 @@ class _Loop:
         self.log.summary.state = "finished"
         return True
 
+    def compile(self, step: int, state: TrainState, windows: Array) -> bool:
+        """Compiles the steps of both phases and the transitions between them, side by side, from `step` to the end.
+
+        A program that does not compile, for want of memory, say, so ends a run at once and not after a dense phase. A
+        compilation takes minutes and cannot be stopped; a signal meanwhile finds a state that can be saved.
+
+        Returns:
+          True if all is compiled, False if a signal came first.
+        """
+        steps, transitions = range(step, self.config.steps), self.transitions
+        phases = sorted({self.config.phase(later) for later in steps})
+        programs: list[tuple[Any, ...]] = [(self.trainer.step(phase), state, windows) for phase in phases]
+        coming = {transition_before(self.config, later) for later in steps}
+        if "enter" in coming:
+            programs.append((transitions.enter_sparse, state, windows))
+        if "refresh" in coming:
+            programs.append((transitions.refresh, state, windows))
+        if "leave" in coming or "sparse" in phases:  # every sparse phase ends
+            programs.append((transitions.leave_sparse, state))
+        compilations = [lambda f=function, a=arguments: f.lower(*a).compile() for function, *arguments in programs]
+        self.interrupt.answer = "saving what there is; the compilation is given up"
+        and_transitions = " and the phase transitions" if len(programs) > len(phases) else ""
+        with self.log.busy(step, f"compiling the {' and the '.join(phases)} step{and_transitions}") as tick:
+            if jax.process_count() > 1:  # processes could not agree to stop in the middle
+                for compilation in compilations:
+                    compilation()
+            elif not self.interrupt.wait_for(*compilations, meanwhile=tick):
+                return False
+        # Now: threads that compile side by side take more seconds together than pass, and those too many would be
+        # taken from what follows, the first step.
+        self.log.summary.spent_on("compile")
+        return True
+
     def _is_to_stop(self, step: int) -> bool:
         """Returns True if a signal asks to end the run before `step`.
 
@@ -155,20 +185,6 @@ class _Loop:
         if jax.process_count() == 1:
             return requested
         return step % self.config.log_every == 0 and processes.any_of(requested)
-
-    def _cross_transition(self, state: TrainState, step: int, windows: Array) -> tuple[TrainState, Metrics]:
-        """Makes the state what `step` needs; returns it with a refresh's metrics."""
-        transition = transition_before(self.config, step)
-        if transition:
-            self.log.note(step, _LINES[transition])
-        match transition:
-            case "enter":
-                return self.transitions.enter_sparse(state, windows), {}
-            case "leave":
-                return self.transitions.leave_sparse(state), {}
-            case "refresh":
-                return self.transitions.refresh(state, windows)
-        return state, {}
 
     def _handle_pending(self, state: TrainState, evaluates: bool = False) -> dict[str, float] | None:
         pending, self.pending = self.pending, None
@@ -183,10 +199,7 @@ class _Loop:
         step, metrics = dispatched
         bad_in_a_row = self.log.settle(step, metrics)
         too_many = bad_in_a_row >= self.config.optimizer.max_skipped_steps
-        results = None
-        if evaluates and not too_many:
-            results = self.held_out.evaluate(state, step)
-            self.log.spent_on("evaluation")
+        results = self._evaluate(state, step) if evaluates and not too_many else None
         self.log.write(step, metrics, results)
         if too_many:
             if self.pending:  # the state has this step, too
@@ -197,11 +210,21 @@ class _Loop:
             raise TooManyBadSteps(bad_in_a_row, step, self.workdir)
         return results
 
+    def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
+        """Evaluates the state after `step` on `data.eval_windows` held-out windows, computed as that step was."""
+        config = self.config
+        has_left = step + 1 == config.steps and not config.sparsity.stays
+        batches = heldout_batches(self.data, batch_size=config.batch_size, windows=config.data.eval_windows)
+        evaluate = self.evaluations["dense" if has_left else config.phase(step)]
+        results = evaluate(state.params, state.recipe_state, batches)
+        self.log.summary.spent_on("evaluation")
+        return results
+
     def _save(self, state: TrainState, step: int, results: dict[str, float] | None = None) -> None:
         self.log.summary.write()  # first, so that no checkpoint is ahead of it
         self.checkpoints.save(step, state, {"eval_loss": results["loss"]} if results else None)
         self.log.note(step, "saving")
-        self.log.spent_on("checkpoint")
+        self.log.summary.spent_on("checkpoint")
 
     def _stop(self, state: TrainState, step: int) -> bool:
         """Saves the state after `step` steps and says that a signal ended the run; returns False."""

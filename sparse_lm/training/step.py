@@ -27,11 +27,13 @@ from sparse_lm.model.llama import Params
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.weight_forms import WeightForms
-from sparse_lm.training import ffn_weights, spikes
+from sparse_lm.training import ffn_weights
 from sparse_lm.training.mesh.layout import BATCH, Layout, make_mesh
 from sparse_lm.training.optimizer import make_optimizer
 
 Metrics = dict[str, Array]
+SPIKE_WINDOW = 128
+"""Losses that a spike is told from: as many as OLMo-core's SkipStepAdamW takes, which skips over six deviations."""
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +49,7 @@ class TrainState:
       recipe_state: what the recipe reads and does not train, [L, ...].
       skipped: int32[], steps skipped because loss or gradient was not finite, or the loss a spike.
       skipped_in_a_row: int32[].
-      recent_losses: f32[], see `spikes`; None if none is called a spike.
+      recent_losses: f32[], see `is_spike`; None if none is called a spike.
     """
 
     step: Array
@@ -94,9 +96,9 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
     def compiled(recipe: Recipe) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
         step = functools.partial(_train_step, config=config, graphdef=graphdef, layout=layout, recipe=recipe)
-        placed = dict(out_shardings=(layout.state, layout.replicated)) if layout else {}
+        placed = (layout.state, layout.replicated) if layout else None
         options = compiler_options(config.model.precision)
-        return jax.jit(step, donate_argnums=0, compiler_options=options, **placed)
+        return jax.jit(step, donate_argnums=0, compiler_options=options, out_shardings=placed)
 
     return Trainer(
         config=config,
@@ -120,7 +122,7 @@ def _init(seed: Array, *, config: Config) -> TrainState:
         recipe_state=jax.tree.map(lambda x: jnp.broadcast_to(x, (config.model.layers, *x.shape)), one_layer),
         skipped=zero,
         skipped_in_a_row=zero,
-        recent_losses=spikes.no_losses() if config.optimizer.spike_deviations else None,
+        recent_losses=no_losses() if config.optimizer.spike_deviations else None,
     )
 
 
@@ -155,7 +157,7 @@ def _train_step(
         opt_state=opt_state,
         skipped=state.skipped + ~good,
         skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
-        recent_losses=None if state.recent_losses is None else spikes.remember(loss, state.recent_losses),
+        recent_losses=None if state.recent_losses is None else remember_loss(loss, state.recent_losses),
     )
     metrics = dict(
         stats | ffn_weights.watch(patterns, params, recipe, config.sparsity.dense_layers),
@@ -261,12 +263,30 @@ def _update(
     params = optax.apply_updates(state.params, updates)
     good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if state.recent_losses is not None:
-        good &= ~spikes.is_spike(loss, state.recent_losses, config.optimizer.spike_deviations)
+        good &= ~is_spike(loss, state.recent_losses, config.optimizer.spike_deviations)
 
     def unless_bad(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(good & jnp.isfinite(n), n, o), new, old)
 
     return good, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
+
+
+def no_losses() -> Array:
+    """Returns f32[SPIKE_WINDOW] of NaN: what a run remembers before its first step and after a phase transition."""
+    return jnp.full(SPIKE_WINDOW, jnp.nan, jnp.float32)
+
+
+def is_spike(loss: Array, recent: Array, deviations: float) -> Array:
+    """Returns bool[]: true if a loss is that many standard deviations over the mean of `recent`.
+
+    No loss is before `recent` is full, since its mean is NaN until then.
+    """
+    return loss > jnp.mean(recent) + deviations * jnp.std(recent)
+
+
+def remember_loss(loss: Array, recent: Array) -> Array:
+    """Replaces the oldest loss, if the new one is finite. Spikes count too: a loss that stays high is soon none."""
+    return jnp.where(jnp.isfinite(loss), jnp.roll(recent, 1).at[0].set(loss), recent)
 
 
 @jax.named_call

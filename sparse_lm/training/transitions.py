@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
@@ -29,10 +28,10 @@ from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.routing import sort_neurons
-from sparse_lm.training import ffn_weights, spikes
+from sparse_lm.training import ffn_weights
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
-from sparse_lm.training.step import Metrics, TrainState, forward_loss
+from sparse_lm.training.step import Metrics, TrainState, forward_loss, no_losses
 
 SAMPLE = 16_384  # tokens of a batch, of evenly spaced windows, that a recipe sees
 _Transition = Callable[[TrainState, Array], Any]
@@ -50,6 +49,17 @@ class Transitions:
     refresh: _Transition
     leave_sparse: Callable[[TrainState], TrainState]
 
+    def take(self, transition: str | None, state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
+        """Takes a state through what `transition_before` names; returns it with a refresh's metrics."""
+        match transition:
+            case "enter":
+                return self.enter_sparse(state, windows), {}
+            case "leave":
+                return self.leave_sparse(state), {}
+            case "refresh":
+                return self.refresh(state, windows)
+        return state, {}
+
 
 def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None) -> Transitions:
     """Makes the transitions of a run; `layout` is None on one device."""
@@ -66,25 +76,13 @@ def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None
     )
 
 
-def needs_refresh(config: Config, step: int) -> bool:
-    """Returns whether a refresh comes before `step`, in the sparse phase of a recipe that has something to refresh."""
-    sparsity = config.sparsity
-    steps_taken = step - sparsity.phase.start
-    inside = step in sparsity.phase and steps_taken > 0
-    return sparsity.recipe.refreshes and inside and steps_taken % sparsity.refresh_every == 0
-
-
-def begins_phase(config: Config, step: int) -> bool:
-    """Returns True if `step` is trained otherwise than the step before it."""
-    return config.phase(step) != config.phase(step - 1)
-
-
 def transition_before(config: Config, step: int) -> str | None:
     """Names what happens to the state before `step`: "enter" or "leave" the sparse phase, "refresh", or None."""
-    now, before = config.phase(step), config.phase(step - 1) if step else "dense"
+    sparsity, before, now = config.sparsity, config.phase(step - 1), config.phase(step)
     if now != before:
         return "enter" if now == "sparse" else "leave"
-    return "refresh" if needs_refresh(config, step) else None
+    due = now == "sparse" and (step - sparsity.phase.start) % sparsity.refresh_every == 0
+    return "refresh" if due and sparsity.recipe.refreshes else None
 
 
 def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) -> Params:
@@ -93,8 +91,7 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) ->
     Those of the first `sparsity.dense_layers` stay what they were.
     """
     effective = jax.vmap(sparsity.recipe.leave)(*matrices(params), recipe_state)
-    dense = sparsity.dense_layers
-    whole = (jnp.concatenate([w[:dense], e[dense:]]) for w, e in zip(matrices(params), effective, strict=True))
+    whole = ffn_weights.with_dense_layers(matrices(params), effective, sparsity.dense_layers)
     return ffn_weights.with_matrices(params, *whole)
 
 
@@ -109,15 +106,11 @@ def enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded:
 def _refresh(
     state: TrainState, windows: Array, *, sparsity: SparsityConfig, recorded: Callable
 ) -> tuple[TrainState, Metrics]:
-    recipe, dense_layers = sparsity.recipe, sparsity.dense_layers
+    recipe = sparsity.recipe
     x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
     layers = (*matrices(state.params), state.recipe_state, x)
     new, metrics = lax.map(lambda layer: recipe.refresh(*layer), layers)
-
-    def of_sparse_layers(old: Array, new: Array) -> Array:
-        return new.at[:dense_layers].set(old[:dense_layers])
-
-    recipe_state = jax.tree.map(of_sparse_layers, state.recipe_state, new)
+    recipe_state = ffn_weights.with_dense_layers(state.recipe_state, new, sparsity.dense_layers)
     return dataclasses.replace(state, recipe_state=recipe_state), metrics
 
 
@@ -178,4 +171,4 @@ def ffn_inputs(
 
 def _forget_losses(state: TrainState) -> TrainState:
     """Resets the spike statistics, since the loss may jump at a phase transition."""
-    return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=spikes.no_losses())
+    return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=no_losses())

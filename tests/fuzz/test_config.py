@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparse_lm import config as config_lib
 from sparse_lm import config_rules
 from sparse_lm.config import ConfigError
+from sparse_lm.ops import backends
 from sparse_lm.recipes import RECIPES
 from tests import small
 from tests.fuzz.cases import cases
@@ -20,8 +21,8 @@ KEYS = sorted(BASES["dense"])
 GROUPS = {key.partition(".")[0] for key in KEYS if "." in key}
 NAMES = sorted(
     {
-        *RECIPES, *config_rules.IMPLEMENTATIONS, *config_rules.SCHEDULES, *config_rules.ACTIVATIONS,
-        *config_rules.REMAT_POLICIES, *config_rules.DTYPES,
+        *RECIPES, *backends.NAMES, *config_rules.ACTIVATIONS, *config_rules.REMAT_POLICIES,
+        *config_rules.DTYPES, "cosine", "wsd",
     }
 )  # fmt: skip
 

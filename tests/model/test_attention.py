@@ -6,12 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from sparse_lm.config import ModelConfig
 from sparse_lm.model.attention import (
-    Attention,
-    KVCache,
     attention_implementation,
     causal_attention,
     document_mask,
@@ -30,20 +26,6 @@ def test_rotation_multiplies_complex_numbers():
     rotated = rotate(x, jnp.asarray(positions), theta)
     np.testing.assert_allclose(rotated, np.concatenate([turned.real, turned.imag], -1), atol=2e-3)  # 4095 in float32
     np.testing.assert_allclose(rotated[:, :3], np.concatenate([turned.real, turned.imag], -1)[:, :3], atol=1e-5)
-
-
-def test_cached_pieces_equal_the_whole():
-    c = ModelConfig(dim=48, heads=6, kv_heads=2, dtype="float32")
-    attention = Attention(c, nnx.Rngs(1))
-    whole, extend = jax.jit(lambda x: attention(x)), jax.jit(lambda *piece: attention.extend(*piece))
-    x = normal(4, 2, 9, c.dim)
-    garbage = jnp.full((2, 12, c.kv_heads, c.head_width), 1e3)  # beyond the filled part nothing may be read
-    cache, start, outputs = KVCache(garbage, garbage), 0, []
-    for piece in (4, 1, 4):
-        out, cache = extend(x[:, start : start + piece], cache, jnp.int32(start))
-        outputs.append(out)
-        start += piece
-    np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from sparse_lm import config_rules
 from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama
+from sparse_lm.model.embedding import embed
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.ops import hopper
-from sparse_lm.ops.norm import rms_norm
 from sparse_lm.recipes import Dense
 from tests.model import numpy_llama
 from tests.model.jaxprs import count, equations
@@ -68,10 +67,6 @@ MODELS = [
 """Every activation, mixture and option of a model, in few models."""
 
 
-def test_models_here_have_every_activation():
-    assert {model.get("activation", "squared_relu") for model in MODELS} == set(config_rules.ACTIVATIONS)
-
-
 @pytest.mark.parametrize("overrides", MODELS, ids=str)
 def test_forward_matches_float64(overrides):
     config = dataclasses.replace(SMALL, **overrides)
@@ -88,15 +83,6 @@ def test_bfloat16_forward_rounds_but_no_more():
     tokens = windows(config)
     wanted = numpy_llama.forward(params, config, tokens)
     assert np.abs(logits(graphdef, params, tokens) - wanted).max() < 0.05 * np.abs(wanted).max()
-
-
-def test_a_norm_of_bfloat16_is_rounded_once():
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(8, 512)), jnp.bfloat16)
-    scale = jnp.asarray(rng.uniform(0.5, 1.5, 512), jnp.float32)
-    x64, scale64 = np.asarray(x, np.float64), np.asarray(scale, np.float64)
-    wanted = scale64 * x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(np.asarray(rms_norm(x, scale, 1e-5), np.float64), wanted, rtol=2**-8)
 
 
 @pytest.mark.parametrize(
@@ -141,30 +127,15 @@ def test_remat_policies_change_what_is_recomputed_and_nothing_else():
     assert products["none"] < products["save_dots"] < products["save_attention"] < products["full"]
 
 
-@pytest.mark.parametrize("policy, times", [("save_dots", 1), ("full", 2)])
-def test_what_is_small_is_made_once_where_products_are_saved(policy, times):
-    """The choice of experts, the order of the pairs, and the residuals' statistics take longer to make than to read."""
-
-    def counts(policy, *primitives):
-        graphdef, params = model(dataclasses.replace(SMALL, remat=policy, **MIXTURE))
-        jaxpr = jax.make_jaxpr(jax.grad(functools.partial(loss, graphdef)))(params, windows(SMALL)).jaxpr
-        return [count(jaxpr, primitive) for primitive in primitives]
-
-    of_order = 2  # over pairs, and over experts
-    *found, squares = counts(policy, "top_k", "cumsum", "square")
-    assert found == [times, of_order * times]
-    (least,) = counts("none", "square")
-    assert squares == least if times == 1 else squares >= least + 2  # a layer has two norms
-
-
-@pytest.mark.parametrize("policy, forwards", [("save_dots", 3), ("full", 5)])
-def test_norms_of_a_kernel_are_made_once_where_products_are_saved(monkeypatch, policy, forwards):
-    """Those of a layer and the final one; all have a gradient."""
-    monkeypatch.setattr(hopper, "unavailable", lambda device: None)
-    graphdef, params = model(dataclasses.replace(SMALL, dim=256, dtype="bfloat16", remat=policy))
-    gradient = jax.grad(functools.partial(loss, graphdef))
-    kernels = count(jax.make_jaxpr(gradient)(params, windows(SMALL)).jaxpr, "mpmd_map")
-    assert kernels == forwards + 3
+def test_the_gradient_of_the_embedding_is_scattered_in_float32():
+    tokens = windows(SMALL)
+    gradient = jax.grad(lambda table: embed(table, tokens, "bfloat16").astype(jnp.float32).sum())
+    scatters = [
+        equation
+        for equation in equations(jax.make_jaxpr(gradient)(jnp.zeros((SMALL.vocab_size, 5))).jaxpr)
+        if equation.primitive.name == "scatter-add"
+    ]
+    assert [variable.aval.dtype for equation in scatters for variable in equation.outvars] == [jnp.float32]
 
 
 def test_layers_share_one_compiled_body():
@@ -209,11 +180,6 @@ def test_initial_parameters():
         "unembed": 256**-0.5,
     }
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0.02), deviations, wanted)
-    shapes = jax.tree.map(jnp.shape, params)
-    assert shapes["layers"]["attention"] == {
-        "q": (8, 256, 256), "k": (8, 128, 256), "v": (8, 128, 256), "o": (8, 256, 256),
-    }  # fmt: skip
-    assert shapes["layers"]["ffn"] == {"up": (8, 512, 256), "down": (8, 512, 256)}
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     up = np.asarray(params["layers"]["ffn"]["up"])
     assert (up[0] != up[1]).all()

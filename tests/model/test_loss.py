@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm import ops
 from sparse_lm.model.loss import chunked_cross_entropy, token_losses
-from sparse_lm.ops import backends, reference
 from tests.model import numpy_llama
 from tests.model.jaxprs import equations
 
@@ -87,49 +85,6 @@ def test_gradients_of_a_sure_model_do_not_cancel():
     sure = losses < np.median(losses)
     assert relative_error(np.asarray(grads[0], np.float64)[sure], wanted[0][sure]) < 5e-3
     assert relative_error(grads[1], wanted[1]) < 5e-3
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "chunk, vocabulary, backend",
-    [(256, 768, "hopper"), (256, 8200, "hopper"), (256, 700, "reference"), (200, 768, "reference")],
-)
-def test_a_chunk_runs_in_the_kernel_if_its_shape_fits(monkeypatch, chunk, vocabulary, backend):
-    """The last of the chunks is padded. Errors keep to the rule for bfloat16."""
-    hidden, unembedding, targets = inputs(1000, 5, jnp.bfloat16, dim=256, vocabulary=vocabulary)
-    unembedding = (0.1 * unembedding).astype(jnp.bfloat16).astype(jnp.float32)
-    losses, *wanted = expected(hidden, unembedding, np.asarray(targets))
-
-    def run():
-        with backends.record() as used:
-            found = jax.jit(jax.value_and_grad(lambda *a: chunked_cross_entropy(*a, targets, chunk), argnums=(0, 1)))(
-                hidden, unembedding
-            )
-        return *found, used
-
-    loss, grads, used = run()
-    monkeypatch.setattr(ops, "cross_entropy", reference.cross_entropy)
-    _, of_reference, _ = run()
-    assert used == {"cross_entropy": {backend}}
-    np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
-    for grad, allowed, exact in zip(grads, of_reference, wanted, strict=True):
-        assert grad.dtype == allowed.dtype
-        assert relative_error(grad, exact) <= 1.5 * relative_error(allowed, exact)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_number_in_hidden_makes_the_loss_bad(value):
-    """A step with such a loss is skipped."""
-    hidden, unembedding, targets = inputs(20, seed=6)
-    loss, _ = mean_loss_and_gradients(hidden.at[7, 3].set(value), unembedding, targets, 8)
-    assert not np.isfinite(loss)
-
-
-def test_large_logits_do_not_overflow():
-    hidden, unembedding, targets = inputs(8, seed=3)
-    loss, grads = jax.value_and_grad(chunked_cross_entropy)(1e4 * hidden, unembedding, targets, 4)
-    assert np.isfinite(loss)
-    assert np.isfinite(grads).all()
 
 
 def test_at_most_one_chunk_has_logits():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import Array
 
-from sparse_lm.training import spikes, step
+from sparse_lm.training import step
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
 from tests import small
@@ -92,7 +92,7 @@ def test_spike_is_skipped_and_remembered(dense):
     _, metrics = dense.dense_step(dense.init(), windows)
     loss = float(metrics["loss"])
 
-    usual = np.random.default_rng(0).normal(0, 0.01, spikes.WINDOW)
+    usual = np.random.default_rng(0).normal(0, 0.01, step.SPIKE_WINDOW)
     for height, skipped in ((5, 0), (7, 1)):
         recent = loss - (height * usual.std() + usual.mean()) + usual
         state = with_losses(dense.init(), recent)
@@ -106,29 +106,19 @@ def test_spike_is_skipped_and_remembered(dense):
 
 def test_nothing_is_a_spike_before_enough_losses_are_known():
     """And a loss that is not finite is not remembered."""
-    recent = spikes.no_losses()
-    for number in range(spikes.WINDOW):
-        assert not spikes.is_spike(jnp.float32(1e9), recent, 1.0)
-        recent = spikes.remember(jnp.float32(number % 2), spikes.remember(jnp.float32(math.nan), recent))
-    assert spikes.is_spike(jnp.float32(1e9), recent, 1.0)
-    assert not spikes.is_spike(jnp.float32(0.9), recent, 1.0)  # 0.5 over a mean of 0.5 is one deviation
-    assert spikes.is_spike(jnp.float32(1.1), recent, 1.0)
-
-
-def test_a_loss_that_stays_high_is_soon_no_spike():
-    rng = np.random.default_rng(0)
-    recent = jnp.asarray(rng.normal(3, 0.01, spikes.WINDOW), jnp.float32)
-    skipped = 0
-    while spikes.is_spike(jnp.float32(3.3), recent, 6.0):
-        recent = spikes.remember(jnp.float32(3.3), recent)
-        skipped += 1
-    assert 1 <= skipped < 10
+    recent = step.no_losses()
+    for number in range(step.SPIKE_WINDOW):
+        assert not step.is_spike(jnp.float32(1e9), recent, 1.0)
+        recent = step.remember_loss(jnp.float32(number % 2), step.remember_loss(jnp.float32(math.nan), recent))
+    assert step.is_spike(jnp.float32(1e9), recent, 1.0)
+    assert not step.is_spike(jnp.float32(0.9), recent, 1.0)  # 0.5 over a mean of 0.5 is one deviation
+    assert step.is_spike(jnp.float32(1.1), recent, 1.0)
 
 
 def test_losses_are_forgotten_at_both_edges_of_the_sparse_phase():
     config = small.config("sste")
     trainer, transitions = small.compiled(config)
-    known = np.ones(spikes.WINDOW)
+    known = np.ones(step.SPIKE_WINDOW)
     state = transitions.enter_sparse(with_losses(trainer.init(), known), small.windows(config))
     assert np.isnan(state.recent_losses).all()
     state = transitions.leave_sparse(with_losses(state, known))

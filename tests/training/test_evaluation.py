@@ -8,7 +8,7 @@ import pytest
 from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.model import llama
 from sparse_lm.recipes import Act24
-from sparse_lm.training import evaluation, ffn_weights
+from sparse_lm.training import ffn_weights
 from sparse_lm.training.evaluation import make_evaluation
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=61, dtype="float32", loss_chunk=24)
@@ -52,25 +52,6 @@ def test_short_last_batch_counts_its_own_windows_only(model):
     whole = evaluate(model, config=dataclasses.replace(CONFIG, batch_size=11))
     assert evaluate(model) == pytest.approx(whole, rel=1e-6)
     assert evaluate(model, WINDOWS[:1])["loss"] != pytest.approx(whole["loss"], rel=1e-3)
-
-
-def test_compiles_once(model, monkeypatch):
-    traces = []
-    original = evaluation.token_losses
-    monkeypatch.setattr(evaluation, "token_losses", lambda *args: traces.append(1) or original(*args))
-    graphdef, params = model
-    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN)
-    first, second = (run(params, None, batches(WINDOWS, 4)) for _ in range(2))
-    assert first == second
-    assert len(traces) == 1
-
-
-def test_sparse_evaluation_is_sparse(model):
-    graphdef, params = model
-    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, Act24())
-    sparse, dense = run(params, None, batches(WINDOWS, 4)), evaluate(model)
-    assert sparse["loss"] != dense["loss"]
-    assert sparse["loss"] == pytest.approx(dense["loss"], rel=0.05)
 
 
 def test_sparse_evaluation_leaves_dense_layers_dense(model):

@@ -7,8 +7,6 @@ import optax
 import pytest
 
 from sparse_lm.config import Config, OptimizerConfig
-from sparse_lm.recipes.routing import sort_neurons
-from sparse_lm.training import ffn_weights
 from sparse_lm.training.optimizer import make_optimizer
 from sparse_lm.training.schedule import learning_rate
 
@@ -86,24 +84,6 @@ def test_three_steps_are_those_of_the_formulas(config, tolerance):
         trained,
         numpy_updates(config, params, gradients),
     )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
-def test_sorted_neurons_are_updated_as_they_would_have_been(config):
-    """The optimizer's numbers of a neuron move with it."""
-    optimizer, params, gradients = make_optimizer(config), random_params(0), random_params(1)
-    order = jnp.asarray(np.random.default_rng(0).permuted(np.tile(np.arange(8), (2, 1)), axis=1))
-
-    def sort(tree):
-        return ffn_weights.map_wherever(tree, lambda w: sort_neurons(w, order))
-
-    _, state = optimizer.update(gradients, optimizer.init(params), params)
-    later = random_params(2)
-    expected, _ = optimizer.update(later, state, params)
-    found, _ = optimizer.update(sort(later), sort(state), sort(params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, sort(expected))
-    assert not np.allclose(found["layers"]["ffn"]["up"], expected["layers"]["ffn"]["up"], rtol=0.1)
 
 
 def test_moments_are_float32_for_bfloat16_gradients():

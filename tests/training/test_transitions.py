@@ -19,9 +19,8 @@ from sparse_lm.recipes import DENSE, Slices
 from sparse_lm.training import transitions as transitions_lib
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.step import forward_loss
-from sparse_lm.training.transitions import dense_params, make_transitions, needs_refresh
+from sparse_lm.training.transitions import dense_params, make_transitions, transition_before
 from tests import small
-from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.numpy_routing import means
 
 DENSE_LAYERS = {"fst": 0, "sste": 1, "slices": 1}
@@ -91,17 +90,6 @@ def test_neurons_are_sorted_with_their_weights_and_moments():
             np.testing.assert_array_equal(a[layer][order], b[layer])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", ["fst", "sste"])
-def test_entering_otherwise_changes_nothing_but_the_recipes_state(recipe):
-    before, after, _ = states_of(recipe)
-    recipe_state = after.recipe_state
-    jax.tree.map(np.testing.assert_array_equal, after, dataclasses.replace(before, recipe_state=recipe_state))
-    up, down = matrices(before.params)
-    expected, _ = jax.jit(jax.vmap(config_of(recipe).sparsity.recipe.enter))(up, down)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), recipe_state, expected)
-
-
 @pytest.mark.parametrize("sample, every_window, every_token, microbatches", [(48, 2, 1, 2), (8, 4, 4, 1)])
 def test_windows_are_left_out_before_tokens_and_the_same_in_parts(
     monkeypatch, sample, every_window, every_token, microbatches
@@ -124,35 +112,23 @@ def test_windows_are_left_out_before_tokens_and_the_same_in_parts(
 
 
 def routed(config, state, windows):
-    """The FFN inputs of each layer, float64 [T, D], in a forward pass that is sparse from `dense_layers` on.
-
-    Attention is the model's; the FFN is NumPy.
-    """
-    model = llama.merge(llama.graphdef(config.model), state.params)
+    """The FFN inputs of each layer, [T, D], in a forward pass that is sparse from `dense_layers` on."""
+    model, dense_layers = llama.merge(llama.graphdef(config.model), state.params), config.sparsity.dense_layers
     structure, stacked = nnx.split(model.layers)
-    recipe = config.sparsity.recipe
 
-    @jax.jit
-    def attend(layer, x):
+    @functools.partial(jax.jit, static_argnums=0)
+    def one(recipe, layer, own, x):
         layer = nnx.merge(structure, layer)
         x = x + layer.attention(rms_norm(x, layer.attention_norm[...], config.model.norm_epsilon))
-        return x, rms_norm(x, layer.ffn_norm[...], config.model.norm_epsilon)
+        tokens = rms_norm(x, layer.ffn_norm[...], config.model.norm_epsilon).reshape(-1, config.model.dim)
+        return tokens, x + recipe.ffn(tokens, layer.ffn.up[...], layer.ffn.down[...], own)[0].reshape(x.shape)
 
     x, found = model.embed(windows[:, :-1]), []
     for number in range(config.model.layers):
         layer, own = jax.tree.map(lambda a: a[number], (stacked, state.recipe_state))  # noqa: B023
-        x, tokens = attend(layer, x)
-        tokens = np.asarray(tokens, np.float64).reshape(-1, config.model.dim)
-        found.append(tokens)
-        w1, w2 = (np.asarray(w[number], np.float64) for w in matrices(state.params))
-        inputs = dense64.Inputs(tokens, w1, w2, np.zeros_like(tokens), np.arange(len(tokens)))
-        if number < config.sparsity.dense_layers:
-            o = dense64.dense(inputs).o
-        else:
-            scales, knobs = (float(own.scale_up), float(own.scale_down)), dict(v=recipe.v, m=recipe.m)
-            centroids = np.asarray(own.centroids, np.float64)
-            o = dense64.slices(inputs, scales=scales, centroids=centroids, draw=lambda a, _: a, **knobs).o
-        x = x + o.reshape(x.shape).astype(np.float32)
+        recipe = DENSE if number < dense_layers else config.sparsity.recipe
+        tokens, x = one(recipe, layer, own, x)
+        found.append(np.asarray(tokens, np.float64))
     return found
 
 
@@ -172,23 +148,10 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
     assert metrics == {}
 
 
-def test_a_refresh_of_masks_reports_flips():
-    config = config_of("fst")
-    _, transitions = small.compiled(config)
-    _, entered, later = states_of("fst")
-    old = jax.device_get(later.recipe_state)
-    state, metrics = transitions.refresh(later, small.windows(config))
-    new = jax.device_get(state.recipe_state)
-    flips = np.mean([old.mask_up != new.mask_up, old.mask_down != new.mask_down], axis=(0, 2, 3))
-    np.testing.assert_allclose(metrics["flip_rate"], flips, rtol=1e-6)
-    assert (flips > 0).all()
-    np.testing.assert_array_equal(old.mask_up, entered.recipe_state.mask_up)  # steps leave masks alone
-
-
 def test_when_refreshes_are_due():
     for recipe, every, due in (("slices", 2, [6]), ("fst", 1, [5, 6, 7]), ("fst", 4, []), ("sste", 1, [])):
         config = small.config(recipe, **{"sparsity.refresh_every": every})
-        assert [step for step in range(config.steps) if needs_refresh(config, step)] == due
+        assert [step for step in range(config.steps) if transition_before(config, step) == "refresh"] == due
 
 
 # Sparse steps and leaving

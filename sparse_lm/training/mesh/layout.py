@@ -8,12 +8,13 @@
 
 The state is laid out with `NamedSharding`, and what is element-wise in it (the optimizer) is left to
 the compiler. Model, loss and gradients run under `shard_map`, on local shapes: kernels are calls that
-the compiler cannot partition, and the order of their collectives is ours (`ops.collectives`).
+the compiler cannot partition, and the order of their collectives is ours (`sparse_lm.collectives`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,17 +69,18 @@ class Layout:
             batch=tuple(name for name in BATCH[0] if name in split),
             **{name: name for name in ("fsdp", "tensor", "expert") if name in split},
         )
-        self.state = self.shardings(state)
+        place = functools.partial(NamedSharding, mesh)
+        self.state = jax.tree.map(place, self.specs(state), is_leaf=lambda node: isinstance(node, P))
         self.batch = NamedSharding(mesh, BATCH)
         self.replicated = NamedSharding(mesh, P())
 
     def specs(self, tree: Any) -> Any:
         """Returns a `PartitionSpec` for each array of a tree, by its name."""
-        return jax.tree.map_with_path(lambda path, _: self._specs.get(_name(path), P()), tree)
 
-    def shardings(self, tree: Any) -> Any:
-        """Returns a `NamedSharding` for each array of a tree, by its name."""
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs(tree), is_leaf=_is_spec)
+        def spec(path: tuple, _: Any) -> P:
+            return self._specs.get(jax.tree_util.keystr(path[-1:], simple=True), P())
+
+        return jax.tree.map_with_path(spec, tree)
 
     def place_rows(self, windows: np.ndarray) -> jax.Array:
         """Places a batch on the devices, of which each process has its own rows (`row_share`)."""
@@ -122,11 +124,3 @@ def row_share(sharding: NamedSharding, rows: int) -> tuple[int, int]:
     if max(held) != first + count - 1 or rows % count or first % count:
         raise ValueError(f"process {jax.process_index()} holds rows {sorted(held)} of {rows}, not one of equal parts")
     return first // count, rows // count
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path[-1:], simple=True)
-
-
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, P)

@@ -44,8 +44,17 @@ def join() -> None:
     Raises:
       LaunchError: the environment says so in part only, or the others are not found.
     """
-    arguments = _arguments(os.environ)
-    if arguments is None:
+    missing = [name for name in _EXPLICIT if not os.environ.get(name)]
+    if len(missing) in (1, 2):
+        raise LaunchError(f"{', '.join(_EXPLICIT)} are needed together, and {', '.join(missing)} is not set")
+    if not missing:
+        address, count, index = (os.environ[name] for name in _EXPLICIT)
+        if not count.isdecimal() or not index.isdecimal() or not int(index) < int(count):
+            raise LaunchError(f"JAX_PROCESS_ID={index} must be in 0..JAX_NUM_PROCESSES - 1, with {count} processes")
+        arguments = dict(coordinator_address=address, num_processes=int(count), process_id=int(index))
+    elif int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        arguments = dict(cluster_detection_method="slurm")
+    else:
         return
     try:
         jax.distributed.initialize(**arguments)
@@ -54,22 +63,6 @@ def join() -> None:
             f"the processes of this run did not find each other: {str(error).splitlines()[0]}. All of them must be "
             "started, and reach the first one's host and port"
         ) from error
-
-
-def _arguments(environment: Mapping[str, str]) -> dict[str, str | int] | None:
-    """Returns the arguments of `jax.distributed.initialize`; None for a process of its own."""
-    given = [name for name in _EXPLICIT if environment.get(name)]
-    if given:
-        missing = [name for name in _EXPLICIT if name not in given]
-        if missing:
-            raise LaunchError(f"{', '.join(given)} is set and {', '.join(missing)} is not; all three are needed")
-        address, count, index = (environment[name] for name in _EXPLICIT)
-        if not count.isdecimal() or not index.isdecimal() or not int(index) < int(count):
-            raise LaunchError(f"JAX_PROCESS_ID={index} must be in 0..JAX_NUM_PROCESSES - 1, with {count} processes")
-        return dict(coordinator_address=address, num_processes=int(count), process_id=int(index))
-    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        return dict(cluster_detection_method="slurm")
-    return None
 
 
 def check(config: Config) -> None:
@@ -83,21 +76,18 @@ def check(config: Config) -> None:
         if config.mesh.devices > 1:
             raise LaunchError(reason)
         _log.warning("%s", reason)
-    check_devices(jax.devices())
-    if jax.process_count() == 1:
-        return
+    _check_devices(jax.devices())
     try:
-        different = _different([jax.__version__, to_dict(config)])
+        _agree(
+            [jax.__version__, to_dict(config)],
+            "another configuration, or another version of JAX, than process 0: start all of them with the same "
+            "command, from the same installation",
+        )
     except jax.errors.JaxRuntimeError as error:
         raise LaunchError(
             f"the devices of {jax.process_count()} processes cannot add numbers up: {str(error).splitlines()[0]}. "
             "NCCL_DEBUG=INFO shows NCCL's side; NCCL_SOCKET_IFNAME chooses the network interface"
         ) from error
-    if different:
-        raise LaunchError(
-            f"processes {different} have another configuration, or another version of JAX, than process 0: "
-            "start all of them with the same command, from the same installation"
-        )
 
 
 def check_data(info: Mapping[str, Any]) -> None:
@@ -106,14 +96,22 @@ def check_data(info: Mapping[str, Any]) -> None:
     Args:
       info: `data.dataset.Data.info` of this process.
     """
+    _agree(
+        [info["corpus_sha256"], info["tokenizer_sha256"]],
+        "other text, or another tokenizer, than process 0: all of them must find the same data at config.data.path "
+        "or, if that is empty, the same Python",
+    )
+
+
+def _agree(value: Any, otherwise: str) -> None:
+    """Raises LaunchError if a process has another value, which is JSON-ready, than process 0, and says what it has."""
     if jax.process_count() == 1:
         return
-    different = _different([info["corpus_sha256"], info["tokenizer_sha256"]])
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    seen = multihost_utils.process_allgather(np.frombuffer(digest, np.uint32))
+    different = [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]
     if different:
-        raise LaunchError(
-            f"processes {different} have other text, or another tokenizer, than process 0: all of them must find "
-            "the same data at config.data.path or, if that is empty, the same Python"
-        )
+        raise LaunchError(f"processes {different} have {otherwise}")
 
 
 def _unused_gpu() -> str:
@@ -127,18 +125,14 @@ def _unused_gpu() -> str:
     )
 
 
-def check_devices(devices: Sequence[jax.Device]) -> None:
+def _check_devices(devices: Sequence[jax.Device]) -> None:
     """Raises LaunchError if processes have devices of different kinds, or different numbers of them."""
-    kinds: dict[str, list[int]] = {}
+    of_process: dict[int, Counter[str]] = {}
     for device in devices:
-        kinds.setdefault(device.device_kind, []).append(device.process_index)
-    if len(kinds) > 1:
-        found = "; ".join(f"{kind} in processes {sorted(set(where))}" for kind, where in kinds.items())
-        raise LaunchError(f"all devices must be of one kind: {found}")
-    counts = Counter(device.process_index for device in devices)
-    if len(set(counts.values())) > 1:
-        found = ", ".join(f"process {index} has {count}" for index, count in sorted(counts.items()))
-        raise LaunchError(f"every process must have as many devices: {found}; see CUDA_VISIBLE_DEVICES")
+        of_process.setdefault(device.process_index, Counter())[device.device_kind] += 1
+    if len({device.device_kind for device in devices}) > 1 or len({kinds.total() for kinds in of_process.values()}) > 1:
+        found = "; ".join(f"process {index} has {dict(kinds)}" for index, kinds in sorted(of_process.items()))
+        raise LaunchError(f"every process must have as many devices, of one kind: {found}; see CUDA_VISIBLE_DEVICES")
 
 
 def is_leader() -> bool:
@@ -167,10 +161,3 @@ def wait_for_all(reason: str) -> None:
     """Returns when all processes have called this with the same reason."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(reason)
-
-
-def _different(value: Any) -> list[int]:
-    """Lists the processes whose value, which is JSON-ready, is not that of process 0."""
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-    seen = multihost_utils.process_allgather(np.frombuffer(digest, np.uint32))
-    return [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]

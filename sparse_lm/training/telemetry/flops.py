@@ -19,54 +19,43 @@ Two utilisations, each with its own denominator:
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 
 from sparse_lm.config import Config, ModelConfig
 from sparse_lm.recipes import Recipe
 from sparse_lm.recipes.activations import rows_per_neuron
 
-
-@dataclasses.dataclass(frozen=True)
-class Peak:
-    """FLOP/s of one chip for bfloat16 products with float32 accumulation, at boost clock."""
-
-    dense: float
-
-    @property
-    def sparse(self) -> float:
-        """2:4 doubles the rate of every tensor core listed here; the zeros it skips count as work."""
-        return 2 * self.dense
-
-
-# By JAX's `device_kind`, which is the driver's product name. Data sheets print the sparse rate in
-# large type ("1,979 teraFLOPS, with sparsity"); these are the dense ones.
-_A100 = Peak(312e12)  # A100 Tensor Core GPU data sheet, all form factors
-_H100_SXM = Peak(989e12)  # H100 Tensor Core GPU data sheet, 1,979 with sparsity
-PEAKS: dict[str, Peak] = {
+_A100 = 312e12  # A100 Tensor Core GPU data sheet, all form factors
+_H100_SXM = 989e12  # H100 Tensor Core GPU data sheet, 1,979 with sparsity
+PEAKS: dict[str, float] = {
     "NVIDIA A100-SXM4-40GB": _A100,
     "NVIDIA A100-SXM4-80GB": _A100,
     "NVIDIA A100-PCIE-40GB": _A100,
     "NVIDIA A100 80GB PCIe": _A100,
-    "NVIDIA A10": Peak(125e12),  # A10 data sheet
-    "NVIDIA A10G": Peak(70e12),  # A10G data sheet
-    "NVIDIA A30": Peak(165e12),  # A30 data sheet
-    "NVIDIA A40": Peak(149.7e12),  # A40 data sheet
-    "NVIDIA RTX A6000": Peak(154.8e12),  # Ampere GA102 white paper, appendix
-    "NVIDIA GeForce RTX 3090": Peak(71e12),  # Ampere GA102 white paper: half rate with fp32 accumulation
-    "NVIDIA L4": Peak(121e12),  # L4 data sheet, 242 with sparsity
-    "NVIDIA L40": Peak(181e12),  # L40 data sheet
-    "NVIDIA L40S": Peak(362e12),  # L40S data sheet
-    "NVIDIA RTX 6000 Ada Generation": Peak(364.2e12),  # Ada white paper, appendix
-    "NVIDIA GeForce RTX 4090": Peak(165.2e12),  # Ada white paper, appendix: fp32 accumulation
+    "NVIDIA A10": 125e12,  # A10 data sheet
+    "NVIDIA A10G": 70e12,  # A10G data sheet
+    "NVIDIA A30": 165e12,  # A30 data sheet
+    "NVIDIA A40": 149.7e12,  # A40 data sheet
+    "NVIDIA RTX A6000": 154.8e12,  # Ampere GA102 white paper, appendix
+    "NVIDIA GeForce RTX 3090": 71e12,  # Ampere GA102 white paper: half rate with fp32 accumulation
+    "NVIDIA L4": 121e12,  # L4 data sheet, 242 with sparsity
+    "NVIDIA L40": 181e12,  # L40 data sheet
+    "NVIDIA L40S": 362e12,  # L40S data sheet
+    "NVIDIA RTX 6000 Ada Generation": 364.2e12,  # Ada white paper, appendix
+    "NVIDIA GeForce RTX 4090": 165.2e12,  # Ada white paper, appendix: fp32 accumulation
     "NVIDIA H100 80GB HBM3": _H100_SXM,
-    "NVIDIA H100 PCIe": Peak(756e12),  # H100 PCIe data sheet, 1,513 with sparsity
-    "NVIDIA H100 NVL": Peak(835e12),  # H100 data sheet, 1,671 with sparsity
+    "NVIDIA H100 PCIe": 756e12,  # H100 PCIe data sheet, 1,513 with sparsity
+    "NVIDIA H100 NVL": 835e12,  # H100 data sheet, 1,671 with sparsity
     "NVIDIA H200": _H100_SXM,  # H200 data sheet: the same die as the H100 SXM
-    "NVIDIA H200 NVL": Peak(835e12),  # H200 data sheet, 1,671 with sparsity
+    "NVIDIA H200 NVL": 835e12,  # H200 data sheet, 1,671 with sparsity
     "NVIDIA GH200 480GB": _H100_SXM,  # GH200 data sheet, 1,979 with sparsity
-    "NVIDIA B200": Peak(2250e12),  # Blackwell architecture brief (HGX B200), 4,500 with sparsity
+    "NVIDIA B200": 2250e12,  # Blackwell architecture brief (HGX B200), 4,500 with sparsity
 }
+"""FLOP/s of one chip for dense bfloat16 products with float32 accumulation, at boost clock.
+
+By JAX's `device_kind`, which is the driver's product name. Data sheets print twice as much in large type ("1,979
+teraFLOPS, with sparsity"): 2:4 doubles the rate of every tensor core listed here, and the zeros it skips count as work.
+"""
 
 
 def dense_flops_per_token(config: Config) -> float:
@@ -98,10 +87,10 @@ def utilisation(
         return {"mfu": None, "executed_utilisation": None}
     speed_of_device = tokens_per_second / config.mesh.devices
     return {
-        "mfu": speed_of_device * dense_flops_per_token(config) / peak.dense,
-        "mfu_peak": peak.dense,
-        "executed_utilisation": speed_of_device * executed_flops_per_token(config, recipe) / peak.sparse,
-        "executed_peak": peak.sparse,
+        "mfu": speed_of_device * dense_flops_per_token(config) / peak,
+        "mfu_peak": peak,
+        "executed_utilisation": speed_of_device * executed_flops_per_token(config, recipe) / (2 * peak),
+        "executed_peak": 2 * peak,
     }
 
 

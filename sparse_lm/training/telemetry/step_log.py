@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 from collections.abc import Callable
 from types import TracebackType
 
@@ -17,14 +18,15 @@ from sparse_lm.training.step import Metrics
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import MetricsWriter
 from sparse_lm.training.telemetry.summary import RunSummary
-from sparse_lm.training.telemetry.timing import StepTimer
-from sparse_lm.training.telemetry.wandb_run import WandbRun
+from sparse_lm.training.telemetry.wandb_run import open_run
 
 _log = logging.getLogger(__name__)
 
 
 class StepLog:
     """Times the steps of this process and writes their metrics. Use it as a context manager.
+
+    The first step of a phase is not timed, because it waits for the transition at its edge.
 
     Args:
       config: the run.
@@ -42,23 +44,25 @@ class StepLog:
         self._device_kind = jax.devices()[0].device_kind
         self._schedule = learning_rate(config)
         float(self._schedule(start))  # compiles, which is no step's time
-        self._writer = MetricsWriter(directory, start, WandbRun(directory, config) if wandb else None)
-        self._timer = StepTimer(config, start)
+        self._writer = MetricsWriter(directory, start, open_run(directory, config) if wandb else None)
         self._progress = Progress("step", config.steps, start)
+        self._phase: str | None = None  # of the step before
+        self._times: list[float] = []  # of the steps since the last line, in the same phase
+        self._step_times: dict[str, float] = {}  # by phase, as last written
         summary.begin(start)
 
     def settle(self, step: int, metrics: Metrics) -> int:
         """Waits for a step and counts its time; returns how many steps in a row have been skipped."""
         skipped_in_a_row = int(metrics["skipped_in_a_row"])
-        self._timer.step_done(self._config.phase(step))
-        self.summary.step_done(self._config.phase(step))
+        phase = self._config.phase(step)
+        seconds = self.summary.step_done(phase)
+        if phase == self._phase:
+            self._times.append(seconds)
+        else:
+            self._times.clear()
+        self._phase = phase
         self._progress.move(step + 1)
         return skipped_in_a_row
-
-    def spent_on(self, kind: str) -> None:
-        """Counts the time since the last step, or the last call, as other work of this kind."""
-        self._timer.skip()
-        self.summary.spent_on(kind)
 
     def note(self, step: int, text: str) -> None:
         """Prints a line that stays, about the state after `step` steps."""
@@ -77,8 +81,13 @@ class StepLog:
             _log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results:
             return
-        step_time = self._timer.lap()
-        speed = config.tokens_per_step / step_time if step_time else None
+        step_time, speed, shares = None, None, {}
+        if self._times:
+            step_time = self._step_times[phase] = statistics.fmean(self._times)
+            speed = config.tokens_per_step / step_time if step_time else None
+            self._times.clear()
+        if self._data.shares:
+            shares = {"data_shares": drawn_shares(self._data, (step + 1) * config.batch_size)}
         line = {
             "phase": phase,
             "learning_rate": float(self._schedule(step - skipped_before)),  # Optax does not count skipped steps
@@ -86,35 +95,34 @@ class StepLog:
             "tokens_per_second": speed,
             "step_time": step_time,
             "wall_time": self.summary.wall_time(),
-            "memory": _peak_memory(),
-            **self._data_shares(step),
+            "memory": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+            **shares,
             **flops.utilisation(config, config.recipe(phase), speed, self._device_kind),
             **metrics,
             **{f"eval_{name}": value for name, value in (results or {}).items()},
         }
         self.summary.logged(self._writer.write(step, line))
         if results:
-            self.note(
-                step + 1,
-                f"held-out loss {results['loss']:.4f} nats per token, {results['bits_per_byte']:.4f} bits per byte",
-            )
-        left = show_time_left(self._timer.seconds_left())
+            loss_, bits = results["loss"], results["bits_per_byte"]
+            self.note(step + 1, f"held-out loss {loss_:.4f} nats per token, {bits:.4f} bits per byte")
+        left = show_time_left(self._seconds_left(step + 1))
         self._progress.update(step + 1, phase, f"loss {loss:.4f}", show_speed(speed), left)
 
-    def _data_shares(self, step: int) -> dict[str, dict[str, float]]:
-        """Returns the entry of a mixture: the share of each corpus in all windows up to `step`."""
-        if not self._data.shares:
-            return {}
-        return {"data_shares": drawn_shares(self._data, (step + 1) * self._config.batch_size)}
+    def _seconds_left(self, done: int) -> float | None:
+        """Estimates what is left of training, without evaluations and saves; None before the first timed step.
+
+        Steps of a phase take as long as in its last line; those of one without a line, as long as the others.
+        """
+        if not self._step_times:
+            return None
+        sparse, mean = self._config.sparsity.phase, statistics.fmean(self._step_times.values())
+        of_sparse = len(range(max(done, sparse.start), sparse.stop))
+        left = {"sparse": of_sparse, "dense": self._config.steps - done - of_sparse}
+        return sum(steps * self._step_times.get(phase, mean) for phase, steps in left.items())
 
     def __enter__(self) -> StepLog:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.close()
-        self._writer.close(failed=error is not None)
-
-
-def _peak_memory() -> int | None:
-    """Returns the most bytes that this process's first device has held so far, if it counts them."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        self._writer.__exit__(kind, error, trace)

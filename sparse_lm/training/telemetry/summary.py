@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib.metadata
 import json
 import logging
 import os
+import platform
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,21 +17,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import jax
+
 from sparse_lm.config import Config
 from sparse_lm.files import write_json
 from sparse_lm.training.telemetry.metrics import read_metrics
-from sparse_lm.training.telemetry.provenance import provenance
-from sparse_lm.training.telemetry.wall_time import WallTime
 
 _log = logging.getLogger(__name__)
 
 FILE = "summary.json"
+COMPILE_EVENTS = "/jax/core/compile/"  # JAX's names of tracing, lowering and compiling start so
+_PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+_ROOT = Path(__file__).parents[3]
 
 
 class RunSummary:
-    """Keeps `<workdir>/summary.json` while a process trains.
+    """Keeps `<workdir>/summary.json` while a process trains, and tells where its time goes.
 
-    It is written with every checkpoint and when training ends, whatever ends it. Each process of a run
+    Every second since it was made is sorted into one kind of work, which is named when it is done. What JAX took
+    meanwhile to trace, lower and compile is told apart as "compile", whichever work asked for it. While open, it
+    listens to JAX's events.
+
+    The file is written with every checkpoint and when training ends, whatever ends it. Each process of a run
     has its entry, and the run's time is the sum of theirs: steps that a resumed run repeats count
     as often as they were computed. Of a process that was killed, what came after its last checkpoint
     is not known.
@@ -40,7 +51,7 @@ class RunSummary:
         evaluation, and of the one of least loss; null if there was none.
       wall_time: seconds, of all processes.
       seconds: the same by kind of work: setup, dense, sparse (steps and what happens at the edges of
-        their phase), compile, evaluation, checkpoint, profile, other.
+        their phase), compile, evaluation, checkpoint, other.
       tokens_per_second: by phase, in the seconds of that phase; "overall", in all of wall_time.
       processes: of each, start_step, step, steps by phase, started (UTC), seconds, device, versions, git_commit.
 
@@ -51,41 +62,55 @@ class RunSummary:
     """
 
     def __init__(self, workdir: str | os.PathLike, config: Config, clock: Callable[[], float] = time.perf_counter):
-        self._workdir, self._config = workdir, config
-        self._wall = WallTime(clock)
+        self._workdir, self._config, self._clock = workdir, config, clock
+        self._seconds: Counter[str] = Counter()
+        self._last, self._compiling = clock(), 0.0
         self._process: dict[str, Any] | None = None  # until it trains
         self.state = "running"
 
     def begin(self, step: int) -> None:
         """Starts a process that trains from `step` on; metrics.jsonl has the steps before it, and no others."""
         before = read_summary(self._workdir)
+        devices = jax.devices()
         self._earlier = before["processes"] if before else []
         self._process = {
             "start_step": step,
             "step": step,
             "steps": Counter(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "seconds": self._wall.seconds,
-            **provenance(),
+            "seconds": self._seconds,
+            "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
+            "versions": _versions(),
+            "git_commit": git_commit(),
         }
         self._loss, self._skipped, self._evaluation, self._best = None, 0, None, None
         for line in read_metrics(self._workdir):
             self.logged(line)
         self.spent_on("setup")
 
-    def spent_on(self, kind: str) -> None:
-        """Counts the time since the last call of this or of `step_done` as work of this kind."""
-        self._wall.spent_on(kind)
+    def spent_on(self, kind: str) -> float:
+        """Counts the time since the last call of this or of `step_done` as work of this kind.
 
-    def step_done(self, phase: str) -> None:
-        """Counts the next step as done, and the time since the last call as its own."""
+        Returns:
+          Seconds, less those in which JAX compiled.
+        """
+        now = self._clock()
+        elapsed = now - self._last
+        compiling = min(self._compiling, elapsed)  # threads may compile side by side
+        self._seconds["compile"] += compiling
+        self._seconds[kind] += elapsed - compiling
+        self._last, self._compiling = now, 0.0
+        return elapsed - compiling
+
+    def step_done(self, phase: str) -> float:
+        """Counts the next step as done; returns the seconds since the last call, which are its own."""
         self._process["step"] += 1
         self._process["steps"][phase] += 1
-        self._wall.spent_on(phase)
+        return self.spent_on(phase)
 
     def wall_time(self) -> float:
         """Adds up the seconds of all processes, up to the last call of `step_done` or `spent_on`."""
-        return _sum(self._processes(), "seconds").total()
+        return self._sum("seconds").total()
 
     def logged(self, line: Mapping[str, Any]) -> None:
         """Takes the losses from a line of metrics.jsonl."""
@@ -101,18 +126,12 @@ class RunSummary:
     def write(self) -> None:
         """Writes the file, all of it or nothing. A full disk leaves the one before, and does not stop the run."""
         path = Path(self._workdir, FILE)
-        try:
-            write_json(path, self._contents())
-        except OSError as error:
-            _log.error("%s cannot be written: %s", path, error.strerror)
-
-    def _contents(self) -> dict[str, Any]:
-        seconds, steps = (_sum(self._processes(), table) for table in ("seconds", "steps"))
+        seconds, steps = self._sum("seconds"), self._sum("steps")
         per_step = self._config.tokens_per_step
         speeds = {phase: per_step * steps[phase] / seconds[phase] for phase in steps if seconds[phase]}
         if steps:
             speeds["overall"] = per_step * steps.total() / seconds.total()
-        return {
+        contents = {
             "state": self.state,
             "step": self._process["step"],
             "steps": self._config.steps,
@@ -124,18 +143,30 @@ class RunSummary:
             "wall_time": seconds.total(),
             "seconds": seconds,
             "tokens_per_second": speeds,
-            "processes": self._processes(),
+            "processes": [*self._earlier, self._process],
         }
+        try:
+            write_json(path, contents)
+        except OSError as error:
+            _log.error("%s cannot be written: %s", path, error.strerror)
 
-    def _processes(self) -> list[dict[str, Any]]:
-        return [*self._earlier, self._process]
+    def _sum(self, table: str) -> Counter[str]:
+        """Adds up a table of numbers over all processes."""
+        total: Counter[str] = Counter()
+        for process in [*self._earlier, self._process]:
+            total.update(process[table])
+        return total
+
+    def _note(self, event: str, seconds: float, **_: object) -> None:
+        if event.startswith(COMPILE_EVENTS):
+            self._compiling += seconds
 
     def __enter__(self) -> RunSummary:
-        self._wall.__enter__()
+        jax.monitoring.register_event_duration_secs_listener(self._note)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._wall.__exit__(kind, error, trace)
+        jax.monitoring.unregister_event_duration_listener(self._note)
         if self._process is None:
             return
         if error is not None:
@@ -159,8 +190,28 @@ def read_summary(workdir: str | os.PathLike) -> dict[str, Any] | None:
     return summary
 
 
-def _sum(processes: list[dict[str, Any]], table: str) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for process in processes:
-        total.update(process[table])
-    return total
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the CUDA plugin on a CPU's machine
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def git_commit(root: Path = _ROOT) -> str | None:
+    """Returns the commit of a checkout, with "-dirty" if tracked files have changed since.
+
+    None if `root` is not the top of a checkout, or git cannot tell. Nothing is written there, not even a lock, which a
+    run that is killed would leave behind.
+    """
+    if not (root / ".git").exists():
+        return None  # a directory further up may be some other project's
+    git = ["git", "--no-optional-locks", "-C", str(root)]
+    try:
+        commit, changes = (
+            subprocess.run([*git, *command], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}-dirty" if changes else commit

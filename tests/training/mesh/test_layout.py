@@ -10,7 +10,7 @@ import pytest
 from experiments.bench.hlo_collectives import collectives
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.step import make_trainer
-from sparse_lm.training.transitions import make_transitions, needs_refresh
+from sparse_lm.training.transitions import make_transitions, transition_before
 from tests import small
 
 
@@ -43,15 +43,9 @@ def train(config):
     trainer, transitions = trainer_of(config), transitions_of(config)
     state, trace = trainer.init(), []
     for step in range(config.steps):
-        before, now = config.phase(step - 1) if step else "dense", config.phase(step)
         windows = batch(trainer, step)
-        if (before, now) == ("dense", "sparse"):
-            state = transitions.enter_sparse(state, windows)
-        elif (before, now) == ("sparse", "dense"):
-            state = transitions.leave_sparse(state)
-        elif needs_refresh(config, step):
-            state, _ = transitions.refresh(state, windows)
-        state, metrics = trainer.step(now)(state, windows)
+        state, _ = transitions.take(transition_before(config, step), state, windows)
+        state, metrics = trainer.step(config.phase(step))(state, windows)
         trace.append(jax.device_get(metrics))
     return state, trace
 

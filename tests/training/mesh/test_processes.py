@@ -87,7 +87,7 @@ def test_number_of_processes_may_change(config_file, tmp_path):
 @pytest.mark.parametrize(
     "environment, words",
     [
-        ({"JAX_COORDINATOR_ADDRESS": "host:1"}, "JAX_NUM_PROCESSES, JAX_PROCESS_ID is not"),
+        ({"JAX_COORDINATOR_ADDRESS": "host:1"}, "JAX_NUM_PROCESSES, JAX_PROCESS_ID is not set"),
         ({"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "in 0..JAX_NUM"),
         ({"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES"),
     ],

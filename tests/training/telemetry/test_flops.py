@@ -43,11 +43,6 @@ def test_dense_flops_by_hand(model, seq_len):
     np.testing.assert_allclose(dense_flops_per_token(config), counted_by_hand(config), rtol=1e-12)
 
 
-def test_tied_unembedding_multiplies_too():
-    tied = Config(model=dataclasses.replace(MODEL, tie_embeddings=True))
-    assert dense_flops_per_token(tied) == dense_flops_per_token(Config(model=MODEL))
-
-
 class HalfOfOneProduct(Recipe):
     def work(self):
         return super().work() | {"grad_hidden": 0.5}
@@ -69,13 +64,6 @@ def test_dense_layers_save_nothing():
     saved = [dense_flops_per_token(Config(model=MODEL)) - executed(n) for n in range(MODEL.layers + 1)]
     expected = saved[0] * (1 - np.arange(MODEL.layers + 1) / MODEL.layers)
     np.testing.assert_allclose(saved, expected, atol=1e-9 * saved[0])
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes_execute_no_more_than_dense(recipe):
-    config = Config(model=MODEL)
-    executed, dense = executed_flops_per_token(config, RECIPES[recipe]()), dense_flops_per_token(config)
-    assert executed == dense if recipe == "dense" else executed < dense
 
 
 def test_sparse_experts_execute_half_of_the_experts_a_token_chooses():
@@ -110,5 +98,4 @@ def test_peaks_are_dense_ones():
     """The advertised rates assume 2:4; with one of those as the dense peak, MFU would read half."""
     advertised = {"NVIDIA H100 80GB HBM3": 1979e12, "NVIDIA H200": 1979e12, "NVIDIA A100-SXM4-80GB": 624e12}
     for device_kind, sparse in advertised.items():
-        assert PEAKS[device_kind].sparse == pytest.approx(sparse, rel=1e-3)
-        assert PEAKS[device_kind].dense == pytest.approx(sparse / 2, rel=1e-3)
+        assert PEAKS[device_kind] == pytest.approx(sparse / 2, rel=1e-3)

@@ -2,39 +2,37 @@ import dataclasses
 import types
 
 import numpy as np
+import pytest
 
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
 from tests import small
 
+ATTENTION, EXPERT = 2 * (32 * 32 + 16 * 32), 2 * 64 * 32
+OUTSIDE = 2 * 320 * 32 + 32 + 2 * (2 * 32 + ATTENTION)  # of the layers' FFNs
+MIXTURE = OUTSIDE + 2 * (4 * 32 + 4 + 2 * 32 * 32)  # with routers and shared experts
+PARAMETERS = {
+    "dense": f"{OUTSIDE + 2 * 2 * 128 * 32:,}",
+    "experts24": f"{MIXTURE + 2 * 4 * EXPERT:,}, of which a token meets {MIXTURE + 2 * 2 * EXPERT:,}",
+}
 
-def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(capsys, caplog):
-    config = small.config("dense", seq_len=33)
+
+@pytest.mark.parametrize(
+    "recipe, windows, epochs", [("dense", 480, "0.1"), ("dense", 12, "4"), ("experts24", 480, "0.1")]
+)
+def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(recipe, windows, epochs, capsys, caplog):
+    config = small.config(recipe, seq_len=33 if recipe == "dense" else 32)
     trainer = make_trainer(config)
     state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
-    parameters = 2 * 320 * 32 + 2 * (2 * 32 + 32 * 32 + 2 * 16 * 32 + 32 * 32 + 2 * 128 * 32) + 32
-    for windows, epochs in ((480, "0.1"), (12, "4")):
-        caplog.clear()
-        data = types.SimpleNamespace(directory="here", train=range(windows), shares=(), describe=lambda: "a corpus")
-        print_overview(config, "runs/small", trainer, data, state)
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == "runs/small: starting"
-        facts = dict(line.strip().split("  ", 1) for line in lines[1:])
-        assert facts["parameters"].strip() == f"{parameters:,}"
-        assert facts["data"].strip() == "a corpus"
-        assert facts["tokens"].strip() == f"132 a step, 1,584 in all, {epochs} epochs"
-        assert facts["attention"].strip() == "XLA"
-        assert facts["phases"].strip() == "dense 0..11"
-        assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == 12)
-
-
-def test_says_how_many_parameters_of_a_mixture_a_token_meets(capsys):
-    config = small.config("experts24")
-    trainer = make_trainer(config)
-    data = types.SimpleNamespace(directory="here", train=range(480), shares=(), describe=lambda: "a corpus")
-    state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
+    data = types.SimpleNamespace(directory="here", train=range(windows), shares=(), describe=lambda: "a corpus")
     print_overview(config, "runs/small", trainer, data, state)
-    of_attention, expert = 32 * 32 + 2 * 16 * 32 + 32 * 32, 2 * 64 * 32
-    outside = 2 * 320 * 32 + 32 + 2 * (2 * 32 + of_attention + 4 * 32 + 4 + 2 * 32 * 32)
-    total, met = (f"{outside + 2 * experts * expert:,}" for experts in (4, 2))
-    assert f"parameters  {total}, of which a token meets {met}\n" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "runs/small: starting"
+    facts = dict(line.strip().split("  ", 1) for line in lines[1:7])
+    tokens = config.tokens_per_step
+    assert {name: fact.strip() for name, fact in facts.items() if name != "devices"} == {
+        "parameters": PARAMETERS[recipe], "data": "a corpus", "attention": "XLA",
+        "tokens": f"{tokens} a step, {12 * tokens:,} in all, {epochs} epochs",
+        "phases": "dense 0..11" if recipe == "dense" else "dense 0..3, sparse 4..7, dense 8..11",
+    }  # fmt: skip
+    assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == 12)

@@ -1,9 +1,14 @@
 import json
+import os
+import shutil
+import subprocess
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from sparse_lm.training.telemetry.metrics import MetricsWriter
-from sparse_lm.training.telemetry.summary import RunSummary, read_summary
+from sparse_lm.training.telemetry.summary import COMPILE_EVENTS, RunSummary, git_commit, read_summary
 from tests import small
 from tests.clock import Clock
 
@@ -108,3 +113,58 @@ def test_a_process_that_finds_nothing_to_do_changes_nothing(tmp_path):
         pass
     assert (tmp_path / "summary.json").read_text() == before
     assert read_summary(tmp_path / "nowhere") is None
+
+
+def compile_for(seconds):
+    """What JAX tells its listeners when it has compiled."""
+    jax.monitoring.record_event_duration_secs(f"{COMPILE_EVENTS}backend_compile_duration", seconds)
+
+
+def test_compiling_is_told_apart(tmp_path):
+    clock = Clock()
+    with RunSummary(tmp_path, CONFIG, clock) as summary:
+        compile_for(1.0)
+        compile_for(3.0)
+        clock.now += 10.0
+        assert summary.spent_on("evaluation") == 6.0
+        compile_for(9.0)  # in threads side by side
+        clock.now += 5.0
+        assert summary.spent_on("checkpoint") == 0.0
+    compile_for(1.0)
+    clock.now += 1.0
+    assert summary.spent_on("other") == 1.0  # closed, it listens no more
+
+
+def test_jax_tells_of_what_it_compiles(tmp_path):
+    fresh, told = jax.jit(lambda x: jnp.sin(x) * 7.125), []
+    with RunSummary(tmp_path, CONFIG, Clock()) as summary:
+        for _ in range(2):
+            fresh(jnp.ones((3, 5))).block_until_ready()
+            told.append(summary._compiling)
+    assert told[0] == told[1] > 0
+
+
+def git(directory, *arguments):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    command = ["git", "-C", str(directory), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_commit_is_the_checkouts_own(tmp_path):
+    assert git_commit(tmp_path) is None
+    git(tmp_path, "init")
+    assert git_commit(tmp_path) is None  # nothing is committed yet
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-m", "one")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    index = tmp_path / ".git" / "index"
+    os.utime(tmp_path / "file", (1, 1))  # which git would note in its index
+    before = index.read_bytes()
+    assert git_commit(tmp_path) == head
+    assert index.read_bytes() == before
+    (tmp_path / "file").write_text("two")
+    assert git_commit(tmp_path) == f"{head}-dirty"
+    (tmp_path / "inside").mkdir()
+    assert git_commit(tmp_path / "inside") is None  # the checkout around it is some other project's

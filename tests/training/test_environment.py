@@ -1,4 +1,4 @@
-"""`config.deterministic`: XLA is told before it starts, and a run on a GPU then gives the same bits each time."""
+"""What training asks of JAX before it starts: a GPU's memory, and the same bits from each run."""
 
 import os
 import subprocess
@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.training.determinism import FLAG, check_determinism, request_determinism
+from sparse_lm.training.environment import DETERMINISM, check_determinism, request_determinism, request_memory
 from tests import small
 from tests.runs import ROOT, command, run, trace
 
+NAMES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"  # of jaxlib, which refuses both together
 NOT_STARTED = """
-import os
 import sparse_lm.train
 from jax._src import xla_bridge
 
@@ -20,23 +20,30 @@ assert not xla_bridge.backends_are_initialized()
 """
 
 
-def test_request_keeps_the_flags_that_are_there(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_one=1")
-    request_determinism()
-    assert os.environ["XLA_FLAGS"].split() == ["--xla_one=1", FLAG]
+@pytest.mark.parametrize("given", [{}, {NAMES[0]: "0.5"}, {NAMES[1]: "0.5"}], ids=["nothing", "now", "formerly"])
+def test_a_user_who_has_said_how_much_memory_is_not_overruled(given, monkeypatch):
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so that what is set below goes with this test
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    request_memory()
+    found = {name: os.environ[name] for name in NAMES if name in os.environ}
+    assert found == (given or {NAMES[0]: "0.9"})
 
 
-def test_a_run_that_nobody_told_xla_of_is_refused(monkeypatch):
+def test_a_deterministic_run_that_nobody_told_xla_of_is_refused(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_one=1")
     check_determinism(small.config())
     with pytest.raises(config_lib.ConfigError, match=r"config\.deterministic = True: needs --xla_gpu_determin"):
         check_determinism(small.config(deterministic=True))
     request_determinism()
+    assert os.environ["XLA_FLAGS"].split() == ["--xla_one=1", DETERMINISM]
     check_determinism(small.config(deterministic=True))
 
 
 def test_the_entry_point_is_imported_before_jax_starts():
-    """Its request would come too late otherwise."""
+    """Its requests would come too late otherwise."""
     subprocess.run([sys.executable, "-c", NOT_STARTED], cwd=ROOT, check=True)
 
 

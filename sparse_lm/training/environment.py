@@ -1,0 +1,51 @@
+"""What training asks of JAX before it starts, and refuses where this machine does not have it."""
+
+from __future__ import annotations
+
+import os
+
+from sparse_lm.config import Config, ConfigError
+from sparse_lm.ops import backends, fp8
+from sparse_lm.recipes import Recipe
+
+DETERMINISM = "--xla_gpu_deterministic_ops=true"
+_MEMORY = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_MEMORY_SHARE = "0.9"  # cuDNN, NCCL and programs themselves live in the rest
+
+
+def request_memory() -> None:
+    """Tells JAX, through the environment, to take nearly all of a GPU's memory, unless the user has told it.
+
+    It would leave a quarter. JAX must not have started yet: importing it is not starting it.
+    """
+    if not any(name in os.environ for name in _MEMORY):
+        os.environ[_MEMORY[0]] = _MEMORY_SHARE
+
+
+def request_determinism() -> None:
+    """Tells XLA, through the environment, that a program is to give the same bits each time. JAX must not have started.
+
+    On a CPU, XLA's programs do so anyway. On a GPU some add with atomics, in the order in which threads come, and
+    kernels are chosen by timing them.
+    """
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISM}".strip()
+
+
+def check_determinism(config: Config) -> None:
+    """Raises ConfigError if the run asks for determinism and nobody has told XLA."""
+    if config.deterministic and DETERMINISM not in os.environ.get("XLA_FLAGS", "").split():
+        needs = f"needs {DETERMINISM} in XLA_FLAGS before JAX starts; python -m sparse_lm.train sees to it"
+        raise ConfigError("deterministic", True, needs)
+
+
+def check_implementation(recipe: Recipe) -> None:
+    """Raises ConfigError if `sparsity.implementation` names a backend that cannot run here."""
+    name = recipe.implementation
+    if reason := name and backends.unavailable(name):
+        raise ConfigError("sparsity.implementation", name, reason)
+
+
+def check_precision(precision: str) -> None:
+    """Raises ConfigError if `model.precision` is FP8 on a GPU that has none. A CPU emulates it."""
+    if reason := precision == fp8.PRECISION and fp8.unavailable():
+        raise ConfigError("model.precision", precision, f"{reason}; allowed here: bf16")
