@@ -1,6 +1,7 @@
 """Trains a language model: dense, sparse, dense.
 
-    python -m sparse_lm.train --config=configs/tiny.py [--workdir=runs/tiny] [--config.steps=200 ...] [--wandb]
+    python -m sparse_lm.train --config=configs/tiny.py [--workdir=runs/tiny] [--config.steps=200 ...]
+                              [--profile_steps=100,105] [--wandb]
 
 A run that finds its workdir half done goes on from its newest checkpoint, bit for bit as if it had
 not stopped. At the end it prints the held-out loss and a sample. `--config.init_from=DIRECTORY` starts
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -41,6 +43,7 @@ def main() -> None:
     workdir = options.workdir or _default_workdir()
     try:
         config = parse(options.config)
+        profiled = _profiled(config.steps)
         request_memory()
         if config.deterministic:
             request_determinism()
@@ -50,7 +53,7 @@ def main() -> None:
         processes.check(config)
         speaks = processes.is_leader() and not options.quiet
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
-            finished = train(config, workdir, options.wandb)
+            finished = train(config, workdir, profiled, options.wandb)
             if finished and jax.process_count() == 1:
                 prompt = _heldout_text(workdir)
                 text = continue_text(workdir, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
@@ -81,9 +84,21 @@ def _exit_now() -> None:
     os._exit(0)
 
 
+def _profiled(steps: int) -> range:
+    """Parses --profile_steps for a run of so many steps."""
+    if flags.FLAGS.profile_steps is None:
+        return range(0)
+    match = re.fullmatch(r"(\d+),(\d+)", flags.FLAGS.profile_steps)
+    if not match or not int(match[1]) < int(match[2]) <= steps:
+        allowed = f"must be first,end with first < end <= config.steps = {steps}"
+        sys.exit(f"--profile_steps={flags.FLAGS.profile_steps}: {allowed}")
+    return range(int(match[1]), int(match[2]))
+
+
 def _define_flags() -> None:
     config_flag.define_config_flag()
     flags.DEFINE_string("workdir", None, "Directory of the run; runs/<config name> if not given.")
+    flags.DEFINE_string("profile_steps", None, "first,end: steps first <= step < end are traced into the workdir.")
     flags.DEFINE_bool("wandb", False, "Log to Weights & Biases, too; WANDB_MODE=offline to the workdir only.")
     flags.DEFINE_bool("quiet", False, "Print warnings and errors only.")
 

@@ -37,14 +37,15 @@ def whole(corpus, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(flops.PEAKS, jax.devices()[0].device_kind, 1e12)
-        assert loop.train(small_config(corpus, **LONG), str(workdir))
+        assert loop.train(small_config(corpus, **LONG), str(workdir), profiled=range(25, 27))
     return workdir
 
 
 @pytest.mark.long
 def test_run_leaves_what_it_should(whole, corpus):
     files = {"config.json", "data.json", "metrics.jsonl", "summary.json", "tokenizer.json"}
-    assert files | {"checkpoints", "tensorboard"} <= set(os.listdir(whole))
+    assert files | {"checkpoints", "profile", "tensorboard"} <= set(os.listdir(whole))
+    assert len(list((whole / "profile").rglob("*.xplane.pb"))) == 1
     logged = lines(whole)
     assert [line["step"] for line in logged] == list(range(80))
     assert [line["phase"] for line in logged] == ["dense"] * 20 + ["sparse"] * 30 + ["dense"] * 30
@@ -64,7 +65,7 @@ def test_run_leaves_what_it_should(whole, corpus):
     assert (summary["state"], summary["step"], summary["tokens"]) == ("finished", 80, 80 * 4 * 32)
     assert summary["loss"] == logged[-1]["loss"]
     assert summary["evaluation"]["loss"] == logged[-1]["eval_loss"]
-    spent = {"setup", "dense", "sparse", "compile", "evaluation", "checkpoint"}
+    spent = {"setup", "dense", "sparse", "compile", "evaluation", "checkpoint", "profile"}
     assert spent == {kind for kind, seconds in summary["seconds"].items() if seconds > 0}
     assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_time"])
     assert summary["wall_time"] > walls[-1]

@@ -148,12 +148,6 @@ class Recipe:
         """Returns bool[F, D] of each weight that 2:4 follows step by step: the entries that it keeps now."""
         return {}
 
-    def check_state(self, state: Any) -> None:
-        """Raises ValueError if a state [L, ...] holds what no run can have."""
-        for name, array in state._asdict().items():
-            if not jnp.isfinite(array).all():
-                raise ValueError(f"{name} is not finite in every layer")
-
     def for_evaluation(self) -> Recipe:
         """Returns the recipe whose forward decides everything about a token from that token alone."""
         return self

@@ -91,11 +91,6 @@ class Fst(Recipe):
         """Adds the masked decay to clipped gradients, before Adam, whose normalisation so applies to it."""
         return dw1 + state.decay * w1 * ~state.mask_up, dw2 + state.decay * w2 * ~state.mask_down
 
-    def check_state(self, state: Masks) -> None:
-        for name in ("mask_up", "mask_down"):
-            if not _is_transposable(getattr(state, name)):
-                raise ValueError(f"{name} is not 2:4 along both axes in every layer")
-
     def prepare(self, w1: Array, w2: Array, state: Masks, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
         up = masked_forms(w1, state.mask_up, dtype, self.implementation)
         return up, masked_forms(w2, state.mask_down, dtype, self.implementation)
@@ -116,10 +111,3 @@ class Fst(Recipe):
         with jax.named_scope("grad_input"):
             dx = ffn.w1.over_neurons(dh)
         return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(hidden(saved, self.activation), do, ffn)
-
-
-def _is_transposable(masks: Array) -> bool:
-    """Returns True if each 4 x 4 tile of bool[L, F, D] has two ones in every row and column."""
-    layers, rows, columns = masks.shape
-    tiles = masks.reshape(layers, rows // 4, 4, columns // 4, 4).astype(jnp.int8)
-    return bool((tiles.sum(axis=2) == 2).all() & (tiles.sum(axis=4) == 2).all())

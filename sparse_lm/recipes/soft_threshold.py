@@ -62,12 +62,6 @@ class SoftThreshold24(Recipe):
     def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
         return {"up": soft_threshold(w1) != 0, "down": soft_threshold(w2, self.axis_down) != 0}
 
-    def check_state(self, state: Any) -> None:
-        for name in Scales._fields:
-            if not (getattr(state, name) > 0).all():
-                raise ValueError(f"{name} is not a positive number in every layer")
-        super().check_state(state)
-
     def prepare(self, w1: Array, w2: Array, state: Any, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
         up = soft_threshold_forms(w1, state.scale_up, dtype, self.implementation)
         return up, soft_threshold_forms(w2, state.scale_down, dtype, self.implementation, axis=self.axis_down)

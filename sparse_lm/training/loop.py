@@ -23,6 +23,7 @@ from sparse_lm.training.run_data import device_batches, open_data_together
 from sparse_lm.training.starting import open_pretrained, restore_or_start
 from sparse_lm.training.step import Metrics, Trainer, TrainState, make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
+from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.transitions import make_transitions, transition_before
@@ -42,12 +43,13 @@ class TooManyBadSteps(RuntimeError):
         )
 
 
-def train(config: Config, workdir: str, wandb: bool = False) -> bool:
+def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool = False) -> bool:
     """Trains to the end, going on from the newest checkpoint in `workdir` if there is one.
 
     Args:
       config: the run.
       workdir: its directory.
+      profiled: steps to trace; see `StepProfile`.
       wandb: sends the metrics to Weights & Biases, too; see `wandb_run.open_run`.
 
     Returns:
@@ -81,8 +83,11 @@ def train(config: Config, workdir: str, wandb: bool = False) -> bool:
                 return True
             print_overview(config, workdir, trainer, data, state)
             wandb = wandb and processes.is_leader()
-            with StepLog(config, data, reports, summary, start, wandb) as log:
-                return Loop(config, workdir, trainer, data, checkpoints, interrupt, log).run(state, start)
+            with (
+                StepLog(config, data, reports, summary, start, wandb) as log,
+                StepProfile(reports, profiled) as profile,
+            ):
+                return Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)
 
 
 @dataclasses.dataclass
@@ -95,6 +100,7 @@ class Loop:
     data: Data
     checkpoints: Checkpoints
     interrupt: Interrupt
+    profile: StepProfile
     log: StepLog
     pending: tuple[int, Metrics] | None = None  # a step that is dispatched and not yet handled
 
@@ -119,8 +125,12 @@ class Loop:
             if step == start and not self.compile(step, state, windows):
                 return self._stop(state, step)
             transition = transition_before(config, step)
-            if transition in ("enter", "leave"):
+            profile_turns = self.profile.turns(step)
+            if profile_turns or transition in ("enter", "leave"):
                 self._handle_pending(state)  # or it would seem to take as long as the transition
+            if profile_turns:
+                self.profile.turn()
+                self.log.summary.spent_on("profile")
             self.interrupt.answer = f"finishing step {step}, saving"
             if transition:
                 self.log.note(step, _LINES[transition])

@@ -203,7 +203,7 @@ def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
     before = jax.tree.map(np.asarray, state)
     after = stages.second_part(state, first, config)
     assert before.recipe_state.centroids.shape[1] == 8 and after.recipe_state.centroids.shape[1] == 4
-    config.sparsity.recipe.check_state(after.recipe_state)
+    assert all(jnp.isfinite(array).all() for array in jax.tree.leaves(after.recipe_state))
 
     def neurons(state):
         """Each neuron with all its numbers, in an order of their own."""
@@ -283,7 +283,6 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))
     recipe = RECIPES["fixed_quarter"](v=16)
     state, order = jax.jit(recipe.enter)(w1, w2, x)
-    recipe.check_state(jax.tree.map(lambda a: a[None], state))
     o, stats = jax.jit(recipe.ffn)(x, w1, w2, state)
     assert order is None and not recipe.refreshes
     np.testing.assert_array_equal(stats["expert_load"], [1, 0, 0, 0])

@@ -32,10 +32,6 @@ def entered(name):
     return enter(examples.RECIPES[name])(W1, W2, X)
 
 
-def stacked(state):
-    return jax.tree.map(lambda a: jnp.stack([a, a]), state)
-
-
 def groups_of_four(w, axis):
     return np.moveaxis(np.asarray(w), axis, -1).reshape(-1, 4)
 
@@ -117,8 +113,8 @@ def test_tokens_that_are_not_finite_spoil_no_state():
         state, order = enter(recipe)(W1, W2, x)
         np.testing.assert_array_equal(np.sort(order), np.arange(NEURONS))
         refreshed, _ = jax.jit(recipe.refresh)(W1, W2, state, x)
-        recipe.check_state(stacked(state))
-        recipe.check_state(stacked(refreshed))
+        for array in jax.tree.leaves((state, refreshed)):
+            assert jnp.isfinite(array).all()
 
 
 # Refresh
@@ -222,37 +218,9 @@ def test_gradients_are_adjusted_by_fst_alone(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_state_is_valid_once_it_is_entered(name):
+def test_a_state_that_was_never_entered_gives_nan(name):
     recipe = examples.RECIPES[name]
     state, fresh = entered(name)[0], recipe.init_state(W1, W2)
     assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, fresh)
-    recipe.check_state(stacked(state))
     if state:
-        with pytest.raises(ValueError, match="in every layer"):
-            recipe.check_state(stacked(fresh))
         assert jnp.isnan(examples.output(recipe)(X, W1, W2, fresh)).all()
-
-
-def random_mask(shape):
-    """2:4 along rows, each row for itself: not along columns too."""
-    order = np.random.default_rng(0).random((*shape[:-1], shape[-1] // 4, 4)).argsort(axis=-1)
-    return jnp.asarray((order < 2).reshape(shape))
-
-
-@pytest.mark.parametrize(
-    "name, field, broken",
-    [
-        ("fst", "mask_up", lambda mask: mask.at[1].set(random_mask(mask.shape[1:]))),
-        ("fst", "mask_down", lambda mask: mask.at[1, 7, 9].set(~mask[1, 7, 9])),
-        ("fst", "mask_down", lambda mask: mask.at[1].set(random_mask(mask.shape[:0:-1]).T)),
-        ("sste", "scale_up", lambda scale: scale.at[1].set(jnp.nan)),
-        ("slices", "scale_down", lambda scale: scale.at[1].set(0)),
-        ("venom", "scale_down", lambda scale: scale.at[0].set(jnp.inf)),
-        ("venom", "centroids", lambda centroids: centroids.at[1, 0, 0].set(jnp.inf)),
-        ("slices", "centroids", lambda centroids: centroids.at[1, 0, 0].set(jnp.nan)),
-    ],
-)
-def test_a_state_that_is_broken_is_refused_by_name(name, field, broken):
-    state = stacked(entered(name)[0])
-    with pytest.raises(ValueError, match=rf"^{field}.* in every layer$"):
-        examples.RECIPES[name].check_state(state._replace(**{field: broken(getattr(state, field))}))
