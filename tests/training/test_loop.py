@@ -47,7 +47,7 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
         StepLog(CONFIG, None, tmp_path, summary, start) as log,
         Interrupt() as interrupt,
     ):
-        assert loop.Loop(CONFIG, str(tmp_path), trainer, data, None, interrupt, log).compile(start, None, None)
+        assert loop.Loop(CONFIG, str(tmp_path), trainer, data, None, interrupt, None, log).compile(start, None, None)
         clock.now += 3
         summary.step_done("sparse")
     assert sorted(compiled) == sorted(names)

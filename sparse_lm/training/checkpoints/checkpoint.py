@@ -93,6 +93,7 @@ class Checkpoints:
         self._finish_save()
         if step == self._manager.latest_step():
             return
+        self._remove_rests()
         arrays = arrays_by_path(state)
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         manifest = make_manifest(step, arrays, self._run, numbers)
@@ -146,6 +147,7 @@ class Checkpoints:
 
     def close(self) -> None:
         self._finish_save()
+        self._remove_rests()
         self._manager.close()
 
     def _finish_save(self) -> None:
@@ -160,14 +162,21 @@ class Checkpoints:
 
     def _save_failed(self, error: Exception) -> None:
         step, self._saving = self._saving, None
-        directory = Path(self._manager.directory)
-        for rest in directory.glob("*.orbax-checkpoint-tmp*"):  # of earlier processes, Orbax removes it
-            shutil.rmtree(rest, ignore_errors=True)
         self._manager.reload()  # it has forgotten those that the failed one was to replace
         newest = self._manager.latest_step()
         there_is = "there is none" if newest is None else f"the newest is {newest}"
-        self._failure = f"checkpoint {step} could not be saved in {directory}, and {there_is}: {first_line(error)}"
+        failed = f"checkpoint {step} could not be saved in {self._manager.directory}"
+        self._failure = f"{failed}, and {there_is}: {first_line(error)}"
         _log.error("%s", self._failure)
+
+    def _remove_rests(self) -> None:
+        """Deletes what failed saves left; those of earlier processes Orbax deletes. Nothing may be being saved.
+
+        Where one array could not be written, Orbax goes on to write others after the error was raised.
+        """
+        if self._failure and processes.is_leader():
+            for rest in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(rest, ignore_errors=True)
 
     def _set_aside(self, damaged: Iterable[int]) -> None:
         for step in damaged:
