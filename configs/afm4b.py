@@ -2,11 +2,11 @@
 
     python -m sparse_lm.train --config=configs/afm4b.py --config.data.path=data/c4 --config.mesh.fsdp=4
 
-Its FFN is 73% of the FLOPs at 4096 tokens, so that sparsity has more to gain than at llama1b's shape. Measured with 4
-of its layers, a vocabulary of 16,384 and 32 x 1024 tokens on one H200: a dense step takes 163 ms, a sparse one 74 ms
-(experiments/results/step_afm_4_layers_h200.json), and 100 M tokens reach dense's held-out loss in about 0.66 of its
-time (experiments/results/time_afm_4_layers_h200.json). The rate is that of those runs. All 36 layers, and a run of
-this length, are not measured yet; parameters and moments take 55 GB, gradients and activations besides.
+Its FFN is 73% of the FLOPs at 4096 tokens, so that sparsity has more to gain than at llama1b's shape. Measured are 4 of
+its layers with a vocabulary of 16,384 and 32 x 1024 tokens a step, on one H200. A dense step takes 163 ms, a sparse one
+74 ms (experiments/results/step_afm_4_layers_h200.json). 100 M tokens reach dense's held-out loss in about 0.66 of its
+time (experiments/results/time_afm_4_layers_h200.json), at this rate. All 36 layers, and a run of this length, are not
+measured yet. Parameters and moments take 55 GB; gradients and activations come on top.
 """
 
 from configs import llama1b

@@ -1,16 +1,15 @@
-"""The 1B model of 2602.06183: D 2048, 25 layers, 128,256 tokens, 60k steps of which a quarter is sparse; there, half.
+"""The 1B model of 2602.06183: D 2048, 25 layers, vocabulary 128,256. A quarter of its 60k steps is sparse; there, half.
 
     python -m sparse_lm.train --config=configs/llama1b.py --config.data.path=data/c4
 
 The batch is what one GPU holds, 32,768 tokens a step (64 GiB), not the paper's global batch, and so the rate is not the
 paper's 3e-3, which trains badly at so few tokens a step.
 Hardware: one H100 or H200. On an H200 a dense step takes 607 ms and a sparse one, all layers sparse, 414 ms
-(experiments/results/step_llama1b_h200.json); with three layers dense as here, 464 ms of 629 in an earlier
+(experiments/results/step_llama1b_h200.json). With three layers dense as here it took 464 ms, dense 629, in an earlier
 call (step_llama1b_dense_layers_8x4096_h200.json).
-Result: 60k steps are not measured. At this rate and batch, with sequences of 1024, a warm-up of 300 steps and a
-vocabulary of 16,384, 100 M tokens of Python source end at a held-out loss of 1.585 densely, and at 1.631 with all
-layers sparse on 80% of the steps, in 0.83 of the time in which dense has that loss
-(time_llama1b_25_layers_h100.json):
+Result: 60k steps are not measured. The table is of 100 M tokens of Python source at this rate and batch, with sequences
+of 1024, a warm-up of 300 steps and a vocabulary of 16,384. Held-out losses; sparse means all layers, on 80% of the
+steps, and takes 0.83 of the time in which dense has its last loss (time_llama1b_25_layers_h100.json):
 
     tokens (M)   12.5   25     37.5   50     62    75     87    100
     dense        3.71   2.62   2.21   2.03   1.91  1.83   1.71  1.585

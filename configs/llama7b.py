@@ -1,4 +1,4 @@
-"""The 7B model of 2602.06183: D 4096, 32 layers, 128,256 tokens, 10k sparse steps and 38k dense ones.
+"""The 7B model of 2602.06183: D 4096, 32 layers, vocabulary 128,256, 10k sparse steps and 38k dense ones.
 
     python -m sparse_lm.train --config=configs/llama7b.py --config.data.path=data/c4
 

@@ -1,4 +1,4 @@
-"""What every measuring command shares: its --output, and the tables, the machine and the day in that file."""
+"""Defines --output of every measuring command, and writes that file: tables, machine and day."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Where tokens come from."""
+    """Says where tokens come from."""
 
     path: str = ""  # what prepare_data wrote; empty: Python's own source;
     # or several of them with weights, mixed: data/a:0.7,data/b:0.3
@@ -101,7 +101,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SparsityConfig:
-    """Which recipe computes the FFNs, and when.
+    """Says which recipe computes the FFNs, and when.
 
     In a ConfigDict `recipe` is a name, and the recipe's knobs stand beside it: `sparsity.m`. A knob that is None has
     the recipe's default. One that the recipe does not have is refused.

@@ -21,7 +21,7 @@ _SCOPES = {
     "FFN routing": "assign_tokens dispatch_order route group_by_expert",
     "FFN dispatch": "dispatch combine",
     "FFN, other": "feed_forward",
-    "FFN weights": "soft_threshold_forms soft_threshold_forms_along_neurons masked_forms gather_layer",
+    "FFN weights": "soft_threshold_forms masked_forms gather_layer",
     "weights to bfloat16": "in_compute_dtype",
     "attention scores": "causal_attention",
     "rotary positions": "rotate",

@@ -1,4 +1,4 @@
-"""From a config to data: opened where it is prepared, prepared where it is not."""
+"""Opens the data that a configuration names; Python's own source is prepared on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens to vectors, and vectors to logits."""
+"""Turns tokens into vectors, and vectors into logits."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Layer(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """Tokens to the hidden states that the unembedding turns into logits."""
+    """Turns tokens into the hidden states of which the unembedding makes logits."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config

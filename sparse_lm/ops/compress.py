@@ -1,4 +1,4 @@
-"""Dense values to compressed form at positions that are given: what every selection ends with."""
+"""Compresses dense values at given positions: the last step of every selection."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 and with a gate G beside each neuron's own U in H, Y = relu(G)^2 U.
 
 A backend's kernels take one pass over memory each, as memory is what limits them ("Passes over memory" in
-experiments/README.md).
+docs/kernels.md).
 """
 
 from __future__ import annotations

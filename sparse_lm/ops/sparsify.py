@@ -1,4 +1,4 @@
-"""Dense matrices to compressed sparse ones. `sparse_lm.ops.select` holds the rules of selection."""
+"""Turns dense matrices into compressed sparse ones. `sparse_lm.ops.select` holds the rules of selection."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from sparse_lm.recipes.base import FfnCall
 
 
 class Blocks(NamedTuple):
-    """Which neurons each block of slots computes.
+    """Says which neurons each block of slots computes.
 
     Attributes:
       neuron_ids: int32[Tp / v, S]. A block without tokens lists F throughout, no neuron, and products skip it.

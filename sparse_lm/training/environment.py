@@ -1,4 +1,4 @@
-"""What training asks of JAX before it starts, and refuses where this machine does not have it."""
+"""Asks JAX for what training needs before it starts, and refuses what this machine does not have."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
                 what it was just before if the recipe left out no activations; otherwise it jumps, as they come back.
                 To leave twice, as a run does that is made longer after its end, changes nothing.
 
-All three are pure functions of the state, so that a run resumed at a phase transition takes the same turn. They run
+All three are pure functions of the state and the coming batch, so that a resumed run does the same. They run
 the recipe's functions of arrays layer by layer, on inputs that one forward pass of the coming step's batch records.
 """
 

@@ -1,4 +1,4 @@
-"""One training step of every recipe: it learns, it donates, and it compiles once."""
+"""One training step: it learns, it donates, and it compiles once."""
 
 import dataclasses
 import functools

@@ -42,7 +42,7 @@ RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 
 
 def load_tasks(names: Sequence[str], include_path: str | os.PathLike | None) -> TaskDict:
-    """Tasks by name, with their data, which the harness downloads if need be.
+    """Loads tasks by name, with their data, which the harness downloads if need be.
 
     Args:
       names: of tasks, tags and groups of the harness, patterns of such names, or of `GROUPS`.

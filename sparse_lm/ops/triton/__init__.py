@@ -5,7 +5,7 @@ They ran on compute capability 9.0. For the others they are compiled by tests an
 The functions have the names and arguments of the public ops, less `implementation`, and refuse what
 they cannot do with `NotImplementedError(reason)`. Products also take a `config`, their tiling.
 
-    products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24, sampled_squared_relu_24
+    products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
       frame        product, tiling, and the instruction in mma_sp
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_gradients, gated_squared_relu
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue

@@ -3,7 +3,7 @@
     {"format": 2, "step": 300, "run": {key: value}, "metrics": {name: number}, "digest": SHA-256 of all the rest,
      "arrays": {"params/embed/embedding": {"shape": [...], "dtype": "float32", "checksums": [...]}, ...}}
 
-A parameter of all layers, and a sparse variable, has a checksum for each layer; any other array has one.
+A parameter of all layers, or an array of the recipe's state, has a checksum for each layer; any other array has one.
 """
 
 from __future__ import annotations

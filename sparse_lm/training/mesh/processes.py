@@ -5,8 +5,8 @@ A process is one of several if its environment says so, in one of two ways:
   SLURM         a job step of more than one task: all is read from what `srun` sets;
   elsewhere     JAX_COORDINATOR_ADDRESS=host:port of process 0, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
-All of them share the workdir. Process 0, the leader, writes what there is one of: metrics, summary and
-configuration; checkpoints are written by all, each its own shards.
+All of them share the workdir. Process 0, the leader, writes the shared files: metrics, summary and configuration.
+Each process writes its own shards of a checkpoint.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def join() -> None:
 
 
 def check(config: Config) -> None:
-    """Checks that the devices of all processes can train together, with one small sum over all of them.
+    """Checks that the devices of all processes can train together; several processes exchange a hash.
 
     Raises:
       LaunchError: JAX does not see the GPUs of a mesh, processes differ in kind or number of devices, in

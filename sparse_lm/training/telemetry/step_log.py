@@ -1,4 +1,4 @@
-"""Everything that a process writes about its steps: metrics, progress, timing and summary."""
+"""Writes all that a process tells of its steps: metrics, progress, timing and summary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class StepLog:
     """Times the steps of this process and writes their metrics. Use it as a context manager.
 
-    The first step of a phase is not timed, because it waits for the transition at its edge.
+    The first step of a phase is not timed, because it waits for the transition before it.
 
     Args:
       config: the run.

@@ -50,8 +50,8 @@ class RunSummary:
       evaluation, best_evaluation: step, loss, perplexity and bits_per_byte of the last held-out
         evaluation, and of the one of least loss; null if there was none.
       wall_time: seconds, of all processes.
-      seconds: the same by kind of work: setup, dense, sparse (steps and what happens at the edges of
-        their phase), compile, evaluation, checkpoint, other.
+      seconds: the same by kind of work: setup, dense, sparse (steps, with the transitions before them), compile,
+        evaluation, checkpoint, profile, other.
       tokens_per_second: by phase, in the seconds of that phase; "overall", in all of wall_time.
       processes: of each, start_step, step, steps by phase, started (UTC), seconds, device, versions, git_commit.
 

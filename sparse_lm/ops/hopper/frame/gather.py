@@ -1,4 +1,4 @@
-"""Scattered rows of a matrix in global memory to the tile that wgmma reads, with `cp.async`.
+"""Gathers rows of a matrix in global memory into the tile that wgmma reads, with `cp.async`.
 
 TMA on Hopper copies boxes only. Here a warp copies 64 columns of four rows at a time, 16 bytes a lane, to where
 the 128-byte swizzle wants them. The row numbers of a step are loaded some steps ahead, one a lane, and handed

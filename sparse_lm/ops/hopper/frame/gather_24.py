@@ -1,4 +1,4 @@
-"""Scattered rows of a 2:4 matrix in global memory to the tiles that `wgmma.sp` reads, with `cp.async`.
+"""Gathers rows of a 2:4 matrix in global memory into the tiles that `wgmma.sp` reads, with `cp.async`.
 
 A row is copied 128 columns at a time: 128 bytes of values, which fill two stages of 64 columns, and the
 16 bytes of metadata of both, which the first stage holds. In the format a word has two rows, and the next

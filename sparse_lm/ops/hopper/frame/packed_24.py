@@ -1,4 +1,4 @@
-"""Two of each four 16-bit floats, held in pairs in words of 32 bits, as they lie in memory.
+"""Selects two of each four 16-bit floats, held in pairs in words of 32 bits, as they lie in memory.
 
 Why: on Hopper integer instructions, comparisons and selections run at half rate, and those of float32 (two_of_four.py)
 take longer than memory does for 16-bit matrices. Here each member gets a key,

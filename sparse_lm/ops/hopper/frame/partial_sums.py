@@ -1,4 +1,4 @@
-"""One tile's sum of what several clusters of a persistent grid compute, each some of the steps along k.
+"""Sums up a tile that several clusters of a persistent grid compute, each some of the steps along k.
 
 All but the cluster with the tile's first steps leave their accumulators in a workspace in global
 memory and signal; that one waits for each in turn, adds it up, and stores the tile. The sum is the

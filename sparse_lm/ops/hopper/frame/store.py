@@ -1,4 +1,4 @@
-"""From a warpgroup's registers through shared memory, the staging, to global memory, with TMA or otherwise."""
+"""Stores a warpgroup's registers to global memory, through shared memory, the staging, with TMA or otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two of each four in the registers of a thread: the rules of `sparse_lm.ops.select`, in MLIR."""
+"""Selects two of each four in the registers of a thread: the rules of `sparse_lm.ops.select`, in MLIR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A residual's sum and its RMSNorm in one pass over memory, and one for the gradients of both.
+"""Computes a residual's sum and its RMSNorm in one pass over memory, and the gradients of both in another.
 
 Why this exists: XLA reads a residual once for its mean square and once to scale it, and again for each in the backward
 pass, since no fusion of its holds a row between its two reads.

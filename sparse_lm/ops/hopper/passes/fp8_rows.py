@@ -1,4 +1,4 @@
-"""Rows in e4m3, as they are and transposed, in one pass over memory.
+"""Brings rows to e4m3, as they are and transposed, in one pass over memory.
 
 Why this exists: XLA reads an array, or what it is a function of, once for its rows' largest entries and once more to
 divide by their scales. Here every input is read once.

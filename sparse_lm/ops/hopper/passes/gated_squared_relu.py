@@ -1,4 +1,4 @@
-"""Y = relu(G)^2 U to its 2:4 form, and its gradient with the transposes that weight gradients read: a pass each.
+"""Computes the 2:4 form of Y = relu(G)^2 U, and its gradient with the transposes of weight gradients, a pass each.
 
 A block is one warpgroup and takes 64 tokens of 64 neurons. A neuron's gate and its own number, which stand side by
 side in H, are the halves of one 32-bit word, and so are their gradients in shared memory, where they are read back by

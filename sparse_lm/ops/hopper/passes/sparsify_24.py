@@ -1,4 +1,4 @@
-"""Dense matrix to its 2:4 form in one pass over memory.
+"""Sparsifies a dense matrix to 2:4 in one pass over memory.
 
 Why: weights are sparsified every step and activations in every layer. XLA reads the matrix once for
 the values and again for the metadata, and writes what lies between.

@@ -1,4 +1,4 @@
-"""Dense matrix to the 2:4 forms of itself and of its transpose, under one mask of 4 x 4 tiles, from one read.
+"""Compresses a dense matrix and its transpose to 2:4 under one mask of 4 x 4 tiles, from one read.
 
 A block is one warpgroup and takes 64 x 64 entries, which it keeps in shared memory. Each thread reads the masks of two
 tiles of 4 x 4, 16 bits each; then every thread takes the survivors of its rows (thread_tile.py), and of its columns,

@@ -1,4 +1,4 @@
-"""Dense matrix, or Y = relu(H)^2 of one, to V:2:M form in one pass over memory.
+"""Sparsifies a dense matrix, or Y = relu(H)^2 of one, to V:2:M in one pass over memory.
 
 A block takes a tile of v rows and 16 groups of m columns, or 8 groups, if only then a multiprocessor has
 room for several blocks, of which one reads while another selects. Its warps read a row each at a time,

@@ -1,4 +1,4 @@
-"""dH = 2 sqrt(Y) dY where Y is stored, and the 2:4 forms of the transposes of dH and Y, in one pass.
+"""Computes dH = 2 sqrt(Y) dY where Y is stored, and the 2:4 forms of the transposes of dH and Y, in one pass.
 
 A block is one warpgroup and takes 64 tokens of 64 (condensed) columns. It writes dH as it reads dY,
 leaves dH and Y side by side in shared memory, one 32-bit word an element, and reads them back by

@@ -1,4 +1,4 @@
-"""2:4 matrix times dense matrix, in 16-bit floats or in FP8: e4m3 times e4m3, summed in float32.
+"""Multiplies a 2:4 matrix by a dense one, in 16-bit floats or in FP8: e4m3 times e4m3, summed in float32.
 
 The frame is persistent.py. The two blocks of a cluster compute tiles under one another, so that they
 share the tile of the dense operand. The instruction in e4m3 takes twice the columns a step, and wants the contracted

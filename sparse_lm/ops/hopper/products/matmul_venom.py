@@ -1,4 +1,4 @@
-"""V:2:M matrix times dense matrix: the 2:4 product over condensed columns.
+"""Multiplies a V:2:M matrix by a dense one: the 2:4 product over condensed columns.
 
 The 2:4 operand comes by TMA, as in `matmul_24`, shared by the blocks of a cluster, which compute tiles side by side.
 The 64 rows of b of each step are gathered (gather.py), or copied as a box where columns are contiguous. All rows of a

@@ -1,4 +1,4 @@
-"""Listed rows of a 2:4 matrix times the rows of a dense one, block by block, where listed rows are contiguous.
+"""Multiplies listed rows of a 2:4 matrix by the rows of a dense one, by block, where listed rows are contiguous.
 
 A tile's rows of the sparse operand are boxes that start where the block's list says; the rest is
 `matmul_24` with b and the result transposed. The blocks of a cluster compute tiles under one another,

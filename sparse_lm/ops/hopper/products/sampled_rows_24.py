@@ -1,4 +1,4 @@
-"""Dense matrix times the transpose of rows of a 2:4 matrix, of rows that each block of tokens chooses.
+"""Multiplies a dense matrix by the transpose of the rows of a 2:4 matrix that each block of tokens chooses.
 
 The rows, which are the sparse operand of the instruction, are gathered (gather_24.py); the tokens come
 by TMA, and the blocks of a cluster, which compute different rows for the same tokens, share them. The

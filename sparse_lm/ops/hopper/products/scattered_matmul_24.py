@@ -1,4 +1,4 @@
-"""2:4 matrix times dense matrix, block by block along k, each added to the rows of the result that it lists.
+"""Multiplies a 2:4 matrix by a dense one, block by block along k, each added to the rows that it lists.
 
 The rows come in slices of contiguous ones, and a tile of the result lies in one slice. So its sum runs over the blocks
 that list the slice, wherever in their list it stands: the producer reads from a table which blocks and

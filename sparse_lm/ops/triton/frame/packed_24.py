@@ -1,4 +1,4 @@
-"""Two of each four 16-bit floats, held in pairs in words of 32 bits, as they lie in memory.
+"""Selects two of each four 16-bit floats, held in pairs in words of 32 bits, as they lie in memory.
 
 Why: with a number of 32 bits each, selection in 16-bit matrices (two_of_four.py) takes longer than their bytes do.
 Here each member of a group gets a key,

@@ -1,4 +1,4 @@
-"""Two of each four in the registers of a thread: the rules of `sparse_lm.ops.select`, in Triton and in Gluon."""
+"""Selects two of each four in the registers of a thread: the rules of `sparse_lm.ops.select`, in Triton and Gluon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Y = relu(G)^2 U to its 2:4 form, and its gradients: selections by the kernels of sparsify_24, and the rest by XLA."""
+"""Computes the 2:4 form of Y = relu(G)^2 U, and its gradients: XLA's around the kernels of sparsify_24."""
 
 from __future__ import annotations
 

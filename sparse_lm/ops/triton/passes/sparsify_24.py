@@ -1,4 +1,6 @@
-"""Dense matrix, or Y = relu(H)^2 of one, to its 2:4 form in one pass over memory; a thread block takes a 64 x 64 tile.
+"""Sparsifies a dense matrix, or Y = relu(H)^2 of one, to 2:4 in one pass over memory.
+
+A thread block takes a 64 x 64 tile.
 
 Numerics: those of the reference bit for bit; `sparse_lm.ops.select` has the rules. What selection saw of Y is
 summed in float32, by tile, then by XLA.

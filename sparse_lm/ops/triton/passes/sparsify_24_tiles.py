@@ -1,4 +1,4 @@
-"""Dense matrix to the 2:4 forms of itself and of its transpose, under one mask of 4 x 4 tiles, from one read.
+"""Compresses a dense matrix and its transpose to 2:4 under one mask of 4 x 4 tiles, from one read.
 
 A thread block takes 64 x 64 entries. A thread holds two tiles of 4 x 4, reads their masks, and takes the
 survivors of their rows and of their columns; only these, and the metadata, go to other threads.

@@ -1,4 +1,4 @@
-"""Dense matrix, or Y = relu(H)^2 of one, to V:2:M form.
+"""Sparsifies a dense matrix, or Y = relu(H)^2 of one, to V:2:M.
 
 A thread block takes v rows and 16 groups of m columns: 64 condensed columns, what a tile of metadata describes.
 It reads whole rows and sums up the squares of every column; chooses the four columns of largest norm of each group;

@@ -1,4 +1,4 @@
-"""dH = 2 sqrt(Y) dY where Y is stored, and the 2:4 forms of the transposes of dH and Y, in one pass.
+"""Computes dH = 2 sqrt(Y) dY where Y is stored, and the 2:4 forms of the transposes of dH and Y, in one pass.
 
 A thread block takes 64 tokens of 64 (condensed) columns, and of each four tokens keeps the two largest, or draws two.
 Of a Venom Y the transposes have a row for every neuron: a thread block stores those of its 16 groups, the rows of kept
@@ -143,8 +143,8 @@ def _scatter_rows(kept, nibble, listed, row_tile, values, metadata, NEURONS: gl.
 
 @gluon.jit
 def _not_listed(listed, neuron, first, M: gl.constexpr, NEURONS: gl.constexpr, ROWS: gl.constexpr):
-    """True for rows of the transposes, of a tile of groups from neuron `first` on, that are there and are not
-    listed."""
+    """Returns true for rows of the transposes that are there and not listed, of a tile of groups from neuron `first`
+    on."""
     group = listed + (neuron - first) // M * 4
     missing = (gl.load(group) != neuron) & (gl.load(group + 1) != neuron)
     missing = missing & (gl.load(group + 2) != neuron) & (gl.load(group + 3) != neuron)

@@ -1,4 +1,4 @@
-"""2:4 matrix times dense matrix, with the sparse instruction of a warp. The frame is product.py.
+"""Multiplies a 2:4 matrix by a dense one, with the sparse instruction of a warp. The frame is product.py.
 
 Numerics: float32 accumulation in the order of k; one rounding to the result's dtype. The same bits come out every
 time.

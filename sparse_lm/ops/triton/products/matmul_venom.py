@@ -1,4 +1,4 @@
-"""V:2:M matrix times dense matrix: the 2:4 product over condensed columns, with gathered rows of B.
+"""Multiplies a V:2:M matrix by a dense one: the 2:4 product over condensed columns, with gathered rows of B.
 
 All rows of a tile lie in one Venom block, so that a gathered row serves them all. `cp.async` takes an address
 from each thread, so that a gathered row costs what any other does. The frame is product.py.

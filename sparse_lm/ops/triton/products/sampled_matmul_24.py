@@ -1,4 +1,4 @@
-"""Listed rows of a 2:4 matrix times the rows of a dense one, block by block.
+"""Multiplies listed rows of a 2:4 matrix by the rows of a dense one, block by block.
 
 All tokens of a tile lie in one block. A listed row's values are copied like any other's; its metadata is half of a
 word, so that two words are copied for each that the instruction reads, and their halves put together. The frame is
