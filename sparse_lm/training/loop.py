@@ -170,7 +170,7 @@ class Loop:
             programs.append((transitions.enter_sparse, state, windows))
         if "refresh" in coming:
             programs.append((transitions.refresh, state, windows))
-        if "leave" in coming or "sparse" in phases:  # every sparse phase ends
+        if "leave" in coming or ("sparse" in phases and self.config.sparsity.leave):  # or the phase ends with the run
             programs.append((transitions.leave_sparse, state))
         compilations = [lambda f=function, a=arguments: f.lower(*a).compile() for function, *arguments in programs]
         self.interrupt.answer = "saving what there is; the compilation is given up"

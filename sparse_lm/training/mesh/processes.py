@@ -85,7 +85,7 @@ def check(config: Config) -> None:
         )
     except jax.errors.JaxRuntimeError as error:
         raise LaunchError(
-            f"the devices of {jax.process_count()} processes cannot add numbers up: {str(error).splitlines()[0]}. "
+            f"the devices of {jax.process_count()} processes do not reach each other: {str(error).splitlines()[0]}. "
             "NCCL_DEBUG=INFO shows NCCL's side; NCCL_SOCKET_IFNAME chooses the network interface"
         ) from error
 
