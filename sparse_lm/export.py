@@ -121,16 +121,24 @@ def _layers_24(workdir: str | os.PathLike, config: Config) -> list[str]:
 
 @contextlib.contextmanager
 def _new_directory(output: Path) -> Iterator[Path]:
-    """Gives a directory to write, which becomes `output` once it is whole."""
+    """Gives a directory to write, which becomes `output` once it is whole.
+
+    An empty directory that is there may be a mount point, or a link: it gets the files, config.json last.
+    """
     try:
-        if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        fills = output.exists()
+        if fills and not (output.is_dir() and not any(output.iterdir())):
             raise OutputError(output, "must be a new or an empty directory")
         output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{output.name}.", dir=output.parent) as partial:
+        with tempfile.TemporaryDirectory(prefix=".", dir=output if fills else output.parent) as partial:
             directory = Path(partial, "model")
             directory.mkdir()
             yield directory
-            directory.rename(output)
+            if not fills:
+                directory.rename(output)
+                return
+            for path in sorted(directory.iterdir(), key=lambda path: path.name == "config.json"):
+                path.rename(output / path.name)
     except (OSError, SafetensorError) as error:
         raise OutputError(output, f"cannot be written: {error}") from error
 

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,17 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
     card = (tmp_path / "out" / "README.md").read_text()
     for part in ("ArceeForCausalLM", "40 of 50", "sste, sparse in steps 10 to 30", "2.5000 nats"):
         assert part in card
+
+
+def test_an_empty_directory_is_filled_where_it_is(workdir, tmp_path):
+    """It may be a mount point, a link, or the current directory."""
+    place, link = tmp_path / "place", tmp_path / "link"
+    place.mkdir()
+    link.symlink_to(place)
+    number = place.stat().st_ino
+    export(workdir, link)
+    assert "config.json" in os.listdir(place) and place.stat().st_ino == number and link.is_symlink()
+    assert not [name for name in os.listdir(place) if name.startswith(".")]
 
 
 def test_what_cannot_be_written_whole_leaves_nothing(workdir, tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparse_lm.config import Config, ConfigError, with_tokenizer
 from sparse_lm.data import DataError
 from sparse_lm.data.tokenizer import load_tokenizer
@@ -15,6 +17,7 @@ from sparse_lm.interop.shards import StoredTensors
 from sparse_lm.model.llama import Params
 
 DTYPES = ("F32", "BF16", "F16")
+_EMBED, _UNEMBED = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Pretrained:
@@ -33,6 +36,8 @@ class Pretrained:
             raise self._refusal(f"must be a directory with config.json: {error.strerror}") from error
         except ValueError as error:
             raise self._refusal(f"its config.json is not JSON: {error}") from error
+        if not isinstance(hf_config, dict):
+            raise self._refusal("its config.json is no object")
         try:
             self._stored = StoredTensors(self._directory)
             gated = any(name.endswith("gate_proj.weight") for name in self._stored.names)
@@ -40,8 +45,6 @@ class Pretrained:
         except ValueError as error:
             raise self._refusal(str(error)) from error
         self._check_model(fixed)
-        self._params = empty_params(config.model)
-        self._tensors = hf_tensors(self._params, config.model)
         self._check_tensors()
 
     def config_with_tokenizer(self) -> Config:
@@ -62,9 +65,10 @@ class Pretrained:
 
     def params(self) -> Params:
         """Reads the stored values, exactly, as float32 arrays."""
-        for name, tensor in self._tensors.items():
+        params = empty_params(self._config.model)
+        for name, tensor in hf_tensors(params, self._config.model).items():
             tensor[...] = self._stored.read(name)
-        return self._params
+        return params
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError("init_from", self._config.init_from, reason)
@@ -80,18 +84,23 @@ class Pretrained:
     def _check_tensors(self) -> None:
         # Llama 1 and 2 were published with RoPE's frequencies, which the configuration decides.
         there = {name for name in self._stored.names if not name.endswith("rotary_emb.inv_freq")}
-        if self._config.model.tie_embeddings:
-            there.discard("lm_head.weight")
-        wanted = self._tensors.keys()
-        for what, names in (("lacks", wanted - there), ("has unexpected", there - wanted)):
+        twice = self._config.model.tie_embeddings and _UNEMBED in there
+        if twice:
+            there.remove(_UNEMBED)
+        tensors = hf_tensors(empty_params(self._config.model), self._config.model)
+        for what, names in (("lacks", tensors.keys() - there), ("has unexpected", there - tensors.keys())):
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise self._refusal(f"{what} {min(names)}{more}")
-        for name, tensor in self._tensors.items():
+        for name, tensor in tensors.items():
             if self._stored.shape(name) != tensor.shape:
                 raise self._refusal(f"its {name} is {list(self._stored.shape(name))}; must be {list(tensor.shape)}")
             if self._stored.dtype(name) not in DTYPES:
                 raise self._refusal(f"its {name} is {self._stored.dtype(name)}; must be one of {', '.join(DTYPES)}")
+        if twice and not np.array_equal(
+            self._stored.read(_EMBED), self._stored.read(_UNEMBED)
+        ):  # nobody would tie them
+            raise self._refusal(f"its {_UNEMBED} is not {_EMBED}, but its config.json has tie_word_embeddings")
 
     def _check_same_tokens(self, named: str, own: Path) -> None:
         try:

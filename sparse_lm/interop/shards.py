@@ -6,6 +6,7 @@ One file is `model.safetensors`. Several are `model-00001-of-00003.safetensors` 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from sparse_lm.files import write_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def write_shards(directory: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
@@ -28,7 +31,7 @@ def write_shards(directory: Path, tensors: Mapping[str, np.ndarray], shard_bytes
         shards[-1][name] = array
     count = len(shards)
     names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
-    names = names if count > 1 else ["model.safetensors"]
+    names = names if count > 1 else [SINGLE]
     for file, shard in zip(names, shards, strict=True):
         # The library writes the buffer as it lies in memory, and files that only their owner may read.
         contiguous = {name: np.ascontiguousarray(array) for name, array in shard.items()}
@@ -37,7 +40,18 @@ def write_shards(directory: Path, tensors: Mapping[str, np.ndarray], shard_bytes
     if count > 1:
         total = sum(array.nbytes for array in tensors.values())
         files = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        write_json(directory / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
+        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
+
+
+def _files(directory: Path) -> list[Path]:
+    """Returns the files of a model: there may be others, such as averaged weights."""
+    index = directory / INDEX
+    if not index.is_file():
+        return [directory / SINGLE]
+    try:
+        return [directory / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{INDEX} must have a weight_map that gives the file of each tensor") from error
 
 
 class StoredTensors:
@@ -49,14 +63,16 @@ class StoredTensors:
 
     def __init__(self, directory: Path):
         self._files = {}
-        for file in sorted(directory.glob("model*.safetensors")):
+        for file in _files(directory):
             try:
                 opened = safe_open(file, "np")
+            except FileNotFoundError as error:
+                raise ValueError(
+                    f"lacks {file.name}; formats of weights other than safetensors are not read"
+                ) from error
             except SafetensorError as error:
                 raise ValueError(f"{file.name} is damaged: {error}") from error
             self._files |= {name: opened for name in opened.keys()}  # noqa: SIM118 (not a dict)
-        if not self._files:
-            raise ValueError("has no model*.safetensors; other formats of weights are not read")
 
     @property
     def names(self) -> set[str]:

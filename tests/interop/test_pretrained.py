@@ -55,6 +55,9 @@ def test_tied_embeddings_may_be_there_twice(save, tmp_path):
     config = save("tied", params)
     change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
     jax.tree.map(np.testing.assert_array_equal, Pretrained(config).params(), params)
+    change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": 2 * t["model.embed_tokens.weight"]}))
+    with pytest.raises(ConfigError, match=r"lm_head\.weight is not model\.embed_tokens\.weight"):
+        Pretrained(config)
 
 
 @pytest.mark.parametrize(

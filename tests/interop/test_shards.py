@@ -40,9 +40,22 @@ def test_read_back(tmp_path, shard_bytes):
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"has no model\*\.safetensors"):
+    with pytest.raises(ValueError, match=r"lacks model\.safetensors"):
         StoredTensors(tmp_path)
     write_shards(tmp_path, make_tensors(), 400)
     (tmp_path / "model-00002-of-00004.safetensors").write_bytes(b"no such thing")
     with pytest.raises(ValueError, match=r"model-00002-of-00004\.safetensors is damaged"):
         StoredTensors(tmp_path)
+    (tmp_path / "model-00002-of-00004.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks model-00002-of-00004\.safetensors"):
+        StoredTensors(tmp_path)
+
+
+def test_other_weights_beside_the_model_are_not_its_own(tmp_path):
+    write_shards(tmp_path, make_tensors(), 10**6)
+    (tmp_path / "other").mkdir()
+    write_shards(tmp_path / "other", make_tensors(1), 10**6)
+    (tmp_path / "other" / "model.safetensors").rename(tmp_path / "model_ema.safetensors")
+    stored = StoredTensors(tmp_path)
+    for name, array in make_tensors().items():
+        np.testing.assert_array_equal(stored.read(name), array)

@@ -9,6 +9,7 @@ A parameter of all layers, or an array of the recipe's state, has a checksum for
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -31,6 +32,10 @@ ITEMS = ("params", "recipe_state", "state")
 MANIFEST, MANIFEST_FILE = "manifest", "manifest.json"
 
 _READ_TOGETHER = 4  # arrays, which the host's memory then holds
+_CACHE_BYTES = 2**32  # of what is decoded, so that a chunk is decoded once and not for every device
+# What is wrong with the machine, or with who asks, rather than with a checkpoint: as Python says it, and TensorStore.
+_MACHINE_ERRNOS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
+_MACHINE_STATUSES = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 ArrayPath = tuple[str, ...]
 """The path of an array in a checkpoint: (item, name, name, ...)."""
@@ -131,16 +136,20 @@ class SavedCheckpoint:
         """Reads arrays to the devices that `wanted` shards them to, or the default device; each process its own parts.
 
         Raises:
-          DamagedCheckpoint: one cannot be read, or is not what was saved. All processes raise it, or none.
+          DamagedCheckpoint: one is not what was saved.
+          WorkdirError: one cannot be read now. All processes raise the same, or none raises.
         """
-        damage = None
+        failure = None
         try:
             with self._damage_named(), ThreadPoolExecutor(_READ_TOGETHER) as threads:
                 restored = dict(zip(wanted, threads.map(self._read, wanted.keys(), wanted.values()), strict=True))
-        except DamagedCheckpoint as error:
-            damage = error
-        if processes.any_of(damage is not None):
-            raise damage or self._damaged("another process says where")
+        except WorkdirError as error:
+            failure = error
+        damaged = isinstance(failure, DamagedCheckpoint)
+        if processes.any_of(failure is not None and not damaged):
+            raise self._unreadable("another process says why") if damaged or failure is None else failure
+        if processes.any_of(damaged):
+            raise failure or self._damaged("another process says where")
         for name, found in _describe(restored).items():
             if found != self.manifest["arrays"][name]:
                 raise self._damaged(f"{name} is not what was saved")
@@ -150,19 +159,32 @@ class SavedCheckpoint:
         # As Orbax lays it out: Zarr in one OCDBT store an item, named by its path. In a URL # or ? would end the path.
         base = {"driver": "file", "path": f"{self._directory / path[0]}/"}
         store = {"driver": "ocdbt", "base": base, "path": f"{'.'.join(path[1:])}/"}
-        stored = tensorstore.open({"driver": "zarr", "kvstore": store}, open=True, read=True).result()
+        cache = tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+        spec = {"driver": "zarr", "kvstore": store, "recheck_cached_data": False}
+        stored = tensorstore.open(spec, open=True, read=True, context=cache).result()
         sharding = wanted.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return jax.make_array_from_callback(stored.shape, sharding, lambda index: stored[index].read().result())
 
     @contextlib.contextmanager
     def _damage_named(self) -> Iterator[None]:
-        """Calls whatever error a library meets in bytes that it did not write damage; memory that is full is none."""
+        """Calls whatever error a library meets in bytes that it did not write damage.
+
+        Memory that is full is none, nor a machine that cannot read now, nor a checkpoint that is deleted meanwhile.
+        """
         try:
             yield
         except (WorkdirError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:
+            if not self._directory.exists():
+                raise self._unreadable("it was deleted while it was read") from error
+            of_the_machine = isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS
+            if of_the_machine or str(error).startswith(_MACHINE_STATUSES):
+                raise self._unreadable(first_line(error)) from error
             raise self._damaged(first_line(error)) from error
+
+    def _unreadable(self, reason: str) -> WorkdirError:
+        return WorkdirError(self._workdir, f"checkpoint {self._step} cannot be read now: {reason}")
 
     def _damaged(self, reason: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(self._workdir, f"checkpoint {self._step} is damaged: {reason}")

@@ -1,3 +1,4 @@
+import errno
 import math
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
+from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint
 from sparse_lm.training.workdir import WorkdirError
 
 
@@ -87,6 +89,24 @@ def test_best_survives_a_resume(tmp_path):
         checkpoints.save(3, make_state(3))
         checkpoints.save(4, make_state(4), {"eval_loss": 3.0})
     assert steps_on_disk(tmp_path) == [1, 4]
+
+
+def test_what_a_machine_cannot_read_now_is_not_damaged(tmp_path, monkeypatch):
+    save(tmp_path, 1, make_state(1))
+    save(tmp_path, 2, make_state(2))
+    read = Path.read_text
+
+    def stale(self, *args, **kwargs):
+        if self.name == "manifest.json" and "2" in self.parts:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, Checkpoints(tmp_path, keep=2) as checkpoints:
+        patch.setattr(Path, "read_text", stale)
+        with pytest.raises(WorkdirError, match=r"checkpoint 2 cannot be read now: .*Stale") as refused:
+            checkpoints.restore_latest(make_state())
+        assert not isinstance(refused.value, DamagedCheckpoint)
+    assert steps_on_disk(tmp_path) == [1, 2]
 
 
 def test_params_and_recipe_state_without_a_template(tmp_path):
