@@ -104,7 +104,7 @@ def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | 
     if is_prepared(Path(path)):  # windows that overlap: joined, they would repeat a token each
         raise DataError(f"--tfds={path} holds packed windows, prepared by this library: name their source")
     try:
-        corpus, heldout = tfds_corpus.open_splits(Path(path), end_of_text(tokenizer) if tokenizer else None)
+        corpus, heldout = tfds_corpus.open_splits(Path(path).absolute(), end_of_text(tokenizer) if tokenizer else None)
     except DataError as error:
         raise DataError(f"--tfds={path}: {error}") from error
     if corpus.feature == "tokens" and tokenizer is None:

@@ -74,7 +74,8 @@ def prepare(
         stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
         if _stamp_at(directory) == stamp:
             _log.info("%s is already prepared from the same files", directory)
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it removed this
+            if not (folder / STAMP_FILE).exists():  # what a run left that was killed while it removed this
+                _remove(folder)
             return
         _begin(folder, stamp)
         numbers = itertools.count()
@@ -112,8 +113,7 @@ def prepare(
         if directory.exists():
             directory.rename(folder / "replaced")
         complete.rename(directory)
-        (folder / STAMP_FILE).unlink()  # first: what is half removed must not be taken for work to go on from
-        shutil.rmtree(folder)
+        _remove(folder)
 
 
 def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: Tokenizer | None, vocab_size: int) -> str:
@@ -152,11 +152,18 @@ def _begin(folder: Path, stamp: str) -> None:
     """Makes a folder for the files of a preparation, empty unless an earlier run of the same one has left some."""
     file = folder / STAMP_FILE
     if not file.exists() or file.read_text() != stamp:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         with replacing(file) as partial:
             partial.write_text(stamp)
     for partial in folder.rglob("*.part"):
         partial.unlink()
+
+
+def _remove(folder: Path) -> None:
+    """Deletes a folder of `_begin`, its stamp first: what is half removed must not be taken for work to go on from."""
+    (folder / STAMP_FILE).unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

@@ -97,7 +97,8 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
             others = f" but {len(files)} of other kinds, which must be named one by one" if files else ""
             raise DataError(f"{pattern!r} matches no file of text{others}; readable: {READABLE}")
         paths.update(texts)
-    spelled = {path.resolve(): path for path in sorted(paths, reverse=True)}  # of a file's paths the first one
+    # Absolute: they are the same files wherever they are named from. Of a file's paths the first one.
+    spelled = {path.resolve(): path.absolute() for path in sorted(paths, reverse=True)}
     return TextFiles(tuple(sorted(spelled.values())), text_field)
 
 
@@ -115,8 +116,11 @@ def python_library() -> TextFiles:
       DataError: this Python has no library sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for path in sorted(root.rglob("*.py")) if not LIBRARY_SKIPPED & set(path.relative_to(root).parts)]
-    readable = [path for path in paths if path.stat().st_size <= LIBRARY_FILE_LIMIT]
+    paths = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LIBRARY_SKIPPED]  # not even looked into
+        paths += [Path(folder, name) for name in files if name.endswith(".py")]
+    readable = [path for path in sorted(paths) if path.stat().st_size <= LIBRARY_FILE_LIMIT]
     if not readable:
         raise DataError(f"no Python sources under {root}: the embedded corpus needs the standard library as files")
     return TextFiles(tuple(readable))

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -131,3 +132,14 @@ def test_two_preparations_of_the_same_take_turns(tmp_path):
         stamp = (tmp_path / "data" / "metadata.json").stat().st_mtime_ns
     second.join()
     assert (tmp_path / "data" / "metadata.json").stat().st_mtime_ns == stamp  # what the first one made will do
+
+
+def test_what_is_half_deleted_is_no_work_to_go_on_from(tmp_path, monkeypatch):
+    folder = tmp_path / "work"
+    builder._begin(folder, "one")
+    (folder / "result").write_text("")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(builder.shutil, "rmtree", mock.Mock(side_effect=KeyboardInterrupt))
+        builder._begin(folder, "another")
+    builder._begin(folder, "one")
+    assert not (folder / "result").exists()
