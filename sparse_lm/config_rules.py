@@ -97,10 +97,10 @@ def _model_rules(c: Config) -> Iterator[Rule]:
 
 
 def _optimizer_rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
-    o, float32 = c.optimizer, np.finfo(np.float32)
+    o, smallest, largest = c.optimizer, *(float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
     for key in ("optimizer.learning_rate", "optimizer.epsilon", "optimizer.weight_decay", "optimizer.clip_norm"):
-        held = values[key] == 0 or float32.tiny <= values[key] <= float32.max
-        yield key, held, f"must be 0 or in {float32.tiny:.0e}..{float32.max:.0e}, as float32 is"
+        held = values[key] == 0 or smallest <= values[key] <= largest
+        yield key, held, f"must be 0 or in {smallest:.0e}..{largest:.0e}, as float32 is"
     yield "optimizer.warmup_steps", o.warmup_steps < c.steps, f"must be under config.steps = {c.steps}"
     falling = c.steps - o.warmup_steps
     decay = f"with schedule wsd must be in 1..{falling} (steps - warmup_steps)"
