@@ -45,13 +45,12 @@ class Sliced(NamedTuple):
 SLICES = [Sliced(16384, 2048, 8192, experts=4, v=256), Sliced(16384, 4096, 16384, experts=4, v=256)]
 
 BACKENDS = dict(hopper=hopper, triton=triton)
-_BACKEND = flags.DEFINE_enum("backend", "hopper", BACKENDS, "Whose kernels.")
 _VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
 
 
 def backend() -> types.ModuleType:
-    """Returns the backend that the flag names."""
-    return BACKENDS[_BACKEND.value]
+    """Returns the backend that --backend names."""
+    return BACKENDS[flags.FLAGS.backend]
 
 
 def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from absl import app, flags
 from jax import Array, lax
 
-from experiments.kernels.operands import backend, random_matrix
+from experiments.kernels.operands import BACKENDS, backend, random_matrix
 from experiments.result_files import show, write_results
 from experiments.timing import median_ms
 from sparse_lm.ops import fp8, reference, transposable_mask
@@ -216,6 +216,7 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_enum("backend", "hopper", BACKENDS, "Whose kernels.")
     flags.DEFINE_list("tables", list(TABLES), "Tables to make.")
     flags.register_validator("tables", lambda names: set(names) <= set(TABLES), f"must be among {', '.join(TABLES)}")
     app.run(main)

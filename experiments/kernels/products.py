@@ -18,6 +18,7 @@ from absl import app, flags
 from jax import Array
 
 from experiments.kernels.operands import (
+    BACKENDS,
     SHAPES_24,
     SHAPES_FP8,
     SHAPES_VENOM,
@@ -154,6 +155,7 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_enum("backend", "hopper", BACKENDS, "Whose kernels.")
     flags.DEFINE_list("tables", list(TABLES), "Tables to make.")
     flags.register_validator("tables", lambda names: set(names) <= set(TABLES), f"must be among {', '.join(TABLES)}")
     app.run(main)

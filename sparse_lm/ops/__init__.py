@@ -2,8 +2,8 @@
 
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom
 from sparse_lm.ops.cross_entropy import cross_entropy
-from sparse_lm.ops.dense import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.hidden import (
     gated_squared_relu_24,
     gated_squared_relu_gradients,

@@ -18,8 +18,8 @@ from jax.typing import ArrayLike, DTypeLike
 from sparse_lm.ops import fp8
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
 from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
-from sparse_lm.ops.dense import group_sizes
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.norm import SAVED, rms_norm
 from sparse_lm.ops.row_order import RowOrder, combine

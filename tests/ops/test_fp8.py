@@ -57,7 +57,7 @@ def test_what_e4m3_rounds_to_is_multiplied(rng, product, dtype, precision):
 
 @PRODUCTS
 def test_rows_are_each_for_themselves(rng, product):
-    """Whether others are large, zeros or not finite."""
+    """A row stays the same if others are large, zeros or not finite."""
     x, w = operands(rng)
     before = np.asarray(product(x, w))
     others = x.copy()

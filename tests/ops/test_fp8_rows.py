@@ -57,7 +57,7 @@ def check_in_the_interpreter(kernel, tokens, columns, most):
 @pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
 @pytest.mark.parametrize("kernel, columns, most", [*zip(KERNELS, (1024, 512, 512), (1024, 256, 256), strict=True)])
 def test_kernel_in_the_interpreter(kernel, columns, most):
-    """In one block, which uses its ring twice, or in two."""
+    """Runs the kernel in one block, which uses its ring twice, or in two."""
     # In a process of its own: all threads of a cluster wait at once, and XLA has no more of its own than NPROC.
     code = f"from tests.ops.test_fp8_rows import *; check_in_the_interpreter({kernel!r}, 64, {columns}, {most})"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What ops and kernels refuse: each is one error, which names the operand, and says what is allowed. Needs no GPU."""
+"""Ops and kernels refuse operands by one error, which names the operand and says what is allowed. Needs no GPU."""
 
 import dataclasses
 import functools

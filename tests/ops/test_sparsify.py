@@ -60,7 +60,7 @@ def draw_matrix(seed):
 
 
 def flush(x):
-    """With zeros for subnormal numbers, as arithmetic gives them on the devices."""
+    """Replaces subnormal numbers by zeros, as arithmetic on the devices does."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x)
 
 

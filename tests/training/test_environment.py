@@ -1,4 +1,4 @@
-"""What training asks of JAX before it starts: a GPU's memory, and the same bits from each run."""
+"""Training asks of JAX before it starts: a GPU's memory, and the same bits from each run."""
 
 import os
 import subprocess

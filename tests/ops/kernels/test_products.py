@@ -241,7 +241,7 @@ SAME_ORDER = list(dict.fromkeys((t.op, t.kernel) for t in TILINGS if t.op in UNS
 
 @pytest.mark.parametrize("op, kernel", SAME_ORDER)
 def test_tilings_agree_bit_for_bit(op, kernel):
-    """Of few columns no sum is split: its order is that of k, whatever the tiling, and a race would be a difference."""
+    """Splits no sum, since columns are few: its order is that of k in every tiling, and a race makes a difference."""
     operands, options = operands_of(Tiling(op, kernel, None), UNSPLIT[op])
     configs = [tiling.config for tiling in TILINGS if tiling.kernel is kernel and not tiling.contiguous]
     if kernel.__module__.startswith(hopper.__name__) and op.startswith("matmul_24"):
@@ -256,7 +256,7 @@ def test_tilings_agree_bit_for_bit(op, kernel):
 @each_backend
 @pytest.mark.parametrize("contiguous, v", [(128, 128), (64, 64), (1, 64)])
 def test_sampled_squared_relu_keeps_what_the_reference_keeps(contiguous, v, backend):
-    """Of integers, whose sums are exact in any order. Some lists fit no kernel's tile; the last lists no neuron."""
+    """Takes integers, whose sums are exact in any order. Some lists fit no kernel's tile; the last lists no neuron."""
     (w, x, ids), _ = product_operands("sampled_matmul_24", (500, 128, 256, 128, v, contiguous))
     rng = np.random.default_rng(0)
     w = dataclasses.replace(w, values=jnp.asarray(rng.integers(-2, 3, w.values.shape), jnp.bfloat16))

@@ -116,7 +116,7 @@ def test_a_process_that_finds_nothing_to_do_changes_nothing(tmp_path):
 
 
 def compile_for(seconds):
-    """What JAX tells its listeners when it has compiled."""
+    """Tells JAX's listeners what it tells them when it has compiled."""
     jax.monitoring.record_event_duration_secs(f"{COMPILE_EVENTS}backend_compile_duration", seconds)
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.checks import check_product_dtypes
-from sparse_lm.ops.dense import group_sizes
+from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.hopper.frame.operands import check_multiples
 from sparse_lm.ops.hopper.frame.schedule import core_count
 

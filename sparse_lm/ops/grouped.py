@@ -1,0 +1,124 @@
+"""Products of experts whose weights are dense: each block of tokens with its expert's slice of the neurons.
+
+E experts of S neurons each have rows e * S .. (e + 1) * S of the weights [E * S, D]. Blocks of v tokens follow one
+another in the order of their experts, so that an expert's tokens are contiguous.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm.ops import backends
+from sparse_lm.ops.checks import check_float, check_matrix
+from sparse_lm.ops.shapes import Float, Int32
+
+
+def grouped_up(
+    x: Float[Array, "T D"],
+    w: Float[Array, "F D"],
+    block_experts: Int32[Array, " blocks"],
+    v: int,
+    experts: int,
+    *,
+    padded: bool = False,
+    implementation: str | None = None,
+) -> Float[Array, "T S"]:
+    """Computes x @ w[slice]^T, each block with its expert's slice.
+
+    Args:
+      x: [T, D], blocks of v tokens.
+      w: [F, D], a neuron a row; expert e has rows e * F / E and on.
+      block_experts: int32 [T / v], the expert of each block, ascending.
+      v: tokens of a block.
+      experts: E, which divides F.
+      padded: the last blocks may be padding, tokens of zeros whose expert is E. Kernels then skip these.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      [T, S] in the dtype of x, S = F / E.
+
+    Raises:
+      ValueError: shapes do not match.
+      NotImplementedError: the named backend cannot run this.
+    """
+    _check(x, w.shape[1], block_experts, v)
+    _check_weights(w, experts)
+    return backends.dispatch("grouped_up", implementation, x, w, block_experts, v, experts, padded=padded)
+
+
+def grouped_down(
+    y: Float[Array, "T S"],
+    w: Float[Array, "F D"],
+    block_experts: Int32[Array, " blocks"],
+    v: int,
+    experts: int,
+    *,
+    padded: bool = False,
+    implementation: str | None = None,
+) -> Float[Array, "T D"]:
+    """Computes y @ w[slice], each block with its expert's slice; arguments and errors as in `grouped_up`."""
+    _check_weights(w, experts)
+    _check(y, w.shape[0] // experts, block_experts, v)
+    return backends.dispatch("grouped_down", implementation, y, w, block_experts, v, experts, padded=padded)
+
+
+def grouped_weights(
+    y: Float[Array, "T S"],
+    x: Float[Array, "_ D"],
+    block_experts: Int32[Array, " blocks"],
+    v: int,
+    experts: int,
+    *,
+    out_dtype: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "F D"]:
+    """Computes y_e^T @ x_e of the tokens of each expert e, the gradient of its slice of the weights.
+
+    Args:
+      y: [T, S], blocks of v tokens.
+      x: [T, D].
+      block_experts: int32 [T / v], the expert of each block, ascending; E for one of no expert.
+      v: tokens of a block.
+      experts: E.
+      out_dtype: of the result; that of x by default.
+      implementation: backend that must run this; the best one by default.
+
+    Returns:
+      [E * S, D]; zero for an expert that has no block.
+
+    Raises:
+      ValueError: shapes do not match.
+      NotImplementedError: the named backend cannot run this.
+    """
+    check_matrix("y", y)
+    _check(x, x.shape[1], block_experts, v)
+    if y.shape[0] != x.shape[0]:
+        raise ValueError(f"y has {y.shape[0]} tokens and x {x.shape[0]}: they must be the same")
+    check_float("out_dtype", out_dtype)
+    return backends.dispatch(
+        "grouped_weights", implementation, y, x, block_experts, v, experts, out_dtype=jnp.dtype(out_dtype or x.dtype)
+    )
+
+
+def group_sizes(block_experts: Int32[Array, " blocks"], v: int, experts: int) -> Int32[Array, " E"]:
+    """Counts the tokens of each expert, whole blocks: int32 [E]."""
+    return v * jnp.sum(block_experts[:, None] == jnp.arange(experts), axis=0, dtype=jnp.int32)
+
+
+def _check(x: Array, contracted: int, block_experts: Array, v: int) -> None:
+    check_matrix("x", x)
+    if x.shape[1] != contracted:
+        raise ValueError(f"tokens [T, {x.shape[1]}] do not fit weights that contract {contracted}")
+    if v < 1 or block_experts.dtype != jnp.int32 or block_experts.shape != (x.shape[0] // v,) or x.shape[0] % v:
+        raise ValueError(
+            f"block_experts must be int32 [{x.shape[0]} / {v}], one for each whole block of v tokens; "
+            f"got {block_experts.dtype}{list(block_experts.shape)}"
+        )
+
+
+def _check_weights(w: Array, experts: int) -> None:
+    check_matrix("w", w)
+    if experts < 1 or w.shape[0] % experts:
+        raise ValueError(f"experts = {experts} must divide the {w.shape[0]} rows of w")
