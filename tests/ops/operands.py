@@ -165,3 +165,9 @@ def _bits(x):
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         numbers = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
     return numbers.view(f"uint{8 * numbers.itemsize}")
+
+
+def exact_stats(h, kept):
+    """Computes `HiddenStats` of Y as it is rounded, in float64; XLA may leave that rounding out of its sums."""
+    y = np.asarray(jnp.asarray(np.square(np.maximum(np.asarray(h, np.float32), 0)), h.dtype), np.float64)
+    return np.count_nonzero(y), np.square(y).sum(), np.square(np.asarray(kept, np.float64)).sum()

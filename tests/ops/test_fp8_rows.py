@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -94,11 +95,24 @@ def used_by_training(x, w):
 
 
 @pytest.mark.gpu
-def test_training_takes_the_kernels():
+def test_training_takes_the_kernels_and_transposes_nothing_that_they_wrote():
     x, w = jnp.ones((512, 256), jnp.bfloat16), jnp.ones((1024, 256), jnp.bfloat16)
     assert used_by_training(x, w) == {name: {"hopper"} for name in KERNELS}
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=fp8.COMPILER_OPTIONS)
+    program = gradients.lower(x, w).compile().as_text()
+    assert "f8e4m3fn[1024,512]" in program
+    assert not re.search(r"f8e4m3fn\[(1024,512|512,1024)\]\S* (transpose|copy)\(", program)
 
 
 def test_elsewhere_training_takes_the_reference():
     x, w = jnp.ones((33, 20)), jnp.ones((24, 20))
     assert used_by_training(x, w) == {name: {"reference"} for name in KERNELS}
+
+
+def test_scales_of_all_magnitudes():
+    """The kernel's scales are the reference's, but where the quotient by 448 is no normal number: values are zeros."""
+    smallest = np.array(1e-35, jnp.bfloat16).view(np.uint16)
+    largest = np.append(0, np.arange(smallest, 0x7FC1)).astype(np.uint16).view(jnp.bfloat16)
+    scale, reciprocal = kernels._scale(jnp.asarray(largest, jnp.float32))
+    np.testing.assert_array_equal(scale, fp8.by_rows(largest[:, None]).scale[:, 0])
+    np.testing.assert_array_equal(reciprocal, 1 / scale)
