@@ -13,7 +13,7 @@ import math
 from types import ModuleType
 from typing import Any
 
-from configs import llama1b, llama60m, tiny
+from configs import llama1b, llama32_1b, llama60m, tiny
 from sparse_lm import config as config_lib
 
 Overrides = dict[str, Any]
@@ -134,10 +134,11 @@ def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict
 
 
 def _swiglu_runs(steps: int) -> dict[str, Overrides]:
-    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps."""
+    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps and up to the decay."""
     sparse = {
-        f"{recipe}_50": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, 50)
+        f"{recipe}_{share}": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, share)
         for recipe in ("fst", "sste", "dense_slices")
+        for share in (50, 80)
     }
     return {"dense": _SWIGLU | _DENSE} | sparse
 
@@ -222,6 +223,13 @@ SUITES = {
         llama1b,
         _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": 4, "optimizer.name": "muon"}),
         {name: run for name, run in _runs(3052, 18_432, _RATES).items() if "model.experts" not in run},
+        lengths=(0.8, 1.0),
+    ),
+    # The layer of Llama-3.2-1B, with SwiGLU.
+    "llama32_1b_4_layers": Suite(
+        llama32_1b,
+        _base(3052, 300, 3e-4, **_100M, **{"model.layers": 4}),
+        _swiglu_runs(3052),
         lengths=(0.8, 1.0),
     ),
     # 42 M parameters, 200 M tokens.
