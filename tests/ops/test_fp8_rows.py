@@ -74,7 +74,7 @@ def test_kernel_in_the_interpreter(kernel, columns, most):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens, columns", [(128, 256), (512, 2048), (4096, 6144), (4096, 8192), (4096, 18_432)])
+@pytest.mark.parametrize("tokens, columns", [(128, 256), (512, 2048), (4096, 6144), (4096, 8192)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel(kernel, tokens, columns):
     arguments = operands(kernel, tokens, columns)

@@ -33,7 +33,7 @@ _WARPGROUPS = 2
 _RING = 3  # tiles of a second input in flight; those of the first have a place each
 _SLOTS = 2  # tiles on their way to global memory
 _CLUSTERS = (1, 2, 4, 8)  # larger ones are not portable
-_MOST_COLUMNS = (1024, 2048, 2560)  # of a block: with the first two blocks fit on a multiprocessor
+_MOST_COLUMNS = (1024, 2048)  # of a block: with the former two blocks fit on a multiprocessor
 _LARGEST_FRACTION = 0b11 << 21  # of float32: 448 is 1.75 times 2^8
 _TILE = plgpu.Layout.TILED(  # of a tile: each warp has eight rows of its own
     plgpu.Tiling(((_ROWS, 8), (8, 8), (2,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
