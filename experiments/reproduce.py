@@ -52,16 +52,20 @@ def gated_step(result: dict[str, Any]) -> Numbers:
     return step(result, "dense_slices")
 
 
-def time_to_loss(result: dict[str, Any]) -> Numbers:
+def time_to_loss(result: dict[str, Any], sparse: str = "slices_80") -> Numbers:
     """Places the mean sparse run among the mean dense branches."""
 
     def mean(run: str) -> tuple[float, float]:
         rows = [row for row in result["runs"] if row["name"] == run]
         return statistics.fmean(row["seconds"] for row in rows), statistics.fmean(row["heldout_loss"] for row in rows)
 
-    seconds, loss = mean("slices_80")
+    seconds, loss = mean(sparse)
     dense, _ = time_of_loss([mean("dense@0.8"), mean("dense@1.0")], loss)
-    return {"dense seconds": dense, "slices seconds": seconds, "ratio": seconds / dense}
+    return {"dense seconds": dense, "sparse seconds": seconds, "ratio": seconds / dense}
+
+
+def gated_time_to_loss(result: dict[str, Any]) -> Numbers:
+    return time_to_loss(result, "dense_slices_80")
 
 
 def ffn(result: dict[str, Any]) -> Numbers:
@@ -82,7 +86,7 @@ _STEP = "python -m experiments.bench.step --recipes=dense,slices --output=OUTPUT
 _FFN = "python -m experiments.bench.ffn --tokens=16384 --shapes=2048x8192 --output=OUTPUT "
 _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_size=16384"
 _GATED = "python -m experiments.bench.step --config=configs/llama32_1b.py --recipes=dense,dense_slices,fst,sste "
-_TIME = "python -m experiments.quality.time_to_loss --data=data/python --runs=dense,slices_80 --output=OUTPUT "
+_TIME = "python -m experiments.quality.time_to_loss --data=data/python --output=OUTPUT "
 _SECONDS = "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices"
 _EXPERTS = "python -m experiments.bench.experts --output=OUTPUT"
 _STEP_AFM, _TIME_AFM = "step_afm_4_layers_h200.json", "time_afm_4_layers_h200.json"
@@ -99,13 +103,20 @@ ROWS = {
     ),
     "step_gated": Row(_GATED + "--rounds=2 --steps=6 --output=OUTPUT", _H200, "step_llama32_1b_h200.json", gated_step),
     "time_llama1b": Row(
-        _TIME + "--suite=llama1b_25_layers --workdir=runs/time_llama1b --gpus=0,1 --seeds=10",
+        _TIME + "--suite=llama1b_25_layers --runs=dense,slices_80 --workdir=runs/time_llama1b --gpus=0,1 --seeds=10",
         "two H100s; 1,570 s of training for dense with its branch, 990 s for slices",
         _TIME_LLAMA1B,
         time_to_loss,
     ),
+    "time_gated": Row(
+        _TIME + "--suite=llama32_1b_4_layers --runs=dense,dense_slices_80 --workdir=runs/gated --gpus=0 --seeds=10",
+        "one H100; 390 s of training for dense with its branch, 216 s for dense_slices",
+        "time_llama32_1b_4_layers_h100.json",
+        gated_time_to_loss,
+    ),
     "time_afm": Row(
-        _TIME + "--suite=afm_4_layers --workdir=runs/time_afm --gpus=0,1,2,3 --seeds=10,11,12,13",
+        _TIME
+        + "--suite=afm_4_layers --runs=dense,slices_80 --workdir=runs/time_afm --gpus=0,1,2,3 --seeds=10,11,12,13",
         _SECONDS,
         _TIME_AFM,
         time_to_loss,
