@@ -175,7 +175,7 @@ def losses_over_seconds(*several: Results, names: Sequence[str] = ()) -> Figure:
     figure, panels = new_figure(2 + 4 * len(several), 4, caption, ncols=len(several), squeeze=False)
     for axes, results in zip(panels[0], several, strict=True):
         runs = results.data["runs"]
-        found = list(dict.fromkeys(run["name"] for run in runs if not _is_branch(run)))
+        found = list(dict.fromkeys(run["name"] for run in runs if run["name"].split("@")[0] != "dense"))
         drawn = [name for name in found if not names or name in names]
         for run in runs:
             if run["name"] in drawn:
