@@ -11,10 +11,10 @@ import numpy as np
 from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
-from sparse_lm.recipes.base import PRECISIONS, Shape
+from sparse_lm.recipes.base import PRECISIONS, Recipe, Shape
 
 if TYPE_CHECKING:
-    from sparse_lm.config import Config
+    from sparse_lm.config import Config, ModelConfig
 
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
@@ -90,8 +90,6 @@ def _model_rules(c: Config) -> Iterator[Rule]:
         choices = f"must be in 2..{m.experts} (of one expert the gate is 1, and its router learns nothing)"
         yield "model.experts_per_token", 2 <= m.experts_per_token <= m.experts, choices
         yield "model.precision", m.precision == "bf16", "must be bf16 with model.experts: they have no FP8"
-        squared = "must be squared_relu with model.experts: others have no experts"
-        yield "model.activation", m.activation == "squared_relu", squared
         whole = "must be adamw with model.experts, whose matrices are stored as one"
         yield "optimizer.name", c.optimizer.name == "adamw", whole
 
@@ -146,10 +144,10 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     if recipe.implementation is not None:
         yield one_of("sparsity.implementation", recipe.implementation, backends.NAMES)
     if m.experts or s.phase:
-        kind = "experts" if m.experts else m.activation
-        able = ", ".join(name for name, known in RECIPES.items() if kind in known.computes)
+        able = [name for name, known in RECIPES.items() if m.activation in _computed(known, m)]
         of_model = f"model.activation = {m.activation!r} and model.experts = {m.experts}"
-        yield "sparsity.recipe", kind in recipe.computes, f"must be one of {able}, which compute FFNs with {of_model}"
+        allowed = f"must be one of {', '.join(able)}, which compute FFNs with {of_model}"
+        yield "sparsity.recipe", recipe.name in able, allowed
     if not recipe.products:
         return
     yield "sparsity.end_step", s.start_step <= s.end_step, f"must be {s.start_step} (start_step) or more"
@@ -168,6 +166,11 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     of_device = "" if tensor == 1 else ", of which each device along mesh.tensor has a part"
     for key, _, ok, allowed in recipe.rules(Shape(m.dim, width // tensor, tokens)):
         yield f"sparsity.{key}", ok, allowed + of_device
+
+
+def _computed(recipe: Recipe | type[Recipe], model: ModelConfig) -> tuple[str, ...]:
+    """Returns the activations that a recipe computes in such a model."""
+    return recipe.computes_experts if model.experts else recipe.computes
 
 
 def _parts(c: Config) -> str:

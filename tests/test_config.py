@@ -81,7 +81,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         (MIXTURE | {"model.experts_per_token": 9}, "model.experts_per_token", "must be in 2..8"),
         (MIXTURE | {"model.expert_dim": 6}, "model.expert_dim", "multiple of 4"),
         (MIXTURE | {"model.router_scores": "sigmoids"}, "model.router_scores", "did you mean 'sigmoid'"),
-        (MIXTURE | {"model.activation": "swiglu"}, "model.activation", "must be squared_relu with model.experts"),
+        (MIXTURE | {"model.activation": "swiglu"}, "sparsity.recipe", "must be one of dense, which compute FFNs"),
         (MIXTURE | {"mesh.tensor": 2}, "mesh.tensor", "must be 1 with model.experts: mesh.expert splits them"),
         (MIXTURE | {"mesh.expert": 16}, "mesh.expert", "must divide model.experts = 8"),
         (MIXTURE | {"mesh.expert": 8, "batch_size": 4}, "batch_size", "mesh.data * mesh.fsdp * mesh.expert * microb"),

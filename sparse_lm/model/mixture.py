@@ -1,4 +1,4 @@
-"""A mixture of experts: each token is computed by k of E squared-ReLU FFNs, whose products a recipe computes.
+"""A mixture of experts: each token is computed by k of E FFNs, whose products a recipe computes.
 
 The router is float32. A token's logits are products with its input, over sqrt(D): without the root a step of Adam moves
 them by about as much as they differ, and routing settles before experts have learnt anything. A token's scores are the
@@ -10,12 +10,14 @@ the loads.
               load and falls for the others (auxiliary-loss-free balancing, 2408.15664);
     z-loss    mean square of the logits' log-sum-exp, which keeps them small (2202.08906).
 
-Expert e has rows e Fe to (e + 1) Fe of `up` and of `down`. A shared expert, which computes every token, is dense. On a
-mesh with an axis `expert`, each device along it has some of the experts, and a router of its own tokens.
+Expert e has neurons e Fe to (e + 1) Fe of `up` and of `down`; with a gate, a neuron has two rows of `up`. A shared
+expert, which computes every token, is dense. On a mesh with an axis `expert`, each device along it has some of the
+experts, and a router of its own tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -32,6 +34,7 @@ from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.model.linear import exact_linear
 from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.recipes.activations import rows_per_neuron
 from sparse_lm.recipes.differentiable import RESIDUALS
 from sparse_lm.recipes.groups import group_by_expert
 from sparse_lm.recipes.routing import expert_load
@@ -44,20 +47,26 @@ _Z_LOSS_WEIGHT = 1e-3  # of the mean over layers, beside the cross entropy
 
 
 class Mixture(nnx.Module):
-    """A router f32[E, D] with its bias f32[E], experts f32[E Fe, D] and perhaps a shared expert f32[Fs, D]."""
+    """A router f32[E, D] with its bias f32[E], experts f32[E Fe, D] and perhaps a shared expert f32[Fs, D].
+
+    With a gate, their up projections have twice the rows, as those of `Ffn`.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.router = nnx.Param(initializers.matrix(rngs.params(), config.experts, config.dim))
         self.router_bias = nnx.Param(jnp.zeros(config.experts))
-        self.up = nnx.Param(initializers.matrix(rngs.params(), config.experts * config.expert_dim, config.dim))
+        per_neuron = rows_per_neuron(config.activation)
+        self.up = nnx.Param(initializers.matrix(rngs.params(), per_neuron * config.neurons, config.dim))
         keys = jax.random.split(rngs.params(), config.experts)
         down = jax.vmap(lambda key: initializers.residual_matrix(key, config.dim, config.expert_dim, config.layers).T)
         self.down = nnx.Param(down(keys).reshape(-1, config.dim))
         if config.shared_expert_dim:
-            shape = config.shared_expert_dim, config.dim
-            self.shared_up = nnx.Param(initializers.matrix(rngs.params(), *shape))
-            self.shared_down = nnx.Param(initializers.residual_matrix(rngs.params(), *shape[::-1], config.layers).T)
+            width = config.shared_expert_dim
+            self.shared_up = nnx.Param(initializers.matrix(rngs.params(), per_neuron * width, config.dim))
+            self.shared_down = nnx.Param(
+                initializers.residual_matrix(rngs.params(), config.dim, width, config.layers).T
+            )
 
     def __call__(
         self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
@@ -74,6 +83,7 @@ class Mixture(nnx.Module):
         router, bias = read_replicated(self.router[...], axes), lax.stop_gradient(self.router_bias[...])
         chosen, gates, z_loss = route(x, router, bias, config.experts_per_token, config.router_scores)
         chosen = collectives.gather(chosen, axes.expert)
+        recipe = dataclasses.replace(recipe, activation=config.activation)
         v = recipe.block_of_experts(chosen.size, experts)
         groups = group_by_expert(chosen, experts, v, inputs.order, axes.expert)
         o, stats = recipe.mixture(
@@ -81,7 +91,8 @@ class Mixture(nnx.Module):
             key=inputs.key, weights=inputs.weights, layer=inputs.layer, axes=axes,
         )  # fmt: skip
         if config.shared_expert_dim:
-            o += DENSE.ffn(x, self.shared_up[...], self.shared_down[...], axes=axes)[0]
+            dense = dataclasses.replace(DENSE, activation=config.activation)
+            o += dense.ffn(x, self.shared_up[...], self.shared_down[...], axes=axes)[0]
         load = expert_load(chosen.reshape(-1), experts)
         entropy = -jnp.sum(load * jnp.log(jnp.maximum(load, jnp.finfo(jnp.float32).tiny))) / math.log(experts)
         largest = jnp.max(jnp.abs(bias))

@@ -11,9 +11,9 @@ T tokens, D model width, F neurons. X [T, D], W1 and W2 both stored neuron-major
 Each recipe is one file beside this one. It writes out `forward` and `backward`, which `differentiable` makes one
 function, `ffn`. 2 relu(H) is 2 sqrt(Y), so only Y is saved of the hidden layer.
 
-The experts of a mixture are FFNs of Fe neurons, one under the other: expert e of E has rows e Fe to (e + 1) Fe of W1
-and W2 [E Fe, D]. A recipe that computes them writes out `forward_experts` and `backward_experts`, which `mixture` makes
-one differentiable function.
+The experts of a mixture are FFNs of Fe neurons, one under the other: expert e of E has neurons e Fe to (e + 1) Fe of
+W1 and W2 [E Fe, D]. A recipe that computes them writes out `forward_experts` and `backward_experts`, which `mixture`
+makes one differentiable function.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Recipe:
 
     name: ClassVar[str]
     computes: ClassVar[tuple[str, ...]] = (SQUARED_RELU,)
-    """Names the activations of the FFNs that it computes; and "experts", a mixture's, if it computes these."""
+    """Names the activations of the FFNs that it computes."""
+    computes_experts: ClassVar[tuple[str, ...]] = ()
+    """Names the activations of a mixture's experts that it computes."""
     products: ClassVar[dict[str, str]] = {}
     """The sparse products, and the sparse operand of each."""
     State: ClassVar[type] = NoState
@@ -197,8 +199,7 @@ class Recipe:
         Raises:
           ValueError: a knob that does not fit, or a shape or dtype that is not allowed.
         """
-        if "experts" not in self.computes:
-            self._check_computes(self.activation)
+        self._check_computes((*self.computes, *self.computes_experts), "FFNs")
         self._check_arrays(w1, w2, x)
         neurons, dim = w2.shape
         for knob, value, ok, allowed in self.rules(Shape(dim, neurons)):
@@ -248,7 +249,7 @@ class Recipe:
             differentiated, no key to one that is stochastic; or the recipe computes experts only.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
-        self._check_computes(self.activation)
+        self._check_computes(self.computes, "FFNs")
         self._check_arrays(w1, w2, x)
         state = self._state(state, w1, w2, axes)
         tokens = x.reshape(-1, x.shape[-1])
@@ -260,7 +261,7 @@ class Recipe:
     def mixture(
         self,
         x: Float[Array, "T D"],
-        w1: Float[Array, "F D"],
+        w1: Float[Array, "rows D"],
         w2: Float[Array, "F D"],
         gates: Float[Array, "T k"],
         groups: Groups,
@@ -275,7 +276,7 @@ class Recipe:
 
         Args:
           x: [T, D].
-          w1: [E Fe, D] up projections, expert after expert.
+          w1: [E Fe, D] up projections, expert after expert; [2 E Fe, D] with a gate.
           w2: [E Fe, D] down projections.
           gates: f32[T, k].
           groups: the pairs of tokens and the experts that they chose; blocks of `block_of_experts` slots.
@@ -286,9 +287,9 @@ class Recipe:
           stats: "activation_sparsity" and "kept_energy" of `ffn`, of the pairs.
 
         Raises:
-          ValueError: the recipe computes no experts; and where `ffn` does.
+          ValueError: the recipe computes no such experts; and where `ffn` does.
         """
-        self._check_computes("experts")
+        self._check_computes(self.computes_experts, "experts")
         if groups.axis != (axis := axes.tensor or axes.expert):
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
         state, layer = self._state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
@@ -306,9 +307,10 @@ class Recipe:
             if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
                 raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
 
-    def _check_computes(self, kind: str) -> None:
-        if kind not in self.computes:
-            raise ValueError(f"recipe {self.name!r} computes {', '.join(self.computes)}, not {kind}")
+    def _check_computes(self, activations: tuple[str, ...], what: str) -> None:
+        if self.activation not in activations:
+            known = f"{what} with {', '.join(activations)}, not {self.activation}" if activations else f"no {what}"
+            raise ValueError(f"recipe {self.name!r} computes {known}")
 
     def _state(self, state: Any, w1: Array, w2: Array, axes: Axes) -> Any:
         if self.State is NoState:

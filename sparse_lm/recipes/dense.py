@@ -31,7 +31,7 @@ class Dense(Recipe):
     """Computes all six products densely."""
 
     name = "dense"
-    computes = (*ACTIVATIONS, "experts")
+    computes = computes_experts = ACTIVATIONS
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         if self._one_pass:
@@ -88,18 +88,18 @@ class Dense(Recipe):
         blocks, options = _blocks(ffn)
         with jax.named_scope("up"):
             h = ops.grouped_up(x, ffn.w1.dense, *blocks, **options)
-        y, seen, _ = activate(h, SQUARED_RELU)
+        y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
             o = ops.grouped_down(y, ffn.w2.dense, *blocks, **options)
         stats = hidden_stats(ffn.groups.total(seen), ffn.groups.pairs, y.shape[1])
-        return combine(o, ffn.groups.rows), stats, y
+        return combine(o, ffn.groups.rows), stats, saved
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
-        y, (blocks, options) = saved, _blocks(ffn)
+        y, (blocks, options) = hidden(saved, self.activation), _blocks(ffn)
         into: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
         with jax.named_scope("grad_hidden"):
             dy = ops.grouped_up(do, ffn.w2.dense, *blocks, **options)
-        dh, y_dy = gradient(dy, y, SQUARED_RELU), jnp.sum(y.astype(jnp.float32) * dy, axis=1)
+        dh, y_dy = gradient(dy, saved, self.activation), jnp.sum(y.astype(jnp.float32) * dy, axis=1)
         with jax.named_scope("grad_input"):
             dx = ops.grouped_down(dh, ffn.w1.dense, *blocks, **options)
         with jax.named_scope("grad_up"):

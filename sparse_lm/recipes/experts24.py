@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.recipes import block_products
+from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import Groups, fitting_block
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
@@ -44,7 +45,8 @@ class Experts24(SoftThreshold24):
     v: int = 256
 
     name = "experts24"
-    computes = ("experts",)
+    computes = ()
+    computes_experts = (SQUARED_RELU,)
     products: ClassVar = {
         "up": "W1 2:4",
         "down": "Y 2:4",

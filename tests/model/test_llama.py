@@ -63,6 +63,7 @@ MODELS = [
     dict(activation="geglu", **QWEN3),
     MIXTURE,
     dict(MIXTURE, experts_per_token=5, shared_expert_dim=24, router_scores="sigmoid"),
+    dict(MIXTURE, shared_expert_dim=16, router_scores="sigmoid", activation="swiglu", qk_norm=True),
 ]
 """Every activation, mixture and option of a model, in few models."""
 
@@ -91,6 +92,7 @@ def test_bfloat16_forward_rounds_but_no_more():
         {},
         dict(tie_embeddings=True, activation="swiglu", **QWEN3),
         dict(MIXTURE, shared_expert_dim=24, experts_per_token=3, router_scores="sigmoid"),
+        dict(MIXTURE, shared_expert_dim=16, activation="geglu"),
     ],
     ids=str,
 )

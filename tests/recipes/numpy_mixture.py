@@ -5,21 +5,22 @@ Gates, choices, scales and random draws are inputs, as in masked_dense_ffn.py.
 
 import numpy as np
 
-from tests.recipes.masked_dense_ffn import Result, slots_by_expert, soft_threshold, top_two_of_four
+from tests.recipes.masked_dense_ffn import Result, activate, slots_by_expert, soft_threshold, top_two_of_four
 
 
-def mixture(x, w1, w2, gates, chosen, do, *, order=None, scales=None, draw=None, v=1):
+def mixture(x, w1, w2, gates, chosen, do, *, order=None, scales=None, draw=None, v=1, activation="squared_relu"):
     """Returns the result of all pairs, and the gradient of the gates.
 
     Args:
       x, do: [T, D].
-      w1, w2: [E, Fe, D].
+      w1, w2: [E, Fe, D]; with a gate w1 is [E, 2 Fe, D], a neuron's gate and its own row by turns.
       gates: [T, k].
       chosen: int[T, k].
       order: int[T], in which an expert takes its tokens.
       scales: of the soft threshold of both weights; None for dense experts.
       draw: a function of a [Tp, Fe] and a number, the stochastic estimate of a; None for a itself.
       v: slots of a block: an expert's pairs fill whole blocks.
+      activation: of the experts.
     """
     experts, choices = len(w1), chosen.shape[1]
     keep = np.ones_like if scales is None else top_two_of_four
@@ -37,12 +38,12 @@ def mixture(x, w1, w2, gates, chosen, do, *, order=None, scales=None, draw=None,
     x_slots, do_slots = (np.where(real[:, None], a[tokens], 0) for a in (x, do))
 
     h = np.einsum("sd,sfd->sf", x_slots, w1[owners])
-    all_of_y = np.square(np.maximum(h, 0))
+    all_of_y, slopes = activate(h, activation)
     mask = keep(all_of_y)
     y = all_of_y * mask
     o_slots = np.einsum("sf,sfd->sd", y, w2[owners])
     do_of_experts = slot_gates[:, None] * do_slots
-    dh = np.einsum("sd,sfd->sf", do_of_experts, w2[owners]) * 2 * np.maximum(h, 0) * mask
+    dh = slopes(np.einsum("sd,sfd->sf", do_of_experts, w2[owners]) * mask)
     dx_slots = np.einsum("sf,sfd->sd", dh, w1[owners])
     drawn_dh, drawn_y = (draw(a, 3) if draw else a for a in (dh, y))
 
@@ -56,7 +57,7 @@ def mixture(x, w1, w2, gates, chosen, do, *, order=None, scales=None, draw=None,
         dw1[expert] += np.outer(drawn_dh[slot], x_slots[slot])
         dw2[expert] += np.outer(drawn_y[slot], do_of_experts[slot])
     stats = {
-        "activation_sparsity": 1 - np.count_nonzero(all_of_y) / (len(x) * choices * w1.shape[1]),
+        "activation_sparsity": 1 - np.count_nonzero(all_of_y) / (len(x) * choices * w2.shape[1]),
         "kept_energy": np.square(y).sum() / np.square(all_of_y).sum(),
     }
     shape = -1, x.shape[1]

@@ -234,14 +234,15 @@ REFUSED = {
     r"centroids \[4, 24\] of the state must be \[2, 24\] for this recipe": [
         lambda: Slices(m=8).ffn(X, W1, W2, examples.state_of(Slices(m=16)))
     ],
-    "recipe 'slices' computes squared_relu, gated_relu2, not swiglu": [
+    "recipe 'slices' computes FFNs with squared_relu, gated_relu2, not swiglu": [
         *entered(Slices(m=8, activation="swiglu")),
         lambda: Slices(activation="swiglu").ffn(X, W1, W2),
     ],
-    "recipe 'slices' computes squared_relu, gated_relu2, not experts": [
-        lambda: Slices().mixture(X, W1, W2, X[:, :2], None)
+    "recipe 'slices' computes no experts": [lambda: Slices().mixture(X, W1, W2, X[:, :2], None)],
+    "recipe 'experts24' computes experts with squared_relu, not swiglu": [
+        lambda: Experts24(activation="swiglu").mixture(X, W1, W2, X[:, :2], None)
     ],
-    "recipe 'experts24' computes experts, not squared_relu": [lambda: Experts24().ffn(X, W1, W2)],
+    "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
     "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
     "recipe 'experts24' reads a state": [lambda: mixture(None)],

@@ -21,7 +21,8 @@ from tests.recipes.numpy_mixture import mixture
 TOKENS, DIM, EXPERTS, WIDTH, CHOICES = 90, 24, 5, 20, 3
 SPARSE = Experts24(v=16)
 STATE = Experts24.State(jnp.float32(1.4), jnp.float32(1.3))
-RECIPES_OF_EXPERTS = {"dense": (DENSE, None), "experts24": (SPARSE, STATE)}
+GATED = dataclasses.replace(DENSE, activation="swiglu")
+RECIPES_OF_EXPERTS = {"dense": (DENSE, None), "dense, swiglu": (GATED, None), "experts24": (SPARSE, STATE)}
 
 
 def loads(name):
@@ -75,17 +76,24 @@ def outputs_and_gradients(recipe):
 
 def run(name, load, inputs=INPUTS, key=KEY):
     recipe, state = RECIPES_OF_EXPERTS[name]
+    inputs = inputs._replace(w1=w1_of(recipe, inputs.w1))
     return outputs_and_gradients(recipe)(*inputs[:4], inputs.do, loads(load), state, key, inputs.order)
 
 
+def w1_of(recipe, w1):
+    """W1 with the rows that a recipe's activation has: with a gate two a neuron."""
+    return jnp.concatenate([w1, w1[::-1]]) if recipe.activation != "squared_relu" else w1
+
+
 def expected(name, load, draw=None):
-    x, w1, w2, gates, do = (np.asarray(a, np.float64) for a in (*INPUTS[:4], INPUTS.do))
     recipe, state = RECIPES_OF_EXPERTS[name]
+    inputs = INPUTS._replace(w1=w1_of(recipe, INPUTS.w1))
+    x, w1, w2, gates, do = (np.asarray(a, np.float64) for a in (*inputs[:4], inputs.do))
     options = {} if state is None else dict(scales=(float(state.scale_up), float(state.scale_down)), draw=draw)
     v = recipe.block_of_experts(TOKENS * CHOICES, EXPERTS)
-    shape = EXPERTS, WIDTH, DIM
-    chosen, order = np.asarray(loads(load)), np.asarray(INPUTS.order)
-    return mixture(x, w1.reshape(shape), w2.reshape(shape), gates, chosen, do, order=order, v=v, **options)
+    w1, w2 = (w.reshape(EXPERTS, -1, DIM) for w in (w1, w2))
+    options |= dict(order=np.asarray(INPUTS.order), v=v, activation=recipe.activation)
+    return mixture(x, w1, w2, gates, np.asarray(loads(load)), do, **options)
 
 
 @pytest.mark.parametrize("load", LOADS)
@@ -123,7 +131,12 @@ def storing_as_kernels(recipe):
 
 
 @pytest.mark.parametrize(
-    "name, load", [("dense", "an expert without tokens"), ("experts24", "an expert of all tokens")]
+    "name, load",
+    [
+        ("dense", "an expert without tokens"),
+        ("dense, swiglu", "an expert without tokens"),
+        ("experts24", "an expert of all tokens"),
+    ],
 )
 def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
     """Each of five devices has an expert and 18 tokens; but for what is stochastic, the result is that of one."""
@@ -140,7 +153,8 @@ def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
 
     mesh, split = Mesh(np.array(jax.devices()[:EXPERTS]), ("expert",)), P("expert")
     on_mesh = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=(split, P()), check_vma=False)
-    found, stats = jax.jit(on_mesh)(*INPUTS[:4], INPUTS.do, loads(load))
+    inputs = INPUTS._replace(w1=w1_of(recipe, INPUTS.w1))
+    found, stats = jax.jit(on_mesh)(*inputs[:4], inputs.do, loads(load))
     *wanted, wanted_stats = run(name, load)
     for number, (mine, alone) in enumerate(zip(found, wanted, strict=True)):
         drawn = recipe.stochastic and number in (2, 3)
@@ -153,7 +167,7 @@ def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
 @pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
 def test_layers_of_prepared_weights_are_found(name):
     recipe, state = RECIPES_OF_EXPERTS[name]
-    w1, w2 = (jnp.stack([-2 * w, w, 3 * w]) for w in (INPUTS.w1, INPUTS.w2))
+    w1, w2 = (jnp.stack([-2 * w, w, 3 * w]) for w in (w1_of(recipe, INPUTS.w1), INPUTS.w2))
     states = jax.tree.map(lambda a: jnp.stack([2 * a, a, -a]), state or recipe.State())
     chosen = loads("any")
 
@@ -221,7 +235,8 @@ def test_best_implementation_is_as_accurate_as_the_reference(name, load):
     score = rng.random((tokens, experts)) + (np.array([1.0, 0.3, 0.0, -9.0]) if load == "uneven" else 0)
     chosen = jnp.asarray(np.argsort(-score, axis=1)[:, :choices], jnp.int32)  # uneven: none for the last expert
     gates = jnp.asarray(rng.random((tokens, choices)), jnp.float32)
-    recipe = Experts24() if name == "experts24" else DENSE
+    recipe = Experts24() if name == "experts24" else RECIPES_OF_EXPERTS[name][0]
+    w1 = w1_of(recipe, w1)
     state = jax.jit(recipe.enter)(w1, w2)[0]
 
     def run(recipe, dtype):

@@ -104,15 +104,16 @@ def _outside_ffn(config: Config) -> float:
 
 def _dense_ffn(model: ModelConfig) -> float:
     """Counts forward and backward of the FFN's matrices, per token; of a mixture those that a token meets."""
-    beside = (2 * model.shared_expert_dim + model.experts) * model.dim if model.experts else 0  # and the router
-    return 6 * model.layers * (_recipes_weights(model) + beside)
+    beside = _matrices(model) * model.shared_expert_dim + model.experts if model.experts else 0  # and the router
+    return 6 * model.layers * (_recipes_weights(model) + beside * model.dim)
 
 
 def _recipes_weights(model: ModelConfig) -> int:
-    """Counts the weights of a layer that a token meets and whose products a recipe computes.
-
-    They are of three matrices with a gate, else of two.
-    """
-    matrices = 1 + rows_per_neuron(model.activation)
+    """Counts the weights of a layer that a token meets and whose products a recipe computes."""
     neurons = model.experts_per_token * model.expert_dim if model.experts else model.ffn_dim
-    return matrices * neurons * model.dim
+    return _matrices(model) * neurons * model.dim
+
+
+def _matrices(model: ModelConfig) -> int:
+    """Returns 3 with a gate, else 2."""
+    return 1 + rows_per_neuron(model.activation)
