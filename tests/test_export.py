@@ -61,7 +61,7 @@ def test_exports_what_the_forward_uses(workdir, tmp_path, step):
 
 @pytest.mark.long
 def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, tmp_path):
-    """It needs no GPU, nor PyTorch and transformers, nor does training. The run may be writing its metrics meanwhile."""
+    """It needs no GPU; neither it nor training needs PyTorch or transformers. The run may be writing its metrics."""
     line = json.dumps({"step": 39, "phase": "dense", "eval_loss": 2.5})
     (workdir / "metrics.jsonl").write_text(f'{line}\n{{"step": 40, "pha')
     code = (
