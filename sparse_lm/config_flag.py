@@ -56,12 +56,12 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def _hint(key: str, keys: list[str]) -> str:
     """Names the key that was meant, or those of its group."""
-    meant = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
-    meant += difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
-    if meant:
-        return f"; did you mean --config.{meant[0]}?"
     group = key.partition(".")[0]
     names = [other.removeprefix(f"{group}.") for other in keys if other.startswith(f"{group}.")]
+    meant = [other for other in keys if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    meant += difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
+    if meant and not (names and key == group):
+        return f"; did you mean --config.{meant[0]}?"
     return f"; {group} has {', '.join(names)}" if names else ""
 
 

@@ -87,6 +87,7 @@ def _model_rules(c: Config) -> Iterator[Rule]:
     token = f"must be a token of the model.vocab_size = {m.vocab_size}, or -1"
     yield "model.document_separator", -1 <= m.document_separator < m.vocab_size, token
     if m.experts:
+        yield "model.experts", m.experts > 1, "must be 0, for one FFN, or 2 or more"
         choices = f"must be in 2..{m.experts} (of one expert the gate is 1, and its router learns nothing)"
         yield "model.experts_per_token", 2 <= m.experts_per_token <= m.experts, choices
         yield "model.precision", m.precision == "bf16", "must be bf16 with model.experts: they have no FP8"

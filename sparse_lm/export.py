@@ -58,6 +58,8 @@ def export(
 ) -> None:
     """Writes a checkpoint of a run as safetensors, config.json, tokenizer files and a model card.
 
+    JAX's first device, the CPU for the command line, holds the whole model meanwhile.
+
     Args:
       workdir: of the run.
       output: a directory that is empty or does not exist.
@@ -155,6 +157,7 @@ def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float |
 
 def main() -> None:
     options = flags.FLAGS
+    jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
     export(
         options.workdir,
         options.output,

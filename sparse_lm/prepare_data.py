@@ -31,7 +31,7 @@ from sparse_lm.data.builder import prepare, replaceable
 from sparse_lm.data.corpus import Corpus, find_files
 from sparse_lm.data.dataset import Data, is_prepared, open_prepared
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, end_of_text, load_tokenizer
 from sparse_lm.data.workers import available_cores
 from sparse_lm.files import unusable
 from sparse_lm.progress import duration
@@ -132,8 +132,10 @@ def main(argv: Sequence[str]) -> None:
             text_field=options.text_field,
             processes=options.processes or available_cores(),
         )
-    except (DataError, OSError) as error:
+    except DataError as error:
         sys.exit(str(error))
+    except OSError as error:
+        sys.exit(f"--output={options.output}: cannot be written: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command goes on from here")
     print(data.describe())
@@ -157,7 +159,8 @@ def _define_flags() -> None:
         "Directory to write, for --config.data.path; a link stays. Other prepared data there is replaced.",
         required=True,
     )
-    flags.DEFINE_integer("vocab_size", None, f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE}).")
+    entries = f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE})."
+    flags.DEFINE_integer("vocab_size", None, entries, lower_bound=MIN_VOCAB_SIZE)
     flags.DEFINE_string("tokenizer", None, "A tokenizer.json to use instead of training one.")
     flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
     flags.DEFINE_string("text_field", "text", "Field of JSON records, or column of Parquet files, that holds the text.")

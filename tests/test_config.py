@@ -78,6 +78,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"model.experts": 8}, "sparsity.recipe", "must be one of dense, experts24, which"),
         ({"sparsity.recipe": "experts24"}, "sparsity.recipe", "must be one of dense, fst, sste, act24"),
         (MIXTURE | {"optimizer.name": "muon"}, "optimizer.name", "model.experts"),
+        (MIXTURE | {"model.experts": 1}, "model.experts", "0, for one FFN, or 2 or more"),
         (MIXTURE | {"model.experts_per_token": 9}, "model.experts_per_token", "must be in 2..8"),
         (MIXTURE | {"model.expert_dim": 6}, "model.expert_dim", "multiple of 4"),
         (MIXTURE | {"model.router_scores": "sigmoids"}, "model.router_scores", "did you mean 'sigmoid'"),

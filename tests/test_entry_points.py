@@ -30,6 +30,7 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
         "--config.learning_rate=0.1": "did you mean --config.optimizer.learning_rate?",
         "--config..steps=3": "did you mean --config.steps?",
         "--config.optimizer=3": "config has no key 'optimizer'; optimizer has beta1, ",
+        "--config.sparsity=fst": "config has no key 'sparsity'; sparsity has dense_features, ",
         "--config.steps=many": "steps",
         "--config.data.path=nowhere": "config.data.path = 'nowhere'",
         "--workdir=/proc/nowhere": "--workdir=/proc/nowhere: cannot be written",

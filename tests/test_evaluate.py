@@ -94,7 +94,7 @@ def test_checkpoints_by_name_and_step(workdir):
     best = evaluate(workdir, "best")
     assert best["step"] == 20
     assert best == evaluate(workdir, 20)
-    with pytest.raises(WorkdirError, match="no checkpoint of step 7; there are 20, 30"):
+    with pytest.raises(WorkdirError, match="no checkpoint of step 7, only of 20, 30"):
         evaluate(workdir, 7)
 
 

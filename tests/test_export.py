@@ -61,7 +61,7 @@ def test_exports_what_the_forward_uses(workdir, tmp_path, step):
 
 @pytest.mark.long
 def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, tmp_path):
-    """Neither it nor training needs PyTorch or transformers. The run may be writing its metrics meanwhile."""
+    """It needs no GPU; neither it nor training needs PyTorch or transformers. The run may be writing its metrics."""
     line = json.dumps({"step": 39, "phase": "dense", "eval_loss": 2.5})
     (workdir / "metrics.jsonl").write_text(f'{line}\n{{"step": 40, "pha')
     code = (
@@ -69,7 +69,8 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
         "runpy.run_module('sparse_lm.export', run_name='__main__', alter_sys=True)"
     )
     flags = [f"--workdir={workdir}", f"--output={tmp_path / 'out'}"]
-    subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, check=True)
+    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
+    subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, check=True, env=environment)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",

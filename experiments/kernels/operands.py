@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import types
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from jax import Array
 
 from sparse_lm.ops import hopper, triton
@@ -45,12 +46,19 @@ class Sliced(NamedTuple):
 SLICES = [Sliced(16384, 2048, 8192, experts=4, v=256), Sliced(16384, 4096, 16384, experts=4, v=256)]
 
 BACKENDS = dict(hopper=hopper, triton=triton)
+KERNELS = dict(matmul_24_fp8="matmul_24_fp8", e4m3="fp8_rows", norms="add_norm")
+"""A kernel of each table that some backend has none of."""
 _VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
 
 
-def backend() -> types.ModuleType:
-    """Returns the backend that --backend names."""
-    return BACKENDS[flags.FLAGS.backend]
+def backend(name: str, tables: Sequence[str]) -> types.ModuleType:
+    """Returns a backend, or ends the process if it lacks the kernel of a table, or cannot run here."""
+    module = BACKENDS[name]
+    if lacking := [table for table in tables if KERNELS.get(table, "matmul_24") not in module.__all__]:
+        sys.exit(f"--tables: {', '.join(lacking)} must be left out with --backend={name}, which has no such kernels")
+    if reason := module.unavailable(jax.devices()[0]):
+        sys.exit(f"--backend={name}: {reason}")
+    return module
 
 
 def random_matrix(rows: int, columns: int, seed: int, dtype=jnp.bfloat16) -> Array:

@@ -208,10 +208,11 @@ TABLES = dict(sparsify_24=sparsifiers, passes=passes, e4m3=e4m3, norms=norms)
 
 
 def main(_) -> None:
+    ops = backend(flags.FLAGS.backend, flags.FLAGS.tables)
     tables: dict[str, Any] = dict(copy_bandwidth=copy_bandwidth())
     print(f"copy {tables['copy_bandwidth'] / 1e9:.0f} GB/s", flush=True)
     for name in flags.FLAGS.tables:
-        tables[name] = [show(measure(one, backend(), tables["copy_bandwidth"])) for one in TABLES[name]()]
+        tables[name] = [show(measure(one, ops, tables["copy_bandwidth"])) for one in TABLES[name]()]
         write_results(**tables)
 
 

@@ -149,8 +149,9 @@ TABLES = dict(matmul_24=matmul_24, matmul_24_fp8=matmul_24_fp8, matmul_venom=mat
 
 def main(_) -> None:
     tables: dict[str, Any] = {}
+    ops = backend(flags.FLAGS.backend, flags.FLAGS.tables)
     for name in flags.FLAGS.tables:
-        tables[name] = [show(row) for row in TABLES[name](backend())]
+        tables[name] = [show(row) for row in TABLES[name](ops)]
         write_results(**tables)
 
 

@@ -95,6 +95,8 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
         texts = [path for path in files if _is_kind_of_text(path)]
         if not texts:
             others = f" but {len(files)} of other kinds, which must be named one by one" if files else ""
+            if os.path.isdir(pattern):
+                others = f" but a directory, whose files are {os.path.join(pattern, '**', '*')!r}"
             raise DataError(f"{pattern!r} matches no file of text{others}; readable: {READABLE}")
         paths.update(texts)
     # Absolute: they are the same files wherever they are named from. Of a file's paths the first one.

@@ -78,7 +78,8 @@ def _open_path(config: Config, path: str, tokenizer: Tokenizer | None) -> Data:
         reason = f"must be empty or the one of the data, {data.tokenizer_path}"
         raise ConfigError("data.tokenizer", config.data.tokenizer, reason)
     if config.seq_len != data.seq_len:
-        raise ConfigError("seq_len", config.seq_len, f"must be {data.seq_len}, with which {directory} was prepared")
+        allowed = f"must be {data.seq_len}, with which {directory} was prepared; or prepare it for {config.seq_len}"
+        raise ConfigError("seq_len", config.seq_len, allowed)
     return data
 
 

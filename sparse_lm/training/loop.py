@@ -131,7 +131,7 @@ class Loop:
             if profile_turns:
                 self.profile.turn()
                 self.log.summary.spent_on("profile")
-            self.interrupt.answer = f"finishing step {step}, saving"
+            self.interrupt.answer = f"finishing step {step + 1}, saving"
             if transition:
                 self.log.note(step, _LINES[transition])
             state, transition_metrics = self.transitions.take(transition, state, windows)

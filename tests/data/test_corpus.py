@@ -134,6 +134,8 @@ def test_unreadable_files_are_named(tmp_path, name, content, message):
 def test_patterns_without_text_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"'.*nothing.*' matches no file of text; readable: \.txt \.py \.md \.jsonl"):
         corpus.find_files([f"{tmp_path}/nothing*"])
+    with pytest.raises(DataError, match=rf"a directory, whose files are '{tmp_path}/\*\*/\*'"):
+        corpus.find_files([str(tmp_path)])
 
 
 def test_the_standard_library_is_sorted_source_without_tests_and_packages():

@@ -35,6 +35,7 @@ def test_command_line(files, tmp_path):
         "matches no file of text": [f"--files={tmp_path}/none*.txt", f"--output={tmp_path}/none"],
         "the name is not UTF-8": [f"--files={named}", os.fsdecode(f"--output={tmp_path}/caf".encode() + b"\xe9")],
         "must be a path, not a URL": [f"--files={named}", "--output=gs://bucket/data"],
+        "--output=/proc/none: cannot be written": [f"--files={named}", "--output=/proc/none"],
         "exists and is not prepared data": [f"--files={named}", f"--output={tmp_path}/loop"],
     }
     good = [both, [f"--files={named}"]]

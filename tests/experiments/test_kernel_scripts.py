@@ -58,6 +58,14 @@ def test_products(timed, table, count):
     assert list(products.TABLES[table](hopper)) and len(timed) == count
 
 
+def test_a_table_without_kernels_and_a_backend_without_a_gpu_are_refused():
+    for table in ("matmul_24_fp8", "norms", "e4m3"):
+        with pytest.raises(SystemExit, match=f"--tables: {table} must be left out with --backend=triton"):
+            operands.backend("triton", ["slices", table])
+    with pytest.raises(SystemExit, match="--backend=hopper: needs an NVIDIA GPU"):
+        operands.backend("hopper", list(products.TABLES | passes.TABLES))
+
+
 def test_the_loss_is_traced(timed):
     assert next(products.loss(hopper, tokens=512, dim=256))["bound_ms"] > 0 and len(timed) == 1
 

@@ -85,7 +85,7 @@ def expected(recipe, draw, **inputs):
     elif recipe.name == "act24":
         knobs = dict(dense_features=recipe.dense_features, rounded=rounded if recipe.precision == "fp8" else None)
     elif recipe.sparse_weights:
-        knobs = dict(scales=(float(state.scale_up), float(state.scale_down)))
+        knobs = dict(scales=[float(value) for name, value in state._asdict().items() if name.startswith("scale_")])
     if recipe.name in ("venom", "slices", "dense_slices"):
         knobs |= dict(centroids=np.asarray(state.centroids, np.float64), m=recipe.m)
     if recipe.name in ("venom", "slices"):

@@ -231,7 +231,7 @@ def restore_params(
     elif step in checkpoints:
         restored = read(checkpoints[step])
     else:
-        raise WorkdirError(workdir, f"no checkpoint of step {step}; there are {', '.join(map(str, checkpoints))}")
+        raise WorkdirError(workdir, f"no checkpoint of step {step}, only of {', '.join(map(str, checkpoints))}")
     return restored["params"], restored.get("recipe_state", {}), step
 
 

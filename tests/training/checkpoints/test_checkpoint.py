@@ -141,7 +141,7 @@ def test_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path, changed, mess
 
 
 @pytest.mark.parametrize(
-    "step, message", [(4, "no checkpoint of step 4; there are 5"), ("best", "no checkpoint was evaluated")]
+    "step, message", [(4, "no checkpoint of step 4, only of 5"), ("best", "no checkpoint was evaluated")]
 )
 def test_missing_checkpoint_is_refused(tmp_path, step, message):
     with pytest.raises(WorkdirError, match=r"holds no checkpoint$"):
