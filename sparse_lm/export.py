@@ -2,8 +2,9 @@
 
     python -m sparse_lm.export --workdir=runs/tiny --output=runs/tiny-hf [--checkpoint=best] [--format=sparse24]
 
-It is an `ArceeForCausalLM` (squared ReLU), a `LlamaForCausalLM` (a gate) or a `Qwen3ForCausalLM` (a gate, and queries
-and keys normed), in float32. A model in its sparse phase leaves with the weights that its forward uses.
+It is an `ArceeForCausalLM` (squared ReLU), a `LlamaForCausalLM` (a gate), a `Qwen3ForCausalLM` (a gate, and queries
+and keys normed) or a `Glm4MoeForCausalLM` (gated experts with sigmoid scores), in float32. A model in its sparse phase
+leaves with the weights that its forward uses.
 `--format=sparse24` adds a directory `sparse24` in it: the same model with its 2:4 matrices compressed; see
 `interop.bitmask_24`.
 """
@@ -23,10 +24,10 @@ from absl import flags
 from safetensors import SafetensorError
 
 from sparse_lm import entry_point
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.interop import bitmask_24
-from sparse_lm.interop.hf_config import has_architecture
+from sparse_lm.interop.hf_config import check_has_architecture
 from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.interop.model_card import model_card
 from sparse_lm.recipes import RECIPES
@@ -73,12 +74,7 @@ def export(
       OutputError: `output` is not empty, or cannot be written.
     """
     config = load_config(workdir)
-    if config.model.experts:
-        allowed = "must be 0 to export: no architecture of transformers has squared-ReLU experts and rotary attention"
-        raise ConfigError("model.experts", config.model.experts, allowed)
-    if not has_architecture(config.model):
-        allowed = "must be False to export without a gate: no architecture of transformers has squared ReLU and QK norm"
-        raise ConfigError("model.qk_norm", config.model.qk_norm, allowed)
+    check_has_architecture(config.model)
     tokenizer_file = Path(workdir, "tokenizer.json")
     load_tokenizer(tokenizer_file)
     layers_24 = _layers_24(workdir, config) if weight_format == "sparse24" else []

@@ -29,6 +29,7 @@ from tests.interop.test_bitmask_24 import decode
 from tests.runs import Crash, crash_before, small_config
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
+SIGMOID = {"experts": 4, "expert_dim": 8, "activation": "swiglu", "router_scores": "sigmoid"}
 GATED = dataclasses.replace(MODEL, activation="swiglu", qk_norm=True)
 
 
@@ -166,8 +167,10 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
 def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
     config = load_config(workdir)
     for changes, message in (
-        ({"qk_norm": True}, r"config\.model\.qk_norm = True: must be False to export without a gate"),
-        ({"experts": 4, "expert_dim": 8}, r"config\.model\.experts = 4: must be 0 to export: no architecture"),
+        ({"qk_norm": True}, r"config\.model\.qk_norm = True: must be False without a gate to export"),
+        ({"experts": 4}, r"config\.model\.activation = 'squared_relu': must be one of swiglu, geglu"),
+        ({"experts": 4, "activation": "swiglu"}, r"config\.model\.router_scores = 'softmax': must be sigmoid with"),
+        (SIGMOID | {"shared_expert_dim": 12}, r"config\.model\.shared_expert_dim = 12: must be a multiple of expert_d"),
     ):
         model = dataclasses.replace(config.model, **changes)
         sparsity = SparsityConfig(recipe=DENSE, start_step=10, end_step=30)

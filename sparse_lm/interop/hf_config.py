@@ -1,7 +1,8 @@
 """A model's configuration as transformers' config.json states it, and back.
 
-Squared ReLU without a gate is transformers' Arcee, a gate its Llama, or with queries and keys normed its Qwen3.
-All else is the same in the three: RMSNorm before each block, rotary halves, grouped key-value heads, no biases.
+Squared ReLU without a gate is transformers' Arcee, a gate its Llama, or with queries and keys normed its Qwen3. A
+mixture of gated experts with sigmoid scores is its Glm4Moe. All else is the same in the four: RMSNorm before each
+block, rotary halves, grouped key-value heads, no biases.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_lm.config import ModelConfig
+from sparse_lm.config import ConfigError, ModelConfig
 from sparse_lm.recipes.activations import GATES
 
 _OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gated_relu2": "relu2"}
 """hidden_act, by `ModelConfig.activation`."""
 
-_ARCHITECTURES = {(False, False): "arcee", (True, False): "llama", (True, True): "qwen3"}
-"""model_type, by whether the FFN has a gate and whether queries and keys are normed."""
+_CLASSES = {"arcee": "Arcee", "llama": "Llama", "qwen3": "Qwen3", "glm4_moe": "Glm4Moe"}
+"""What an architecture's class is called before "ForCausalLM", by model_type."""
 
 
 _ABSENT = {
@@ -34,16 +35,33 @@ class UnsupportedModelError(ValueError):
         super().__init__(f"config.json has {key} = {value!r}: {allowed}")
 
 
-def has_architecture(model: ModelConfig) -> bool:
-    """Returns True if transformers has an architecture that computes this model."""
-    return (model.activation in GATES, model.qk_norm) in _ARCHITECTURES and not model.experts
+def check_has_architecture(model: ModelConfig) -> None:
+    """Refuses a model that no architecture of transformers computes.
+
+    Raises:
+      ConfigError: names the key that would have to be another.
+    """
+    gated, of_shared = model.activation in GATES, model.expert_dim
+    if not model.experts:
+        rules = [("qk_norm", gated or not model.qk_norm, "False without a gate")]
+    else:
+        rules = [
+            ("activation", gated, f"one of {', '.join(GATES)} with model.experts"),
+            ("router_scores", model.router_scores == "sigmoid", "sigmoid with model.experts"),
+            ("shared_expert_dim", model.shared_expert_dim % of_shared == 0, f"a multiple of expert_dim = {of_shared}"),
+        ]
+    for key, ok, allowed in rules:
+        if not ok:
+            reason = f"must be {allowed} to export: transformers has no other such architecture"
+            raise ConfigError(f"model.{key}", getattr(model, key), reason)
 
 
 def architecture(model: ModelConfig) -> dict[str, Any]:
-    """Names the class, model_type and activation of a model that `has_architecture`."""
-    kind = _ARCHITECTURES[model.activation in GATES, model.qk_norm]
+    """Names the class, model_type and activation of a model that `check_has_architecture` lets pass."""
+    gated = "qwen3" if model.qk_norm else "llama"
+    kind = "glm4_moe" if model.experts else gated if model.activation in GATES else "arcee"
     return {
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "architectures": [f"{_CLASSES[kind]}ForCausalLM"],
         "model_type": kind,
         "hidden_act": _OURS[model.activation],
     }
@@ -57,8 +75,10 @@ def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[
       seq_len: tokens of a training sequence.
       end_of_text: the token that ends every document, and starts one where nothing else does.
     """
+    rope = {"rope_type": "default", "rope_theta": model.rope_theta}
     return {
         **architecture(model),
+        **(_mixture(model) if model.experts else {}),
         "vocab_size": model.vocab_size,
         "hidden_size": model.dim,
         "intermediate_size": model.ffn_dim,
@@ -69,7 +89,7 @@ def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[
         "max_position_embeddings": seq_len,
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,  # read up to transformers 4, and by most other programs
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},  # by transformers 5
+        "rope_parameters": rope | ({"partial_rotary_factor": 1.0} if model.experts else {}),  # by transformers 5
         "tie_word_embeddings": model.tie_embeddings,
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -79,6 +99,24 @@ def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[
         "use_cache": True,
         "torch_dtype": "float32",
         "dtype": "float32",
+    }
+
+
+def _mixture(model: ModelConfig) -> dict[str, Any]:
+    """Makes the keys that Glm4Moe has besides: experts in every layer, all in one group; one token is predicted."""
+    return {
+        "n_routed_experts": model.experts,
+        "num_experts_per_tok": model.experts_per_token,
+        "moe_intermediate_size": model.expert_dim,
+        "n_shared_experts": model.shared_expert_dim // model.expert_dim,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+        "num_nextn_predict_layers": 0,
+        "use_qk_norm": model.qk_norm,
+        "partial_rotary_factor": 1.0,
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import ModelConfig
-from sparse_lm.model import llama
+from sparse_lm.model import llama, mixture
 from sparse_lm.recipes.activations import GATES
 
 _LAYER = {
@@ -21,16 +21,15 @@ _LAYER = {
     ("attention", "q_norm"): "self_attn.q_norm",
     ("attention", "k_norm"): "self_attn.k_norm",
     ("ffn_norm",): "post_attention_layernorm",
-    ("ffn", "up"): "mlp.up_proj",
-    ("ffn", "down"): "mlp.down_proj",
 }
 
 
 def hf_tensors(params: llama.Params, model: ModelConfig) -> dict[str, np.ndarray]:
     """Names the parameters of a model, NumPy arrays, as transformers does, those of a layer side by side.
 
-    The tensors are views: writing to them fills `params`. transformers has a tensor for each layer, and a gated
-    neuron's two rows of ours in two; its down_proj is [D, F], the transpose of ours.
+    The tensors are views, but for a mixture's routers: writing to them fills `params`. transformers has a tensor for
+    each layer and each expert, and a gated neuron's two rows of ours in two; its down_proj is [D, F], the transpose of
+    ours.
     """
     flat = flatten_dict(params)
     tensors = {"model.embed_tokens.weight": flat["embed", "embedding"]}
@@ -39,13 +38,33 @@ def hf_tensors(params: llama.Params, model: ModelConfig) -> dict[str, np.ndarray
         for path, name in _LAYER.items():
             if ("layers", *path) not in flat:
                 continue
-            array = flat["layers", *path][layer]
-            if path == ("ffn", "up") and model.activation in GATES:
-                tensors[f"{prefix}.mlp.gate_proj.weight"], array = array[::2], array[1::2]
-            tensors[f"{prefix}.{name}.weight"] = array.T if path == ("ffn", "down") else array
+            tensors[f"{prefix}.{name}.weight"] = flat["layers", *path][layer]
+        ffn = {name: array[layer] for name, array in params["layers"]["ffn"].items()}
+        named = _mixture(ffn, model) if model.experts else _ffn(ffn["up"], ffn["down"], model)
+        tensors |= {f"{prefix}.mlp.{name}": array for name, array in named.items()}
     tensors["model.norm.weight"] = flat["norm",]
     if not model.tie_embeddings:
         tensors["lm_head.weight"] = flat["unembed",]
+    return tensors
+
+
+def _ffn(up: np.ndarray, down: np.ndarray, model: ModelConfig) -> dict[str, np.ndarray]:
+    rows = {"gate_proj": up[::2], "up_proj": up[1::2]} if model.activation in GATES else {"up_proj": up}
+    return {f"{name}.weight": array for name, array in (rows | {"down_proj": down.T}).items()}
+
+
+def _mixture(ffn: dict[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
+    """Names a mixture's parameters. A model without a shared expert has one of no neurons."""
+    tensors = {
+        "gate.weight": ffn[mixture.ROUTER] / np.sqrt(np.float32(model.dim)),  # as logits are
+        "gate.e_score_correction_bias": ffn[mixture.BIAS],
+    }
+    none = np.empty((0, model.dim), np.float32)
+    ffns = {"shared_experts": (ffn.get("shared_up", none), ffn.get("shared_down", none))}
+    parts = (np.split(ffn[name], model.experts) for name in ("up", "down"))
+    ffns |= {f"experts.{expert}": weights for expert, weights in enumerate(zip(*parts, strict=True))}
+    for name, weights in ffns.items():
+        tensors |= {f"{name}.{key}": array for key, array in _ffn(*weights, model).items()}
     return tensors
 
 

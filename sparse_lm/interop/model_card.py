@@ -40,9 +40,11 @@ def model_card(config: Config, step: int, parameters: int, eval_loss: float | No
     """
     model, sparsity = config.model, config.sparsity
     phase = sparsity.phase
+    experts = f"{model.experts} experts of {model.expert_dim}, {model.experts_per_token} a token"
+    neurons = experts if model.experts else model.ffn_dim
     but = f", but for the FFNs of the first {sparsity.dense_layers} layers" if sparsity.dense_layers else ""
     rows = {
-        "layers, width, neurons": f"{model.layers}, {model.dim}, {model.ffn_dim} ({model.activation})",
+        "layers, width, neurons": f"{model.layers}, {model.dim}, {neurons} ({model.activation})",
         "heads, key-value heads": f"{model.heads}, {model.kv_heads}",
         "vocabulary": model.vocab_size,
         "training sequence": f"{config.seq_len} tokens",

@@ -26,6 +26,12 @@ MODELS = {
     "swiglu_tied": ModelConfig(**SMALL, kv_heads=1, vocab_size=311, activation="swiglu", tie_embeddings=True),
 }
 MODEL_IDS = list(MODELS)
+_SIGMOID = dict(experts=4, experts_per_token=2, expert_dim=8, router_scores="sigmoid", kv_heads=2, vocab_size=307)
+MIXTURES = {
+    "mixture": ModelConfig(**SMALL, **_SIGMOID, activation="swiglu", shared_expert_dim=16, qk_norm=True),
+    "mixture_relu2": ModelConfig(**SMALL, **_SIGMOID, activation="gated_relu2", tie_embeddings=True),
+}
+"""Models that are exported, and that no run starts from."""
 
 
 def random_params(model, seed=0):
