@@ -14,6 +14,8 @@ T k pairs of tokens and chosen experts, in blocks of one expert each:
     grad_up      dW1[expert] += dH^T X           dH^T 2:4 along T, stochastic
     grad_down    dW2[expert] += Y^T dO           Y^T 2:4 along T, stochastic
 
+With the gate relu(G)^2, `gated_relu2`, all nine products are 2:4 (block_products.py).
+
 Every decision is made from one token alone. Leaving turns the weights into what the sparse forward used; the experts
 stay, and dense steps compute them by grouped products.
 """
@@ -27,6 +29,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
+from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.recipes import block_products
 from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
@@ -46,7 +49,7 @@ class Experts24(SoftThreshold24):
 
     name = "experts24"
     computes = ()
-    computes_experts = (SQUARED_RELU,)
+    computes_experts = (SQUARED_RELU, "gated_relu2")
     products: ClassVar = {
         "up": "W1 2:4",
         "down": "Y 2:4",
@@ -66,15 +69,26 @@ class Experts24(SoftThreshold24):
         return fitting_block(self.v, pairs, experts)
 
     def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        groups, width = ffn.groups, ffn.w1.neurons // ffn.groups.experts
+        groups, width = ffn.groups, ffn.w2.neurons // ffn.groups.experts
         blocks = block_products.Blocks(_neuron_ids(groups, width), groups.rows, groups.v, width)
         o, hidden, seen = block_products.forward(x, blocks, ffn)
         return o, hidden_stats(groups.total(seen), groups.pairs, width), hidden
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
         dx, dw1, dw2, dh = block_products.backward(x, saved, do, ffn.groups.rows, ffn)
-        y_dy = jnp.sqrt(saved.y.values.astype(jnp.float32)) * dh.values / 2  # dH = 2 sqrt(Y) dY
-        return dx, dw1, dw2, jnp.sum(y_dy, axis=1)
+        return dx, dw1, dw2, _y_dy(saved, dh, ffn.w2.neurons // ffn.groups.experts)
+
+
+def _y_dy(hidden: block_products.Hidden, dh: SparseVenom, width: int) -> Array:
+    """Sums Y dY over the neurons of each slot, f32[Tp], of what is stored of an expert's Fe neurons: Y and dH."""
+    y_kept, dh_kept = (a.values.astype(jnp.float32) for a in (hidden.y, dh))  # rows may end in padding
+    if hidden.h is None:
+        return jnp.sum(jnp.sqrt(y_kept) * dh_kept / 2, axis=1)  # dH = 2 sqrt(Y) dY
+    # dH has all gates' first. Y = g^2 U, dG = 2 g U dY and dU = g^2 dY, but g and U are not stored where Y is. So
+    # (Y dY)^3 = Y dU (dG / 2)^2.
+    kept = width // 2
+    y, dg, du = map(jnp.cbrt, (y_kept[:, :kept], dh_kept[:, :kept] / 2, dh_kept[:, kept:width]))
+    return jnp.sum(y * du * jnp.square(dg), axis=1)
 
 
 def _neuron_ids(groups: Groups, width: int) -> Array:

@@ -239,7 +239,7 @@ REFUSED = {
         lambda: Slices(activation="swiglu").ffn(X, W1, W2),
     ],
     "recipe 'slices' computes no experts": [lambda: Slices().mixture(X, W1, W2, X[:, :2], None)],
-    "recipe 'experts24' computes experts with squared_relu, not swiglu": [
+    "recipe 'experts24' computes experts with squared_relu, gated_relu2, not swiglu": [
         lambda: Experts24(activation="swiglu").mixture(X, W1, W2, X[:, :2], None)
     ],
     "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
