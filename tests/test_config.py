@@ -105,8 +105,7 @@ def test_bad_value_is_refused_by_name(changes, key, words):
 
 
 @pytest.mark.parametrize(
-    "group, key, words",
-    [(None, "sedd", "did you mean seed"), ("sparsity", "recipes", "did you mean sparsity.recipe")],
+    "group, key, words", [(None, "sedd", "did you mean seed"), ("sparsity", "recipes", "did you mean sparsity.recipe")]
 )
 def test_unknown_key_is_refused_with_the_nearest_one(group, key, words):
     d = config_lib.default()

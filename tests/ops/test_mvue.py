@@ -85,8 +85,7 @@ def test_members_are_drawn_with_the_probabilities_of_least_variance(group):
 
 
 @pytest.mark.parametrize(
-    "group",
-    [[2**-17 * (1 - 2**-20), 2.0, 1 - 2**-17, 0.0], [0.0, 2**-17 * (1 - 2**-20), 2.0, 1 - 2**-17]],
+    "group", [[2**-17 * (1 - 2**-20), 2.0, 1 - 2**-17, 0.0], [0.0, 2**-17 * (1 - 2**-20), 2.0, 1 - 2**-17]]
 )
 def test_rounding_draws_none_twice(group):
     """One is larger than the others together, and rounding puts both points on it."""

@@ -232,9 +232,5 @@ def _tanh_gelu(g):
     return g / 2 * (1 + np.tanh(inner)), (1 + np.tanh(inner)) / 2 + g / 2 * slope / np.cosh(inner) ** 2
 
 
-GATES = {
-    "swiglu": _silu,
-    "geglu": _tanh_gelu,
-    "gated_relu2": lambda g: (np.maximum(g, 0) ** 2, 2 * np.maximum(g, 0)),
-}
+GATES = {"swiglu": _silu, "geglu": _tanh_gelu, "gated_relu2": lambda g: (np.maximum(g, 0) ** 2, 2 * np.maximum(g, 0))}
 """Value and derivative of a gate."""
