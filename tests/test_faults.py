@@ -55,7 +55,9 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole,
             loop.train(config, str(tmp_path))
     assert loop.train(config, str(tmp_path))
     assert_same_end(tmp_path, whole, config)
-    assert [line["step"] for line in lines(whole) if "flip_rate" in line] == [6]
+    logged = lines(whole)
+    assert [line["step"] for line in logged if "flip_rate" in line] == [6]
+    assert logged[-1]["loss"] < logged[0]["loss"] - 1
 
 
 OTHER_RUNS = {

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from sparse_lm.collectives import Axes
 from sparse_lm.nn import SquaredReluFFN, sort_moments
 from sparse_lm.recipes import Slices
+from tests.ops.numpy_sparse import soft_threshold
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DIM, DO, INPUTS, KEY, NEURONS, W1, W2, X
 
@@ -87,8 +88,8 @@ def test_dense_after_leaving_with_the_weights_of_the_sparse_forward():
     nnx.jit(lambda ffn: ffn.leave())(ffn)
     assert not ffn.sparse
     scales, w1, w2 = sparse_ffn()[0].state, INPUTS.w1[order], INPUTS.w2[order]
-    up = float(scales["scale_up"][...]) * dense64.soft_threshold(w1, axis=1)
-    down = float(scales["scale_down"][...]) * dense64.soft_threshold(w2, axis=1)
+    up = float(scales["scale_up"][...]) * soft_threshold(w1, axis=1)
+    down = float(scales["scale_down"][...]) * soft_threshold(w2, axis=1)
     assert_close((ffn.up[...], ffn.down[...]), (up, down))
     assert_close([nnx.jit(lambda ffn: ffn(X))(ffn)], [np.square(np.maximum(INPUTS.x @ up.T, 0)) @ down])
 

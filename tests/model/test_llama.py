@@ -148,7 +148,7 @@ def test_layers_share_one_compiled_body():
     assert size(2) == size(7)
 
 
-@pytest.mark.parametrize("overrides", MODELS, ids=str)
+@pytest.mark.parametrize("overrides", [*MODELS, dict(precision="fp8")], ids=str)
 def test_no_position_sees_a_later_one(overrides):
     config = dataclasses.replace(SMALL, **overrides)
     graphdef, params = model(config)

@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from tests.ops.numpy_sparse import soft_threshold, top_two_of_four
 from tests.recipes.numpy_routing import nearest
 
 
@@ -37,8 +38,8 @@ class Result:
     stats: dict[str, np.ndarray]
 
 
-def dense(a, *, draw=None):
-    return _ffn(a, a.w1, a.w2, a.w2, a.w1)
+def dense(a, *, draw=None, **in_fp8):
+    return _ffn(a, a.w1, a.w2, a.w2, a.w1, **in_fp8)
 
 
 def fst(a, *, masks, draw):
@@ -146,26 +147,6 @@ def in_token_order(rows, slots):
     z = np.empty_like(rows)
     z[slots] = rows
     return z
-
-
-def top_two_of_four(x, axis=-1):
-    """0/1 mask of the two largest |x| of each four along `axis`; of equals the first."""
-    x = np.moveaxis(np.abs(x), axis, -1)
-    pad = -x.shape[-1] % 4
-    groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)], constant_values=-1.0)
-    groups = groups.reshape(*x.shape[:-1], -1, 4)
-    rank = np.argsort(np.argsort(-groups, axis=-1, kind="stable"), axis=-1, kind="stable")
-    mask = (rank < 2).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
-    return np.moveaxis(mask, -1, axis).astype(np.float64)
-
-
-def soft_threshold(w, axis):
-    """sign(w) max(|w| - t, 0) with t the second smallest |w| of each four along `axis`."""
-    w = np.moveaxis(w, axis, -1)
-    groups = w.reshape(*w.shape[:-1], -1, 4)
-    t = np.sort(np.abs(groups), axis=-1)[..., 1:2]
-    s = np.sign(groups) * np.maximum(np.abs(groups) - t, 0)
-    return np.moveaxis(s.reshape(w.shape), -1, axis)
 
 
 def venom_mask(y, v, m):

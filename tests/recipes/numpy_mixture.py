@@ -5,7 +5,8 @@ Gates, choices, scales and random draws are inputs, as in masked_dense_ffn.py.
 
 import numpy as np
 
-from tests.recipes.masked_dense_ffn import Result, slots_by_expert, soft_threshold, top_two_of_four
+from tests.ops.numpy_sparse import soft_threshold, top_two_of_four
+from tests.recipes.masked_dense_ffn import Result, slots_by_expert
 
 
 def mixture(x, w1, w2, gates, chosen, do, *, order=None, scales=None, draw=None, v=1):

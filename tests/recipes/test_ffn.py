@@ -11,7 +11,7 @@ import pytest
 from sparse_lm.collectives import Axes
 from sparse_lm.model.remat import remat
 from sparse_lm.ops import backends
-from sparse_lm.recipes import DENSE, RECIPES, Act24, DenseSlices, Experts24, Fst, Recipe, Slices, SSte, Venom
+from sparse_lm.recipes import DENSE, RECIPES, Act24, Dense, DenseSlices, Experts24, Fst, Recipe, Slices, SSte, Venom
 from sparse_lm.recipes.activations import GATES, rows_per_neuron
 from sparse_lm.recipes.base import Shape
 from sparse_lm.recipes.groups import group_by_expert
@@ -33,6 +33,7 @@ def assert_close(found, expected, tolerance=1e-5):
 
 CASES = {
     **examples.RECIPES,
+    "dense, in FP8": Dense(precision="fp8"),
     "act24, no dense features": Act24(dense_features=0.0),
     "act24, in FP8": Act24(precision="fp8"),
     "venom, a ragged last block": Venom(v=64, m=32, experts=5),
@@ -109,8 +110,9 @@ def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
         np.testing.assert_array_equal(own, found)
 
 
-def test_models_side_by_side_under_vmap():
-    recipe, keys = examples.RECIPES["slices"], jax.random.split(KEY, 2)
+@pytest.mark.parametrize("name", ["venom", "slices"])
+def test_models_side_by_side_under_vmap(name):
+    recipe, keys = examples.RECIPES[name], jax.random.split(KEY, 2)
     models = [jnp.stack([a, a[::-1] / 2]) for a in (X, W1, W2)], examples.state_of(recipe), keys
 
     def gradients(arrays, state, key):

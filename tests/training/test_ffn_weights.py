@@ -7,7 +7,7 @@ import pytest
 
 from sparse_lm.recipes import Dense, Fst, Slices, SSte
 from sparse_lm.training import ffn_weights
-from tests.recipes.masked_dense_ffn import top_two_of_four
+from tests.ops.numpy_sparse import top_two_of_four
 
 LAYERS, DIM = 3, 8
 
