@@ -37,22 +37,18 @@ def outputs_of_two(name, for_evaluation=False, key=None, **changes):
     return np.asarray(forward(inputs)), np.asarray(forward(changed))
 
 
-def assert_causal(before, after):
+@pytest.mark.parametrize("name", ["act24", "slices", "experts24", "dense_slices", "venom"])
+def test_outputs_are_causal(name):
+    """Recipes that permute tokens are causal in training, and `venom` is in evaluation.
+
+    Others compute in training what they do in evaluation; tests/recipes/test_ffn.py says of all recipes that they
+    evaluate each token for itself.
+    """
+    options = dict(for_evaluation=True) if name == "venom" else dict(key=jax.random.key(3), **CHANGES.get(name, {}))
+    before, after = outputs_of_two(name, **options)
     # Rows move to other places in the batch, where XLA may sum in another order.
     np.testing.assert_allclose(before[:, :PERTURBED], after[:, :PERTURBED], rtol=1e-4, atol=1e-5)
     assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
-
-
-@pytest.mark.parametrize("name", ["act24", "slices", "experts24", "dense_slices"])
-def test_training_forward_is_causal(name):
-    """Those recipes that permute tokens; others compute in training what they do in evaluation."""
-    assert_causal(*outputs_of_two(name, key=jax.random.key(3), **CHANGES.get(name, {})))
-
-
-@pytest.mark.parametrize("name", ["act24", "venom", "slices", "experts24"])
-def test_evaluation_is_causal(name):
-    """The recipes that route or permute tokens in training, in a model; tests/recipes/test_ffn.py has all of them."""
-    assert_causal(*outputs_of_two(name, for_evaluation=True))
 
 
 VENOM = Venom(v=16, m=16, experts=2)

@@ -90,14 +90,6 @@ def test_mistakes_get_a_clear_line(command_lines):
         assert "Traceback" not in run.stderr
 
 
-def test_checkpoints_by_name_and_step(workdir):
-    best = evaluate(workdir, "best")
-    assert best["step"] == 20
-    assert best == evaluate(workdir, 20)
-    with pytest.raises(WorkdirError, match="no checkpoint of step 7; there are 20, 30"):
-        evaluate(workdir, 7)
-
-
 def test_every_held_out_window_counts_however_few_training_evaluates(workdir, tmp_path):
     shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
     config = load_config(workdir)

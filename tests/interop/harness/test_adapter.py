@@ -89,7 +89,6 @@ def answers(report, task):
     return [[answer for (answer,) in sample["resps"]] for sample in report["samples"][task]]
 
 
-@pytest.mark.long
 def test_answers_are_those_of_the_harness_own_backend(reports):
     """Log-likelihoods, with which answers are the most probable ones, and texts, some of which end early."""
     for task in TASKS[:3]:
@@ -102,15 +101,6 @@ def test_answers_are_those_of_the_harness_own_backend(reports):
         assert ours == theirs
         lengths = [len(text.encode()) for [text] in ours]
         assert min(lengths) < 16 <= max(lengths), ours
-
-
-def test_scores_are_those_of_the_harness_own_backend(reports):
-    theirs, ours = (report["results"] for report in reports)
-    for task in TASKS:
-        numbers = {name: value for name, value in theirs[task].items() if isinstance(value, float)}
-        assert numbers
-        for name, value in numbers.items():
-            assert ours[task][name] == pytest.approx(value, rel=1e-5), (task, name)
 
 
 def request(*args):

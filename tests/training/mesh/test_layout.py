@@ -135,15 +135,6 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
             assert {row.tobytes() for row in own[expert]} == {row.tobytes() for row in shared[expert]}
 
 
-@pytest.mark.long
-def test_microbatches_add_up_to_the_batch():
-    traces = [train(small.config("dense", steps=3, microbatches=parts))[1] for parts in (1, 4)]
-    for whole, parts in zip(*traces, strict=True):
-        assert whole.keys() == parts.keys()
-        for name, value in whole.items():
-            np.testing.assert_allclose(parts[name], value, rtol=1e-5, err_msg=name)
-
-
 def collectives_of_ffn(step, trainer):
     windows = jax.ShapeDtypeStruct(small.windows(trainer.config).shape, np.int32, sharding=trainer.layout.batch)
     program = step.lower(trainer.abstract_state(), windows).compile().as_text()
