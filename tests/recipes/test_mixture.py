@@ -15,8 +15,8 @@ from sparse_lm.collectives import Axes
 from sparse_lm.recipes import DENSE, Experts24
 from sparse_lm.recipes.groups import group_by_expert
 from tests.recipes import examples
+from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import KEY
-from tests.recipes.numpy_mixture import mixture
 
 TOKENS, DIM, EXPERTS, WIDTH, CHOICES = 90, 24, 5, 20, 3
 SPARSE = Experts24(v=16)
@@ -80,12 +80,11 @@ def run(name, load, inputs=INPUTS, key=KEY):
 
 def expected(name, load, draw=None):
     x, w1, w2, gates, do = (np.asarray(a, np.float64) for a in (*INPUTS[:4], INPUTS.do))
+    inputs = dense64.Inputs(x, w1, w2, do, np.asarray(INPUTS.order))
     recipe, state = RECIPES_OF_EXPERTS[name]
     options = {} if state is None else dict(scales=(float(state.scale_up), float(state.scale_down)), draw=draw)
     v = recipe.block_of_experts(TOKENS * CHOICES, EXPERTS)
-    shape = EXPERTS, WIDTH, DIM
-    chosen, order = np.asarray(loads(load)), np.asarray(INPUTS.order)
-    return mixture(x, w1.reshape(shape), w2.reshape(shape), gates, chosen, do, order=order, v=v, **options)
+    return dense64.mixture(inputs, gates=gates, chosen=np.asarray(loads(load)), experts=EXPERTS, v=v, **options)
 
 
 @pytest.mark.parametrize("load", LOADS)
