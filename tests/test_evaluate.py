@@ -25,7 +25,7 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_param
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
-from tests.command_lines import run_each
+from tests.command_lines import assert_refused, run_each
 from tests.interop.harness.examples import write_choice_task
 from tests.interop.models import save_run
 
@@ -85,9 +85,7 @@ def test_last_line_is_one_json_object(workdir, command_lines):
 
 def test_mistakes_get_a_clear_line(command_lines):
     for message, run in zip(MISTAKES.values(), command_lines[2:], strict=True):
-        assert run.returncode != 0
-        assert message in run.stderr
-        assert "Traceback" not in run.stderr
+        assert_refused(run, message)
 
 
 def test_every_held_out_window_counts_however_few_training_evaluates(workdir, tmp_path):

@@ -22,7 +22,8 @@ from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
-from tests.runs import command, lines, run, small_config, start_until, trace
+from tests.command_lines import run
+from tests.runs import command, lines, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
 LONG = {

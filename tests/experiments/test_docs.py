@@ -5,7 +5,7 @@ import re
 import pytest
 
 from experiments.__main__ import HERE, commands
-from tests.documents import ROOT
+from tests.command_lines import ROOT
 
 PAGES = [ROOT / "docs/results.md", ROOT / "docs/kernels.md", ROOT / "experiments/README.md"]
 

@@ -6,13 +6,12 @@ That their commands parse, tests/test_documented_commands.py says.
 import copy
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 
 from experiments import reproduce
-from tests.documents import ROOT
+from tests.command_lines import ROOT, run
 
 README = (ROOT / "README.md").read_text()
 
@@ -55,8 +54,6 @@ def test_numbers_are_compared_within_their_tolerance(tmp_path):
     assert compared == {"dense ms": True, "slices ms": True, "gain": False}
     path = tmp_path / "new.json"
     path.write_text(json.dumps(new))
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.reproduce", "step_afm", path], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run([sys.executable, "-m", "experiments.reproduce", "step_afm", path])
     assert done.returncode == 1
     assert "gain: 2.064, expected 2.208 +- 5%: OUTSIDE" in done.stdout and "slices ms: 78.77" in done.stdout

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import subprocess
 import sys
 
 import jax
@@ -26,6 +25,7 @@ from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
+from tests.command_lines import run_python
 
 TINY = SUITES["tiny"]
 
@@ -340,9 +340,8 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
     (tmp_path / "time.json").write_text(json.dumps(dict(suite="made_up", runs=runs)))
-    command = [sys.executable, "-m", "experiments.quality.time_ratio", str(tmp_path / "time.json")]
     options = [f"--figure={tmp_path / 'time.svg'}", f"--output={tmp_path / 'ratios.json'}"]
-    printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+    printed = run_python("-m", "experiments.quality.time_ratio", tmp_path / "time.json", *options).stdout
     tables = json.loads((tmp_path / "ratios.json").read_text())
     assert set(tables) == {"heldout", "second"}
     assert tables["second"]["slices_50"]["ratio"]["mean"] == pytest.approx(0.85)

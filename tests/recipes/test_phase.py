@@ -107,17 +107,6 @@ def test_centroids_of_venom_are_among_the_neurons_and_masks_of_fst_transposable(
     assert float(state.decay) == examples.RECIPES["fst"].mask_decay
 
 
-def test_tokens_that_are_not_finite_spoil_no_state():
-    recipe = examples.RECIPES["slices"]
-    spoiled = X.at[5:90:24, 3].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf, jnp.nan]))
-    for x in (spoiled, jnp.full_like(X, jnp.nan)):
-        state, order = enter(recipe)(W1, W2, x)
-        np.testing.assert_array_equal(np.sort(order), np.arange(NEURONS))
-        refreshed, _ = jax.jit(recipe.refresh)(W1, W2, state, x)
-        for array in jax.tree.leaves((state, refreshed)):
-            assert jnp.isfinite(array).all()
-
-
 # Refresh
 
 

@@ -62,12 +62,7 @@ def loss(state, config, recipe):
 
 
 def moments(state):
-    adam = next(node for node in jax.tree.leaves(state.opt_state, is_leaf=_is_adam) if _is_adam(node))
-    return adam.mu, adam.nu
-
-
-def _is_adam(node):
-    return isinstance(node, optax.ScaleByAdamState)
+    return [optax.tree.get(state.opt_state, name) for name in ("mu", "nu")]
 
 
 # Entering

@@ -12,7 +12,7 @@ from sparse_lm import evaluate
 from sparse_lm.training.loop import train
 from sparse_lm.training.step import make_trainer
 from tests import small
-from tests.runs import Crash, crash_before, lines, small_config
+from tests.runs import lines, small_config, train_and_crash
 
 MIXTURE = small.MIXTURE | {"batch_size": 16}
 
@@ -34,9 +34,7 @@ def after_a_step(microbatches=1, **devices):
 
 def gradients(state):
     """The first moments of Adam: after one step a tenth of the clipped gradients."""
-    is_adam = lambda node: isinstance(node, optax.ScaleByAdamState)  # noqa: E731
-    (adam,) = (node for node in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(node))
-    return adam.mu
+    return optax.tree.get(state.opt_state, "mu")
 
 
 @pytest.mark.long
@@ -87,13 +85,11 @@ def test_tokens_travel_and_experts_do_not():
 
 
 @pytest.mark.long
-def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path, monkeypatch):
+def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path):
     config = functools.partial(small_config, corpus, "dense", **MIXTURE | {"batch_size": 8})
     assert train(config(), str(tmp_path / "alone"))
     workdir = tmp_path / "meshed"
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_before(patch, 7)
-        train(config(**mesh(expert=4, data=2)), str(workdir))
+    train_and_crash(config(**mesh(expert=4, data=2)), workdir, before=7)
     evaluated = evaluate.evaluate(str(workdir))
     assert evaluated["step"] == 6
     assert evaluated["loss"] == pytest.approx(lines(workdir)[-1]["eval_loss"], rel=1e-5)

@@ -16,8 +16,8 @@ from sparse_lm.training import loop
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.processes import LaunchError
 from tests import small
+from tests.command_lines import ROOT
 
-ROOT = pathlib.Path(__file__).parents[3]
 DEVICES = 8  # of all processes together
 CONFIG = """
 from tests import small
