@@ -22,12 +22,9 @@ def sparse(**changes):
     return d
 
 
-def test_a_configuration_that_names_no_recipe_gets_slices():
-    assert config_lib.parse(sparse()).sparsity.recipe == Slices()
-
-
-def test_default_parses():
+def test_the_default_parses_and_a_configuration_that_names_no_recipe_gets_slices():
     assert config_lib.parse(config_lib.default()) == Config()
+    assert config_lib.parse(sparse()).sparsity.recipe == Slices()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -121,11 +118,8 @@ def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
     assert config_lib.parse(sparse(**{"sparsity.recipe": name, "model.experts": experts})).sparsity.recipe == recipe()
 
 
-def test_steps_decide_the_phase():
+def test_steps_decide_the_phase_but_of_the_dense_recipe():
     config = config_lib.parse(sparse())
     phases = [config.phase(step) for step in (0, 99, 100, 499, 500, 999)]
     assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense"]
-
-
-def test_the_dense_recipe_has_no_sparse_phase():
     assert config_lib.parse(sparse(**{"sparsity.recipe": "dense"})).phase(150) == "dense"

@@ -31,7 +31,7 @@ from tests.interop.models import save_run
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
 SPARSITY = SparsityConfig(recipe=SSte(), start_step=10, end_step=30)
-SCALES = Scales(np.full(MODEL.layers, 1.5, np.float32), np.full(MODEL.layers, 1.5, np.float32))
+SCALES = Scales(np.float32([1.5, 1.2]), np.float32([1.3, 1.6]))  # of each layer
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,6 @@ def test_every_result_file_of_the_readmes_tables_has_a_row():
     assert linked == {row.file for row in reproduce.ROWS.values()}
 
 
-def row_of(recipe):
-    """The recipe's row of the README's table."""
-    return next(line for line in README.splitlines() if line.startswith(f"| `{recipe}` |"))
-
-
 @pytest.mark.parametrize("name", reproduce.ROWS)
 def test_the_readme_has_the_numbers(name):
     for number, value in reproduce.ROWS[name].read(result(name)).items():
@@ -42,7 +37,8 @@ def test_the_readme_has_the_numbers(name):
         elif number == "gain":
             shown = f"{value:.2f}x"
         else:
-            assert f" {value:.1f}x " in row_of(number.split()[0])
+            row = f"| `{number.split()[0]}` |"
+            assert any(f" {value:.1f}x " in line for line in README.splitlines() if line.startswith(row))
             continue
         assert shown in README, number
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.recipes.masked_dense_ffn import GATES
+from tests.recipes.masked_dense_ffn import activate
 
 
 def forward(params, config, tokens):
@@ -67,28 +67,25 @@ def rotate(x, config):
 def ffn(x, weights, config):
     if config.experts:
         return mixture(x, weights, config)
-    if config.activation != "squared_relu":  # rows of gate and up by turns
-        gate, up = x @ weights["up"][::2].T, x @ weights["up"][1::2].T
-        return GATES[config.activation](gate)[0] * up @ weights["down"]
-    return squared_relu(x, weights["up"], weights["down"])
+    return dense_ffn(x, weights["up"], weights["down"], config.activation)
 
 
-def squared_relu(x, up, down):
-    return np.maximum(x @ up.T, 0) ** 2 @ down
+def dense_ffn(x, up, down, activation="squared_relu"):
+    return activate(x @ up.T, activation)[0] @ down
 
 
 def mixture(x, weights, config):
     """Every expert computes every token, with a gate that is zero where it was not chosen."""
     out = np.zeros_like(x)
     if config.shared_expert_dim:
-        out += squared_relu(x, weights["shared_up"], weights["shared_down"])
+        out += dense_ffn(x, weights["shared_up"], weights["shared_down"])
     score = scores(x @ weights["router"].T / np.sqrt(config.dim), config)
     least = np.sort(score + weights["router_bias"], -1)[..., [-config.experts_per_token]]
     gates = score * (score + weights["router_bias"] >= least)
     gates /= gates.sum(-1, keepdims=True)
     for expert in range(config.experts):
         rows = slice(expert * config.expert_dim, (expert + 1) * config.expert_dim)
-        out += gates[..., [expert]] * squared_relu(x, weights["up"][rows], weights["down"][rows])
+        out += gates[..., [expert]] * dense_ffn(x, weights["up"][rows], weights["down"][rows])
     return out
 
 

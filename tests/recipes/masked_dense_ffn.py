@@ -224,7 +224,7 @@ def activate(h, activation):
     """Y of the rows' products h, and a function of dY to dH."""
     if activation == "squared_relu":
         return np.square(np.maximum(h, 0)), lambda dy: dy * 2 * np.maximum(h, 0)
-    gate, up = h[:, ::2], h[:, 1::2]
+    gate, up = h[..., ::2], h[..., 1::2]  # rows of gate and up by turns
     value, slope = GATES[activation](gate)
     return value * up, lambda dy: np.stack([dy * up * slope, dy * value], axis=-1).reshape(h.shape)
 
