@@ -71,10 +71,14 @@ def compiled_once():
         yield
 
 
-def command(corpus, workdir, *overrides):
+def flags(changes):
+    return [f"--config.{name}={value}" for name, value in changes.items()]
+
+
+def command(corpus, workdir, *overrides, recipe="slices"):
     """`python -m sparse_lm.train` of the small run, through a config file."""
     config_file = pathlib.Path(workdir).parent / "small_run.py"
-    config_file.write_text("from tests import small\n\ndef get_config():\n    return small.config_dict('slices')\n")
+    config_file.write_text(f"from tests import small\n\ndef get_config():\n    return small.config_dict({recipe!r})\n")
     arguments = [f"--config={config_file}", f"--workdir={workdir}", f"--config.data.path={corpus}", *overrides]
     return [sys.executable, "-m", "sparse_lm.train", *arguments]
 
