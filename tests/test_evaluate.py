@@ -34,15 +34,19 @@ SPARSITY = SparsityConfig(recipe=SSte(), start_step=10, end_step=30)
 SCALES = Scales(np.float32([1.5, 1.2]), np.float32([1.3, 1.6]))  # of each layer
 
 
+def write_numbers(folder, below):
+    """Writes texts of random numbers, and returns a pattern of their files."""
+    rng = np.random.default_rng(below)
+    for index in range(40):
+        (folder / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, below, 200))))
+    return [str(folder / "*.txt")]
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """Checkpoints of steps 20 (the best) and 30, of random weights."""
     path = tmp_path_factory.mktemp("run")
-    rng = np.random.default_rng(0)
-    (path / "text").mkdir()
-    for index in range(40):
-        (path / "text" / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 99, 200))))
-    prepare_files([str(path / "text" / "*.txt")], path / "data", seq_len=32, vocab_size=280)
+    prepare_files(write_numbers(path, 99), path / "data", seq_len=32, vocab_size=280)
     config = Config(batch_size=5, seq_len=32, model=MODEL, sparsity=SPARSITY, data=DataConfig(path=str(path / "data")))
     save_run(path, config, {20: 1.0, 30: 2.0}, SCALES)
     shutil.copy(path / "data" / "tokenizer.json", path)
@@ -107,11 +111,8 @@ def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(
 
 
 def test_another_corpus_of_the_same_tokenizer(workdir, tmp_path):
-    rng = np.random.default_rng(1)
-    for index in range(40):
-        (tmp_path / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 9, 300))))
-    files, tokenizer = [str(tmp_path / "*.txt")], str(workdir / "data" / "tokenizer.json")
-    prepare_files(files, tmp_path / "other", seq_len=32, tokenizer=tokenizer)
+    tokenizer = str(workdir / "data" / "tokenizer.json")
+    prepare_files(write_numbers(tmp_path, 9), tmp_path / "other", seq_len=32, tokenizer=tokenizer)
     other = evaluate(workdir, data=str(tmp_path / "other"))
     assert other["step"] == 30
     assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4

@@ -10,7 +10,6 @@ import pytest
 from experiments.bench.hlo_collectives import collectives
 from sparse_lm import evaluate
 from sparse_lm.training.loop import train
-from sparse_lm.training.step import make_trainer
 from tests import small
 from tests.runs import lines, small_config, train_and_crash
 
@@ -25,7 +24,7 @@ def mesh(**devices):
 def after_a_step(microbatches=1, **devices):
     """The state and the metrics after a dense step on a mesh."""
     config = small.config("dense", microbatches=microbatches, **MIXTURE | mesh(**devices))
-    trainer, windows = make_trainer(config), small.windows(config)
+    (trainer, _), windows = small.compiled(config), small.windows(config)
     if trainer.layout:
         windows = trainer.layout.place_batch(windows)
     state, metrics = trainer.dense_step(trainer.init(), windows)
@@ -69,7 +68,7 @@ def test_tokens_travel_and_experts_do_not():
     """docs/mixtures.md says what travels: tokens of all devices, thrice, and sums of a device's own, twice."""
     size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
     config = small.config("dense", **MIXTURE | size | mesh(expert=8))
-    trainer = make_trainer(config)
+    trainer, _ = small.compiled(config)
     windows = jax.ShapeDtypeStruct(small.windows(config).shape, np.int32, sharding=trainer.layout.batch)
     program = trainer.dense_step.lower(trainer.abstract_state(), windows).compile().as_text()
     found = [c for c in collectives(program) if "feed_forward" in c.scope]
