@@ -90,6 +90,7 @@ def test_bfloat16_forward_rounds_but_no_more():
     [
         {},
         dict(tie_embeddings=True, activation="swiglu", **QWEN3),
+        MIXTURE,
         dict(MIXTURE, shared_expert_dim=24, experts_per_token=3, router_scores="sigmoid"),
     ],
     ids=str,

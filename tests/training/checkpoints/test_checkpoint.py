@@ -109,22 +109,14 @@ def test_what_a_machine_cannot_read_now_is_not_damaged(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "changed, message",
     [
-        (
-            make_state(dim=6),
-            r"params/embed/embedding is float32\[5, 4\] in the checkpoint and float32\[5, 6\] here \(\d+ more",
-        ),
-        (
-            make_state(recipe_state={}),
-            r"recipe_state/mask is bool\[2, 8, 4\] in the checkpoint and absent here \(2 more",
-        ),
+        (make_state(dim=6), r"embedding is float32\[5, 4\] in the checkpoint and float32\[5, 6\] here \(\d+ more"),
+        (make_state(recipe_state={}), r"mask is bool\[2, 8, 4\] in the checkpoint and absent here \(2 more"),
     ],
 )
 def test_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path, changed, message):
     save(tmp_path, 5, make_state())
-    with (
-        Checkpoints(tmp_path, keep=2) as checkpoints,
-        pytest.raises(WorkdirError, match=f"^--workdir={tmp_path}: checkpoint 5 does not fit this run: {message}"),
-    ):
+    message = f"^--workdir={tmp_path}: checkpoint 5 does not fit this run: .*{message}"
+    with Checkpoints(tmp_path, keep=2) as checkpoints, pytest.raises(WorkdirError, match=message):
         checkpoints.restore_latest(changed)
 
 

@@ -92,9 +92,7 @@ def test_data_that_differs_between_processes_is_refused(monkeypatch):
     processes.check_data(data)
     processes.check_data(data)
     for other in ({"corpus_sha256": "c"}, {"tokenizer_sha256": "c"}):
-        with pytest.raises(
-            LaunchError, match=r"^processes \[2\] have other text, or another tokenizer, than process 0"
-        ):
+        with pytest.raises(LaunchError, match=r"^processes \[2\] have other text, or another tokenizer, than"):
             processes.check_data(data | other)
         of_each.pop()
 
