@@ -44,7 +44,8 @@ def parse_only(main, argv=None, flags_parser=app.parse_flags_with_usage):
         found["config"] = to_dict(parse(flags.FLAGS.config))
     if "workdir" in flags.FLAGS and isinstance(flags.FLAGS.workdir, str):
         found["workdir"] = flags.FLAGS.workdir
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # at once, without what Python does at its end
 
 app.run = parse_only
 """
