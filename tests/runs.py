@@ -14,8 +14,7 @@ from sparse_lm.data import pipeline
 from sparse_lm.recipes import DENSE
 from sparse_lm.training import evaluation, loop, run_data
 from tests import small
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.command_lines import ROOT
 
 
 def small_config(corpus, recipe="slices", **changes):
@@ -40,17 +39,19 @@ class Crash(Exception):
     pass
 
 
-def crash_before(monkeypatch, step):
-    """Training dies as it asks for the batch of `step`."""
+def train_and_crash(config, workdir, before):
+    """Trains until the run dies as it asks for the batch of a step."""
     original = pipeline.train_batches
 
     def batches(*args, start_step, **kwargs):
         for i, windows in enumerate(original(*args, start_step=start_step, **kwargs), start_step):
-            if i == step:
+            if i == before:
                 raise Crash
             yield windows
 
-    monkeypatch.setattr(run_data, "train_batches", batches)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(run_data, "train_batches", batches)
+        loop.train(config, str(workdir))
 
 
 @contextlib.contextmanager
@@ -70,16 +71,16 @@ def compiled_once():
         yield
 
 
-def command(corpus, workdir, *overrides):
+def flags(changes):
+    return [f"--config.{name}={value}" for name, value in changes.items()]
+
+
+def command(corpus, workdir, *overrides, recipe="slices"):
     """`python -m sparse_lm.train` of the small run, through a config file."""
     config_file = pathlib.Path(workdir).parent / "small_run.py"
-    config_file.write_text("from tests import small\n\ndef get_config():\n    return small.config_dict('slices')\n")
+    config_file.write_text(f"from tests import small\n\ndef get_config():\n    return small.config_dict({recipe!r})\n")
     arguments = [f"--config={config_file}", f"--workdir={workdir}", f"--config.data.path={corpus}", *overrides]
     return [sys.executable, "-m", "sparse_lm.train", *arguments]
-
-
-def run(arguments, **kwargs):
-    return subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=240, **kwargs)
 
 
 def start_until(arguments, workdir, step, **kwargs):

@@ -22,12 +22,9 @@ def sparse(**changes):
     return d
 
 
-def test_a_configuration_that_names_no_recipe_gets_slices():
-    assert config_lib.parse(sparse()).sparsity.recipe == Slices()
-
-
-def test_default_parses():
+def test_the_default_parses_and_a_configuration_that_names_no_recipe_gets_slices():
     assert config_lib.parse(config_lib.default()) == Config()
+    assert config_lib.parse(sparse()).sparsity.recipe == Slices()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -86,11 +83,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         (MIXTURE | {"mesh.tensor": 2}, "mesh.tensor", "must be 1 with model.experts: mesh.expert splits them"),
         (MIXTURE | {"mesh.expert": 16}, "mesh.expert", "must divide model.experts = 8"),
         (MIXTURE | {"mesh.expert": 8, "batch_size": 4}, "batch_size", "mesh.data * mesh.fsdp * mesh.expert * microb"),
-        (
-            MIXTURE | {"mesh.fsdp": 4, "model.expert_dim": 4},
-            "mesh.fsdp",
-            "divide model.experts * model.expert_dim = 32",
-        ),
+        (MIXTURE | {"mesh.fsdp": 4, "model.expert_dim": 4}, "mesh.fsdp", "model.experts * model.expert_dim = 32"),
         ({"mesh.expert": 2}, "mesh.expert", "must be 1 without model.experts"),
         (MIXTURE | {"init_from": "runs/hf"}, "init_from", "must be empty with model.experts"),
     ],
@@ -106,8 +99,7 @@ def test_bad_value_is_refused_by_name(changes, key, words):
 
 
 @pytest.mark.parametrize(
-    "group, key, words",
-    [(None, "sedd", "did you mean seed"), ("sparsity", "recipes", "did you mean sparsity.recipe")],
+    "group, key, words", [(None, "sedd", "did you mean seed"), ("sparsity", "recipes", "did you mean sparsity.recipe")]
 )
 def test_unknown_key_is_refused_with_the_nearest_one(group, key, words):
     d = config_lib.default()
@@ -123,11 +115,8 @@ def test_knobs_that_are_not_set_are_the_recipes_own(name, recipe):
     assert config_lib.parse(sparse(**{"sparsity.recipe": name, "model.experts": experts})).sparsity.recipe == recipe()
 
 
-def test_steps_decide_the_phase():
+def test_steps_decide_the_phase_but_of_the_dense_recipe():
     config = config_lib.parse(sparse())
     phases = [config.phase(step) for step in (0, 99, 100, 499, 500, 999)]
     assert phases == ["dense", "dense", "sparse", "sparse", "dense", "dense"]
-
-
-def test_the_dense_recipe_has_no_sparse_phase():
     assert config_lib.parse(sparse(**{"sparsity.recipe": "dense"})).phase(150) == "dense"

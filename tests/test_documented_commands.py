@@ -7,7 +7,6 @@ entry points then do, tests of their own run.
 import json
 import re
 import subprocess
-import sys
 import types
 
 import jax
@@ -19,7 +18,8 @@ from flax.traverse_util import flatten_dict
 from experiments import reproduce
 from sparse_lm import config as config_lib
 from sparse_lm.training.workdir import RESUMABLE_CHANGES
-from tests.documents import PAGES, ROOT, commands, commands_of_block, python_blocks
+from tests.command_lines import ROOT, run_modules
+from tests.documents import PAGES, commands, commands_of_block, python_blocks
 from tests.recipes import examples
 from tests.recipes.examples import DO, W1, W2, X
 
@@ -31,37 +31,23 @@ MEASURE_AGAIN = {
 }
 COMMANDS += MEASURE_AGAIN.values()
 
-PARSE_EACH = """
-import json, os, runpy, sys
+PARSE_ONLY = """
 import jax.experimental.pallas.mosaic_gpu
 import matplotlib.pyplot
 from absl import app, flags
 from sparse_lm import evaluate, export, prepare_data, report, train
 from sparse_lm.config import parse, to_dict
 
-command_lines, outputs = json.loads(sys.argv[1])
-for number, (module, arguments) in enumerate(command_lines):
-    if child := os.fork():
-        os.waitpid(child, 0)
-        continue
-    for stream in (1, 2):
-        os.dup2(os.open(f"{outputs}/{number}.{stream}", os.O_WRONLY | os.O_CREAT), stream)
+def parse_only(main, argv=None, flags_parser=app.parse_flags_with_usage):
+    found = {"positional": flags_parser(sys.argv)[1:]}
+    if "config" in flags.FLAGS:
+        found["config"] = to_dict(parse(flags.FLAGS.config))
+    if "workdir" in flags.FLAGS and isinstance(flags.FLAGS.workdir, str):
+        found["workdir"] = flags.FLAGS.workdir
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # at once, without what Python does at its end
 
-    def parse_only(main, argv=None, flags_parser=app.parse_flags_with_usage):
-        found = {"positional": flags_parser(sys.argv)[1:]}
-        if "config" in flags.FLAGS:
-            found["config"] = to_dict(parse(flags.FLAGS.config))
-        if "workdir" in flags.FLAGS and isinstance(flags.FLAGS.workdir, str):
-            found["workdir"] = flags.FLAGS.workdir
-        with open(f"{outputs}/{number}.json", "w") as file:
-            json.dump(found, file)
-
-    app.run = parse_only
-    sys.argv = [module, *arguments]
-    sys.modules.pop(module, None)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.stdout.flush()
-    os._exit(0)
+app.run = parse_only
 """
 
 
@@ -76,15 +62,12 @@ def parsed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("parsed")
     ours = [command for command in COMMANDS if is_ours(command.module)]
     distinct = sorted({(command.module, command.arguments) for command in ours})
-    lines = json.dumps([distinct, str(directory)])
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", PARSE_EACH, lines], cwd=ROOT, timeout=240)
-    assert done.returncode == 0
+    results = dict(zip(distinct, run_modules(distinct, directory, PARSE_ONLY), strict=True))
     found = {}
     for command in ours:
-        number = distinct.index((command.module, command.arguments))
-        file = directory / f"{number}.json"
-        error = (directory / f"{number}.2").read_text()
-        found[command] = json.loads(file.read_text()) if file.exists() else {"error": error}
+        done = results[command.module, command.arguments]
+        said = [line for line in done.stdout.splitlines() if line.startswith('{"positional"')]
+        found[command] = json.loads(said[0]) if said else {"error": done.stderr}
     return found
 
 

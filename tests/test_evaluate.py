@@ -25,24 +25,28 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_param
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
-from tests.command_lines import run_each
+from tests.command_lines import assert_refused, run_each
 from tests.interop.harness.examples import write_choice_task
 from tests.interop.models import save_run
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
 SPARSITY = SparsityConfig(recipe=SSte(), start_step=10, end_step=30)
-SCALES = Scales(np.full(MODEL.layers, 1.5, np.float32), np.full(MODEL.layers, 1.5, np.float32))
+SCALES = Scales(np.float32([1.5, 1.2]), np.float32([1.3, 1.6]))  # of each layer
+
+
+def write_numbers(folder, below):
+    """Writes texts of random numbers, and returns a pattern of their files."""
+    rng = np.random.default_rng(below)
+    for index in range(40):
+        (folder / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, below, 200))))
+    return [str(folder / "*.txt")]
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """Checkpoints of steps 20 (the best) and 30, of random weights."""
     path = tmp_path_factory.mktemp("run")
-    rng = np.random.default_rng(0)
-    (path / "text").mkdir()
-    for index in range(40):
-        (path / "text" / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 99, 200))))
-    prepare_files([str(path / "text" / "*.txt")], path / "data", seq_len=32, vocab_size=280)
+    prepare_files(write_numbers(path, 99), path / "data", seq_len=32, vocab_size=280)
     config = Config(batch_size=5, seq_len=32, model=MODEL, sparsity=SPARSITY, data=DataConfig(path=str(path / "data")))
     save_run(path, config, {20: 1.0, 30: 2.0}, SCALES)
     shutil.copy(path / "data" / "tokenizer.json", path)
@@ -85,17 +89,7 @@ def test_last_line_is_one_json_object(workdir, command_lines):
 
 def test_mistakes_get_a_clear_line(command_lines):
     for message, run in zip(MISTAKES.values(), command_lines[2:], strict=True):
-        assert run.returncode != 0
-        assert message in run.stderr
-        assert "Traceback" not in run.stderr
-
-
-def test_checkpoints_by_name_and_step(workdir):
-    best = evaluate(workdir, "best")
-    assert best["step"] == 20
-    assert best == evaluate(workdir, 20)
-    with pytest.raises(WorkdirError, match="no checkpoint of step 7, only of 20, 30"):
-        evaluate(workdir, 7)
+        assert_refused(run, message)
 
 
 def test_every_held_out_window_counts_however_few_training_evaluates(workdir, tmp_path):
@@ -117,11 +111,8 @@ def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(
 
 
 def test_another_corpus_of_the_same_tokenizer(workdir, tmp_path):
-    rng = np.random.default_rng(1)
-    for index in range(40):
-        (tmp_path / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, 9, 300))))
-    files, tokenizer = [str(tmp_path / "*.txt")], str(workdir / "data" / "tokenizer.json")
-    prepare_files(files, tmp_path / "other", seq_len=32, tokenizer=tokenizer)
+    tokenizer = str(workdir / "data" / "tokenizer.json")
+    prepare_files(write_numbers(tmp_path, 9), tmp_path / "other", seq_len=32, tokenizer=tokenizer)
     other = evaluate(workdir, data=str(tmp_path / "other"))
     assert other["step"] == 30
     assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4

@@ -5,8 +5,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +22,10 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.starting import restore_or_start
 from sparse_lm.training.workdir import WorkdirError, load_config, save_config
+from tests.command_lines import run_python
 from tests.interop.models import random_params, save_run, write_model
 from tests.interop.test_bitmask_24 import decode
-from tests.runs import Crash, crash_before, small_config
+from tests.runs import small_config, train_and_crash
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
 SIGMOID = {"experts": 4, "expert_dim": 8, "activation": "swiglu", "router_scores": "sigmoid"}
@@ -71,7 +70,7 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
     )
     flags = [f"--workdir={workdir}", f"--output={tmp_path / 'out'}"]
     environment = os.environ | {"JAX_PLATFORMS": "cuda"}
-    subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, check=True, env=environment)
+    run_python("-c", code, *flags, env=environment)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
@@ -181,7 +180,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_starts_from_a_model_and_goes_on_without_it(corpus, tmp_path, monkeypatch):
+def test_a_run_starts_from_a_model_and_goes_on_without_it(corpus, tmp_path):
     config = small_config(
         corpus,
         "sste",
@@ -194,9 +193,7 @@ def test_a_run_starts_from_a_model_and_goes_on_without_it(corpus, tmp_path, monk
         state = restore_or_start(loop.make_trainer(config), checkpoints, Pretrained(config))
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
 
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_before(patch, 1)
-        loop.train(config, str(tmp_path / "run"))
+    train_and_crash(config, tmp_path / "run", before=1)
     assert load_config(tmp_path / "run").data.tokenizer == str(tmp_path / "hf" / "tokenizer.json")
     with pytest.raises(ConfigError, match=r"config\.init_from = '': the run in .* has"):
         loop.train(dataclasses.replace(config, init_from=""), str(tmp_path / "run"))

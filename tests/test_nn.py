@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 from sparse_lm.collectives import Axes
 from sparse_lm.nn import SquaredReluFFN, sort_moments
 from sparse_lm.recipes import Slices
+from tests.ops.numpy_sparse import soft_threshold
+from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DIM, DO, INPUTS, KEY, NEURONS, W1, W2, X
 
@@ -57,19 +59,6 @@ def assert_close(found, expected, tolerance=1e-5):
         assert np.linalg.norm(a - b) < tolerance * np.linalg.norm(b)
 
 
-def of_recipe(order):
-    """What the recipe computes of the arrays themselves."""
-    state, own_order = jax.jit(RECIPE.enter)(W1, W2, X)
-    np.testing.assert_array_equal(order, own_order)
-
-    @jax.jit
-    def run(x, w1, w2, do):
-        o, vjp, _ = jax.vjp(lambda *a: RECIPE.ffn(*a, state, key=KEY), x, w1, w2, has_aux=True)
-        return o, *vjp(do)
-
-    return run(X, W1[order], W2[order], DO)
-
-
 def test_dense_before_the_sparse_phase():
     expected = dense64.dense(INPUTS)
     assert_close(output_and_gradients(dense_ffn()), [expected.o, expected.dx, expected.dw1, expected.dw2])
@@ -77,9 +66,13 @@ def test_dense_before_the_sparse_phase():
 
 @pytest.mark.long
 def test_sparse_after_entering():
+    """It computes what the recipe computes of the arrays themselves."""
     ffn, order = sparse_ffn()
     assert ffn.sparse and (order != jnp.arange(NEURONS)).any()
-    assert_close(output_and_gradients(ffn), of_recipe(order), 1e-6)
+    state, own_order = jax.jit(RECIPE.enter)(W1, W2, X)
+    np.testing.assert_array_equal(order, own_order)
+    *expected, _ = examples.outputs_and_gradients(RECIPE)(X, W1[order], W2[order], DO, state, KEY, None)
+    assert_close(output_and_gradients(ffn), expected, 1e-6)
 
 
 def test_dense_after_leaving_with_the_weights_of_the_sparse_forward():
@@ -87,8 +80,8 @@ def test_dense_after_leaving_with_the_weights_of_the_sparse_forward():
     nnx.jit(lambda ffn: ffn.leave())(ffn)
     assert not ffn.sparse
     scales, w1, w2 = sparse_ffn()[0].state, INPUTS.w1[order], INPUTS.w2[order]
-    up = float(scales["scale_up"][...]) * dense64.soft_threshold(w1, axis=1)
-    down = float(scales["scale_down"][...]) * dense64.soft_threshold(w2, axis=1)
+    up = float(scales["scale_up"][...]) * soft_threshold(w1, axis=1)
+    down = float(scales["scale_down"][...]) * soft_threshold(w2, axis=1)
     assert_close((ffn.up[...], ffn.down[...]), (up, down))
     assert_close([nnx.jit(lambda ffn: ffn(X))(ffn)], [np.square(np.maximum(INPUTS.x @ up.T, 0)) @ down])
 
@@ -154,10 +147,7 @@ def test_shards_of_a_batch_compute_the_gradients_of_the_whole():
     expected = dense64.dense(INPUTS)
     assert_close(sharded(dense_ffn()), (expected.o, expected.dx, expected.dw1, expected.dw2))
     ffn, _ = sparse_ffn()
-    found, expected = sharded(ffn), output_and_gradients(ffn)
-    assert_close(found[:2], expected[:2])
-    for mine, theirs in zip(found[2:], expected[2:], strict=True):  # with other draws
-        assert 0.7 < np.vdot(mine, theirs) / np.linalg.norm(mine) / np.linalg.norm(theirs) < 0.999
+    assert_close(sharded(ffn)[:2], output_and_gradients(ffn)[:2])  # weight gradients have other draws
 
 
 # Moments

@@ -3,14 +3,13 @@
 import os
 import re
 import subprocess
-import sys
 import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.command_lines import ROOT, run_python
 
 TRAIN = """
 import jax, jax.numpy as jnp
@@ -58,8 +57,7 @@ def test_ops_and_recipes_need_little_more_than_jax():
     """Nothing heavy is imported with them: jaxtyping is, where it is installed."""
     others = ("flax", "optax", "orbax", "ml_collections", "grain", "tensorflow_datasets", "rich")
     code = f"import sys; import sparse_lm.recipes, sparse_lm.ops; print([m for m in {others} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code).stdout.strip() == "[]"
 
 
 def _copy(directory: Path) -> Path:

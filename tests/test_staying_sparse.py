@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from sparse_lm import evaluate, export
-from sparse_lm.model import decode, llama
+from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError
+from tests.model.test_decode import by_pieces
 from tests.runs import small_config
 
 STAYING = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
@@ -41,12 +42,7 @@ def test_a_cached_step_computes_what_the_whole_sequence_does(run):
     sparse = dict(recipe=recipe, recipe_state=state, dense_layers=1)
     tokens = jax.random.randint(jax.random.key(0), (2, 9), 0, config.model.vocab_size)
     whole = jax.jit(lambda tokens: net(tokens, **sparse)[0])(tokens)
-    extend = jax.jit(lambda tokens, cache, start: net.extend(tokens, cache, start, **sparse))
-    cache, pieces = decode.empty_cache(config.model, capacity=16, batch=2), []
-    for start, end in ((0, 7), (7, 8), (8, 9)):
-        hidden, cache = extend(tokens[:, start:end], cache, start)
-        pieces.append(hidden)
-    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, atol=2e-5)
+    np.testing.assert_allclose(by_pieces(net, tokens, **sparse), whole, atol=2e-5)
     dense = jax.jit(lambda tokens: net(tokens)[0])(tokens)
     assert np.abs(dense - whole).max() > 1e-3
 

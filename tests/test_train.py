@@ -22,7 +22,8 @@ from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import RunSummary, read_summary
-from tests.runs import command, lines, run, small_config, start_until, trace
+from tests.command_lines import run
+from tests.runs import command, flags, lines, small_config, start_until, trace
 
 # A run that lasts long enough to be stopped from outside.
 LONG = {
@@ -187,10 +188,6 @@ def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):
 
 
 # As a user runs it: processes.
-
-
-def flags(changes):
-    return [f"--config.{name}={value}" for name, value in changes.items()]
 
 
 @pytest.mark.long

@@ -1,12 +1,11 @@
 """The type checker passes on what other code bases import: ops, recipes and the NNX module."""
 
-import subprocess
 import sys
 import tomllib
 
 import pytest
 
-from tests.documents import ROOT
+from tests.command_lines import ROOT, run
 
 
 @pytest.mark.long
@@ -15,8 +14,7 @@ def test_ops_and_recipes_pass(tmp_path):
     wrong = tmp_path / "caller.py"
     wrong.write_text("from sparse_lm.recipes import Slices\n\nSlices(m='16').ffn(1)\n")
     checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
-    command = [sys.executable, "-m", "mypy", "--cache-dir=/dev/null", *checked, str(wrong)]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    found = run([sys.executable, "-m", "mypy", "--cache-dir=/dev/null", *checked, str(wrong)]).stdout
     *errors, summary = found.splitlines()
     assert " errors in 1 file (checked " in summary, found
     assert all("caller.py" in error for error in errors), found  # annotations reach a caller

@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+from collections.abc import Iterable
 from itertools import chain, islice, product
 from pathlib import Path
 
@@ -73,35 +74,27 @@ def targets_of(windows: np.ndarray) -> np.ndarray:
     return windows[:, 1:].ravel()
 
 
+def json_lines(rows: Iterable[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def write_jsonl(path, documents: list[str], field: str = "text") -> None:
-    path.write_text("".join(json.dumps({field: text}) + "\n" for text in documents))
+    path.write_text(json_lines({field: text} for text in documents))
 
 
 def write_c4(path, documents: list[str]) -> None:
     """A shard as C4 is published, such as c4-train.00000-of-01024.json.gz."""
-    lines = [
-        json.dumps({"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": f"https://example.org/{number}"})
-        for number, text in enumerate(documents)
-    ]
-    path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode(), mtime=0))
+    others = {"timestamp": "2019-04-25T12:57:54Z", "url": "https://example.org"}
+    path.write_bytes(gzip.compress(json_lines({"text": text} | others for text in documents).encode(), mtime=0))
 
 
 def write_dclm(path, documents: list[str]) -> None:
     """A shard as DCLM-baseline is published, such as shard_00000000_processed.jsonl.zst: two frames, with metadata."""
-    lines = [
-        json.dumps(
-            {
-                "language_id_whole_page_fasttext": {"en": 0.94},
-                "metadata": {"WARC-Type": "response", "WARC-Identified-Payload-Type": None, "text": "other"},
-                "text": text,
-                "url": f"http://example.org/{number}?text=other",
-            }
-        )
-        for number, text in enumerate(documents)
-    ]
-    half = len(lines) // 2
-    frames = ("".join(line + "\n" for line in part).encode() for part in (lines[:half], lines[half:]))
-    path.write_bytes(b"".join(map(zstd.compress, frames)))
+    metadata = {"WARC-Type": "response", "WARC-Identified-Payload-Type": None, "text": "other"}
+    others = {"language_id_whole_page_fasttext": {"en": 0.94}, "metadata": metadata}
+    rows = [others | {"text": text, "url": "http://example.org/?text=other"} for text in documents]
+    half = len(rows) // 2
+    path.write_bytes(b"".join(zstd.compress(json_lines(part).encode()) for part in (rows[:half], rows[half:])))
 
 
 class Foreign(tfds.core.GeneratorBasedBuilder):

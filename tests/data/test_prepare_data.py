@@ -84,21 +84,6 @@ def test_prepared_data_is_replaced_where_a_link_leads_and_nothing_else_is(files,
         prepare(Path("."), seq_len=8)
 
 
-def test_the_same_data_is_left_as_it_is_unless_it_is_damaged(files, tmp_path):
-    prepare = functools.partial(
-        prepare_data.prepare_files, [f"{files}/**/*.txt"], tmp_path / "out", seq_len=8, vocab_size=300
-    )
-    made = prepare()
-    shards = sorted(made.directory.glob("*.array_record*"))
-    times = [path.stat().st_mtime_ns for path in shards]
-    assert prepare().info == made.info
-    assert [path.stat().st_mtime_ns for path in shards] == times
-    content = shards[0].read_bytes()
-    shards[0].write_bytes(content[:-10])
-    prepare()
-    assert shards[0].read_bytes() == content
-
-
 @pytest.mark.parametrize(
     "files, options, message",
     [

@@ -1,7 +1,5 @@
 """A preparation that is stopped, at whatever point, goes on and ends with the same bytes."""
 
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,9 +11,9 @@ import pytest
 from sparse_lm.data import builder, corpus, stages
 from sparse_lm.data.corpus import find_files
 from sparse_lm.data.dataset import open_prepared
+from tests.command_lines import run_python
 from tests.data.examples import Documents, make_documents, make_tokenizer, write_c4, write_dclm
 
-ROOT = Path(__file__).parents[2]
 SEQ_LEN = 16
 
 
@@ -74,15 +72,7 @@ print(attempts)
 
 
 def test_kills_before_every_file_is_finished_change_nothing(tmp_path, uninterrupted):
-    arguments = [f"{tmp_path}/text/*", str(tmp_path / "killed")]
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KILLED_EVERYWHERE, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
+    result = run_python("-c", KILLED_EVERYWHERE, f"{tmp_path}/text/*", str(tmp_path / "killed"))
     assert int(result.stdout) > 10
     assert contents(tmp_path / "killed") == uninterrupted
     assert {path.name for path in tmp_path.iterdir()} == {"text", "whole", "killed", ".whole.lock", ".killed.lock"}

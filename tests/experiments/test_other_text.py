@@ -2,12 +2,11 @@
 
 import gzip
 import json
-import subprocess
-import sys
 
 from backports import zstd
 
 from experiments.quality import other_text
+from tests.command_lines import run_python
 
 
 def test_documents_are_texts_of_some_length_each_once(tmp_path):
@@ -26,8 +25,7 @@ def test_documents_are_texts_of_some_length_each_once(tmp_path):
 
 def test_no_more_is_written_than_asked_for(tmp_path):
     path = tmp_path / "other.jsonl.zst"
-    command = [sys.executable, "-m", "experiments.quality.other_text", f"--output={path}", "--megabytes=0.001"]
-    subprocess.run(command, check=True)
+    run_python("-m", "experiments.quality.other_text", f"--output={path}", "--megabytes=0.001")
     with zstd.open(path, "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
     assert sum(map(len, texts)) >= 1000 > sum(map(len, texts[:-1]))

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import subprocess
 import sys
 
 import jax
@@ -26,6 +25,7 @@ from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
+from tests.command_lines import run_python
 
 TINY = SUITES["tiny"]
 
@@ -69,9 +69,8 @@ def test_a_corpus_that_runs_would_learn_by_heart_is_refused(data):
     windows = len(open_data(TINY.config("dense", 0, data)).train)
     most = 4 * windows // TINY.config("dense", 0, data).batch_size
     check_length(dataclasses.replace(TINY, base=TINY.base | {"steps": most}), data)
-    with pytest.raises(
-        DataError, match=rf"has {windows:,} training windows, which a run of {2 * most:,} steps of 4 would read 8 times"
-    ):
+    message = rf"{windows:,} training windows, which a run of {2 * most:,} steps of 4 would read 8 times"
+    with pytest.raises(DataError, match=message):
         check_length(dataclasses.replace(TINY, base=TINY.base | {"steps": 2 * most}), data)
 
 
@@ -172,15 +171,22 @@ def data(tmp_path_factory):
     return str(root / "a"), str(root / "b")
 
 
+def rows_of_runs(data, root, *names):
+    """Trains tiny runs of seed 0, one after the other, and returns their rows."""
+    assert all(one_run.run_one(TINY, name, 0, *data, root) for name in names)
+    return [json.loads((root / f"{name}-0/row.json").read_text()) for name in names]
+
+
+def row_from_scratch(config, root):
+    assert train(config, str(root / "from_scratch"))
+    return one_run.read_run(root / "from_scratch", config, None)
+
+
 @pytest.mark.long
 def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
-    first, second = data
-    for name in ("dense@1.2", "dense@0.8"):
-        assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
-    longest, branch = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("dense@1.2", "dense@0.8"))
-    config = TINY.dense(0.8, 0, first)
-    assert train(config, str(tmp_path / "from_scratch"))
-    whole = one_run.read_run(tmp_path / "from_scratch", config, None)
+    longest, branch = rows_of_runs(data, tmp_path, "dense@1.2", "dense@0.8")
+    config = TINY.dense(0.8, 0, data[0])
+    whole = row_from_scratch(config, tmp_path)
     assert branch["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-5)  # rates are in the programs
     assert branch["heldout_loss"] < longest["heldout_curve"][0][1]
     assert branch["second_heldout_loss"] not in (branch["heldout_loss"], None)
@@ -223,9 +229,7 @@ def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
     ],
 )
 def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path, name, steps):
-    first, second = data
-    assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
-    row = json.loads((tmp_path / f"{name}-0/row.json").read_text())
+    (row,) = rows_of_runs(data, tmp_path, name)
     (begun,) = tmp_path.glob("common-0-*")
     assert_is_of_parts(row, steps, begun, tmp_path / f"{name}-0")
     tokens, losses = zip(*row["heldout_curve"], strict=True)
@@ -247,18 +251,14 @@ def assert_is_of_parts(row, steps, *workdirs):
 
 @pytest.mark.long
 def test_steps_that_runs_have_in_common_are_trained_once(data, tmp_path):
-    first, second = data
-    for name in ("slices_50", "slices_80"):
-        assert one_run.run_one(TINY, name, 0, first, second, tmp_path)
-    early, slices = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("slices_50", "slices_80"))
+    early, slices = rows_of_runs(data, tmp_path, "slices_50", "slices_80")
     to_26, to_40 = sorted(tmp_path.glob("common-0-*"), key=lambda path: path.name.split("@")[1])
     begun = {"dense": 1, "sparse": 25}
     assert_is_of_parts(early, [begun, {"dense": 24}], to_26, tmp_path / "slices_50-0")
     assert_is_of_parts(slices, [begun, {"sparse": 14}, {"dense": 10}], to_26, to_40, tmp_path / "slices_80-0")
-    assert one_run.train_first(one_run.common_steps.first_part(TINY.config("slices_80", 0, first), "slices_80"), to_40)
-    config = TINY.config("slices_80", 0, first)
-    assert train(config, str(tmp_path / "from_scratch"))
-    whole = one_run.read_run(tmp_path / "from_scratch", config, None)
+    config = TINY.config("slices_80", 0, data[0])
+    assert one_run.train_first(one_run.common_steps.first_part(config, "slices_80"), to_40)
+    whole = row_from_scratch(config, tmp_path)
     assert slices["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-5)
     assert [tokens for tokens, _ in slices["heldout_curve"]] == sorted(t for t, _ in slices["heldout_curve"])
 
@@ -340,9 +340,8 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
     (tmp_path / "time.json").write_text(json.dumps(dict(suite="made_up", runs=runs)))
-    command = [sys.executable, "-m", "experiments.quality.time_ratio", str(tmp_path / "time.json")]
     options = [f"--figure={tmp_path / 'time.svg'}", f"--output={tmp_path / 'ratios.json'}"]
-    printed = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+    printed = run_python("-m", "experiments.quality.time_ratio", tmp_path / "time.json", *options).stdout
     tables = json.loads((tmp_path / "ratios.json").read_text())
     assert set(tables) == {"heldout", "second"}
     assert tables["second"]["slices_50"]["ratio"]["mean"] == pytest.approx(0.85)

@@ -1,6 +1,5 @@
 """Texts of any bytes: read as what was written, or refused by the error that is documented."""
 
-import gzip
 import json
 import random
 
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from sparse_lm.data.corpus import TextFiles
 from sparse_lm.data.errors import DataError
-from sparse_lm.data.readers import zstd
+from tests.data.test_corpus import COMPRESS
 from tests.fuzz.cases import cases
 
 seeds = st.integers(0, 2**32 - 1)
@@ -30,21 +29,16 @@ def damaged(content: bytes, seed: int) -> bytes:
 TEXTS = ["", "def f():\n    return 0\n", "\u00e9\u4e2d\U0001f600", '"\\ud800"', "x" * 300, "\r\n\x00\x0b"]
 
 
-def packed(text: bytes, compression: str) -> bytes:
-    return {"": lambda x: x, ".gz": gzip.compress, ".zst": zstd.compress}[compression](text)
-
-
 @cases(300)
-@given(seed=seeds, compression=st.sampled_from(["", ".gz", ".zst"]), kind=st.sampled_from([".txt", ".jsonl"]))
+@given(seed=seeds, compression=st.sampled_from(sorted(COMPRESS)), kind=st.sampled_from([".txt", ".jsonl"]))
 def test_corpus(seed, compression, kind, tmp_path_factory):
     """Texts are valid Unicode, whatever the bytes; a damaged archive or line is refused."""
     path = tmp_path_factory.getbasetemp() / f"text{kind}{compression}"
     lines = [json.dumps({"text": text}) for text in TEXTS]
     plain = "\n".join(lines if kind == ".jsonl" else TEXTS).encode()
     rng = random.Random(seed)
-    content = (
-        damaged(packed(plain, compression), seed) if rng.random() < 0.5 else packed(damaged(plain, seed), compression)
-    )
+    pack = COMPRESS[compression]
+    content = damaged(pack(plain), seed) if rng.random() < 0.5 else pack(damaged(plain, seed))
     path.write_bytes(content)
     try:
         documents = list(TextFiles((path,)))

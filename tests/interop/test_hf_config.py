@@ -1,21 +1,13 @@
-"""config.json, both ways."""
+"""config.json of other models; test_pretrained.py has round trips of our own."""
 
 import pytest
 
-from sparse_lm.config import ModelConfig
 from sparse_lm.interop.hf_config import UnsupportedModelError, from_hf_config, to_hf_config
-from tests.interop.models import MODEL_IDS, MODELS
+from tests.interop.models import MODELS
 
 ARCEE = to_hf_config(MODELS["grouped"], seq_len=64, end_of_text=0)
 LLAMA = to_hf_config(MODELS["swiglu"], seq_len=64, end_of_text=0)
 QWEN3 = to_hf_config(MODELS["qwen3"], seq_len=64, end_of_text=0)
-
-
-@pytest.mark.parametrize("name", MODEL_IDS)
-def test_round_trip(name):
-    model = MODELS[name]
-    fixed = from_hf_config(to_hf_config(model, seq_len=64, end_of_text=0), gated=model.activation != "squared_relu")
-    assert ModelConfig(**fixed, dtype=model.dtype) == model
 
 
 def test_absent_keys_have_the_values_that_transformers_gives_them():

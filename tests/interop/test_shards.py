@@ -1,4 +1,4 @@
-"""Safetensors in one file and in several."""
+"""Safetensors in one file and in several; test_pretrained.py reads them back."""
 
 import json
 
@@ -26,17 +26,6 @@ def test_several_files_and_their_index(tmp_path):
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors.values())
     assert {name: load_file(tmp_path / file)[name].shape for name, file in index["weight_map"].items()} == SHAPES
-
-
-@pytest.mark.parametrize("shard_bytes", [10**6, 400])
-def test_read_back(tmp_path, shard_bytes):
-    tensors = make_tensors()
-    write_shards(tmp_path, tensors, shard_bytes)
-    stored = StoredTensors(tmp_path)
-    assert stored.names == set(SHAPES)
-    for name, array in tensors.items():
-        assert (stored.shape(name), stored.dtype(name)) == (array.shape, "F32")
-        np.testing.assert_array_equal(stored.read(name), array)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):

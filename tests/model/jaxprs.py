@@ -11,7 +11,3 @@ def equations(jaxpr) -> Iterator:
         yield equation
         for inner in core.jaxprs_in_params(equation.params):
             yield from equations(inner)
-
-
-def count(jaxpr, primitive: str) -> int:
-    return sum(equation.primitive.name == primitive for equation in equations(jaxpr))

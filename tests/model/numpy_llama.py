@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.recipes.masked_dense_ffn import GATES
+from tests.recipes.masked_dense_ffn import activate
 
 
 def forward(params, config, tokens):
@@ -67,27 +67,25 @@ def rotate(x, config):
 def ffn(x, weights, config):
     if config.experts:
         return mixture(x, weights, config)
-    return one_ffn(x, weights["up"], weights["down"], config)
+    return dense_ffn(x, weights["up"], weights["down"], config.activation)
 
 
-def one_ffn(x, up, down, config):
-    if config.activation != "squared_relu":  # rows of gate and up by turns
-        return GATES[config.activation](x @ up[::2].T)[0] * (x @ up[1::2].T) @ down
-    return np.maximum(x @ up.T, 0) ** 2 @ down
+def dense_ffn(x, up, down, activation):
+    return activate(x @ up.T, activation)[0] @ down
 
 
 def mixture(x, weights, config):
     """Every expert computes every token, with a gate that is zero where it was not chosen."""
     out = np.zeros_like(x)
     if config.shared_expert_dim:
-        out += one_ffn(x, weights["shared_up"], weights["shared_down"], config)
+        out += dense_ffn(x, weights["shared_up"], weights["shared_down"], config.activation)
     score = scores(x @ weights["router"].T / np.sqrt(config.dim), config)
     least = np.sort(score + weights["router_bias"], -1)[..., [-config.experts_per_token]]
     gates = score * (score + weights["router_bias"] >= least)
     gates /= gates.sum(-1, keepdims=True)
     for expert in range(config.experts):
         up, down = (np.split(weights[name], config.experts)[expert] for name in ("up", "down"))
-        out += gates[..., [expert]] * one_ffn(x, up, down, config)
+        out += gates[..., [expert]] * dense_ffn(x, up, down, config.activation)
     return out
 
 

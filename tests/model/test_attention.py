@@ -7,12 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.model.attention import (
-    attention_implementation,
-    causal_attention,
-    document_mask,
-    rotate,
-)
+from sparse_lm.model.attention import attention_implementation, causal_attention, document_mask, rotate
 
 
 def normal(seed, *shape):

@@ -1,47 +1,41 @@
-"""The sparse operations in plain loops over numpy arrays, written from their descriptions."""
-
-import math
+"""The sparse operations in NumPy, written from their descriptions; independent of `sparse_lm`."""
 
 import numpy as np
 
 
-def magnitude_order(group) -> list[int]:
-    """Positions from largest to smallest magnitude: NaN first, ties by position."""
-
-    def sort_key(position):
-        value = abs(float(group[position]))
-        return (0, 0.0, position) if math.isnan(value) else (1, -value, position)
-
-    return sorted(range(len(group)), key=sort_key)
+def magnitude_order(groups: np.ndarray) -> np.ndarray:
+    """Positions along the last axis from largest to smallest magnitude: NaN first, ties by position."""
+    return np.lexsort((-np.abs(groups), ~np.isnan(groups)), axis=-1)
 
 
-def soft_threshold_group(group) -> list[float]:
-    """S of four values; `threshold` is the second smallest in magnitude order."""
-    order = magnitude_order(group)
-    threshold = abs(float(group[order[2]]))
-    survivors = [0.0] * 4
-    for position in order[:2]:
-        value = float(group[position])
-        if math.isnan(value):
-            survivors[position] = value
-        elif abs(value) > threshold:
-            survivors[position] = math.copysign(abs(value) - threshold, value)
-    return survivors
+def _by_four(function, x: np.ndarray, axis: int) -> np.ndarray:
+    """Applies a function to the groups of four along an axis, of which the last is filled up with zeros."""
+    x = np.moveaxis(x, axis, -1)
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 4)])
+    result = function(padded.reshape(*x.shape[:-1], -1, 4)).reshape(padded.shape)
+    return np.moveaxis(result[..., : x.shape[-1]], -1, axis)
+
+
+def top_two_of_four(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    """0/1 mask of the two largest |x| of each four along `axis`; of equals the first."""
+    return _by_four(lambda groups: (magnitude_order(groups).argsort(-1) < 2).astype(np.float64), x, axis)
+
+
+def soft_threshold(w: np.ndarray, axis: int) -> np.ndarray:
+    """sign(w) max(|w| - t, 0) with t the second smallest |w| of each four along `axis`; a NaN that is kept stays."""
+
+    def of_groups(groups):
+        size, threshold = np.abs(groups), np.abs(np.take_along_axis(groups, magnitude_order(groups)[..., 2:3], -1))
+        return np.where(size > threshold, np.copysign(size - threshold, groups), 0)
+
+    return np.where(np.isnan(w) & (top_two_of_four(w, axis) > 0), w, _by_four(of_groups, w, axis))
 
 
 def sparsify_rows(x: np.ndarray, method: str) -> tuple[np.ndarray, np.ndarray]:
-    """(dense float64 result, positions kept) of 2:4 along the rows of x, whose width is a multiple of 4."""
-    dense = np.zeros(x.shape)
-    mask = np.zeros(x.shape, bool)
-    for row in range(x.shape[0]):
-        for start in range(0, x.shape[1], 4):
-            group = x[row, start : start + 4]
-            kept = magnitude_order(group)[:2]
-            result = group if method == "magnitude" else soft_threshold_group(group)
-            for position in kept:
-                dense[row, start + position] = result[position]
-                mask[row, start + position] = True
-    return dense, mask
+    """(dense float64 result, positions kept) of 2:4 along the rows of x."""
+    x = np.asarray(x, np.float64)
+    mask = top_two_of_four(x) > 0
+    return np.where(mask, x, 0) if method == "magnitude" else soft_threshold(x, -1), mask
 
 
 def compress(dense: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -52,22 +46,15 @@ def compress(dense: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarra
     the first kept | index of the second << 2, the first group lowest.
     """
     rows, columns = dense.shape
-    values = dense[mask].reshape(rows, columns // 2)
-    metadata = np.zeros((rows // 64, columns // 64, 128), np.uint32)
-    for row_tile in range(rows // 64):
-        for column_tile in range(columns // 64):
-            for lane in range(128):
-                warp, g, t = lane // 32, lane % 32 // 4, lane % 4
-                word = 0
-                for half in range(2):
-                    row = 64 * row_tile + 16 * warp + g + 8 * half
-                    for group in range(4):
-                        start = 64 * column_tile + 16 * t + 4 * group
-                        first, second = np.flatnonzero(mask[row, start : start + 4])
-                        word |= int(first | second << 2) << (16 * half + 4 * group)
-                metadata[row_tile, column_tile, lane] = word
-    return values, metadata
+    kept = np.nonzero(mask)[1].reshape(rows, columns // 4, 2) % 4
+    bits = (kept[..., 0] | kept[..., 1] << 2).reshape(
+        -1, 4, 2, 8, columns // 64, 4, 4
+    )  # tile, w, half, g, tile, t, group
+    words = bits << (16 * np.arange(2)[:, None, None, None, None] + 4 * np.arange(4))
+    metadata = words.sum((2, 6)).transpose(0, 3, 1, 2, 4).reshape(rows // 64, columns // 64, 128)
+    return dense[mask].reshape(rows, columns // 2), metadata.astype(np.uint32)
 
 
-def pad(x: np.ndarray, row_multiple: int = 64, column_multiple: int = 64) -> np.ndarray:
-    return np.pad(x, ((0, -x.shape[0] % row_multiple), (0, -x.shape[1] % column_multiple)))
+def pad(x: np.ndarray) -> np.ndarray:
+    """Fills up tiles of 64 x 64 with zeros."""
+    return np.pad(x, [(0, -size % 64) for size in x.shape])

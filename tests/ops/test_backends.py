@@ -1,6 +1,5 @@
 import inspect
 import logging
-import subprocess
 import sys
 import types
 
@@ -11,7 +10,8 @@ import pytest
 
 from sparse_lm import ops
 from sparse_lm.ops import backends, hopper, reference, triton
-from tests.documents import ROOT, python_blocks
+from tests.command_lines import ROOT, run_python
+from tests.documents import python_blocks
 
 FUNCTIONS = [value for value in map(vars(ops).get, ops.__all__) if inspect.isfunction(value)]
 W = jax.jit(ops.sparsify_24)(jnp.ones((8, 8)))
@@ -139,8 +139,7 @@ print(ops.matmul_24(ops.sparsify_24(jnp.ones((8, 8))), jnp.ones((8, 4))).shape)
 
 @pytest.mark.long
 def test_elsewhere_nothing_imports_triton():
-    run = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, check=True, text=True)
-    assert run.stdout == "(8, 4)\n"
+    assert run_python("-c", WITHOUT_TRITON).stdout == "(8, 4)\n"
 
 
 def test_the_backend_of_the_documentation(monkeypatch):

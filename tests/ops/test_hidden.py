@@ -7,8 +7,9 @@ import pytest
 
 from sparse_lm import ops
 from tests.ops import jitted
+from tests.ops.numpy_sparse import top_two_of_four
 from tests.ops.operands import exact_product, product_operands, random
-from tests.recipes.masked_dense_ffn import top_two_of_four, venom_mask
+from tests.recipes.masked_dense_ffn import venom_mask
 
 CASES = [("2:4", (64, 64)), ("2:4", (37, 52)), ("venom", (48, 64)), ("venom", (37, 40))]
 

@@ -8,7 +8,7 @@ import pytest
 from sparse_lm import ops
 from sparse_lm.ops import reference
 from tests.ops import jitted
-from tests.ops.operands import exact_product, product_operands, random, random_rows
+from tests.ops.operands import exact_product, product_operands, random_rows
 
 # As `product_operands` takes them, and options; second ragged ones.
 CASES = [
@@ -58,19 +58,3 @@ def test_a_sum_of_many_small_numbers_loses_none():
     ones = jnp.ones((4096, 1), jnp.bfloat16)
     w = jitted.sparsify_24(ones.T, "magnitude")
     assert ops.matmul_24(w, ones, out_dtype=jnp.float32) == 4096 // 2  # a bfloat16 accumulator stops at 256
-
-
-def test_formats_and_products_go_through_vmap():
-    w, a, b = (random((2, 40, 32), jnp.float32, seed) for seed in (11, 12, 13))
-    keys = jax.random.split(jax.random.key(0), 2)
-
-    def products(w, a, b, key):
-        sparse, a = ops.sparsify_24(w), ops.sparsify_venom(a, 16, 8)
-        drawn = ops.sparsify_24(w, "mvue", key=key).to_dense()
-        sampled = ops.sampled_matmul_24(sparse, b, a.columns[:3, :16], 16)
-        return ops.matmul_24(sparse, b.T), ops.matmul_venom(a, b.T), sampled, drawn
-
-    both, one = jax.jit(jax.vmap(products))(w, a, b, keys), jax.jit(products)
-    for layer in range(2):
-        for stacked, single in zip(both, one(w[layer], a[layer], b[layer], keys[layer]), strict=True):
-            np.testing.assert_allclose(stacked[layer], single, rtol=1e-5, atol=1e-5)

@@ -161,11 +161,6 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("message, call", OTHERS)
-def test_numbers_shapes_and_dtypes_that_are_not_allowed(message, call):
-    refuses(message, call)
-
-
 # Kernels.
 
 WIDE, NARROW = jnp.float32, jnp.bfloat16
@@ -291,6 +286,6 @@ TILINGS = [
 ]
 
 
-@pytest.mark.parametrize("message, call", TILINGS)
-def test_tilings_that_hopper_does_not_have(message, call):
+@pytest.mark.parametrize("message, call", [*OTHERS, *TILINGS])
+def test_numbers_shapes_dtypes_and_tilings_that_are_not_allowed(message, call):
     refuses(message, call)

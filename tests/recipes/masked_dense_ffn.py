@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from tests.ops.numpy_sparse import soft_threshold, top_two_of_four
 from tests.recipes.numpy_routing import nearest
 
 
@@ -37,8 +38,8 @@ class Result:
     stats: dict[str, np.ndarray]
 
 
-def dense(a, *, draw=None):
-    return _ffn(a, a.w1, a.w2, a.w2, a.w1)
+def dense(a, *, draw=None, **in_fp8):
+    return _ffn(a, a.w1, a.w2, a.w2, a.w1, **in_fp8)
 
 
 def fst(a, *, masks, draw):
@@ -81,10 +82,26 @@ def venom(a, *, scales, centroids, v, m, draw):
 
 
 def slices(a, *, scales, centroids, v, m, draw, parts=1):
-    w1, w2 = (scale * soft_threshold(w, axis=1) for scale, w in zip(scales, (a.w1, a.w2), strict=True))
-    tokens, count = len(a.x), m // 4
-    experts, own, computed = slices_of_tokens(a.x, centroids, len(w2), parts)
-    slots, _ = slots_by_expert(experts[:, None], a.order, count, v)
+    experts, own = slices_of_tokens(a.x, centroids, len(a.w2), parts)
+    result = of_experts(a, experts, own, m // 4, v=v, scales=scales, draw=draw)
+    result.stats["expert_load"] = np.bincount(experts, minlength=m // 4) / len(a.x)
+    return result
+
+
+def of_experts(a, experts, own, count, *, v, scales=None, draw=None):
+    """An FFN of which a token computes its expert's neurons: 2:4 of them by 2:4 weights, or all densely without scales.
+
+    Args:
+      experts: int[T], of `count`.
+      own: int[T, S], the neurons of each token.
+      v: slots of a block: an expert's tokens fill whole blocks, in which draws see them.
+    """
+    w1, w2, slots = a.w1, a.w2, slots_by_expert(experts, a.order, count, v)
+    computed = np.zeros((len(a.x), len(w2)))
+    np.put_along_axis(computed, own, 1, axis=1)
+    if scales is None:
+        return _ffn(a, w1, w2, w2, w1, mask_y=lambda _: computed, computed=computed)
+    w1, w2 = (scale * soft_threshold(w, axis=1) for scale, w in zip(scales, (w1, w2), strict=True))
 
     def mask(y):
         mask = np.zeros_like(y)
@@ -92,53 +109,64 @@ def slices(a, *, scales, centroids, v, m, draw, parts=1):
         return mask
 
     def drawn(z):
-        by_neuron = z.reshape(tokens, len(w2), -1)
+        by_neuron = z.reshape(len(z), len(w2), -1)
         condensed = np.take_along_axis(by_neuron, own[..., None], axis=1)
-        of_slices = condensed.reshape(tokens, -1)
+        of_slices = condensed.reshape(len(z), -1)
         in_slots = draw(np.where(slots[:, None] >= 0, of_slices[slots], 0), 3)
         of_slices[slots[slots >= 0]] = in_slots[slots >= 0]
         estimate = np.zeros_like(by_neuron)
         np.put_along_axis(estimate, own[..., None], of_slices.reshape(condensed.shape), axis=1)
         return estimate.reshape(z.shape)
 
-    result = _ffn(a, w1, w2, w2, w1, mask_y=mask, dh_for_dw1=drawn, y_for_dw2=drawn, computed=computed)
-    result.stats["expert_load"] = np.bincount(experts, minlength=count) / tokens
-    return result
+    return _ffn(a, w1, w2, w2, w1, mask_y=mask, dh_for_dw1=drawn, y_for_dw2=drawn, computed=computed)
+
+
+def mixture(a, *, gates, chosen, experts, **options):
+    """The result of a mixture's experts, and the gradient of its gates: each pair of a token and an expert is a token.
+
+    Args:
+      a: w1 and w2 are [E Fe, D], expert after expert.
+      gates, chosen: [T, k].
+      options: of `of_experts`.
+    """
+    (tokens, choices), neurons = chosen.shape, len(a.w2) // experts
+    x, do = (np.repeat(z, choices, axis=0) for z in (a.x, a.do))
+    order = (a.order[:, None] * choices + np.arange(choices)).ravel()
+    pairs = dataclasses.replace(a, x=x, do=gates.reshape(-1, 1) * do, order=order)
+    own = chosen.reshape(-1, 1) * neurons + np.arange(neurons)
+    result = of_experts(pairs, chosen.ravel(), own, experts, **options)
+    o, dx = (z.reshape(tokens, choices, -1) for z in (result.o, result.dx))
+    dgates = np.einsum("td,tkd->tk", a.do, o)
+    return dataclasses.replace(result, o=(gates[..., None] * o).sum(1), dx=dx.sum(1)), dgates
 
 
 def dense_slices(a, *, centroids, m, parts=1, draw=None):
-    experts, _, computed = slices_of_tokens(a.x, centroids, len(a.w2), parts)
-    result = _ffn(a, a.w1, a.w2, a.w2, a.w1, mask_y=lambda _: computed, computed=computed)
+    experts, own = slices_of_tokens(a.x, centroids, len(a.w2), parts)
+    result = of_experts(a, experts, own, m // 4, v=1)
     result.stats["expert_load"] = np.bincount(experts, minlength=m // 4) / len(experts)
     return result
 
 
 def slices_of_tokens(x, centroids, neurons, parts):
-    """The expert of each token, its neurons [T, S], and these as 0/1 [T, F]."""
+    """The expert of each token, and its neurons [T, S]."""
     experts, count = nearest(x, centroids), len(centroids)
     of_expert = np.arange(neurons).reshape(parts, count, -1).swapaxes(0, 1).reshape(count, -1)
-    own = of_expert[experts]
-    computed = np.zeros((len(x), neurons))
-    np.put_along_axis(computed, own, 1, axis=1)
-    return experts, own, computed
+    return experts, of_expert[experts]
 
 
-def slots_by_expert(chosen, order, experts, v):
-    """Returns the token of each slot, -1 where padded, and the slot's expert: tokens of one fill whole blocks of v.
+def slots_by_expert(experts, order, count, v):
+    """Returns the token of each slot, -1 where padded: tokens of each of `count` experts fill whole blocks of v.
 
     Args:
-      chosen: int[T, k], the experts of each token.
+      experts: int[T], the expert of each token.
       order: int[T], in which an expert takes its tokens.
     """
-    count = (chosen.size + experts * (v - 1)) // v * v
-    tokens, owners, first = np.full(count, -1), np.full(count, experts - 1), 0
-    for expert in range(experts):
-        members = order[(chosen[order] == expert).any(1)]
-        end = first + -(-len(members) // v) * v
-        tokens[first : first + len(members)] = members
-        owners[first:end] = expert
-        first = end
-    return tokens, owners
+    slots, first = np.full((len(experts) + count * (v - 1)) // v * v, -1), 0
+    for expert in range(count):
+        members = order[experts[order] == expert]
+        slots[first : first + len(members)] = members
+        first += -(-len(members) // v) * v
+    return slots
 
 
 def in_token_order(rows, slots):
@@ -146,26 +174,6 @@ def in_token_order(rows, slots):
     z = np.empty_like(rows)
     z[slots] = rows
     return z
-
-
-def top_two_of_four(x, axis=-1):
-    """0/1 mask of the two largest |x| of each four along `axis`; of equals the first."""
-    x = np.moveaxis(np.abs(x), axis, -1)
-    pad = -x.shape[-1] % 4
-    groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)], constant_values=-1.0)
-    groups = groups.reshape(*x.shape[:-1], -1, 4)
-    rank = np.argsort(np.argsort(-groups, axis=-1, kind="stable"), axis=-1, kind="stable")
-    mask = (rank < 2).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
-    return np.moveaxis(mask, -1, axis).astype(np.float64)
-
-
-def soft_threshold(w, axis):
-    """sign(w) max(|w| - t, 0) with t the second smallest |w| of each four along `axis`."""
-    w = np.moveaxis(w, axis, -1)
-    groups = w.reshape(*w.shape[:-1], -1, 4)
-    t = np.sort(np.abs(groups), axis=-1)[..., 1:2]
-    s = np.sign(groups) * np.maximum(np.abs(groups) - t, 0)
-    return np.moveaxis(s.reshape(w.shape), -1, axis)
 
 
 def venom_mask(y, v, m):
@@ -216,7 +224,7 @@ def activate(h, activation):
     """Y of the rows' products h, and a function of dY to dH."""
     if activation == "squared_relu":
         return np.square(np.maximum(h, 0)), lambda dy: dy * 2 * np.maximum(h, 0)
-    gate, up = h[:, ::2], h[:, 1::2]
+    gate, up = h[..., ::2], h[..., 1::2]  # rows of gate and up by turns
     value, slope = GATES[activation](gate)
     return value * up, lambda dy: np.stack([dy * up * slope, dy * value], axis=-1).reshape(h.shape)
 
@@ -232,9 +240,5 @@ def _tanh_gelu(g):
     return g / 2 * (1 + np.tanh(inner)), (1 + np.tanh(inner)) / 2 + g / 2 * slope / np.cosh(inner) ** 2
 
 
-GATES = {
-    "swiglu": _silu,
-    "geglu": _tanh_gelu,
-    "gated_relu2": lambda g: (np.maximum(g, 0) ** 2, 2 * np.maximum(g, 0)),
-}
+GATES = {"swiglu": _silu, "geglu": _tanh_gelu, "gated_relu2": lambda g: (np.maximum(g, 0) ** 2, 2 * np.maximum(g, 0))}
 """Value and derivative of a gate."""

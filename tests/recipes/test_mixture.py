@@ -15,8 +15,8 @@ from sparse_lm.collectives import Axes
 from sparse_lm.recipes import DENSE, Experts24
 from sparse_lm.recipes.groups import group_by_expert
 from tests.recipes import examples
+from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import KEY
-from tests.recipes.numpy_mixture import mixture
 
 TOKENS, DIM, EXPERTS, WIDTH, CHOICES = 90, 24, 5, 20, 3
 SPARSE = Experts24(v=16)
@@ -96,9 +96,8 @@ def expected(name, load, draw=None):
     x, w1, w2, gates, do = (np.asarray(a, np.float64) for a in (*inputs[:4], inputs.do))
     options = {} if state is None else dict(scales=(float(state.scale_up), float(state.scale_down)), draw=draw)
     v = recipe.block_of_experts(TOKENS * CHOICES, EXPERTS)
-    w1, w2 = (w.reshape(EXPERTS, -1, DIM) for w in (w1, w2))
-    options |= dict(order=np.asarray(INPUTS.order), v=v, activation=recipe.activation)
-    return mixture(x, w1, w2, gates, np.asarray(loads(load)), do, **options)
+    given = dense64.Inputs(x, w1, w2, do, np.asarray(INPUTS.order), recipe.activation)
+    return dense64.mixture(given, gates=gates, chosen=np.asarray(loads(load)), experts=EXPERTS, v=v, **options)
 
 
 @pytest.mark.parametrize("load", LOADS)

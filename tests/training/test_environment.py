@@ -1,15 +1,14 @@
 """Training asks of JAX before it starts: a GPU's memory, and the same bits from each run."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from sparse_lm import config as config_lib
 from sparse_lm.training.environment import DETERMINISM, check_determinism, request_determinism, request_memory
 from tests import small
-from tests.runs import ROOT, command, run, trace
+from tests.command_lines import run, run_python
+from tests.runs import command, trace
 
 NAMES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"  # of jaxlib, which refuses both together
 NOT_STARTED = """
@@ -44,7 +43,7 @@ def test_a_deterministic_run_that_nobody_told_xla_of_is_refused(monkeypatch):
 
 def test_the_entry_point_is_imported_before_jax_starts():
     """Its requests would come too late otherwise."""
-    subprocess.run([sys.executable, "-c", NOT_STARTED], cwd=ROOT, check=True)
+    run_python("-c", NOT_STARTED)
 
 
 @pytest.mark.gpu

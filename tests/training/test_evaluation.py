@@ -10,6 +10,7 @@ from sparse_lm.model import llama
 from sparse_lm.recipes import Act24
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.evaluation import make_evaluation
+from tests.model.numpy_llama import cross_entropy
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=61, dtype="float32", loss_chunk=24)
 CONFIG = Config(batch_size=4, seq_len=9, model=MODEL)
@@ -36,15 +37,11 @@ def test_loss_perplexity_and_bits_per_byte_by_definition(model):
     graphdef, params = model
     llama_model = llama.merge(graphdef, params)
     hidden, _ = llama_model(WINDOWS[:, :-1])
-    logits = np.asarray(llama_model.logits(hidden), np.float64)
     targets = WINDOWS[:, 1:]
-    likelihood = np.take_along_axis(logits, targets[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
-
-    result = evaluate(model)
-    assert result["loss"] == pytest.approx(-likelihood.mean(), rel=1e-5)
-    assert result["perplexity"] == pytest.approx(math.exp(-likelihood.mean()), rel=1e-5)
-    bits_per_byte = -likelihood.sum() / math.log(2) / BYTES_PER_TOKEN[targets].sum()
-    assert result["bits_per_byte"] == pytest.approx(bits_per_byte, rel=1e-5)
+    nats = cross_entropy(np.asarray(llama_model.logits(hidden), np.float64), targets)
+    bits_per_byte = nats.sum() / math.log(2) / BYTES_PER_TOKEN[targets].sum()
+    expected = dict(loss=nats.mean(), perplexity=math.exp(nats.mean()), bits_per_byte=bits_per_byte)
+    assert evaluate(model) == pytest.approx(expected, rel=1e-5)
 
 
 def test_short_last_batch_counts_its_own_windows_only(model):

@@ -81,13 +81,9 @@ def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
     assert loss == pytest.approx(np.mean(losses), rel=1e-6)
 
 
-def traced(config):
-    """Gradients of a step, as shapes and dtypes."""
+def test_gradients_of_microbatches_are_added_in_float32():
+    config = small.config("dense", microbatches=2, **{"model.dtype": "bfloat16"})
     state = small.compiled(config)[0].abstract_state()
     arguments = state.params, state.recipe_state, small.windows(config), jax.random.key(0)
-    return jax.eval_shape(of_sparse_phase(loss_and_gradients, config), *arguments)[1]
-
-
-def test_gradients_of_microbatches_are_added_in_float32():
-    gradients = traced(small.config("dense", microbatches=2, **{"model.dtype": "bfloat16"}))
+    _, gradients = jax.eval_shape(of_sparse_phase(loss_and_gradients, config), *arguments)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}

@@ -1,25 +1,12 @@
-"""A run to evaluate, and tasks of each of the harness's kinds on files that a test writes."""
+"""Tasks of each of the harness's kinds on files that a test writes."""
 
 import json
 
 import numpy as np
 import yaml
 
-from sparse_lm.config import Config, OptimizerConfig
-from tests.interop.models import MODELS, save_run
-
-MODEL = MODELS["grouped"]
-SEQ_LEN = 32
-STEP = 7
 WORDS = ["def", "main", "return", "0", "\n", " ", ":", "ü", "xyz", "()"]
 AGGREGATIONS = {"perplexity": "perplexity", "word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
-
-
-def make_run(workdir):
-    """One checkpoint of random weights."""
-    workdir.mkdir()
-    config = Config(steps=STEP, seq_len=SEQ_LEN, model=MODEL, optimizer=OptimizerConfig(warmup_steps=1))
-    return save_run(workdir, config, {STEP: 4.0})
 
 
 def text(rng, least, most):
@@ -35,7 +22,7 @@ def choices(rng, count, answer_words):
     ]
 
 
-def write_task(directory, name, documents, *, metrics, **config):
+def write_task(directory, name, documents, metrics, **config):
     """A task file and its data; each document is one question."""
     data = directory / f"{name}.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
@@ -56,12 +43,5 @@ def write_task(directory, name, documents, *, metrics, **config):
 
 
 def write_choice_task(directory, name="choice", count=12, answer_words=8):
-    write_task(
-        directory,
-        name,
-        choices(np.random.default_rng(0), count, answer_words),
-        output_type="multiple_choice",
-        doc_to_choice="{{choices}}",
-        doc_to_target="gold",
-        metrics=["acc", "acc_norm"],
-    )
+    options = dict(output_type="multiple_choice", doc_to_choice="{{choices}}", doc_to_target="gold")
+    write_task(directory, name, choices(np.random.default_rng(0), count, answer_words), ["acc", "acc_norm"], **options)

@@ -5,9 +5,11 @@ import types
 import numpy as np
 import pytest
 
+from sparse_lm.config import Config
 from sparse_lm.export import export
 from sparse_lm.interop.harness.text_model import HarnessError
-from tests.interop.harness.examples import SEQ_LEN, make_run, text, write_choice_task, write_task
+from tests.interop.harness.examples import text, write_choice_task, write_task
+from tests.interop.models import MODELS, save_run
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -r requirements-test.txt")
 pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
@@ -20,12 +22,14 @@ from sparse_lm.evaluate import text_model  # noqa: E402
 from sparse_lm.interop.harness.adapter import HarnessModel  # noqa: E402
 from sparse_lm.interop.harness.tasks import load_tasks  # noqa: E402
 
+SEQ_LEN = 32
 TASKS = ["choice", "last_word", "documents", "sentence", "line"]
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("adapter") / "run")
+    config = Config(seq_len=SEQ_LEN, model=MODELS["grouped"])
+    return save_run(tmp_path_factory.mktemp("run"), config, {7: 4.0})
 
 
 @pytest.fixture(scope="module")
@@ -51,32 +55,18 @@ def write_tasks(directory, theirs):
     rng = np.random.default_rng(1)
     write_choice_task(directory)
     answers = [{"text": text(rng, 1, 60), "gold": text(rng, 1, 8)} for _ in range(8)]
-    answers += [
-        {"text": question, "gold": most_probable(theirs, question)} for question in map("def 0".__mul__, range(1, 8))
-    ]
+    questions = ["def 0" * times for times in range(1, 8)]
+    answers += [{"text": question, "gold": most_probable(theirs, question)} for question in questions]
     answers += [{"text": "", "gold": "main"}]
-    write_task(
-        directory, "last_word", answers, output_type="loglikelihood", target_delimiter="", metrics=["perplexity", "acc"]
-    )
+    options = dict(output_type="loglikelihood", target_delimiter="")
+    write_task(directory, "last_word", answers, ["perplexity", "acc"], **options)
     documents = [{"text": text(rng, *words)} for words in [(1, 4), (8, 14), (16, 24), (40, 60)] for _ in range(2)]
-    write_task(
-        directory,
-        "documents",
-        documents,
-        output_type="loglikelihood_rolling",
-        doc_to_text="",
-        doc_to_target="{{text}}",
-        metrics=["word_perplexity", "bits_per_byte"],
-    )
+    options = dict(output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}")
+    write_task(directory, "documents", documents, ["word_perplexity", "bits_per_byte"], **options)
     for name, until, new in [("sentence", ["ll", "W("], 24), ("line", ["\n", "ll"], 17)]:
-        write_task(
-            directory,
-            name,
-            [{"text": text(rng, 1, 60), "gold": "0"} for _ in range(6)],
-            output_type="generate_until",
-            generation_kwargs={"until": until, "max_gen_toks": new},
-            metrics=["exact_match"],
-        )
+        options = dict(output_type="generate_until", generation_kwargs={"until": until, "max_gen_toks": new})
+        prompts = [{"text": text(rng, 1, 60), "gold": "0"} for _ in range(6)]
+        write_task(directory, name, prompts, ["exact_match"], **options)
 
 
 def most_probable(theirs, context):
@@ -89,7 +79,6 @@ def answers(report, task):
     return [[answer for (answer,) in sample["resps"]] for sample in report["samples"][task]]
 
 
-@pytest.mark.long
 def test_answers_are_those_of_the_harness_own_backend(reports):
     """Log-likelihoods, with which answers are the most probable ones, and texts, some of which end early."""
     for task in TASKS[:3]:
@@ -102,15 +91,6 @@ def test_answers_are_those_of_the_harness_own_backend(reports):
         assert ours == theirs
         lengths = [len(text.encode()) for [text] in ours]
         assert min(lengths) < 16 <= max(lengths), ours
-
-
-def test_scores_are_those_of_the_harness_own_backend(reports):
-    theirs, ours = (report["results"] for report in reports)
-    for task in TASKS:
-        numbers = {name: value for name, value in theirs[task].items() if isinstance(value, float)}
-        assert numbers
-        for name, value in numbers.items():
-            assert ours[task][name] == pytest.approx(value, rel=1e-5), (task, name)
 
 
 def request(*args):

@@ -3,6 +3,7 @@
 What ptxas says of registers needs the CUDA plugin and ptxas, too.
 """
 
+import functools
 import importlib.util
 import pathlib
 import re
@@ -16,26 +17,18 @@ from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 from sparse_lm.ops.hopper.passes import add_norm
-from sparse_lm.ops.hopper.products import (
-    matmul_24,
-    matmul_venom,
-    sampled_matmul_24,
-    sampled_rows_24,
-    scattered_matmul_24,
-)
+from sparse_lm.ops.hopper.products import matmul_venom, sampled_matmul_24, sampled_rows_24, scattered_matmul_24
 from sparse_lm.ops.row_order import RowOrder
 from tests.ops.hopper import sanitize
 from tests.ops.hopper.sanitize import named
+from tests.ops.kernels import candidates
 
 T, F, D, KEPT = 8192, 8192, 2048, 2048
+_tilings = functools.partial(candidates, "hopper")
 
 needs_plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs the CUDA plugin, to compile for a GPU"
 )
-
-
-def _tilings(product, name="CANDIDATES"):
-    return [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(product, name)]
 
 
 def _lower(function, *shapes):
@@ -92,7 +85,7 @@ def _products():
     def most(config):
         return 64 if config.tile_m * config.tile_n == 256 * 192 else 0
 
-    for config in _tilings(matmul_24):
+    for config in _tilings("matmul_24"):
         for turned in (False, True):
             call = named(hopper.matmul_24, out_transposed=turned, config=config)
             yield f"matmul_24 {config}", call, (_sparse(F, D), _dense(D, T)), 0
@@ -101,16 +94,16 @@ def _products():
             call = named(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
             yield f"matmul_24_fp8 {config}", call, operands, most(config)
     for rows in (None, RowOrder(_ids(T), _ids(T))):
-        for config in _tilings(matmul_venom):  # whose gather leaves too few registers to consumers
+        for config in _tilings("matmul_venom"):  # whose gather leaves too few registers to consumers
             call, operands = named(hopper.matmul_venom, "rows", config=config), (_venom(config.tile_m), _dense(F, D))
             yield f"matmul_venom {config}", call, (*operands, rows), most(config)
-        for config in _tilings(matmul_venom, "CONTIGUOUS"):
+        for config in _tilings("matmul_venom", "CONTIGUOUS"):
             call, operands = (
                 named(hopper.matmul_venom, "rows", config=config),
                 (_venom(256, contiguous=256), _dense(F, D)),
             )
             yield f"matmul_venom contiguous {config}", call, (*operands, rows), 0
-    for config in _tilings(sampled_matmul_24):
+    for config in _tilings("sampled_matmul_24"):
         v = 2 * config.tile_n
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
         yield f"sampled_matmul_24 {config}", named(hopper.sampled_matmul_24, **options), operands, 0
@@ -118,7 +111,7 @@ def _products():
     for v in sampled_rows_24.CANDIDATES:
         operands = _sparse(F, D), _dense(T, D), _ids(T // v, KEPT)
         yield f"sampled_rows_24 {v}", named(sampled_rows_24.sampled_rows_24, v=v), operands, 0
-    for config in _tilings(scattered_matmul_24):  # a job's numbers, and sums of other clusters
+    for config in _tilings("scattered_matmul_24"):  # a job's numbers, and sums of other clusters
         for dtype in (jnp.bfloat16, jnp.float32):
             options = dict(v=256, rows=F, contiguous=512, out_dtype=dtype, config=config)
             call, operands = named(hopper.scattered_matmul_24, **options), (_sparse(KEPT, T), _dense(T, D))

@@ -1,5 +1,6 @@
 """Properties that the kernels of every backend must have; most are tested on a GPU."""
 
+import importlib
 import importlib.util
 
 import pytest
@@ -8,3 +9,9 @@ from sparse_lm.ops import hopper, triton
 
 BACKENDS = {"hopper": hopper} | ({"triton": triton} if importlib.util.find_spec("triton") else {})
 each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+
+
+def candidates(backend, product, name="CANDIDATES"):
+    """The tilings that a product chooses from."""
+    module = importlib.import_module(f"sparse_lm.ops.{backend}.products.{product}")
+    return [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(module, name)]

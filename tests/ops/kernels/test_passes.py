@@ -59,7 +59,6 @@ def test_sparsify_24_tiles(special, dtype, out, backend):
         _assert_as_reference(backend, "sparsify_24_tiles", x, mask, dtype=out)
 
 
-@pytest.mark.gpu
 @each_backend
 @SPECIAL
 def test_soft_threshold_24(special, backend):

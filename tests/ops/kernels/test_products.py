@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import tiling as hopper_tiling
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 from tests.ops import jitted
-from tests.ops.kernels import BACKENDS, each_backend
+from tests.ops.kernels import BACKENDS, candidates, each_backend
 from tests.ops.operands import (
     assert_as_good_as_reference,
     assert_repeats,
@@ -50,11 +49,6 @@ class Tiling(NamedTuple):
     @property
     def product(self) -> Callable:
         return functools.partial(self.kernel, config=self.config)
-
-
-def candidates(backend, product, name="CANDIDATES"):
-    module = importlib.import_module(f"sparse_lm.ops.{backend}.products.{product}")
-    return [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(module, name)]
 
 
 def tilings():

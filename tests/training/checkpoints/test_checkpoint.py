@@ -32,9 +32,9 @@ def make_state(seed: int = 0, dim: int = 4, recipe_state: Any = None) -> dict[st
     }
 
 
-def save(workdir: Path, step: int, state: dict[str, Any], **metrics: float) -> None:
+def save(workdir: Path, step: int, state: dict[str, Any]) -> None:
     with Checkpoints(workdir, keep=2) as checkpoints:
-        checkpoints.save(step, state, metrics)
+        checkpoints.save(step, state)
 
 
 def steps_on_disk(workdir: Path) -> list[int]:
@@ -56,6 +56,9 @@ def test_restores_every_leaf_bit_for_bit(tmp_path):
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert_same_bits(checkpoints.restore_latest(jax.eval_shape(lambda: state)), state)
         assert_same_bits(checkpoints.restore_latest(state), state)
+    params, recipe_state, step = restore_params(tmp_path)  # without a template
+    assert step == 7
+    assert_same_bits((params, recipe_state), (state["params"], state["recipe_state"]))
 
 
 def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
@@ -71,24 +74,18 @@ def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
 
 
 def test_keeps_the_newest_and_the_best(tmp_path):
+    """Also of checkpoints that an earlier process saved."""
     losses = {1: 3.0, 2: 1.0, 3: math.nan, 4: None, 5: 2.0, 6: None}
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        for step, loss in losses.items():
-            checkpoints.save(step, make_state(step), None if loss is None else {"eval_loss": jnp.float32(loss)})
+    for steps in ((1, 2, 3), (4, 5, 6)):
+        with Checkpoints(tmp_path, keep=2) as checkpoints:
+            for step in steps:
+                loss = losses[step]
+                checkpoints.save(step, make_state(step), None if loss is None else {"eval_loss": jnp.float32(loss)})
     assert steps_on_disk(tmp_path) == [2, 5, 6]
     for wanted, found in (("best", 2), ("latest", 6), (5, 5)):
         params, _, step = restore_params(tmp_path, wanted)
         assert step == found
         assert_same_bits(params, make_state(found)["params"])
-
-
-def test_best_survives_a_resume(tmp_path):
-    save(tmp_path, 1, make_state(1), eval_loss=1.0)
-    save(tmp_path, 2, make_state(2), eval_loss=2.0)
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(3, make_state(3))
-        checkpoints.save(4, make_state(4), {"eval_loss": 3.0})
-    assert steps_on_disk(tmp_path) == [1, 4]
 
 
 def test_what_a_machine_cannot_read_now_is_not_damaged(tmp_path, monkeypatch):
@@ -109,34 +106,17 @@ def test_what_a_machine_cannot_read_now_is_not_damaged(tmp_path, monkeypatch):
     assert steps_on_disk(tmp_path) == [1, 2]
 
 
-def test_params_and_recipe_state_without_a_template(tmp_path):
-    state = make_state()
-    save(tmp_path, 5, state)
-    params, recipe_state, step = restore_params(tmp_path)
-    assert step == 5
-    assert_same_bits(params, state["params"])
-    assert_same_bits(recipe_state, state["recipe_state"])
-
-
 @pytest.mark.parametrize(
     "changed, message",
     [
-        (
-            make_state(dim=6),
-            r"params/embed/embedding is float32\[5, 4\] in the checkpoint and float32\[5, 6\] here \(\d+ more",
-        ),
-        (
-            make_state(recipe_state={}),
-            r"recipe_state/mask is bool\[2, 8, 4\] in the checkpoint and absent here \(2 more",
-        ),
+        (make_state(dim=6), r"embedding is float32\[5, 4\] in the checkpoint and float32\[5, 6\] here \(\d+ more"),
+        (make_state(recipe_state={}), r"mask is bool\[2, 8, 4\] in the checkpoint and absent here \(2 more"),
     ],
 )
 def test_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path, changed, message):
     save(tmp_path, 5, make_state())
-    with (
-        Checkpoints(tmp_path, keep=2) as checkpoints,
-        pytest.raises(WorkdirError, match=f"^--workdir={tmp_path}: checkpoint 5 does not fit this run: {message}"),
-    ):
+    message = f"^--workdir={tmp_path}: checkpoint 5 does not fit this run: .*{message}"
+    with Checkpoints(tmp_path, keep=2) as checkpoints, pytest.raises(WorkdirError, match=message):
         checkpoints.restore_latest(changed)
 
 

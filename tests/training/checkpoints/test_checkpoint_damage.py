@@ -76,8 +76,7 @@ def change_a_value(workdir, step, path, index):
 
 
 @pytest.mark.parametrize(
-    "path, index",
-    [(("params", "layers", "ffn", "up"), (1, 3, 2)), (("state", "opt_state", "0", "1", "count"), ())],
+    "path, index", [(("params", "layers", "ffn", "up"), (1, 3, 2)), (("state", "opt_state", "0", "1", "count"), ())]
 )
 def test_one_changed_value_is_noticed(path, index, workdir, caplog):
     change_a_value(workdir, 2, path, index)

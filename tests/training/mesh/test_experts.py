@@ -10,9 +10,8 @@ import pytest
 from experiments.bench.hlo_collectives import collectives
 from sparse_lm import evaluate
 from sparse_lm.training.loop import train
-from sparse_lm.training.step import make_trainer
 from tests import small
-from tests.runs import Crash, crash_before, lines, small_config
+from tests.runs import lines, small_config, train_and_crash
 
 MIXTURE = small.MIXTURE | {"batch_size": 16}
 
@@ -25,7 +24,7 @@ def mesh(**devices):
 def after_a_step(microbatches=1, **devices):
     """The state and the metrics after a dense step on a mesh."""
     config = small.config("dense", microbatches=microbatches, **MIXTURE | mesh(**devices))
-    trainer, windows = make_trainer(config), small.windows(config)
+    (trainer, _), windows = small.compiled(config), small.windows(config)
     if trainer.layout:
         windows = trainer.layout.place_batch(windows)
     state, metrics = trainer.dense_step(trainer.init(), windows)
@@ -34,9 +33,7 @@ def after_a_step(microbatches=1, **devices):
 
 def gradients(state):
     """The first moments of Adam: after one step a tenth of the clipped gradients."""
-    is_adam = lambda node: isinstance(node, optax.ScaleByAdamState)  # noqa: E731
-    (adam,) = (node for node in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(node))
-    return adam.mu
+    return optax.tree.get(state.opt_state, "mu")
 
 
 @pytest.mark.long
@@ -71,7 +68,7 @@ def test_tokens_travel_and_experts_do_not():
     """docs/mixtures.md says what travels: tokens of all devices, thrice, and sums of a device's own, twice."""
     size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
     config = small.config("dense", **MIXTURE | size | mesh(expert=8))
-    trainer = make_trainer(config)
+    trainer, _ = small.compiled(config)
     windows = jax.ShapeDtypeStruct(small.windows(config).shape, np.int32, sharding=trainer.layout.batch)
     program = trainer.dense_step.lower(trainer.abstract_state(), windows).compile().as_text()
     found = [c for c in collectives(program) if "feed_forward" in c.scope]
@@ -87,13 +84,11 @@ def test_tokens_travel_and_experts_do_not():
 
 
 @pytest.mark.long
-def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path, monkeypatch):
+def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path):
     config = functools.partial(small_config, corpus, "dense", **MIXTURE | {"batch_size": 8})
     assert train(config(), str(tmp_path / "alone"))
     workdir = tmp_path / "meshed"
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crash_before(patch, 7)
-        train(config(**mesh(expert=4, data=2)), str(workdir))
+    train_and_crash(config(**mesh(expert=4, data=2)), workdir, before=7)
     evaluated = evaluate.evaluate(str(workdir))
     assert evaluated["step"] == 6
     assert evaluated["loss"] == pytest.approx(lines(workdir)[-1]["eval_loss"], rel=1e-5)

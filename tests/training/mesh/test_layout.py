@@ -1,6 +1,5 @@
 """Runs on a mesh of eight simulated devices are the run of one device."""
 
-import functools
 from collections import Counter
 
 import jax
@@ -9,8 +8,7 @@ import pytest
 
 from experiments.bench.hlo_collectives import collectives
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.step import make_trainer
-from sparse_lm.training.transitions import make_transitions, transition_before
+from sparse_lm.training.transitions import transition_before
 from tests import small
 
 
@@ -22,17 +20,6 @@ def config(recipe, mesh=(1, 1, 1), sparse=(3, 8), steps=10, **changes):
     return small.config(recipe, **size, **phases, **axes, **changes)
 
 
-@functools.cache
-def trainer_of(config):
-    return make_trainer(config)
-
-
-@functools.cache
-def transitions_of(config):
-    trainer = trainer_of(config)
-    return make_transitions(config, trainer.graphdef, trainer.layout)
-
-
 def batch(trainer, step):
     windows = small.windows(trainer.config, step)
     return trainer.layout.place_rows(windows) if trainer.layout else windows
@@ -40,7 +27,7 @@ def batch(trainer, step):
 
 def train(config):
     """The last state, and the metrics of each: what the training loop does, less its files."""
-    trainer, transitions = trainer_of(config), transitions_of(config)
+    trainer, transitions = small.compiled(config)
     state, trace = trainer.init(), []
     for step in range(config.steps):
         windows = batch(trainer, step)
@@ -116,7 +103,7 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
     states = {}
     for mesh, microbatches in (((1, 1, 1), 4), ((2, 2, 2), 1)):
         run = config("slices", mesh, microbatches=microbatches, **{"sparsity.dense_layers": 0})
-        trainer, transitions = trainer_of(run), transitions_of(run)
+        trainer, transitions = small.compiled(run)
         entered = transitions.enter_sparse(trainer.init(), batch(trainer, 0))
         placed = np.asarray(entered.recipe_state.centroids)
         up = np.asarray(entered.params["layers"]["ffn"]["up"])
@@ -135,15 +122,6 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
             assert {row.tobytes() for row in own[expert]} == {row.tobytes() for row in shared[expert]}
 
 
-@pytest.mark.long
-def test_microbatches_add_up_to_the_batch():
-    traces = [train(small.config("dense", steps=3, microbatches=parts))[1] for parts in (1, 4)]
-    for whole, parts in zip(*traces, strict=True):
-        assert whole.keys() == parts.keys()
-        for name, value in whole.items():
-            np.testing.assert_allclose(parts[name], value, rtol=1e-5, err_msg=name)
-
-
 def collectives_of_ffn(step, trainer):
     windows = jax.ShapeDtypeStruct(small.windows(trainer.config).shape, np.int32, sharding=trainer.layout.batch)
     program = step.lower(trainer.abstract_state(), windows).compile().as_text()
@@ -152,7 +130,7 @@ def collectives_of_ffn(step, trainer):
 
 def test_sparse_ffn_communicates_as_the_dense_one_but_less():
     run = config("slices", (2, 2, 2))
-    trainer = trainer_of(run)
+    trainer, _ = small.compiled(run)
     rows, dim = run.model.ffn_dim // 2, run.model.dim  # of a matrix of one layer, along `tensor`
     dense, sparse = (collectives_of_ffn(step, trainer) for step in (trainer.dense_step, trainer.sparse_step))
     assert {c.times for c in dense + sparse} == {run.model.layers}
@@ -171,12 +149,12 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
 
 @pytest.mark.long
 def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
-    saved = trainer_of(config("slices", (2, 2, 2))).init()
+    saved = small.compiled(config("slices", (2, 2, 2)))[0].init()
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(3, saved)
         checkpoints.wait()
         for mesh in ((1, 8, 1), (1, 1, 1)):
-            wanted = trainer_of(config("slices", mesh)).abstract_state()
+            wanted = small.compiled(config("slices", mesh))[0].abstract_state()
             restored = checkpoints.restore_latest(wanted)
             for entry, before, after in zip(*map(jax.tree.leaves, (wanted, saved, restored)), strict=True):
                 np.testing.assert_array_equal(before, after)
@@ -186,7 +164,7 @@ def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
 def test_state_is_split_where_it_is_large():
     """Of every matrix and both its moments, a device along fsdp stores its eighth."""
     run = config("slices", (1, 8, 1))
-    trainer = trainer_of(run)
+    trainer, _ = small.compiled(run)
     state = trainer.abstract_state()
     for path, leaf in jax.tree.leaves_with_path((state.params, state.opt_state)):
         shard = leaf.sharding.shard_shape(leaf.shape)

@@ -5,12 +5,7 @@ import pytest
 
 from sparse_lm.config import Config, MeshConfig, ModelConfig, SparsityConfig
 from sparse_lm.recipes import DENSE, RECIPES, Recipe, SSte
-from sparse_lm.training.telemetry.flops import (
-    PEAKS,
-    dense_flops_per_token,
-    executed_flops_per_token,
-    utilisation,
-)
+from sparse_lm.training.telemetry.flops import PEAKS, dense_flops_per_token, executed_flops_per_token, utilisation
 
 MODEL = ModelConfig(dim=24, layers=3, heads=6, kv_heads=2, ffn_dim=40, vocab_size=101)
 MIXTURE = dict(experts=10, experts_per_token=3, expert_dim=20, shared_expert_dim=28)

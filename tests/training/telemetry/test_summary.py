@@ -44,32 +44,22 @@ def walls(workdir):
     return [json.loads(line)["wall_time"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_whole_run(tmp_path):
-    go(tmp_path, 0, 12, state="finished")
-    summary = read_summary(tmp_path)
-    assert (summary["state"], summary["step"], summary["steps"], summary["tokens"]) == ("finished", 12, 12, 12 * 128)
-    spent = {kind: seconds for kind, seconds in summary["seconds"].items() if seconds}
-    assert spent == {"setup": 10, "dense": 8, "sparse": 4, "evaluation": 10, "checkpoint": 8}
-    assert summary["wall_time"] == 40
-    assert summary["tokens_per_second"] == {"dense": 128, "sparse": 128, "overall": pytest.approx(12 * 128 / 40)}
-    assert summary["loss"] == 8.0 - 11 / 4
-    assert summary["evaluation"] == {"step": 11, "loss": 9.0 - 11 / 4, "perplexity": 2.0, "bits_per_byte": 1.0}
-    (process,) = summary["processes"]
-    assert (process["start_step"], process["step"], process["steps"]) == (0, 12, {"dense": 8, "sparse": 4})
-    assert {"device", "versions", "git_commit", "started"} <= process.keys()
-
-
 def test_a_stopped_run_and_its_resumption_add_up(tmp_path):
     go(tmp_path, 0, 6, state="stopped by SIGTERM")
     assert read_summary(tmp_path)["state"] == "stopped by SIGTERM"
     go(tmp_path, 6, 12, seconds=3.0, state="finished")
     summary = read_summary(tmp_path)
-    assert summary["seconds"] | {"compile": 0} == {
-        "setup": 20, "dense": 4 + 4 * 3, "sparse": 2 + 2 * 3, "evaluation": 10, "checkpoint": 8, "compile": 0,
-    }  # fmt: skip
-    assert summary["wall_time"] == sum(summary["seconds"].values())
-    assert summary["tokens_per_second"]["sparse"] == 4 * 128 / 8
-    assert [(p["start_step"], p["step"]) for p in summary["processes"]] == [(0, 6), (6, 12)]
+    assert (summary["state"], summary["step"], summary["steps"], summary["tokens"]) == ("finished", 12, 12, 12 * 128)
+    spent = {"setup": 20, "dense": 4 + 4 * 3, "sparse": 2 + 2 * 3, "evaluation": 10, "checkpoint": 8}
+    assert spent == {kind: seconds for kind, seconds in summary["seconds"].items() if seconds}
+    assert summary["wall_time"] == sum(spent.values())
+    speeds = {"dense": 8 * 128 / 16, "sparse": 4 * 128 / 8, "overall": pytest.approx(12 * 128 / summary["wall_time"])}
+    assert summary["tokens_per_second"] == speeds
+    assert summary["loss"] == 8.0 - 11 / 4
+    assert summary["evaluation"] == {"step": 11, "loss": 9.0 - 11 / 4, "perplexity": 2.0, "bits_per_byte": 1.0}
+    processes = [(p["start_step"], p["step"], p["steps"]) for p in summary["processes"]]
+    assert processes == [(0, 6, {"dense": 4, "sparse": 2}), (6, 12, {"dense": 4, "sparse": 2})]
+    assert {"device", "versions", "git_commit", "started"} <= summary["processes"][0].keys()
     assert walls(tmp_path) == sorted(walls(tmp_path)) and len(walls(tmp_path)) == 12
 
 
