@@ -22,6 +22,6 @@ def get_config():
     config.model.rope_theta = 1_000_000.0
     config.model.norm_epsilon = 1e-6
     config.model.tie_embeddings = True
-    config.sparsity.recipe = "fst"
+    config.sparsity.recipe = "dense_slices"
     config.sparsity.dense_layers = 0
     return config
