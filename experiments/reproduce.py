@@ -110,7 +110,7 @@ ROWS = {
     ),
     "time_gated": Row(
         _TIME + "--suite=llama32_1b_4_layers --runs=dense,dense_slices_80 --workdir=runs/gated --gpus=0 --seeds=10",
-        "one H100; 390 s of training for dense with its branch, 216 s for dense_slices",
+        "one H100; 380 s of training for dense with its branch, 216 s for dense_slices",
         "time_llama32_1b_4_layers_h100.json",
         gated_time_to_loss,
     ),

@@ -163,6 +163,15 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
     export(workdir, tmp_path / "empty")
 
 
+def test_a_mixture_of_gated_experts_is_exported(tmp_path):
+    model = dataclasses.replace(MODEL, **SIGMOID, shared_expert_dim=16)
+    (tmp_path / "run").mkdir()
+    export(make_run(tmp_path / "run", "dense", model=model), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Glm4MoeForCausalLM" in card and "4 experts of 8, 2 a token, and 16 of all tokens (swiglu)" in card
+    assert "model.layers.1.mlp.experts.3.gate_proj.weight" in StoredTensors(tmp_path / "out").names
+
+
 def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
     config = load_config(workdir)
     for changes, message in (

@@ -147,7 +147,10 @@ def test_shards_of_a_batch_compute_the_gradients_of_the_whole():
     expected = dense64.dense(INPUTS)
     assert_close(sharded(dense_ffn()), (expected.o, expected.dx, expected.dw1, expected.dw2))
     ffn, _ = sparse_ffn()
-    assert_close(sharded(ffn)[:2], output_and_gradients(ffn)[:2])  # weight gradients have other draws
+    found, expected = sharded(ffn), output_and_gradients(ffn)
+    assert_close(found[:2], expected[:2])
+    for mine, theirs in zip(found[2:], expected[2:], strict=True):  # with other draws
+        assert 0.7 < np.vdot(mine, theirs) / np.linalg.norm(mine) / np.linalg.norm(theirs) < 0.999
 
 
 # Moments

@@ -19,7 +19,6 @@ _OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh"
 _CLASSES = {"arcee": "Arcee", "llama": "Llama", "qwen3": "Qwen3", "glm4_moe": "Glm4Moe"}
 """What an architecture's class is called before "ForCausalLM", by model_type."""
 
-
 _ABSENT = {
     "arcee": {"hidden_act": "relu2", "rms_norm_eps": 1e-5},
     "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6},

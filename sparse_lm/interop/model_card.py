@@ -40,7 +40,8 @@ def model_card(config: Config, step: int, parameters: int, eval_loss: float | No
     """
     model, sparsity = config.model, config.sparsity
     phase = sparsity.phase
-    experts = f"{model.experts} experts of {model.expert_dim}, {model.experts_per_token} a token"
+    shared = f", and {model.shared_expert_dim} of all tokens" if model.shared_expert_dim else ""
+    experts = f"{model.experts} experts of {model.expert_dim}, {model.experts_per_token} a token{shared}"
     neurons = experts if model.experts else model.ffn_dim
     but = f", but for the FFNs of the first {sparsity.dense_layers} layers" if sparsity.dense_layers else ""
     rows = {

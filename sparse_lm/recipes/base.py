@@ -199,7 +199,8 @@ class Recipe:
         Raises:
           ValueError: a knob that does not fit, or a shape or dtype that is not allowed.
         """
-        self._check_computes((*self.computes, *self.computes_experts), "FFNs")
+        known = dict.fromkeys((*self.computes, *self.computes_experts))
+        self._check_computes(tuple(known), "FFNs" if self.computes else "experts")
         self._check_arrays(w1, w2, x)
         neurons, dim = w2.shape
         for knob, value, ok, allowed in self.rules(Shape(dim, neurons)):

@@ -166,3 +166,8 @@ def test_few_compilations(model):
 def test_bad_arguments_are_refused(model, prompt, options, message):
     with pytest.raises(ValueError, match=message):
         generate(model, prompt, **(dict(max_new_tokens=3) | options))
+
+
+def test_top_p_breaks_ties_by_lower_token_and_never_drops_all():
+    assert np.flatnonzero(np.isfinite(decode.keep_top_p(jnp.zeros(4), 0.4))).tolist() == [0, 1]
+    assert np.flatnonzero(np.isfinite(decode.keep_top_p(jnp.zeros(4), 1e-9))).tolist() == [0]

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm.config import ModelConfig
+from sparse_lm.config import Config, ModelConfig
 from sparse_lm.model import llama
+from sparse_lm.training.evaluation import make_evaluation
 from tests.model import numpy_llama
 
 END = 7  # of a text
@@ -51,3 +52,17 @@ def test_each_document_is_computed_as_if_it_were_alone(params, windows, remat):
     without = np.concatenate(logits(WHOLE, params, windows[:, :-1]))
     difference = np.abs(without - np.concatenate(alone)).max(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(difference > 1e-3), np.arange(STARTS[1], LENGTH))
+
+
+def test_evaluation_keeps_within_documents(params, windows):
+    nats = [
+        numpy_llama.cross_entropy(numpy_llama.forward(params, WHOLE, document[:, :-1]), document[:, 1:]).sum()
+        for document in documents(windows)
+    ]
+    losses = {}
+    for model in (MODEL, WHOLE):
+        config = Config(batch_size=2, seq_len=LENGTH, model=model)
+        evaluate = make_evaluation(config, llama.graphdef(model), np.ones(61, int))
+        losses[model] = evaluate(params, None, [windows])["loss"]
+    assert losses[MODEL] == pytest.approx(sum(nats) / (2 * LENGTH), rel=1e-6)
+    assert losses[WHOLE] != pytest.approx(losses[MODEL], rel=1e-4)

@@ -1,7 +1,6 @@
 """The phase transitions of a training state keep what they promise to keep.
 
-What a recipe does with the arrays of one layer is tested in tests/recipes/test_phase.py, and that a model as it leaves
-the phase has the loss of the sparse one in tests/test_evaluate.py.
+What a recipe does with the arrays of one layer is tested in tests/recipes/test_phase.py.
 """
 
 import dataclasses
@@ -183,3 +182,14 @@ def test_leaving_changes_the_weights_of_sparse_layers_alone_and_once(recipe):
     jax.tree.map(np.testing.assert_array_equal, once.opt_state, before.opt_state)
     twice = jax.device_get(transitions.leave_sparse(jax.device_put(once)))
     jax.tree.map(np.testing.assert_array_equal, once, twice)
+
+
+@pytest.mark.parametrize("recipe", ["fst", "sste"])
+def test_leaving_keeps_the_function_that_sparse_weights_computed(recipe):
+    """The dense loss just after the flip is the sparse one just before, to rounding."""
+    config, (*_, state) = config_of(recipe), states_of(recipe)
+    _, transitions = small.compiled(config)
+    sparse, master = (loss(state, config, r) for r in (config.sparsity.recipe, DENSE))
+    left = transitions.leave_sparse(state)
+    assert loss(left, config, DENSE) == pytest.approx(sparse, abs=2e-5)
+    assert abs(master - sparse) > 1e-3  # leaving with the master weights would have moved the loss

@@ -45,7 +45,7 @@ def train(config):
         ("slices", "squared_relu", (2, 2, 2), 1, 10, (3, 8), 0),
         ("slices", "gated_relu2", (2, 2, 2), 1, 3, (0, 3), 0),
         # From the first step: scores of a new router lie close together, and a step of Adam turns rounding into ties.
-        ("experts24", "squared_relu", (2, 2, 1, 2), 1, 3, (0, 3), 0),
+        ("experts24", "gated_relu2", (2, 2, 1, 2), 1, 3, (0, 3), 0),
     ],
 )
 def test_mesh_takes_the_steps_of_one_device(recipe, activation, mesh, microbatches, steps, sparse, dense_layers):

@@ -23,15 +23,16 @@ def counted_by_hand(config: Config) -> float:
     layer += 2 * product(s, m.dim, m.kv_heads * head)
     for query in range(s):
         layer += m.heads * (product(1, head, query + 1) + product(1, query + 1, head))
+    matrices = 2 if m.activation == "squared_relu" else 3
     if m.experts:
-        layer += product(s, m.dim, m.experts) + 2 * product(s, m.dim, m.shared_expert_dim)
-        layer += m.experts_per_token * 2 * product(s, m.dim, m.expert_dim)
+        layer += product(s, m.dim, m.experts) + matrices * product(s, m.dim, m.shared_expert_dim)
+        layer += m.experts_per_token * matrices * product(s, m.dim, m.expert_dim)
     else:
-        layer += (2 if m.activation == "squared_relu" else 3) * product(s, m.dim, m.ffn_dim)
+        layer += matrices * product(s, m.dim, m.ffn_dim)
     return 3 * (m.layers * layer + product(s, m.dim, m.vocab_size)) / s
 
 
-@pytest.mark.parametrize("model", [{}, dict(activation="swiglu"), MIXTURE], ids=str)
+@pytest.mark.parametrize("model", [{}, dict(activation="swiglu"), MIXTURE, dict(MIXTURE, activation="geglu")], ids=str)
 @pytest.mark.parametrize("seq_len", [1, 17])
 def test_dense_flops_by_hand(model, seq_len):
     config = Config(seq_len=seq_len, model=dataclasses.replace(MODEL, **model))

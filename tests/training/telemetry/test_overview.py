@@ -8,9 +8,9 @@ from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.overview import print_overview
 from tests import small
 
-ATTENTION, EXPERT = 2 * (32 * 32 + 16 * 32), 2 * 64 * 32
+ATTENTION, EXPERT = 2 * (32 * 32 + 16 * 32), 3 * 64 * 32  # experts with a gate
 OUTSIDE = 2 * 320 * 32 + 32 + 2 * (2 * 32 + ATTENTION)  # of the layers' FFNs
-MIXTURE = OUTSIDE + 2 * (4 * 32 + 4 + 2 * 32 * 32)  # with routers and shared experts
+MIXTURE = OUTSIDE + 2 * (4 * 32 + 4 + 3 * 32 * 32)  # with routers and shared experts
 PARAMETERS = {
     "dense": f"{OUTSIDE + 2 * 2 * 128 * 32:,}",
     "experts24": f"{MIXTURE + 2 * 4 * EXPERT:,}, of which a token meets {MIXTURE + 2 * 2 * EXPERT:,}",
@@ -21,7 +21,8 @@ PARAMETERS = {
     "recipe, windows, epochs", [("dense", 480, "0.1"), ("dense", 12, "4"), ("experts24", 480, "0.1")]
 )
 def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(recipe, windows, epochs, capsys, caplog):
-    config = small.config(recipe, seq_len=33 if recipe == "dense" else 32)
+    changes = {"seq_len": 33} if recipe == "dense" else {"model.activation": "gated_relu2"}
+    config = small.config(recipe, **changes)
     trainer = make_trainer(config)
     state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
     data = types.SimpleNamespace(directory="here", train=range(windows), shares=(), describe=lambda: "a corpus")
