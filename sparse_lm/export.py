@@ -3,8 +3,8 @@
     python -m sparse_lm.export --workdir=runs/tiny --output=runs/tiny-hf [--checkpoint=best] [--format=sparse24]
 
 It is an `ArceeForCausalLM` (squared ReLU), a `LlamaForCausalLM` (a gate), a `Qwen3ForCausalLM` (a gate, and queries
-and keys normed) or a `Glm4MoeForCausalLM` (gated experts with sigmoid scores), in float32. A model in its sparse phase
-leaves with the weights that its forward uses.
+and keys normed), a `Glm4MoeForCausalLM` or an `Ernie4_5_MoeForCausalLM` (gated experts; sigmoid or softmax scores), in
+float32. A model in its sparse phase leaves with the weights that its forward uses.
 `--format=sparse24` adds a directory `sparse24` in it: the same model with its 2:4 matrices compressed; see
 `interop.bitmask_24`.
 """

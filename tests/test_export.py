@@ -177,7 +177,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
     for changes, message in (
         ({"qk_norm": True}, r"config\.model\.qk_norm = True: must be False without a gate to export"),
         ({"experts": 4}, r"config\.model\.activation = 'squared_relu': must be one of swiglu, geglu"),
-        ({"experts": 4, "activation": "swiglu"}, r"config\.model\.router_scores = 'softmax': must be sigmoid with"),
+        (SIGMOID | {"router_scores": "softmax", "qk_norm": True}, r"config\.model\.qk_norm = True: must be False with"),
         (SIGMOID | {"shared_expert_dim": 12}, r"config\.model\.shared_expert_dim = 12: must be a multiple of expert_d"),
     ):
         model = dataclasses.replace(config.model, **changes)

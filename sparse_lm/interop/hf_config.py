@@ -1,8 +1,9 @@
 """A model's configuration as transformers' config.json states it, and back.
 
 Squared ReLU without a gate is transformers' Arcee, a gate its Llama, or with queries and keys normed its Qwen3. A
-mixture of gated experts with sigmoid scores is its Glm4Moe. All else is the same in the four: RMSNorm before each
-block, rotary halves, grouped key-value heads, no biases.
+mixture of gated experts is its Glm4Moe where scores are sigmoids, and its Ernie4_5_Moe where they are a softmax, which
+rotates neighbours where the others rotate halves. All else is the same: RMSNorm before each block, rotary positions,
+grouped key-value heads, no biases.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from sparse_lm.recipes.activations import GATES
 _OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gated_relu2": "relu2"}
 """hidden_act, by `ModelConfig.activation`."""
 
-_CLASSES = {"arcee": "Arcee", "llama": "Llama", "qwen3": "Qwen3", "glm4_moe": "Glm4Moe"}
+_CLASSES = {
+    "arcee": "Arcee", "llama": "Llama", "qwen3": "Qwen3", "glm4_moe": "Glm4Moe", "ernie4_5_moe": "Ernie4_5_Moe"
+}  # fmt: skip
 """What an architecture's class is called before "ForCausalLM", by model_type."""
 
 _ABSENT = {
@@ -46,7 +49,7 @@ def check_has_architecture(model: ModelConfig) -> None:
     else:
         rules = [
             ("activation", gated, f"one of {', '.join(GATES)} with model.experts"),
-            ("router_scores", model.router_scores == "sigmoid", "sigmoid with model.experts"),
+            ("qk_norm", rotates_halves(model) or not model.qk_norm, "False with model.router_scores = 'softmax'"),
             ("shared_expert_dim", model.shared_expert_dim % of_shared == 0, f"a multiple of expert_dim = {of_shared}"),
         ]
     for key, ok, allowed in rules:
@@ -55,10 +58,19 @@ def check_has_architecture(model: ModelConfig) -> None:
             raise ConfigError(f"model.{key}", getattr(model, key), reason)
 
 
+def rotates_halves(model: ModelConfig) -> bool:
+    """Returns True if positions rotate the two halves of a head, as here, and not each two neighbours."""
+    return not model.experts or model.router_scores == "sigmoid"
+
+
 def architecture(model: ModelConfig) -> dict[str, Any]:
     """Names the class, model_type and activation of a model that `check_has_architecture` lets pass."""
-    gated = "qwen3" if model.qk_norm else "llama"
-    kind = "glm4_moe" if model.experts else gated if model.activation in GATES else "arcee"
+    if model.experts:
+        kind = "glm4_moe" if rotates_halves(model) else "ernie4_5_moe"
+    elif model.activation in GATES:
+        kind = "qwen3" if model.qk_norm else "llama"
+    else:
+        kind = "arcee"
     return {
         "architectures": [f"{_CLASSES[kind]}ForCausalLM"],
         "model_type": kind,
@@ -102,12 +114,23 @@ def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[
 
 
 def _mixture(model: ModelConfig) -> dict[str, Any]:
-    """Makes the keys that Glm4Moe has besides: experts in every layer, all in one group; one token is predicted."""
+    """Makes the keys that mixtures have besides: experts in every layer, all in one group; one token is predicted."""
+    shared = model.shared_expert_dim // model.expert_dim
+    if not rotates_halves(model):
+        return {
+            "moe_num_experts": model.experts,
+            "moe_k": model.experts_per_token,
+            "moe_intermediate_size": model.expert_dim,
+            "moe_num_shared_experts": shared,
+            "moe_layer_start_index": 0,
+            "moe_layer_interval": 1,
+            "use_bias": False,
+        }
     return {
         "n_routed_experts": model.experts,
         "num_experts_per_tok": model.experts_per_token,
         "moe_intermediate_size": model.expert_dim,
-        "n_shared_experts": model.shared_expert_dim // model.expert_dim,
+        "n_shared_experts": shared,
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.0,
         "n_group": 1,

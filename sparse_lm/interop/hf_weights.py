@@ -9,6 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import ModelConfig
+from sparse_lm.interop.hf_config import rotates_halves
 from sparse_lm.model import llama, mixture
 from sparse_lm.recipes.activations import GATES
 
@@ -27,9 +28,8 @@ _LAYER = {
 def hf_tensors(params: llama.Params, model: ModelConfig) -> dict[str, np.ndarray]:
     """Names the parameters of a model, NumPy arrays, as transformers does, those of a layer side by side.
 
-    The tensors are views, but for a mixture's routers: writing to them fills `params`. transformers has a tensor for
-    each layer and each expert, and a gated neuron's two rows of ours in two; its down_proj is [D, F], the transpose of
-    ours.
+    The tensors are views, but for some of a mixture: writing to them fills `params`. transformers has a tensor for each
+    layer and each expert, and a gated neuron's two rows of ours in two; its down_proj is [D, F], the transpose of ours.
     """
     flat = flatten_dict(params)
     tensors = {"model.embed_tokens.weight": flat["embed", "embedding"]}
@@ -38,7 +38,9 @@ def hf_tensors(params: llama.Params, model: ModelConfig) -> dict[str, np.ndarray
         for path, name in _LAYER.items():
             if ("layers", *path) not in flat:
                 continue
-            tensors[f"{prefix}.{name}.weight"] = flat["layers", *path][layer]
+            array = flat["layers", *path][layer]
+            turns = path in (("attention", "q"), ("attention", "k")) and not rotates_halves(model)
+            tensors[f"{prefix}.{name}.weight"] = _neighbours(array, model.head_width) if turns else array
         ffn = {name: array[layer] for name, array in params["layers"]["ffn"].items()}
         named = _mixture(ffn, model) if model.experts else _ffn(ffn["up"], ffn["down"], model)
         tensors |= {f"{prefix}.mlp.{name}": array for name, array in named.items()}
@@ -48,19 +50,24 @@ def hf_tensors(params: llama.Params, model: ModelConfig) -> dict[str, np.ndarray
     return tensors
 
 
+def _neighbours(rows: np.ndarray, head_width: int) -> np.ndarray:
+    """Puts the two halves of each head's rows side by side, row i beside row i + H / 2."""
+    return rows.reshape(-1, 2, head_width // 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
 def _ffn(up: np.ndarray, down: np.ndarray, model: ModelConfig) -> dict[str, np.ndarray]:
     rows = {"gate_proj": up[::2], "up_proj": up[1::2]} if model.activation in GATES else {"up_proj": up}
     return {f"{name}.weight": array for name, array in (rows | {"down_proj": down.T}).items()}
 
 
 def _mixture(ffn: dict[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
-    """Names a mixture's parameters. A model without a shared expert has one of no neurons."""
-    tensors = {
-        "gate.weight": ffn[mixture.ROUTER] / np.sqrt(np.float32(model.dim)),  # as logits are
-        "gate.e_score_correction_bias": ffn[mixture.BIAS],
-    }
+    """Names a mixture's parameters. A Glm4Moe without a shared expert has one of no neurons."""
+    sigmoid, bias = model.router_scores == "sigmoid", ffn[mixture.BIAS]
+    named = {"gate.e_score_correction_bias": bias} if sigmoid else {"moe_statics.e_score_correction_bias": bias[None]}
+    tensors = {"gate.weight": ffn[mixture.ROUTER] / np.sqrt(np.float32(model.dim))} | named  # logits are over sqrt(D)
     none = np.empty((0, model.dim), np.float32)
-    ffns = {"shared_experts": (ffn.get("shared_up", none), ffn.get("shared_down", none))}
+    shared = ffn.get("shared_up", none), ffn.get("shared_down", none)
+    ffns = {"shared_experts": shared} if sigmoid or model.shared_expert_dim else {}
     parts = (np.split(ffn[name], model.experts) for name in ("up", "down"))
     ffns |= {f"experts.{expert}": weights for expert, weights in enumerate(zip(*parts, strict=True))}
     for name, weights in ffns.items():

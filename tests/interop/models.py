@@ -30,6 +30,10 @@ _SIGMOID = dict(experts=4, experts_per_token=2, expert_dim=8, router_scores="sig
 MIXTURES = {
     "mixture": ModelConfig(**SMALL, **_SIGMOID, activation="swiglu", shared_expert_dim=16, qk_norm=True),
     "mixture_relu2": ModelConfig(**SMALL, **_SIGMOID, activation="gated_relu2", tie_embeddings=True),
+    "softmax": ModelConfig(**SMALL, **_SIGMOID | {"router_scores": "softmax"}, activation="swiglu", head_dim=6),
+    "softmax_shared": ModelConfig(
+        **SMALL, **_SIGMOID | {"router_scores": "softmax"}, activation="geglu", shared_expert_dim=8, tie_embeddings=True
+    ),
 }
 """Models that are exported, and that no run starts from."""
 
