@@ -17,6 +17,5 @@ def get_config():
     config.model.experts_per_token = 2
     config.model.expert_dim = 192
     config.sparsity.recipe = "experts24"
-    config.sparsity.v = 64
     config.sparsity.end_step = 120
     return config
