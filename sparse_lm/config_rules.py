@@ -11,10 +11,10 @@ import numpy as np
 from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
-from sparse_lm.recipes.base import PRECISIONS, Recipe, Shape
+from sparse_lm.recipes.base import PRECISIONS, Shape
 
 if TYPE_CHECKING:
-    from sparse_lm.config import Config, ModelConfig
+    from sparse_lm.config import Config
 
 REMAT_POLICIES = ("none", "full", "save_dots", "save_attention")
 DTYPES = ("float32", "bfloat16")
@@ -145,7 +145,8 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     if recipe.implementation is not None:
         yield one_of("sparsity.implementation", recipe.implementation, backends.NAMES)
     if m.experts or s.phase:
-        able = [name for name, known in RECIPES.items() if m.activation in _computed(known, m)]
+        known = {name: r.computes_experts if m.experts else r.computes for name, r in RECIPES.items()}
+        able = [name for name, activations in known.items() if m.activation in activations]
         of_model = f"model.activation = {m.activation!r} and model.experts = {m.experts}"
         allowed = f"must be one of {', '.join(able)}, which compute FFNs with {of_model}"
         yield "sparsity.recipe", recipe.name in able, allowed
@@ -167,11 +168,6 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
     of_device = "" if tensor == 1 else ", of which each device along mesh.tensor has a part"
     for key, _, ok, allowed in recipe.rules(Shape(m.dim, width // tensor, tokens)):
         yield f"sparsity.{key}", ok, allowed + of_device
-
-
-def _computed(recipe: Recipe | type[Recipe], model: ModelConfig) -> tuple[str, ...]:
-    """Returns the activations that a recipe computes in such a model."""
-    return recipe.computes_experts if model.experts else recipe.computes
 
 
 def _parts(c: Config) -> str:

@@ -44,7 +44,7 @@ print(codes)
 
 
 def run_modules(command_lines: Sequence, directory: Path, first: str, cwd: Path = ROOT) -> list[Done]:
-    """What `python -m module` does with arguments, for each pair of them, forked off one process.
+    """Runs `python -m module` with arguments, for each pair of the two, forked off one process.
 
     Args:
       command_lines: pairs of a module and its arguments.
@@ -61,7 +61,7 @@ def run_modules(command_lines: Sequence, directory: Path, first: str, cwd: Path 
 
 
 def run_each(module: str, command_lines: Sequence[Sequence[str]], directory: Path, cwd: Path = ROOT) -> list[Done]:
-    """What `python -m module` does with each list of arguments."""
+    """Runs `python -m module` with each list of arguments."""
     return run_modules([(module, line) for line in command_lines], directory, f"import {module}", cwd)
 
 

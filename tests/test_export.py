@@ -178,7 +178,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
         ({"qk_norm": True}, r"config\.model\.qk_norm = True: must be False without a gate to export"),
         ({"experts": 4}, r"config\.model\.activation = 'squared_relu': must be one of swiglu, geglu"),
         (SIGMOID | {"router_scores": "softmax", "qk_norm": True}, r"config\.model\.qk_norm = True: must be False with"),
-        (SIGMOID | {"shared_expert_dim": 12}, r"config\.model\.shared_expert_dim = 12: must be a multiple of expert_d"),
+        (SIGMOID | {"shared_expert_dim": 12}, r"config\.model\.shared_expert_dim = 12: must be a multiple of model"),
     ):
         model = dataclasses.replace(config.model, **changes)
         sparsity = SparsityConfig(recipe=DENSE, start_step=10, end_step=30)

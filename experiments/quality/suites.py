@@ -134,11 +134,10 @@ def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict
 
 
 def _swiglu_runs(steps: int) -> dict[str, Overrides]:
-    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps and up to the decay."""
+    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps; one of them on 80%, too."""
     sparse = {
         f"{recipe}_{share}": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, share)
-        for recipe in ("fst", "sste", "dense_slices")
-        for share in (50, 80)
+        for recipe, share in (("fst", 50), ("sste", 50), ("dense_slices", 50), ("dense_slices", 80))
     }
     return {"dense": _SWIGLU | _DENSE} | sparse
 

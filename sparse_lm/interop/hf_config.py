@@ -20,7 +20,7 @@ _OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh"
 _CLASSES = {
     "arcee": "Arcee", "llama": "Llama", "qwen3": "Qwen3", "glm4_moe": "Glm4Moe", "ernie4_5_moe": "Ernie4_5_Moe"
 }  # fmt: skip
-"""What an architecture's class is called before "ForCausalLM", by model_type."""
+"""Names the class of an architecture, less "ForCausalLM", by model_type."""
 
 _ABSENT = {
     "arcee": {"hidden_act": "relu2", "rms_norm_eps": 1e-5},
@@ -43,14 +43,14 @@ def check_has_architecture(model: ModelConfig) -> None:
     Raises:
       ConfigError: names the key that would have to be another.
     """
-    gated, of_shared = model.activation in GATES, model.expert_dim
+    gated, width = model.activation in GATES, model.expert_dim
     if not model.experts:
         rules = [("qk_norm", gated or not model.qk_norm, "False without a gate")]
     else:
         rules = [
             ("activation", gated, f"one of {', '.join(GATES)} with model.experts"),
             ("qk_norm", rotates_halves(model) or not model.qk_norm, "False with model.router_scores = 'softmax'"),
-            ("shared_expert_dim", model.shared_expert_dim % of_shared == 0, f"a multiple of expert_dim = {of_shared}"),
+            ("shared_expert_dim", model.shared_expert_dim % width == 0, f"a multiple of model.expert_dim = {width}"),
         ]
     for key, ok, allowed in rules:
         if not ok:

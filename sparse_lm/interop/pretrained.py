@@ -97,9 +97,8 @@ class Pretrained:
                 raise self._refusal(f"its {name} is {list(self._stored.shape(name))}; must be {list(tensor.shape)}")
             if self._stored.dtype(name) not in DTYPES:
                 raise self._refusal(f"its {name} is {self._stored.dtype(name)}; must be one of {', '.join(DTYPES)}")
-        if twice and not np.array_equal(
-            self._stored.read(_EMBED), self._stored.read(_UNEMBED)
-        ):  # nobody would tie them
+        # Two that differ nobody would tie.
+        if twice and not np.array_equal(*map(self._stored.read, (_EMBED, _UNEMBED))):
             raise self._refusal(f"its {_UNEMBED} is not {_EMBED}, but its config.json has tie_word_embeddings")
 
     def _check_same_tokens(self, named: str, own: Path) -> None:

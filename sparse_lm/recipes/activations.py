@@ -54,6 +54,11 @@ def rows_per_neuron(activation: str) -> int:
     return 2 if activation in GATES else 1
 
 
+def matrices(activation: str) -> int:
+    """Returns how many matrices of [F, D] an FFN has: three with a gate, else two."""
+    return 1 + rows_per_neuron(activation)
+
+
 def _gated(activation: str, gate: Array, up: Array) -> Array:
     return GATES[activation](gate) * up
 

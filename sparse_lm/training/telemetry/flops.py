@@ -23,7 +23,7 @@ import statistics
 
 from sparse_lm.config import Config, ModelConfig
 from sparse_lm.recipes import Recipe
-from sparse_lm.recipes.activations import rows_per_neuron
+from sparse_lm.recipes.activations import matrices
 
 _A100 = 312e12  # A100 Tensor Core GPU data sheet, all form factors
 _H100_SXM = 989e12  # H100 Tensor Core GPU data sheet, 1,979 with sparsity
@@ -104,16 +104,13 @@ def _outside_ffn(config: Config) -> float:
 
 def _dense_ffn(model: ModelConfig) -> float:
     """Counts forward and backward of the FFN's matrices, per token; of a mixture those that a token meets."""
-    beside = _matrices(model) * model.shared_expert_dim + model.experts if model.experts else 0  # and the router
+    beside = (
+        matrices(model.activation) * model.shared_expert_dim + model.experts if model.experts else 0
+    )  # and the router
     return 6 * model.layers * (_recipes_weights(model) + beside * model.dim)
 
 
 def _recipes_weights(model: ModelConfig) -> int:
     """Counts the weights of a layer that a token meets and whose products a recipe computes."""
     neurons = model.experts_per_token * model.expert_dim if model.experts else model.ffn_dim
-    return _matrices(model) * neurons * model.dim
-
-
-def _matrices(model: ModelConfig) -> int:
-    """Returns 3 with a gate, else 2."""
-    return 1 + rows_per_neuron(model.activation)
+    return matrices(model.activation) * neurons * model.dim

@@ -12,7 +12,7 @@ from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.model.attention import attention_implementation
 from sparse_lm.ops import backends
-from sparse_lm.recipes.activations import rows_per_neuron
+from sparse_lm.recipes.activations import matrices
 from sparse_lm.training.step import Trainer, TrainState
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
     start, devices, model = int(state.step), jax.devices(), config.model
     parameters = f"{(count := sum(x.size for x in jax.tree.leaves(state.params))):,}"
     if model.experts:
-        matrices = 1 + rows_per_neuron(model.activation)
-        idle = matrices * model.layers * (model.experts - model.experts_per_token) * model.expert_dim * model.dim
+        neurons = model.layers * (model.experts - model.experts_per_token) * model.expert_dim
+        idle = matrices(model.activation) * neurons * model.dim
         parameters += f", of which a token meets {count - idle:,}"
     windows = config.steps * config.batch_size
     epochs = {part.directory: windows * share / len(part.train) for part, share in data.shares or ((data, 1.0),)}
