@@ -118,10 +118,10 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     rounded = {"optimizer.moments": "bfloat16"}
     runs |= {"dense_rounded_moments": dense | rounded, "slices_80_rounded_moments": slices | until(80) | rounded}
     runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
-    runs["fixed_quarter_50"] = slices | until(50) | {"sparsity.recipe": "fixed_quarter"}
+    runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
     longer = {"steps": round(1.2 * steps), "optimizer.decay_steps": round(1.2 * DECAY_SHARE * steps)}
     runs["quarter_width"] = dense | longer | {"model.ffn_dim": ffn_dim // 4}
-    runs["grown_50"] = dense
+    runs |= {"grown_50": dense, "grown_50_slices": slices | until(80)}
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
     return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")

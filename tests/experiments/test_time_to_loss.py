@@ -225,6 +225,7 @@ def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
     "name, steps",
     [
         ("grown_50", [{"dense": 25}, {"dense": 25}]),
+        ("grown_50_slices", [{"dense": 1, "sparse": 24}, {"sparse": 15, "dense": 10}]),
         ("stages_80", [{"dense": 1, "sparse": 19}, {"sparse": 20, "dense": 10}]),
     ],
 )

@@ -49,18 +49,22 @@ def check(kernel, *arguments, energy_precision=1e-5):
     jax.tree.map(np.testing.assert_array_equal, *jax.tree.map(np.float32, (found, wanted)))
 
 
-def check_in_the_interpreter(kernel, tokens, columns, most):
-    kernels._MOST_COLUMNS = (most,)
+def check_in_the_interpreter(kernel, tokens, columns, most, together):
+    kernels._BLOCKS = ((most, together),)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(inline_mgpu="ignore", detect_races=True)):
         check(kernel, *operands(kernel, tokens, columns), energy_precision=1e-2)
 
 
 @pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
-@pytest.mark.parametrize("kernel, columns, most", [*zip(KERNELS, (1024, 512, 512), (1024, 256, 256), strict=True)])
-def test_kernel_in_the_interpreter(kernel, columns, most):
-    """Runs the kernel in one block, which uses its ring twice, or in two."""
+@pytest.mark.parametrize(
+    "kernel, columns, most, together",
+    [*zip(KERNELS, (1024, 512, 1024), (1024, 256, 512), (1, 1, 2), strict=True)],
+)
+def test_kernel_in_the_interpreter(kernel, columns, most, together):
+    """Runs the kernel in one block, which uses its ring twice, or in two, with a barrier for a tile or for two."""
     # In a process of its own: all threads of a cluster wait at once, and XLA has no more of its own than NPROC.
-    code = f"from tests.ops.test_fp8_rows import *; check_in_the_interpreter({kernel!r}, 64, {columns}, {most})"
+    arguments = (kernel, 64, columns, most, together)
+    code = f"from tests.ops.test_fp8_rows import *; check_in_the_interpreter(*{arguments})"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"},
@@ -74,7 +78,7 @@ def test_kernel_in_the_interpreter(kernel, columns, most):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens, columns", [(128, 256), (512, 2048), (4096, 6144), (4096, 8192)])
+@pytest.mark.parametrize("tokens, columns", [(128, 256), (512, 2048), (4096, 6144), (4096, 8192), (4096, 18_432)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel(kernel, tokens, columns):
     arguments = operands(kernel, tokens, columns)

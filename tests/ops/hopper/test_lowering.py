@@ -123,7 +123,7 @@ def _products():
 
 def _passes():
     key, bf16 = jax.eval_shape(lambda: jax.random.key(0)), dict(dtype=jnp.bfloat16)
-    for columns in (256, D, 3 * D, F) if TRANSPOSING_LOADS else ():  # else Mosaic loads no transposed tile
+    for columns in (256, D, 3 * D, F, 18_432) if TRANSPOSING_LOADS else ():  # else Mosaic loads no transposed tile
         product = fp8.Unscaled(_dense(T, columns), _dense(T, 1))
         yield "fp8_rows", hopper.fp8_rows, (product.values,), 0
         yield "fp8_squared_relu", hopper.fp8_squared_relu, (product,), 0

@@ -33,7 +33,9 @@ _WARPGROUPS = 2
 _RING = 3  # tiles of a second input in flight; those of the first have a place each
 _SLOTS = 2  # tiles on their way to global memory
 _CLUSTERS = (1, 2, 4, 8)  # larger ones are not portable
-_MOST_COLUMNS = (1024, 2048)  # of a block: with the former two blocks fit on a multiprocessor
+# The most columns of a block, and how many tiles have one barrier: with the first two blocks fit on a multiprocessor;
+# a group of barriers has at most 32.
+_BLOCKS = ((1024, 1), (2048, 1), (2560, 2))
 _LARGEST_FRACTION = 0b11 << 21  # of float32: 448 is 1.75 times 2^8
 _TILE = plgpu.Layout.TILED(  # of a tile: each warp has eight rows of its own
     plgpu.Tiling(((_ROWS, 8), (8, 8), (2,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
@@ -89,7 +91,7 @@ def _call(
     if dtype != jnp.bfloat16:
         raise NotImplementedError(f"takes bfloat16, not {dtype}")
     check_multiples({"T": (tokens, _ROWS)})
-    cluster = _cluster(columns)
+    cluster, together = _blocks(columns)
     parts = cluster * _WARPGROUPS
     tiles = columns // (parts * _COLUMNS)
     of_rows = jax.ShapeDtypeStruct((tokens,), jnp.float32)
@@ -101,7 +103,7 @@ def _call(
         return plgpu.SMEM((_WARPGROUPS, count, rows, width), dtype, transforms=transforms)
 
     values, transposed, scales, _, *stats = plgpu.kernel(
-        functools.partial(_kernel, function=function, inputs=len(inputs)),
+        functools.partial(_kernel, function=function, inputs=len(inputs), together=together),
         out_type=(
             jax.ShapeDtypeStruct((tokens, columns), E4M3),
             jax.ShapeDtypeStruct((columns, tokens), E4M3),
@@ -121,7 +123,7 @@ def _call(
             out=tiles_of(_SLOTS, _ROWS, _COLUMNS, E4M3),
             out_t=tiles_of(_SLOTS, _COLUMNS, _ROWS, E4M3),
             reciprocals=plgpu.SMEM((_WARPGROUPS, _ROWS), jnp.float32),
-            arrived=plgpu.Barrier(num_arrivals=len(inputs), num_barriers=_WARPGROUPS * tiles),
+            arrived=plgpu.Barrier(num_arrivals=together * len(inputs), num_barriers=_WARPGROUPS * tiles // together),
             exchanged=plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=_WARPGROUPS),
         ),
         kernel_name="fp8_rows",
@@ -135,20 +137,23 @@ def _call(
     return both_ways, [jnp.sum(of_parts) for of_parts in stats]
 
 
-def _cluster(columns: int) -> int:
-    """Returns how many blocks share rows of so many columns: few that hold them."""
-    for most in _MOST_COLUMNS:
-        for cluster in _CLUSTERS:
-            if columns % (cluster * _WARPGROUPS * _COLUMNS) == 0 and columns // cluster <= most:
-                return cluster
+def _blocks(columns: int) -> tuple[int, int]:
+    """Returns how many blocks share rows of so many columns, and how many tiles have a barrier: few that hold them."""
     unit = _WARPGROUPS * _COLUMNS
+    for most, together in _BLOCKS:
+        for cluster in _CLUSTERS:
+            if columns % (cluster * unit * together) == 0 and columns // cluster <= most:
+                return cluster, together
     raise NotImplementedError(
-        f"needs N = {columns} to be a multiple of {unit}, and of {unit} times 2, 4 or 8 where a block would have more "
-        f"than {_MOST_COLUMNS[-1]} columns"
+        f"needs N = {columns} to be a multiple of {unit}, of {unit} times 2, 4 or 8 where a block would have more than "
+        f"{_BLOCKS[1][0]} columns, and of {unit} times 16 from {_CLUSTERS[-1] * _BLOCKS[1][0]} to "
+        f"{_CLUSTERS[-1] * _BLOCKS[-1][0]}, the largest"
     )
 
 
-def _kernel(*refs, kept, ring, out, out_t, reciprocals, arrived, exchanged, function: Function | None, inputs: int):
+def _kernel(
+    *refs, kept, ring, out, out_t, reciprocals, arrived, exchanged, function: Function | None, inputs: int, together
+):
     xs, refs = refs[:inputs], refs[inputs:]
     factors, refs = (refs[:inputs], refs[inputs:]) if function is not None else ((), refs)
     values, transposed, scales, maxima, *stats = refs
@@ -159,9 +164,11 @@ def _kernel(*refs, kept, ring, out, out_t, reciprocals, arrived, exchanged, func
     def columns(tile):
         return pl.ds((part * tiles + tile) * _COLUMNS, _COLUMNS)
 
+    def barrier(tile):
+        return arrived.at[warpgroup * (tiles // together) + lax.div(tile, together)]
+
     def fetch(number, place, tile):
-        barrier = arrived.at[warpgroup * tiles + tile]
-        plgpu.copy_gmem_to_smem(xs[number].at[rows, columns(tile)], place, barrier)
+        plgpu.copy_gmem_to_smem(xs[number].at[rows, columns(tile)], place, barrier(tile))
 
     def fetch_second(tile):
         if inputs > 1:
@@ -176,7 +183,7 @@ def _kernel(*refs, kept, ring, out, out_t, reciprocals, arrived, exchanged, func
 
     def compute(tile, seen):
         place = kept.at[warpgroup, tile]
-        plgpu.barrier_wait(arrived.at[warpgroup * tiles + tile])
+        pl.when(lax.rem(tile, together) == 0)(lambda: plgpu.barrier_wait(barrier(tile)))
         x = plgpu.load(place, *LOAD_ALL, layout=_TILE)
         if function is not None:
             second = [ring.at[warpgroup, lax.rem(tile, _RING)]] if inputs > 1 else []
