@@ -42,7 +42,7 @@ def check(kernel, *arguments, energy_precision=1e-5):
     found = getattr(hopper, kernel)(*arguments)
     if kernel == "fp8_squared_relu":
         (found, seen), (wanted, seen_by_reference) = found, wanted
-        np.testing.assert_array_equal(seen.nonzeros, seen_by_reference.nonzeros)
+        np.testing.assert_allclose(seen.nonzeros, seen_by_reference.nonzeros, rtol=1e-6)  # float32 rounds above 2^24
         np.testing.assert_allclose(seen.energy, seen_by_reference.energy, rtol=energy_precision)
     assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, wanted)
     assert np.isnan(np.float32(wanted[0].values)).any(axis=1).sum() >= 2
