@@ -90,6 +90,8 @@ def test_other_models_and_optimizers_go_on_as_if_they_had_not_stopped(name, corp
     assert abs(logged[-1]["eval_loss"] - logged[-1]["loss"]) < 1
     assert evaluate(str(tmp_path / "stopped"))["loss"] == pytest.approx(logged[-1]["eval_loss"], rel=1e-6)
     if "two corpora" in name:
+        sparse = evaluate(str(tmp_path / "stopped"), sparse=True)["loss"]
+        assert sparse != logged[-1]["eval_loss"] == pytest.approx(sparse, rel=0.3)
         for line in logged:
             assert line["data_shares"] == pytest.approx(shares, abs=1 / (4 * (line["step"] + 1)))
 
