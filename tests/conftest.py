@@ -99,3 +99,13 @@ def corpus(tmp_path_factory):
         (directory / f"{i}.txt").write_text(f"# {i}\n{text}\n")
     prepare_files([str(directory / "*.txt")], directory / "prepared", seq_len=32, vocab_size=300)
     return directory / "prepared"
+
+
+@pytest.fixture(scope="session")
+def other_corpus(corpus):
+    """Some of the documents, with the same tokenizer."""
+    from sparse_lm.prepare_data import prepare_files
+
+    directory = corpus.parent / "other"
+    prepare_files([str(corpus.parent / "1*.txt")], directory, seq_len=32, tokenizer=str(corpus / "tokenizer.json"))
+    return directory

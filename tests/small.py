@@ -28,14 +28,9 @@ MIXTURE = {"model.experts": 4, "model.expert_dim": 64, "model.shared_expert_dim"
 def config_dict(recipe="dense", **changes):
     """A ConfigDict for 12 steps, sparse on 4..8, with flattened keys changed; for recipe experts24 of a mixture."""
     config = config_lib.default()
-    config.steps = 12
-    config.batch_size = 4
-    config.seq_len = 32
-    config.log_every = 1
-    config.eval_every = 6
-    config.checkpoint_every = 3
-    config.model.update(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=128, vocab_size=320, dtype="float32")
-    config.model.loss_chunk = 64
+    config.update(steps=12, batch_size=4, seq_len=32, log_every=1, eval_every=6, checkpoint_every=3)
+    config.model.update(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=128, vocab_size=320)
+    config.model.update(dtype="float32", loss_chunk=64)
     config.optimizer.update(learning_rate=1e-2, warmup_steps=2)
     config.sparsity.update(recipe=recipe, start_step=4, end_step=8, refresh_every=2, **RECIPES[recipe])
     config.update_from_flattened_dict((MIXTURE if recipe == "experts24" else {}) | changes)

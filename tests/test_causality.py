@@ -14,6 +14,8 @@ import pytest
 from sparse_lm.model import llama
 from sparse_lm.recipes import Venom, routing
 from tests import small
+from tests.recipes import examples
+from tests.recipes.examples import ORDER, W1, W2, X
 
 PERTURBED = 20  # the first position that changes, of 32
 CHANGES = {"dense_slices": {"model.activation": "swiglu"}}
@@ -50,30 +52,21 @@ def test_outputs_are_causal(name):
 VENOM = Venom(v=16, m=16, experts=2)
 
 
-def draw(key, tokens, dim=16, neurons=64):
-    """Random x, weights, state and order of the tokens."""
-    keys = jax.random.split(key, 5)
-    w1, w2 = (jax.random.normal(k, (neurons, dim)) for k in keys[:2])
-    state, one = VENOM.init_state(w1, w2), jnp.float32(1)
-    state = type(state)(one, one, jax.random.normal(keys[2], state.centroids.shape))
-    return jax.random.normal(keys[3], (tokens, dim)), w1, w2, state, jax.random.permutation(keys[4], tokens)
-
-
-def blocks(x, state, order):
+def blocks(x, centroids, order):
     """The block of each token."""
-    rows, _ = routing.dispatch_order(routing.assign_tokens(x, state.centroids), VENOM.experts, 1, order)
+    rows, _ = routing.dispatch_order(routing.assign_tokens(x, centroids), VENOM.experts, 1, order)
     return rows.position // VENOM.v
 
 
 def test_a_block_of_venom_in_training_sees_its_own_tokens_alone():
     """A changed token moves the outputs of the tokens that share a block with it, and of no others."""
-    x, w1, w2, state, order = jax.jit(draw, static_argnames="tokens")(jax.random.key(0), tokens=256)
-    apply = jax.jit(lambda x: VENOM.ffn(x, w1, w2, state, order=order)[0])
-    block = np.asarray(jax.jit(blocks)(x, state, order))
-    after = apply(x.at[100].multiply(3.0))  # its direction, so its expert and its block, stays
-    moved = np.abs(np.asarray(after) - apply(x)).max(axis=1) > 1e-5
-    np.testing.assert_array_equal(moved & (block != block[100]), False)
-    assert moved[100] and moved.sum() > 1
+    state = examples.state_of(VENOM)
+    apply = jax.jit(lambda x: VENOM.ffn(x, W1, W2, state, order=ORDER)[0])
+    block = np.asarray(jax.jit(blocks)(X, state.centroids, ORDER))
+    after = apply(X.at[50].multiply(3.0))  # its direction, so its expert and its block, stays
+    moved = np.abs(np.asarray(after) - apply(X)).max(axis=1) > 1e-5
+    np.testing.assert_array_equal(moved & (block != block[50]), False)
+    assert moved[50] and moved.sum() > 1
 
 
 def test_blocks_of_venom_in_training_mix_neighbours():
@@ -81,8 +74,8 @@ def test_blocks_of_venom_in_training_mix_neighbours():
 
     @jax.jit
     def share_of_neighbours(key):
-        x, _, _, state, order = draw(key, tokens=512)
-        block = blocks(x, state, order)
+        x, centroids = (jax.random.normal(jax.random.fold_in(key, rows), (rows, 16)) for rows in (512, VENOM.experts))
+        block = blocks(x, centroids, jax.random.permutation(key, 512))
         return jnp.mean(block[1:] == block[:-1])
 
     shared = [float(share_of_neighbours(jax.random.key(seed))) for seed in range(20)]

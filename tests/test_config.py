@@ -10,8 +10,6 @@ from sparse_lm.config import Config, ConfigError
 from sparse_lm.recipes import RECIPES, Slices
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
-
-
 MIXTURE = {"model.experts": 8, "sparsity.recipe": "experts24"}
 
 
@@ -25,6 +23,7 @@ def sparse(**changes):
 def test_the_default_parses_and_a_configuration_that_names_no_recipe_gets_slices():
     assert config_lib.parse(config_lib.default()) == Config()
     assert config_lib.parse(sparse()).sparsity.recipe == Slices()
+    assert config_lib.parse(sparse(**{"sparsity.recipe": "dense", "model.ffn_dim": 101})).model.ffn_dim == 101
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -59,6 +58,8 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"model.document_separator": 0, "seq_len": 129}, "seq_len", "must be even with model.document_separator"),
         ({"model.activation": "swiglu"}, "sparsity.recipe", "must be one of dense, fst, sste, dense_slices, which"),
         ({"model.dtype": "float64"}, "model.dtype", "float32, bfloat16"),
+        ({"model.precision": "fp4"}, "model.precision", "bf16"),
+        ({"model.experts": 8, "sparsity.recipe": "dense", "model.precision": "fp8"}, "model.precision", "no FP8"),
         ({"model.head_dim": -2}, "model.head_dim", "must not be negative"),
         ({"steps": 0}, "steps", "positive"),
         ({"seed": 2**32}, "seed", "2^32"),

@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict
 
 from experiments import reproduce
 from sparse_lm import config as config_lib
+from sparse_lm.recipes import Act24, Fst
 from sparse_lm.training.workdir import RESUMABLE_CHANGES
 from tests.command_lines import ROOT, run_modules
 from tests.documents import PAGES, commands, commands_of_block, python_blocks
@@ -130,26 +131,33 @@ def test_modules_keys_and_links_of_a_page_exist(page):
         assert not anchor or anchor in slugs, f"{target}#{anchor}"
 
 
-def run_python(page, block=0):
+def run_python(page, block=0, changes=None):
+    """Runs a page's block of Python, in which texts are changed for others."""
     module = types.ModuleType("example")
     code = python_blocks(ROOT / "docs" / page)[block]
+    for text, other in (changes or {}).items():
+        assert text in code
+        code = code.replace(text, other)
+    vars(module).update(Fst=Fst, Act24=Act24)
     exec(compile(code, page, "exec"), module.__dict__)
     return module, code
 
 
 LOOPS = {"plain JAX": 120, "NNX": 80, "linen": 80}
 """The loops of docs/library.md, in order, and the step at which each leaves the sparse phase."""
-
-
-def test_every_block_of_the_library_page_is_run():
-    assert len(python_blocks(ROOT / "docs/library.md")) == len(LOOPS)
+OTHER_RECIPES = [("plain JAX", Fst()), ("plain JAX", Act24(dense_features=0.0))]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_training_loop_of_the_library_page_trains(name, capsys):
-    """The first dense phase and the sparse one lower the loss, and no phase and no flip raises it."""
-    example, code = run_python("library.md", list(LOOPS).index(name))
+@pytest.mark.parametrize("name, recipe", [*dict.fromkeys(LOOPS).items(), *OTHER_RECIPES])
+def test_a_training_loop_of_the_library_page_trains(name, recipe, capsys):
+    """The first dense phase and the sparse one lower the loss, and no phase and no flip raises it.
+
+    A recipe in place of the page's Slices leaves neurons where they are.
+    """
+    assert len(python_blocks(ROOT / "docs/library.md")) == len(LOOPS)
+    changes = {} if recipe is None else {"Slices(m=16, v=32)": repr(recipe), "[order]": ""}
+    example, code = run_python("library.md", list(LOOPS).index(name), changes)
     assert len(code.splitlines()) <= 85
     means = json.loads(capsys.readouterr().out)
     assert (np.diff(means) < (-0.1, -0.05, 0.03)).all(), means

@@ -18,7 +18,6 @@ from sparse_lm.data.tokenizer import train_tokenizer
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.text_model import HarnessError
 from sparse_lm.model import llama
-from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import SSte
 from sparse_lm.recipes.soft_threshold import Scales
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
@@ -29,27 +28,18 @@ from tests.command_lines import assert_refused, run_each
 from tests.interop.harness.examples import write_choice_task
 from tests.interop.models import save_run
 
-MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=280, dtype="float32")
+MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=300, dtype="float32")
 SPARSITY = SparsityConfig(recipe=SSte(), start_step=10, end_step=30)
 SCALES = Scales(np.float32([1.5, 1.2]), np.float32([1.3, 1.6]))  # of each layer
 
 
-def write_numbers(folder, below):
-    """Writes texts of random numbers, and returns a pattern of their files."""
-    rng = np.random.default_rng(below)
-    for index in range(40):
-        (folder / f"{index}.txt").write_text(" ".join(map(str, rng.integers(0, below, 200))))
-    return [str(folder / "*.txt")]
-
-
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
+def workdir(corpus, tmp_path_factory):
     """Checkpoints of steps 20 (the best) and 30, of random weights."""
     path = tmp_path_factory.mktemp("run")
-    prepare_files(write_numbers(path, 99), path / "data", seq_len=32, vocab_size=280)
-    config = Config(batch_size=5, seq_len=32, model=MODEL, sparsity=SPARSITY, data=DataConfig(path=str(path / "data")))
+    config = Config(batch_size=5, seq_len=32, model=MODEL, sparsity=SPARSITY, data=DataConfig(path=str(corpus)))
     save_run(path, config, {20: 1.0, 30: 2.0}, SCALES)
-    shutil.copy(path / "data" / "tokenizer.json", path)
+    shutil.copy(corpus / "tokenizer.json", path)
     return path
 
 
@@ -82,7 +72,7 @@ def test_last_line_is_one_json_object(workdir, command_lines):
     result = json.loads(command_lines[0].stdout.splitlines()[-1])
     assert set(result) == {"step", "loss", "perplexity", "bits_per_byte"}
     assert result["step"] == 30
-    assert result["loss"] == pytest.approx(math.log(280), rel=0.5)  # of random weights
+    assert result["loss"] == pytest.approx(math.log(300), rel=0.5)  # of random weights
     assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
     assert result == evaluate(workdir)
 
@@ -110,13 +100,11 @@ def test_dense_evaluation_of_the_sparse_phase_reads_the_weights_that_it_trained(
     assert abs(of_master_weights["loss"] - dense["loss"]) > 1e-3
 
 
-def test_another_corpus_of_the_same_tokenizer(workdir, tmp_path):
-    tokenizer = str(workdir / "data" / "tokenizer.json")
-    prepare_files(write_numbers(tmp_path, 9), tmp_path / "other", seq_len=32, tokenizer=tokenizer)
-    other = evaluate(workdir, data=str(tmp_path / "other"))
+def test_another_corpus_of_the_same_tokenizer(workdir, corpus, other_corpus):
+    other = evaluate(workdir, data=str(other_corpus))
     assert other["step"] == 30
     assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4
-    assert evaluate(workdir, 20, data=str(workdir / "data")) == evaluate(workdir, 20)
+    assert evaluate(workdir, 20, data=str(corpus)) == evaluate(workdir, 20)
 
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):

@@ -159,8 +159,6 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
     ):
         with pytest.raises(OutputError, match=message):
             export(workdir, output)
-    (tmp_path / "empty").mkdir()
-    export(workdir, tmp_path / "empty")
 
 
 def test_a_mixture_of_gated_experts_is_exported(tmp_path):

@@ -1,21 +1,16 @@
-"""A mixture of experts as a run: dense, sparse, dense; what its metrics say, and what reads its workdir."""
+"""A mixture of experts as a run, dense, sparse, dense: it learns, and its metrics say how its experts are used."""
 
 import numpy as np
 import pytest
 
-from sparse_lm import evaluate, generate
 from sparse_lm.training.checkpoints.restored import restore_for_dense
-from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
-from tests.runs import small_config
+from tests.runs import trained
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus):
-    config = small_config(corpus, "experts24")
-    workdir = tmp_path_factory.mktemp("mixture")
-    assert train(config, str(workdir))
-    return workdir, config
+    return trained(corpus, tmp_path_factory.mktemp("mixture"), "experts24")
 
 
 @pytest.mark.long
@@ -44,14 +39,3 @@ def test_biases_move_by_loads_alone(run):
     np.testing.assert_allclose(params["layers"]["ffn"]["router_bias"], expected, atol=1e-7)
     largest = [line["largest_router_bias"] for line in read_metrics(workdir)]
     assert np.max(largest[0]) == 0 and np.max(largest[-1]) > 0
-
-
-@pytest.mark.long
-def test_it_is_evaluated_and_continues_prompts(run):
-    workdir, _ = run
-    in_training = list(read_metrics(workdir))[-1]["eval_loss"]
-    dense, sparse = (evaluate.evaluate(str(workdir), sparse=sparse)["loss"] for sparse in (False, True))
-    assert in_training == pytest.approx(dense, rel=0.05)
-    assert sparse != dense and sparse == pytest.approx(dense, rel=0.3)
-    text = generate.continue_text(str(workdir), "def", max_new_tokens=5, temperature=0.0)
-    assert text == generate.continue_text(str(workdir), "def", max_new_tokens=5, temperature=0.0)

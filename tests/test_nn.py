@@ -14,6 +14,7 @@ from sparse_lm.collectives import Axes
 from sparse_lm.nn import SquaredReluFFN, sort_moments
 from sparse_lm.recipes import Slices
 from tests.ops.numpy_sparse import soft_threshold
+from tests.ops.operands import relative_error
 from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DIM, DO, INPUTS, KEY, NEURONS, W1, W2, X
@@ -40,33 +41,27 @@ def sparse_ffn():
     return nnx.merge(graph, jax.tree.map(jnp.copy, state)), order
 
 
-def output_and_gradients(ffn, x=X, do=DO, key=KEY, **options):
-    """O, dX, dUp, dDown, compiled."""
+def gradients(graph, params, rest, x, do, **options):
+    """O, dX, dUp, dDown."""
+    o, vjp = jax.vjp(lambda params, x: nnx.merge(graph, params, rest)(x, **options), params, x)
+    params, dx = vjp(do)
+    return o, dx, params["up"][...], params["down"][...]
 
-    @nnx.jit
-    def run(ffn, x, do):
-        graph, params, rest = nnx.split(ffn, nnx.Param, ...)
-        f = lambda params, x: nnx.merge(graph, params, rest)(x, key=key, **options)  # noqa: E731
-        o, vjp = jax.vjp(f, params, x)
-        params, dx = vjp(do)
-        return o, dx, params["up"][...], params["down"][...]
 
-    return run(ffn, x, do)
+def output_and_gradients(ffn, key=KEY):
+    return nnx.jit(lambda ffn, x, do: gradients(*nnx.split(ffn, nnx.Param, ...), x, do, key=key))(ffn, X, DO)
 
 
 def assert_close(found, expected, tolerance=1e-5):
     for a, b in zip(found, expected, strict=True):
-        assert np.linalg.norm(a - b) < tolerance * np.linalg.norm(b)
+        assert relative_error(a, b) < tolerance
 
 
-def test_dense_before_the_sparse_phase():
+def test_it_computes_densely_then_by_the_recipe_then_densely_with_the_weights_that_are_left():
+    """What the recipe computes of the arrays themselves."""
     expected = dense64.dense(INPUTS)
     assert_close(output_and_gradients(dense_ffn()), [expected.o, expected.dx, expected.dw1, expected.dw2])
 
-
-@pytest.mark.long
-def test_sparse_after_entering():
-    """It computes what the recipe computes of the arrays themselves."""
     ffn, order = sparse_ffn()
     assert ffn.sparse and (order != jnp.arange(NEURONS)).any()
     state, own_order = jax.jit(RECIPE.enter)(W1, W2, X)
@@ -74,26 +69,18 @@ def test_sparse_after_entering():
     *expected, _ = examples.outputs_and_gradients(RECIPE)(X, W1[order], W2[order], DO, state, KEY, None)
     assert_close(output_and_gradients(ffn), expected, 1e-6)
 
-
-def test_dense_after_leaving_with_the_weights_of_the_sparse_forward():
-    ffn, order = sparse_ffn()
-    nnx.jit(lambda ffn: ffn.leave())(ffn)
-    assert not ffn.sparse
-    scales, w1, w2 = sparse_ffn()[0].state, INPUTS.w1[order], INPUTS.w2[order]
-    up = float(scales["scale_up"][...]) * soft_threshold(w1, axis=1)
-    down = float(scales["scale_down"][...]) * soft_threshold(w2, axis=1)
-    assert_close((ffn.up[...], ffn.down[...]), (up, down))
-    assert_close([nnx.jit(lambda ffn: ffn(X))(ffn)], [np.square(np.maximum(INPUTS.x @ up.T, 0)) @ down])
-
-
-def test_refreshing_moves_the_centroids():
-    ffn, _ = sparse_ffn()
-    state = RECIPE.State(**{name: variable[...] for name, variable in ffn.state.items()})
     x = 2 + X
     nnx.jit(lambda ffn, x: ffn.refresh(x))(ffn, x.reshape(4, -1, DIM))
-    expected, _ = jax.jit(RECIPE.refresh)(ffn.up[...], ffn.down[...], state, x)
-    np.testing.assert_allclose(ffn.state["centroids"][...], expected.centroids, rtol=1e-6)
+    moved, _ = jax.jit(RECIPE.refresh)(ffn.up[...], ffn.down[...], state, x)
+    np.testing.assert_allclose(ffn.state["centroids"][...], moved.centroids, rtol=1e-6)
     assert (ffn.state["centroids"][...] != state.centroids).any()
+
+    nnx.jit(lambda ffn: ffn.leave())(ffn)
+    assert not ffn.sparse
+    up = float(state.scale_up) * soft_threshold(INPUTS.w1[order], axis=1)
+    down = float(state.scale_down) * soft_threshold(INPUTS.w2[order], axis=1)
+    assert_close((ffn.up[...], ffn.down[...]), (up, down))
+    assert_close([nnx.jit(lambda ffn: ffn(X))(ffn)], [np.square(np.maximum(INPUTS.x @ up.T, 0)) @ down])
 
 
 def test_what_is_out_of_turn_is_refused():
@@ -109,9 +96,6 @@ def test_what_is_out_of_turn_is_refused():
         SquaredReluFFN(30, 64, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="'slices' are stochastic: ffn needs a key"):
         output_and_gradients(sparse_ffn()[0], key=None)
-
-
-# Transformations
 
 
 def test_stacked_layers_enter_together():
@@ -134,13 +118,7 @@ def test_shards_of_a_batch_compute_the_gradients_of_the_whole():
 
     def sharded(ffn):
         graph, params, rest = nnx.split(ffn, nnx.Param, ...)
-
-        def run(params, rest, x, do):
-            f = lambda params, x: nnx.merge(graph, params, rest)(x, key=KEY, axes=Axes(batch=("data",)))  # noqa: E731
-            o, vjp = jax.vjp(f, params, x)
-            params, dx = vjp(do)
-            return o, dx, params["up"][...], params["down"][...]
-
+        run = functools.partial(gradients, graph, key=KEY, axes=Axes(batch=("data",)))
         specs = dict(in_specs=(P(), P(), P("data"), P("data")), out_specs=(P("data"), P("data"), P(), P()))
         return jax.jit(jax.shard_map(run, mesh=mesh, check_vma=False, **specs))(params, rest, X, DO)
 
@@ -151,9 +129,6 @@ def test_shards_of_a_batch_compute_the_gradients_of_the_whole():
     assert_close(found[:2], expected[:2])
     for mine, theirs in zip(found[2:], expected[2:], strict=True):  # with other draws
         assert 0.7 < np.vdot(mine, theirs) / np.linalg.norm(mine) / np.linalg.norm(theirs) < 0.999
-
-
-# Moments
 
 
 def test_moments_of_an_optax_state():

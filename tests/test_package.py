@@ -29,11 +29,14 @@ print(sparse_lm.__file__)
 @pytest.mark.timeout(900)
 def test_a_fresh_environment_installs_imports_and_trains_from_another_directory(tmp_path):
     """The environment has what pip installs with the package, from an index, and nothing else."""
-    fresh, elsewhere = tmp_path / "fresh", tmp_path / "elsewhere"
+    fresh, elsewhere, source = (tmp_path / name for name in ("fresh", "elsewhere", "source"))
     elsewhere.mkdir()
+    source.mkdir()  # building in the checkout would leave files there
+    read = ("sparse_lm", "pyproject.toml", "README.md", "requirements.txt")
+    subprocess.run(["cp", "-r", *read, str(source)], cwd=ROOT, check=True)
     venv.create(fresh, with_pip=True)
     python = fresh / "bin/python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", _copy(tmp_path)], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", source], check=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([python, "-c", TRAIN], cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -58,12 +61,3 @@ def test_ops_and_recipes_need_little_more_than_jax():
     others = ("flax", "optax", "orbax", "ml_collections", "grain", "tensorflow_datasets", "rich")
     code = f"import sys; import sparse_lm.recipes, sparse_lm.ops; print([m for m in {others} if m in sys.modules])"
     assert run_python("-c", code).stdout.strip() == "[]"
-
-
-def _copy(directory: Path) -> Path:
-    """Copies what a build reads: building in the checkout would leave files there."""
-    source = directory / "source"
-    source.mkdir()
-    files = ("pyproject.toml", "README.md", "requirements.txt")
-    subprocess.run(["cp", "-r", "sparse_lm", *files, str(source)], cwd=ROOT, check=True)
-    return source

@@ -1,20 +1,20 @@
-"""A model in FP8: what it computes is near what bf16 computes, and it trains through both phases.
+"""A model in FP8: what it computes is near what bf16 computes.
 
-tests/model/test_llama.py says that it is causal, and tests/recipes/test_ffn.py which products round what.
+tests/model/test_llama.py says that it is causal, tests/recipes/test_ffn.py which products round what, and
+tests/test_faults.py that it trains through both phases.
 """
 
 import jax
 import numpy as np
 import pytest
 
-from sparse_lm import evaluate
 from sparse_lm.config import ConfigError
 from sparse_lm.model import llama
 from sparse_lm.ops import fp8
 from sparse_lm.training.loop import train
-from sparse_lm.training.telemetry.metrics import read_metrics
 from tests import small
 from tests.ops.numpy_fp8 import rounded
+from tests.ops.operands import relative_error
 from tests.runs import small_config
 
 FP8 = {"model.precision": "fp8"}
@@ -34,8 +34,7 @@ def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
     tokens = small.windows(config)[:, :-1]
     found = hidden_states(config, params, tokens)
     exact = hidden_states(small.config("dense", **gated), params, tokens)
-    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
-    assert 1e-3 < error < 0.2  # of 32 inputs, whose errors hardly cancel
+    assert 1e-3 < relative_error(found, exact) < 0.2  # of 32 inputs, whose errors hardly cancel
     moved = jax.tree.map(lambda w: w, params)
     for group, names in (("attention", "qkvo"), ("ffn", ("up", "down"))):
         for name in names:
@@ -44,23 +43,8 @@ def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
     np.testing.assert_allclose(hidden_states(config, moved, tokens), found, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", ["slices", "act24"])
-def test_a_run_trains_in_fp8_around_and_in_its_sparse_phase(recipe, corpus, tmp_path):
-    assert train(small_config(corpus, recipe, **FP8), str(tmp_path / "fp8"))
-    losses = [line["loss"] for line in read_metrics(tmp_path / "fp8")]
-    assert losses[-1] < losses[0] - 2
-    assert abs(evaluate.evaluate(str(tmp_path / "fp8"))["loss"] - losses[-1]) < 1
-
-
 def test_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path):
     monkeypatch.setattr(fp8, "unavailable", lambda: "needs compute capability 8.9 or more; A100 has 8.0")
     with pytest.raises(ConfigError, match=r"config.model.precision = 'fp8': needs compute.*allowed here: bf16"):
         train(small_config(corpus, "dense", **FP8), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-@pytest.mark.parametrize("changes, why", [({"model.precision": "fp4"}, "bf16"), ({**FP8, **small.MIXTURE}, "no FP8")])
-def test_bad_precisions_are_refused_by_name(changes, why):
-    with pytest.raises(ConfigError, match=rf"config.model.precision = .*{why}"):
-        small.config("dense", **changes)

@@ -2,6 +2,7 @@ import io
 
 from sparse_lm import progress
 from sparse_lm.progress import Progress
+from tests.clock import Clock
 
 
 class Terminal(io.StringIO):
@@ -10,13 +11,13 @@ class Terminal(io.StringIO):
 
 
 def test_lines_keep_their_distance(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    clock = Clock()
+    monkeypatch.setattr(progress.time, "monotonic", clock)
     log = io.StringIO()
     steps = Progress("step", 60, stream=log, line_seconds=10)
     for step in range(60):
         steps.update(step)
-        now[0] += 1
+        clock.now += 1
     assert log.getvalue().splitlines() == [f"step {step}/60" for step in (10, 20, 30, 40, 50)]
 
 
@@ -24,16 +25,16 @@ def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
     """A log gets the lines alone."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    clock = Clock()
+    monkeypatch.setattr(progress.time, "monotonic", clock)
     log, terminal = io.StringIO(), Terminal()
     for stream in (log, terminal):
         steps = Progress("step", 9, stream=stream)
         for step in range(5):
             steps.move(step)
-            now[0] += 1
+            clock.now += 1
         with steps.busy(5, "compiling [x]") as tick:
-            now[0] += 62
+            clock.now += 62
             tick()
         steps.note("step 5: saving")
         steps.close()

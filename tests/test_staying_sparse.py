@@ -7,21 +7,17 @@ import pytest
 from sparse_lm import evaluate, export
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_model
-from sparse_lm.training.loop import train
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.workdir import WorkdirError
 from tests.model.test_decode import by_pieces
-from tests.runs import small_config
+from tests.runs import trained
 
 STAYING = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus):
-    config = small_config(corpus, "slices", **STAYING)
-    workdir = tmp_path_factory.mktemp("staying")
-    assert train(config, str(workdir))
-    return workdir, config
+    return trained(corpus, tmp_path_factory.mktemp("staying"), "slices", **STAYING)
 
 
 @pytest.mark.long

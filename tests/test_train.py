@@ -81,13 +81,6 @@ def test_utilisation_of_each_step_is_of_its_phase(whole, corpus):
     assert executed == {"dense": pytest.approx(1), "sparse": pytest.approx(share)}
 
 
-def test_run_can_be_reported(whole, tmp_path):
-    text = report([str(whole)], str(tmp_path / "report.html")).read_text()
-    last = lines(whole)[-1]
-    for shown in ("finished", f"{last['loss']:.5g}", f"{last['eval_loss']:.5g}", "zeros among", "seconds.compile"):
-        assert shown in text
-
-
 @pytest.mark.long
 def test_evaluate_and_generate_from_the_workdir_alone(whole):
     for name, step, sparse in (("latest", 80, False), (40, 40, True)):  # each as its step was computed
@@ -100,11 +93,15 @@ def test_evaluate_and_generate_from_the_workdir_alone(whole):
     assert continue_text(whole, "def", max_new_tokens=8, temperature=0.0).startswith("def")
 
 
-def test_finished_run_says_so(whole, corpus, capsys):
+def test_finished_run_says_so_and_can_be_reported(whole, corpus, tmp_path, capsys):
     before = trace(whole)
     assert loop.train(small_config(corpus, **LONG), str(whole))
     assert "finished, 80 steps" in capsys.readouterr().out
     assert trace(whole) == before
+    text = report([str(whole)], str(tmp_path / "report.html")).read_text()
+    last = lines(whole)[-1]
+    for shown in ("finished", f"{last['loss']:.5g}", f"{last['eval_loss']:.5g}", "zeros among", "seconds.compile"):
+        assert shown in text
 
 
 def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monkeypatch):

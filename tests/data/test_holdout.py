@@ -9,7 +9,7 @@ from sparse_lm.data.holdout import hold_out, sample
 from tests.data.examples import make_documents
 
 
-def test_every_document_is_in_exactly_one_part_in_order():
+def test_every_document_is_in_exactly_one_part_in_order_and_no_more_than_so_many_bytes_are_held_out(monkeypatch):
     documents = make_documents(5000)
     train, heldout = map(list, hold_out(documents)[:2])
     assert not set(train) & set(heldout)
@@ -17,10 +17,6 @@ def test_every_document_is_in_exactly_one_part_in_order():
     assert train == [text for text in documents if text not in held]
     assert heldout == [text for text in documents if text in held]
     assert 0.01 < len(heldout) / len(documents) < 0.03
-
-
-def test_no_more_than_so_many_bytes_are_held_out(monkeypatch):
-    documents = make_documents(5000)
     size = sum(len(text.encode()) for text in documents)
     monkeypatch.setattr(holdout, "HELDOUT_BYTES", size // 500)
     assert 1 <= len(list(hold_out(documents)[1])) < 25  # about 10; 2% are 100

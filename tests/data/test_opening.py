@@ -35,12 +35,8 @@ def path(tmp_path) -> str:
     return str(tmp_path / "prepared")
 
 
-def with_data(config: Config, **kwargs) -> Config:
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, **kwargs))
-
-
-def with_model(config: Config, **kwargs) -> Config:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **kwargs))
+def changed(config: Config, group: str, **changes) -> Config:
+    return dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **changes)})
 
 
 def all_windows(windows) -> np.ndarray:
@@ -53,9 +49,9 @@ def all_windows(windows) -> np.ndarray:
 def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, monkeypatch, tokenizer_path):
     variants = [
         config,
-        with_model(config, vocab_size=300),
+        changed(config, "model", vocab_size=300),
         dataclasses.replace(config, seq_len=16),
-        with_data(config, tokenizer=tokenizer_path),
+        changed(config, "data", tokenizer=tokenizer_path),
     ]
     first, *others = opened = [open_data(variant) for variant in variants]
     stamp = (first.directory / "metadata.json").stat().st_mtime_ns
@@ -89,7 +85,7 @@ def test_a_damaged_cache_is_rebuilt(config, damage):
 
 def test_the_real_library_is_prepared(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "LIBRARY_FILE_LIMIT", 8 * 2**10)  # the small files, to be quick
-    data = open_data(with_model(Config(data=DataConfig(cache_dir=str(tmp_path))), vocab_size=512))
+    data = open_data(changed(Config(data=DataConfig(cache_dir=str(tmp_path))), "model", vocab_size=512))
     assert len(data.train) > 500
     batch = next(train_batches(data, batch_size=4, seed=0))
     assert batch.shape == (4, 257)
@@ -99,12 +95,12 @@ def test_the_real_library_is_prepared(tmp_path, monkeypatch):
 def test_what_nothing_can_be_prepared_with_is_refused(config, tokenizer_path, tmp_path):
     (tmp_path / "file").write_text("")
     size = TOKENIZER.get_vocab_size()
-    named = with_data(config, tokenizer=tokenizer_path)
+    named = changed(config, "data", tokenizer=tokenizer_path)
     for refused, message in (
-        (with_model(config, vocab_size=256), r"model\.vocab_size = 256: must be at least 257"),
-        (with_model(named, vocab_size=size - 1), rf"model\.vocab_size = {size - 1}: must be at least {size}"),
-        (with_data(config, tokenizer="no.json"), r"data\.tokenizer = 'no\.json': no tokenizer file"),
-        (with_data(config, cache_dir=str(tmp_path / "file")), r"data\.cache_dir = '.*/file': must be writable"),
+        (changed(config, "model", vocab_size=256), r"model\.vocab_size = 256: must be at least 257"),
+        (changed(named, "model", vocab_size=size - 1), rf"model\.vocab_size = {size - 1}: must be at least {size}"),
+        (changed(config, "data", tokenizer="no.json"), r"data\.tokenizer = 'no\.json': no tokenizer file"),
+        (changed(config, "data", cache_dir=str(tmp_path / "file")), r"data\.cache_dir = '.*/file': must be writable"),
     ):
         with pytest.raises(ConfigError, match=rf"^config\.{message}"):
             open_data(refused)
@@ -113,34 +109,31 @@ def test_what_nothing_can_be_prepared_with_is_refused(config, tokenizer_path, tm
 # Prepared windows.
 
 
-def test_they_are_read_where_they_are(config, path, tokenizer_path):
-    for tokenizer in ("", tokenizer_path):
-        data = open_data(with_data(config, path=path, tokenizer=tokenizer))
-        assert data.directory == Path(path)
-    assert not Path(config.data.cache_dir).exists()
-
-
 def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, tmp_path):
     other = str(tmp_path / "other.json")
     make_tokenizer(300).save(other)
     end = TOKENIZER.token_to_id("<|endoftext|>")
-    prepared = with_data(config, path=path)
+    prepared = changed(config, "data", path=path)
+    separated = changed(prepared, "model", document_separator=9)
     for refused, message in (
         (dataclasses.replace(prepared, seq_len=64), rf"seq_len = 64: must be {SEQ_LEN}, with which"),
-        (with_model(prepared, vocab_size=300), r"model\.vocab_size = 300: must be at least"),
-        (with_model(prepared, document_separator=9), rf"model\..*separator = 9: must be {end}, the end of text of"),
-        (with_data(prepared, tokenizer=other), r"data\.tokenizer = '.*': must be empty or the one of the"),
-        (with_data(config, path=str(tmp_path)), r"data\.path = .*: .* is not prepared data: make it with"),
+        (changed(prepared, "model", vocab_size=300), r"model\.vocab_size = 300: must be at least"),
+        (separated, rf"model\..*separator = 9: must be {end}, the end of text of"),
+        (changed(prepared, "data", tokenizer=other), r"data\.tokenizer = '.*': must be empty or the one of the"),
+        (changed(config, "data", path=str(tmp_path)), r"data\.path = .*: .* is not prepared data: make it with"),
     ):
         with pytest.raises(ConfigError, match=rf"^config\.{message}"):
             open_data(refused)
-    assert (open_data(with_model(prepared, document_separator=end)).train[0] == end).any()
+    assert (open_data(changed(prepared, "model", document_separator=end)).train[0] == end).any()
 
 
-def test_several_are_mixed_by_weight(config, path, tmp_path):
+def test_they_are_read_where_they_are_and_several_are_mixed_by_weight(config, path, tokenizer_path, tmp_path):
+    for tokenizer in ("", tokenizer_path):
+        assert open_data(changed(config, "data", path=path, tokenizer=tokenizer)).directory == Path(path)
+    assert not Path(config.data.cache_dir).exists()
     builder.prepare(tmp_path / "b", Documents(make_documents(60, seed=5)), seq_len=SEQ_LEN, tokenizer=TOKENIZER)
-    data = open_data(with_data(config, path=f"{path}:0.6, {tmp_path}/b:.2"))
-    parts = [open_data(with_data(config, path=part)) for part in (path, str(tmp_path / "b"))]
+    data = open_data(changed(config, "data", path=f"{path}:0.6, {tmp_path}/b:.2"))
+    parts = [open_data(changed(config, "data", path=part)) for part in (path, str(tmp_path / "b"))]
     assert len(data.train) == sum(len(part.train) for part in parts)
     assert data.describe() == "\n".join(
         f"{share} of training from {part.describe()}" for share, part in zip(("75.0%", "25.0%"), parts, strict=True)
@@ -161,11 +154,11 @@ def test_mixtures_of_what_does_not_go_together_are_refused(config, path, tmp_pat
         *((mixture, "data.path = .* must be a directory, or several .* with weights above 0") for mixture in weights),
     ):
         with pytest.raises(ConfigError, match=message):
-            open_data(with_data(config, path=mixture))
+            open_data(changed(config, "data", path=mixture))
 
 
 def test_damage_and_another_version_are_reported_not_repaired(config, path):
-    run = with_data(config, path=path)
+    run = changed(config, "data", path=path)
     shard, metadata = next(Path(path).glob("*train*")), Path(path, "metadata.json")
     whole = shard.read_bytes()
     damage_records(shard)

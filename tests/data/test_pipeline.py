@@ -55,10 +55,12 @@ def take(count: int, data: str = "one", **kwargs) -> np.ndarray:
 
 
 @pytest.mark.parametrize("data", DATA)
-def test_the_stream_is_a_function_of_the_seed(data):
-    np.testing.assert_array_equal(take(20, data), take(20, data))
-    assert (take(20, data) != take(20, data, seed=1)).any()
-    assert take(1, data, seed=2**40 + 5).shape == (1, 8)
+def test_the_stream_is_a_function_of_the_seed_and_goes_on_at_any_step(data):
+    stream = take(20, data)
+    np.testing.assert_array_equal(take(20, data), stream)
+    assert (take(20, data, seed=1) != stream).any()
+    np.testing.assert_array_equal(take(13, data, start_step=7), stream[7:])
+    assert take(1, data, seed=2**40 + 5, start_step=10**15).shape == (1, 8)  # reached at once
 
 
 def test_every_epoch_has_every_window_once_in_another_order():
@@ -66,6 +68,7 @@ def test_every_epoch_has_every_window_once_in_another_order():
     for epoch in epochs:
         assert sorted(epoch) == list(range(50))
     assert len({tuple(epoch) for epoch in epochs} | {tuple(range(50))}) == 5
+    assert np.bincount(take(1, batch_size=120)[0], minlength=50).min() == 2  # a batch may be larger than the data
 
 
 def test_a_mixture_has_its_shares_in_every_stretch_and_its_parts_whole_epochs():
@@ -101,22 +104,12 @@ def test_a_mixture_holds_out_windows_in_its_shares():
 
 
 @pytest.mark.parametrize("data", DATA)
-def test_starting_at_a_step_continues_the_stream(data):
-    np.testing.assert_array_equal(take(20, data)[7:], take(13, data, start_step=7))
-    assert take(1, data, start_step=10**15).shape == (1, 8)  # reached at once
-
-
-@pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("processes", [2, 8])
 def test_processes_read_the_rows_of_one_batch(data, processes):
     parts = [take(15, data, start_step=5, process_index=index, process_count=processes) for index in range(processes)]
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), take(15, data, start_step=5))
     with pytest.raises(ValueError, match="batch_size = 8: must be a multiple of the 3 processes"):
         train_batches(DATA[data], batch_size=8, seed=0, process_count=3)
-
-
-def test_a_batch_may_be_larger_than_the_data():
-    assert np.bincount(take(1, batch_size=120)[0], minlength=50).min() == 2
 
 
 @pytest.mark.parametrize(("windows", "count"), [(10, 10), (0, 23), (100, 23), (1, 1)])

@@ -69,7 +69,7 @@ def test_text_that_changes_meanwhile_is_refused(files, tmp_path, monkeypatch, pa
     prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
 
 
-def test_prepared_data_is_replaced_where_a_link_leads_and_nothing_else_is(files, tmp_path, monkeypatch):
+def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_no_source(files, tmp_path, monkeypatch):
     target, link = tmp_path / "disk" / "data", tmp_path / "out"
     link.symlink_to(target)
     prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], vocab_size=300)
@@ -79,6 +79,9 @@ def test_prepared_data_is_replaced_where_a_link_leads_and_nothing_else_is(files,
     assert {path.name for path in target.parent.iterdir()} == {"data", ".data.lock"}
     with pytest.raises(DataError, match="exists and is not prepared data"):
         prepare(files, seq_len=8)
+    source = dict(tfds=str(target), tokenizer=str(target / "tokenizer.json"))
+    with pytest.raises(DataError, match=rf"--tfds={target} holds packed windows, .*: name their source"):
+        prepare_data.prepare_files([], tmp_path / "again", seq_len=8, **source)  # a token of each would be repeated
     monkeypatch.chdir(target)
     with pytest.raises(DataError, match=rf"^--output=\.: {target} is a mount point or the current directory: name"):
         prepare(Path("."), seq_len=8)
@@ -104,10 +107,3 @@ def test_sources_that_contradict_each_other_or_hold_nothing_are_refused(tmp_path
         made.rename("tokens")
     with pytest.raises(DataError, match=message):
         prepare_data.prepare_files(files, Path("out"), seq_len=8, **options)
-
-
-def test_prepared_data_is_no_source(files, tmp_path):
-    data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "data", seq_len=8, vocab_size=300)
-    tokenizer = str(data.tokenizer_path)  # windows overlap: a token of each would be repeated
-    with pytest.raises(DataError, match=rf"--tfds={data.directory} holds packed windows, .*: name their source"):
-        prepare_data.prepare_files([], tmp_path / "out", seq_len=8, tfds=str(data.directory), tokenizer=tokenizer)

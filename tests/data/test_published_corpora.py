@@ -17,17 +17,8 @@ from sparse_lm.data.dataset import open_prepared
 from sparse_lm.data.errors import DataError
 from sparse_lm.prepare_data import prepare_files
 from tests.command_lines import ROOT, run_each
-from tests.data.examples import (
-    as_tfrecords,
-    make_documents,
-    make_llama3_tokenizer,
-    make_tokenizer,
-    stream_of,
-    targets_of,
-    write_c4,
-    write_dclm,
-    write_tfds,
-)
+from tests.data import examples
+from tests.data.examples import make_documents, make_tokenizer, write_c4, write_tfds
 
 COMMANDS = re.findall(r"^python -m sparse_lm\.(\w+) (.*)$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
 TRAIN = [*make_documents(400), "The year 2024: it's\r\n  <|end_of_text|> naïve 漢字"]
@@ -37,7 +28,7 @@ C4_ROWS = [[dict.fromkeys(C4_FEATURES, "x") | {"text": text} for text in part] f
 
 
 def targets(windows) -> np.ndarray:
-    return targets_of(windows.read(np.arange(len(windows))))
+    return examples.targets_of(windows.read(np.arange(len(windows))))
 
 
 def write_everything(folder: Path) -> None:
@@ -49,8 +40,8 @@ def write_everything(folder: Path) -> None:
     write_c4(folder / "c4/en/c4-train.00000-of-01024.json.gz", TRAIN[:30])
     write_c4(folder / "c4/en/c4-train.00001-of-01024.json.gz", TRAIN[30:])
     write_c4(folder / "c4/en/c4-validation.00000-of-00008.json.gz", VALIDATION)
-    make_llama3_tokenizer().save(str(folder / "llama3/tokenizer.json"))
-    write_dclm(shard, TRAIN)
+    examples.make_llama3_tokenizer().save(str(folder / "llama3/tokenizer.json"))
+    examples.write_dclm(shard, TRAIN)
     pyarrow.parquet.write_table(pyarrow.table({"text": TRAIN, "id": ["x"] * len(TRAIN)}), parquet)
     made = write_tfds(folder / "made", C4_FEATURES, train=C4_ROWS[0], validation=C4_ROWS[1])
     (folder / "tensorflow_datasets/c4/en").mkdir(parents=True)
@@ -104,19 +95,19 @@ def test_a_tfds_directory_of_c4(tmp_path, file_format):
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     directory = write_tfds(tmp_path, C4_FEATURES, shards=4, train=C4_ROWS[0], validation=C4_ROWS[1])
     if file_format == "tfrecord":
-        as_tfrecords(directory)
+        examples.as_tfrecords(directory)
     assert [len(corpus.parts()) for corpus in tfds_corpus.open_splits(directory)] == [4, 4]
     tokenizer = str(tmp_path / "tokenizer.json")
     data = prepare_files([], tmp_path / "out", tfds=str(directory), tokenizer=tokenizer, seq_len=32)
     for windows, documents in ((data.train, TRAIN), (data.heldout, VALIDATION)):
-        stream = stream_of(documents, make_tokenizer())
+        stream = examples.stream_of(documents, make_tokenizer())
         np.testing.assert_array_equal(targets(windows)[: len(stream)], stream)
     assert "tensorflow" not in sys.modules
 
 
 def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path):
     directory = write_tfds(tmp_path, {"text": tfds.features.Text()}, shards=2, train=[{"text": "x" * 9}] * 4)
-    as_tfrecords(directory)
+    examples.as_tfrecords(directory)
     train, _ = tfds_corpus.open_splits(directory)
     shard = sorted(directory.glob("*tfrecord*"))[1]
     whole = shard.read_bytes()

@@ -9,8 +9,7 @@ import pytest
 
 from sparse_lm.data.errors import DataError
 from sparse_lm.data.workers import Workers
-
-ROOT = Path(__file__).parents[2]
+from tests.command_lines import ROOT
 
 
 def square(path: Path, number: int) -> None:

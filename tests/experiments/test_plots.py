@@ -10,13 +10,9 @@ from experiments import plots
 STEPS = {"dense": 600.0, "slices": 400.0, "venom": 500.0}
 
 
-def run(name, seed, loss):
-    return dict(name=name, seed=seed, heldout_loss=loss, heldout_curve=[[0, 9.0], [1e6, loss]])
-
-
-def timed(name, seed, loss, seconds, curve, sparse_steps=None, **step_ms):
+def run(name, seed, loss, seconds=1.0, curve=None, sparse_steps=None, **step_ms):
     about = dict(name=name, seed=seed, heldout_loss=loss, seconds=seconds, tokens_per_step=100, step_ms=step_ms)
-    return about | dict(heldout_curve=curve, sparse_steps=sparse_steps)
+    return about | dict(heldout_curve=curve or [[0, 9.0], [1e6, loss]], sparse_steps=sparse_steps)
 
 
 @pytest.fixture
@@ -46,10 +42,10 @@ def results(tmp_path):
         "time_tiny_h200": dict(
             suite="tiny_suite",
             runs=[
-                timed("dense", 0, 2.9, 9.0, [[900, 2.9]], dense=10.0),
-                timed("dense@0.8", 0, 2.6, 8.0, [[800, 2.6]], dense=10.0),
-                timed("dense@1.0", 0, 2.4, 10.0, [[1000, 2.4]], dense=10.0),
-                timed("slices_50", 0, 2.5, 7.0, [[400, 3.0], [1000, 2.5]], [2, 8], dense=10.0, sparse=5.0),
+                run("dense", 0, 2.9, 9.0, [[900, 2.9]], dense=10.0),
+                run("dense@0.8", 0, 2.6, 8.0, [[800, 2.6]], dense=10.0),
+                run("dense@1.0", 0, 2.4, 10.0, [[1000, 2.4]], dense=10.0),
+                run("slices_50", 0, 2.5, 7.0, [[400, 3.0], [1000, 2.5]], [2, 8], dense=10.0, sparse=5.0),
             ],
         ),
     }

@@ -27,20 +27,13 @@ def test_every_result_file_of_the_readmes_tables_has_a_row():
 
 @pytest.mark.parametrize("name", reproduce.ROWS)
 def test_the_readme_has_the_numbers(name):
+    shown = {"ms": "{:.0f} ms", "seconds": "{:.0f} s", "ratio": "{:.2f} of the time", "gain": "{:.2f}x"}
     for number, value in reproduce.ROWS[name].read(result(name)).items():
-        if number.endswith("ms"):
-            shown = f"{value:.0f} ms"
-        elif number.endswith("seconds"):
-            shown = f"{value:.0f} s"
-        elif number == "ratio":
-            shown = f"{value:.2f} of the time"
-        elif number == "gain":
-            shown = f"{value:.2f}x"
+        if text := shown.get(number.split()[-1]):
+            assert text.format(value) in README, number
         else:
             row = f"| `{number.split()[0]}` |"
             assert any(f" {value:.1f}x " in line for line in README.splitlines() if line.startswith(row))
-            continue
-        assert shown in README, number
 
 
 def test_numbers_are_compared_within_their_tolerance(tmp_path):

@@ -18,7 +18,6 @@ from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_lengths
 from sparse_lm.data import open_data
 from sparse_lm.data.errors import DataError
-from sparse_lm.prepare_data import prepare_files
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import device_batches
@@ -30,6 +29,11 @@ from tests.command_lines import run_python
 TINY = SUITES["tiny"]
 
 
+@pytest.fixture
+def data(corpus, other_corpus):
+    return str(corpus), str(other_corpus)
+
+
 @pytest.fixture(autouse=True)
 def control_is_registered(monkeypatch):
     monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
@@ -38,7 +42,11 @@ def control_is_registered(monkeypatch):
 RUNS = ["dense", "slices_50", "slices_80"]
 
 
-def test_sides_of_a_pair_are_swapped_from_seed_to_seed():
+def test_every_run_of_every_seed_has_a_gpu_and_sides_of_a_pair_are_swapped_from_seed_to_seed():
+    for gpus in (1, 2, 3, 4):
+        queues = assign(RUNS, [0, 1], gpus)
+        assert len(queues) == gpus
+        assert sorted(item for queue in queues for item in queue) == sorted(Item(n, s) for n in RUNS for s in (0, 1))
     first, second, third, fourth = assign(RUNS, [0, 1, 2, 3], gpus=4)
     assert [item.seed for item in first if item.name == "dense"] == [0]
     assert [item.seed for item in second if item.name == "dense"] == [2]
@@ -47,13 +55,6 @@ def test_sides_of_a_pair_are_swapped_from_seed_to_seed():
         assert {item.name for item in queue} == set(RUNS)
         dense, others = ({item.seed for item in queue if (item.name == "dense") == side} for side in (True, False))
         assert not dense & others
-
-
-def test_every_run_of_every_seed_has_a_gpu():
-    for gpus in (1, 2, 3, 4):
-        queues = assign(RUNS, [0, 1], gpus)
-        assert len(queues) == gpus
-        assert sorted(item for queue in queues for item in queue) == sorted(Item(n, s) for n in RUNS for s in (0, 1))
 
 
 def test_queues_are_read_and_dense_is_runs_of_all_lengths():
@@ -155,20 +156,6 @@ def test_a_failure_is_named_and_ends_its_queue_alone(host, tmp_path):
     (failure,) = failing.failed
     assert "slices_80-0 (exit status 1" in failure
     assert "no such run" in (tmp_path / "runs/slices_80-0.log").read_text()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Two prepared corpora of the same tokenizer."""
-    root = tmp_path_factory.mktemp("data")
-    text = [f"def f{n}(x):\n    return x ** {n} + {n * n}\n" * 20 for n in range(300)]
-    for name, chosen in (("first", text[::2]), ("second", text[1::2])):
-        (root / name).mkdir()
-        for number, document in enumerate(chosen):
-            (root / name / f"{number}.py").write_text(document)
-    prepare_files([str(root / "first/*.py")], root / "a", seq_len=32, vocab_size=300)
-    prepare_files([str(root / "second/*.py")], root / "b", seq_len=32, tokenizer=str(root / "a/tokenizer.json"))
-    return str(root / "a"), str(root / "b")
 
 
 def rows_of_runs(data, root, *names):

@@ -25,7 +25,6 @@ MODELS = {
     "wide_heads": ModelConfig(**SMALL, kv_heads=2, head_dim=10, vocab_size=283),
     "swiglu_tied": ModelConfig(**SMALL, kv_heads=1, vocab_size=311, activation="swiglu", tie_embeddings=True),
 }
-MODEL_IDS = list(MODELS)
 _SIGMOID = dict(experts=4, experts_per_token=2, expert_dim=8, router_scores="sigmoid", kv_heads=2, vocab_size=307)
 MIXTURES = {
     "mixture": ModelConfig(**SMALL, **_SIGMOID, activation="swiglu", shared_expert_dim=16, qk_norm=True),

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from sparse_lm.interop.bitmask_24 import compress, fitting_layers
-from sparse_lm.recipes import RECIPES
+from sparse_lm.interop.bitmask_24 import compress
 
 
 def decode(name, tensors):
@@ -40,11 +39,3 @@ def test_a_matrix_that_is_not_24_is_refused():
     weight[4, 8:11] = 1
     with pytest.raises(ValueError, match="layer has more than two non-zeros in a group of four"):
         compress("layer", weight)
-
-
-def test_what_fits_by_recipe():
-    fitting = {name: fitting_layers(recipe()) for name, recipe in RECIPES.items()}
-    both, up = ["up_proj", "down_proj"], ["up_proj"]
-    assert {name: layers for name, layers in fitting.items() if layers} == dict(
-        fst=both, sste=both, venom=up, slices=up
-    )

@@ -13,6 +13,7 @@ def forward(params, config, tokens):
         layer = {k: v for k, v in params["layers"].items() if not isinstance(v, dict)}
         weights = {k: v[i] for group in ("attention", "ffn") for k, v in params["layers"][group].items()}
         x = x + attention(rms_norm(x, layer["attention_norm"][i], config), weights, config)
+        ffn = mixture if config.experts else dense_ffn
         x = x + ffn(rms_norm(x, layer["ffn_norm"][i], config), weights, config)
     x = rms_norm(x, params["norm"], config)
     return x @ params.get("unembed", params["embed"]["embedding"]).T
@@ -64,28 +65,22 @@ def rotate(x, config):
     return x * np.cos(angles) + rotated_half * np.sin(angles)
 
 
-def ffn(x, weights, config):
-    if config.experts:
-        return mixture(x, weights, config)
-    return dense_ffn(x, weights["up"], weights["down"], config.activation)
-
-
-def dense_ffn(x, up, down, activation):
-    return activate(x @ up.T, activation)[0] @ down
+def dense_ffn(x, weights, config, prefix=""):
+    return activate(x @ weights[f"{prefix}up"].T, config.activation)[0] @ weights[f"{prefix}down"]
 
 
 def mixture(x, weights, config):
     """Every expert computes every token, with a gate that is zero where it was not chosen."""
     out = np.zeros_like(x)
     if config.shared_expert_dim:
-        out += dense_ffn(x, weights["shared_up"], weights["shared_down"], config.activation)
+        out += dense_ffn(x, weights, config, "shared_")
     score = scores(x @ weights["router"].T / np.sqrt(config.dim), config)
     least = np.sort(score + weights["router_bias"], -1)[..., [-config.experts_per_token]]
     gates = score * (score + weights["router_bias"] >= least)
     gates /= gates.sum(-1, keepdims=True)
     for expert in range(config.experts):
-        up, down = (np.split(weights[name], config.experts)[expert] for name in ("up", "down"))
-        out += gates[..., [expert]] * dense_ffn(x, up, down, config.activation)
+        own = {name: np.split(weights[name], config.experts)[expert] for name in ("up", "down")}
+        out += gates[..., [expert]] * dense_ffn(x, own, config)
     return out
 
 

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from sparse_lm.model.attention import attention_implementation, causal_attention, document_mask, rotate
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+from tests.ops.operands import assert_errors_are_as_small
+from tests.recipes.examples import random
 
 
 def test_rotation_multiplies_complex_numbers():
-    x, positions, theta = normal(0, 2, 5, 3, 8), np.array([0, 1, 7, 100, 4095]), 500_000.0
+    x, positions, theta = random(0, 2, 5, 3, 8), np.array([0, 1, 7, 100, 4095]), 500_000.0
     pairs = np.asarray(x, np.float64)[..., :4] + 1j * np.asarray(x, np.float64)[..., 4:]
     turned = pairs * np.exp(1j * np.outer(positions, theta ** (-np.arange(4) / 4)))[:, None]
     rotated = rotate(x, jnp.asarray(positions), theta)
@@ -39,19 +37,14 @@ def test_flash_attention_is_as_accurate_as_the_plain_one(kv_heads, documents):
     """cuDNN in bf16 against float32, values and gradients: at most 1.5 times the error of XLA in bf16."""
     tokens = jnp.asarray(np.random.default_rng(9).integers(100, size=(2, 384)))
     mask = document_mask(tokens, 0) if documents else None
-    q, k, v, cotangent = (normal(i, 2, 384, heads, 64) for i, heads in enumerate((8, kv_heads, kv_heads, 8)))
+    q, k, v, cotangent = (random(i, 2, 384, heads, 64) for i, heads in enumerate((8, kv_heads, kv_heads, 8)))
 
     def compute(attention, dtype):
         out, vjp = jax.vjp(jax.jit(attention), *(x.astype(dtype) for x in (q, k, v)))
-        return [np.asarray(x, np.float64) for x in (out, *vjp(cotangent.astype(dtype)))]
+        return out, *vjp(cotangent.astype(dtype))
 
     plain = functools.partial(jax.nn.dot_product_attention, is_causal=True, mask=mask, implementation="xla")
     flash = functools.partial(causal_attention, mask=mask)
     with jax.default_matmul_precision("highest"):
         exact = compute(plain, jnp.float32)
-    errors = [
-        [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(compute(f, jnp.bfloat16), exact, strict=True)]
-        for f in (flash, plain)
-    ]
-    for of_flash, of_plain in zip(*errors, strict=True):
-        assert of_flash <= 1.5 * of_plain, errors
+    assert_errors_are_as_small(compute(flash, jnp.bfloat16), compute(plain, jnp.bfloat16), exact)

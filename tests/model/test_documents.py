@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ModelConfig
+from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama
-from sparse_lm.training.evaluation import make_evaluation
 from tests.model import numpy_llama
+from tests.model.test_llama import logits
 
 END = 7  # of a text
 WHOLE = ModelConfig(dim=24, layers=3, heads=4, kv_heads=2, ffn_dim=48, vocab_size=61, dtype="float32", loss_chunk=24)
@@ -38,31 +38,12 @@ def documents(windows):
             yield window[None, start : end + 1]
 
 
-def logits(config, params, tokens):
-    model = llama.merge(llama.graphdef(config), params)
-    return jax.jit(lambda tokens: model.logits(model(tokens)[0]))(tokens)
-
-
 @pytest.mark.parametrize("remat", ["none", "save_dots"])
 def test_each_document_is_computed_as_if_it_were_alone(params, windows, remat):
     alone = [numpy_llama.forward(params, WHOLE, document[:, :-1])[0] for document in documents(windows)]
     config = dataclasses.replace(MODEL, remat=remat, unroll_layers=remat != "none")
-    together = np.concatenate(logits(config, params, windows[:, :-1]))
+    together = np.concatenate(logits(llama.graphdef(config), params, windows[:, :-1]))
     np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-4, atol=1e-5)
-    without = np.concatenate(logits(WHOLE, params, windows[:, :-1]))
+    without = np.concatenate(logits(llama.graphdef(WHOLE), params, windows[:, :-1]))
     difference = np.abs(without - np.concatenate(alone)).max(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(difference > 1e-3), np.arange(STARTS[1], LENGTH))
-
-
-def test_evaluation_keeps_within_documents(params, windows):
-    nats = [
-        numpy_llama.cross_entropy(numpy_llama.forward(params, WHOLE, document[:, :-1]), document[:, 1:]).sum()
-        for document in documents(windows)
-    ]
-    losses = {}
-    for model in (MODEL, WHOLE):
-        config = Config(batch_size=2, seq_len=LENGTH, model=model)
-        evaluate = make_evaluation(config, llama.graphdef(model), np.ones(61, int))
-        losses[model] = evaluate(params, None, [windows])["loss"]
-    assert losses[MODEL] == pytest.approx(sum(nats) / (2 * LENGTH), rel=1e-6)
-    assert losses[WHOLE] != pytest.approx(losses[MODEL], rel=1e-4)

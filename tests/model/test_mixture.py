@@ -13,13 +13,10 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import llama, mixture
 from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.recipes import DENSE
+from tests.recipes.examples import random
 
 CONFIG = ModelConfig(dim=24, layers=2, heads=2, kv_heads=2, experts=5, expert_dim=20, vocab_size=40, dtype="float32")
 TOKENS = 90
-
-
-def random(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 X = random(0, TOKENS, CONFIG.dim)

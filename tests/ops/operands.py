@@ -143,6 +143,18 @@ def assert_as_good_as_reference(result, reference, exact):
     assert error(result) <= 1.5 * error(reference) + 1e-6
 
 
+def relative_error(found, exact):
+    found, exact = (np.asarray(a, np.float64) for a in (found, exact))
+    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+
+
+def assert_errors_are_as_small(results, of_reference, exact):
+    """The error of each result is at most 1.5 times the reference's."""
+    errors = [list(map(relative_error, found, exact)) for found in (results, of_reference)]
+    assert len(results) == len(of_reference) == len(exact)
+    assert all(ours <= 1.5 * theirs for ours, theirs in zip(*errors, strict=True)), errors
+
+
 def assert_repeats(function, *args, runs=2):
     """Runs of a compiled function give the same bits, which are returned."""
     compiled = jax.jit(function)

@@ -1,10 +1,7 @@
 """Rows in e4m3 and their transposes, in one pass, are bit for bit those of XLA's operations one after the other."""
 
 import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -16,6 +13,7 @@ from sparse_lm.ops import backends, fp8, hopper, reference
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 from sparse_lm.ops.hopper.passes import fp8_rows as kernels
 from sparse_lm.recipes.dense import Dense
+from tests.command_lines import run_python
 
 KERNELS = ("fp8_rows", "fp8_squared_relu", "fp8_squared_relu_gradients")
 
@@ -57,23 +55,14 @@ def check_in_the_interpreter(kernel, tokens, columns, most, together):
 
 @pytest.mark.skipif(not TRANSPOSING_LOADS, reason="Mosaic loads no transposed tile yet")
 @pytest.mark.parametrize(
-    "kernel, columns, most, together",
-    [*zip(KERNELS, (1024, 512, 1024), (1024, 256, 512), (1, 1, 2), strict=True)],
+    "kernel, columns, most, together", list(zip(KERNELS, (1024, 512, 1024), (1024, 256, 512), (1, 1, 2), strict=True))
 )
 def test_kernel_in_the_interpreter(kernel, columns, most, together):
     """Runs the kernel in one block, which uses its ring twice, or in two, with a barrier for a tile or for two."""
     # In a process of its own: all threads of a cluster wait at once, and XLA has no more of its own than NPROC.
     arguments = (kernel, 64, columns, most, together)
     code = f"from tests.ops.test_fp8_rows import *; check_in_the_interpreter(*{arguments})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"},
-        cwd=pathlib.Path(__file__).parents[2],
-        timeout=300,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", code, env={**os.environ, "NPROC": "16", "JAX_PLATFORMS": "cpu"}, timeout=300)
     assert "RACE" not in done.stdout + done.stderr
 
 

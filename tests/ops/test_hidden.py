@@ -14,13 +14,9 @@ from tests.recipes.masked_dense_ffn import venom_mask
 CASES = [("2:4", (64, 64)), ("2:4", (37, 52)), ("venom", (48, 64)), ("venom", (37, 40))]
 
 
-def _relu_squared(h):
-    return np.square(np.maximum(h, 0))
-
-
 def _select(selection, h):
     """(sparse Y and its stats, Y in NumPy, the mask that the sparse form must have)."""
-    y = _relu_squared(h)
+    y = np.square(np.maximum(h, 0))
     if selection == "2:4":
         return jax.jit(ops.squared_relu_24)(h), y, top_two_of_four(y)
     return jax.jit(lambda h: ops.squared_relu_venom(h, v=16, m=8))(h), y, venom_mask(y, 16, 8)
@@ -55,7 +51,7 @@ def test_sampled_squared_relu_is_of_listed_neurons(dtype):
     operands, options = product_operands("sampled_matmul_24", (21, 20, 24, 12, 8, 1), dtype)
     w, x, ids = *operands[:2], operands[2].at[-1].set(24)
     h = exact_product("sampled_matmul_24", jitted.dense(w), x, ids, **options)
-    y = _relu_squared(np.asarray(jnp.asarray(h, dtype), np.float64))
+    y = np.square(np.maximum(np.asarray(jnp.asarray(h, dtype), np.float64), 0))
     sparse, stats = jax.jit(lambda *args: ops.sampled_squared_relu_24(*args, v=8))(w, x, ids)
     assert sparse.dtype == dtype and float(stats.nonzeros) == np.count_nonzero(y)
     np.testing.assert_allclose(

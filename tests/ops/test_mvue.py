@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,19 +10,16 @@ from sparse_lm.ops import mvue
 from tests.ops import jitted
 
 DRAWS = 10_000
-
-
-def _estimate(x, key):
-    return jitted.sparsify_24(x, "mvue", key=key)
+estimate = functools.partial(jitted.sparsify_24, method="mvue")
 
 
 def _moments(x, axis=-1):
     """Mean and variance, float64 [M, K], of many estimates of x."""
-    estimate = jax.vmap(lambda key: ops.sparsify_24(x, "mvue", axis, key=key).to_dense())
+    dense_estimates = jax.vmap(lambda key: ops.sparsify_24(x, "mvue", axis, key=key).to_dense())
 
     @jax.jit
     def add(sums, key):
-        dense = estimate(jax.random.split(key, 500))
+        dense = dense_estimates(jax.random.split(key, 500))
         dense = dense.mT if axis == 0 else dense
         return (sums[0] + dense.sum(0), sums[1] + jnp.square(dense).sum(0)), None
 
@@ -52,7 +51,7 @@ def _optimal_probabilities(groups):
 
 def test_keys_draw_different_members_of_tiny_groups_as_of_large_ones():
     x = jax.random.normal(jax.random.key(6), (8, 64))
-    large, other, tiny = (_estimate(size * x, jax.random.key(k)) for size, k in ((1.0, 7), (1.0, 8), (2.0**-80, 7)))
+    large, other, tiny = (estimate(size * x, key=jax.random.key(k)) for size, k in ((1.0, 7), (1.0, 8), (2.0**-80, 7)))
     np.testing.assert_array_equal(np.asarray(jitted.mask(large)).reshape(-1, 4).sum(-1), 2)
     assert (np.asarray(large.metadata) != np.asarray(other.metadata)).any()
     np.testing.assert_array_equal(large.metadata, tiny.metadata)
@@ -63,7 +62,7 @@ def test_keys_draw_different_members_of_tiny_groups_as_of_large_ones():
     "group, is_nan", [([0, 0, -0.0, 0], False), ([1, 2, np.inf, 3], True), ([np.nan, 0, 0, 0], True)]
 )
 def test_groups_without_an_unbiased_draw(group, is_nan):
-    sparse = _estimate(jnp.array([group], jnp.float32), jax.random.key(0))
+    sparse = estimate(jnp.array([group], jnp.float32), key=jax.random.key(0))
     assert np.flatnonzero(jitted.mask(sparse)[0]).tolist() == [0, 1]
     values = np.asarray(sparse.values[0, :2])
     assert np.isnan(values).all() if is_nan else not values.any()
@@ -97,5 +96,5 @@ def test_at_most_two_of_a_group_are_kept_as_they_are(axis):
     x = np.where(kept.reshape(x.shape), x, 0).astype(np.float32)
     dense = jax.jit(jax.vmap(lambda x, key: ops.sparsify_24(x, "mvue", axis, key=key).to_dense(), (None, 0)))
     x = x if axis == -1 else x.T
-    for estimate in np.asarray(dense(x, jax.random.split(jax.random.key(9), 50))):
-        np.testing.assert_array_equal(estimate if axis == -1 else estimate.T, x)
+    for found in np.asarray(dense(x, jax.random.split(jax.random.key(9), 50))):
+        np.testing.assert_array_equal(found if axis == -1 else found.T, x)

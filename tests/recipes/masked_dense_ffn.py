@@ -81,11 +81,14 @@ def venom(a, *, scales, centroids, v, m, draw):
     return result
 
 
-def slices(a, *, scales, centroids, v, m, draw, parts=1):
+def slices(a, *, centroids, m, v=1, scales=None, draw=None, parts=1):
     experts, own = slices_of_tokens(a.x, centroids, len(a.w2), parts)
     result = of_experts(a, experts, own, m // 4, v=v, scales=scales, draw=draw)
     result.stats["expert_load"] = np.bincount(experts, minlength=m // 4) / len(a.x)
     return result
+
+
+dense_slices = slices  # without scales
 
 
 def of_experts(a, experts, own, count, *, v, scales=None, draw=None):
@@ -138,13 +141,6 @@ def mixture(a, *, gates, chosen, experts, **options):
     o, dx = (z.reshape(tokens, choices, -1) for z in (result.o, result.dx))
     dgates = np.einsum("td,tkd->tk", a.do, o)
     return dataclasses.replace(result, o=(gates[..., None] * o).sum(1), dx=dx.sum(1)), dgates
-
-
-def dense_slices(a, *, centroids, m, parts=1, draw=None):
-    experts, own = slices_of_tokens(a.x, centroids, len(a.w2), parts)
-    result = of_experts(a, experts, own, m // 4, v=1)
-    result.stats["expert_load"] = np.bincount(experts, minlength=m // 4) / len(experts)
-    return result
 
 
 def slices_of_tokens(x, centroids, neurons, parts):

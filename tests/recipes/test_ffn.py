@@ -19,6 +19,7 @@ from sparse_lm.recipes.activations import GATES, rows_per_neuron
 from sparse_lm.recipes.groups import group_by_expert
 from sparse_lm.recipes.weight_forms import gather_layer
 from tests.model import jaxprs
+from tests.ops.operands import relative_error
 from tests.recipes import examples
 from tests.recipes.examples import DIM, DO, GATED, KEY, OF_FFNS, ORDER, TOKENS, W1, W2, X, draw
 
@@ -28,9 +29,7 @@ unchecked = Recipe.ffn.__wrapped__  # without the types that the tests of this f
 
 def assert_close(found, expected, tolerance=1e-5):
     for name, a in zip(("o", "dx", "dw1", "dw2"), found, strict=False):
-        b = getattr(expected, name)
-        error = np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b)
-        assert error < tolerance, f"{name}: relative error {error:.2e}"
+        assert relative_error(a, getattr(expected, name)) < tolerance, name
 
 
 CASES = {
@@ -73,22 +72,9 @@ def test_evaluation_takes_tokens_as_they_come_each_for_itself(name):
 
 @pytest.mark.parametrize("name", ["dense", "fst", "sste", "slices"])
 def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
-    recipe = examples.RECIPES[name]
-    state = examples.state_of(recipe)
-    w1, w2 = (jnp.stack([-2 * w, w, 3 * w]) for w in (W1, W2))
-    states = jax.tree.map(lambda a: jnp.stack([~a, a, a] if a.dtype == bool else [2 * a, a, -a]), state)
-
-    @jax.jit
-    def among_all(x, w1, w2, do, states):
-        weights = recipe.prepare(w1, w2, states, x.dtype)
-        own = jax.tree.map(lambda a: a[1], states)
-        f = lambda x, w1, w2: recipe.ffn(x, w1, w2, own, key=KEY, order=ORDER, weights=weights, layer=1)  # noqa: E731
-        o, vjp, _ = jax.vjp(f, x, w1[1], w2[1], has_aux=True)
-        return o, *vjp(do)
-
-    *alone, _ = examples.outputs_and_gradients(recipe)(X, W1, W2, DO, state, KEY, ORDER)
-    for own, found in zip(alone, among_all(X, w1, w2, DO, states), strict=True):
-        np.testing.assert_array_equal(own, found)
+    recipe, state = examples.RECIPES[name], examples.state_of(examples.RECIPES[name])
+    run = functools.partial(examples.outputs_and_gradients(recipe), X, W1, W2, DO, state, KEY, ORDER)
+    jax.tree.map(np.testing.assert_array_equal, run(), run(**examples.among_layers(recipe, W1, W2, state)))
 
 
 @pytest.mark.parametrize("name", ["venom", "slices"])
@@ -118,8 +104,7 @@ def test_in_bfloat16_only_rounding_is_lost(name):
     high, low = (run(x.astype(t), w1, w2, do.astype(t), state, KEY, ORDER)[:4] for t in (jnp.float32, jnp.bfloat16))
     for a, b in zip(low[:2], high[:2], strict=True):
         assert a.dtype == jnp.bfloat16
-        error = jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b)
-        assert float(error) < (0.1 if name in ("venom", "slices") else 0.02)
+        assert relative_error(a, b) < (0.1 if name in ("venom", "slices") else 0.02)
     for dw in low[2:]:  # summed in float32, and not rounded on the way
         assert dw.dtype == jnp.float32
         assert np.mean(dw != dw.astype(jnp.bfloat16).astype(jnp.float32)) > 0.5
@@ -295,11 +280,8 @@ def test_best_implementation_of_act24_in_fp8_is_as_accurate_as_the_reference(tok
 
 
 def assert_best_is_as_accurate_as_the_reference(recipe, tokens, dim, neurons):
-    shapes = (tokens, dim), (rows_per_neuron(recipe.activation) * neurons, dim), (neurons, dim), (tokens, dim)
-    x, w1, w2, do = (
-        (examples.random(seed, *shape) * scale).astype(jnp.bfloat16).astype(jnp.float32)
-        for seed, (shape, scale) in enumerate(zip(shapes, (1, 0.1, 0.05, 1), strict=True))
-    )
+    rows = rows_per_neuron(recipe.activation) * neurons
+    x, w1, w2, do = examples.random_bf16((1, tokens, dim), (0.1, rows, dim), (0.05, neurons, dim), (1, tokens, dim))
     state, _ = jax.jit(recipe.enter)(w1, w2, x)
 
     def run(recipe, dtype):

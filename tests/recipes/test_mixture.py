@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from sparse_lm.collectives import Axes
 from sparse_lm.recipes import DENSE, Experts24
 from sparse_lm.recipes.groups import group_by_expert
+from tests.ops.operands import relative_error
 from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import KEY
@@ -44,15 +45,8 @@ def loads(name):
 LOADS = ["any", "an expert without tokens", "an expert of all tokens"]
 
 
-class Inputs(NamedTuple):
-    """Random inputs, those first that are differentiated."""
-
-    x: jax.Array
-    w1: jax.Array
-    w2: jax.Array
-    gates: jax.Array
-    do: jax.Array
-    order: jax.Array
+Inputs = namedtuple("Inputs", ["x", "w1", "w2", "gates", "do", "order"])
+"""Random inputs, those first that are differentiated."""
 
 
 INPUTS = Inputs(
@@ -70,19 +64,19 @@ def outputs_and_gradients(recipe):
     """A compiled function: (O, dX, dW1, dW2, dgates, statistics)."""
 
     @functools.partial(jax.jit, static_argnames="experts")
-    def run(x, w1, w2, gates, do, chosen, state, key, order, experts=EXPERTS):
+    def run(x, w1, w2, gates, do, chosen, state, key, order, experts=EXPERTS, **prepared):
         groups = group_by_expert(chosen, experts, recipe.block_of_experts(chosen.size, experts), order)
-        f = lambda *args: recipe.mixture(*args, groups, state, key=key)  # noqa: E731
+        f = lambda *args: recipe.mixture(*args, groups, state, key=key, **prepared)  # noqa: E731
         o, vjp, stats = jax.vjp(f, x, w1, w2, gates, has_aux=True)
         return o, *vjp(do), stats
 
     return run
 
 
-def run(name, load, inputs=INPUTS, key=KEY):
+def run(name, load, inputs=INPUTS, **prepared):
     recipe, state = RECIPES_OF_EXPERTS[name]
     inputs = inputs._replace(w1=w1_of(recipe, inputs.w1))
-    return outputs_and_gradients(recipe)(*inputs[:4], inputs.do, loads(load), state, key, inputs.order)
+    return outputs_and_gradients(recipe)(*inputs[:4], inputs.do, loads(load), state, KEY, inputs.order, **prepared)
 
 
 def w1_of(recipe, w1):
@@ -108,7 +102,7 @@ def test_formulas(name, load):
     for found, wanted in zip(
         (o, dx, dw1, dw2, dgates), (result.o, result.dx, result.dw1, result.dw2, expected_dgates), strict=True
     ):
-        assert np.linalg.norm(np.asarray(found, np.float64) - wanted) < 1e-5 * np.linalg.norm(wanted)
+        assert relative_error(found, wanted) < 1e-5
     for stat, value in result.stats.items():
         np.testing.assert_allclose(stats[stat], value, rtol=1e-5, atol=1e-6, err_msg=stat)
     if load == "an expert without tokens":
@@ -164,7 +158,7 @@ def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
     for number, (mine, alone) in enumerate(zip(found, wanted, strict=True)):
         drawn = recipe.stochastic and number in (2, 3)
         assert mine.shape == alone.shape
-        assert float(jnp.linalg.norm(mine - alone)) < (0.7 if drawn else 1e-5) * float(jnp.linalg.norm(alone))
+        assert relative_error(mine, alone) < (0.7 if drawn else 1e-5)
     for key, value in wanted_stats.items():
         np.testing.assert_allclose(stats[key], value, rtol=1e-5, err_msg=key)
 
@@ -172,22 +166,8 @@ def test_experts_on_devices_of_their_own_compute_the_tokens_of_all(name, load):
 @pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
 def test_layers_of_prepared_weights_are_found(name):
     recipe, state = RECIPES_OF_EXPERTS[name]
-    w1, w2 = (jnp.stack([-2 * w, w, 3 * w]) for w in (w1_of(recipe, INPUTS.w1), INPUTS.w2))
-    states = jax.tree.map(lambda a: jnp.stack([2 * a, a, -a]), state or recipe.State())
-    chosen = loads("any")
-
-    @jax.jit
-    def among_all(x, w1, w2, gates):
-        groups = group_by_expert(chosen, EXPERTS, recipe.block_of_experts(chosen.size, EXPERTS), INPUTS.order)
-        weights = recipe.prepare(w1, w2, states, x.dtype)
-        f = lambda x, w1, w2, gates: recipe.mixture(  # noqa: E731
-            x, w1, w2, gates, groups, state, key=KEY, weights=weights, layer=1
-        )
-        o, vjp, _ = jax.vjp(f, x, w1[1], w2[1], gates, has_aux=True)
-        return o, *vjp(INPUTS.do)
-
-    for own, found in zip(run(name, "any"), among_all(INPUTS.x, w1, w2, INPUTS.gates), strict=False):
-        np.testing.assert_array_equal(own, found)
+    prepared = examples.among_layers(recipe, w1_of(recipe, INPUTS.w1), INPUTS.w2, state or recipe.State())
+    jax.tree.map(np.testing.assert_array_equal, run(name, "any"), run(name, "any", **prepared))
 
 
 @pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
@@ -196,8 +176,7 @@ def test_in_bfloat16_only_rounding_is_lost(name):
     high = low._replace(x=low.x.astype(jnp.float32), do=low.do.astype(jnp.float32))
     low, high = (run(name, "any", inputs) for inputs in (low, high))
     for a, b in zip(low[:5], high[:5], strict=True):
-        error = jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b)
-        assert float(error) < (0.1 if name.startswith("experts24") else 0.02)
+        assert relative_error(a, b) < (0.1 if name.startswith("experts24") else 0.02)
     assert [a.dtype for a in low[:5]] == [jnp.bfloat16] * 2 + [jnp.float32] * 3
 
 
@@ -230,12 +209,8 @@ def test_leaving_keeps_the_function_of_experts_whose_activations_lose_nothing():
 @pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
 def test_best_implementation_is_as_accurate_as_the_reference(name, load):
     tokens, dim, experts, width, choices = 1000, 256, 4, 256, 2
-    x, w1, w2, do = (
-        (examples.random(seed, *shape) * scale).astype(jnp.bfloat16).astype(jnp.float32)
-        for seed, (shape, scale) in enumerate(
-            (((tokens, dim), 1), ((experts * width, dim), 0.1), ((experts * width, dim), 0.05), ((tokens, dim), 1))
-        )
-    )
+    neurons = experts * width
+    x, w1, w2, do = examples.random_bf16((1, tokens, dim), (0.1, neurons, dim), (0.05, neurons, dim), (1, tokens, dim))
     rng = np.random.default_rng(8)
     score = rng.random((tokens, experts)) + (np.array([1.0, 0.3, 0.0, -9.0]) if load == "uneven" else 0)
     chosen = jnp.asarray(np.argsort(-score, axis=1)[:, :choices], jnp.int32)  # uneven: none for the last expert

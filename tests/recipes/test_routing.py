@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 from sparse_lm.recipes import routing
+from tests.ops.operands import random
 from tests.recipes.numpy_routing import means
 
 assign_neurons = jax.jit(routing.assign_neurons)
 cluster = jax.jit(routing.cluster, static_argnums=1)
 update_centroids = jax.jit(routing.update_centroids)
 dispatch_order = jax.jit(routing.dispatch_order, static_argnums=(1, 2))
-
-
-def random(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def test_ties_and_nan_go_to_the_lowest_expert():
@@ -32,7 +29,7 @@ def test_a_token_of_zeros_has_no_direction_but_counts_and_a_centroid_without_tok
 
 
 def test_tokens_that_are_not_finite_count_for_nothing():
-    x, centroids = random((50, 8)), random((5, 8), seed=2)
+    x, centroids = (np.array(random((rows, 8), seed=rows)) for rows in (50, 5))
     spoiled = x.copy()
     spoiled[[3, 20, 30], [0, 7, 5]] = np.nan, np.inf, -np.inf
     moved = update_centroids(spoiled, centroids)
@@ -75,7 +72,6 @@ def test_no_neuron_and_expert_would_rather_have_each_other(seed):
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
 def test_neurons_are_shared_out_evenly_whatever_their_energy(value):
-    energy = random((4, 24))
-    energy[1:3, ::5] = value
+    energy = random((4, 24)).at[1:3, ::5].set(value)
     for given in (energy, np.full((4, 24), value)):
         np.testing.assert_array_equal(np.bincount(assign_neurons(given)), 6)

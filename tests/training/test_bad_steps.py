@@ -24,22 +24,27 @@ def counts(state):
     return int(state.skipped), int(state.skipped_in_a_row)
 
 
+def taken(step, state, windows):
+    """A step: the state and the metrics after it, and which of weights, moments and the recipe's arrays stayed."""
+    before = jax.device_get((state.params, state.opt_state, state.recipe_state))
+    state, metrics = step(state, windows)
+    assert counts(state) == (metrics["skipped"], metrics["skipped_in_a_row"])
+    after = jax.device_get((state.params, state.opt_state, state.recipe_state))
+    return state, metrics, jax.tree.map(np.array_equal, before, after)
+
+
 def test_token_that_the_model_does_not_know(dense):
     """As damaged data would bring it, twice; a good step ends the count of those in a row."""
     state, good = dense.init(), small.windows(dense.config)
-    before = jax.device_get((state.params, state.opt_state))
     bad = good.copy()
     bad[2, 7] = dense.config.model.vocab_size + 5
     for expected in ((1, 1), (2, 2)):
-        state, metrics = dense.dense_step(state, bad)
-        assert not math.isfinite(metrics["loss"])
-        assert counts(state) == expected == (metrics["skipped"], metrics["skipped_in_a_row"])
-        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
-    state, metrics = dense.dense_step(state, good)
-    assert math.isfinite(metrics["loss"])
+        state, metrics, same = taken(dense.dense_step, state, bad)
+        assert not math.isfinite(metrics["loss"]) and all(jax.tree.leaves(same))
+        assert counts(state) == expected
+    state, metrics, same = taken(dense.dense_step, state, good)
+    assert math.isfinite(metrics["loss"]) and not any(jax.tree.leaves(same[0]))
     assert (int(state.step), *counts(state)) == (3, 2, 0)
-    same = jax.tree.map(np.array_equal, before, jax.device_get((state.params, state.opt_state)))
-    assert not any(jax.tree.leaves(same[0]))
 
 
 @pytest.mark.long
@@ -61,13 +66,10 @@ def test_gradient_that_is_not_finite_under_a_loss_that_is(monkeypatch):
     for number, first_token, expected in ((0, 0, (0, 0)), (1, 1, (1, 1)), (2, 0, (1, 0))):
         windows = small.windows(config, number)
         windows[0, 0] = first_token
-        before = jax.device_get((state.params, state.opt_state, state.recipe_state))
-        state, metrics = trainer.sparse_step(state, windows)
+        state, metrics, same = taken(trainer.sparse_step, state, windows)
         assert math.isfinite(metrics["loss"])
         assert math.isfinite(metrics["grad_norm"]) == (first_token == 0)
         assert counts(state) == expected
-        after = jax.device_get((state.params, state.opt_state, state.recipe_state))
-        same = jax.tree.map(np.array_equal, before, after)
         assert all(jax.tree.leaves(same)) == (first_token == 1)
 
 
@@ -75,12 +77,11 @@ def test_bad_shard_of_a_batch_is_bad_for_every_device():
     config = small.config("dense", batch_size=8, **{"mesh.data": 4, "mesh.fsdp": 2})
     trainer = make_trainer(config)
     state, windows = trainer.init(), small.windows(config)
-    before = jax.device_get((state.params, state.opt_state))
     windows[7, 3] = config.model.vocab_size + 5  # of the last of eight devices
-    state, _ = trainer.dense_step(state, trainer.layout.place_rows(windows))
+    state, _, same = taken(trainer.dense_step, state, trainer.layout.place_rows(windows))
+    assert all(jax.tree.leaves(same))
     for count in (state.skipped, state.skipped_in_a_row):
         assert [int(shard.data) for shard in count.addressable_shards] == [1] * 8
-    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state)))
 
 
 def with_losses(state, losses):
@@ -95,11 +96,8 @@ def test_spike_is_skipped_and_remembered(dense):
     usual = np.random.default_rng(0).normal(0, 0.01, step.SPIKE_WINDOW)
     for height, skipped in ((5, 0), (7, 1)):
         recent = loss - (height * usual.std() + usual.mean()) + usual
-        state = with_losses(dense.init(), recent)
-        before = jax.device_get((state.params, state.opt_state))
-        state, metrics = dense.dense_step(state, windows)
-        assert counts(state) == (skipped, skipped) == (metrics["skipped"], metrics["skipped_in_a_row"])
-        same = jax.tree.map(np.array_equal, before, jax.device_get((state.params, state.opt_state)))
+        state, _, same = taken(dense.dense_step, with_losses(dense.init(), recent), windows)
+        assert counts(state) == (skipped, skipped)
         assert all(jax.tree.leaves(same)) == bool(skipped)
         np.testing.assert_array_equal(state.recent_losses, np.float32([loss, *recent[:-1]]))
 

@@ -8,19 +8,16 @@ import pytest
 from sparse_lm.training.interrupt import Interrupt
 
 
-def test_works_are_done_side_by_side():
-    both = threading.Barrier(2, timeout=60)
-    with Interrupt() as interrupt:
-        assert interrupt.wait_for(both.wait, both.wait)
-        assert interrupt.requested is None
-
-
-def test_what_work_raises_is_raised():
+def test_works_are_done_side_by_side_and_what_they_raise_is_raised():
     def work():
         raise NotImplementedError("no such kernel")
 
-    with Interrupt() as interrupt, pytest.raises(NotImplementedError, match="no such kernel"):
-        interrupt.wait_for(lambda: None, work)
+    both = threading.Barrier(2, timeout=60)
+    with Interrupt() as interrupt:
+        assert interrupt.wait_for(both.wait, both.wait)
+        with pytest.raises(NotImplementedError, match="no such kernel"):
+            interrupt.wait_for(lambda: None, work)
+        assert interrupt.requested is None
 
 
 @pytest.mark.parametrize("number, second", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])

@@ -21,10 +21,14 @@ def begin_run(workdir, config):
     (workdir / "metrics.jsonl").write_text('{"step": 0}\n')
 
 
-def test_directory_without_a_run(tmp_path):
+def test_a_directory_without_a_run_or_a_step_may_be_of_any_config(tmp_path):
     with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: holds no run"):
         load_config(tmp_path)
     check_same_config(tmp_path, CONFIG)
+    save_config(tmp_path, CONFIG)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    check_same_config(tmp_path, dataclasses.replace(CONFIG, batch_size=8))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff{}", b"[1]"])
@@ -34,13 +38,6 @@ def test_damaged_config_is_named(tmp_path, content):
     for read in (load_config, lambda workdir: check_same_config(workdir, CONFIG)):
         with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: config\.json (cannot be read|must be)[^\n]+$"):
             read(tmp_path)
-
-
-def test_run_that_ended_before_its_first_step_may_have_had_any_config(tmp_path):
-    save_config(tmp_path, CONFIG)
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "metrics.jsonl").touch()
-    check_same_config(tmp_path, dataclasses.replace(CONFIG, batch_size=8))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_another_config_is_refused_with_key_and_both_values(tmp_path, key, there
     assert str(tmp_path) in message and "\n" not in message
 
 
-def test_harmless_changes_are_allowed_and_logged(tmp_path, caplog):
+def test_harmless_changes_are_allowed_and_logged_but_a_run_is_not_made_shorter(tmp_path, caplog):
     begin_run(tmp_path, CONFIG)
     model = dataclasses.replace(CONFIG.model, remat="full")
     data = DataConfig(cache_dir="elsewhere")
@@ -69,10 +66,6 @@ def test_harmless_changes_are_allowed_and_logged(tmp_path, caplog):
         check_same_config(tmp_path, dataclasses.replace(CONFIG, steps=800, model=model, data=data))
     for key in ("steps", "model.remat", "data.cache_dir"):
         assert f"config.{key} = " in caplog.text
-
-
-def test_a_run_is_not_made_shorter(tmp_path):
-    begin_run(tmp_path, CONFIG)
     message = rf"^config\.steps = 499: the run in {tmp_path} is of 500 steps and cannot be made shorter;"
     with pytest.raises(ConfigError, match=message):
         check_same_config(tmp_path, dataclasses.replace(CONFIG, steps=499))

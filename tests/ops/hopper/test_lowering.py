@@ -54,20 +54,15 @@ def report(monkeypatch, capfd):
     jax.config.update("jax_enable_compilation_cache", True)
 
 
-def _dense(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+def _shapes_of(dtype):
+    return lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _float32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+_dense, _float32, _ids = map(_shapes_of, (jnp.bfloat16, jnp.float32, jnp.int32))
 
 
 def _sparse(m, k):
     return Sparse24(_dense(m, k // 2), _ids(m // 64, k // 64, 128), (m, k))
-
-
-def _ids(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def _venom(v, m=4 * F // KEPT, contiguous=1):
@@ -95,14 +90,11 @@ def _products():
             yield f"matmul_24_fp8 {config}", call, operands, most(config)
     for rows in (None, RowOrder(_ids(T), _ids(T))):
         for config in _tilings("matmul_venom"):  # whose gather leaves too few registers to consumers
-            call, operands = named(hopper.matmul_venom, "rows", config=config), (_venom(config.tile_m), _dense(F, D))
-            yield f"matmul_venom {config}", call, (*operands, rows), most(config)
+            call = named(hopper.matmul_venom, "rows", config=config)
+            yield f"matmul_venom {config}", call, (_venom(config.tile_m), _dense(F, D), rows), most(config)
         for config in _tilings("matmul_venom", "CONTIGUOUS"):
-            call, operands = (
-                named(hopper.matmul_venom, "rows", config=config),
-                (_venom(256, contiguous=256), _dense(F, D)),
-            )
-            yield f"matmul_venom contiguous {config}", call, (*operands, rows), 0
+            call = named(hopper.matmul_venom, "rows", config=config)
+            yield f"matmul_venom contiguous {config}", call, (_venom(256, contiguous=256), _dense(F, D), rows), 0
     for config in _tilings("sampled_matmul_24"):
         v = 2 * config.tile_n
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
@@ -151,8 +143,6 @@ def _passes():
 
 PRODUCTS = list(_products())
 CASES = [*PRODUCTS, *_passes()]
-
-
 PASSES_OF_REFERENCE = "sparsify_24", "sparsify_venom", "soft_threshold_24", "squared_relu", "gated"
 
 

@@ -1,6 +1,5 @@
 import errno
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +128,3 @@ def test_missing_checkpoint_is_refused(tmp_path, step, message):
     save(tmp_path, 5, make_state())
     with pytest.raises(WorkdirError, match=message):
         restore_params(tmp_path, step)
-
-
-def test_reading_changes_nothing(tmp_path):
-    """A run may be evaluated while it saves: the reader leaves unfinished saves alone."""
-    save(tmp_path, 5, make_state())
-    unfinished = tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp"
-    shutil.copytree(tmp_path / "checkpoints" / "5", unfinished)
-    before = sorted(tmp_path.rglob("*"))
-    assert restore_params(tmp_path)[2] == 5
-    assert sorted(tmp_path.rglob("*")) == before

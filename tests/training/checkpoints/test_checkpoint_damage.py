@@ -29,10 +29,6 @@ def workdir(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "run")
 
 
-def files_of(workdir, step):
-    return sorted(path for path in (workdir / "checkpoints" / str(step)).rglob("*") if path.is_file())
-
-
 def flip_byte(path, rng):
     content = bytearray(path.read_bytes())
     content[rng.integers(len(content))] ^= 1 << rng.integers(8)
@@ -51,7 +47,7 @@ def delete(path, rng):
 def test_whatever_happens_to_a_file_the_state_is_one_that_was_saved(saved, tmp_path):
     """Files of the newest checkpoint, damaged in turn. The libraries do without some of them."""
     rng = np.random.default_rng(0)
-    files = [file for file in files_of(saved, 2) if file.stat().st_size]
+    files = sorted(path for path in (saved / "checkpoints" / "2").rglob("*") if path.is_file() and path.stat().st_size)
     used = [file for file in files if file.name in ("manifest.json", "manifest.ocdbt", "_METADATA")]
     refused = 0
     for index, file in enumerate([*used, *rng.choice(files, 10, replace=False)]):
@@ -95,6 +91,8 @@ def test_one_changed_value_is_noticed(path, index, workdir, caplog):
 
 
 def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
+    """A run may be evaluated while it saves: unfinished saves are left alone."""
+    shutil.copytree(workdir / "checkpoints" / "2", workdir / "checkpoints" / "3.orbax-checkpoint-tmp")
     change_a_value(workdir, 2, ("params", "layers", "ffn", "up"), (1, 3, 2))
     before = sorted(workdir.rglob("*"))
     params, _, step = restore_params(workdir)

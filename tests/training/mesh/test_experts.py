@@ -7,11 +7,11 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.bench.hlo_collectives import collectives
 from sparse_lm import evaluate
 from sparse_lm.training.loop import train
 from tests import small
 from tests.runs import lines, small_config, train_and_crash
+from tests.training.mesh.test_layout import collectives_of_ffn
 
 MIXTURE = small.MIXTURE | {"batch_size": 16}
 
@@ -69,9 +69,7 @@ def test_tokens_travel_and_experts_do_not():
     size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
     config = small.config("dense", **MIXTURE | size | mesh(expert=8))
     trainer, _ = small.compiled(config)
-    windows = jax.ShapeDtypeStruct(small.windows(config).shape, np.int32, sharding=trainer.layout.batch)
-    program = trainer.dense_step.lower(trainer.abstract_state(), windows).compile().as_text()
-    found = [c for c in collectives(program) if "feed_forward" in c.scope]
+    found = collectives_of_ffn(trainer.dense_step, trainer)
     shapes = {
         kind: sorted(shape for c in found if c.kind == kind for shape in c.shapes) for kind in {c.kind for c in found}
     }

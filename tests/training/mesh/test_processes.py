@@ -13,6 +13,7 @@ from sparse_lm.training.mesh.processes import LaunchError
 from tests import small
 from tests.command_lines import ROOT
 from tests.runs import command, flags, lines, small_config
+from tests.training.checkpoints.test_checkpoint_damage import flip_byte
 
 DEVICES = 8  # of all processes together
 CHANGES = {"mesh.data": 4, "mesh.fsdp": 2, "batch_size": 8, "steps": 8, "checkpoint_every": 4, "eval_every": 4}
@@ -38,13 +39,6 @@ def train(arguments, count):
     return [output for output, _, _ in ended]
 
 
-def flip_a_bit(file):
-    """In one shard, which one process reads."""
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
 def losses(workdir):
     logged = lines(workdir)
     assert [line["step"] for line in logged] == list(range(len(logged)))
@@ -57,7 +51,8 @@ def test_number_of_processes_may_change(corpus, tmp_path):
     workdir = tmp_path / "run"
     loop.train(small_config(corpus, "dense", **CHANGES), str(workdir))
     one = losses(workdir)
-    flip_a_bit(max((workdir / "checkpoints" / "8").rglob("d/*"), key=lambda file: file.stat().st_size))
+    shard = max((workdir / "checkpoints" / "8").rglob("d/*"), key=lambda file: file.stat().st_size)
+    flip_byte(shard, np.random.default_rng(0))  # which one process reads
     assert "going on from step 4" in train(command(corpus, workdir, *flags(CHANGES), recipe="dense"), 2)[0]
     two = losses(workdir)
     np.testing.assert_allclose(two, one, rtol=1e-5)

@@ -44,29 +44,29 @@ class HalfOfOneProduct(Recipe):
         return super().work() | {"grad_hidden": 0.5}
 
 
+def saved(config, recipe):
+    return dense_flops_per_token(config) - executed_flops_per_token(config, recipe)
+
+
 def test_a_product_saves_its_own_share():
     """Halving one of the six saves half of a third of the FFN's forward FLOPs' triple: one product."""
-    config = Config(model=MODEL)
     one_product = 2 * MODEL.ffn_dim * MODEL.dim * MODEL.layers
-    saved = dense_flops_per_token(config) - executed_flops_per_token(config, HalfOfOneProduct())
-    np.testing.assert_allclose(saved, one_product / 2, rtol=1e-12)
+    np.testing.assert_allclose(saved(Config(model=MODEL), HalfOfOneProduct()), one_product / 2, rtol=1e-12)
 
 
 def test_dense_layers_save_nothing():
-    def executed(dense_layers):
-        sparsity = SparsityConfig(recipe=SSte(), dense_layers=dense_layers)
-        return executed_flops_per_token(Config(model=MODEL, sparsity=sparsity), SSte())
-
-    saved = [dense_flops_per_token(Config(model=MODEL)) - executed(n) for n in range(MODEL.layers + 1)]
-    expected = saved[0] * (1 - np.arange(MODEL.layers + 1) / MODEL.layers)
-    np.testing.assert_allclose(saved, expected, atol=1e-9 * saved[0])
+    layers = range(MODEL.layers + 1)
+    of_layers = [
+        saved(Config(model=MODEL, sparsity=SparsityConfig(recipe=SSte(), dense_layers=n)), SSte()) for n in layers
+    ]
+    expected = of_layers[0] * (1 - np.arange(MODEL.layers + 1) / MODEL.layers)
+    np.testing.assert_allclose(of_layers, expected, atol=1e-9 * of_layers[0])
 
 
 def test_sparse_experts_execute_half_of_the_experts_a_token_chooses():
     config = Config(model=dataclasses.replace(MODEL, **MIXTURE))
     experts = 6 * MODEL.layers * 3 * 2 * 20 * MODEL.dim
-    saved = dense_flops_per_token(config) - executed_flops_per_token(config, RECIPES["experts24"]())
-    np.testing.assert_allclose(saved, experts / 2, rtol=1e-12)
+    np.testing.assert_allclose(saved(config, RECIPES["experts24"]()), experts / 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("devices", [1, 8])

@@ -1,4 +1,3 @@
-import json
 import logging
 import struct
 
@@ -8,10 +7,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from sparse_lm.training.telemetry.metrics import MetricsWriter, read_metrics
-
-
-def lines(workdir) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+from tests.runs import lines
 
 
 def events(workdir) -> dict[str, list[tuple[int, float]]]:
