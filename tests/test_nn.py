@@ -58,7 +58,7 @@ def assert_close(found, expected, tolerance=1e-5):
 
 
 def test_it_computes_densely_then_by_the_recipe_then_densely_with_the_weights_that_are_left():
-    """What the recipe computes of the arrays themselves."""
+    """Returns what the recipe computes of the arrays themselves."""
     expected = dense64.dense(INPUTS)
     assert_close(output_and_gradients(dense_ffn()), [expected.o, expected.dx, expected.dw1, expected.dw2])
 
