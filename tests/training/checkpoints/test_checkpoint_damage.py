@@ -63,6 +63,14 @@ def test_whatever_happens_to_a_file_the_state_is_one_that_was_saved(saved, tmp_p
     assert refused >= 5
 
 
+def spoil_a_chunk(workdir, step, part, array):
+    """Makes one chunk of an array nothing that can be read, whatever files the libraries keep it in."""
+    store = {"driver": "ocdbt", "base": f"file://{workdir / 'checkpoints' / str(step) / part}/"}
+    chunks = tensorstore.KvStore.open(store).result()
+    first = min(key for key in chunks.list().result() if key.startswith(f"{array}/".encode()) and b".z" not in key)
+    chunks.write(first, b"not an array").result()
+
+
 def change_a_value(workdir, step, path, index):
     """Through the libraries, so that all of their own checksums fit it."""
     store = workdir / "checkpoints" / str(step) / path[0]
