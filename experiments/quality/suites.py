@@ -100,7 +100,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     """Returns dense, slices on shares of the steps, rates of both, controls and mixtures; knobs are those of slices."""
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
-    runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 65, 80)}
+    runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (25, 35, 50, 65, 80)}
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
@@ -119,8 +119,8 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs |= {"dense_rounded_moments": dense | rounded, "slices_80_rounded_moments": slices | until(80) | rounded}
     runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
     runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
-    longer = {"steps": round(1.2 * steps), "optimizer.decay_steps": round(1.2 * DECAY_SHARE * steps)}
-    runs["quarter_width"] = dense | longer | {"model.ffn_dim": ffn_dim // 4}
+    quarter = dense | {"model.ffn_dim": ffn_dim // 4}
+    runs |= {f"quarter_width{name}": quarter | _longer(steps, times) for name, times in (("", 1.2), ("_longer", 1.6))}
     runs |= {"grown_50": dense, "grown_50_slices": slices | until(80)}
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
@@ -140,6 +140,11 @@ def _swiglu_runs(steps: int) -> dict[str, Overrides]:
         for recipe, share in (("fst", 50), ("sste", 50), ("dense_slices", 50), ("dense_slices", 80))
     }
     return {"dense": _SWIGLU | _DENSE} | sparse
+
+
+def _longer(steps: int, times: float) -> Overrides:
+    """Returns so many times the steps, with as large a share of them in which the rate falls."""
+    return {"steps": round(times * steps), "optimizer.decay_steps": round(times * DECAY_SHARE * steps)}
 
 
 def _until(steps: int, share: int) -> Overrides:
@@ -164,7 +169,7 @@ def _experts(experts: int, per_token: int, width: int) -> Overrides:
 
 _DENSE = {"sparsity.recipe": "dense"}
 _SWIGLU = {"model.activation": "swiglu"}
-_100M = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.loss_chunk": 8192}
+_BATCH = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.loss_chunk": 8192}
 _RATES = (1.5e-4, 2.5e-4, 5e-4, 1e-3)
 # A token meets 4 x 2048 neurons, as many as a dense llama1b has. 4 layers have 0.67 B parameters, and the pairs of a
 # step leave 1 GiB of residuals in each: about 25 GiB with moments, calculated.
@@ -172,6 +177,7 @@ _EXPERTS = _experts(16, 4, 2048)
 # A quarter of AFM's neurons, too: a third of them the same for all tokens, the others of 2 of 24 experts.
 _SHARED = _experts(24, 2, 1536) | {"model.shared_expert_dim": 1536}
 _AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4}
+_NARROW_AFM = {"model.dim": 768, "model.ffn_dim": 6144, "model.heads": 6, "model.kv_heads": 2, "model.layers": 4}
 _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
     **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256, "model.vocab_size": 300},
@@ -182,7 +188,7 @@ SUITES = {
     **{
         f"llama1b_{layers}_layers": Suite(
             llama1b,
-            _base(3052, 300, 3e-4, **_100M, **{"model.layers": layers}),
+            _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": layers}),
             _runs(3052, 8192, _RATES),
             lengths=(0.8, 1.0),
         )
@@ -191,7 +197,7 @@ SUITES = {
     # Mixtures against the dense llama1b of as many active neurons. They are to have the loss that it has much later.
     "llama1b_4_layers_mixture": Suite(
         llama1b,
-        _base(3052, 300, 3e-4, **_100M, **{"model.layers": 4}),
+        _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
         {"dense": _DENSE, "mixture": _DENSE | _EXPERTS}
         | {"mixture_sigmoid": _DENSE | _EXPERTS | {"model.router_scores": "sigmoid"}}
         | {f"mixture_rate_{rate:g}": _DENSE | _EXPERTS | {"optimizer.learning_rate": rate} for rate in (1.5e-4, 6e-4)}
@@ -201,7 +207,7 @@ SUITES = {
     # Sparse experts against dense ones: "dense" is here what "mixture" is there.
     "mixture_4_layers": Suite(
         llama1b,
-        _base(3052, 300, 3e-4, **_100M, **{"model.layers": 4}),
+        _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
         {"dense": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
         lengths=(0.8, 1.0),
     ),
@@ -209,7 +215,7 @@ SUITES = {
     **{
         f"afm_{layers}_layers": Suite(
             llama1b,
-            _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": layers}),
+            _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **{"model.layers": layers}),
             _runs(3052, 18_432, _RATES)
             | {"mixture_quarter_shared": _DENSE | _SHARED}
             | _experts24(3052, _SHARED, "mixture_quarter_shared_"),
@@ -217,17 +223,24 @@ SUITES = {
         )
         for layers in (4, 6)
     },
-    # The same with Muon on both sides.
+    # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps.
+    "narrow_afm_4_layers": Suite(
+        llama1b,
+        _base(12_208, 600, 8e-4, **_BATCH, **_NARROW_AFM),
+        _runs(12_208, 6144, (4e-4, 8e-4, 1.6e-3)),
+        lengths=(0.8, 1.0),
+    ),
+    # AFM-4.5B's layer with Muon on both sides.
     "afm_4_layers_muon": Suite(
         llama1b,
-        _base(3052, 300, 2.5e-4, **_100M, **_AFM, **{"model.layers": 4, "optimizer.name": "muon"}),
+        _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **{"model.layers": 4, "optimizer.name": "muon"}),
         {name: run for name, run in _runs(3052, 18_432, _RATES).items() if "model.experts" not in run},
         lengths=(0.8, 1.0),
     ),
     # The layer of Llama-3.2-1B, with SwiGLU.
     "llama32_1b_4_layers": Suite(
         llama32_1b,
-        _base(3052, 300, 3e-4, **_100M, **{"model.layers": 4}),
+        _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
         _swiglu_runs(3052),
         lengths=(0.8, 1.0),
     ),
