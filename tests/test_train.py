@@ -220,7 +220,7 @@ def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
     assert process.returncode == 0, output
     (saved,) = [int(name) for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdecimal()]
     assert saved > 10
-    assert f"SIGTERM: finishing step {saved}, saving; again to stop now" in output
+    assert "SIGTERM: finishing the step under way, saving; again to stop now" in output
     assert f"stopped by SIGTERM after step {saved}, saved" in output
     summary = read_summary(tmp_path / "run")
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)

@@ -131,7 +131,6 @@ class Loop:
             if profile_turns:
                 self.profile.turn()
                 self.log.summary.spent_on("profile")
-            self.interrupt.answer = f"finishing step {step + 1}, saving"
             if transition:
                 self.log.note(step, _LINES[transition])
             state, transition_metrics = self.transitions.take(transition, state, windows)
@@ -184,6 +183,7 @@ class Loop:
         # Now: threads that compile side by side take more seconds together than pass, and those too many would be
         # taken from what follows, the first step.
         self.log.summary.spent_on("compile")
+        self.interrupt.answer = "finishing the step under way, saving"
         return True
 
     def _is_to_stop(self, step: int) -> bool:

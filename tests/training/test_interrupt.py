@@ -29,13 +29,13 @@ def test_a_signal_ends_the_waiting_and_a_second_one_acts_at_once(number, second,
     try:
         with Interrupt() as interrupt:
             start = time.monotonic()
-            interrupt.answer = "finishing step 3"
+            interrupt.answer = "finishing the step"
             ticks = []
             assert not interrupt.wait_for(lambda: release.wait(60), meanwhile=lambda: ticks.append(time.monotonic()))
             assert time.monotonic() - start < 10
             assert interrupt.requested == signal.Signals(number).name
             assert not acted
-            assert capfd.readouterr().err == f"{interrupt.requested}: finishing step 3; again to stop now\n"
+            assert capfd.readouterr().err == f"{interrupt.requested}: finishing the step; again to stop now\n"
             os.kill(os.getpid(), second)
             assert acted == [second]
             assert interrupt.requested == signal.Signals(number).name
