@@ -1,4 +1,5 @@
-"""Writes text of another kind than the corpus: documentation and headers of this system's packages, shuffled.
+"""Writes the texts of folders, shuffled. By default they are of another kind than the corpus: documentation and headers
+of this system's packages.
 
 python -m experiments.quality.other_text --output=other_text.jsonl.zst
 """
@@ -20,7 +21,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-FOLDERS = ("/usr/share/doc", "/usr/share/man", "/usr/share/perl", "/usr/include")
+FOLDERS = ["/usr/share/doc", "/usr/share/man", "/usr/share/perl", "/usr/include"]
+LEVEL = 19  # of compression
 FEWEST_CHARACTERS = 500  # of a document
 
 
@@ -41,8 +43,8 @@ def documents(folders: Iterable[str | Path]) -> Iterator[str]:
 
 def main(_: list[str]) -> None:
     characters, most = 0, 1e6 * flags.FLAGS.megabytes
-    with zstd.open(flags.FLAGS.output, "wt", encoding="utf-8") as output:
-        for text in documents(FOLDERS):
+    with zstd.open(flags.FLAGS.output, "wt", encoding="utf-8", level=LEVEL) as output:
+        for text in documents(flags.FLAGS.folders):
             output.write(json.dumps({"text": text}) + "\n")
             characters += len(text)
             if characters >= most:
@@ -52,5 +54,6 @@ def main(_: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("output", None, "File to write, .jsonl.zst.", required=True)
+    flags.DEFINE_list("folders", FOLDERS, "Folders to read.")
     flags.DEFINE_float("megabytes", 60, "How much text, before compression.")
     app.run(main)
