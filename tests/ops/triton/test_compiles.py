@@ -17,11 +17,11 @@ from sparse_lm.ops import triton
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
-from sparse_lm.ops.triton.frame.product import Product
+from sparse_lm.ops.triton.frame.product import Product, multiply_kernel
 from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
 from sparse_lm.ops.triton.passes import sparsify_24, sparsify_24_tiles, sparsify_venom
 from sparse_lm.ops.triton.passes import squared_relu_gradients as gradients
-from sparse_lm.ops.triton.products import matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
+from sparse_lm.ops.triton.products import matmul_24, matmul_venom, sampled_matmul_24
 from tests.ops.operands import random, random_24
 from tests.ops.triton import needs_gpu_build
 
@@ -43,27 +43,27 @@ def _spilled_bytes(compiled, tmp_path, capability):
 
 
 def _matmul_24(config, capability):
-    shape = Product(F, T, D, F, D // 64, T, config, out_transposed=capability != 80)
-    types = "*bf16", "*i32", "*bf16", "*fp32" if capability == 90 else "*bf16"
-    return matmul_24._matmul_24_kernel, types, dict(shape=shape)
+    product = Product("matmul_24", F, T, D, F, D // 64, T, config, out_transposed=capability != 80)
+    types = "*bf16", "*i32", None, "*bf16", *[None] * 3, "*fp32" if capability == 90 else "*bf16"
+    return multiply_kernel, types, dict(product=product)
 
 
 def _matmul_venom(config, _):
-    shape = Product(T, D, F, T, F // 4 // 64, D, config, v=256)
-    return matmul_venom._matmul_venom_kernel, ("*fp16", "*i32", "*i32", "*fp16", "*fp16"), dict(shape=shape)
+    product = Product("matmul_venom", T, D, F, T, F // 4 // 64, D, config, lists="b", v=256)
+    return multiply_kernel, ("*fp16", "*i32", "*i32", "*fp16", *[None] * 3, "*fp16"), dict(product=product)
 
 
 def _sampled_matmul_24(config, _):
-    shape = Product(F // 4, T, D, F, D // 64, D, config, b_transposed=True, out_transposed=True, v=128, sampled=True)
-    return sampled_matmul_24._sampled_matmul_24_kernel, ("*bf16", "*i32", "*i32", "*bf16", "*bf16"), dict(shape=shape)
+    options = dict(b_transposed=True, out_transposed=True, lists="a", v=128)
+    product = Product("sampled_matmul_24", F // 4, T, D, F, D // 64, D, config, **options)
+    return multiply_kernel, ("*bf16", "*i32", "*i32", "*bf16", *[None] * 3, "*bf16"), dict(product=product)
 
 
 def _scattered_matmul_24(config, _):
     """Makes the call of four slices, with blocks of 256 tokens."""
-    shape = Product(F, D, T, F // 4, T // 64, D, config)
-    lists = scattered_matmul_24.Lists(tiles=F // 4 // config.tile_m, steps=256 // 64, listings=1, places=T // 256 + 1)
-    types = "*bf16", "*i32", "*bf16", "*i32", "*i32", "*i32", "*fp32"
-    return scattered_matmul_24._scattered_matmul_24_kernel, types, dict(shape=shape, lists=lists)
+    options = dict(lists="out", v=256, contiguous=F // 4, places=T // 256 + 1)
+    product = Product("scattered_matmul_24", F, D, T, F // 4, T // 64, D, config, **options)
+    return multiply_kernel, ("*bf16", "*i32", None, "*bf16", *["*i32"] * 3, "*fp32"), dict(product=product)
 
 
 DENSE, VENOM, SAMPLED = (product.CANDIDATES for product in (matmul_24, matmul_venom, sampled_matmul_24))

@@ -74,6 +74,12 @@ ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0]))
 
 
 @gluon.jit
+def indices(count: gl.constexpr, layout: gl.constexpr, axis: gl.constexpr):
+    """Returns 0, 1, .. as a column (axis 0) or a row (axis 1) of a matrix in a layout."""
+    return gl.arange(0, count, gl.SliceLayout(1 - axis, layout)).expand_dims(1 - axis)
+
+
+@gluon.jit
 def offsets(row_tile, tile, columns: gl.constexpr, width: gl.constexpr, layout: gl.constexpr):
     """Computes rows, columns and offsets of a tile of 64 rows and `width` columns in a matrix of `columns`."""
     row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, layout))[:, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sparse_lm.ops.formats import TILE
 from sparse_lm.ops.triton.frame import device
@@ -44,24 +44,22 @@ class Tiling:
         return self.stages * (self.tile_m * TILE + self.tile_m * 8 + 2 * TILE * self.tile_n)
 
 
-def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tiling:
+def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int, **blocks: int) -> Tiling:
     """Chooses, of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
 
-    Those that need more shared memory than it has are passed over.
+    Args:
+      candidates: tilings. Those that need more shared memory than this GPU has are passed over.
+      m, n: size of the product.
+      **blocks: sizes by name of an attribute, such as tile_m, which must divide it.
+
+    Raises:
+      NotImplementedError: no tile divides a block.
     """
+    for side, size in blocks.items():
+        candidates = [tiling for tiling in candidates if size % getattr(tiling, side) == 0]
+        if not candidates:
+            raise NotImplementedError(f"needs blocks of a multiple of {TILE}, not {size}")
     available = device.shared_bytes(device.compute_capability())
     fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
     enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]
     return (enough or fitting[-1:])[0]
-
-
-def largest_in_blocks(candidates: Sequence[Tiling], m: int, n: int, v: int, side: Callable[[Tiling], int]) -> Tiling:
-    """Chooses as `largest_that_occupies`, of the tilings a side of which divides blocks of v.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
-    fitting = [tiling for tiling in candidates if v % side(tiling) == 0]
-    if not fitting:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
-    return largest_that_occupies(fitting, m, n)
