@@ -97,47 +97,43 @@ def test_products(product, capability, config, tmp_path):
         assert products and all(name.startswith("HMMA.SP.16832.F32") for name in products)
 
 
-def _sparsify(x, method, transposed):
-    constants = dict(ROWS=T, COLUMNS=F, METHOD=method, TRANSPOSED=transposed)
-    return sparsify_24._sparsify_24_kernel, (x, "*fp32", "*i32", "*bf16", "*i32"), constants
+def _sparsify(x, key, method, *, transposed=False, **shape):
+    constants = dict(METHOD=method, TRANSPOSED=transposed) | shape
+    dense = () if key else ("*bf16",)
+    return sparsify_24.sparsify_24_kernel, (x, "*fp32", key, "*bf16", "*i32", *dense), constants
 
 
-def _gradients_24(dtype, draw):
-    constants = dict(ROWS=T, COLUMNS=F, TILES=F // 64, ROW_TILES=T // 64, DRAW=draw)
-    return gradients._gradients_24_kernel, (dtype, dtype, "*i32", "*i32", dtype, *(dtype, "*i32") * 2), constants
+def _gradients(dtype, draw, columns=None, **shape):
+    constants = dict(ROWS=T, NEURONS=F, DRAW=draw) | shape
+    types = dtype, dtype, "*i32", columns, "*i32", dtype, *(dtype, "*i32") * 2
+    return gradients.squared_relu_gradients_kernel, types, constants
 
 
-def _gradients_venom(dtype, draw):
-    constants = dict(ROWS=T, COLUMNS=D, TILES=D // 64, ROW_TILES=T // 64, NEURONS=F, M=16, BLOCK_TILES=2, DRAW=draw)
-    return gradients._gradients_venom_kernel, (dtype, dtype, *["*i32"] * 3, dtype, *(dtype, "*i32") * 2), constants
-
-
+WHOLE = dict(COLUMNS=F, M=None, BLOCK_TILES=None)
+CONDENSED = dict(columns="*i32", COLUMNS=D, M=16, BLOCK_TILES=2)
+OF_ACTIVATIONS = dict(ROWS=T, COLUMNS=F, dense=None, SCALED_TILES=None)
 PASSES = {
-    "sparsify_24 mvue of float32": _sparsify("*fp32", "mvue", False),
-    "sparsify_24 mvue along columns": _sparsify("*bf16", "mvue", True),
-    "soft_threshold_24": (
-        sparsify_24._soft_threshold_24_kernel,
-        ("*fp32", "*fp32", "*bf16", "*i32", "*bf16"),
-        dict(ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
-    ),
+    "sparsify_24 mvue of float32": _sparsify("*fp32", "*i32", "mvue", **OF_ACTIVATIONS),
+    "sparsify_24 mvue along columns": _sparsify("*bf16", "*i32", "mvue", transposed=True, **OF_ACTIVATIONS),
+    "soft_threshold_24": _sparsify("*fp32", None, "soft_threshold", ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
     "sparsify_24_tiles": (
-        sparsify_24_tiles._sparsify_24_tiles_kernel,
+        sparsify_24_tiles.sparsify_24_tiles_kernel,
         ("*fp32", "*i1", *("*bf16", "*i32") * 2),
-        dict(ROWS=F, COLUMNS=D, MASK_COLUMNS=D),
+        dict(ROWS=F, COLUMNS=D),
     ),
     "squared_relu_24": (
-        sparsify_24._squared_relu_24_kernel,
+        sparsify_24.squared_relu_24_kernel,
         ("*bf16", "*bf16", "*i32", "*fp32"),
         dict(ROWS=T, COLUMNS=F),
     ),
-    "squared_relu_gradients": _gradients_24("*fp16", False),
-    "squared_relu_gradients drawn": _gradients_24("*fp16", True),
-    "squared_relu_gradients of a Venom matrix": _gradients_venom("*bf16", False),
-    "squared_relu_gradients of a Venom matrix drawn": _gradients_venom("*bf16", True),
+    "squared_relu_gradients": _gradients("*fp16", False, **WHOLE),
+    "squared_relu_gradients drawn": _gradients("*fp16", True, **WHOLE),
+    "squared_relu_gradients of a Venom matrix": _gradients("*bf16", False, **CONDENSED),
+    "squared_relu_gradients of a Venom matrix drawn": _gradients("*bf16", True, **CONDENSED),
     "squared_relu_venom": (
-        sparsify_venom._sparsify_venom_kernel,
+        sparsify_venom.sparsify_venom_kernel,
         ("*bf16", "*bf16", "*i32", "*i32", "*fp32"),
-        dict(ROWS=T, COLUMNS=F, GROUPED_COLUMNS=F, V=128, M=16, K_TILES=F // 256, ACTIVATE=True),
+        dict(ROWS=T, COLUMNS=F, GROUPED_COLUMNS=F, V=128, M=16, ACTIVATE=True),
     ),
 }
 

@@ -26,8 +26,6 @@ from sparse_lm.ops.triton.frame import device
 _WARP = 32
 _ALIGNMENT = 16  # bytes, of every array that XLA allocates
 
-Out = jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct]
-
 
 class Compiled(NamedTuple):
     """A kernel for one compute capability."""
@@ -38,20 +36,17 @@ class Compiled(NamedTuple):
 
 
 def gluon_call(
-    kernel: GluonJITFunction, *operands: Array | None, out: Out, blocks: int, warps: int, constants: dict[str, Any]
+    kernel: GluonJITFunction,
+    *operands: Array | None,
+    out: jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct],
+    blocks: int,
+    warps: int,
+    constants: dict[str, Any],
 ) -> Any:
     """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
 
-    Args:
-      kernel: the kernel.
-      *operands: arrays; None where the kernel, compiled for that, reads none.
-      out: shape and dtype of the result, or of each of several, which the kernel must fill.
-      blocks: thread blocks in the grid.
-      warps: of a thread block.
-      constants: the kernel's compile-time parameters.
-
-    Returns:
-      An array, or a list of them, like `out`.
+    An operand may be None, for which the kernel is compiled, and `constants` may stand for results that are left out.
+    The grid has so many thread blocks. Returns an array, or a list of arrays, like `out`, which the kernel must fill.
 
     Raises:
       ValueError: a thread block needs more shared memory than this GPU has.
@@ -86,15 +81,8 @@ def compile_gluon(
     warps: int,
     capability: int,
 ) -> Compiled:
-    """Compiles a kernel; needs no GPU.
-
-    Args:
-      kernel: the kernel.
-      types: of its pointers, such as "*bf16"; None where a parameter is None.
-      constants: names and values of its compile-time parameters.
-      warps: of a thread block.
-      capability: 80 for compute capability 8.0.
-    """
+    """Compiles a kernel, whose pointers have types such as "*bf16" or are None, for compute capability 8.0 if
+    `capability` is 80. Needs no GPU."""
     target = GPUTarget("cuda", capability, _WARP)
     backend = make_backend(target)
     options = backend.parse_options(dict(num_warps=warps))

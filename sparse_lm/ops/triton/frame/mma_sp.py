@@ -27,7 +27,6 @@ COLUMNS = gl.constexpr(8)
 STEP = gl.constexpr(32)  # logical k of an instruction
 KEPT = gl.constexpr(16)  # values of it in a row of the 2:4 operand
 
-_TYPES = gl.constexpr({gl.bfloat16: "bf16", gl.float16: "f16"})
 # Of two instructions: sums out; a, b, b; sums in; and the metadata word, once for each element.
 _CONSTRAINTS = gl.constexpr(",".join(["=f"] * 8 + ["r"] * 12 + ["f"] * 8 + ["r"] * 8))
 
@@ -35,20 +34,14 @@ _CONSTRAINTS = gl.constexpr(",".join(["=f"] * 8 + ["r"] * 12 + ["f"] * 8 + ["r"]
 @gluon.constexpr_function
 def tile_layout(tiling):
     """Returns the layout of a tile of the result: that of a dense product."""
-    return gl.NVMMADistributedLayout(
-        version=[2, 0], warps_per_cta=[tiling.warps_m, tiling.warps_n], instr_shape=[ROWS.value, COLUMNS.value]
-    )
+    warps, shape = [tiling.warps_m, tiling.warps_n], [ROWS.value, COLUMNS.value]
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=shape)
 
 
 @gluon.constexpr_function
 def fragment_layout(tiling):
     """Returns the layout of the index space of fragments."""
-    return gl.BlockedLayout(
-        size_per_thread=[1, 1, 1, 8],
-        threads_per_warp=[1, 1, 32, 1],
-        warps_per_cta=[tiling.warps_m, tiling.warps_n, 1, 1],
-        order=[3, 2, 1, 0],
-    )
+    return gl.BlockedLayout([1, 1, 1, 8], [1, 1, 32, 1], [tiling.warps_m, tiling.warps_n, 1, 1], [3, 2, 1, 0])
 
 
 @gluon.constexpr_function
@@ -56,7 +49,7 @@ def _assembly(dtype, selector):
     def registers(first):
         return "{" + ", ".join(f"${first + i}" for i in range(4)) + "}"
 
-    kind = _TYPES.value[dtype]
+    kind = dtype.name.replace("fp", "f")
     name = f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.{kind}.{kind}.f32"
     return "\n".join(
         f"{name} {registers(4 * i)}, {registers(8)}, {registers(12 + 4 * i)}, {registers(20 + 4 * i)}, $28, {selector};"
@@ -102,14 +95,8 @@ def load_words(metadata, tiling: gl.constexpr):
 @gluon.jit
 def mma_sp(a, left, right, words, sums, selector: gl.constexpr):
     """Computes sums + a @ b for one step of 32; `selector` is its place, 0 or 1, in the 64 that the words describe."""
-    return gl.inline_asm_elementwise(
-        _assembly(a.dtype, selector),
-        _CONSTRAINTS,
-        [a, left, right, sums, words],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=8,
-    )
+    assembly: gl.constexpr = _assembly(a.dtype, selector)
+    return gl.inline_asm_elementwise(assembly, _CONSTRAINTS, [a, left, right, sums, words], gl.float32, True, pack=8)
 
 
 @gluon.jit

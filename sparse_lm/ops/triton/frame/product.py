@@ -96,9 +96,9 @@ def multiply(
       m: rows of the result.
       out_dtype: of the result; that of b by default.
       tiling: of the result.
-      neuron_ids: int32 [blocks, Kc], lists of the rows of a or b.
-      tables: of the rows of the result that blocks list: the places and counts of `row_order.inverted_index`, and
-        int32 [M / tile_m], the tiles along M in the order in which they start.
+      neuron_ids: int32 [blocks, Kc], lists of rows of a or b.
+      tables: if lists are of rows of the result, places and counts of `row_order.inverted_index`, and int32
+        [M / tile_m], the tiles along M in the order in which they start.
       **options: attributes of `Product`.
 
     Returns:
@@ -172,42 +172,38 @@ def _place_rows(neuron_ids, tile_m, tile_n, product: gl.constexpr):
 
 
 @gluon.jit
-def _copy_listed_rows(values, metadata, values_smem, words_smem, of_tile, step, product: gl.constexpr):
-    """Copies listed rows of a in a step, zeros for those past the last row; and words that have their halves."""
-    row, offset, _, _ = of_tile
-    live = step < product.steps
-    column = indices(KEPT, _copy_layout(KEPT, 2, product.tiling.warps), 1)
-    source = values + step * KEPT + row.to(gl.int64) * (product.steps * KEPT) + column
-    async_copy.async_copy_global_to_shared(values_smem, source, mask=live & (row < product.rows))
-    async_copy.async_copy_global_to_shared(words_smem, metadata + step * WORDS + offset, mask=live & (offset >= 0))
+def _copy_a(values, metadata, values_smem, words_smem, tile, of_tile, step, product: gl.constexpr):
+    """Copies rows and words of a in a step; past the last step, zeros.
 
-
-@gluon.jit
-def _copy_rows(values, metadata, values_smem, words_smem, tile, step, product: gl.constexpr):
-    """Copies rows and words of a in a step. Past the last row, those of the last one are copied; past the last step,
-    zeros.
-
-    Zeros are no words of metadata: past the last step, those of the last one are copied.
+    Past the last row, those of the last one are copied, or zeros if rows are listed. Zeros are no words of metadata:
+    past the last step, those of the last one are copied, or none if rows are listed.
     """
     tiling: gl.constexpr = product.tiling
     live = step < product.steps
     layout: gl.constexpr = _copy_layout(KEPT, 2, tiling.warps)
     stride: gl.constexpr = product.steps * KEPT
-    row, column = indices(tiling.tile_m, layout, 0), indices(KEPT, layout, 1)
-    if product.rows % tiling.tile_m != 0:
-        row = gl.minimum(row, product.rows - 1 - tile * tiling.tile_m)
-    origin = values + (tile * tiling.tile_m).to(gl.int64) * stride + step * KEPT
-    async_copy.async_copy_global_to_shared(values_smem, origin + (row * stride + column), mask=live & (row >= 0))
+    if product.lists == "a":
+        row, offset, _, _ = of_tile
+        column = indices(KEPT, layout, 1)
+        source = values + step * KEPT + row.to(gl.int64) * stride + column
+        async_copy.async_copy_global_to_shared(values_smem, source, mask=live & (row < product.rows))
+        async_copy.async_copy_global_to_shared(words_smem, metadata + step * WORDS + offset, mask=live & (offset >= 0))
+    else:
+        row, column = indices(tiling.tile_m, layout, 0), indices(KEPT, layout, 1)
+        if product.rows % tiling.tile_m != 0:
+            row = gl.minimum(row, product.rows - 1 - tile * tiling.tile_m)
+        origin = values + (tile * tiling.tile_m).to(gl.int64) * stride + step * KEPT
+        async_copy.async_copy_global_to_shared(values_smem, origin + (row * stride + column), mask=live & (row >= 0))
 
-    sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
-    words_layout: gl.constexpr = _copy_layout(32, 4, tiling.warps)
-    sixteen, lane = indices(sixteens, words_layout, 0), indices(32, words_layout, 1)
-    if product.rows % tiling.tile_m != 0:
-        sixteen = gl.minimum(sixteen, product.rows // mma_sp.ROWS - 1 - tile * sixteens)
-    origin = metadata + (tile * (sixteens // 4)).to(gl.int64) * (product.steps * WORDS)
-    origin += gl.minimum(step, product.steps - 1) * WORDS
-    offset = sixteen // 4 * (product.steps * WORDS) + sixteen % 4 * 32 + lane
-    async_copy.async_copy_global_to_shared(words_smem, origin + offset, mask=sixteen >= 0)
+        sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
+        words_layout: gl.constexpr = _copy_layout(32, 4, tiling.warps)
+        sixteen, lane = indices(sixteens, words_layout, 0), indices(32, words_layout, 1)
+        if product.rows % tiling.tile_m != 0:
+            sixteen = gl.minimum(sixteen, product.rows // mma_sp.ROWS - 1 - tile * sixteens)
+        origin = metadata + (tile * (sixteens // 4)).to(gl.int64) * (product.steps * WORDS)
+        origin += gl.minimum(step, product.steps - 1) * WORDS
+        offset = sixteen // 4 * (product.steps * WORDS) + sixteen % 4 * 32 + lane
+        async_copy.async_copy_global_to_shared(words_smem, origin + offset, mask=sixteen >= 0)
 
 
 @gluon.jit
@@ -261,12 +257,9 @@ def _start_copies(operands, smem, slot: gl.constexpr, at, tile_n, of_tile, produ
     values, metadata, b, _ = operands
     values_smem, words_smem, b_smem = smem
     tile, step = at[0], at[1]
-    if product.lists == "a":
-        _copy_listed_rows(values, metadata, values_smem[slot], words_smem[slot], of_tile, step, product)
-    else:
-        if product.lists == "out":
-            tile = tile * (product.contiguous // product.tiling.tile_m) + of_tile[1]
-        _copy_rows(values, metadata, values_smem[slot], words_smem[slot], tile, step, product)
+    if product.lists == "out":
+        tile = tile * (product.contiguous // product.tiling.tile_m) + of_tile[1]
+    _copy_a(values, metadata, values_smem[slot], words_smem[slot], tile, of_tile, step, product)
     _copy_b(b, b_smem[slot], step * _STEP if product.lists == "out" else at[2], tile_n, product)
     async_copy.commit_group()
 

@@ -33,4 +33,4 @@ def matmul_24(
     """
     tiling = config or largest_that_occupies(CANDIDATES, w.shape[0], b.shape[1])
     options = dict(out_dtype=out_dtype, tiling=tiling, out_transposed=out_transposed)
-    return multiply("matmul_24_kernel", w, b, w.shape[0], **options)
+    return multiply("matmul_24", w, b, w.shape[0], **options)

@@ -38,4 +38,4 @@ def matmul_venom(
     """
     tiling = config or largest_that_occupies(CANDIDATES, a.shape[0], b.shape[1], tile_m=a.v)
     options = dict(out_dtype=out_dtype, tiling=tiling, lists="b", v=a.v)
-    return combine(multiply("matmul_venom_kernel", a, b, a.shape[0], neuron_ids=a.columns, **options), rows)
+    return combine(multiply("matmul_venom", a, b, a.shape[0], neuron_ids=a.columns, **options), rows)

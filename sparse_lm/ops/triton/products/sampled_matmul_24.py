@@ -39,7 +39,7 @@ def sampled_matmul_24(
     kept = neuron_ids.shape[1]
     tiling = config or largest_that_occupies(CANDIDATES, kept, x.shape[0], tile_n=v)
     options = dict(tiling=tiling, out_dtype=out_dtype, b_transposed=True, out_transposed=True, lists="a", v=v)
-    return multiply("sampled_matmul_24_kernel", w, x, kept, neuron_ids=neuron_ids, **options)
+    return multiply("sampled_matmul_24", w, x, kept, neuron_ids=neuron_ids, **options)
 
 
 def sampled_squared_relu_24(

@@ -43,7 +43,7 @@ def scattered_matmul_24(
     tiles = contiguous // tiling.tile_m
     order = jnp.argsort(-counts)[:, None] * tiles + jnp.arange(tiles)
     return multiply(
-        "scattered_matmul_24_kernel",
+        "scattered_matmul_24",
         a,
         b,
         rows,
