@@ -45,14 +45,17 @@ def gluon_call(
 ) -> Any:
     """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
 
-    An operand may be None, for which the kernel is compiled, and `constants` may stand for results that are left out.
-    The grid has so many thread blocks. Returns an array, or a list of arrays, like `out`, which the kernel must fill.
+    Where an operand is None, the kernel is compiled for None; a last result that it is not to store is None in
+    `constants`. The grid has so many thread blocks, each of so many warps, which must fill all results.
+
+    Returns:
+      An array, or a list of arrays, like `out`.
 
     Raises:
       ValueError: a thread block needs more shared memory than this GPU has.
     """
-    dtypes = [None if x is None else x.dtype for x in (*operands, *jax.tree.leaves(out))]
-    types = tuple(dtype and canonicalize_ptr_dtype(dtype, is_const=False) for dtype in dtypes)
+    arrays = (*operands, *jax.tree.leaves(out))
+    types = tuple(None if x is None else canonicalize_ptr_dtype(x.dtype, is_const=False) for x in arrays)
     capability = device.compute_capability()
     compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
     if compiled.shared_bytes > device.shared_bytes(capability):

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.triton.frame.tiles import GROUPS, PAIRED_GROUPS_LAYOUT
+from sparse_lm.ops.triton.frame.tiles import GROUPS, PAIRED_GROUPS_LAYOUT, indices
 from sparse_lm.ops.triton.frame.two_of_four import interleave
 
 _PAIRS = gl.constexpr(GROUPS // 2)  # of groups, in a row of a tile
@@ -34,7 +34,7 @@ def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: g
     Returns:
       float32 [64, 16], for `sample_two`.
     """
-    pair = k_tile * _PAIRS + gl.arange(0, _PAIRS, gl.SliceLayout(0, PAIRED_GROUPS_LAYOUT))[None, :]
+    pair = k_tile * _PAIRS + indices(_PAIRS, PAIRED_GROUPS_LAYOUT, 1)
     bits = _random_bits(gl.load(key), gl.load(key + 1), row * ROW_STRIDE + pair * PAIR_STRIDE)
     return interleave(_above_one(bits & 0xFFFF), _above_one(bits >> 16))
 

@@ -49,7 +49,7 @@ class Product:
       out_transposed: the result is stored as [N, M].
       lists: what each block lists: the rows of "a" that it computes, the rows of "b" that it reads, or the rows of
         "out" that it adds to. Empty if there are no lists.
-      v: size of a block, along N, M or K.
+      v: size of a block, along N, M or K respectively.
       contiguous: rows of "out" in a slice, which blocks list as a whole.
       places: columns of the table of `row_order.inverted_index`, the last of which names no block.
     """

@@ -44,21 +44,19 @@ class Tiling:
         return self.stages * (self.tile_m * TILE + self.tile_m * 8 + 2 * TILE * self.tile_n)
 
 
-def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int, **blocks: int) -> Tiling:
+def largest_that_occupies(
+    candidates: Sequence[Tiling], m: int, n: int, *, block_m: int = 0, block_n: int = 0
+) -> Tiling:
     """Chooses, of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
 
-    Args:
-      candidates: tilings. Those that need more shared memory than this GPU has are passed over.
-      m, n: size of the product.
-      **blocks: sizes by name of an attribute, such as tile_m, which must divide it.
+    Passes over those that need more shared memory than it has, or whose sides do not divide those of blocks.
 
     Raises:
       NotImplementedError: no tile divides a block.
     """
-    for side, size in blocks.items():
-        candidates = [tiling for tiling in candidates if size % getattr(tiling, side) == 0]
-        if not candidates:
-            raise NotImplementedError(f"needs blocks of a multiple of {TILE}, not {size}")
+    candidates = [tiling for tiling in candidates if block_m % tiling.tile_m == block_n % tiling.tile_n == 0]
+    if not candidates:
+        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {block_m or block_n}")
     available = device.shared_bytes(device.compute_capability())
     fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
     enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]

@@ -19,7 +19,7 @@ def magnitude_rank(x):
 
 @triton.jit
 def members(x):
-    """Splits float32 [R, 4 G] into the four members of its groups, [R, G] each."""
+    """Splits [R, 4 G] into the four members of its groups, [R, G] each."""
     even, odd = tl.split(x.reshape([x.shape[0], x.shape[1] // 4, 2, 2]))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)

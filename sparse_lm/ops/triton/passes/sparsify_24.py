@@ -148,11 +148,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """Computes `sparse_lm.ops.squared_relu_24`.
-
-    Raises:
-      NotImplementedError: h is not of 16-bit floats.
-    """
+    """Computes `sparse_lm.ops.squared_relu_24`; raises NotImplementedError if h is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
     values, metadata = outputs(h.shape, h.dtype)
     out = values, metadata, jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)

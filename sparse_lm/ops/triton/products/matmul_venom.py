@@ -36,6 +36,6 @@ def matmul_venom(
 
     Rows of b that no stored position names are not read. A pass of its own puts rows back into the order of the tokens.
     """
-    tiling = config or largest_that_occupies(CANDIDATES, a.shape[0], b.shape[1], tile_m=a.v)
+    tiling = config or largest_that_occupies(CANDIDATES, a.shape[0], b.shape[1], block_m=a.v)
     options = dict(out_dtype=out_dtype, tiling=tiling, lists="b", v=a.v)
     return combine(multiply("matmul_venom", a, b, a.shape[0], neuron_ids=a.columns, **options), rows)

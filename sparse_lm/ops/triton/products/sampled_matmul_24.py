@@ -37,7 +37,7 @@ def sampled_matmul_24(
     """
     del contiguous
     kept = neuron_ids.shape[1]
-    tiling = config or largest_that_occupies(CANDIDATES, kept, x.shape[0], tile_n=v)
+    tiling = config or largest_that_occupies(CANDIDATES, kept, x.shape[0], block_n=v)
     options = dict(tiling=tiling, out_dtype=out_dtype, b_transposed=True, out_transposed=True, lists="a", v=v)
     return multiply("sampled_matmul_24", w, x, kept, neuron_ids=neuron_ids, **options)
 

@@ -38,7 +38,7 @@ def scattered_matmul_24(
         raise NotImplementedError(f"needs v and contiguous to be multiples of {TILE}, not {v} and {contiguous}")
     if rows % contiguous:
         raise NotImplementedError(f"needs slices of {contiguous} to divide the {rows} rows of the result")
-    tiling = config or largest_that_occupies(CANDIDATES, rows, b.shape[1], tile_m=contiguous)
+    tiling = config or largest_that_occupies(CANDIDATES, rows, b.shape[1], block_m=contiguous)
     places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, rows // contiguous)
     tiles = contiguous // tiling.tile_m
     order = jnp.argsort(-counts)[:, None] * tiles + jnp.arange(tiles)
