@@ -27,7 +27,7 @@ from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import mma_sp
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.frame.tiles import KEPT, WORDS, indices
+from sparse_lm.ops.triton.frame.tiles import KEPT, WORDS, indices, rows_layout
 from sparse_lm.ops.triton.frame.tiling import Tiling
 
 _STEP = gl.constexpr(TILE)  # logical k
@@ -126,9 +126,7 @@ def multiply(
 def _copy_layout(length, element_bytes, warps, axis=1):
     """Returns the layout of a tile in copies of 16 bytes along an axis of this length."""
     vector = _VECTOR_BYTES // element_bytes
-    across = min(32, length // vector)
-    sizes = [1, vector], [32 // across, across], [warps, 1]
-    return gl.BlockedLayout(*(size if axis == 1 else size[::-1] for size in sizes), [axis, 1 - axis])
+    return rows_layout(vector, length // vector, warps, axis)
 
 
 @gluon.constexpr_function
@@ -158,7 +156,7 @@ def _place_rows(neuron_ids, tile_m, tile_n, product: gl.constexpr):
     row = gl.minimum(first + indices(tiling.tile_m, _copy_layout(KEPT, 2, tiling.warps), 0), product.m - 1)
 
     sixteens: gl.constexpr = tiling.tile_m // mma_sp.ROWS
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [tiling.warps, 1], [1, 0])
+    layout: gl.constexpr = rows_layout(1, 32, tiling.warps)
     half, lane = indices(2 * sixteens, layout, 0), indices(32, layout, 1)
     place = first + half % sixteens * 16 + half // sixteens * 8 + lane // 4
     neuron = gl.minimum(gl.load(neuron_ids + gl.minimum(place, product.m - 1)), product.rows - 1)

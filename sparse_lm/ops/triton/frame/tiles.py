@@ -32,6 +32,15 @@ def tile_layout(columns, warps=WARPS):
     )
 
 
+@gluon.constexpr_function
+def rows_layout(numbers, threads, warps, axis=1):
+    """Returns the layout of rows, or columns if `axis` is 0: so many numbers side by side in a thread, of so many
+    threads, which are at most a warp."""
+    threads = min(32, threads)
+    sizes = [1, numbers], [32 // threads, threads], [warps, 1]
+    return gl.BlockedLayout(*(size if axis == 1 else size[::-1] for size in sizes), [axis, 1 - axis])
+
+
 TILE_LAYOUT = gl.constexpr(tile_layout(TILE))
 PAIRS_LAYOUT = gl.constexpr(tile_layout(TILE // 2))  # of 16-bit floats in words, or of survivors, two a group
 GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 4))  # of one number a group

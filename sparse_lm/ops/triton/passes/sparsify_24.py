@@ -30,12 +30,12 @@ from sparse_lm.ops.triton.frame.tiles import (
     load_pairs,
     load_tile,
     offsets,
+    rows_layout,
     store_sparse,
 )
 from sparse_lm.ops.triton.frame.two_of_four import interleave, members, spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
-_ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0]))  # loads whole rows
 STATS = gl.constexpr(len(HiddenStats._fields))
 NO_KEY = np.zeros(2, np.int32)  # for kernels that read none
 
@@ -62,8 +62,8 @@ def sparsify_24_kernel(
     K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
     row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
     if TRANSPOSED:
-        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS, _ROWS_LAYOUT).permute([1, 0])
-        tile = gl.convert_layout(tile, TILE_LAYOUT)
+        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS, rows_layout(8, 8, gl.num_warps()))
+        tile = gl.convert_layout(tile.permute([1, 0]), TILE_LAYOUT)
     else:
         tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT)
     if METHOD == "mvue":

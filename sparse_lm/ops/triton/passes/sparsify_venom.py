@@ -21,20 +21,13 @@ from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
-from sparse_lm.ops.triton.frame.tiles import GROUPS, WORDS, as_words, indices, tile_layout
+from sparse_lm.ops.triton.frame.tiles import GROUPS, WORDS, as_words, indices, rows_layout, tile_layout
 from sparse_lm.ops.triton.frame.two_of_four import magnitude_rank, pack_words
 from sparse_lm.ops.triton.passes.sparsify_24 import STATS, outputs
 
 _TILE = gl.constexpr(TILE)
 _WIDEST_GROUP = 64
 _CHUNK = gl.constexpr(16)  # words that a thread reads at one time
-
-
-@gluon.constexpr_function
-def _layout(numbers, threads, warps):
-    """Returns the layout of rows of so many numbers side by side in a thread, and of so many threads within a warp."""
-    threads = min(32, threads)
-    return gl.BlockedLayout([1, numbers], [32 // threads, threads], [warps, 1], [1, 0])
 
 
 @gluon.jit
@@ -83,7 +76,7 @@ def sparsify_venom_kernel(
 
     # Squares of every column, summed over whole rows: a thread keeps to its columns.
     rows: gl.constexpr = 32 * gl.num_warps() * _CHUNK // (8 * M)
-    whole: gl.constexpr = _layout(4, 2 * M, gl.num_warps())
+    whole: gl.constexpr = rows_layout(4, 2 * M, gl.num_warps())
     first_row, column = indices(rows, whole, 0), k_tile * (8 * M) + indices(8 * M, whole, 1)
     even = gl.full([rows, 8 * M], 0.0, gl.float32, whole)
     odd = gl.full([rows, 8 * M], 0.0, gl.float32, whole)
@@ -102,9 +95,9 @@ def sparsify_venom_kernel(
     energy = gl.join(gl.sum(even, axis=0), gl.sum(odd, axis=0)).reshape([GROUPS * M])
 
     # The columns of each group that are kept, which a warp has by itself.
-    of_groups: gl.constexpr = _layout(max(1, M // 32), M, gl.num_warps())
+    of_groups: gl.constexpr = rows_layout(max(1, M // 32), M, gl.num_warps())
     places = _four_largest(gl.convert_layout(energy.reshape([GROUPS, M]), of_groups), M)
-    gathered: gl.constexpr = _layout(1, GROUPS, gl.num_warps())  # lanes side by side read of few rows
+    gathered: gl.constexpr = rows_layout(1, GROUPS, gl.num_warps())  # lanes side by side read of few rows
     group = gl.arange(0, GROUPS, gl.SliceLayout(0, gathered))
     first = (k_tile * GROUPS + group) * M
     listed = ()
@@ -145,32 +138,31 @@ def sparsify_venom_kernel(
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
-    """Computes `sparse_lm.ops.sparsify_venom`; refuses another dtype of the values, and what `squared_relu_venom`
-    does."""
+    """Computes `sparse_lm.ops.sparsify_venom`; raises NotImplementedError for a dtype, v or m that it does not take."""
     if x.dtype != dtype:
         raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
-    return squared_relu_venom(x, v, m, activate=False)[0]
+    return _sparsify(x, v, m, activate=False)[0]
 
 
-def squared_relu_venom(h: Array, v: int, m: int, *, activate: bool = True) -> tuple[SparseVenom, HiddenStats]:
-    """Computes `sparse_lm.ops.squared_relu_venom`; of h itself and no statistics if `activate` is false.
+def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
+    """Computes `sparse_lm.ops.squared_relu_venom`; raises NotImplementedError as `sparsify_venom` does."""
+    return _sparsify(h, v, m, activate=True)
 
-    Raises:
-      NotImplementedError: h is not of 16-bit floats; v is no multiple of 64; or m is no power of two up to 64.
-    """
-    rows, width = h.shape
-    check_hidden_dtype(h.dtype)
+
+def _sparsify(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
+    rows, width = x.shape
+    check_hidden_dtype(x.dtype)
     if v % TILE or m & (m - 1) or not 4 <= m <= _WIDEST_GROUP:
         raise NotImplementedError(
             f"needs v to be a multiple of {TILE}, m a power of two up to {_WIDEST_GROUP}, not {v}, {m}"
         )
     blocks, k_tiles = -(-rows // v), -(-4 * width // (m * TILE))
-    padded = align_rows(h)
+    padded = align_rows(x)
     values, metadata, kept, stats = gluon_call(
         sparsify_venom_kernel,
         padded,
         out=(
-            *outputs((blocks * v, k_tiles * TILE), h.dtype),
+            *outputs((blocks * v, k_tiles * TILE), x.dtype),
             jax.ShapeDtypeStruct((blocks, k_tiles * TILE), jnp.int32),
             jax.ShapeDtypeStruct((blocks, k_tiles, STATS.value), jnp.float32),
         ),
@@ -185,4 +177,4 @@ def squared_relu_venom(h: Array, v: int, m: int, *, activate: bool = True) -> tu
             ACTIVATE=activate,
         ),
     )
-    return SparseVenom(values, metadata, kept, h.shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+    return SparseVenom(values, metadata, kept, x.shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
