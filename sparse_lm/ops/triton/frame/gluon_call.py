@@ -84,8 +84,8 @@ def compile_gluon(
     warps: int,
     capability: int,
 ) -> Compiled:
-    """Compiles a kernel, whose pointers have types such as "*bf16" or are None, for compute capability 8.0 if
-    `capability` is 80. Needs no GPU."""
+    """Compiles a kernel, whose pointers have types such as "*bf16" or are None; needs no GPU. A `capability` of 80 is
+    compute capability 8.0."""
     target = GPUTarget("cuda", capability, _WARP)
     backend = make_backend(target)
     options = backend.parse_options(dict(num_warps=warps))

@@ -36,38 +36,22 @@ _VECTOR_BYTES = 16  # of a copy
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """Everything about a product that is known when its kernel is compiled.
+    """Everything about a product that is known when its kernel is compiled."""
 
-    Attributes:
-      name: of the kernel.
-      m, n, k: logical sizes of the product; k is that of b.
-      rows: of the arrays of a, the 2:4 operand.
-      steps: of 64 along its columns.
-      b_stride: elements between rows of b as it is stored, a multiple of 8; zeros from n (or k) on.
-      tiling: how it is cut up.
-      b_transposed: b is stored as [N, K].
-      out_transposed: the result is stored as [N, M].
-      lists: what each block lists: the rows of "a" that it computes, the rows of "b" that it reads, or the rows of
-        "out" that it adds to. Empty if there are no lists.
-      v: size of a block, along N, M or K respectively.
-      contiguous: rows of "out" in a slice, which blocks list as a whole.
-      places: columns of the table of `row_order.inverted_index`, the last of which names no block.
-    """
-
-    name: str
-    m: int
+    name: str  # of the kernel
+    m: int  # logical sizes of the product
     n: int
-    k: int
-    rows: int
-    steps: int
-    b_stride: int
+    k: int  # that of b
+    rows: int  # of the arrays of a, the 2:4 operand
+    steps: int  # of 64 along its columns
+    b_stride: int  # elements between rows of b as it is stored, a multiple of 8; zeros from n (or k) on
     tiling: Tiling
-    b_transposed: bool = False
-    out_transposed: bool = False
-    lists: str = ""
-    v: int = 0
-    contiguous: int = 0
-    places: int = 0
+    b_transposed: bool = False  # b is stored as [N, K]
+    out_transposed: bool = False  # the result is stored as [N, M]
+    lists: str = ""  # which rows blocks list: of "a", to compute them; of "b", to read them; of "out", to add to them
+    v: int = 0  # size of a block, along N, M or K respectively
+    contiguous: int = 0  # rows of "out" in a slice, which blocks list as a whole
+    places: int = 0  # columns of the table of `row_order.inverted_index`, the last of which names no block
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -97,8 +81,8 @@ def multiply(
       out_dtype: of the result; that of b by default.
       tiling: of the result.
       neuron_ids: int32 [blocks, Kc], lists of rows of a or b.
-      tables: if lists are of rows of the result, places and counts of `row_order.inverted_index`, and int32
-        [M / tile_m], the tiles along M in the order in which they start.
+      tables: for lists of rows of the result, places and counts of `row_order.inverted_index`, and int32 [M / tile_m],
+        the tiles along M in the order in which they start.
       **options: attributes of `Product`.
 
     Returns:

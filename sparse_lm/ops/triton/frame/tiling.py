@@ -14,21 +14,15 @@ from sparse_lm.ops.triton.frame import device
 class Tiling:
     """A way to cut up a product with a 2:4 operand of its rows.
 
-    Attributes:
-      tile_m: rows of a thread block's tile, a power of two from 64 on.
-      tile_n: columns of it, a power of two from 32 on.
-      warps_m: warps along M. A thread holds tile_m tile_n / (32 warps) sums; more than 128 do not fit.
-      warps_n: warps along N, 16 columns each at least.
-      stages: of shared memory.
-      raster_width: tiles along M of a band.
+    A thread holds tile_m tile_n / (32 warps) sums; more than 128 do not fit.
     """
 
-    tile_m: int
-    tile_n: int
-    warps_m: int
-    warps_n: int
-    stages: int = 4
-    raster_width: int = 8
+    tile_m: int  # rows of a thread block's tile, a power of two from 64 on
+    tile_n: int  # columns of it, a power of two from 32 on
+    warps_m: int  # along M
+    warps_n: int  # along N, 16 columns each at least
+    stages: int = 4  # of shared memory
+    raster_width: int = 8  # tiles along M of a band
 
     @property
     def warps(self) -> int:

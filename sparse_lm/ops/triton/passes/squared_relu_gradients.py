@@ -153,6 +153,7 @@ def squared_relu_gradients_kernel(
         else:
             _scatter_rows(dh_kept, dh_nibble, listed, row_tile, dh_t, dh_t_metadata, NEURONS, ROW_TILES)
             _scatter_rows(y_kept, y_nibble, listed, row_tile, y_t, y_t_metadata, NEURONS, ROW_TILES)
+            # Empty groups in the rows that the tile's lists leave out.
             nothing = gl.full([_TILE, GROUPS], 0, gl.int32, GROUPS_LAYOUT)
             empty = gl.full([_TILE, 4], _EMPTY_HALF, gl.int32, HALVES_LAYOUT)
             first_neuron = tile * (GROUPS * M)
