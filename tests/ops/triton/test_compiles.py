@@ -17,11 +17,11 @@ from sparse_lm.ops import triton
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
-from sparse_lm.ops.triton.frame.product import Product
+from sparse_lm.ops.triton.frame.product import Product, multiply_kernel
 from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
 from sparse_lm.ops.triton.passes import sparsify_24, sparsify_24_tiles, sparsify_venom
 from sparse_lm.ops.triton.passes import squared_relu_gradients as gradients
-from sparse_lm.ops.triton.products import matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
+from sparse_lm.ops.triton.products import matmul_24, matmul_venom, sampled_matmul_24
 from tests.ops.operands import random, random_24
 from tests.ops.triton import needs_gpu_build
 
@@ -43,27 +43,27 @@ def _spilled_bytes(compiled, tmp_path, capability):
 
 
 def _matmul_24(config, capability):
-    shape = Product(F, T, D, F, D // 64, T, config, out_transposed=capability != 80)
-    types = "*bf16", "*i32", "*bf16", "*fp32" if capability == 90 else "*bf16"
-    return matmul_24._matmul_24_kernel, types, dict(shape=shape)
+    product = Product("matmul_24", F, T, D, F, D // 64, T, config, out_transposed=capability != 80)
+    types = "*bf16", "*i32", None, "*bf16", *[None] * 3, "*fp32" if capability == 90 else "*bf16"
+    return multiply_kernel, types, dict(product=product)
 
 
 def _matmul_venom(config, _):
-    shape = Product(T, D, F, T, F // 4 // 64, D, config, v=256)
-    return matmul_venom._matmul_venom_kernel, ("*fp16", "*i32", "*i32", "*fp16", "*fp16"), dict(shape=shape)
+    product = Product("matmul_venom", T, D, F, T, F // 4 // 64, D, config, lists="b", v=256)
+    return multiply_kernel, ("*fp16", "*i32", "*i32", "*fp16", *[None] * 3, "*fp16"), dict(product=product)
 
 
 def _sampled_matmul_24(config, _):
-    shape = Product(F // 4, T, D, F, D // 64, D, config, b_transposed=True, out_transposed=True, v=128, sampled=True)
-    return sampled_matmul_24._sampled_matmul_24_kernel, ("*bf16", "*i32", "*i32", "*bf16", "*bf16"), dict(shape=shape)
+    options = dict(b_transposed=True, out_transposed=True, lists="a", v=128)
+    product = Product("sampled_matmul_24", F // 4, T, D, F, D // 64, D, config, **options)
+    return multiply_kernel, ("*bf16", "*i32", "*i32", "*bf16", *[None] * 3, "*bf16"), dict(product=product)
 
 
 def _scattered_matmul_24(config, _):
     """Makes the call of four slices, with blocks of 256 tokens."""
-    shape = Product(F, D, T, F // 4, T // 64, D, config)
-    lists = scattered_matmul_24.Lists(tiles=F // 4 // config.tile_m, steps=256 // 64, listings=1, places=T // 256 + 1)
-    types = "*bf16", "*i32", "*bf16", "*i32", "*i32", "*i32", "*fp32"
-    return scattered_matmul_24._scattered_matmul_24_kernel, types, dict(shape=shape, lists=lists)
+    options = dict(lists="out", v=256, contiguous=F // 4, places=T // 256 + 1)
+    product = Product("scattered_matmul_24", F, D, T, F // 4, T // 64, D, config, **options)
+    return multiply_kernel, ("*bf16", "*i32", None, "*bf16", *["*i32"] * 3, "*fp32"), dict(product=product)
 
 
 DENSE, VENOM, SAMPLED = (product.CANDIDATES for product in (matmul_24, matmul_venom, sampled_matmul_24))
@@ -97,47 +97,43 @@ def test_products(product, capability, config, tmp_path):
         assert products and all(name.startswith("HMMA.SP.16832.F32") for name in products)
 
 
-def _sparsify(x, method, transposed):
-    constants = dict(ROWS=T, COLUMNS=F, METHOD=method, TRANSPOSED=transposed)
-    return sparsify_24._sparsify_24_kernel, (x, "*fp32", "*i32", "*bf16", "*i32"), constants
+def _sparsify(x, key, method, *, transposed=False, **shape):
+    constants = dict(METHOD=method, TRANSPOSED=transposed) | shape
+    dense = () if key else ("*bf16",)
+    return sparsify_24.sparsify_24_kernel, (x, "*fp32", key, "*bf16", "*i32", *dense), constants
 
 
-def _gradients_24(dtype, draw):
-    constants = dict(ROWS=T, COLUMNS=F, TILES=F // 64, ROW_TILES=T // 64, DRAW=draw)
-    return gradients._gradients_24_kernel, (dtype, dtype, "*i32", "*i32", dtype, *(dtype, "*i32") * 2), constants
+def _gradients(dtype, draw, columns=None, **shape):
+    constants = dict(ROWS=T, NEURONS=F, DRAW=draw) | shape
+    types = dtype, dtype, "*i32", columns, "*i32", dtype, *(dtype, "*i32") * 2
+    return gradients.squared_relu_gradients_kernel, types, constants
 
 
-def _gradients_venom(dtype, draw):
-    constants = dict(ROWS=T, COLUMNS=D, TILES=D // 64, ROW_TILES=T // 64, NEURONS=F, M=16, BLOCK_TILES=2, DRAW=draw)
-    return gradients._gradients_venom_kernel, (dtype, dtype, *["*i32"] * 3, dtype, *(dtype, "*i32") * 2), constants
-
-
+WHOLE = dict(COLUMNS=F, M=None, BLOCK_TILES=None)
+CONDENSED = dict(columns="*i32", COLUMNS=D, M=16, BLOCK_TILES=2)
+OF_ACTIVATIONS = dict(ROWS=T, COLUMNS=F, dense=None, SCALED_TILES=None)
 PASSES = {
-    "sparsify_24 mvue of float32": _sparsify("*fp32", "mvue", False),
-    "sparsify_24 mvue along columns": _sparsify("*bf16", "mvue", True),
-    "soft_threshold_24": (
-        sparsify_24._soft_threshold_24_kernel,
-        ("*fp32", "*fp32", "*bf16", "*i32", "*bf16"),
-        dict(ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
-    ),
+    "sparsify_24 mvue of float32": _sparsify("*fp32", "*i32", "mvue", **OF_ACTIVATIONS),
+    "sparsify_24 mvue along columns": _sparsify("*bf16", "*i32", "mvue", transposed=True, **OF_ACTIVATIONS),
+    "soft_threshold_24": _sparsify("*fp32", None, "soft_threshold", ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
     "sparsify_24_tiles": (
-        sparsify_24_tiles._sparsify_24_tiles_kernel,
+        sparsify_24_tiles.sparsify_24_tiles_kernel,
         ("*fp32", "*i1", *("*bf16", "*i32") * 2),
-        dict(ROWS=F, COLUMNS=D, MASK_COLUMNS=D),
+        dict(ROWS=F, COLUMNS=D),
     ),
     "squared_relu_24": (
-        sparsify_24._squared_relu_24_kernel,
+        sparsify_24.squared_relu_24_kernel,
         ("*bf16", "*bf16", "*i32", "*fp32"),
         dict(ROWS=T, COLUMNS=F),
     ),
-    "squared_relu_gradients": _gradients_24("*fp16", False),
-    "squared_relu_gradients drawn": _gradients_24("*fp16", True),
-    "squared_relu_gradients of a Venom matrix": _gradients_venom("*bf16", False),
-    "squared_relu_gradients of a Venom matrix drawn": _gradients_venom("*bf16", True),
+    "squared_relu_gradients": _gradients("*fp16", False, **WHOLE),
+    "squared_relu_gradients drawn": _gradients("*fp16", True, **WHOLE),
+    "squared_relu_gradients of a Venom matrix": _gradients("*bf16", False, **CONDENSED),
+    "squared_relu_gradients of a Venom matrix drawn": _gradients("*bf16", True, **CONDENSED),
     "squared_relu_venom": (
-        sparsify_venom._sparsify_venom_kernel,
+        sparsify_venom.sparsify_venom_kernel,
         ("*bf16", "*bf16", "*i32", "*i32", "*fp32"),
-        dict(ROWS=T, COLUMNS=F, GROUPED_COLUMNS=F, V=128, M=16, K_TILES=F // 256, ACTIVATE=True),
+        dict(ROWS=T, COLUMNS=F, GROUPED_COLUMNS=F, V=128, M=16, ACTIVATE=True),
     ),
 }
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxlib import gpu_triton
 from triton._C.libtriton import ir
+from triton._utils import canonicalize_ptr_dtype
 from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
@@ -24,60 +25,37 @@ from sparse_lm.ops.triton.frame import device
 
 _WARP = 32
 _ALIGNMENT = 16  # bytes, of every array that XLA allocates
-_TYPES = {
-    jnp.dtype("bfloat16"): "*bf16",
-    jnp.dtype("float16"): "*fp16",
-    jnp.dtype("float32"): "*fp32",
-    jnp.dtype("int32"): "*i32",
-    jnp.dtype("bool"): "*i1",
-}
-
-Out = jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct]
 
 
 class Compiled(NamedTuple):
-    """A kernel for one compute capability.
-
-    Attributes:
-      name: of its entry point.
-      ptx: its code.
-      shared_bytes: shared memory of a thread block.
-    """
+    """A kernel for one compute capability."""
 
     name: str
     ptx: str
-    shared_bytes: int
+    shared_bytes: int  # of a thread block
 
 
 def gluon_call(
     kernel: GluonJITFunction,
-    *operands: Array,
-    out: Out,
+    *operands: Array | None,
+    out: jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct],
     blocks: int,
     warps: int,
     constants: dict[str, Any],
 ) -> Any:
     """Runs a kernel whose parameters are the operands, the results, and `constants`, in this order.
 
-    Args:
-      kernel: the kernel.
-      operands: arrays.
-      out: of the result, or of each of several, which the kernel must fill.
-      blocks: thread blocks in the grid.
-      warps: of a thread block.
-      constants: the kernel's compile-time parameters.
+    Where an operand is None, the kernel is compiled for None; a last result that it is not to store is None in
+    `constants`. The grid has so many thread blocks, each of so many warps, which must fill all results.
 
     Returns:
-      An array, or a list of them, like `out`.
+      An array, or a list of arrays, like `out`.
 
     Raises:
-      NotImplementedError: a dtype.
       ValueError: a thread block needs more shared memory than this GPU has.
     """
-    dtypes = [jnp.dtype(array.dtype) for array in (*operands, *jax.tree.leaves(out))]
-    if unknown := set(dtypes) - set(_TYPES):
-        raise NotImplementedError(f"takes {', '.join(map(str, _TYPES))}, not {', '.join(map(str, unknown))}")
-    types = tuple(_TYPES[dtype] for dtype in dtypes)
+    arrays = (*operands, *jax.tree.leaves(out))
+    types = tuple(None if x is None else canonicalize_ptr_dtype(x.dtype, is_const=False) for x in arrays)
     capability = device.compute_capability()
     compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
     if compiled.shared_bytes > device.shared_bytes(capability):
@@ -86,44 +64,38 @@ def gluon_call(
             f"compute capability {capability / 10} has {device.shared_bytes(capability)}"
         )
     code = gpu_triton.TritonKernel(compiled.name, warps, 1, compiled.shared_bytes, compiled.ptx, "", capability)
-    parameters = [gpu_triton.create_array_parameter(0, _ALIGNMENT) for _ in types]
+    parameters = [gpu_triton.create_array_parameter(0, _ALIGNMENT) for pointer in types if pointer]
     launch = gpu_triton.TritonKernelCall(code, blocks, 1, 1, parameters)
     call = jax.ffi.ffi_call(
         "triton_kernel_call",
         out,
         custom_call_api_version=2,
         vmap_method="sequential",
-        legacy_backend_config=zlib.compress(launch.to_proto(kernel.__name__, b"")),
+        legacy_backend_config=zlib.compress(launch.to_proto(compiled.name, b"")),
     )
-    return call(*operands)
+    return call(*(x for x in operands if x is not None))
 
 
 @functools.cache
 def compile_gluon(
     kernel: GluonJITFunction,
-    types: tuple[str, ...],
+    types: tuple[str | None, ...],
     constants: tuple[tuple[str, Any], ...],
     warps: int,
     capability: int,
 ) -> Compiled:
-    """Compiles a kernel; needs no GPU.
-
-    Args:
-      kernel: the kernel.
-      types: of its pointers, such as "*bf16".
-      constants: names and values of its compile-time parameters.
-      warps: of a thread block.
-      capability: 80 for compute capability 8.0.
-    """
+    """Compiles a kernel, whose pointers have types such as "*bf16" or are None; needs no GPU. A `capability` of 80 is
+    compute capability 8.0."""
     target = GPUTarget("cuda", capability, _WARP)
     backend = make_backend(target)
     options = backend.parse_options(dict(num_warps=warps))
     pointers = dict(zip(kernel.arg_names, types, strict=False))
+    constexprs = {name: None for name, type in pointers.items() if type is None} | dict(constants)
     source = GluonASTSource(
         kernel,
-        signature=pointers | {name: "constexpr" for name, _ in constants},
-        constexprs=dict(constants),
-        attrs={(i,): [["tt.divisibility", _ALIGNMENT]] for i in range(len(types))},
+        signature=pointers | dict.fromkeys(constexprs, "constexpr"),
+        constexprs=constexprs,
+        attrs={(i,): [["tt.divisibility", _ALIGNMENT]] for i, type in enumerate(types) if type},
     )
     context = ir.context()
     ir.load_dialects(context)

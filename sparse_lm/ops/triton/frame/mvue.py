@@ -11,13 +11,14 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.triton.frame.tiles import GROUPS, PAIRED_GROUPS_LAYOUT
+from sparse_lm.ops.triton.frame.tiles import GROUPS, PAIRED_GROUPS_LAYOUT, indices
 from sparse_lm.ops.triton.frame.two_of_four import interleave
 
 _PAIRS = gl.constexpr(GROUPS // 2)  # of groups, in a row of a tile
 _ONE_AND_HALF_A_UNIT = tl.constexpr(0x3F800040)  # bits of 1 + 2^-17 in float32
 _SIGN = tl.constexpr(-(2**31))
 _PARITY = tl.constexpr(0x1BD11BDA)  # of Threefry's key schedule
+_ROTATIONS = tl.constexpr(((13, 15, 26, 6), (17, 29, 16, 24)))
 
 
 @gluon.jit
@@ -33,7 +34,7 @@ def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: g
     Returns:
       float32 [64, 16], for `sample_two`.
     """
-    pair = k_tile * _PAIRS + gl.arange(0, _PAIRS, gl.SliceLayout(0, PAIRED_GROUPS_LAYOUT))[None, :]
+    pair = k_tile * _PAIRS + indices(_PAIRS, PAIRED_GROUPS_LAYOUT, 1)
     bits = _random_bits(gl.load(key), gl.load(key + 1), row * ROW_STRIDE + pair * PAIR_STRIDE)
     return interleave(_above_one(bits & 0xFFFF), _above_one(bits >> 16))
 
@@ -49,22 +50,13 @@ def _random_bits(key, other_key, index):
     """Computes elements `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon,
     2011)."""
     key, other_key = key.to(tl.uint32, bitcast=True), other_key.to(tl.uint32, bitcast=True)
-    mixed_key = key ^ other_key ^ _PARITY
+    keys = key, other_key, key ^ other_key ^ _PARITY
     x, y = key, index.to(tl.uint32, bitcast=True) + other_key
-    x, y = _four_rounds(x, y, 13, 15, 26, 6)
-    x, y = _four_rounds(x + other_key, y + (mixed_key + 1), 17, 29, 16, 24)
-    x, y = _four_rounds(x + mixed_key, y + (key + 2), 13, 15, 26, 6)
-    x, y = _four_rounds(x + key, y + (other_key + 3), 17, 29, 16, 24)
-    x, y = _four_rounds(x + other_key, y + (mixed_key + 4), 13, 15, 26, 6)
-    return (x + mixed_key) ^ (y + (key + 5))
-
-
-@triton.jit
-def _four_rounds(x, y, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, FOURTH: tl.constexpr):
-    x, y = _round(x, y, FIRST)
-    x, y = _round(x, y, SECOND)
-    x, y = _round(x, y, THIRD)
-    return _round(x, y, FOURTH)
+    for group in tl.static_range(5):
+        for turn in tl.static_range(4):
+            x, y = _round(x, y, _ROTATIONS[group % 2][turn])
+        x, y = x + keys[(group + 1) % 3], y + (keys[(group + 2) % 3] + (group + 1))
+    return x ^ y
 
 
 @triton.jit

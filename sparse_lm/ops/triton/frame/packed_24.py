@@ -18,25 +18,18 @@ import triton.language as tl
 _HIGH_HALF = tl.constexpr(-(2**16))
 _EACH_MAGNITUDE = tl.constexpr(0x7FFF7FFF)
 _EACH_ONE = tl.constexpr(0x00010001)
-_KINDS = {tl.bfloat16: "bf16x2", tl.float16: "f16x2"}
 
 
 @triton.constexpr_function
-def _squared_relu_assembly(dtype):
-    """Returns assembly of the squared ReLU of two halves; the addend of its product is -0, which changes nothing."""
-    kind = _KINDS[dtype]
-    return f"""{{ .reg .b32 zero, negative_zero, positive; mov.b32 zero, 0; mov.b32 negative_zero, 0x80008000;
-        max.NaN.{kind} positive, $1, zero; fma.rn.{kind} $0, positive, positive, negative_zero; }}"""
-
-
-@triton.constexpr_function
-def _pack_assembly(dtype):
-    return f"cvt.rn.{_KINDS[dtype]}.f32 $0, $2, $1;"
+def _kind(dtype):
+    """Returns what PTX calls two numbers of a dtype in a word."""
+    return dtype.name.replace("fp", "f") + "x2"
 
 
 @triton.jit
 def _key(word, POSITION: tl.constexpr, HIGH: tl.constexpr, SIGNED: tl.constexpr):
     """Computes the key of the member at a position of its group, in the high half of a word or in the low one."""
+    word = word.to(tl.uint32, bitcast=True)
     if SIGNED:  # the rotation brings the magnitude to the top and the sign to the bottom
         left: tl.constexpr = 1 if HIGH else 17
         return (word << left | word >> 32 - left) & 0xFFFE0001 | (3 - POSITION) << 1
@@ -47,8 +40,19 @@ def _key(word, POSITION: tl.constexpr, HIGH: tl.constexpr, SIGNED: tl.constexpr)
 
 
 @triton.jit
-def _two_largest(a, b, c, d, SIGNED: tl.constexpr):
-    """Selects the largest two of four keys: values and nibble, as `two_of_four` gives them."""
+def two_of_four(a, b, c, d, SIGNED: tl.constexpr, HIGH: tl.constexpr = None):
+    """Selects two of each group of four.
+
+    Args:
+      a, b, c, d: words that have the members in their low halves, or in the high ones if HIGH; by default as they lie
+        in memory, with a and c in low halves, b and d in high ones.
+      SIGNED: whether any can be negative.
+
+    Returns:
+      words of both survivors; their nibbles of metadata.
+    """
+    a, b = _key(a, 0, HIGH, SIGNED), _key(b, 1, HIGH is None or HIGH, SIGNED)
+    c, d = _key(c, 2, HIGH, SIGNED), _key(d, 3, HIGH is None or HIGH, SIGNED)
     larger, other_larger = tl.maximum(a, b), tl.maximum(c, d)
     smaller, other_smaller = tl.minimum(a, b), tl.minimum(c, d)
     largest = tl.maximum(larger, other_larger)
@@ -63,41 +67,10 @@ def _two_largest(a, b, c, d, SIGNED: tl.constexpr):
 
 
 @triton.jit
-def two_of_four(low, high, SIGNED: tl.constexpr):
-    """Selects two of each group of four.
-
-    Args:
-      low, high: words of members 0 and 1, and of members 2 and 3.
-      SIGNED: whether any can be negative.
-
-    Returns:
-      words of both survivors; their nibbles of metadata.
-    """
-    low, high = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
-    a, b = _key(low, 0, False, SIGNED), _key(low, 1, True, SIGNED)
-    c, d = _key(high, 2, False, SIGNED), _key(high, 3, True, SIGNED)
-    return _two_largest(a, b, c, d, SIGNED)
-
-
-@triton.jit
-def two_of_four_halves(a, b, c, d, HIGH: tl.constexpr, SIGNED: tl.constexpr):
-    """Selects as `two_of_four`, of members in the high halves of four words, or in the low ones."""
-    a, b = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
-    c, d = c.to(tl.uint32, bitcast=True), d.to(tl.uint32, bitcast=True)
-    a, b = _key(a, 0, HIGH, SIGNED), _key(b, 1, HIGH, SIGNED)
-    c, d = _key(c, 2, HIGH, SIGNED), _key(d, 3, HIGH, SIGNED)
-    return _two_largest(a, b, c, d, SIGNED)
-
-
-@triton.jit
-def _permute_bytes(a, b, selector):
-    return tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, selector], tl.int32, True, 1)
-
-
-@triton.jit
 def take_two(low, high, nibble):
     """Takes the two members, of four in two words, that a group's metadata names, in one word."""
-    return _permute_bytes(low, high, (nibble & 3) * 0x22 + (nibble >> 2) * 0x2200 + 0x1010)
+    of_bytes = (nibble & 3) * 0x22 + (nibble >> 2) * 0x2200 + 0x1010
+    return tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, of_bytes], tl.int32, True, 1)
 
 
 @triton.jit
@@ -108,8 +81,12 @@ def zip_halves(a, b):
 
 @triton.jit
 def squared_relu(word, dtype: tl.constexpr):
-    """Computes relu(h)^2 of both halves, each rounded once."""
-    return tl.inline_asm_elementwise(_squared_relu_assembly(dtype), "=r,r", [word], tl.int32, True, 1)
+    """Computes relu(h)^2 of both halves, each rounded once; the addend of the product is -0, which changes nothing."""
+    kind: tl.constexpr = _kind(dtype)
+    assembly: tl.constexpr = f"""{{ .reg .b32 zero, negative_zero, positive;
+        mov.b32 zero, 0; mov.b32 negative_zero, 0x80008000;
+        max.NaN.{kind} positive, $1, zero; fma.rn.{kind} $0, positive, positive, negative_zero; }}"""
+    return tl.inline_asm_elementwise(assembly, "=r,r", [word], tl.int32, True, 1)
 
 
 @triton.jit
@@ -122,7 +99,8 @@ def unpack(word, dtype: tl.constexpr):
 @triton.jit
 def pack(low, high, dtype: tl.constexpr):
     """Rounds two float32 to `dtype` and joins them to a word."""
-    return tl.inline_asm_elementwise(_pack_assembly(dtype), "=r,f,f", [low, high], tl.int32, True, 1)
+    assembly: tl.constexpr = f"cvt.rn.{_kind(dtype)}.f32 $0, $2, $1;"
+    return tl.inline_asm_elementwise(assembly, "=r,f,f", [low, high], tl.int32, True, 1)
 
 
 @triton.jit

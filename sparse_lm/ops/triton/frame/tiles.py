@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.triton.frame.two_of_four import interleave, pack_words
+from sparse_lm.ops.triton.frame.two_of_four import pack_words
 
 WARPS = 4
 _TILE = gl.constexpr(TILE)
@@ -14,70 +14,51 @@ KEPT = gl.constexpr(TILE // 2)
 GROUPS = gl.constexpr(TILE // 4)
 WORDS = gl.constexpr(2 * TILE)
 
-# Lane 4 g + t of a warp has 16 elements of rows g and g + 8, those that its word of metadata is about: nothing but
-# loads and stores leaves the registers of a thread.
-_ROW_LANES = [[1, 0], [2, 0], [4, 0]]
-_ROW_WARPS = [[16, 0], [32, 0]]
-TILE_LAYOUT = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]],
-        lane_bases=[[0, 16], [0, 32], *_ROW_LANES],
-        warp_bases=_ROW_WARPS,
+
+@gluon.constexpr_function
+def tile_layout(columns, warps=WARPS):
+    """Returns the layout of a tile's [64, columns] numbers; from the fifth on, warps have what the first four have.
+
+    Lane 4 g + t of a warp has a fourth of the columns of rows g and g + 8, those that its word of metadata is about:
+    nothing but loads and stores leaves the registers of a thread.
+    """
+    fourth = columns // 4
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1 << bit] for bit in range(fourth.bit_length() - 1)] + [[8, 0]],
+        lane_bases=[[0, fourth], [0, 2 * fourth], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]] + [[0, 0]] * (warps.bit_length() - 3),
         block_bases=[],
-        shape=[TILE, TILE],
+        shape=[TILE, columns],
     )
-)
-HALVES_LAYOUT = gl.constexpr(  # of words of metadata, four groups each
-    gl.DistributedLinearLayout(
-        reg_bases=[[8, 0]],
-        lane_bases=[[0, 1], [0, 2], *_ROW_LANES],
-        warp_bases=_ROW_WARPS,
-        block_bases=[],
-        shape=[TILE, 4],
-    )
-)
-PAIRS_LAYOUT = gl.constexpr(  # of 16-bit floats in words, or of survivors, two a group
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0]],
-        lane_bases=[[0, 8], [0, 16], *_ROW_LANES],
-        warp_bases=_ROW_WARPS,
-        block_bases=[],
-        shape=[TILE, TILE // 2],
-    )
-)
 
 
 @gluon.constexpr_function
-def groups_layout(warps):
-    """Returns the layout of one number a group, [64, 16]; from the fifth on, warps have what the first four have."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0]],
-        lane_bases=[[0, 4], [0, 8], *_ROW_LANES],
-        warp_bases=_ROW_WARPS + [[0, 0]] * (warps.bit_length() - 3),
-        block_bases=[],
-        shape=[TILE, TILE // 4],
-    )
+def rows_layout(numbers, threads, warps, axis=1):
+    """Returns the layout of rows, or columns if `axis` is 0: so many numbers side by side in a thread, of so many
+    threads, which are at most a warp."""
+    threads = min(32, threads)
+    sizes = [1, numbers], [32 // threads, threads], [warps, 1]
+    return gl.BlockedLayout(*(size if axis == 1 else size[::-1] for size in sizes), [axis, 1 - axis])
 
 
-GROUPS_LAYOUT = gl.constexpr(groups_layout(WARPS))
-PAIRED_GROUPS_LAYOUT = gl.constexpr(  # of one number for two groups
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [8, 0]],
-        lane_bases=[[0, 2], [0, 4], *_ROW_LANES],
-        warp_bases=_ROW_WARPS,
-        block_bases=[],
-        shape=[TILE, TILE // 8],
-    )
-)
+TILE_LAYOUT = gl.constexpr(tile_layout(TILE))
+PAIRS_LAYOUT = gl.constexpr(tile_layout(TILE // 2))  # of 16-bit floats in words, or of survivors, two a group
+GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 4))  # of one number a group
+PAIRED_GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 8))  # of one number for two groups
+HALVES_LAYOUT = gl.constexpr(tile_layout(TILE // 16))  # of halves of words of metadata, four groups each
 WORDS_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))
-ROWS_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0]))  # loads whole rows
+
+
+@gluon.jit
+def indices(count: gl.constexpr, layout: gl.constexpr, axis: gl.constexpr):
+    """Returns 0, 1, .. as a column (axis 0) or a row (axis 1) of a matrix in a layout."""
+    return gl.arange(0, count, gl.SliceLayout(1 - axis, layout)).expand_dims(1 - axis)
 
 
 @gluon.jit
 def offsets(row_tile, tile, columns: gl.constexpr, width: gl.constexpr, layout: gl.constexpr):
     """Computes rows, columns and offsets of a tile of 64 rows and `width` columns in a matrix of `columns`."""
-    row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, layout))[:, None]
-    column = tile * width + gl.arange(0, width, gl.SliceLayout(0, layout))[None, :]
+    row, column = row_tile * _TILE + indices(_TILE, layout, 0), tile * width + indices(width, layout, 1)
     return row, column, row.to(gl.int64) * columns + column
 
 
@@ -105,17 +86,29 @@ def load_pairs(x, row_tile, tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def load_survivors(values, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Loads survivors of a tile, words [64, 16] of two each."""
-    _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
-    return gl.load(as_words(values) + offset)
+def locate_survivors(values, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Computes the pointers to a tile's survivors, [64, 16] words of two each."""
+    return as_words(values) + offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)[2]
 
 
 @gluon.jit
-def store_survivors(words, values, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Stores survivors of a tile, words [64, 16] of two each."""
-    _, _, offset = offsets(row_tile, k_tile, K_TILES * GROUPS, GROUPS, GROUPS_LAYOUT)
-    gl.store(as_words(values) + offset, words)
+def store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
+    """Stores survivors of a tile and its metadata.
+
+    Args:
+      kept: survivors, float32 [64, 32], which are rounded, or words [64, 16] of two each.
+      nibble: metadata of the groups, [64, 16].
+      values, metadata: pointers to the arrays of the matrix, which has K_TILES tiles in a row.
+      row_tile, k_tile: the tile.
+    """
+    if kept.dtype == gl.float32:
+        _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)
+        kept = gl.convert_layout(kept.to(values.dtype.element_ty), PAIRS_LAYOUT, assert_trivial=True)
+        gl.store(values + offset, kept)
+    else:
+        kept = gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True)
+        gl.store(locate_survivors(values, row_tile, k_tile, K_TILES), kept)
+    store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
 
 
 @gluon.jit
@@ -123,12 +116,3 @@ def store_metadata(nibble, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
     """Stores metadata of a tile, of nibbles [64, 16]."""
     words = gl.convert_layout(pack_words(nibble), WORDS_LAYOUT, assert_trivial=True)
     gl.store(metadata + (row_tile * K_TILES + k_tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT), words)
-
-
-@gluon.jit
-def store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Stores survivors [64, 16] of a tile, rounded, and its metadata, of nibbles [64, 16]."""
-    _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)
-    pairs = interleave(low, high).to(values.dtype.element_ty)
-    gl.store(values + offset, gl.convert_layout(pairs, PAIRS_LAYOUT, assert_trivial=True))
-    store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sparse_lm.ops.formats import TILE
 from sparse_lm.ops.triton.frame import device
@@ -14,21 +14,15 @@ from sparse_lm.ops.triton.frame import device
 class Tiling:
     """A way to cut up a product with a 2:4 operand of its rows.
 
-    Attributes:
-      tile_m: rows of a thread block's tile, a power of two from 64 on.
-      tile_n: columns of it, a power of two from 32 on.
-      warps_m: warps along M. A thread holds tile_m tile_n / (32 warps) sums; more than 128 do not fit.
-      warps_n: warps along N, 16 columns each at least.
-      stages: of shared memory.
-      raster_width: tiles along M of a band.
+    A thread holds tile_m tile_n / (32 warps) sums; more than 128 do not fit.
     """
 
-    tile_m: int
-    tile_n: int
-    warps_m: int
-    warps_n: int
-    stages: int = 4
-    raster_width: int = 8
+    tile_m: int  # rows of a thread block's tile, a power of two from 64 on
+    tile_n: int  # columns of it, a power of two from 32 on
+    warps_m: int  # along M
+    warps_n: int  # along N, 16 columns each at least
+    stages: int = 4  # of shared memory
+    raster_width: int = 8  # tiles along M of a band
 
     @property
     def warps(self) -> int:
@@ -44,24 +38,20 @@ class Tiling:
         return self.stages * (self.tile_m * TILE + self.tile_m * 8 + 2 * TILE * self.tile_n)
 
 
-def largest_that_occupies(candidates: Sequence[Tiling], m: int, n: int) -> Tiling:
+def largest_that_occupies(
+    candidates: Sequence[Tiling], m: int, n: int, *, block_m: int = 0, block_n: int = 0
+) -> Tiling:
     """Chooses, of tilings, largest first, the first of which every core of this GPU gets a tile, or else the last.
 
-    Those that need more shared memory than it has are passed over.
+    Passes over those that need more shared memory than it has, or whose sides do not divide those of blocks.
+
+    Raises:
+      NotImplementedError: no tile divides a block.
     """
+    candidates = [tiling for tiling in candidates if block_m % tiling.tile_m == block_n % tiling.tile_n == 0]
+    if not candidates:
+        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {block_m or block_n}")
     available = device.shared_bytes(device.compute_capability())
     fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
     enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]
     return (enough or fitting[-1:])[0]
-
-
-def largest_in_blocks(candidates: Sequence[Tiling], m: int, n: int, v: int, side: Callable[[Tiling], int]) -> Tiling:
-    """Chooses as `largest_that_occupies`, of the tilings a side of which divides blocks of v.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
-    fitting = [tiling for tiling in candidates if v % side(tiling) == 0]
-    if not fitting:
-        raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {v}")
-    return largest_that_occupies(fitting, m, n)

@@ -19,11 +19,17 @@ def magnitude_rank(x):
 
 @triton.jit
 def members(x):
-    """Splits float32 [R, 4 G] into the four members of its groups, [R, G] each."""
+    """Splits [R, 4 G] into the four members of its groups, [R, G] each."""
     even, odd = tl.split(x.reshape([x.shape[0], x.shape[1] // 4, 2, 2]))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
+
+
+@triton.jit
+def join_members(a, b, c, d):
+    """Inverts `members`."""
+    return tl.join(tl.join(a, c), tl.join(b, d)).reshape([a.shape[0], 4 * a.shape[1]])
 
 
 @triton.jit
@@ -75,17 +81,19 @@ def spread(low, high, nibble):
     a = tl.where(first == 0, low, 0)
     b = tl.where(first == 1, low, tl.where(second == 1, high, 0))
     c = tl.where(first == 2, low, tl.where(second == 2, high, 0))
-    d = tl.where(second == 3, high, 0)
-    return tl.join(tl.join(a, c), tl.join(b, d)).reshape([low.shape[0], 4 * low.shape[1]])
+    return join_members(a, b, c, tl.where(second == 3, high, 0))
+
+
+@triton.jit
+def join_nibbles(first, second, third, fourth):
+    """Joins four bits each to 16."""
+    return first | second << 4 | third << 8 | fourth << 12
 
 
 @triton.jit
 def pack_halves(nibble):
-    """Packs nibbles [64, 16] to halves of words [64, 4], each of 16 logical k."""
-    even, odd = tl.split(nibble.reshape([64, 4, 2, 2]))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first | second << 4 | third << 8 | fourth << 12
+    """Packs four bits each of [R, 4 G] to 16 bits, [R, G]: of a row's nibbles, to halves of words of metadata."""
+    return join_nibbles(*members(nibble))
 
 
 @triton.jit

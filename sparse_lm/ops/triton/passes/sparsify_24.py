@@ -24,21 +24,65 @@ from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.frame.tiles import (
     GROUPS,
     PAIRED_GROUPS_LAYOUT,
-    ROWS_LAYOUT,
     TILE_LAYOUT,
     WARPS,
+    indices,
     load_pairs,
     load_tile,
     offsets,
-    store_metadata,
+    rows_layout,
     store_sparse,
-    store_survivors,
 )
-from sparse_lm.ops.triton.frame.two_of_four import members, spread, two_of_four
+from sparse_lm.ops.triton.frame.two_of_four import interleave, members, spread, two_of_four
 
 _TILE = gl.constexpr(TILE)
 STATS = gl.constexpr(len(HiddenStats._fields))
 NO_KEY = np.zeros(2, np.int32)  # for kernels that read none
+
+
+@gluon.jit
+def sparsify_24_kernel(
+    x,
+    scale,
+    key,
+    values,
+    metadata,
+    dense,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    METHOD: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
+    SCALED_TILES: gl.constexpr,
+):
+    """Sparsifies a tile of x [ROWS, COLUMNS].
+
+    The key is for "mvue". If SCALED_TILES is not None, as many tiles of rows share a scale. If `dense` is not None, the
+    masked matrix goes there.
+    """
+    K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
+    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
+    if TRANSPOSED:
+        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS, rows_layout(8, 8, gl.num_warps()))
+        tile = gl.convert_layout(tile.permute([1, 0]), TILE_LAYOUT)
+    else:
+        tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT)
+    if METHOD == "mvue":
+        row = row_tile * _TILE + indices(_TILE, PAIRED_GROUPS_LAYOUT, 0)
+        if TRANSPOSED:
+            PADDED_COLUMNS: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE * _TILE
+            above_one = mvue.uniform_above_one(key, row, k_tile, 1, PADDED_COLUMNS)
+        else:
+            above_one = mvue.uniform_above_one(key, row, k_tile, K_TILES * GROUPS // 2, 1)
+        low, high, nibble = mvue.sample_two(*members(tile), above_one)
+    else:
+        low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
+    factor = gl.load(scale if SCALED_TILES is None else scale + row_tile // SCALED_TILES)
+    low, high = low * factor, high * factor
+    store_sparse(interleave(low, high), nibble, values, metadata, row_tile, k_tile, K_TILES)
+    if dense is not None:
+        row, column, offset = offsets(row_tile, k_tile, COLUMNS, _TILE, TILE_LAYOUT)
+        masked = gl.convert_layout(spread(low, high, nibble), TILE_LAYOUT, assert_trivial=True)
+        gl.store(dense + offset, masked.to(dense.dtype.element_ty), mask=(row < ROWS) & (column < COLUMNS))
 
 
 @gluon.jit
@@ -47,8 +91,17 @@ def _add_three(a, b, c, d, e, f):
 
 
 @gluon.jit
-def _store_stats(low, high, kept, stats, dtype: gl.constexpr):
-    """Stores `HiddenStats` of a tile, whose members and survivors are words of two each."""
+def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Sparsifies a tile of relu(h)^2, and stores its `HiddenStats`. COLUMNS is even."""
+    K_TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
+    dtype: gl.constexpr = values.dtype.element_ty
+    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
+    low, high = load_pairs(h, row_tile, k_tile, ROWS, COLUMNS)
+    low, high = packed_24.squared_relu(low, dtype), packed_24.squared_relu(high, dtype)
+    kept, nibble = packed_24.two_of_four(low, low, high, high, SIGNED=False)
+    store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES)
+
+    stats += gl.program_id(0) * STATS
     a, b = packed_24.unpack(low, dtype)
     c, d = packed_24.unpack(high, dtype)
     e, f = packed_24.unpack(kept, dtype)
@@ -61,87 +114,25 @@ def _store_stats(low, high, kept, stats, dtype: gl.constexpr):
     gl.store(stats + 2, kept_energy)
 
 
-@gluon.jit
-def _sparsify_24_kernel(
-    x,
-    scale,
-    key,
-    values,
-    metadata,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    METHOD: gl.constexpr,
-    TRANSPOSED: gl.constexpr,
-):
-    """Sparsifies x [ROWS, COLUMNS]. The key is for "mvue"."""
-    K_TILES: gl.constexpr = ((ROWS if TRANSPOSED else COLUMNS) + _TILE - 1) // _TILE
-    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
-    if TRANSPOSED:
-        tile = load_tile(x, k_tile, row_tile, ROWS, COLUMNS, ROWS_LAYOUT).permute([1, 0])
-        tile = gl.convert_layout(tile, TILE_LAYOUT)
-    else:
-        tile = load_tile(x, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT)
-    if METHOD == "mvue":
-        row = row_tile * _TILE + gl.arange(0, _TILE, gl.SliceLayout(1, PAIRED_GROUPS_LAYOUT))[:, None]
-        if TRANSPOSED:
-            PADDED_COLUMNS: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE * _TILE
-            above_one = mvue.uniform_above_one(key, row, k_tile, 1, PADDED_COLUMNS)
-        else:
-            above_one = mvue.uniform_above_one(key, row, k_tile, K_TILES * GROUPS // 2, 1)
-        low, high, nibble = mvue.sample_two(*members(tile), above_one)
-    else:
-        low, high, nibble = two_of_four(tile, METHOD == "soft_threshold")
-    factor = gl.load(scale)
-    store_sparse(low * factor, high * factor, nibble, values, metadata, row_tile, k_tile, K_TILES)
-
-
-@gluon.jit
-def _soft_threshold_24_kernel(
-    w, scale, values, metadata, dense, ROWS: gl.constexpr, COLUMNS: gl.constexpr, SCALED_TILES: gl.constexpr
-):
-    K_TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
-    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
-    low, high, nibble = two_of_four(load_tile(w, row_tile, k_tile, ROWS, COLUMNS, TILE_LAYOUT), True)
-    factor = gl.load(scale + row_tile // SCALED_TILES)
-    low, high = low * factor, high * factor
-    store_sparse(low, high, nibble, values, metadata, row_tile, k_tile, K_TILES)
-    row, column, offset = offsets(row_tile, k_tile, COLUMNS, _TILE, TILE_LAYOUT)
-    masked = gl.convert_layout(spread(low, high, nibble), TILE_LAYOUT, assert_trivial=True)
-    gl.store(dense + offset, masked.to(dense.dtype.element_ty), mask=(row < ROWS) & (column < COLUMNS))
-
-
-@gluon.jit
-def _squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    K_TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE
-    dtype: gl.constexpr = values.dtype.element_ty
-    row_tile, k_tile = gl.program_id(0) // K_TILES, gl.program_id(0) % K_TILES
-    low, high = load_pairs(h, row_tile, k_tile, ROWS, COLUMNS)
-    low, high = packed_24.squared_relu(low, dtype), packed_24.squared_relu(high, dtype)
-    kept, nibble = packed_24.two_of_four(low, high, False)
-    store_survivors(kept, values, row_tile, k_tile, K_TILES)
-    store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
-    _store_stats(low, high, kept, stats + gl.program_id(0) * STATS, dtype)
-
-
 def sparsify_24(
     x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
 ) -> Sparse24:
-    """See `sparse_lm.ops.sparsify_24`.
+    """Computes `sparse_lm.ops.sparsify_24`.
 
     Raises:
-      NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
+      NotImplementedError: the dtypes; or for "mvue", a key of another generator than JAX's default one.
     """
     check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     shape = x.shape[::-1] if axis == 0 else x.shape
-    constants = dict(ROWS=x.shape[0], COLUMNS=x.shape[1], METHOD=method, TRANSPOSED=axis == 0)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
     key = threefry_key(key) if method == "mvue" else NO_KEY
-    values, metadata = call_by_tiles(_sparsify_24_kernel, x, scale, key, out=outputs(shape, dtype), constants=constants)
-    return Sparse24(values, metadata, shape)
+    constants = dict(dense=None, METHOD=method, TRANSPOSED=axis == 0, SCALED_TILES=None)
+    out = outputs(shape, dtype)
+    return Sparse24(*call_by_tiles(sparsify_24_kernel, x, scale, key, out=out, **constants), shape)
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """See `sparse_lm.ops.soft_threshold_24`.
+    """Computes `sparse_lm.ops.soft_threshold_24`.
 
     Raises:
       NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
@@ -151,26 +142,18 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     if scaled_rows % TILE and scale.shape[0] > 1:
         raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {scaled_rows}")
     out = *outputs(w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
-    constants = dict(ROWS=w.shape[0], COLUMNS=w.shape[1], SCALED_TILES=-(-scaled_rows // TILE))
-    scale = scale.astype(jnp.float32)
-    values, metadata, dense = call_by_tiles(_soft_threshold_24_kernel, w, scale, out=out, constants=constants)
-    return Sparse24(values, metadata, w.shape), dense
+    constants = dict(METHOD="soft_threshold", TRANSPOSED=False, SCALED_TILES=-(-scaled_rows // TILE))
+    *sparse, dense = call_by_tiles(sparsify_24_kernel, w, scale.astype(jnp.float32), None, out=out, **constants)
+    return Sparse24(*sparse, w.shape), dense
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.squared_relu_24`.
-
-    Raises:
-      NotImplementedError: h is not of 16-bit floats.
-    """
+    """Computes `sparse_lm.ops.squared_relu_24`; raises NotImplementedError if h is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
-    padded = align_rows(h)
     values, metadata = outputs(h.shape, h.dtype)
-    stats = jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
-    constants = dict(ROWS=padded.shape[0], COLUMNS=padded.shape[1])
-    out = values, metadata, stats
-    values, metadata, stats = call_by_tiles(_squared_relu_24_kernel, padded, out=out, constants=constants)
-    return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+    out = values, metadata, jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
+    *sparse, stats = call_by_tiles(squared_relu_24_kernel, align_rows(h), out=out)
+    return Sparse24(*sparse, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
 
 
 def outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -180,7 +163,10 @@ def outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStr
     return values, jax.ShapeDtypeStruct((rows, columns, 2 * TILE), jnp.int32)
 
 
-def call_by_tiles(kernel, *operands: Array, out: tuple[jax.ShapeDtypeStruct, ...], constants: dict) -> list[Array]:
-    """Runs a kernel, a thread block for each tile of 64 x 64 that `out[1]`, metadata, describes."""
+def call_by_tiles(
+    kernel, x: Array, *operands: Array, out: tuple[jax.ShapeDtypeStruct, ...], **constants
+) -> list[Array]:
+    """Runs a kernel on x [ROWS, COLUMNS], with a thread block for each tile that `out[1]`, metadata, describes."""
     row_tiles, k_tiles, _ = out[1].shape
-    return gluon_call(kernel, *operands, out=out, blocks=row_tiles * k_tiles, warps=WARPS, constants=constants)
+    constants |= dict(ROWS=x.shape[0], COLUMNS=x.shape[1])
+    return gluon_call(kernel, x, *operands, out=out, blocks=row_tiles * k_tiles, warps=WARPS, constants=constants)
