@@ -14,7 +14,7 @@ from __future__ import annotations
 from jax import Array
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_block, check_format, check_group, check_matrix
+from sparse_lm.ops.checks import check_block, check_format, check_group, check_ids, check_matrix
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.matmul import check_sampled
 from sparse_lm.ops.shapes import Float, Int32
@@ -116,11 +116,13 @@ def squared_relu_gradients(
       of the two: both use the same random numbers, which leaves each unbiased, and no product reads both.
 
     Raises:
-      ValueError: shapes do not match.
+      ValueError: shapes do not match, or columns are not int32.
       NotImplementedError: the named backend cannot run this.
     """
     check_format("y", y, Sparse24, SparseVenom)
     check_matrix("dy", dy)
+    if isinstance(y, SparseVenom):
+        check_ids("y.columns", y.columns)
     kept = y.shape[1] if isinstance(y, Sparse24) else 4 * y.shape[1] // y.m
     if dy.shape != (y.shape[0], kept):
         raise ValueError(f"dy {list(dy.shape)} must be {[y.shape[0], kept]} for y {list(y.shape)}")

@@ -101,6 +101,7 @@ LISTS = [
     ("neuron_ids", lambda ids: ops.sampled_squared_relu_24(W, X, ids, 4)),
     ("neuron_ids", lambda ids: ops.scattered_matmul_24(SELECTED, X, ids, 4, 16)),
     ("a.columns", lambda ids: ops.matmul_venom(dataclasses.replace(A, columns=ids), X.T)),
+    ("y.columns", lambda ids: ops.squared_relu_gradients(X, dataclasses.replace(A, columns=ids))),
 ]
 
 
