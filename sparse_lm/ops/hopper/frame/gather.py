@@ -15,22 +15,23 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
 from sparse_lm.ops.hopper.frame.emit import (
     SCALAR,
     WARP_SIZE,
     WARPGROUP_SIZE,
-    global_pointer,
+    Number,
+    global_memory,
     i32,
     i32_type,
-    i64,
-    i64_type,
-    mul64,
     ptx,
-    times,
+    scalar,
+    select,
+    shared_memory,
+    vector,
+    warp_and_lane,
 )
 from sparse_lm.ops.hopper.frame.wgmma_sp import DENSE_TRANSFORMS, STEP
 
@@ -52,28 +53,32 @@ def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
     )
     def emit(_, rows, block, step):
         warp, lane = warp_and_lane()
-        index = arith.addi(times(warp, _ROWS), arith.remui(lane, i32(_ROWS)))
-        index = arith.addi(times(step.registers.item(), STEP), index)
-        return per_thread([load_number(rows, block.registers.item(), index, width)])
+        index = warp * _ROWS + lane % _ROWS
+        index = scalar(step) * STEP + index
+        return per_thread([load_number(rows, scalar(block), index, width)])
 
     return emit(rows, block, step)
 
 
-def load_number(rows: ir.Value, block: ir.Value, index: ir.Value, width: int) -> ir.Value:
+def load_number(rows: ir.Value, block: Number, index: Number, width: int) -> Number:
     """Loads rows[block, index] of int32 [B, width]; where no such column exists, the largest unsigned number: no
     row."""
-    address = mgpu_utils.getelementptr(global_pointer(rows), [arith.addi(times(block, width), index)], i32_type())
+    address = global_memory(rows).at(block * width + index)
     code = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
     return ptx(code, "=&r,l,r,r", [address, index, i32(width)], i32_type())
 
 
-def per_thread(numbers: list[ir.Value]) -> mgpu.FragmentedArray:
+def per_thread(numbers: list[Number]) -> mgpu.FragmentedArray:
     """Numbers of each thread's own as an array int32[128 * n] in layout WG_STRIDED."""
-    vector = ir.VectorType.get((1,), i32_type())
     registers = np.empty((len(numbers),), dtype=object)
-    registers[:] = [llvm.insertelement(llvm.mlir_undef(vector), n, i32(0)) for n in numbers]
+    registers[:] = [vector([number]) for number in numbers]
     layout = mgpu.WGStridedFragLayout(shape=(WARPGROUP_SIZE * len(numbers),), vec_size=1)
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True)
+
+
+def own_numbers(array: mgpu.FragmentedArray) -> list[Number]:
+    """Inverts `per_thread`."""
+    return [Number(llvm.extractelement(register, i32(0))) for register in array.registers.flat]
 
 
 def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) -> None:
@@ -91,55 +96,42 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), _ROW_NUMBERS, SCALAR))
     def emit(_, source, target, row_numbers, column):
-        own_number = llvm.extractelement(row_numbers.registers.item(), i32(0))
-        column = column.registers.item()
-        element = ir.MemRefType(source.type).element_type
+        (own_number,) = own_numbers(row_numbers)
+        column = scalar(column)
         warp, lane = warp_and_lane()
         chunks = i32(_CHUNKS)
-        row, chunk = arith.divui(lane, chunks), arith.remui(lane, chunks)
-        lane_column = arith.extui(i64_type(), arith.addi(column, times(chunk, _CHUNK)))
-        heights = [
-            _height_at(arith.addi(column, i32(first)), height, width) for first in range(0, target_columns, _LINE)
-        ]
+        row, chunk = lane // chunks, lane % chunks
+        lane_column = (column + chunk * _CHUNK).wide()
+        # The rows that exist at a line's first column: past the last column none. No line lies half inside.
+        firsts = (column + first for first in range(0, target_columns, _LINE))
+        heights = [select(first.compare("ult", width), i32(height), i32(0)) for first in firsts]
         # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
-        lane_offset = arith.addi(times(warp, _ROWS * target_columns), times(row, _LINE))
-        lane_swizzle = arith.xori(chunk, row)
+        lane_offset = warp * (_ROWS * target_columns) + row * _LINE
+        lane_swizzle = chunk ^ row
         for first_row in range(0, _ROWS, _ROWS_AT_ONCE):
-            number = shuffle(own_number, arith.addi(row, i32(first_row)))
-            start = arith.addi(mul64(number, width), lane_column)
+            number = shuffle(own_number, row + first_row)
+            start = number.wide() * width + lane_column
             # The row within 8 is the sum of two numbers without common bits.
-            swizzled = times(arith.xori(lane_swizzle, i32(first_row % 8)), _CHUNK)
+            swizzled = (lane_swizzle ^ first_row % 8) * _CHUNK
             row_offset = i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
-            offset = arith.addi(arith.addi(lane_offset, swizzled), row_offset)
+            offset = lane_offset + swizzled + row_offset
             for line, line_height in enumerate(heights):
-                target_offset = arith.addi(offset, i32(8 * _LINE * line))
-                source_offset = arith.addi(start, i64(_LINE * line))
+                target_offset, source_offset = offset + 8 * _LINE * line, start + _LINE * line
                 start_copy(
-                    mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
-                    mgpu_utils.getelementptr(global_pointer(source), [source_offset], element),
-                    arith.cmpi(arith.CmpIPredicate.ult, number, line_height),
+                    shared_memory(target).at(target_offset),
+                    global_memory(source).at(source_offset),
+                    number.compare("ult", line_height),
                 )
 
     emit(source, target, row_numbers, column)
 
 
-def _height_at(column: ir.Value, height: int, width: int) -> ir.Value:
-    """Counts the rows that exist at a line's first column: past the last column none. No line lies half inside."""
-    return arith.select(arith.cmpi(arith.CmpIPredicate.ult, column, i32(width)), i32(height), i32(0))
-
-
-def start_copy(target: ir.Value, source: ir.Value, exists: ir.Value) -> None:
+def start_copy(target: ir.Value, source: ir.Value, exists: Number) -> None:
     """Copies 16 bytes, or makes them zeros and reads nothing if not `exists`."""
-    bytes_read = arith.select(exists, i32(16), i32(0))
+    bytes_read = select(exists, i32(16), i32(0))
     ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "l,l,r", [target, source, bytes_read])
 
 
-def warp_and_lane() -> tuple[ir.Value, ir.Value]:
-    """Returns this thread's warp in its warpgroup, and its lane in the warp."""
-    thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-    return arith.divui(thread, i32(WARP_SIZE)), arith.remui(thread, i32(WARP_SIZE))
-
-
-def shuffle(value: ir.Value, lane: ir.Value) -> ir.Value:
+def shuffle(value: Number, lane: Number) -> Number:
     """Returns the value that another lane of the warp holds."""
     return ptx("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [value, lane], i32_type())

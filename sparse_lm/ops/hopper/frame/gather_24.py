@@ -10,31 +10,35 @@ What a thread copies from and to changes by a constant from step to step, so it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.formats import EMPTY_WORD
 from sparse_lm.ops.hopper.frame.emit import (
     SCALAR,
     WARPGROUP_SIZE,
-    global_pointer,
+    Memory,
+    Number,
+    global_memory,
     i32,
     i32_type,
-    i64,
     i64_type,
+    minimum,
     ptx,
-    times,
+    scalar,
+    select,
+    shared_memory,
+    thread_of_warpgroup,
     true,
+    warp_and_lane,
 )
-from sparse_lm.ops.hopper.frame.gather import load_number, per_thread, start_copy, warp_and_lane
+from sparse_lm.ops.hopper.frame.gather import load_number, own_numbers, per_thread, start_copy
 from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat
 
 STAGES = 2  # of the ring that one gather fills
@@ -94,21 +98,21 @@ def load_offsets(
         arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=(_offsets_type(per_value), _offsets_type(per_metadata))
     )
     def emit(_, columns, block, first):
-        block, first = block.registers.item(), first.registers.item()
+        block, first = scalar(block), scalar(first)
         row, stage, chunk = _value_position()
-        chunk = arith.addi(times(stage, _CHUNKS), chunk)
+        chunk = stage * _CHUNKS + chunk
         value_offsets = []
         for i in range(per_value):
-            number = load_number(columns, block, arith.addi(first, arith.addi(row, i32(16 * i))), width)
-            exists = arith.cmpi(arith.CmpIPredicate.ult, number, i32(height))
-            offset = arith.addi(times(number, value_chunks), chunk)
-            value_offsets.append(arith.select(exists, offset, i32(-1)))
+            number = load_number(columns, block, first + (row + 16 * i), width)
+            exists = number.compare("ult", height)
+            offset = number * value_chunks + chunk
+            value_offsets.append(select(exists, offset, i32(-1)))
         metadata_offsets = []
         for i in range(per_metadata):
-            row = arith.addi(_thread(), i32(WARPGROUP_SIZE * i))
-            number = load_number(columns, block, arith.addi(first, row), width)
+            row = thread_of_warpgroup() + WARPGROUP_SIZE * i
+            number = load_number(columns, block, first + row, width)
             # The instruction wants valid positions of rows that do not exist, too.
-            metadata_offsets.append(times(arith.minui(number, i32(height - 1)), gathers))
+            metadata_offsets.append(minimum(number, i32(height - 1)) * gathers)
         return per_thread(value_offsets), per_thread(metadata_offsets)
 
     return emit(columns, block, first)
@@ -147,29 +151,30 @@ def start_gather(
     )
     def emit(_, values, metadata, values_stages, metadata_stage, offsets, gather):
         value_offsets, metadata_offsets = offsets
-        gather = gather.registers.item()
-        _start_values(values, values_stages, value_offsets, times(gather, STAGES), k_tiles)
+        gather = scalar(gather)
+        _start_values(values, values_stages, value_offsets, gather * STAGES, k_tiles)
         _start_metadata(metadata, metadata_stage, metadata_offsets, gather)
 
     emit(values, metadata, values_stages, metadata_stage, offsets, gather)
 
 
-def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
+def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: Number, k_tiles: int) -> None:
     row, stage, chunk = _value_position()
-    exists = _exists(first_k, stage, k_tiles)
-    source = _advance(global_pointer(values), times(first_k, _CHUNKS))
+    exists = true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
+    source = _advance(global_memory(values).start, first_k * _CHUNKS)
     # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
-    swizzled = arith.xori(chunk, arith.remui(arith.divui(row, i32(2)), i32(4)))
-    target = _advance(_of_stage(stages, stage), arith.addi(times(row, _CHUNKS), swizzled))
-    for i, offset in enumerate(_scalars(offsets)):
-        row_exists = arith.cmpi(arith.CmpIPredicate.sge, offset, i32(0))
-        start_copy(_advance(target, i32(16 * _CHUNKS * i)), _advance(source, offset), arith.andi(exists, row_exists))
+    swizzled = chunk ^ row // 2 % 4
+    stage_start = select(stage.compare("eq", 0), *(shared_memory(ref).start for ref in stages))
+    target = _advance(stage_start, row * _CHUNKS + swizzled)
+    for i, offset in enumerate(own_numbers(offsets)):
+        row_exists = offset.compare("sge", 0)
+        start_copy(_advance(target, i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists)
 
 
-def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: ir.Value) -> None:
-    source = _advance(global_pointer(metadata), gather)
-    target = _advance(mgpu_utils.memref_ptr(stage), _thread())
-    for i, offset in enumerate(_scalars(offsets)):
+def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: Number) -> None:
+    source = _advance(global_memory(metadata).start, gather)
+    target = _advance(shared_memory(stage).start, thread_of_warpgroup())
+    for i, offset in enumerate(own_numbers(offsets)):
         start_copy(_advance(target, i32(WARPGROUP_SIZE * i)), _advance(source, offset), true())
 
 
@@ -201,9 +206,9 @@ def _load_rows(metadata: Any) -> Words:
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_words_type(2 * blocks))
     def emit(_, metadata):
         warp, lane = warp_and_lane()
-        first = arith.addi(times(warp, 16 * WORDS), lane)  # row 16 * warp + lane // 4, word lane % 4
+        first = warp * (16 * WORDS) + lane  # row 16 * warp + lane // 4, word lane % 4
         rows = [ROWS * block + half for block in range(blocks) for half in (0, 8)]
-        return tuple(splat(load_word(metadata, arith.addi(first, i32(row * WORDS)))) for row in rows)
+        return tuple(splat(load_word(metadata, first + row * WORDS)) for row in rows)
 
     return emit(metadata)
 
@@ -213,7 +218,7 @@ def _join_halves(rows: Words, selector: str) -> Words:
 
     @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=_words_type(len(rows) // 2))
     def emit(_, rows):
-        words = [row.registers.item() for row in rows]
+        words = list(map(scalar, rows))
         code = f"prmt.b32 $0, $1, $2, {selector};"
         pairs = zip(words[::2], words[1::2], strict=True)
         return tuple(splat(ptx(code, "=r,r,r", pair, i32_type())) for pair in pairs)
@@ -221,45 +226,22 @@ def _join_halves(rows: Words, selector: str) -> Words:
     return emit(rows)
 
 
-def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
+def _value_position() -> tuple[Number, Number, Number]:
     """Returns (row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank
     twice."""
     warp, lane = warp_and_lane()
 
     def bits(first, count):
-        shifted = arith.divui(lane, i32(1 << first))
-        return arith.remui(shifted, i32(1 << count))
+        return lane // (1 << first) % (1 << count)
 
-    row = arith.addi(times(warp, 4), arith.addi(bits(2, 1), times(bits(4, 1), 2)))
+    row = warp * 4 + (bits(2, 1) + bits(4, 1) * 2)
     return row, bits(3, 1), bits(0, 2)
 
 
-def _thread() -> ir.Value:
-    """Returns this thread's number in its warpgroup."""
-    return arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-
-
-def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
-    """Returns True where the stage's step is not past the last."""
-    if k_tiles % STAGES == 0:
-        return true()
-    return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), i32(k_tiles))
-
-
-def _scalars(offsets: mgpu.FragmentedArray) -> list[ir.Value]:
-    return [llvm.extractelement(register, i32(0)) for register in offsets.registers.flat]
-
-
-def _of_stage(stages: Sequence[ir.Value], stage: ir.Value) -> ir.Value:
-    """Returns the address of the first or second stage's memory."""
-    first = arith.cmpi(arith.CmpIPredicate.eq, stage, i32(0))
-    return arith.select(first, *map(mgpu_utils.memref_ptr, stages))
-
-
-def _advance(pointer: ir.Value, offset: ir.Value) -> ir.Value:
+def _advance(pointer: ir.Value, offset: Number) -> ir.Value:
     """Advances a pointer by `offset`, which counts 16 bytes."""
-    byte_offset = arith.muli(arith.extsi(i64_type(), offset), i64(16))
-    return mgpu_utils.getelementptr(pointer, [byte_offset], ir.IntegerType.get_signless(8))
+    byte_offset = Number(arith.extsi(i64_type(), offset)) * 16
+    return Memory(pointer, ir.IntegerType.get_signless(8)).at(byte_offset)
 
 
 def _offsets_layout(count: int) -> Any:

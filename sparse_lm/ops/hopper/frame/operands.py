@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from sparse_lm.ops.formats import TILE
+
 _ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
 _FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dimension of a single tile: give it two
 
@@ -36,3 +38,11 @@ def result_type(rows: int, columns: int, dtype: jnp.dtype) -> jax.ShapeDtypeStru
     """Returns the type of the array that a product [rows, columns] is written to: whole tiles, at least two of
     columns."""
     return jax.ShapeDtypeStruct((round_up(rows), max(_FEWEST_COLUMNS, round_up(columns))), dtype)
+
+
+def types_24(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Returns the types of values and metadata of a 2:4 matrix [rows, columns] in whole tiles."""
+    return (
+        jax.ShapeDtypeStruct((rows, columns // 2), dtype),
+        jax.ShapeDtypeStruct((rows // TILE, columns // TILE, 128), jnp.int32),
+    )

@@ -19,7 +19,16 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, global_pointer, i32, i32_type, ptx
+from sparse_lm.ops.hopper.frame.emit import (
+    SCALAR,
+    WARPGROUP_SIZE,
+    global_memory,
+    i32,
+    i32_type,
+    ptx,
+    scalar,
+    thread_of_warpgroup,
+)
 from sparse_lm.ops.hopper.frame.schedule import Grid
 from sparse_lm.ops.hopper.frame.wgmma_sp import splat
 
@@ -79,7 +88,7 @@ def opaque(number: Array) -> Array:
 
     @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
     def emit(_, number):
-        return splat(ptx("mov.b32 $0, $1;", "=r,r", [number.registers.item()], i32_type()))
+        return splat(ptx("mov.b32 $0, $1;", "=r,r", [scalar(number)], i32_type()))
 
     return emit(number)
 
@@ -122,10 +131,6 @@ def _load_pair(pointer: ir.Value) -> ir.Value:
 
 def _pointers(accumulator: mgpu.FragmentedArray, workspace: ir.Value) -> list[ir.Value]:
     """Computes where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
-    thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-    base = global_pointer(workspace)
-    pair = ir.VectorType.get((2,), ir.F32Type.get())
-    return [
-        mgpu_utils.getelementptr(base, [arith.addi(thread, i32(WARPGROUP_SIZE * i))], pair)
-        for i in range(accumulator.registers.size)
-    ]
+    thread = thread_of_warpgroup()
+    pairs = global_memory(workspace, ir.VectorType.get((2,), ir.F32Type.get()))
+    return [pairs.at(thread + WARPGROUP_SIZE * i) for i in range(accumulator.registers.size)]

@@ -23,7 +23,7 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, nvvm
 
-from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, i32, ptx
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Number, i32, ptx, scalar
 
 CLUSTER_AXIS = "peer"  # thread blocks that share what is multicast
 
@@ -102,7 +102,7 @@ class Ring:
         @plgpu.inline_mgpu(arg_types=tuple(arg_types))
         def emit(ctx, full, slot, *rest):
             mgpu_utils.warpgroup_barrier()  # no warp may start to wait for a phase that is already the last but one
-            barrier = _barrier(full, slot.registers.item())
+            barrier = _barrier(full, scalar(slot))
             one_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.WARPGROUP)
             rest = list(rest)
             tiles = []
@@ -120,7 +120,7 @@ class Ring:
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR))
         def emit(_, full, slot):
-            address = _barrier(full, slot.registers.item()).get_ptr()
+            address = _barrier(full, scalar(slot)).get_ptr()
             ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "l", [address])
 
         emit(self.full, self.slot(step))
@@ -131,8 +131,8 @@ class Ring:
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR))
         def emit(_, full, slot, parity):
-            parity = arith.trunci(ir.IntegerType.get_signless(1), parity.registers.item())
-            _barrier(full, slot.registers.item()).wait_parity(parity)
+            parity = arith.trunci(ir.IntegerType.get_signless(1), scalar(parity))
+            _barrier(full, scalar(slot)).wait_parity(parity)
             if self.gathers:  # wgmma reads through another proxy than cp.async writes
                 ptx("fence.proxy.async.shared::cta;", "", [])
 
@@ -164,7 +164,7 @@ def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
         src_ref=source,
         dst_ref=target,
         gmem_slice=tuple(
-            mgpu.DynamicSlice(arith.index_cast(index, start.registers.item()), extent)
+            mgpu.DynamicSlice(arith.index_cast(index, scalar(start)), extent)
             for start, extent in zip(origin, extents, strict=True)
         ),
         barrier=barrier,
@@ -175,7 +175,7 @@ def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
     )
 
 
-def _barrier(full: ir.Value, slot: ir.Value) -> mgpu.BarrierRef:
+def _barrier(full: ir.Value, slot: Number) -> mgpu.BarrierRef:
     """Allocates barriers without phases: whoever waits says which parity for."""
     return mgpu.BarrierRef(mgpu_utils.memref_ptr(full), slot, None, 1)
 

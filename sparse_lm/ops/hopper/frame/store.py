@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.hopper.frame import compat
-from sparse_lm.ops.hopper.frame.emit import elements, i32, i32_type
+from sparse_lm.ops.hopper.frame.emit import Number, i32_type, load_vector, shared_memory
 
 SWIZZLE = 128  # bytes, of a row of a staging slot
 SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
@@ -83,12 +82,11 @@ def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -
     part.store_tiled(ref, swizzle=SWIZZLE)
 
 
-def load_chunk(slot: ir.Value, row: ir.Value, chunk: ir.Value) -> list[ir.Value]:
+def load_chunk(slot: ir.Value, row: Number, chunk: Number) -> list[Number]:
     """Loads four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
-    swizzled = arith.xori(chunk, arith.andi(row, i32(SWIZZLE // SWIZZLE_CHUNK - 1)))
-    offset = arith.addi(arith.muli(row, i32(SWIZZLE)), arith.muli(swizzled, i32(SWIZZLE_CHUNK)))
-    pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(slot), [offset], ir.IntegerType.get_signless(8))
-    return elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=SWIZZLE_CHUNK))
+    swizzled = chunk ^ row & SWIZZLE // SWIZZLE_CHUNK - 1
+    offset = row * SWIZZLE + swizzled * SWIZZLE_CHUNK
+    return load_vector(shared_memory(slot, ir.IntegerType.get_signless(8)).at(offset), 4, i32_type())
 
 
 def _columns(dtype: jnp.dtype) -> int:

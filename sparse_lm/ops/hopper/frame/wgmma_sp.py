@@ -38,7 +38,17 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from sparse_lm.ops.hopper.frame.compat import ACCUMULATOR
-from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, i32, i32_type, i64, ptx
+from sparse_lm.ops.hopper.frame.emit import (
+    SCALAR,
+    WARPGROUP_SIZE,
+    Number,
+    i32_type,
+    i64_type,
+    ptx,
+    scalar,
+    shared_memory,
+    thread_of_warpgroup,
+)
 
 ROWS = 64  # of the sparse operand, per warpgroup
 _VALUES_BYTES, _DENSE_BYTES = 64, 128  # of a row of either operand, per step
@@ -99,10 +109,10 @@ def load_words(metadata) -> Words:
         return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * words,
     )
     def emit(_, metadata):
-        lane = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+        lane = thread_of_warpgroup()
         if of_e4m3:
             return tuple(map(splat, _load_words_of_e4m3(metadata, lane, words)))
-        indices = [arith.addi(lane, i32(WARPGROUP_SIZE * word)) for word in range(words)]
+        indices = [lane + WARPGROUP_SIZE * word for word in range(words)]
         return tuple(splat(load_word(metadata, index)) for index in indices)
 
     return emit(metadata)
@@ -141,7 +151,7 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
         accumulators, previous_words = carry
         if b_transposed:
             b = mgpu_utils.memref_transpose(b, (1, 0, 3, 2))
-        words = [word.registers.item() for word in words]
+        words = list(map(scalar, words))
         nvvm.wgmma_fence_aligned()
         per_block = len(words) // blocks
         results = [
@@ -150,7 +160,7 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
         ]
         nvvm.wgmma_commit_group_sync_aligned()
         nvvm.wgmma_wait_group_sync_aligned(1)
-        _use_together([word.registers.item() for word in previous_words] + words)
+        _use_together([*map(scalar, previous_words), *words])
         return tuple(map(_with_registers, accumulators, results)), tuple(map(splat, words))
 
     return emit(carry, values, words, b)
@@ -176,9 +186,7 @@ def finish(carry: Carry) -> tuple[Array, ...]:
     return emit(accumulators)
 
 
-def _issue(
-    registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, words: list[ir.Value], n: int
-) -> np.ndarray:
+def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, words: list[Number], n: int) -> np.ndarray:
     """Issues the two instructions of one block of rows, on the 64 * n / 128 accumulator registers of a lane."""
     element = ir.MemRefType(b.type).element_type
     columns = _DENSE_BYTES // mgpu_utils.bytewidth(element)
@@ -224,23 +232,21 @@ def _issue(
 
 
 def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
-    offset = i64(mma_utils.encode_addr(byte_offset))
+    offset = arith.constant(i64_type(), mma_utils.encode_addr(byte_offset))
     return llvm.add(descriptor, offset, overflow_flags=llvm.IntegerOverflowFlags.none)
 
 
-def load_word(metadata: ir.Value, index: ir.Value) -> ir.Value:
+def load_word(metadata: ir.Value, index: Number) -> Number:
     """Loads a word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
-    address = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(metadata), [index], i32_type())
-    return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [address], i32_type())
+    return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [shared_memory(metadata).at(index)], i32_type())
 
 
-def _load_words_of_e4m3(metadata: ir.Value, lane: ir.Value, count: int) -> list[ir.Value]:
+def _load_words_of_e4m3(metadata: ir.Value, lane: Number, count: int) -> list[Number]:
     """Loads words as instructions in e4m3 want them, each from halves of a word and of its neighbour.
 
     As late as `load_word`; all from one address, since registers are scarce.
     """
-    pointer = llvm.ptrtoint(i32_type(), mgpu_utils.memref_ptr(metadata))
-    address = arith.addi(pointer, arith.muli(lane, i32(_WORD)))
+    address = Number(llvm.ptrtoint(i32_type(), shared_memory(metadata).start)) + lane * _WORD
     code = [
         ".reg .pred even; .reg .b32 pair, halves, a, b;",
         f"and.b32 pair, ${count}, {_WORD}; setp.eq.u32 even, pair, 0; and.b32 pair, ${count}, {-2 * _WORD};",
@@ -251,10 +257,10 @@ def _load_words_of_e4m3(metadata: ir.Value, lane: ir.Value, count: int) -> list[
         code.append(f"prmt.b32 ${i}, a, b, halves;")
     result = llvm.StructType.get_literal([i32_type()] * count)
     loaded = ptx(f"{{ {' '.join(code)} }}", ",".join(["=&r"] * count + ["r"]), [address], result)
-    return [llvm.extractvalue(i32_type(), loaded, [i]) for i in range(count)]
+    return [Number(llvm.extractvalue(i32_type(), loaded, [i])) for i in range(count)]
 
 
-def _use_together(words: list[ir.Value]) -> None:
+def _use_together(words: list[Number]) -> None:
     """Reads all the words, to no effect, so that no two share a register: no valid nibble is all ones."""
     ands = " ".join(f"and.b32 t, t, ${i};" for i in range(1, len(words)))
     code = f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {ands} setp.eq.u32 p, t, -1; @p nanosleep.u32 0; }}"
@@ -265,7 +271,7 @@ def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.
     return mgpu.FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=array.is_signed)
 
 
-def splat(scalar: ir.Value) -> mgpu.FragmentedArray:
+def splat(number: Number) -> mgpu.FragmentedArray:
     """Makes an array of `SCALAR` of a lane's own 32-bit integer; its lanes need not agree."""
-    registers = np.array(scalar, dtype=object)
+    registers = np.array(number, dtype=object)
     return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)

@@ -31,20 +31,25 @@ from sparse_lm.ops.hopper.frame.emit import (
     SCALAR,
     WARP_SIZE,
     WARPGROUP_SIZE,
+    Number,
+    element_of,
     f32,
-    global_pointer,
+    global_memory,
     i32,
     i32_type,
-    i64_type,
     load_words,
-    mul64,
     ptx,
+    scalar,
+    shape_of,
+    shared_memory,
     store_if,
+    store_vector,
     sum_of,
-    vector,
+    thread_index,
     vector_lanes,
 )
-from sparse_lm.ops.hopper.frame.hidden_stats import STATS, Seen, count_nonzeros, store_stats
+from sparse_lm.ops.hopper.frame.hidden_stats import Seen, count_nonzeros, stats_type, store_stats, sum_stats
+from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
 from sparse_lm.ops.hopper.frame.thread_tile import groups as fours
 from sparse_lm.ops.hopper.frame.two_of_four import magnitude_rank
@@ -91,8 +96,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
     def sparsify_tile(_, x_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
-        block, tile_number = (number.registers.item() for number in at)
-        element = ir.MemRefType(x_gmem.type).element_type
+        block, tile_number = map(scalar, at)
         seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
         gpu.barrier()
         _choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
@@ -100,12 +104,10 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         for row, column in _thread_columns(v, kept_columns):
             run = _gather(tile_smem, kept, row, column, stride)
             pairs = [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in fours(run)]
-            matrix_row = arith.addi(arith.muli(block, i32(v)), row)
-            matrix_column = arith.addi(arith.muli(tile_number, i32(kept_columns)), column)
+            matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
             store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
-            seen = seen.add([], [pair.values for pair in pairs], element)
-        block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
-        store_stats(stats_gmem, block_number, seen.stats())
+            seen = seen.add([], [pair.values for pair in pairs], element_of(x_gmem))
+        store_stats(stats_gmem, block * tiles + tile_number, seen.stats())
 
     def kernel(*refs):
         sparsify_tile(*refs, lax.axis_index("block"), lax.axis_index("tile"))
@@ -113,10 +115,9 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
     values, metadata, columns, stats = plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((x.shape[0], tiles * kept_columns // 2), x.dtype),
-            jax.ShapeDtypeStruct((x.shape[0] // TILE, tiles * kept_columns // TILE, WARPGROUP_SIZE), jnp.int32),
+            *types_24(x.shape[0], tiles * kept_columns, x.dtype),
             jax.ShapeDtypeStruct((blocks, tiles * kept_columns), jnp.int32),
-            jax.ShapeDtypeStruct((blocks * tiles, warps, STATS), jnp.float32),
+            stats_type(blocks * tiles, warpgroups),
         ),
         grid=(tiles, blocks),
         grid_names=("tile", "block"),
@@ -130,7 +131,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         compiler_params=COMPILER_PARAMS,
         kernel_name="squared_relu_venom" if activate else "sparsify_venom",
     )(x)
-    return SparseVenom(values, metadata, columns, shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+    return SparseVenom(values, metadata, columns, shape, v, m), sum_stats(stats)
 
 
 def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
@@ -158,76 +159,70 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
     A lane keeps to its 8 columns; where a row has fewer than 32 lanes' worth of them, a warp takes
     several rows at a time, and of more, the row in parts.
     """
-    ref = ir.MemRefType(x.type)
-    lanes = vector_lanes(ref.element_type)
-    thread = mgpu_utils.thread_idx()
-    warp, lane = arith.divui(thread, i32(WARP_SIZE)), arith.remui(thread, i32(WARP_SIZE))
+    element = element_of(x)
+    lanes = vector_lanes(element)
+    thread = thread_index()
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     chunks = tile_columns // lanes  # of a row
     across = min(chunks, WARP_SIZE)
     rows_of_warp = 32 // across
-    own_row = arith.addi(arith.muli(warp, i32(rows_of_warp)), arith.divui(lane, i32(across)))
-    shared = mgpu_utils.memref_ptr(tile_smem)
+    own_row = warp * rows_of_warp + lane // across
+    shared = shared_memory(tile_smem)
     rows_per_pass = warps * rows_of_warp
     at_once = min(_ROWS_AT_ONCE, v // rows_per_pass)
     seen = Seen.nothing()
     for part in range(chunks // across):
-        column = arith.addi(arith.muli(arith.remui(lane, i32(across)), i32(lanes)), i32(part * across * lanes))
-        first = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
+        column = lane % across * lanes + part * across * lanes
+        first = tile_number * tile_columns + column
 
         # A loop, not its steps in a row: the registers that those fill would leave room for one block at a time.
         @mgpu_utils.fori(i32(v // (rows_per_pass * at_once)), (*seen, *[f32(0.0)] * lanes))
         def loop(step, carried, column=column, first=first):
-            nonzeros, energy, kept_energy, *squares = carried
-            step_row = arith.addi(own_row, arith.muli(step, i32(rows_per_pass * at_once)))
-            rows = [arith.addi(step_row, i32(rows_per_pass * number)) for number in range(at_once)]
+            nonzeros, energy, kept_energy, *squares = map(Number, carried)
+            step_row = own_row + Number(step) * (rows_per_pass * at_once)
+            rows = [step_row + rows_per_pass * number for number in range(at_once)]
             loaded = []
             for row in rows:
-                matrix_row = arith.addi(arith.muli(block, i32(v)), row)
-                offset = arith.addi(mul64(matrix_row, ref.shape[1]), arith.extui(i64_type(), first))
+                offset = (block * v + row).wide() * shape_of(x)[1] + first.wide()
                 loaded.append(load_words(x, offset, lanes // 2))
             for row, words in zip(rows, loaded, strict=True):
                 if activate:
-                    words = [packed_24.squared_relu(word, ref.element_type) for word in words]
-                    nonzeros = arith.addi(nonzeros, count_nonzeros(words))
-                numbers = [number for word in words for number in packed_24.unpack(word, ref.element_type)]
+                    words = [packed_24.squared_relu(word, element) for word in words]
+                    nonzeros = nonzeros + count_nonzeros(words)
+                numbers = [number for word in words for number in packed_24.unpack(word, element)]
                 squares = [math.fma(number, number, sum_) for number, sum_ in zip(numbers, squares, strict=True)]
-                index = arith.addi(arith.muli(row, i32(tile_columns + _PAD)), column)
-                pointer = mgpu_utils.getelementptr(shared, [index], ref.element_type)
-                llvm.store(vector(words), pointer, alignment=16)
+                index = row * (tile_columns + _PAD) + column
+                store_vector(shared.at(index), words)
             return (nonzeros, energy, kept_energy, *squares)
 
-        nonzeros, energy, kept_energy, *squares = loop.results
-        seen = Seen(nonzeros, arith.addf(energy, sum_of(squares)), kept_energy)
+        nonzeros, energy, kept_energy, *squares = map(Number, loop.results)
+        seen = Seen(nonzeros, energy + sum_of(squares), kept_energy)
         # Lanes that share columns add up; all of them write the sum.
         distance = across
         while distance < WARP_SIZE:
-            squares = [arith.addf(s, mgpu_utils.shfl_bfly(s, distance)) for s in squares]
+            squares = [s + mgpu_utils.shfl_bfly(s, distance) for s in squares]
             distance *= 2
-        norm_index = arith.addi(arith.muli(warp, i32(tile_columns)), column)
-        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(norms), [norm_index], ir.F32Type.get())
-        llvm.store(vector(squares), pointer, alignment=16)
+        norm_index = warp * tile_columns + column
+        store_vector(shared_memory(norms).at(norm_index), squares)
     return seen
 
 
-def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[ir.Value], ir.Value]:
+def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[Number], Number]:
     """Returns the sum, of a column of the tile, of what each warp added up of its squares."""
-    tile_columns = ir.MemRefType(norms.type).shape[0] // warps
-    base = mgpu_utils.memref_ptr(norms)
+    tile_columns, shared = shape_of(norms)[0] // warps, shared_memory(norms)
 
     def norm_of(column):
-        indices = (arith.addi(column, i32(warp * tile_columns)) for warp in range(warps))
-        pointers = (mgpu_utils.getelementptr(base, [index], ir.F32Type.get()) for index in indices)
-        return sum_of([f32(0.0), *(llvm.load(ir.F32Type.get(), pointer) for pointer in pointers)])
+        return sum_of([f32(0.0), *(shared.load(column + warp * tile_columns) for warp in range(warps))])
 
     return norm_of
 
 
 def _choose_columns(
-    norm_of: Callable[[ir.Value], ir.Value],
+    norm_of: Callable[[Number], Number],
     kept: ir.Value,
     columns: ir.Value,
-    block: ir.Value,
-    tile_number: ir.Value,
+    block: Number,
+    tile_number: Number,
     m: int,
     warps: int,
 ) -> None:
@@ -246,27 +241,24 @@ def _choose_columns(
       m: columns of a group.
       warps: of the block.
     """
-    kept_columns = ir.MemRefType(kept.type).shape[0]
+    (kept_columns,) = shape_of(kept)
     tile_columns = kept_columns // _KEPT * m
-    thread = mgpu_utils.thread_idx()
-    width = ir.MemRefType(columns.type).shape[1]
+    thread = thread_index()
     for first in range(0, tile_columns, warps * WARP_SIZE):
         # With more threads than columns the last warps repeat the work of others and write the same.
-        column = arith.remui(arith.addi(thread, i32(first)), i32(tile_columns))
-        keep, slot = _four_largest(magnitude_rank(norm_of(column)), arith.remui(column, i32(m)), m)
-        condensed = arith.addi(arith.muli(arith.divui(column, i32(m)), i32(_KEPT)), slot)
-        start = mul64(block, width)
-        offset = arith.addi(arith.muli(tile_number, i32(kept_columns)), condensed)
-        target = mgpu_utils.getelementptr(
-            global_pointer(columns), [arith.addi(start, arith.extui(i64_type(), offset))], i32_type()
-        )
-        shared = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [condensed], i32_type())
-        absolute = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
+        column = (thread + first) % tile_columns
+        keep, slot = _four_largest(magnitude_rank(norm_of(column)), column % m, m)
+        condensed = column // m * _KEPT + slot
+        start = block.wide() * shape_of(columns)[1]
+        offset = tile_number * kept_columns + condensed
+        target = global_memory(columns).at(start + offset.wide())
+        shared = shared_memory(kept).at(condensed)
+        absolute = tile_number * tile_columns + column
         store_if(keep, shared, [column], space="shared")
         store_if(keep, target, [absolute])
 
 
-def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir.Value]:
+def _four_largest(rank: Number, place: Number, m: int) -> tuple[Number, Number]:
     """Tells if a lane's rank is one of the four largest of its group of m lanes, and how many of them come before it.
 
     Of equal ranks that of the lower place is the larger.
@@ -274,41 +266,39 @@ def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir
     beaten = i32(0)
     for bit in range(m.bit_length() - 1):
         # The lane at a distance comes before this one if this one's place has the highest bit of the distance.
-        before = arith.andi(arith.shrui(place, i32(bit)), i32(1))
-        beaten_from = arith.addi(rank, arith.subi(i32(1), before))
+        before = place >> bit & 1
+        beaten_from = rank + (i32(1) - before)
         for distance in range(1 << bit, 2 << bit):
-            other = mgpu_utils.shfl_bfly(rank, distance)
-            beats = arith.cmpi(arith.CmpIPredicate.sge, other, beaten_from)
-            beaten = arith.addi(beaten, arith.extui(i32_type(), beats))
-    keep = arith.cmpi(arith.CmpIPredicate.ult, beaten, i32(_KEPT))
+            beats = Number(mgpu_utils.shfl_bfly(rank, distance)).compare("sge", beaten_from)
+            beaten = beaten + arith.extui(i32_type(), beats)
+    keep = beaten.compare("ult", _KEPT)
     code = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
     kept_lanes = ptx(code, "=r,r", [arith.extui(i32_type(), keep)], i32_type())
-    lane = arith.remui(mgpu_utils.thread_idx(), i32(WARP_SIZE))
-    of_group = arith.shrui(kept_lanes, arith.subi(lane, place))
-    before = arith.andi(of_group, arith.subi(arith.shli(i32(1), place), i32(1)))
-    return keep, math.ctpop(before)
+    lane = thread_index() % WARP_SIZE
+    of_group = kept_lanes >> lane - place
+    before = of_group & (i32(1) << place) - 1
+    return keep, Number(math.ctpop(before))
 
 
-def _thread_columns(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]]:
+def _thread_columns(v: int, kept_columns: int) -> list[tuple[Number, Number]]:
     """Lists row and first column of the 16 condensed ones that a thread selects from, once or twice.
 
     Neighbouring lanes have neighbouring columns of a row.
     """
     threads_of_row = kept_columns // THREAD_COLUMNS
-    thread, threads = mgpu_utils.thread_idx(), 2 * v
-    column = arith.muli(arith.remui(thread, i32(threads_of_row)), i32(THREAD_COLUMNS))
-    row = arith.divui(thread, i32(threads_of_row))
-    return [(arith.addi(row, i32(first)), column) for first in range(0, v, threads // threads_of_row)]
+    thread, threads = thread_index(), 2 * v
+    column = thread % threads_of_row * THREAD_COLUMNS
+    row = thread // threads_of_row
+    return [(row + first, column) for first in range(0, v, threads // threads_of_row)]
 
 
-def _gather(tile_smem, kept, row: ir.Value, column: ir.Value, stride: int) -> list[ir.Value]:
+def _gather(tile_smem: ir.Value, kept: ir.Value, row: Number, column: Number, stride: int) -> list[Number]:
     """Gathers 16 condensed columns of a row, each in the low half of a word."""
-    element, i16 = ir.MemRefType(tile_smem.type).element_type, ir.IntegerType.get_signless(16)
-    start = arith.muli(row, i32(stride))
+    start = row * stride
     words = []
     for i in range(THREAD_COLUMNS):
-        index = arith.addi(column, i32(i))
-        place = llvm.load(i32_type(), mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [index], i32_type()))
-        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(tile_smem), [arith.addi(start, place)], element)
-        words.append(arith.extui(i32_type(), llvm.load(i16, pointer)))
+        index = column + i
+        place = shared_memory(kept).load(index)
+        value = llvm.load(ir.IntegerType.get_signless(16), shared_memory(tile_smem).at(start + place))
+        words.append(Number(arith.extui(i32_type(), value)))
     return words

@@ -27,19 +27,19 @@ from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.typing import DTypeLike
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.emit import SCALAR, i32
+from sparse_lm.ops.hopper.frame.emit import SCALAR, Number, element_of, scalar
+from sparse_lm.ops.hopper.frame.hidden_stats import sum_stats
 from sparse_lm.ops.hopper.frame.operands import pad, result_type, round_up
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
 from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, Thread, Tile
 from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
-from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, sparsify, squared_relu_24
+from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, squared_relu, squared_relu_24, store_selected
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 
 # M counts listed rows, N tokens. With the time of a tile (measured on an H200).
@@ -107,7 +107,7 @@ def sampled_squared_relu_24(
     values, metadata, stats = _multiply_listed(
         config, w, pad(x), neuron_ids, v, contiguous, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
     )
-    return Sparse24(values, metadata, (tokens, kept)), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+    return Sparse24(values, metadata, (tokens, kept)), sum_stats(stats)
 
 
 def _takes_contiguous(contiguous: int, v: int) -> bool:
@@ -173,8 +173,9 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
     def select(_, part, slot, values, metadata, stats, neuron_tile, token_tile):
         write_tile(part, slot, transposed=True)
         mgpu_utils.warpgroup_barrier()
-        tile = Tile(Thread.current(), token_tile.registers.item(), neuron_tile.registers.item())
-        sparsify([_load_words(slot, tile.thread, half) for half in HALVES], tile, values, metadata, stats)
+        tile = Tile(Thread.current(), scalar(token_tile), scalar(neuron_tile))
+        words = [_load_words(slot, tile.thread, half) for half in HALVES]
+        store_selected(squared_relu(words, element_of(values)), tile, values, metadata, stats, signed=False)
 
     def store(part: Array, slots: Any, _, outs: Sequence[Any], origin: tuple[Array, Array], number: int) -> None:
         neuron, token = origin
@@ -188,9 +189,9 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
     return Epilogue(out_types(tokens, neurons, h.dtype), store)
 
 
-def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[ir.Value]:
+def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[Number]:
     """Loads the 16 neurons of one of a thread's tokens, eight words, from a staging slot, [tokens, neurons] and
     swizzled."""
-    row = arith.addi(thread.row, i32(8 * half))
-    first_chunk = arith.divui(thread.column, i32(TILE * SWIZZLE_CHUNK // SWIZZLE))
-    return [word for number in range(2) for word in load_chunk(slot, row, arith.addi(first_chunk, i32(number)))]
+    row = thread.row + 8 * half
+    first_chunk = thread.column // (TILE * SWIZZLE_CHUNK // SWIZZLE)
+    return [word for number in range(2) for word in load_chunk(slot, row, first_chunk + number)]
