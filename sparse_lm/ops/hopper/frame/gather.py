@@ -18,21 +18,8 @@ from jax import Array
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-    Number,
-    global_memory,
-    i32,
-    i32_type,
-    ptx,
-    scalar,
-    select,
-    shared_memory,
-    vector,
-    warp_and_lane,
-)
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.wgmma_sp import DENSE_TRANSFORMS, STEP
 
 _ROWS = STEP // (WARPGROUP_SIZE // WARP_SIZE)  # of a warp
@@ -51,34 +38,34 @@ def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
         arg_types=(plgpu.RefType(), SCALAR, SCALAR),
         return_type=plgpu.ShapeDtypeStruct((WARPGROUP_SIZE,), jnp.int32, layout=_ROW_NUMBERS),
     )
-    def emit(_, rows, block, step):
-        warp, lane = warp_and_lane()
+    def inline(_, rows, block, step):
+        warp, lane = emit.warp_and_lane()
         index = warp * _ROWS + lane % _ROWS
-        index = scalar(step) * STEP + index
-        return per_thread([load_number(rows, scalar(block), index, width)])
+        index = emit.scalar(step) * STEP + index
+        return per_thread([load_number(rows, emit.scalar(block), index, width)])
 
-    return emit(rows, block, step)
+    return inline(rows, block, step)
 
 
 def load_number(rows: ir.Value, block: Number, index: Number, width: int) -> Number:
     """Loads rows[block, index] of int32 [B, width]; where no such column exists, the largest unsigned number: no
     row."""
-    address = global_memory(rows).at(block * width + index)
+    address = emit.global_memory(rows).at(block * width + index)
     code = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
-    return ptx(code, "=&r,l,r,r", [address, index, i32(width)], i32_type())
+    return emit.ptx(code, "=&r,l,r,r", [address, index, emit.i32(width)], emit.i32_type())
 
 
 def per_thread(numbers: list[Number]) -> mgpu.FragmentedArray:
     """Numbers of each thread's own as an array int32[128 * n] in layout WG_STRIDED."""
     registers = np.empty((len(numbers),), dtype=object)
-    registers[:] = [vector([number]) for number in numbers]
+    registers[:] = [emit.vector([number]) for number in numbers]
     layout = mgpu.WGStridedFragLayout(shape=(WARPGROUP_SIZE * len(numbers),), vec_size=1)
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True)
 
 
 def own_numbers(array: mgpu.FragmentedArray) -> list[Number]:
     """Inverts `per_thread`."""
-    return [Number(llvm.extractelement(register, i32(0))) for register in array.registers.flat]
+    return [Number(llvm.extractelement(register, emit.i32(0))) for register in array.registers.flat]
 
 
 def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) -> None:
@@ -95,16 +82,16 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
     (height, width), target_columns = source.shape, target.shape[1]
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), _ROW_NUMBERS, SCALAR))
-    def emit(_, source, target, row_numbers, column):
+    def inline(_, source, target, row_numbers, column):
         (own_number,) = own_numbers(row_numbers)
-        column = scalar(column)
-        warp, lane = warp_and_lane()
-        chunks = i32(_CHUNKS)
+        column = emit.scalar(column)
+        warp, lane = emit.warp_and_lane()
+        chunks = emit.i32(_CHUNKS)
         row, chunk = lane // chunks, lane % chunks
         lane_column = (column + chunk * _CHUNK).wide()
         # The rows that exist at a line's first column: past the last column none. No line lies half inside.
         firsts = (column + first for first in range(0, target_columns, _LINE))
-        heights = [select(first.compare("ult", width), i32(height), i32(0)) for first in firsts]
+        heights = [emit.select(first.compare("ult", width), emit.i32(height), emit.i32(0)) for first in firsts]
         # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
         lane_offset = warp * (_ROWS * target_columns) + row * _LINE
         lane_swizzle = chunk ^ row
@@ -113,25 +100,25 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
             start = number.wide() * width + lane_column
             # The row within 8 is the sum of two numbers without common bits.
             swizzled = (lane_swizzle ^ first_row % 8) * _CHUNK
-            row_offset = i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
+            row_offset = emit.i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
             offset = lane_offset + swizzled + row_offset
             for line, line_height in enumerate(heights):
                 target_offset, source_offset = offset + 8 * _LINE * line, start + _LINE * line
                 start_copy(
-                    shared_memory(target).at(target_offset),
-                    global_memory(source).at(source_offset),
+                    emit.shared_memory(target).at(target_offset),
+                    emit.global_memory(source).at(source_offset),
                     number.compare("ult", line_height),
                 )
 
-    emit(source, target, row_numbers, column)
+    inline(source, target, row_numbers, column)
 
 
 def start_copy(target: ir.Value, source: ir.Value, exists: Number) -> None:
     """Copies 16 bytes, or makes them zeros and reads nothing if not `exists`."""
-    bytes_read = select(exists, i32(16), i32(0))
-    ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "l,l,r", [target, source, bytes_read])
+    bytes_read = emit.select(exists, emit.i32(16), emit.i32(0))
+    emit.ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "l,l,r", [target, source, bytes_read])
 
 
 def shuffle(value: Number, lane: Number) -> Number:
     """Returns the value that another lane of the warp holds."""
-    return ptx("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [value, lane], i32_type())
+    return emit.ptx("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [value, lane], emit.i32_type())

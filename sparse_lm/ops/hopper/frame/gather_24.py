@@ -20,24 +20,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.formats import EMPTY_WORD
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARPGROUP_SIZE,
-    Memory,
-    Number,
-    global_memory,
-    i32,
-    i32_type,
-    i64_type,
-    minimum,
-    ptx,
-    scalar,
-    select,
-    shared_memory,
-    thread_of_warpgroup,
-    true,
-    warp_and_lane,
-)
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Memory, Number
 from sparse_lm.ops.hopper.frame.gather import load_number, own_numbers, per_thread, start_copy
 from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat
 
@@ -95,10 +79,11 @@ def load_offsets(
     per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=(_offsets_type(per_value), _offsets_type(per_metadata))
+        arg_types=(plgpu.RefType(), SCALAR, SCALAR),
+        return_type=(_offsets_type(per_value), _offsets_type(per_metadata)),
     )
-    def emit(_, columns, block, first):
-        block, first = scalar(block), scalar(first)
+    def inline(_, columns, block, first):
+        block, first = emit.scalar(block), emit.scalar(first)
         row, stage, chunk = _value_position()
         chunk = stage * _CHUNKS + chunk
         value_offsets = []
@@ -106,16 +91,16 @@ def load_offsets(
             number = load_number(columns, block, first + (row + 16 * i), width)
             exists = number.compare("ult", height)
             offset = number * value_chunks + chunk
-            value_offsets.append(select(exists, offset, i32(-1)))
+            value_offsets.append(emit.select(exists, offset, emit.i32(-1)))
         metadata_offsets = []
         for i in range(per_metadata):
-            row = thread_of_warpgroup() + WARPGROUP_SIZE * i
+            row = emit.thread_of_warpgroup() + WARPGROUP_SIZE * i
             number = load_number(columns, block, first + row, width)
             # The instruction wants valid positions of rows that do not exist, too.
-            metadata_offsets.append(minimum(number, i32(height - 1)) * gathers)
+            metadata_offsets.append(emit.minimum(number, emit.i32(height - 1)) * gathers)
         return per_thread(value_offsets), per_thread(metadata_offsets)
 
-    return emit(columns, block, first)
+    return inline(columns, block, first)
 
 
 def start_gather(
@@ -149,33 +134,33 @@ def start_gather(
             SCALAR,
         )
     )
-    def emit(_, values, metadata, values_stages, metadata_stage, offsets, gather):
+    def inline(_, values, metadata, values_stages, metadata_stage, offsets, gather):
         value_offsets, metadata_offsets = offsets
-        gather = scalar(gather)
+        gather = emit.scalar(gather)
         _start_values(values, values_stages, value_offsets, gather * STAGES, k_tiles)
         _start_metadata(metadata, metadata_stage, metadata_offsets, gather)
 
-    emit(values, metadata, values_stages, metadata_stage, offsets, gather)
+    inline(values, metadata, values_stages, metadata_stage, offsets, gather)
 
 
 def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: Number, k_tiles: int) -> None:
     row, stage, chunk = _value_position()
-    exists = true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
-    source = _advance(global_memory(values).start, first_k * _CHUNKS)
+    exists = emit.true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
+    source = _advance(emit.global_memory(values).start, first_k * _CHUNKS)
     # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
     swizzled = chunk ^ row // 2 % 4
-    stage_start = select(stage.compare("eq", 0), *(shared_memory(ref).start for ref in stages))
+    stage_start = emit.select(stage.compare("eq", 0), *(emit.shared_memory(ref).start for ref in stages))
     target = _advance(stage_start, row * _CHUNKS + swizzled)
     for i, offset in enumerate(own_numbers(offsets)):
         row_exists = offset.compare("sge", 0)
-        start_copy(_advance(target, i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists)
+        start_copy(_advance(target, emit.i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists)
 
 
 def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: Number) -> None:
-    source = _advance(global_memory(metadata).start, gather)
-    target = _advance(shared_memory(stage).start, thread_of_warpgroup())
+    source = _advance(emit.global_memory(metadata).start, gather)
+    target = _advance(emit.shared_memory(stage).start, emit.thread_of_warpgroup())
     for i, offset in enumerate(own_numbers(offsets)):
-        start_copy(_advance(target, i32(WARPGROUP_SIZE * i)), _advance(source, offset), true())
+        start_copy(_advance(target, emit.i32(WARPGROUP_SIZE * i)), _advance(source, offset), emit.true())
 
 
 def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
@@ -204,32 +189,32 @@ def _load_rows(metadata: Any) -> Words:
     blocks = metadata.shape[0] // ROWS
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_words_type(2 * blocks))
-    def emit(_, metadata):
-        warp, lane = warp_and_lane()
+    def inline(_, metadata):
+        warp, lane = emit.warp_and_lane()
         first = warp * (16 * WORDS) + lane  # row 16 * warp + lane // 4, word lane % 4
         rows = [ROWS * block + half for block in range(blocks) for half in (0, 8)]
         return tuple(splat(load_word(metadata, first + row * WORDS)) for row in rows)
 
-    return emit(metadata)
+    return inline(metadata)
 
 
 def _join_halves(rows: Words, selector: str) -> Words:
     """Joins every two words to one, of the halves that `selector` takes."""
 
     @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=_words_type(len(rows) // 2))
-    def emit(_, rows):
-        words = list(map(scalar, rows))
+    def inline(_, rows):
+        words = list(map(emit.scalar, rows))
         code = f"prmt.b32 $0, $1, $2, {selector};"
         pairs = zip(words[::2], words[1::2], strict=True)
-        return tuple(splat(ptx(code, "=r,r,r", pair, i32_type())) for pair in pairs)
+        return tuple(splat(emit.ptx(code, "=r,r,r", pair, emit.i32_type())) for pair in pairs)
 
-    return emit(rows)
+    return inline(rows)
 
 
 def _value_position() -> tuple[Number, Number, Number]:
     """Returns (row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank
     twice."""
-    warp, lane = warp_and_lane()
+    warp, lane = emit.warp_and_lane()
 
     def bits(first, count):
         return lane // (1 << first) % (1 << count)
@@ -240,7 +225,7 @@ def _value_position() -> tuple[Number, Number, Number]:
 
 def _advance(pointer: ir.Value, offset: Number) -> ir.Value:
     """Advances a pointer by `offset`, which counts 16 bytes."""
-    byte_offset = Number(arith.extsi(i64_type(), offset)) * 16
+    byte_offset = Number(arith.extsi(emit.i64_type(), offset)) * 16
     return Memory(pointer, ir.IntegerType.get_signless(8)).at(byte_offset)
 
 

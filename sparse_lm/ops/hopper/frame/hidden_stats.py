@@ -15,18 +15,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
 from sparse_lm.ops.formats import HiddenStats
-from sparse_lm.ops.hopper.frame import packed_24
-from sparse_lm.ops.hopper.frame.emit import (
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-    Number,
-    f32,
-    global_memory,
-    i32,
-    shape_of,
-    thread_index,
-    warp_sum,
-)
+from sparse_lm.ops.hopper.frame import emit, packed_24
+from sparse_lm.ops.hopper.frame.emit import WARP_SIZE, WARPGROUP_SIZE, Number
 
 _WARPS = WARPGROUP_SIZE // WARP_SIZE
 _STATS = len(HiddenStats._fields)
@@ -52,7 +42,7 @@ class Seen(NamedTuple):
     @classmethod
     def nothing(cls) -> Seen:
         """Returns zeros, to add to."""
-        return cls(i32(0), f32(0.0), f32(0.0))
+        return cls(emit.i32(0), emit.f32(0.0), emit.f32(0.0))
 
     def add(self, y: Sequence[Number], kept: Sequence[Number], element: ir.Type) -> Seen:
         """Adds words of Y, and of the kept part of it."""
@@ -66,7 +56,7 @@ class Seen(NamedTuple):
 
 def count_nonzeros(words: Sequence[Number]) -> Number:
     """Counts the halves of up to 16 words, none of them negative, that are not +0."""
-    bits = i32(0)
+    bits = emit.i32(0)
     for number, word in enumerate(words):
         carries = word + 0x7FFF7FFF & -0x7FFF8000  # 0x80008000
         bits = bits | carries >> number
@@ -82,11 +72,11 @@ def _add_squares(total: Number, words: Sequence[Number], element: ir.Type) -> Nu
 
 def store_stats(stats: ir.Value, block: Number, sums: HiddenStats) -> None:
     """Stores a block's sums, by warp, to stats [blocks, warps, 3], from the sums of its threads."""
-    warps = shape_of(stats)[1]
-    warp = thread_index() // WARP_SIZE % warps
+    warps = emit.shape_of(stats)[1]
+    warp = emit.thread_index() // WARP_SIZE % warps
     first = (block * warps + warp).wide() * _STATS
     for number, total in enumerate(sums):
         # Every lane holds the sum: all write the same.
         index = first + number
-        pointer = global_memory(stats).at(index)
-        llvm.store(warp_sum(total), pointer)
+        pointer = emit.global_memory(stats).at(index)
+        llvm.store(emit.warp_sum(total), pointer)

@@ -19,16 +19,8 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARPGROUP_SIZE,
-    global_memory,
-    i32,
-    i32_type,
-    ptx,
-    scalar,
-    thread_of_warpgroup,
-)
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.schedule import Grid
 from sparse_lm.ops.hopper.frame.wgmma_sp import splat
 
@@ -87,20 +79,20 @@ def opaque(number: Array) -> Array:
     """Hides a number from the compiler, so that what depends on it is not kept in registers that accumulators need."""
 
     @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
-    def emit(_, number):
-        return splat(ptx("mov.b32 $0, $1;", "=r,r", [scalar(number)], i32_type()))
+    def inline(_, number):
+        return splat(emit.ptx("mov.b32 $0, $1;", "=r,r", [emit.scalar(number)], emit.i32_type()))
 
-    return emit(number)
+    return inline(number)
 
 
 def _write(accumulator: Array, workspace: Any) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()))
-    def emit(_, accumulator, workspace):
+    def inline(_, accumulator, workspace):
         for register, pointer in zip(accumulator.registers.flat, _pointers(accumulator, workspace), strict=True):
             llvm.store(register, pointer, alignment=8)
         mgpu_utils.warpgroup_barrier()  # one thread signals for all
 
-    emit(accumulator, workspace)
+    inline(accumulator, workspace)
 
 
 def _add(accumulator: Array, workspace: Any) -> Array:
@@ -108,29 +100,29 @@ def _add(accumulator: Array, workspace: Any) -> Array:
         arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()),
         return_type=plgpu.ShapeDtypeStruct(accumulator.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
     )
-    def emit(_, accumulator, workspace):
+    def inline(_, accumulator, workspace):
         registers = accumulator.registers
         loaded = [_load_pair(pointer) for pointer in _pointers(accumulator, workspace)]
         out = np.empty(registers.shape, dtype=object)
         out.flat = [arith.addf(*pair) for pair in zip(registers.flat, loaded, strict=True)]
         return mgpu.FragmentedArray(_registers=out, _layout=accumulator.layout, _is_signed=None)
 
-    return emit(accumulator, workspace)
+    return inline(accumulator, workspace)
 
 
 def _load_pair(pointer: ir.Value) -> ir.Value:
     """Loads a pair of floats; volatile, since another cluster wrote them."""
     f32 = ir.F32Type.get()
     struct = llvm.StructType.get_literal([f32, f32])
-    loaded = ptx("ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [pointer], struct)
+    loaded = emit.ptx("ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [pointer], struct)
     pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
     for i in range(2):
-        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), i32(i))
+        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), emit.i32(i))
     return pair
 
 
 def _pointers(accumulator: mgpu.FragmentedArray, workspace: ir.Value) -> list[ir.Value]:
     """Computes where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
-    thread = thread_of_warpgroup()
-    pairs = global_memory(workspace, ir.VectorType.get((2,), ir.F32Type.get()))
+    thread = emit.thread_of_warpgroup()
+    pairs = emit.global_memory(workspace, ir.VectorType.get((2,), ir.F32Type.get()))
     return [pairs.at(thread + WARPGROUP_SIZE * i) for i in range(accumulator.registers.size)]

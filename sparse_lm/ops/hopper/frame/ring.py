@@ -75,7 +75,7 @@ class Ring:
         arrivals = 1 + (WARPGROUP_SIZE if self.gathers else 0)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-        def emit(_, full):
+        def inline(_, full):
             first_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.BLOCK)
             for stage in range(self.stages):
                 address = _barrier(full, i32(stage)).get_ptr()
@@ -84,7 +84,7 @@ class Ring:
             nvvm.cluster_arrive(aligned=ir.UnitAttr.get())
             nvvm.cluster_wait(aligned=ir.UnitAttr.get())
 
-        emit(self.full)
+        inline(self.full)
 
     def fill(self, step: Array, copies: Sequence[Copy]) -> None:
         """Waits, as the producer, until the consumers have left the stage, then starts the copies into it."""
@@ -100,7 +100,7 @@ class Ring:
             arg_types += [plgpu.RefType(), plgpu.RefType(copy.transforms), *(SCALAR for _ in copy.origin)]
 
         @plgpu.inline_mgpu(arg_types=tuple(arg_types))
-        def emit(ctx, full, slot, *rest):
+        def inline(ctx, full, slot, *rest):
             mgpu_utils.warpgroup_barrier()  # no warp may start to wait for a phase that is already the last but one
             barrier = _barrier(full, scalar(slot))
             one_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.WARPGROUP)
@@ -113,30 +113,30 @@ class Ring:
             for copy, source, target, origin in tiles:
                 _start_copy(ctx, copy, source, target, origin, barrier, one_thread)
 
-        emit(*args)
+        inline(*args)
 
     def arrive_gathered(self, step: Array) -> None:
         """Arrives, as the producer, once the `cp.async` copies that each thread has issued so far have landed."""
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR))
-        def emit(_, full, slot):
+        def inline(_, full, slot):
             address = _barrier(full, scalar(slot)).get_ptr()
             ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "l", [address])
 
-        emit(self.full, self.slot(step))
+        inline(self.full, self.slot(step))
 
     def wait_full(self, step: Array) -> Array:
         """Waits, as a consumer, until the stage of `step` has been filled for it; returns its slot."""
         parity = lax.rem(lax.div(step, self.stages), 2)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR))
-        def emit(_, full, slot, parity):
+        def inline(_, full, slot, parity):
             parity = arith.trunci(ir.IntegerType.get_signless(1), scalar(parity))
             _barrier(full, scalar(slot)).wait_parity(parity)
             if self.gathers:  # wgmma reads through another proxy than cp.async writes
                 ptx("fence.proxy.async.shared::cta;", "", [])
 
-        emit(self.full, self.slot(step), parity)
+        inline(self.full, self.slot(step), parity)
         return self.slot(step)
 
     def release(self, step: Array) -> None:

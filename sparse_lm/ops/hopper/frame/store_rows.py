@@ -17,19 +17,8 @@ from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARP_SIZE,
-    Number,
-    element_of,
-    global_memory,
-    i32,
-    scalar,
-    select,
-    shape_of,
-    store_if,
-    warp_and_lane,
-)
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE, Number
 from sparse_lm.ops.hopper.frame.gather import load_number, shuffle
 from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
 from sparse_lm.ops.hopper.frame.tiling import Epilogue
@@ -50,7 +39,7 @@ def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, staged, plgpu.RefType(), plgpu.RefType(), SCALAR, SCALAR))
     def write(_, part, slot, numbers, out_gmem, row, column):
-        _write(part, slot, numbers, out_gmem, scalar(row), scalar(column), out.shape)
+        _write(part, slot, numbers, out_gmem, emit.scalar(row), emit.scalar(column), out.shape)
 
     def store(
         part: Array, slots: Any, operands: Sequence[Any], outs: Sequence[Any], origin: tuple[Array, Array], number: int
@@ -71,21 +60,21 @@ def _write(
     shape: tuple[int, int],
 ) -> None:
     height, width = shape
-    warp, lane = warp_and_lane()
+    warp, lane = emit.warp_and_lane()
     warp_row = warp * _WARP_ROWS
     index = first_row + warp_row + lane % _WARP_ROWS
     # One number a lane, on its way from the cache while the part is written, and exchanged by shuffles.
-    own_number = load_number(numbers, i32(0), index, shape_of(numbers)[1])
+    own_number = load_number(numbers, emit.i32(0), index, emit.shape_of(numbers)[1])
     write_tile(part, slot, transposed=False)
     mgpu_utils.warpgroup_barrier()
     in_width = column.compare("ult", width)
-    height_here = select(in_width, i32(height), i32(0))  # past the last column, no row exists
+    height_here = emit.select(in_width, emit.i32(height), emit.i32(0))  # past the last column, no row exists
     row, chunk = lane // _CHUNKS, lane % _CHUNKS
-    own_column = column + chunk * (SWIZZLE_CHUNK // mgpu_utils.bytewidth(element_of(out)))
+    own_column = column + chunk * (SWIZZLE_CHUNK // mgpu_utils.bytewidth(emit.element_of(out)))
     for first in range(0, _WARP_ROWS, _ROWS_AT_A_TIME):
         row_of_warp = row + first
         number = shuffle(own_number, row_of_warp)
         start = number.wide() * width + own_column.wide()
-        pointer = global_memory(out).at(start)
+        pointer = emit.global_memory(out).at(start)
         exists = number.compare("ult", height_here)
-        store_if(exists, pointer, load_chunk(slot, warp_row + row_of_warp, chunk))
+        emit.store_if(exists, pointer, load_chunk(slot, warp_row + row_of_warp, chunk))

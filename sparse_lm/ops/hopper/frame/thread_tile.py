@@ -18,26 +18,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.hopper.frame.emit import (
-    COMPILER_PARAMS,
-    SCALAR,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-    Number,
-    element_of,
-    global_memory,
-    i32,
-    load_vectors,
-    load_words,
-    narrow,
-    scalar,
-    shape_of,
-    store_vector,
-    store_vectors,
-    store_words,
-    thread_of_warpgroup,
-    vector_lanes,
-)
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.two_of_four import Pair
 
@@ -57,7 +39,7 @@ class Thread:
     @classmethod
     def current(cls) -> Thread:
         """Returns the place of the thread that runs this."""
-        index = thread_of_warpgroup()
+        index = emit.thread_of_warpgroup()
         lane = index % WARP_SIZE
         row = index // WARP_SIZE * 16 + lane // 4
         return cls(index, row, lane % 4 * THREAD_COLUMNS)
@@ -79,49 +61,49 @@ class Tile:
 
     def load(self, x: ir.Value) -> list[list[Number]]:
         """Loads both rows' columns of a matrix in global memory."""
-        return [load_vectors(x, self.start(half, shape_of(x)[1]), THREAD_COLUMNS) for half in HALVES]
+        return [emit.load_vectors(x, self.start(half, emit.shape_of(x)[1]), THREAD_COLUMNS) for half in HALVES]
 
     def store(self, x: ir.Value, rows: Sequence[Sequence[Number]]) -> None:
         """Stores both rows' columns, rounded to the matrix's dtype."""
         for half, row in zip(HALVES, rows, strict=True):
-            store_vectors(x, self.start(half, shape_of(x)[1]), narrow(row, element_of(x)))
+            emit.store_vectors(x, self.start(half, emit.shape_of(x)[1]), emit.narrow(row, emit.element_of(x)))
 
     def load_words(self, x: ir.Value) -> list[list[Number]]:
         """Loads both rows' columns of a matrix of 16-bit elements, eight words each."""
-        return [load_words(x, self.start(half, shape_of(x)[1]), THREAD_COLUMNS // 2) for half in HALVES]
+        return [emit.load_words(x, self.start(half, emit.shape_of(x)[1]), THREAD_COLUMNS // 2) for half in HALVES]
 
     def load_packed(self, values: ir.Value) -> list[list[Number]]:
         """Loads both rows' survivors, four words each, of a compressed matrix of 16-bit elements."""
-        return [load_words(values, self._start_of_pairs(half, values), THREAD_COLUMNS // 4) for half in HALVES]
+        return [emit.load_words(values, self._start_of_pairs(half, values), THREAD_COLUMNS // 4) for half in HALVES]
 
     def store_packed(self, values: ir.Value, rows: Sequence[Sequence[Number]]) -> None:
         """Stores both rows' survivors, a word a group."""
         for half, words in zip(HALVES, rows, strict=True):
-            store_words(values, self._start_of_pairs(half, values), words)
+            emit.store_words(values, self._start_of_pairs(half, values), words)
 
     def store_pairs(self, values: ir.Value, rows: Sequence[Sequence[Pair]]) -> None:
         """Stores both rows' survivors, rounded to the dtype of the values."""
         for half, pairs in zip(HALVES, rows, strict=True):
             kept = [value for pair in pairs for value in (pair.low, pair.high)]
-            store_vectors(values, self._start_of_pairs(half, values), narrow(kept, element_of(values)))
+            emit.store_vectors(values, self._start_of_pairs(half, values), emit.narrow(kept, emit.element_of(values)))
 
     def load_word(self, metadata: ir.Value) -> Number:
         """Loads the thread's word of metadata, eight groups."""
         index = self._index_of_word(metadata)
-        return global_memory(metadata).load(index)
+        return emit.global_memory(metadata).load(index)
 
     def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
         """Stores the metadata of both rows' groups."""
         word = _joined([pair for pairs in rows for pair in pairs])
         index = self._index_of_word(metadata)
-        global_memory(metadata).store(index, word)
+        emit.global_memory(metadata).store(index, word)
 
     def _start_of_pairs(self, half: int, values: ir.Value) -> Number:
-        return self.start(half, 2 * shape_of(values)[1]) >> 1
+        return self.start(half, 2 * emit.shape_of(values)[1]) >> 1
 
     def _index_of_word(self, metadata: ir.Value) -> Number:
         """Computes where the thread's word of metadata [rows / 64, columns / 64, 128] is."""
-        tile = self.row * shape_of(metadata)[1] + self.column
+        tile = self.row * emit.shape_of(metadata)[1] + self.column
         return tile.wide() * WARPGROUP_SIZE + self.thread.index.wide()
 
 
@@ -152,11 +134,11 @@ def run_by_tile(
         numbers = read(row, *refs)
 
         @plgpu.inline_mgpu(arg_types=(SCALAR, SCALAR, *(plgpu.RefType(),) * len(refs), *(SCALAR,) * len(numbers)))
-        def emit(_, row, column, *args):
-            tile = Tile(Thread.current(), scalar(row), scalar(column))
-            body(tile, *args[: len(refs)], *map(scalar, args[len(refs) :]))
+        def inline(_, row, column, *args):
+            tile = Tile(Thread.current(), emit.scalar(row), emit.scalar(column))
+            body(tile, *args[: len(refs)], *map(emit.scalar, args[len(refs) :]))
 
-        emit(row, column, *refs, *numbers)
+        inline(row, column, *refs, *numbers)
 
     return plgpu.kernel(
         kernel,
@@ -176,15 +158,15 @@ def load_tile(x: ir.Value, tile: Tile) -> tuple[Number, Number, list[tuple[int, 
       Row and column in the tile, and pairs (first row, entries): entries follow one another from (row + first row,
       column) on.
     """
-    lanes = vector_lanes(element_of(x))
+    lanes = emit.vector_lanes(emit.element_of(x))
     threads_per_row = TILE // lanes
     row = tile.thread.index // threads_per_row
     column = tile.thread.index % threads_per_row * lanes
     x_row, x_column = tile.row * TILE + row, tile.column * TILE + column
     loaded = []
     for first in range(0, TILE, WARPGROUP_SIZE // threads_per_row):
-        start = (x_row + first).wide() * shape_of(x)[1] + x_column.wide()
-        loaded.append((first, load_vectors(x, start, lanes)))
+        start = (x_row + first).wide() * emit.shape_of(x)[1] + x_column.wide()
+        loaded.append((first, emit.load_vectors(x, start, lanes)))
     return row, column, loaded
 
 
@@ -203,14 +185,14 @@ def thread_columns_pointers(
 ) -> tuple[ir.Value, ir.Value]:
     """Computes where survivors of 16 columns of a row, from `column` on, go: 16 bytes of values, half a metadata
     word."""
-    start = row.wide() * shape_of(values)[1] + (column >> 1).wide()
-    word_tile = (row >> 6) * shape_of(metadata)[1] + (column >> 6)
+    start = row.wide() * emit.shape_of(values)[1] + (column >> 1).wide()
+    word_tile = (row >> 6) * emit.shape_of(metadata)[1] + (column >> 6)
     warp, half, line = (row >> shift & mask for shift, mask in ((4, 3), (3, 1), (0, 7)))
     lane = line * 4 + (column >> 4 & 3)
     first_word = word_tile.wide() * WARPGROUP_SIZE
     word = first_word + (warp * WARP_SIZE + lane).wide()
     index = word * 2 + half.wide()
-    return global_memory(values).at(start), global_memory(metadata, ir.IntegerType.get_signless(16)).at(index)
+    return emit.global_memory(values).at(start), emit.global_memory(metadata, ir.IntegerType.get_signless(16)).at(index)
 
 
 def store_thread_columns(
@@ -218,7 +200,7 @@ def store_thread_columns(
 ) -> None:
     """Stores the survivors of 16 columns of a row, from `column` on."""
     values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, row, column)
-    store_vector(values_pointer, [pair.values for pair in pairs])
+    emit.store_vector(values_pointer, [pair.values for pair in pairs])
     llvm.store(half_word(pairs), metadata_pointer)
 
 
@@ -229,7 +211,7 @@ def half_word(pairs: Sequence[PackedPair]) -> Number:
 
 def _joined(pairs: Sequence[Pair | PackedPair]) -> Number:
     """Joins metadata of up to eight groups to a word."""
-    word = i32(0)
+    word = emit.i32(0)
     for group, pair in enumerate(pairs):
         word = word | pair.nibble << 4 * group
     return word

@@ -37,18 +37,9 @@ from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
+from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.compat import ACCUMULATOR
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARPGROUP_SIZE,
-    Number,
-    i32_type,
-    i64_type,
-    ptx,
-    scalar,
-    shared_memory,
-    thread_of_warpgroup,
-)
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Number
 
 ROWS = 64  # of the sparse operand, per warpgroup
 _VALUES_BYTES, _DENSE_BYTES = 64, 128  # of a row of either operand, per step
@@ -102,20 +93,23 @@ def load_words(metadata) -> Words:
 
     If n is 2, these are words of instructions in e4m3.
     """
-    words, of_e4m3 = metadata.shape[0] * metadata.shape[2] // WARPGROUP_SIZE, metadata.shape[2] > WARPGROUP_SIZE
+    words, of_e4m3 = (
+        metadata.shape[0] * metadata.shape[2] // WARPGROUP_SIZE,
+        metadata.shape[2] > WARPGROUP_SIZE,
+    )
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(),),
         return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * words,
     )
-    def emit(_, metadata):
-        lane = thread_of_warpgroup()
+    def inline(_, metadata):
+        lane = emit.thread_of_warpgroup()
         if of_e4m3:
             return tuple(map(splat, _load_words_of_e4m3(metadata, lane, words)))
         indices = [lane + WARPGROUP_SIZE * word for word in range(words)]
         return tuple(splat(load_word(metadata, index)) for index in indices)
 
-    return emit(metadata)
+    return inline(metadata)
 
 
 def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
@@ -147,11 +141,11 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
         ),
         return_type=carry_type,
     )
-    def emit(_, carry, values, words, b):
+    def inline(_, carry, values, words, b):
         accumulators, previous_words = carry
         if b_transposed:
             b = mgpu_utils.memref_transpose(b, (1, 0, 3, 2))
-        words = list(map(scalar, words))
+        words = list(map(emit.scalar, words))
         nvvm.wgmma_fence_aligned()
         per_block = len(words) // blocks
         results = [
@@ -160,10 +154,10 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
         ]
         nvvm.wgmma_commit_group_sync_aligned()
         nvvm.wgmma_wait_group_sync_aligned(1)
-        _use_together([*map(scalar, previous_words), *words])
+        _use_together([*map(emit.scalar, previous_words), *words])
         return tuple(map(_with_registers, accumulators, results)), tuple(map(splat, words))
 
-    return emit(carry, values, words, b)
+    return inline(carry, values, words, b)
 
 
 def finish(carry: Carry) -> tuple[Array, ...]:
@@ -176,14 +170,14 @@ def finish(carry: Carry) -> tuple[Array, ...]:
             plgpu.ShapeDtypeStruct(a.shape, jnp.float32, layout=plgpu.Layout.WGMMA) for a in accumulators
         ),
     )
-    def emit(_, accumulators):
+    def inline(_, accumulators):
         nvvm.wgmma_wait_group_sync_aligned(0)
         # Without the barrier the compiler may read a register ahead of the wait.
         settled = mgpu.fragmented_array.optimization_barrier(*accumulators)
         settled = settled if isinstance(settled, tuple | list) else (settled,)
         return tuple(a.to_layout(mgpu.WGMMA_LAYOUT) for a in settled)
 
-    return emit(accumulators)
+    return inline(accumulators)
 
 
 def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, words: list[Number], n: int) -> np.ndarray:
@@ -232,13 +226,15 @@ def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, wor
 
 
 def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
-    offset = arith.constant(i64_type(), mma_utils.encode_addr(byte_offset))
+    offset = arith.constant(emit.i64_type(), mma_utils.encode_addr(byte_offset))
     return llvm.add(descriptor, offset, overflow_flags=llvm.IntegerOverflowFlags.none)
 
 
 def load_word(metadata: ir.Value, index: Number) -> Number:
     """Loads a word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
-    return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [shared_memory(metadata).at(index)], i32_type())
+    return emit.ptx(
+        "ld.volatile.shared.u32 $0, [$1];", "=r,l", [emit.shared_memory(metadata).at(index)], emit.i32_type()
+    )
 
 
 def _load_words_of_e4m3(metadata: ir.Value, lane: Number, count: int) -> list[Number]:
@@ -246,7 +242,7 @@ def _load_words_of_e4m3(metadata: ir.Value, lane: Number, count: int) -> list[Nu
 
     As late as `load_word`; all from one address, since registers are scarce.
     """
-    address = Number(llvm.ptrtoint(i32_type(), shared_memory(metadata).start)) + lane * _WORD
+    address = Number(llvm.ptrtoint(emit.i32_type(), emit.shared_memory(metadata).start)) + lane * _WORD
     code = [
         ".reg .pred even; .reg .b32 pair, halves, a, b;",
         f"and.b32 pair, ${count}, {_WORD}; setp.eq.u32 even, pair, 0; and.b32 pair, ${count}, {-2 * _WORD};",
@@ -255,16 +251,16 @@ def _load_words_of_e4m3(metadata: ir.Value, lane: Number, count: int) -> list[Nu
     for i in range(count):
         code.append(f"ld.volatile.shared.v2.u32 {{a, b}}, [pair + {_WORD * WARPGROUP_SIZE * i}];")
         code.append(f"prmt.b32 ${i}, a, b, halves;")
-    result = llvm.StructType.get_literal([i32_type()] * count)
-    loaded = ptx(f"{{ {' '.join(code)} }}", ",".join(["=&r"] * count + ["r"]), [address], result)
-    return [Number(llvm.extractvalue(i32_type(), loaded, [i])) for i in range(count)]
+    result = llvm.StructType.get_literal([emit.i32_type()] * count)
+    loaded = emit.ptx(f"{{ {' '.join(code)} }}", ",".join(["=&r"] * count + ["r"]), [address], result)
+    return [Number(llvm.extractvalue(emit.i32_type(), loaded, [i])) for i in range(count)]
 
 
 def _use_together(words: list[Number]) -> None:
     """Reads all the words, to no effect, so that no two share a register: no valid nibble is all ones."""
     ands = " ".join(f"and.b32 t, t, ${i};" for i in range(1, len(words)))
     code = f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {ands} setp.eq.u32 p, t, -1; @p nanosleep.u32 0; }}"
-    ptx(code, ",".join("r" * len(words)), words)
+    emit.ptx(code, ",".join("r" * len(words)), words)
 
 
 def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.FragmentedArray:

@@ -20,19 +20,8 @@ from jaxlib.mlir.dialects import arith, llvm
 from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
-from sparse_lm.ops.hopper.frame.emit import (
-    WARPGROUP_SIZE,
-    Number,
-    f32,
-    global_memory,
-    i32,
-    i32_type,
-    i64_type,
-    select,
-    shape_of,
-    shared_memory,
-    widen,
-)
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import (
     HALVES,
@@ -64,12 +53,12 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
         for first, entries in loaded:
             for i, entry in enumerate(entries):
                 index = _index(row + first, column + i)
-                shared_memory(tile_smem).store(index, entry)
+                emit.shared_memory(tile_smem).store(index, entry)
         mgpu_utils.warpgroup_barrier()
         for number in range(_ACROSS * _ACROSS // WARPGROUP_SIZE):
             place = tile.thread.index + WARPGROUP_SIZE * number
             mask = _load_mask(mask_gmem, tile, place)
-            shared_memory(masks_smem).store(place, mask)
+            emit.shared_memory(masks_smem).store(place, mask)
         mgpu_utils.warpgroup_barrier()
         tile_t = Tile(tile.thread, tile.column, tile.row)
         for form, out, words, transposed in ((tile, values, metadata, False), (tile_t, values_t, metadata_t, True)):
@@ -98,12 +87,12 @@ def _load_mask(mask: ir.Value, tile: Tile, place: Number) -> Number:
     across, along = place // _ACROSS, place % _ACROSS
     first_row, first_column = across * 4, along * 4
     row, column = tile.row * TILE + first_row, tile.column * TILE + first_column
-    bits = i32(0)
+    bits = emit.i32(0)
     for i in range(4):
-        start = (row + i).wide() * shape_of(mask)[1] + column.wide()
-        pointer = global_memory(mask, ir.IntegerType.get_signless(8)).at(start)
+        start = (row + i).wide() * emit.shape_of(mask)[1] + column.wide()
+        pointer = emit.global_memory(mask, ir.IntegerType.get_signless(8)).at(start)
         # The product has the lowest bits of the four bytes side by side in bits 24 to 27.
-        product = Number(llvm.load(i32_type(), pointer, alignment=4)) * 0x01020408
+        product = Number(llvm.load(emit.i32_type(), pointer, alignment=4)) * 0x01020408
         bits = bits | (product >> 24 & 15) << 4 * i
     return bits
 
@@ -116,7 +105,7 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: 
         start = thread.column + first
         row, column = (start, line) if transposed else (line, start)
         place = (row >> 2) * _ACROSS + (column >> 2)
-        mask = shared_memory(masks_smem).load(place)
+        mask = emit.shared_memory(masks_smem).load(place)
         within = line & 3
         if transposed:
             # The product has the bits of the tile's column side by side in bits 12 to 15.
@@ -129,9 +118,9 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: 
         def survivor(position, start=start, mask=mask):
             place = start + position
             index = _index(*((place, line) if transposed else (line, place)))
-            (entry,) = widen([shared_memory(tile_smem).load(index)])
+            (entry,) = emit.widen([emit.shared_memory(tile_smem).load(index)])
             is_kept = arith.trunci(ir.IntegerType.get_signless(1), mask >> position)
-            return select(is_kept, entry, f32(0.0))
+            return emit.select(is_kept, entry, emit.f32(0.0))
 
         pairs.append(Pair(survivor(nibble & 3), survivor(nibble >> 2), nibble))
     return pairs
@@ -140,5 +129,5 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: 
 def _nibble(mask: Number) -> Number:
     """Computes a group's metadata from the four bits of its mask."""
     signed = METADATA_OF_MASKS - (1 << 64) if METADATA_OF_MASKS >> 63 else METADATA_OF_MASKS
-    entry = Number(arith.constant(i64_type(), signed)) >> (mask << 2).wide()
-    return Number(arith.trunci(i32_type(), entry)) & 15
+    entry = Number(arith.constant(emit.i64_type(), signed)) >> (mask << 2).wide()
+    return Number(arith.trunci(emit.i32_type(), entry)) & 15

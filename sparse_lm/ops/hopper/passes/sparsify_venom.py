@@ -25,29 +25,8 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
-from sparse_lm.ops.hopper.frame import packed_24
-from sparse_lm.ops.hopper.frame.emit import (
-    COMPILER_PARAMS,
-    SCALAR,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-    Number,
-    element_of,
-    f32,
-    global_memory,
-    i32,
-    i32_type,
-    load_words,
-    ptx,
-    scalar,
-    shape_of,
-    shared_memory,
-    store_if,
-    store_vector,
-    sum_of,
-    thread_index,
-    vector_lanes,
-)
+from sparse_lm.ops.hopper.frame import emit, packed_24
+from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.hidden_stats import Seen, count_nonzeros, stats_type, store_stats, sum_stats
 from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
@@ -96,7 +75,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
     def sparsify_tile(_, x_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
-        block, tile_number = map(scalar, at)
+        block, tile_number = map(emit.scalar, at)
         seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
         gpu.barrier()
         _choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
@@ -106,7 +85,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
             pairs = [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in fours(run)]
             matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
             store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
-            seen = seen.add([], [pair.values for pair in pairs], element_of(x_gmem))
+            seen = seen.add([], [pair.values for pair in pairs], emit.element_of(x_gmem))
         store_stats(stats_gmem, block * tiles + tile_number, seen.stats())
 
     def kernel(*refs):
@@ -159,15 +138,15 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
     A lane keeps to its 8 columns; where a row has fewer than 32 lanes' worth of them, a warp takes
     several rows at a time, and of more, the row in parts.
     """
-    element = element_of(x)
-    lanes = vector_lanes(element)
-    thread = thread_index()
+    element = emit.element_of(x)
+    lanes = emit.vector_lanes(element)
+    thread = emit.thread_index()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     chunks = tile_columns // lanes  # of a row
     across = min(chunks, WARP_SIZE)
     rows_of_warp = 32 // across
     own_row = warp * rows_of_warp + lane // across
-    shared = shared_memory(tile_smem)
+    shared = emit.shared_memory(tile_smem)
     rows_per_pass = warps * rows_of_warp
     at_once = min(_ROWS_AT_ONCE, v // rows_per_pass)
     seen = Seen.nothing()
@@ -176,15 +155,15 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
         first = tile_number * tile_columns + column
 
         # A loop, not its steps in a row: the registers that those fill would leave room for one block at a time.
-        @mgpu_utils.fori(i32(v // (rows_per_pass * at_once)), (*seen, *[f32(0.0)] * lanes))
+        @mgpu_utils.fori(emit.i32(v // (rows_per_pass * at_once)), (*seen, *[emit.f32(0.0)] * lanes))
         def loop(step, carried, column=column, first=first):
             nonzeros, energy, kept_energy, *squares = map(Number, carried)
             step_row = own_row + Number(step) * (rows_per_pass * at_once)
             rows = [step_row + rows_per_pass * number for number in range(at_once)]
             loaded = []
             for row in rows:
-                offset = (block * v + row).wide() * shape_of(x)[1] + first.wide()
-                loaded.append(load_words(x, offset, lanes // 2))
+                offset = (block * v + row).wide() * emit.shape_of(x)[1] + first.wide()
+                loaded.append(emit.load_words(x, offset, lanes // 2))
             for row, words in zip(rows, loaded, strict=True):
                 if activate:
                     words = [packed_24.squared_relu(word, element) for word in words]
@@ -192,27 +171,27 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
                 numbers = [number for word in words for number in packed_24.unpack(word, element)]
                 squares = [math.fma(number, number, sum_) for number, sum_ in zip(numbers, squares, strict=True)]
                 index = row * (tile_columns + _PAD) + column
-                store_vector(shared.at(index), words)
+                emit.store_vector(shared.at(index), words)
             return (nonzeros, energy, kept_energy, *squares)
 
         nonzeros, energy, kept_energy, *squares = map(Number, loop.results)
-        seen = Seen(nonzeros, energy + sum_of(squares), kept_energy)
+        seen = Seen(nonzeros, energy + emit.sum_of(squares), kept_energy)
         # Lanes that share columns add up; all of them write the sum.
         distance = across
         while distance < WARP_SIZE:
             squares = [s + mgpu_utils.shfl_bfly(s, distance) for s in squares]
             distance *= 2
         norm_index = warp * tile_columns + column
-        store_vector(shared_memory(norms).at(norm_index), squares)
+        emit.store_vector(emit.shared_memory(norms).at(norm_index), squares)
     return seen
 
 
 def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[Number], Number]:
     """Returns the sum, of a column of the tile, of what each warp added up of its squares."""
-    tile_columns, shared = shape_of(norms)[0] // warps, shared_memory(norms)
+    tile_columns, shared = emit.shape_of(norms)[0] // warps, emit.shared_memory(norms)
 
     def norm_of(column):
-        return sum_of([f32(0.0), *(shared.load(column + warp * tile_columns) for warp in range(warps))])
+        return emit.sum_of([emit.f32(0.0), *(shared.load(column + warp * tile_columns) for warp in range(warps))])
 
     return norm_of
 
@@ -241,21 +220,21 @@ def _choose_columns(
       m: columns of a group.
       warps: of the block.
     """
-    (kept_columns,) = shape_of(kept)
+    (kept_columns,) = emit.shape_of(kept)
     tile_columns = kept_columns // _KEPT * m
-    thread = thread_index()
+    thread = emit.thread_index()
     for first in range(0, tile_columns, warps * WARP_SIZE):
         # With more threads than columns the last warps repeat the work of others and write the same.
         column = (thread + first) % tile_columns
         keep, slot = _four_largest(magnitude_rank(norm_of(column)), column % m, m)
         condensed = column // m * _KEPT + slot
-        start = block.wide() * shape_of(columns)[1]
+        start = block.wide() * emit.shape_of(columns)[1]
         offset = tile_number * kept_columns + condensed
-        target = global_memory(columns).at(start + offset.wide())
-        shared = shared_memory(kept).at(condensed)
+        target = emit.global_memory(columns).at(start + offset.wide())
+        shared = emit.shared_memory(kept).at(condensed)
         absolute = tile_number * tile_columns + column
-        store_if(keep, shared, [column], space="shared")
-        store_if(keep, target, [absolute])
+        emit.store_if(keep, shared, [column], space="shared")
+        emit.store_if(keep, target, [absolute])
 
 
 def _four_largest(rank: Number, place: Number, m: int) -> tuple[Number, Number]:
@@ -263,20 +242,20 @@ def _four_largest(rank: Number, place: Number, m: int) -> tuple[Number, Number]:
 
     Of equal ranks that of the lower place is the larger.
     """
-    beaten = i32(0)
+    beaten = emit.i32(0)
     for bit in range(m.bit_length() - 1):
         # The lane at a distance comes before this one if this one's place has the highest bit of the distance.
         before = place >> bit & 1
-        beaten_from = rank + (i32(1) - before)
+        beaten_from = rank + (emit.i32(1) - before)
         for distance in range(1 << bit, 2 << bit):
             beats = Number(mgpu_utils.shfl_bfly(rank, distance)).compare("sge", beaten_from)
-            beaten = beaten + arith.extui(i32_type(), beats)
+            beaten = beaten + arith.extui(emit.i32_type(), beats)
     keep = beaten.compare("ult", _KEPT)
     code = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
-    kept_lanes = ptx(code, "=r,r", [arith.extui(i32_type(), keep)], i32_type())
-    lane = thread_index() % WARP_SIZE
+    kept_lanes = emit.ptx(code, "=r,r", [arith.extui(emit.i32_type(), keep)], emit.i32_type())
+    lane = emit.thread_index() % WARP_SIZE
     of_group = kept_lanes >> lane - place
-    before = of_group & (i32(1) << place) - 1
+    before = of_group & (emit.i32(1) << place) - 1
     return keep, Number(math.ctpop(before))
 
 
@@ -286,7 +265,7 @@ def _thread_columns(v: int, kept_columns: int) -> list[tuple[Number, Number]]:
     Neighbouring lanes have neighbouring columns of a row.
     """
     threads_of_row = kept_columns // THREAD_COLUMNS
-    thread, threads = thread_index(), 2 * v
+    thread, threads = emit.thread_index(), 2 * v
     column = thread % threads_of_row * THREAD_COLUMNS
     row = thread // threads_of_row
     return [(row + first, column) for first in range(0, v, threads // threads_of_row)]
@@ -298,7 +277,7 @@ def _gather(tile_smem: ir.Value, kept: ir.Value, row: Number, column: Number, st
     words = []
     for i in range(THREAD_COLUMNS):
         index = column + i
-        place = shared_memory(kept).load(index)
-        value = llvm.load(ir.IntegerType.get_signless(16), shared_memory(tile_smem).at(start + place))
-        words.append(Number(arith.extui(i32_type(), value)))
+        place = emit.shared_memory(kept).load(index)
+        value = llvm.load(ir.IntegerType.get_signless(16), emit.shared_memory(tile_smem).at(start + place))
+        words.append(Number(arith.extui(emit.i32_type(), value)))
     return words

@@ -25,19 +25,8 @@ from jaxlib.mlir.dialects import llvm, math
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
-from sparse_lm.ops.hopper.frame.emit import (
-    WARPGROUP_SIZE,
-    Number,
-    element_of,
-    f32,
-    global_memory,
-    i32,
-    shape_of,
-    shared_memory,
-    store_if,
-    true,
-)
+from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
+from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import (
@@ -133,7 +122,7 @@ def _call(
             selected = [_select_along_tokens(tokens) for tokens in loaded]
         else:
             loaded_key = mvue.load_key(optional_gmem[-1])
-            draw = functools.partial(_draw_along_tokens, loaded_key, tile, neurons, element_of(dh_gmem))
+            draw = functools.partial(_draw_along_tokens, loaded_key, tile, neurons, emit.element_of(dh_gmem))
             selected = [draw(row, tokens) for row, tokens in zip(out_rows, loaded, strict=True)]
         dh_pairs, y_pairs = zip(*selected, strict=True)
         outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
@@ -166,14 +155,14 @@ def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir
         dh_rows.append([])
         for group, (y_word, nibble) in enumerate(zip(y_words, row_nibbles, strict=True)):
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
-            dh_word = _gradient(dy_word, y_word, element_of(dy))
+            dh_word = _gradient(dy_word, y_word, emit.element_of(dy))
             dh_rows[-1].append(dh_word)
             members = [
                 shared_words.words_from(words, thread.row + 8 * half, thread.column + (4 * group + member))
                 for member in range(4)
             ]
             for member in members:
-                llvm.store(i32(0), member.start)
+                llvm.store(emit.i32(0), member.start)
             for position, word in zip(positions(nibble), packed_24.zip_halves(dh_word, y_word), strict=True):
                 members[0].store(position, word)
     tile.store_packed(dh, dh_rows)
@@ -181,7 +170,7 @@ def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir
 
 def _gradient(dy: Number, y: Number, element: ir.Type) -> Number:
     """Computes 2 sqrt(y) dy of two 16-bit floats."""
-    slopes = (f32(2.0) * math.sqrt(value) for value in packed_24.unpack(y, element))
+    slopes = (emit.f32(2.0) * math.sqrt(value) for value in packed_24.unpack(y, element))
     products = (d * slope for d, slope in zip(packed_24.unpack(dy, element), slopes, strict=True))
     return packed_24.pack(*products, element)
 
@@ -213,14 +202,14 @@ def _draw_along_tokens(
 
 def _scatter_rows(outs, rows: list[Number], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Stores both columns' pairs in the rows of their neurons, and empty rows for the neurons that are not kept."""
-    nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
-    always = true()
+    nothing = [PackedPair(emit.i32(0), emit.i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
+    always = emit.true()
     for half in HALVES:
         for pairs, values, metadata in outs:
             _store_row_if(always, values, metadata, rows[half], tile, pairs[half])
         for first in range(0, tile_neurons, TILE):
             index = tile.thread.row + (8 * half + first)
-            is_empty = shared_memory(places).load(index).compare("eq", _NOT_KEPT)
+            is_empty = emit.shared_memory(places).load(index).compare("eq", _NOT_KEPT)
             neuron = tile.column * tile_neurons + index
             for _, values, metadata in outs:
                 _store_row_if(is_empty, values, metadata, neuron, tile, nothing)
@@ -232,23 +221,23 @@ def _store_row_if(
     """Stores a thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
     tokens = tile.row * TILE + tile.thread.column
     values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, neuron, tokens)
-    store_if(condition, values_pointer, [pair.values for pair in pairs])
-    store_if(condition, metadata_pointer, [half_word(pairs)])
+    emit.store_if(condition, values_pointer, [pair.values for pair in pairs])
+    emit.store_if(condition, metadata_pointer, [half_word(pairs)])
 
 
 def _listed(columns: ir.Value, block: Number, tile: Number, place: Number) -> Number:
     """Loads the neuron at a condensed column of a tile of columns [blocks, Kc]."""
     offset = tile * TILE + place
-    start = block.wide() * shape_of(columns)[1] + offset.wide()
-    return global_memory(columns).load(start)
+    start = block.wide() * emit.shape_of(columns)[1] + offset.wide()
+    return emit.global_memory(columns).load(start)
 
 
 def _invert(columns: ir.Value, block: Number, tile: Number, places: ir.Value, thread: Thread, tile_neurons: int):
     """Sets `places[neuron - first neuron of the tile]` to its condensed column in the tile, or `_NOT_KEPT`."""
-    shared = shared_memory(places)
+    shared = emit.shared_memory(places)
     for first in range(0, tile_neurons, WARPGROUP_SIZE):
         index = thread.index + first
-        shared.store(index, i32(_NOT_KEPT))
+        shared.store(index, emit.i32(_NOT_KEPT))
     mgpu_utils.warpgroup_barrier()
     own = thread.index % TILE  # two threads write the same
     neuron = _listed(columns, block, tile, own)
