@@ -153,9 +153,6 @@ class Memory(NamedTuple):
     def load(self, index: Number) -> Number:
         return Number(llvm.load(self.element, self.at(index)))
 
-    def load_first(self) -> Number:
-        return Number(llvm.load(self.element, self.start))
-
     def store(self, index: Number, value: Number) -> None:
         llvm.store(value, self.at(index))
 
@@ -184,10 +181,8 @@ def shape_of(ref: ir.Value) -> list[int]:
 def load_vectors(x: ir.Value, start: Number, count: int) -> list[Number]:
     """Loads `count` neighbours of global memory, 16 bytes at a time; `start` is 64 bits wide."""
     lanes = vector_lanes(element_of(x))
-    run = []
-    for first in range(0, count, lanes):
-        run += load_vector(global_memory(x).at(start + first), lanes, element_of(x))
-    return run
+    pointers = (global_memory(x).at(start + first) for first in range(0, count, lanes))
+    return [number for pointer in pointers for number in load_vector(pointer, lanes, element_of(x))]
 
 
 def store_vectors(x: ir.Value, start: Number, values: Sequence[Number]) -> None:
@@ -228,20 +223,16 @@ def store_if(condition: Number, pointer: ir.Value, words: Sequence[Number], spac
 
     A predicate, and no branch.
     """
-    match len(words), words[0].type.width:
-        case 4, 32:
-            store, constraints = "v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r"
-        case 1, 32:
-            store, constraints = "u32 [$1], $2", "r,l,r"
-        case 1, 16:
-            store, constraints = "u16 [$1], $2", "r,l,h"
-        case count, width:
-            raise ValueError(f"stores 4 words of 32 bits or 1 of 32 or 16, not {count} of {width}")
+    store, constraints = {
+        (4, 32): ("v4.b32 [$1], {$2, $3, $4, $5}", "r,l,r,r,r,r"),
+        (1, 32): ("u32 [$1], $2", "r,l,r"),
+        (1, 16): ("u16 [$1], $2", "r,l,h"),
+    }[len(words), words[0].type.width]
     code = f"{{ .reg .pred p; setp.ne.u32 p, $0, 0; @p st.{space}.{store}; }}"
     ptx(code, constraints, [arith.extui(i32_type(), condition), pointer, *words])
 
 
-def ptx(code: str, constraints: str, operands: Sequence[ir.Value], result: ir.Type | None = None) -> Number | None:
+def ptx(code: str, constraints: str, operands: Sequence[ir.Value], result: ir.Type | None = None) -> Number:
     """Emits inline PTX that the compiler neither drops nor moves past other such.
 
     Args:
@@ -250,9 +241,8 @@ def ptx(code: str, constraints: str, operands: Sequence[ir.Value], result: ir.Ty
       operands: values that the code reads.
       result: its type; void by default.
     """
-    result_type = ir.Type.parse("!llvm.void") if result is None else result
-    emitted = llvm.inline_asm(result_type, list(operands), code, constraints, has_side_effects=True)
-    return None if result is None else Number(emitted)
+    result = result or ir.Type.parse("!llvm.void")
+    return Number(llvm.inline_asm(result, list(operands), code, constraints, has_side_effects=True))
 
 
 def vector_lanes(element: ir.Type) -> int:

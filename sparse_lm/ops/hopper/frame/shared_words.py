@@ -7,6 +7,7 @@ lanes of a warp hold share a bank.
 from __future__ import annotations
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
 
 from sparse_lm.ops.formats import TILE
 from sparse_lm.ops.hopper.frame.emit import Memory, Number, i32_type, shared_memory
@@ -26,4 +27,5 @@ def words_from(words: ir.Value, row: Number, column: Number) -> Memory:
 
 def load_column(words: ir.Value, thread: Thread, column: Number) -> list[Number]:
     """Loads a thread's 16 rows of one column."""
-    return [words_from(words, thread.column + i, column).load_first() for i in range(THREAD_COLUMNS)]
+    entries = (words_from(words, thread.column + i, column) for i in range(THREAD_COLUMNS))
+    return [Number(llvm.load(entry.element, entry.start)) for entry in entries]
