@@ -102,7 +102,7 @@ class Stage:
     tiling: Tiling
 
     def copy_sparse(
-        self, values: Any, metadata: Any, row: Array, k: Array, *, first: int = 0, rows: int | None = None
+        self, values: Any, metadata: Any, row: Array, k: Array, first: int = 0, rows: int | None = None
     ) -> list[Copy]:
         """Copies rows of the sparse operand, and their metadata, to rows of the stage; all three of them multiples of
         64.

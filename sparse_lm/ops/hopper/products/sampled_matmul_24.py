@@ -47,11 +47,7 @@ CANDIDATES = ((Tiling(256, 192), 1.36), (Tiling(128, 256), 1.0), (Tiling(256, 12
 
 
 def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Tiling:
-    """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
+    """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block; refuses other v."""
     fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_n == 0]
     if not fitting:
         raise NotImplementedError(f"needs v to be a multiple of 128 or 192, not {v}")
@@ -68,14 +64,12 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`; v is a multiple of 64.
+    """See `sparse_lm.ops.sampled_matmul_24`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of
+    64.
 
-    Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones.
-    Last blocks that list only F cost little if they are contiguous.
-
-    Raises:
-      NotImplementedError: the dtypes, or v.
-      ValueError: a config whose clusters' tiles do not lie in one block.
+    Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones: one
+    whose clusters' tiles do not lie in one block raises ValueError. Last blocks that list only F cost little if they
+    are contiguous.
     """
     if not _takes_contiguous(contiguous, v):
         return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
@@ -91,12 +85,9 @@ def sampled_matmul_24(
 def sampled_squared_relu_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, config: Tiling | None = None
 ) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.sampled_squared_relu_24`.
+    """See `sparse_lm.ops.sampled_squared_relu_24`; refuses what `sampled_matmul_24` does.
 
     Runs that no tile of `sampled_matmul_24` fits are left to the two kernels.
-
-    Raises:
-      NotImplementedError: the dtypes, or v.
     """
     if not _takes_contiguous(contiguous, v):
         return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
@@ -139,29 +130,19 @@ def _multiply_listed(
     def loads(operands, job):
         values, metadata, x, neuron_ids, _ = operands
         block = lax.div(job.column, v)
-        rows = {
-            first: neuron_ids[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)
-        }
+        firsts = range(0, config.tile_m, box)
+        boxes = [(first, neuron_ids[block, lax.min(job.row + first, kept - box)]) for first in firsts]
 
         def copies(k, _, stage):
-            boxes = [stage.copy_sparse(values, metadata, row, k, first=first, rows=box) for first, row in rows.items()]
-            return [*itertools.chain(*boxes), stage.copy_b(x, job.column, k * STEP)]
+            of_boxes = (stage.copy_sparse(values, metadata, row, k, first, box) for first, row in boxes)
+            return [*itertools.chain(*of_boxes), stage.copy_b(x, job.column, k * STEP)]
 
         return Loads(copies)
 
-    grid, jobs = split_k.schedule_product(config, kept, tokens, steps, in_use)
-    return multiply(
-        config,
-        grid,
-        jobs,
-        loads,
-        (w.values, w.metadata, x, neuron_ids, rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])),
-        out,
-        name=name,
-        b_transposed=True,
-        out_transposed=True,
-        epilogue=epilogue,
-    )
+    schedule = split_k.schedule_product(config, kept, tokens, steps, in_use)
+    padding = rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])
+    operands, turned = (w.values, w.metadata, x, neuron_ids, padding), dict(b_transposed=True, out_transposed=True)
+    return multiply(config, schedule, loads, operands, out, name=name, epilogue=epilogue, **turned)
 
 
 def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -25,9 +24,9 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
-from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
+from sparse_lm.ops.hopper.frame.persistent import launch
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
@@ -47,21 +46,12 @@ CANDIDATES = tuple(_STAGES)  # tokens that share a gathered row, the most first
 
 
 def sampled_rows_24(
-    w: Sparse24,
-    x: Array,
-    neuron_ids: Array,
-    v: int,
-    *,
-    out_dtype: DTypeLike | None = None,
-    config: int | None = None,
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, out_dtype: DTypeLike | None = None, config: int | None = None
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order, and v is a multiple of 64.
+    """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order.
 
-    `config` is the tokens of a tile, which divide v: the most of `CANDIDATES` that do, by default.
-
-    Raises:
-      NotImplementedError: the dtypes, or v.
-      ValueError: tokens of a tile that do not divide v.
+    It refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64. `config` is the tokens of a tile:
+    the most of `CANDIDATES` that divide v, by default. Others, if they do not divide v, raise ValueError.
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
@@ -70,15 +60,12 @@ def sampled_rows_24(
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     tile_tokens = config or next(tokens for tokens in CANDIDATES if v % tokens == 0)
     check_in_block(tile_tokens, v, "tokens")
-    return _call(tile_tokens, w, pad(x), neuron_ids, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
-
-
-def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
+    x, out = pad(x), result_type(tokens, kept, out_dtype)
     stages = _STAGES[tile_tokens]
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
     # Past the last step the values are zeros. The tokens need not be: of a D up to 64 their only tile is copied again.
     steps = gathers * gather_24.STAGES
-    grid = pl.cdiv(neuron_ids.shape[1], _TILE_ROWS * CLUSTER), pl.cdiv(x.shape[0], tile_tokens)
+    grid = pl.cdiv(kept, _TILE_ROWS * CLUSTER), pl.cdiv(x.shape[0], tile_tokens)
     clusters = min(grid[0] * grid[1], cluster_count())
 
     def kernel(values_gmem, metadata_gmem, neuron_ids_gmem, x_gmem, out_gmem):
@@ -151,20 +138,8 @@ def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, ou
             collective_axes="warpgroup",
         )
 
-    run = plgpu.kernel(
-        kernel,
-        out_type=out,
-        grid=(clusters,),
-        grid_names=("cluster",),
-        cluster=(CLUSTER,),
-        cluster_names=(CLUSTER_AXIS,),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        kernel_name="sampled_rows_24",
-        compiler_params=COMPILER_PARAMS,
-    )
-    # A stack of products is one after the other: TMA takes no batch of matrices.
-    return jax.custom_batching.sequential_vmap(run)(w.values, gather_24.metadata_by_rows(w.metadata), neuron_ids, x)
+    run = launch(kernel, out, clusters, "sampled_rows_24")
+    return run(w.values, gather_24.metadata_by_rows(w.metadata), neuron_ids, x)[:tokens, :kept]
 
 
 def _fill_tile(
