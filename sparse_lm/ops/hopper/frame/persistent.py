@@ -241,21 +241,13 @@ def _consume(
     finish: Callable[[tuple[Array, ...], Job], None],
 ) -> None:
     """Multiplies job after job, and hands over the accumulators of each."""
-    count, job_at = work
+    (count, job_at), words = work, wgmma_sp.words_per_block(stages.b.dtype)
 
     def compute(i, first_step):
         steps = job_at(i).steps
-        accumulators = accumulate(
-            ring,
-            first_step,
-            steps,
-            lambda slot: stages.operands(slot, own),
-            odd=odd,
-            blocks=own.blocks,
-            n=own.n,
-            words=wgmma_sp.words_per_block(stages.b.dtype),
-            b_transposed=stages.b_transposed,
-        )
+        operands, sizes = lambda slot: stages.operands(slot, own), (own.blocks, own.n, words)
+        options = dict(odd=odd, b_transposed=stages.b_transposed)
+        accumulators = accumulate(ring, first_step, steps, operands, sizes, **options)
         finish(accumulators, job_at(opaque(i)))
         return first_step + steps
 

@@ -12,9 +12,6 @@ Numerics: float32 accumulation in the order of the columns, one rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -91,11 +88,24 @@ def sampled_rows_24(
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
                 def fill(i, block, row, token):
-                    offsets = gather_24.load_offsets(
-                        neuron_ids_gmem, values_gmem, metadata_gmem, block, row, _TILE_ROWS
-                    )
-                    slots, sources = (values_smem, metadata_smem, x_smem), (values_gmem, metadata_gmem, x_gmem)
-                    _fill_tile(ring, slots, sources, offsets, token, gathers, lambda k: i * steps + k)
+                    """Fills a stage for each step: the tokens by TMA, the listed rows by gathers, which fill several."""
+                    sources = values_gmem, metadata_gmem
+                    offsets = gather_24.load_offsets(neuron_ids_gmem, *sources, block, row, _TILE_ROWS)
+
+                    @pl.loop(0, gathers)
+                    def _gather(gather):
+                        first_k = gather * gather_24.STAGES
+                        ks = [first_k + stage for stage in range(gather_24.STAGES)]
+                        slots = [ring.slot(i * steps + k) for k in ks]
+                        for k, slot in zip(ks, slots, strict=True):
+                            origin, transforms = (token, k * wgmma_sp.STEP), wgmma_sp.DENSE_TRANSFORMS
+                            ring.fill(
+                                i * steps + k, [Copy(x_gmem, x_smem.at[slot], origin, transforms, multicast=True)]
+                            )
+                        targets = tuple(values_smem.at[slot] for slot in slots), metadata_smem.at[slots[0]]
+                        gather_24.start_gather(*sources, *targets, offsets, gather)
+                        for k in ks:
+                            ring.arrive_gathered(i * steps + k)
 
                 for_each_tile(fill)
                 ring.close(tiles * steps)
@@ -103,23 +113,20 @@ def sampled_rows_24(
             def consume():
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
                 own_rows = pl.ds(warpgroup * _CONSUMER_ROWS, _CONSUMER_ROWS)
+                accumulators = _CONSUMER_ROWS // wgmma_sp.ROWS, tile_tokens
+                options = dict(b_transposed=True, load_words=gather_24.load_words)
 
                 def operands(slot):
                     return values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot]
 
                 def compute(i, block, row, token):
                     row = row + warpgroup * _CONSUMER_ROWS
-                    accumulators = accumulate(
-                        ring,
-                        i * steps,
-                        steps,
-                        operands,
-                        blocks=_CONSUMER_ROWS // wgmma_sp.ROWS,
-                        n=tile_tokens,
-                        b_transposed=True,
-                        load_words=gather_24.load_words,
-                    )
-                    _store_tile(accumulators, out_smem.at[warpgroup], out_gmem, row, token, i)
+                    parts = accumulate(ring, i * steps, steps, operands, accumulators, **options)
+                    for number, part in enumerate(parts):
+                        part = part.astype(out.dtype)
+                        origin = row + number * wgmma_sp.ROWS, token
+                        first_store = (i * len(parts) + number) * stores(tile_tokens, out.dtype)
+                        store_tile(part, out_smem.at[warpgroup], out_gmem, origin, first_store, transposed=True)
 
                 for_each_tile(compute)
                 plgpu.wait_smem_to_gmem(0)
@@ -140,56 +147,3 @@ def sampled_rows_24(
 
     run = launch(kernel, out, clusters, "sampled_rows_24")
     return run(w.values, gather_24.metadata_by_rows(w.metadata), neuron_ids, x)[:tokens, :kept]
-
-
-def _fill_tile(
-    ring: Ring,
-    stages: tuple[Any, Any, Any],
-    sources: tuple[Any, Any, Any],
-    offsets: tuple[Array, Array],
-    token: Array,
-    gathers: int,
-    step_of: Callable[[Array], Array],
-) -> None:
-    """Fills a stage for each step of a tile: the tokens by TMA, the listed rows by gathers, which fill several each.
-
-    Args:
-      ring: of the stages.
-      stages: values, metadata and tokens, of all slots.
-      sources: values, metadata by rows and tokens in global memory.
-      offsets: of the tile's rows, from `gather_24.load_offsets`.
-      token: the tile's first.
-      gathers: how many.
-      step_of: of a step along k, its number in the ring.
-    """
-    values, metadata, x = stages
-    values_gmem, metadata_gmem, x_gmem = sources
-
-    @pl.loop(0, gathers)
-    def _gather(gather):
-        first_k = gather * gather_24.STAGES
-        ks = [first_k + stage for stage in range(gather_24.STAGES)]
-        slots = [ring.slot(step_of(k)) for k in ks]
-        for k, slot in zip(ks, slots, strict=True):
-            origin = token, k * wgmma_sp.STEP
-            ring.fill(step_of(k), [Copy(x_gmem, x.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, multicast=True)])
-        values_stages = tuple(values.at[slot] for slot in slots)
-        gather_24.start_gather(values_gmem, metadata_gmem, values_stages, metadata.at[slots[0]], offsets, gather)
-        for k in ks:
-            ring.arrive_gathered(step_of(k))
-
-
-def _store_tile(
-    accumulators: tuple[Array, ...], slots: Any, out: Any, row: Array, token: Array, tile_number: Array
-) -> None:
-    """Stores a consumer's part of a tile, [64, tokens] each, in `out[token:, row:]`; `tile_number` counts its tiles."""
-    stores_of_a_block = stores(accumulators[0].shape[1], out.dtype)
-    for block, accumulator in enumerate(accumulators):
-        store_tile(
-            accumulator.astype(out.dtype),
-            slots,
-            out,
-            (row + block * wgmma_sp.ROWS, token),
-            first_store=(tile_number * len(accumulators) + block) * stores_of_a_block,
-            transposed=True,
-        )
