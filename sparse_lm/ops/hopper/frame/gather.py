@@ -27,17 +27,13 @@ _CHUNK = 8  # elements of 16 bytes, which a lane copies at a time
 _LINE = 64  # elements of a row that a copy takes: the 128 bytes that lie together in the tile
 _CHUNKS = _LINE // _CHUNK  # of a line, and so the lanes that copy it
 _ROWS_AT_ONCE = WARP_SIZE // _CHUNKS
-_ROW_NUMBERS = plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE,), 1)
 
 
 def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
     """Loads the 64 row numbers `rows[block, 64 * step :]`, int32[128]: lane l of warp w holds number 16 w + l % 16."""
     width = rows.shape[1]
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), SCALAR, SCALAR),
-        return_type=plgpu.ShapeDtypeStruct((WARPGROUP_SIZE,), jnp.int32, layout=_ROW_NUMBERS),
-    )
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=per_thread_type(1))
     def inline(_, rows, block, step):
         warp, lane = emit.warp_and_lane()
         index = warp * _ROWS + lane % _ROWS
@@ -55,8 +51,18 @@ def load_number(rows: ir.Value, block: Number, index: Number, width: int) -> Num
     return emit.ptx(code, "=&r,l,r,r", [address, index, emit.i32(width)], emit.i32_type())
 
 
+def per_thread_layout(count: int) -> Any:
+    """Returns the layout of so many numbers of each thread's own."""
+    return plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE * count,), 1)
+
+
+def per_thread_type(count: int) -> plgpu.ShapeDtypeStruct:
+    """Returns the type of so many numbers of each thread's own, int32[128 * count]."""
+    return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=per_thread_layout(count))
+
+
 def per_thread(numbers: list[Number]) -> mgpu.FragmentedArray:
-    """Numbers of each thread's own as an array int32[128 * n] in layout WG_STRIDED."""
+    """Makes an array of `per_thread_type` of each thread's own numbers."""
     registers = np.empty((len(numbers),), dtype=object)
     registers[:] = [emit.vector([number]) for number in numbers]
     layout = mgpu.WGStridedFragLayout(shape=(WARPGROUP_SIZE * len(numbers),), vec_size=1)
@@ -81,7 +87,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
     """
     (height, width), target_columns = source.shape, target.shape[1]
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), _ROW_NUMBERS, SCALAR))
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), per_thread_layout(1), SCALAR))
     def inline(_, source, target, row_numbers, column):
         (own_number,) = own_numbers(row_numbers)
         column = emit.scalar(column)

@@ -22,11 +22,17 @@ from jaxlib.mlir.dialects import arith
 from sparse_lm.ops.formats import EMPTY_WORD
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Memory, Number
-from sparse_lm.ops.hopper.frame.gather import load_number, own_numbers, per_thread, start_copy
+from sparse_lm.ops.hopper.frame.gather import (
+    load_number,
+    own_numbers,
+    per_thread,
+    per_thread_layout,
+    per_thread_type,
+    start_copy,
+)
 from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat
 
 STAGES = 2  # of the ring that one gather fills
-
 WORDS = 4  # of metadata, that hold a row's columns of one gather
 
 _CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
@@ -80,7 +86,7 @@ def load_offsets(
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), SCALAR, SCALAR),
-        return_type=(_offsets_type(per_value), _offsets_type(per_metadata)),
+        return_type=(per_thread_type(per_value), per_thread_type(per_metadata)),
     )
     def inline(_, columns, block, first):
         block, first = emit.scalar(block), emit.scalar(first)
@@ -124,16 +130,10 @@ def start_gather(
     rows = metadata_stage.shape[0]
     k_tiles = values.shape[1] // KEPT
 
-    @plgpu.inline_mgpu(
-        arg_types=(
-            plgpu.RefType(),
-            plgpu.RefType(),
-            (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES,
-            plgpu.RefType(),
-            (_offsets_layout(rows // 16), _offsets_layout(rows // WARPGROUP_SIZE)),
-            SCALAR,
-        )
-    )
+    types = plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES, plgpu.RefType()
+    offsets_types = per_thread_layout(rows // 16), per_thread_layout(rows // WARPGROUP_SIZE)
+
+    @plgpu.inline_mgpu(arg_types=(*types, offsets_types, SCALAR))
     def inline(_, values, metadata, values_stages, metadata_stage, offsets, gather):
         value_offsets, metadata_offsets = offsets
         gather = emit.scalar(gather)
@@ -227,14 +227,6 @@ def _advance(pointer: ir.Value, offset: Number) -> ir.Value:
     """Advances a pointer by `offset`, which counts 16 bytes."""
     byte_offset = Number(arith.extsi(emit.i64_type(), offset)) * 16
     return Memory(pointer, ir.IntegerType.get_signless(8)).at(byte_offset)
-
-
-def _offsets_layout(count: int) -> Any:
-    return plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE * count,), 1)
-
-
-def _offsets_type(count: int) -> plgpu.ShapeDtypeStruct:
-    return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=_offsets_layout(count))
 
 
 def _words_type(count: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:

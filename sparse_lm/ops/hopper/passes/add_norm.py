@@ -39,11 +39,7 @@ _SHARED_MEMORY = 220_000  # bytes of a multiprocessor, less what Mosaic takes fo
 
 
 def add_norm(x: Array, update: Array | None, scale: Array, epsilon: float) -> tuple[Array, Array]:
-    """See `ops.add_norm`.
-
-    Raises:
-      NotImplementedError: x is not of 16-bit floats, or its rows are too long or no multiple of 256.
-    """
+    """See `ops.add_norm`; refuses an x that is not of 16-bit floats, and a D above 8192 or no multiple of 256."""
     check_hidden_dtype(x.dtype)
     check_multiples({"D": (x.shape[-1], _LINE)})
     if x.shape[-1] > _LONGEST:

@@ -41,11 +41,8 @@ from sparse_lm.ops.mvue import threefry_key
 
 
 def gated_squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.gated_squared_relu_24`.
-
-    Raises:
-      NotImplementedError: h is not of 16-bit floats, or its neurons are no multiple of 64.
-    """
+    """See `sparse_lm.ops.gated_squared_relu_24`; refuses an h that is not of 16-bit floats, and neurons that are no
+    multiple of 64."""
     neurons = _check(h)
     padded = pad_to_tiles(h)
     rows = padded.shape[0]
@@ -59,12 +56,8 @@ def gated_squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 
 
 def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array) -> HiddenGradients:
-    """See `sparse_lm.ops.gated_squared_relu_gradients`.
-
-    Raises:
-      NotImplementedError: dy, h or y is not of 16-bit floats of one dtype, or the neurons are no multiple of 64; or a
-        key of another generator than JAX's default one.
-    """
+    """See `sparse_lm.ops.gated_squared_relu_gradients`; refuses what `gated_squared_relu_24` does, dtypes that differ,
+    and keys of another generator than JAX's default one."""
     neurons = _check(h)
     if not dy.dtype == y.dtype == h.dtype:
         raise NotImplementedError(f"needs dY, H and Y in one dtype, not {dy.dtype}, {h.dtype} and {y.dtype}")
@@ -135,10 +128,7 @@ def _gated(first: Number, second: Number, element: ir.Type) -> Number:
 
 
 def _differentiate_rows(
-    tile: Tile,
-    operands: tuple[ir.Value, ir.Value, ir.Value, ir.Value],
-    dh: ir.Value,
-    shared: tuple[ir.Value, ir.Value],
+    tile: Tile, operands: tuple[ir.Value, ...], dh: ir.Value, shared: tuple[ir.Value, ir.Value]
 ) -> None:
     """Writes dH of a thread's two rows to global memory, gates first; dH and Y, zeros where Y is not stored, to shared
     memory."""
@@ -186,13 +176,7 @@ def _one_of(words: list[Number], position: Number) -> Number:
 
 
 def _draw(
-    key: tuple[Number, Number],
-    token: Number,
-    rows: int,
-    row: Number,
-    words: list[Number],
-    member: int,
-    element: ir.Type,
+    key, token: Number, rows: int, row: Number, words: list[Number], member: int, element: ir.Type
 ) -> list[PackedPair]:
     """Draws (MVUE) from the low or the high halves of 16 tokens' words, for row `row` of a transpose of so many."""
     pairs = []

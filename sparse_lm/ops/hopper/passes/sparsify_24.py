@@ -42,11 +42,8 @@ from sparse_lm.ops.mvue import threefry_key
 def sparsify_24(
     x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
 ) -> Sparse24:
-    """See `sparse_lm.ops.sparsify_24`.
-
-    Raises:
-      NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
-    """
+    """See `sparse_lm.ops.sparsify_24`; refuses values that are no 16-bit floats, and for "mvue" keys of another
+    generator than JAX's default one."""
     dtype = jnp.dtype(dtype)
     check_selection_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
@@ -57,30 +54,20 @@ def sparsify_24(
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """See `sparse_lm.ops.soft_threshold_24`.
-
-    Raises:
-      NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
-    """
+    """See `sparse_lm.ops.soft_threshold_24`; refuses values that are no 16-bit floats, and rows of one scale that are
+    no multiple of 64."""
     dtype = jnp.dtype(dtype)
     check_selection_dtypes(w.dtype, dtype)
     rows, columns = w.shape
     if rows // scale.shape[0] % TILE:
         raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {rows // scale.shape[0]}")
     scale = scale.astype(jnp.float32)
-    values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, transposed=False, dense=True)
+    values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, dense=True)
     return Sparse24(values, metadata, w.shape), dense[:rows, :columns]
 
 
 def _call(
-    x: Array,
-    scale: Array,
-    method: str,
-    dtype: jnp.dtype,
-    *,
-    transposed: bool,
-    dense: bool = False,
-    key: Array | None = None,
+    x: Array, scale: Array, method: str, dtype: jnp.dtype, *, transposed=False, dense=False, key: Array | None = None
 ) -> tuple[Array, ...]:
     """Computes values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
 

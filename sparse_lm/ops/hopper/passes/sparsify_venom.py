@@ -12,8 +12,6 @@ rank otherwise than in the reference. All else is the reference bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -42,22 +40,15 @@ _SHARED_TILE = 72 * 2**10  # bytes: two or three blocks have room on a multiproc
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
-    """See `sparse_lm.ops.sparsify_venom`.
-
-    Raises:
-      NotImplementedError: the dtypes, v or m.
-    """
+    """See `sparse_lm.ops.sparsify_venom`; refuses what `squared_relu_venom` does, and values of another dtype."""
     if x.dtype != dtype:
         raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
     return _call(x, v, m, activate=False)[0]
 
 
 def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
-    """See `sparse_lm.ops.squared_relu_venom`.
-
-    Raises:
-      NotImplementedError: the dtype, v or m.
-    """
+    """See `sparse_lm.ops.squared_relu_venom`; refuses matrices that are not of 16-bit floats, a v that is no multiple
+    of 64, an m that is not 8, 16 or 32, and blocks that shared memory cannot hold."""
     return _call(h, v, m, activate=True)
 
 
@@ -78,7 +69,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         block, tile_number = map(emit.scalar, at)
         seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
         gpu.barrier()
-        _choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
+        _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
         for row, column in _thread_columns(v, kept_columns):
             run = _gather(tile_smem, kept, row, column, stride)
@@ -186,47 +177,23 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
     return seen
 
 
-def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[Number], Number]:
-    """Returns the sum, of a column of the tile, of what each warp added up of its squares."""
-    tile_columns, shared = emit.shape_of(norms)[0] // warps, emit.shared_memory(norms)
-
-    def norm_of(column):
-        return emit.sum_of([emit.f32(0.0), *(shared.load(column + warp * tile_columns) for warp in range(warps))])
-
-    return norm_of
-
-
-def _choose_columns(
-    norm_of: Callable[[Number], Number],
-    kept: ir.Value,
-    columns: ir.Value,
-    block: Number,
-    tile_number: Number,
-    m: int,
-    warps: int,
-) -> None:
-    """Chooses the four columns of largest norm of each group: their places in the tile go to `kept`, columns to
-    `columns`.
+def _choose_columns(norms, kept, columns, block: Number, tile_number: Number, m: int, warps: int) -> None:
+    """Chooses the four columns of largest norm of each group: their places in the tile go to `kept`, int32 [columns
+    kept of the tile] in shared memory, columns to `columns`, int32 [blocks, columns kept] in global memory.
 
     Lane l of a warp looks after columns l, l + 32, .. of the warp's share; a group's columns are neighbouring lanes
-    of one warp, so that a vote tells how many kept ones come before.
-
-    Args:
-      norm_of: of a column of the tile, its sum of squares.
-      kept: int32 [columns kept of the tile], in shared memory.
-      columns: int32 [blocks, columns kept], in global memory.
-      block: number of the tile's rows.
-      tile_number: of its columns.
-      m: columns of a group.
-      warps: of the block.
+    of one warp, so that a vote tells how many kept ones come before. `norms` are each warp's, of what it loaded.
     """
+    norms = emit.shared_memory(norms)
     (kept_columns,) = emit.shape_of(kept)
     tile_columns = kept_columns // _KEPT * m
     thread = emit.thread_index()
     for first in range(0, tile_columns, warps * WARP_SIZE):
         # With more threads than columns the last warps repeat the work of others and write the same.
         column = (thread + first) % tile_columns
-        keep, slot = _four_largest(magnitude_rank(norm_of(column)), column % m, m)
+        norms_of_warps = (norms.load(column + warp * tile_columns) for warp in range(warps))
+        norm = emit.sum_of([emit.f32(0.0), *norms_of_warps])
+        keep, slot = _four_largest(magnitude_rank(norm), column % m, m)
         condensed = column // m * _KEPT + slot
         start = block.wide() * emit.shape_of(columns)[1]
         offset = tile_number * kept_columns + condensed

@@ -26,11 +26,7 @@ _MAGNITUDES = 0x7FFF7FFF  # of the two 16-bit floats of a word
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.squared_relu_24`.
-
-    Raises:
-      NotImplementedError: h is not of 16-bit floats.
-    """
+    """See `sparse_lm.ops.squared_relu_24`; refuses an h that is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
     padded = pad_to_tiles(h)
     rows, columns = padded.shape
@@ -57,15 +53,9 @@ def squared_relu(h: Sequence[Sequence[Number]], element: ir.Type) -> Iterable[li
 def store_selected(
     y: Iterable[Sequence[Number]], tile: Tile, values: ir.Value, metadata: ir.Value, stats: ir.Value, *, signed: bool
 ) -> None:
-    """Selects from the words of a thread's two rows, and stores what is kept and what was seen.
+    """Selects from the words of a thread's two rows of Y, made row by row, and stores what is kept and what was seen.
 
-    Args:
-      y: words of the rows; each row's are made when they are selected from.
-      tile: the thread's part of the matrix.
-      values: in global memory, as `metadata` and `stats`, which `out_types` describes.
-      metadata: of the values.
-      stats: by warp.
-      signed: whether Y may be negative.
+    The arrays in global memory are of `out_types`; `signed` says whether Y may be negative.
     """
     element = element_of(values)
     seen, pairs = Seen.nothing(), []

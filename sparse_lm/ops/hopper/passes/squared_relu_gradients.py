@@ -50,10 +50,9 @@ _DH, _Y = 0, 1  # halves of a word
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`.
 
-    Raises:
-      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no
-        multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width, or its columns
-        are contiguous, not four of each m; or a key of another generator than JAX's default one.
+    It refuses dy and y that are not of 16-bit floats of one dtype; of a Venom y, a v that is no multiple of 64, an m
+    that does not divide 64 neurons or whose tiles of 16 groups do not divide its width, and columns that are
+    contiguous, not four of each m; and a key of another generator than JAX's default one.
     """
     check_hidden_dtype(dy.dtype)
     if y.dtype != dy.dtype:

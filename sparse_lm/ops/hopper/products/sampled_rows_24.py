@@ -88,7 +88,7 @@ def sampled_rows_24(
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
                 def fill(i, block, row, token):
-                    """Fills a stage for each step: the tokens by TMA, the listed rows by gathers, which fill several."""
+                    """Fills a stage for each step: with tokens by TMA, with listed rows by gathers, which fill two."""
                     sources = values_gmem, metadata_gmem
                     offsets = gather_24.load_offsets(neuron_ids_gmem, *sources, block, row, _TILE_ROWS)
 
