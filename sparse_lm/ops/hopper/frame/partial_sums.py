@@ -59,15 +59,14 @@ class Sums(NamedTuple):
     def collect(self, tile: Array, parts: Array, where: tuple) -> Array:
         """Adds contributions 1 to `parts`, in this order, to some columns of the accumulators.
 
-        Args:
-          tile: [64, columns] float32 in layout WGMMA. Few columns at a time leave registers to load more of them at
-            once.
-          parts: how many contributions there are.
-          where: those columns are in a contribution, [64 * columns].
+        These columns, [64, columns] float32 in layout WGMMA, are at `where` of a contribution. Few at a time leave
+        registers to load more of them at once.
         """
-        return lax.fori_loop(
-            1, parts + 1, lambda part, tile: _add(tile, self._of(self.workspace, part).at[where]), tile
-        )
+
+        def add(part, tile):
+            return _add(tile, self._of(self.workspace, part).at[where])
+
+        return lax.fori_loop(1, parts + 1, add, tile)
 
     def _of(self, ref: Any, part: Array | int) -> Any:
         """Returns this warpgroup's entry of the cluster that has a part of the tile; part 0 is this cluster's."""

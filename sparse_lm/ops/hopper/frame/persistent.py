@@ -233,12 +233,7 @@ def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], 
 
 
 def _consume(
-    ring: Ring,
-    stages: _Stages,
-    work: Work,
-    own: _ConsumerTile,
-    odd: bool,
-    finish: Callable[[tuple[Array, ...], Job], None],
+    ring: Ring, stages: _Stages, work: Work, own: _ConsumerTile, odd: bool, finish: Callable[[tuple, Job], None]
 ) -> None:
     """Multiplies job after job, and hands over the accumulators of each."""
     (count, job_at), words = work, wgmma_sp.words_per_block(stages.b.dtype)
@@ -264,13 +259,8 @@ def _finish(
 ) -> None:
     """Leaves the accumulators to the cluster that has the tile's first steps, or adds up what others left and stores.
 
-    Args:
-      accumulators: [64, n] float32 for each block of rows.
-      job: that they are of.
-      own: where they are in the tile.
-      sums: None if no cluster of the grid contributes.
-      stores_of_a_block: how many parts [64, columns] of an accumulator are stored one by one.
-      store_part: stores one, of an origin in the product and a number.
+    There are no `sums` if no cluster of the grid contributes. `store_part` is called with each of the parts [64,
+    columns] of an accumulator, its origin in the product and its number.
     """
 
     def store():

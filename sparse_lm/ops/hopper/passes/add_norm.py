@@ -99,12 +99,8 @@ def backward(
 ) -> tuple[Array, Array]:
     """Computes the gradients of the sum, [T, D], by both ways, and of the scale, f32[D].
 
-    Args:
-      total: the sum, [T, D].
-      scale: [D].
-      of_normed: gradient of the norm.
-      of_total: gradient of the sum but for the norm's, or None if it is zero.
-      epsilon: of the norm.
+    They follow from the sum `total`, [T, D], the scale, the norm's gradient, and the sum's but for the norm's, or None
+    if that is zero.
     """
 
     def body(load, scale, *refs):
@@ -137,19 +133,10 @@ def _mean(x: Array) -> Array:
 def _by_row(
     body: Callable, arrays: list[Array], scale: Array, *, results: int, name: str, sums: bool = False
 ) -> list[Array]:
-    """Runs `body` on each row of matrices [T, D] of one dtype.
+    """Runs `body` on each row of matrices [T, D] of one dtype; returns so many results [T, D], and sums f32[blocks, D].
 
-    Args:
-      body: called with a function that loads a row in float32, and references to the scale and to the rows of `arrays`
-        and of the results, and with `sums` a float32 row that it returns with something added.
-      arrays: what it reads.
-      scale: [D].
-      results: how many matrices it writes.
-      name: the kernel's.
-      sums: adds rows up, by block.
-
-    Returns:
-      The results [T, D], and with `sums` f32[blocks, D].
+    The body is called with a function that loads a row in float32, and references to the scale and to the rows of
+    `arrays` and of the results; with `sums` also with a float32 row, which it returns with something added.
     """
     (tokens, width), dtype = arrays[0].shape, arrays[0].dtype
     row = width // _LINE, _LINE

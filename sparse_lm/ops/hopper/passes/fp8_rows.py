@@ -73,17 +73,10 @@ def _gradient(dy: Array, h: Array) -> Array:
 def _call(
     function: Function | None, inputs: Sequence[Array], factors: Sequence[Array] = (), *, with_stats: bool = False
 ) -> tuple[BothWays, list[Array]]:
-    """Brings `function(*inputs)` to e4m3.
+    """Brings a function of one or two inputs bfloat16[T, N] times their factors [T, 1], or the only input, to e4m3.
 
-    Args:
-      function: of the inputs times their factors; None for the only input as it is.
-      inputs: bfloat16[T, N], one or two.
-      factors: [T, 1] for each input of a function.
-      with_stats: returns, too, how many entries are not zero, and the sum of their squares.
-
-    Raises:
-      NotImplementedError: JAX is too old, inputs are not bfloat16, T is no multiple of 32, or N cannot be divided among
-        blocks.
+    With `with_stats` it also returns how many entries are not zero, and the sum of their squares. It refuses other
+    dtypes, a T that is no multiple of 32, an N that cannot be divided among blocks, and old releases of JAX.
     """
     (tokens, columns), dtype = inputs[0].shape, inputs[0].dtype
     if not TRANSPOSING_LOADS:

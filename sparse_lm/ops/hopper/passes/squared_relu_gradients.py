@@ -57,45 +57,35 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     check_hidden_dtype(dy.dtype)
     if y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in one dtype, not {dy.dtype} and {y.dtype}")
-    padded = pad_to_tiles(dy)
+    padded, columns, tile_neurons = pad_to_tiles(dy), None, TILE
     key = None if key is None else threefry_key(key)
-    if isinstance(y, Sparse24):
-        dh, *transposes = _call(padded, y.values, y.metadata, None, key, tile_neurons=TILE)
-        neurons = y.shape[1]
-    else:
+    if isinstance(y, SparseVenom):
         if y.contiguous > 1:
             raise NotImplementedError(f"needs columns that are four of each {y.m}, not {y.contiguous} contiguous ones")
-        tile_neurons = TILE // 4 * y.m
+        columns, tile_neurons = y.columns, TILE // 4 * y.m
         if y.v % TILE or tile_neurons % TILE or y.shape[1] % tile_neurons:
             raise NotImplementedError(
                 f"needs v to be a multiple of 64, m of 4, and F of 16 m, not v = {y.v}, m = {y.m}, F = {y.shape[1]}"
             )
         missing = y.values.shape[0] - padded.shape[0]
         padded = jnp.pad(padded, ((0, missing), (0, 0))) if missing else padded
-        dh, *transposes = _call(padded, y.values, y.metadata, y.columns, key, tile_neurons=tile_neurons)
-        neurons = y.shape[1]
-    shape = neurons, y.shape[0]
+    dh, *transposes = _call(padded, y.values, y.metadata, columns, key, tile_neurons)
     # Rows of a ragged last block may be padded by more than a tile.
     width = -(-y.shape[0] // TILE) * TILE
     dh_t, y_t = (
-        Sparse24(values[:, : width // 2], metadata[:, : width // TILE], shape)
+        Sparse24(values[:, : width // 2], metadata[:, : width // TILE], y.shape[::-1])
         for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
     )
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
 
 
 def _call(
-    dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, *, tile_neurons: int
+    dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, tile_neurons: int
 ) -> tuple[Array, ...]:
-    """Computes dH's values; values and metadata of dH^T; those of Y^T.
+    """Computes dH's values; values and metadata of dH^T; those of Y^T; of a dY [T, Kc] in whole tiles and Venom blocks.
 
-    Args:
-      dy: [T, Kc], in whole tiles, of whole Venom blocks.
-      values: of Y, [T, Kc / 2].
-      metadata: of Y.
-      columns: int32 [T / v, Kc] of a Venom Y, else None.
-      key: int32 [2], to draw with; None to take the largest.
-      tile_neurons: neurons that the 64 columns of a block's tile are four of each m of; 64 of a 2:4 Y.
+    There are `columns`, int32 [T / v, Kc], of a Venom Y. The 64 columns of a block's tile are four of each m of
+    `tile_neurons` neurons. A key, int32 [2], is to draw with; else the largest are taken.
     """
     tokens, kept = dy.shape
     token_tiles, column_tiles = tokens // TILE, kept // TILE

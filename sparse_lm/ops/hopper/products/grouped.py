@@ -74,15 +74,7 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int,
     return _multiply((y, w, block_experts), out, tile, name="grouped_down")
 
 
-def grouped_weights(
-    y: Array,
-    x: Array,
-    block_experts: Array,
-    v: int,
-    experts: int,
-    *,
-    out_dtype: jnp.dtype,
-) -> Array:
+def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: jnp.dtype) -> Array:
     """See `ops.grouped_weights` and `grouped_up`."""
     check_product_dtypes(y.dtype, x.dtype, out_dtype)
     neurons, dim = y.shape[1], x.shape[1]
@@ -118,15 +110,9 @@ def _multiply(
     a_transposed: bool = False,
     b_transposed: bool = False,
 ) -> Array:
-    """Computes every tile of `out`, a @ b of the slices that `tile(refs, row, column)` names.
+    """Computes every tile of `out`, a @ b of the slices that `tile(references to the operands, row, column)` names.
 
-    Args:
-      operands: arrays in global memory that `tile` is given references to.
-      out: the result; its sizes are multiples of the tile's.
-      tile: from the references, and number of the tile along both dimensions, its operands.
-      name: of the kernel, in profiles.
-      a_transposed: a's slices are [contracted, rows], not [rows, contracted].
-      b_transposed: b's slices are [columns, contracted], not [contracted, columns].
+    Slices are [rows, contracted] and [contracted, columns], or transposed.
     """
     own_n = _TILE_N // _CONSUMERS
     grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
