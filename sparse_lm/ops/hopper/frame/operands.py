@@ -1,15 +1,23 @@
-"""Padding of the products' operands and results to whole tiles, and refusals of products that do not pad."""
+"""Types of operands and results, in global and shared memory; padding of products, and refusals of those that do not
+pad."""
 
 from __future__ import annotations
 
 import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import TILE
 
 _ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
 _FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dimension of a single tile: give it two
+
+
+def swizzled(dtype: DTypeLike, line: int = 128) -> tuple[plgpu.TilingTransform, plgpu.SwizzleTransform]:
+    """Returns the transforms of a matrix in shared memory that is swizzled by lines of so many bytes."""
+    return plgpu.TilingTransform((8, line // jnp.dtype(dtype).itemsize)), plgpu.SwizzleTransform(line)
 
 
 def round_up(size: int) -> int:

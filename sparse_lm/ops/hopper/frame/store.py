@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 
 from sparse_lm.ops.hopper.frame import compat
 from sparse_lm.ops.hopper.frame.emit import Number, i32_type, load_vector, shared_memory
+from sparse_lm.ops.hopper.frame.operands import swizzled
 
 SWIZZLE = 128  # bytes, of a row of a staging slot
 SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
@@ -25,7 +26,7 @@ def staging(warpgroups: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
     """Allocates scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
     columns = _columns(dtype)
     tile = (columns, _ROWS) if transposed else (_ROWS, columns)
-    return plgpu.SMEM((warpgroups, _SLOTS, *tile), dtype, transforms=transforms(dtype))
+    return plgpu.SMEM((warpgroups, _SLOTS, *tile), dtype, transforms=swizzled(dtype))
 
 
 def stores(n: int, dtype: jnp.dtype) -> int:
@@ -58,7 +59,7 @@ def store_tile(
     count = slots.shape[0]
     columns = _columns(tile.dtype)
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(tile.dtype))))
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(swizzled(tile.dtype))))
     def write(_, part, ref):
         write_tile(part, ref, transposed=transposed)
 
@@ -92,8 +93,3 @@ def load_chunk(slot: ir.Value, row: Number, chunk: Number) -> list[Number]:
 def _columns(dtype: jnp.dtype) -> int:
     """Counts the columns of the accumulator that one store takes: a row of the swizzle."""
     return SWIZZLE // jnp.dtype(dtype).itemsize
-
-
-def transforms(dtype: jnp.dtype) -> tuple:
-    """Returns the transforms of a slot of the staging."""
-    return (plgpu.TilingTransform((8, _columns(dtype))), plgpu.SwizzleTransform(SWIZZLE))

@@ -20,7 +20,8 @@ from jaxlib.mlir import ir
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE, Number
 from sparse_lm.ops.hopper.frame.gather import load_number, shuffle
-from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
+from sparse_lm.ops.hopper.frame.operands import swizzled
+from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, write_tile
 from sparse_lm.ops.hopper.frame.tiling import Epilogue
 
 _CHUNKS = SWIZZLE // SWIZZLE_CHUNK  # of a row; a lane moves one
@@ -35,7 +36,7 @@ def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
       out: [rows, columns], of columns that whole parts cover; `numbers`, int32 [1, T], is the last operand.
     """
 
-    staged = plgpu.RefType(transforms(out.dtype))
+    staged = plgpu.RefType(swizzled(out.dtype))
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, staged, plgpu.RefType(), plgpu.RefType(), SCALAR, SCALAR))
     def write(_, part, slot, numbers, out_gmem, row, column):

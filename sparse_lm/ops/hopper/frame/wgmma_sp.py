@@ -40,6 +40,7 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.compat import ACCUMULATOR
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Number
+from sparse_lm.ops.hopper.frame.operands import swizzled
 
 ROWS = 64  # of the sparse operand, per warpgroup
 _VALUES_BYTES, _DENSE_BYTES = 64, 128  # of a row of either operand, per step
@@ -61,12 +62,12 @@ def words_per_block(dtype: DTypeLike) -> int:
 
 def values_transforms(dtype: DTypeLike) -> tuple:
     """Returns the transforms of the sparse operand's values in shared memory."""
-    return plgpu.TilingTransform((8, step_columns(dtype) // 2)), plgpu.SwizzleTransform(_VALUES_BYTES)
+    return swizzled(dtype, _VALUES_BYTES)
 
 
 def dense_transforms(dtype: DTypeLike) -> tuple:
     """Returns the transforms of the dense operand in shared memory."""
-    return plgpu.TilingTransform((8, step_columns(dtype))), plgpu.SwizzleTransform(_DENSE_BYTES)
+    return swizzled(dtype, _DENSE_BYTES)
 
 
 # Of operands of 16 bits.

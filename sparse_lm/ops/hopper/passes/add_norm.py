@@ -25,7 +25,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from sparse_lm.ops.checks import check_hidden_dtype
-from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
+from sparse_lm.ops.hopper.frame import compat
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.operands import check_multiples
 from sparse_lm.ops.hopper.frame.schedule import core_count
@@ -144,7 +144,7 @@ def _by_row(
     layout = plgpu.Layout.WG_STRIDED(row, vec_size=math.gcd(width // WARPGROUP_SIZE, 16 // dtype.itemsize))
 
     def load(ref):
-        return plgpu.load(ref, *LOAD_ALL, layout=layout).astype(jnp.float32)
+        return compat.load(ref, layout).astype(jnp.float32)
 
     def kernel(*refs):
         inputs, scale_gmem, outputs = refs[: len(arrays)], refs[len(arrays)], refs[len(arrays) + 1 :]

@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.grouped import group_sizes
-from sparse_lm.ops.hopper.frame.operands import check_multiples
+from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
 from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _TILE_M, _TILE_N = 128, 256  # rows and columns of the result in a tile; each consumer computes half of the columns
@@ -30,7 +30,7 @@ _RASTER_WIDTH = 8  # tiles along the rows in the band that the blocks which run 
 _STEP = 64  # of the contracted dimension: 128 bytes, a line of swizzled shared memory
 _CONSUMERS = 2
 _ROWS = 64  # of the result that are stored together
-_TRANSFORMS = plgpu.TilingTransform((8, _STEP)), plgpu.SwizzleTransform(128)
+_TRANSFORMS = swizzled(jnp.bfloat16)
 
 
 class _Tile(NamedTuple):
@@ -119,7 +119,6 @@ def _multiply(
     a_tile = (_STEP, _TILE_M) if a_transposed else (_TILE_M, _STEP)
     b_tile = (_TILE_N, _STEP) if b_transposed else (_STEP, _TILE_N)
     chunk = 128 // jnp.dtype(out.dtype).itemsize  # columns of a line of shared memory
-    out_transforms = plgpu.TilingTransform((8, chunk)), plgpu.SwizzleTransform(128)
 
     def own(b_smem, consumer):
         columns = pl.ds(consumer * own_n, own_n)
@@ -180,7 +179,7 @@ def _multiply(
         allocations = pipeline(_STAGES, lambda *_: None, lambda _: None).get_allocations(*operands_gmem[:2])
         pl.run_scoped(
             scope,
-            plgpu.SMEM((_CONSUMERS, 2, _ROWS, chunk), out.dtype, transforms=out_transforms),
+            plgpu.SMEM((_CONSUMERS, 2, _ROWS, chunk), out.dtype, transforms=swizzled(out.dtype)),
             allocations,
             collective_axes="warpgroup",
         )

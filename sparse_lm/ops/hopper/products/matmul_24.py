@@ -21,8 +21,7 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.fp8 import E4M3
-from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
+from sparse_lm.ops.hopper.frame import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, pad_to, result_type, round_up
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.store import store_tile
@@ -78,8 +77,7 @@ def matmul_24_fp8(
     scale = pad_to(scale, (config.grid(*sizes)[0] * config.cluster_m, 1))[:, 0]
 
     def store(part, slots, operands, outs, origin, number):
-        rows = operands[-1].at[pl.ds(origin[0], TILE)]
-        rows = plgpu.load(rows, *LOAD_ALL, layout=_ROW_SCALES, optimized=False)
+        rows = compat.load(operands[-1].at[pl.ds(origin[0], TILE)], _ROW_SCALES, optimized=False)
         scaled = part * lax.broadcast_in_dim(rows.astype(part.dtype), part.shape, (0,))
         store_tile(scaled, slots, *outs, origin, first_store=number, transposed=False)
 

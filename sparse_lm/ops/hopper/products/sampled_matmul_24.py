@@ -33,10 +33,10 @@ from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.emit import SCALAR, Number, element_of, scalar
 from sparse_lm.ops.hopper.frame.hidden_stats import sum_stats
-from sparse_lm.ops.hopper.frame.operands import pad, result_type, round_up
+from sparse_lm.ops.hopper.frame.operands import pad, result_type, round_up, swizzled
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
-from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
+from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, write_tile
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, Thread, Tile
 from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
 from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, squared_relu, squared_relu_24, store_selected
@@ -149,7 +149,7 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
     tokens, neurons = h.shape
 
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(h.dtype)), *(plgpu.RefType(),) * 3, *(SCALAR,) * 2)
+        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(swizzled(h.dtype)), *(plgpu.RefType(),) * 3, *(SCALAR,) * 2)
     )
     def select(_, part, slot, values, metadata, stats, neuron_tile, token_tile):
         write_tile(part, slot, transposed=True)
