@@ -87,10 +87,11 @@ class Tile:
             kept = [value for pair in pairs for value in (pair.low, pair.high)]
             emit.store_vectors(values, self._start_of_pairs(half, values), emit.narrow(kept, emit.element_of(values)))
 
-    def load_word(self, metadata: ir.Value) -> Number:
-        """Loads the thread's word of metadata, eight groups."""
+    def load_nibbles(self, metadata: ir.Value) -> list[list[Number]]:
+        """Loads the metadata of both rows' groups, four each."""
         index = self._index_of_word(metadata)
-        return emit.global_memory(metadata).load(index)
+        word = emit.global_memory(metadata).load(index)
+        return [[word >> THREAD_COLUMNS * half + 4 * group & 15 for group in range(4)] for half in HALVES]
 
     def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
         """Stores the metadata of both rows' groups."""
@@ -170,21 +171,16 @@ def load_tile(x: ir.Value, tile: Tile) -> tuple[Number, Number, list[tuple[int, 
     return row, column, loaded
 
 
-def nibbles(word: Number) -> list[list[Number]]:
-    """Splits a word of metadata into the nibbles of both rows of a thread, four groups each."""
-    return [[word >> THREAD_COLUMNS * half + 4 * group & 15 for group in range(4)] for half in HALVES]
-
-
-def groups(columns: Sequence[Number]) -> list[list[Number]]:
-    """Splits a row's columns into groups of four."""
-    return [list(columns[first : first + 4]) for first in range(0, len(columns), 4)]
-
-
-def thread_columns_pointers(
-    values: ir.Value, metadata: ir.Value, row: Number, column: Number
-) -> tuple[ir.Value, ir.Value]:
-    """Computes where survivors of 16 columns of a row, from `column` on, go: 16 bytes of values, half a metadata
-    word."""
+def store_thread_columns(
+    values: ir.Value,
+    metadata: ir.Value,
+    row: Number,
+    column: Number,
+    pairs: Sequence[PackedPair],
+    condition: Number | None = None,
+) -> None:
+    """Stores the survivors of 16 columns of a row, from `column` on, 16 bytes of values and half a word of metadata: if
+    the condition holds."""
     start = row.wide() * emit.shape_of(values)[1] + (column >> 1).wide()
     word_tile = (row >> 6) * emit.shape_of(metadata)[1] + (column >> 6)
     warp, half, line = (row >> shift & mask for shift, mask in ((4, 3), (3, 1), (0, 7)))
@@ -192,21 +188,15 @@ def thread_columns_pointers(
     first_word = word_tile.wide() * WARPGROUP_SIZE
     word = first_word + (warp * WARP_SIZE + lane).wide()
     index = word * 2 + half.wide()
-    return emit.global_memory(values).at(start), emit.global_memory(metadata, ir.IntegerType.get_signless(16)).at(index)
-
-
-def store_thread_columns(
-    values: ir.Value, metadata: ir.Value, row: Number, column: Number, pairs: Sequence[PackedPair]
-) -> None:
-    """Stores the survivors of 16 columns of a row, from `column` on."""
-    values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, row, column)
-    emit.store_vector(values_pointer, [pair.values for pair in pairs])
-    llvm.store(half_word(pairs), metadata_pointer)
-
-
-def half_word(pairs: Sequence[PackedPair]) -> Number:
-    """Joins metadata of four groups to 16 bits."""
-    return Number(arith.trunci(ir.IntegerType.get_signless(16), _joined(pairs)))
+    i16 = ir.IntegerType.get_signless(16)
+    values_pointer, metadata_pointer = emit.global_memory(values).at(start), emit.global_memory(metadata, i16).at(index)
+    words = [pair.values for pair in pairs]
+    if condition is None:
+        emit.store_vector(values_pointer, words)
+        llvm.store(arith.trunci(i16, _joined(pairs)), metadata_pointer)
+    else:
+        emit.store_if(condition, values_pointer, words)
+        emit.store_if(condition, metadata_pointer, [arith.trunci(i16, _joined(pairs))])
 
 
 def _joined(pairs: Sequence[Pair | PackedPair]) -> Number:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxlib.mlir.dialects import arith
@@ -30,6 +31,11 @@ class Pair(NamedTuple):
             return select(is_first, self.low, select(is_second, self.high, zero))
 
         return [member(position) for position in range(4)]
+
+
+def groups_of_four(members: Sequence[Number]) -> list[list[Number]]:
+    """Splits neighbours into groups of four."""
+    return [list(members[first : first + 4]) for first in range(0, len(members), 4)]
 
 
 def positions(nibble: Number) -> tuple[Number, Number]:

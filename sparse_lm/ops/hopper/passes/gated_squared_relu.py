@@ -26,16 +26,8 @@ from sparse_lm.ops.hopper.frame.emit import Number, element_of, f32, i32, load_w
 from sparse_lm.ops.hopper.frame.hidden_stats import sum_stats
 from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    THREAD_COLUMNS,
-    Tile,
-    groups,
-    nibbles,
-    run_by_tile,
-    store_thread_columns,
-)
-from sparse_lm.ops.hopper.frame.two_of_four import positions
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
+from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
 from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, store_selected
 from sparse_lm.ops.mvue import threefry_key
 
@@ -135,7 +127,7 @@ def _differentiate_rows(
     dy, h, values, metadata = operands
     element, thread = element_of(dy), tile.thread
     stored: tuple[list, list] = [], []  # of gates, of own numbers: the words of each row
-    rows_nibbles = tile.load_words(dy), _load_h(h, tile), tile.load_packed(values), nibbles(tile.load_word(metadata))
+    rows_nibbles = tile.load_words(dy), _load_h(h, tile), tile.load_packed(values), tile.load_nibbles(metadata)
     for half, (dy_words, h_words, y_words, row_nibbles) in enumerate(zip(*rows_nibbles, strict=True)):
         for rows in stored:
             rows.append([])
@@ -180,7 +172,7 @@ def _draw(
 ) -> list[PackedPair]:
     """Draws (MVUE) from the low or the high halves of 16 tokens' words, for row `row` of a transpose of so many."""
     pairs = []
-    for number, four in enumerate(groups(words)):
+    for number, four in enumerate(groups_of_four(words)):
         if number % 2 == 0:
             index = ((token >> 3) + number // 2) * rows + row
             above_one = mvue.uniform_above_one(mvue.random_bits(key, index))

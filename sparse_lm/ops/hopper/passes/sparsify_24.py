@@ -26,16 +26,8 @@ from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.hopper.frame import mvue
 from sparse_lm.ops.hopper.frame.emit import Number, f32, shared_memory, widen
 from sparse_lm.ops.hopper.frame.operands import types_24
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    SHARED_STRIDE,
-    THREAD_COLUMNS,
-    Tile,
-    groups,
-    load_tile,
-    run_by_tile,
-)
-from sparse_lm.ops.hopper.frame.two_of_four import Pair, two_of_four
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
+from sparse_lm.ops.hopper.frame.two_of_four import Pair, groups_of_four, two_of_four
 from sparse_lm.ops.mvue import threefry_key
 
 
@@ -80,7 +72,7 @@ def _call(
     def sparsify_tile(tile, x_gmem, _, key_gmem, values_gmem, metadata_gmem, *rest):
         *dense_gmem, tile_smem, factor = rest
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
-        grouped = [groups(widen(run)) for run in runs]
+        grouped = [groups_of_four(widen(run)) for run in runs]
         if method == "mvue":
             above_one = _above_one(mvue.load_key(key_gmem), tile, x.shape, transposed)
             pairs = [map(mvue.sample_two, *row) for row in zip(grouped, above_one, strict=True)]

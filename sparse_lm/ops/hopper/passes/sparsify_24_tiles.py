@@ -23,15 +23,7 @@ from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.operands import types_24
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    SHARED_STRIDE,
-    THREAD_COLUMNS,
-    Thread,
-    Tile,
-    load_tile,
-    run_by_tile,
-)
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
 from sparse_lm.ops.hopper.frame.two_of_four import Pair
 
 _ACROSS = TILE // 4  # tiles of 4 x 4
@@ -58,7 +50,7 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
         mgpu_utils.warpgroup_barrier()
         tile_t = Tile(tile.thread, tile.column, tile.row)
         for form, out, words, transposed in ((tile, values, metadata, False), (tile_t, values_t, metadata_t, True)):
-            pairs = [_survivors(tile_smem, masks_smem, tile.thread, half, transposed) for half in HALVES]
+            pairs = [_survivors(tile_smem, masks_smem, tile, half, transposed) for half in HALVES]
             form.store_pairs(out, pairs)
             form.store_word(words, pairs)
 
@@ -93,12 +85,12 @@ def _load_mask(mask: ir.Value, tile: Tile, place: Number) -> Number:
     return bits
 
 
-def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, thread: Thread, half: int, transposed: bool) -> list[Pair]:
+def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int, transposed: bool) -> list[Pair]:
     """Selects from the 16 entries of one of the thread's rows; or, `transposed`, of its column of that number."""
-    line = thread.row + 8 * half
+    line = tile.thread.row + 8 * half
     pairs = []
     for first in range(0, THREAD_COLUMNS, 4):
-        start = thread.column + first
+        start = tile.thread.column + first
         row, column = (start, line) if transposed else (line, start)
         place = (row >> 2) * _ACROSS + (column >> 2)
         mask = emit.shared_memory(masks_smem).load(place)

@@ -28,8 +28,7 @@ from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARP_SIZE, 
 from sparse_lm.ops.hopper.frame.hidden_stats import Seen, count_nonzeros, stats_type, store_stats, sum_stats
 from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
-from sparse_lm.ops.hopper.frame.thread_tile import groups as fours
-from sparse_lm.ops.hopper.frame.two_of_four import magnitude_rank
+from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, magnitude_rank
 
 _KEPT = 4  # columns of a group
 _ROWS_AT_ONCE = 4  # that a warp has under way
@@ -72,8 +71,8 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
         for row, column in _thread_columns(v, kept_columns):
-            run = _gather(tile_smem, kept, row, column, stride)
-            pairs = [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in fours(run)]
+            members = [(word, 0) for word in _gather(tile_smem, kept, row, column, stride)]
+            pairs = [packed_24.two_of_four(four, signed=not activate) for four in groups_of_four(members)]
             matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
             store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
             seen = seen.add([], [pair.values for pair in pairs], emit.element_of(x_gmem))

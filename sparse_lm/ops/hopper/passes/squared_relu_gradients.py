@@ -29,18 +29,8 @@ from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    THREAD_COLUMNS,
-    Thread,
-    Tile,
-    groups,
-    half_word,
-    nibbles,
-    run_by_tile,
-    thread_columns_pointers,
-)
-from sparse_lm.ops.hopper.frame.two_of_four import positions
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
+from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
 from sparse_lm.ops.mvue import threefry_key
 
 _NOT_KEPT = -1
@@ -97,8 +87,8 @@ def _call(
         *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places = rest
         thread = tile.thread
         if columns is not None:
-            listed = optional_gmem[0], tile.row // block_tiles, tile.column
-            _invert(*listed, places, thread, tile_neurons)
+            listed = optional_gmem[0], tile.row // block_tiles, tile
+            _invert(*listed, places, tile_neurons)
         _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
         tile_columns = [thread.row + 8 * half for half in HALVES]
@@ -139,7 +129,7 @@ def _call(
 def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
     """Writes dH of a thread's two rows to global memory; dH and Y to shared memory, zeros where Y is not stored."""
     thread, dh_rows = tile.thread, []
-    loaded = zip(tile.load_words(dy), tile.load_packed(values), nibbles(tile.load_word(metadata)), strict=True)
+    loaded = zip(tile.load_words(dy), tile.load_packed(values), tile.load_nibbles(metadata), strict=True)
     for half, (dy_words, y_words, row_nibbles) in enumerate(loaded):
         dh_rows.append([])
         for group, (y_word, nibble) in enumerate(zip(y_words, row_nibbles, strict=True)):
@@ -167,7 +157,7 @@ def _gradient(dy: Number, y: Number, element: ir.Type) -> Number:
 def _select_along_tokens(tokens: list[Number]) -> tuple[list[PackedPair], list[PackedPair]]:
     """Selects pairs of dH and of Y of 16 tokens of a column: of each four the largest two."""
     dh_pairs, y_pairs = [], []
-    for four in groups(tokens):
+    for four in groups_of_four(tokens):
         dh_pairs.append(packed_24.two_of_four([(word, _DH) for word in four], signed=True))
         y_pairs.append(packed_24.two_of_four([(word, _Y) for word in four], signed=False))
     return dh_pairs, y_pairs
@@ -179,7 +169,7 @@ def _draw_along_tokens(
     """Selects as `_select_along_tokens`, but at random (MVUE), for row `row` of transposes of so many `neurons`."""
     first_pair = tile.row * TILE + tile.thread.column >> 3
     pairs = [], []
-    for number, four in enumerate(groups(tokens)):
+    for number, four in enumerate(groups_of_four(tokens)):
         if number % 2 == 0:
             word = (first_pair + number // 2) * neurons + row
             above_one = mvue.uniform_above_one(mvue.random_bits(key, word))
@@ -191,43 +181,38 @@ def _draw_along_tokens(
 
 def _scatter_rows(outs, rows: list[Number], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Stores both columns' pairs in the rows of their neurons, and empty rows for the neurons that are not kept."""
+
+    def store_row(values, metadata, neuron, pairs, condition):
+        """Stores a thread's 16 tokens of one neuron."""
+        store_thread_columns(values, metadata, neuron, tile.row * TILE + tile.thread.column, pairs, condition)
+
     nothing = [PackedPair(emit.i32(0), emit.i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
     always = emit.true()
     for half in HALVES:
         for pairs, values, metadata in outs:
-            _store_row_if(always, values, metadata, rows[half], tile, pairs[half])
+            store_row(values, metadata, rows[half], pairs[half], always)
         for first in range(0, tile_neurons, TILE):
             index = tile.thread.row + (8 * half + first)
             is_empty = emit.shared_memory(places).load(index).compare("eq", _NOT_KEPT)
             neuron = tile.column * tile_neurons + index
             for _, values, metadata in outs:
-                _store_row_if(is_empty, values, metadata, neuron, tile, nothing)
+                store_row(values, metadata, neuron, nothing, is_empty)
 
 
-def _store_row_if(
-    condition: Number, values: ir.Value, metadata: ir.Value, neuron: Number, tile: Tile, pairs: list[PackedPair]
-) -> None:
-    """Stores a thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
-    tokens = tile.row * TILE + tile.thread.column
-    values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, neuron, tokens)
-    emit.store_if(condition, values_pointer, [pair.values for pair in pairs])
-    emit.store_if(condition, metadata_pointer, [half_word(pairs)])
-
-
-def _listed(columns: ir.Value, block: Number, tile: Number, place: Number) -> Number:
+def _listed(columns: ir.Value, block: Number, tile: Tile, place: Number) -> Number:
     """Loads the neuron at a condensed column of a tile of columns [blocks, Kc]."""
-    offset = tile * TILE + place
+    offset = tile.column * TILE + place
     start = block.wide() * emit.shape_of(columns)[1] + offset.wide()
     return emit.global_memory(columns).load(start)
 
 
-def _invert(columns: ir.Value, block: Number, tile: Number, places: ir.Value, thread: Thread, tile_neurons: int):
+def _invert(columns: ir.Value, block: Number, tile: Tile, places: ir.Value, tile_neurons: int) -> None:
     """Sets `places[neuron - first neuron of the tile]` to its condensed column in the tile, or `_NOT_KEPT`."""
     shared = emit.shared_memory(places)
     for first in range(0, tile_neurons, WARPGROUP_SIZE):
-        index = thread.index + first
+        index = tile.thread.index + first
         shared.store(index, emit.i32(_NOT_KEPT))
     mgpu_utils.warpgroup_barrier()
-    own = thread.index % TILE  # two threads write the same
+    own = tile.thread.index % TILE  # two threads write the same
     neuron = _listed(columns, block, tile, own)
-    shared.store(neuron - tile * tile_neurons, own)
+    shared.store(neuron - tile.column * tile_neurons, own)
