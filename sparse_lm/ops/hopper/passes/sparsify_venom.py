@@ -52,10 +52,18 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
 
 
 def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
-    _check(x, v, m)
+    check_hidden_dtype(x.dtype)
+    groups = TILE // _KEPT  # of m columns that a block takes of its rows: half as many if only then several have room
+    groups = groups if v * groups * m * x.dtype.itemsize <= _SHARED_TILE else groups // 2
+    tile_columns, group_bytes = groups * m, groups * x.dtype.itemsize
+    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
+        raise NotImplementedError(
+            f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most "
+            f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
+        )
     shape = rows, width = x.shape
-    groups = _groups_of_tile(v, m, x.dtype)
-    tile_columns = groups * m
+    if width % (TILE // _KEPT * m):
+        raise NotImplementedError(f"needs the {width} columns to be a multiple of 16 m = {16 * m}")
     x = jnp.pad(x, ((0, -rows % v), (0, 0))) if rows % v else x
     warpgroups = v // TILE
     blocks, tiles = x.shape[0] // v, width // tile_columns
@@ -70,7 +78,11 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         gpu.barrier()
         _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
-        for row, column in _thread_columns(v, kept_columns):
+        # A thread selects from 16 condensed columns, of one or two rows; neighbouring lanes have neighbouring columns.
+        threads_of_row, thread = kept_columns // THREAD_COLUMNS, emit.thread_index()
+        column, first_row = thread % threads_of_row * THREAD_COLUMNS, thread // threads_of_row
+        rows_of_thread = [first_row + first for first in range(0, v, warps * WARP_SIZE // threads_of_row)]
+        for row in rows_of_thread:
             members = [(word, 0) for word in _gather(tile_smem, kept, row, column, stride)]
             pairs = [packed_24.two_of_four(four, signed=not activate) for four in groups_of_four(members)]
             matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
@@ -101,25 +113,6 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         kernel_name="squared_relu_venom" if activate else "sparsify_venom",
     )(x)
     return SparseVenom(values, metadata, columns, shape, v, m), sum_stats(stats)
-
-
-def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
-    """Counts the groups of m columns that a block takes of its rows: 16, or 8 if only then several blocks have room."""
-    groups = TILE // _KEPT
-    return groups if v * groups * m * dtype.itemsize <= _SHARED_TILE else groups // 2
-
-
-def _check(x: Array, v: int, m: int) -> None:
-    """Raises NotImplementedError for what this kernel cannot take."""
-    check_hidden_dtype(x.dtype)
-    group_bytes = _groups_of_tile(v, m, x.dtype) * x.dtype.itemsize
-    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
-        raise NotImplementedError(
-            f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most "
-            f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
-        )
-    if x.shape[1] % (TILE // _KEPT * m):
-        raise NotImplementedError(f"needs the {x.shape[1]} columns to be a multiple of 16 m = {16 * m}")
 
 
 def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> Seen:
@@ -223,18 +216,6 @@ def _four_largest(rank: Number, place: Number, m: int) -> tuple[Number, Number]:
     of_group = kept_lanes >> lane - place
     before = of_group & (emit.i32(1) << place) - 1
     return keep, Number(math.ctpop(before))
-
-
-def _thread_columns(v: int, kept_columns: int) -> list[tuple[Number, Number]]:
-    """Lists row and first column of the 16 condensed ones that a thread selects from, once or twice.
-
-    Neighbouring lanes have neighbouring columns of a row.
-    """
-    threads_of_row = kept_columns // THREAD_COLUMNS
-    thread, threads = emit.thread_index(), 2 * v
-    column = thread % threads_of_row * THREAD_COLUMNS
-    row = thread // threads_of_row
-    return [(row + first, column) for first in range(0, v, threads // threads_of_row)]
 
 
 def _gather(tile_smem: ir.Value, kept: ir.Value, row: Number, column: Number, stride: int) -> list[Number]:

@@ -166,11 +166,8 @@ def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, cluster: int)
                 values = odds_of(logits, first_column, *of_target)
                 store(values, out.at[pl.ds(token, _ROWS), pl.ds(first_column, _COLUMNS)], column, token)
 
-            pipeline(multiply, compute)(
-                x.at[pl.ds(first_token, _BLOCK)],
-                w.at[pl.ds(first_column, _COLUMNS)],
-                allocations=allocations,
-            )
+            tiles = x.at[pl.ds(first_token, _BLOCK)], w.at[pl.ds(first_column, _COLUMNS)]
+            pipeline(multiply, compute)(*tiles, allocations=allocations)
 
     pl.run_scoped(
         scope,

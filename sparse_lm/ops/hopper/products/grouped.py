@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -33,14 +33,6 @@ _ROWS = 64  # of the result that are stored together
 _TRANSFORMS = swizzled(jnp.bfloat16)
 
 
-class _Tile(NamedTuple):
-    """Names what a tile of the result is made of: slices of two operands in global memory, and how many steps."""
-
-    a: Any
-    b: Any
-    steps: Array | int
-
-
 def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `ops.grouped_up`. The two operands must be bfloat16 or float16, and sizes multiples of the tiles'."""
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
@@ -51,7 +43,7 @@ def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *
         x, w, block_experts = refs
         expert, steps = _expert_and_steps(block_experts[m * _TILE_M // v], experts, dim // _STEP, padded)
         rows = expert * neurons + n * _TILE_N
-        return _Tile(x.at[pl.ds(m * _TILE_M, _TILE_M)], w.at[pl.ds(rows, _TILE_N)], steps)
+        return x.at[pl.ds(m * _TILE_M, _TILE_M)], w.at[pl.ds(rows, _TILE_N)], steps
 
     out = jax.ShapeDtypeStruct((x.shape[0], neurons), x.dtype)
     return _multiply((x, w, block_experts), out, tile, name="grouped_up", b_transposed=True)
@@ -68,7 +60,7 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int,
         expert, steps = _expert_and_steps(block_experts[m * _TILE_M // v], experts, neurons // _STEP, padded)
         columns = pl.ds(n * _TILE_N, _TILE_N)
         b = w.at[pl.ds(expert * neurons, neurons), columns]
-        return _Tile(y.at[pl.ds(m * _TILE_M, _TILE_M)], b, steps)
+        return y.at[pl.ds(m * _TILE_M, _TILE_M)], b, steps
 
     out = jax.ShapeDtypeStruct((y.shape[0], dim), y.dtype)
     return _multiply((y, w, block_experts), out, tile, name="grouped_down")
@@ -89,7 +81,7 @@ def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: i
         # As long as all tokens are: the pipeline reads as far as the steps go.
         tokens = pl.ds(pl.multiple_of(starts[expert], _STEP), y.shape[0])
         a = y.at[tokens, pl.ds(lax.rem(m, of_expert) * _TILE_M, _TILE_M)]
-        return _Tile(a, x.at[tokens, pl.ds(n * _TILE_N, _TILE_N)], steps[expert])
+        return a, x.at[tokens, pl.ds(n * _TILE_N, _TILE_N)], steps[expert]
 
     out = jax.ShapeDtypeStruct((experts * neurons, dim), out_dtype)
     return _multiply((y, x, starts, steps), out, tile, name="grouped_weights", a_transposed=True)
@@ -104,15 +96,16 @@ def _expert_and_steps(expert: Array, experts: int, steps: int, padded: bool) -> 
 def _multiply(
     operands: tuple[Array, ...],
     out: jax.ShapeDtypeStruct,
-    tile: Callable[[Any, Array, Array], _Tile],
+    tile: Callable[[Any, Array, Array], tuple[Any, Any, Array | int]],
     *,
     name: str,
     a_transposed: bool = False,
     b_transposed: bool = False,
 ) -> Array:
-    """Computes every tile of `out`, a @ b of the slices that `tile(references to the operands, row, column)` names.
+    """Computes every tile of `out`, a @ b.
 
-    Slices are [rows, contracted] and [contracted, columns], or transposed.
+    `tile(references to the operands, row, column)` gives slices a and b, [rows, contracted] and [contracted, columns]
+    or transposed, and how many steps of the contracted dimension are to be summed up.
     """
     own_n = _TILE_N // _CONSUMERS
     grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
