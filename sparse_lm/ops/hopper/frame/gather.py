@@ -105,7 +105,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
             number = shuffle(own_number, row + first_row)
             start = number.wide() * width + lane_column
             # The row within 8 is the sum of two numbers without common bits.
-            swizzled = (lane_swizzle ^ first_row % 8) * _CHUNK
+            swizzled = (lane_swizzle ^ (first_row % 8)) * _CHUNK
             row_offset = emit.i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
             offset = lane_offset + swizzled + row_offset
             for line, line_height in enumerate(heights):

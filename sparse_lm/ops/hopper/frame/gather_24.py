@@ -148,7 +148,7 @@ def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: Number
     exists = emit.true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
     source = _advance(emit.global_memory(values).start, first_k * _CHUNKS)
     # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
-    swizzled = chunk ^ row // 2 % 4
+    swizzled = chunk ^ (row // 2 % 4)
     stage_start = emit.select(stage.compare("eq", 0), *(emit.shared_memory(ref).start for ref in stages))
     target = _advance(stage_start, row * _CHUNKS + swizzled)
     for i, offset in enumerate(own_numbers(offsets)):

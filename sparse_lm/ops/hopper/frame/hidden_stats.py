@@ -58,8 +58,8 @@ def count_nonzeros(words: Sequence[Number]) -> Number:
     """Counts the halves of up to 16 words, none of them negative, that are not +0."""
     bits = emit.i32(0)
     for number, word in enumerate(words):
-        carries = word + 0x7FFF7FFF & -0x7FFF8000  # 0x80008000
-        bits = bits | carries >> number
+        carries = (word + 0x7FFF7FFF) & -0x7FFF8000  # 0x80008000
+        bits = bits | (carries >> number)
     return Number(math.ctpop(bits))
 
 

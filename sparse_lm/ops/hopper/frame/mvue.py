@@ -82,7 +82,7 @@ def random_bits(key: tuple[Number, Number], index: Number) -> Number:
 def _estimate(member: Number, half: Number) -> Number:
     """Computes sign(x) max(|x|, half)."""
     magnitude = maximum(_magnitude(member), half).bits()
-    return (magnitude | member.bits() & SIGN).as_float()
+    return (magnitude | (member.bits() & SIGN)).as_float()
 
 
 def _magnitude(x: Number) -> Number:

@@ -44,7 +44,7 @@ def two_of_four(members: Sequence[tuple[Number, int]], *, signed: bool) -> Packe
     rotated = [Number(llvm.intr_fshr(key, key, i32(3 if signed else 2))) for key in (largest, second)]
     first, last = maximum(*rotated), minimum(*rotated)
     values = _bytes_of(first << 2, last << 2, i32(_HIGH_HALVES))
-    from_the_end = (first >> 30) | (last >> 28) & 12
+    from_the_end = (first >> 30) | ((last >> 28) & 12)
     return PackedPair(values, from_the_end ^ 15)
 
 
@@ -110,5 +110,5 @@ def _key(word: Number, half: int, position: int, signed: bool) -> Number:
     if signed:
         # The rotation brings the magnitude to the top and the sign to the bottom.
         rotated = Number(llvm.intr_fshl(word, word, i32(1 if half else 17)))
-        return rotated & ~0x1FFFE | tie_break << 1
+        return (rotated & ~0x1FFFE) | (tie_break << 1)
     return (word & ~0xFFFF if half else word << 16) | tie_break

@@ -85,7 +85,7 @@ def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -
 
 def load_chunk(slot: ir.Value, row: Number, chunk: Number) -> list[Number]:
     """Loads four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
-    swizzled = chunk ^ row & SWIZZLE // SWIZZLE_CHUNK - 1
+    swizzled = chunk ^ (row & (SWIZZLE // SWIZZLE_CHUNK - 1))
     offset = row * SWIZZLE + swizzled * SWIZZLE_CHUNK
     return load_vector(shared_memory(slot, ir.IntegerType.get_signless(8)).at(offset), 4, i32_type())
 

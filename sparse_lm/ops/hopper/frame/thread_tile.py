@@ -77,27 +77,27 @@ class Tile:
         return [emit.load_words(values, self._start_of_pairs(half, values), THREAD_COLUMNS // 4) for half in HALVES]
 
     def store_packed(self, values: ir.Value, rows: Sequence[Sequence[Number]]) -> None:
-        """Stores both rows' survivors, a word a group."""
+        """Stores both rows' survivors, a word a group, of a compressed matrix of 16-bit elements."""
         for half, words in zip(HALVES, rows, strict=True):
             emit.store_words(values, self._start_of_pairs(half, values), words)
 
-    def store_pairs(self, values: ir.Value, rows: Sequence[Sequence[Pair]]) -> None:
-        """Stores both rows' survivors, rounded to the dtype of the values."""
-        for half, pairs in zip(HALVES, rows, strict=True):
-            kept = [value for pair in pairs for value in (pair.low, pair.high)]
-            emit.store_vectors(values, self._start_of_pairs(half, values), emit.narrow(kept, emit.element_of(values)))
+    def store_24(self, values: ir.Value, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
+        """Stores both rows' survivors, rounded to the dtype of the values, and their metadata."""
+        if isinstance(rows[0][0], PackedPair):
+            self.store_packed(values, [[pair.values for pair in pairs] for pairs in rows])
+        else:
+            for half, pairs in zip(HALVES, rows, strict=True):
+                start, kept = self._start_of_pairs(half, values), [x for pair in pairs for x in (pair.low, pair.high)]
+                emit.store_vectors(values, start, emit.narrow(kept, emit.element_of(values)))
+        word = _joined([pair for pairs in rows for pair in pairs])
+        index = self._index_of_word(metadata)
+        emit.global_memory(metadata).store(index, word)
 
     def load_nibbles(self, metadata: ir.Value) -> list[list[Number]]:
         """Loads the metadata of both rows' groups, four each."""
         index = self._index_of_word(metadata)
         word = emit.global_memory(metadata).load(index)
-        return [[word >> THREAD_COLUMNS * half + 4 * group & 15 for group in range(4)] for half in HALVES]
-
-    def store_word(self, metadata: ir.Value, rows: Sequence[Sequence[Pair | PackedPair]]) -> None:
-        """Stores the metadata of both rows' groups."""
-        word = _joined([pair for pairs in rows for pair in pairs])
-        index = self._index_of_word(metadata)
-        emit.global_memory(metadata).store(index, word)
+        return [[(word >> (THREAD_COLUMNS * half + 4 * group)) & 15 for group in range(4)] for half in HALVES]
 
     def _start_of_pairs(self, half: int, values: ir.Value) -> Number:
         return self.start(half, 2 * emit.shape_of(values)[1]) >> 1
@@ -183,8 +183,8 @@ def store_thread_columns(
     the condition holds."""
     start = row.wide() * emit.shape_of(values)[1] + (column >> 1).wide()
     word_tile = (row >> 6) * emit.shape_of(metadata)[1] + (column >> 6)
-    warp, half, line = (row >> shift & mask for shift, mask in ((4, 3), (3, 1), (0, 7)))
-    lane = line * 4 + (column >> 4 & 3)
+    warp, half, line = ((row >> shift) & mask for shift, mask in ((4, 3), (3, 1), (0, 7)))
+    lane = line * 4 + ((column >> 4) & 3)
     first_word = word_tile.wide() * WARPGROUP_SIZE
     word = first_word + (warp * WARP_SIZE + lane).wide()
     index = word * 2 + half.wide()
@@ -203,5 +203,5 @@ def _joined(pairs: Sequence[Pair | PackedPair]) -> Number:
     """Joins metadata of up to eight groups to a word."""
     word = emit.i32(0)
     for group, pair in enumerate(pairs):
-        word = word | pair.nibble << 4 * group
+        word = word | (pair.nibble << 4 * group)
     return word

@@ -51,7 +51,7 @@ def two_of_four(members: list[Number], method: str = "magnitude") -> Pair:
     def kept(i):
         """Returns True if i wins two of its three comparisons."""
         a, b, c = (wins[i, j] if i < j else wins[j, i] ^ 1 for j in range(4) if j != i)
-        return a & b | c & (a | b)
+        return (a & b) | (c & (a | b))
 
     keeps = [kept(i) for i in range(4)]
 
@@ -62,7 +62,7 @@ def two_of_four(members: list[Number], method: str = "magnitude") -> Pair:
         return select(keeps[3], options[3], select(keeps[2], options[2], options[1]))
 
     numbers = [i32(i) for i in range(4)]
-    nibble = low(numbers) | high(numbers) << 2
+    nibble = low(numbers) | (high(numbers) << 2)
     if method == "magnitude":
         return Pair(low(members), high(members), nibble)
     threshold = _second_smallest(ranks)
@@ -83,6 +83,6 @@ def _second_smallest(ranks: list[Number]) -> Number:
 
 def _shrink(x: Number, rank: Number, threshold: Number) -> Number:
     """Computes sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
-    signed_threshold = (threshold | x.bits() & SIGN).as_float()
+    signed_threshold = (threshold | (x.bits() & SIGN)).as_float()
     at_threshold = select(rank.compare("eq", NAN), x, f32(0.0))
     return select(rank.compare("sle", threshold), at_threshold, x - signed_threshold)

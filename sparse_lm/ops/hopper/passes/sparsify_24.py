@@ -79,8 +79,7 @@ def _call(
         else:
             pairs = [[two_of_four(four, method) for four in row] for row in grouped]
         pairs = [[Pair(low * factor, high * factor, nibble) for low, high, nibble in row] for row in pairs]
-        tile.store_pairs(values_gmem, pairs)
-        tile.store_word(metadata_gmem, pairs)
+        tile.store_24(values_gmem, metadata_gmem, pairs)
         for ref in dense_gmem:
             tile.store(ref, [[member for pair in row for member in pair.spread(f32(0.0))] for row in pairs])
 

@@ -51,8 +51,7 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
         tile_t = Tile(tile.thread, tile.column, tile.row)
         for form, out, words, transposed in ((tile, values, metadata, False), (tile_t, values_t, metadata_t, True)):
             pairs = [_survivors(tile_smem, masks_smem, tile, half, transposed) for half in HALVES]
-            form.store_pairs(out, pairs)
-            form.store_word(words, pairs)
+            form.store_24(out, words, pairs)
 
     values, metadata, values_t, metadata_t = run_by_tile(
         sparsify_tile,
@@ -81,7 +80,7 @@ def _load_mask(mask: ir.Value, tile: Tile, place: Number) -> Number:
         pointer = emit.global_memory(mask, ir.IntegerType.get_signless(8)).at(start)
         # The product has the lowest bits of the four bytes side by side in bits 24 to 27.
         product = Number(llvm.load(emit.i32_type(), pointer, alignment=4)) * 0x01020408
-        bits = bits | (product >> 24 & 15) << 4 * i
+        bits = bits | ((product >> 24) & 15) << 4 * i
     return bits
 
 
@@ -97,10 +96,10 @@ def _survivors(tile_smem: ir.Value, masks_smem: ir.Value, tile: Tile, half: int,
         within = line & 3
         if transposed:
             # The product has the bits of the tile's column side by side in bits 12 to 15.
-            product = (mask >> within & 0x1111) * 0x1248
-            mask = product >> 12 & 15
+            product = ((mask >> within) & 0x1111) * 0x1248
+            mask = (product >> 12) & 15
         else:
-            mask = mask >> (within << 2) & 15
+            mask = (mask >> (within << 2)) & 15
         nibble = _nibble(mask)
 
         def survivor(position, start=start, mask=mask):

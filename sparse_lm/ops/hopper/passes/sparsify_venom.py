@@ -204,7 +204,7 @@ def _four_largest(rank: Number, place: Number, m: int) -> tuple[Number, Number]:
     beaten = emit.i32(0)
     for bit in range(m.bit_length() - 1):
         # The lane at a distance comes before this one if this one's place has the highest bit of the distance.
-        before = place >> bit & 1
+        before = (place >> bit) & 1
         beaten_from = rank + (emit.i32(1) - before)
         for distance in range(1 << bit, 2 << bit):
             beats = Number(mgpu_utils.shfl_bfly(rank, distance)).compare("sge", beaten_from)
@@ -213,8 +213,8 @@ def _four_largest(rank: Number, place: Number, m: int) -> tuple[Number, Number]:
     code = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
     kept_lanes = emit.ptx(code, "=r,r", [arith.extui(emit.i32_type(), keep)], emit.i32_type())
     lane = emit.thread_index() % WARP_SIZE
-    of_group = kept_lanes >> lane - place
-    before = of_group & (emit.i32(1) << place) - 1
+    of_group = kept_lanes >> (lane - place)
+    before = of_group & ((emit.i32(1) << place) - 1)
     return keep, Number(math.ctpop(before))
 
 

@@ -63,6 +63,5 @@ def store_selected(
         pairs.append([packed_24.two_of_four(four, signed=signed) for four in packed_24.groups(words)])
         magnitudes = [word & _MAGNITUDES for word in words] if signed else words
         seen = seen.add(magnitudes, [pair.values for pair in pairs[-1]], element)
-    tile.store_packed(values, [[pair.values for pair in row] for row in pairs])
-    tile.store_word(metadata, pairs)
+    tile.store_24(values, metadata, pairs)
     store_stats(stats, tile.row * shape_of(metadata)[1] + tile.column, seen.stats())

@@ -27,7 +27,7 @@ from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
 from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
-from sparse_lm.ops.hopper.frame.operands import types_24
+from sparse_lm.ops.hopper.frame.operands import pad_to, types_24
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
@@ -57,8 +57,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
             raise NotImplementedError(
                 f"needs v to be a multiple of 64, m of 4, and F of 16 m, not v = {y.v}, m = {y.m}, F = {y.shape[1]}"
             )
-        missing = y.values.shape[0] - padded.shape[0]
-        padded = jnp.pad(padded, ((0, missing), (0, 0))) if missing else padded
+        padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
     dh, *transposes = _call(padded, y.values, y.metadata, columns, key, tile_neurons)
     # Rows of a ragged last block may be padded by more than a tile.
     width = -(-y.shape[0] // TILE) * TILE
@@ -108,8 +107,7 @@ def _call(
         if columns is None:
             transpose = Tile(thread, tile.column, tile.row)
             for pairs, out, out_words in outs:
-                transpose.store_packed(out, [[pair.values for pair in half] for half in pairs])
-                transpose.store_word(out_words, pairs)
+                transpose.store_24(out, out_words, pairs)
         else:
             _scatter_rows(outs, out_rows, places, tile, tile_neurons)
 
@@ -167,7 +165,7 @@ def _draw_along_tokens(
     key: tuple[Number, Number], tile: Tile, neurons: int, element: ir.Type, row: Number, tokens: list[Number]
 ) -> tuple[list[PackedPair], list[PackedPair]]:
     """Selects as `_select_along_tokens`, but at random (MVUE), for row `row` of transposes of so many `neurons`."""
-    first_pair = tile.row * TILE + tile.thread.column >> 3
+    first_pair = (tile.row * TILE + tile.thread.column) >> 3
     pairs = [], []
     for number, four in enumerate(groups_of_four(tokens)):
         if number % 2 == 0:
