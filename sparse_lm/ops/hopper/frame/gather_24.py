@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
@@ -137,30 +136,23 @@ def start_gather(
     def inline(_, values, metadata, values_stages, metadata_stage, offsets, gather):
         value_offsets, metadata_offsets = offsets
         gather = emit.scalar(gather)
-        _start_values(values, values_stages, value_offsets, gather * STAGES, k_tiles)
-        _start_metadata(metadata, metadata_stage, metadata_offsets, gather)
+        first_k = gather * STAGES
+        row, stage, chunk = _value_position()
+        exists = emit.true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
+        source = _advance(emit.global_memory(values).start, first_k * _CHUNKS)
+        # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
+        swizzled = chunk ^ (row // 2 % 4)
+        stage_start = emit.select(stage.compare("eq", 0), *(emit.shared_memory(ref).start for ref in values_stages))
+        target = _advance(stage_start, row * _CHUNKS + swizzled)
+        for i, offset in enumerate(own_numbers(value_offsets)):
+            row_exists = offset.compare("sge", 0)
+            start_copy(_advance(target, emit.i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists)
+        source = _advance(emit.global_memory(metadata).start, gather)
+        target = _advance(emit.shared_memory(metadata_stage).start, emit.thread_of_warpgroup())
+        for i, offset in enumerate(own_numbers(metadata_offsets)):
+            start_copy(_advance(target, emit.i32(WARPGROUP_SIZE * i)), _advance(source, offset), emit.true())
 
     inline(values, metadata, values_stages, metadata_stage, offsets, gather)
-
-
-def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: Number, k_tiles: int) -> None:
-    row, stage, chunk = _value_position()
-    exists = emit.true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
-    source = _advance(emit.global_memory(values).start, first_k * _CHUNKS)
-    # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
-    swizzled = chunk ^ (row // 2 % 4)
-    stage_start = emit.select(stage.compare("eq", 0), *(emit.shared_memory(ref).start for ref in stages))
-    target = _advance(stage_start, row * _CHUNKS + swizzled)
-    for i, offset in enumerate(own_numbers(offsets)):
-        row_exists = offset.compare("sge", 0)
-        start_copy(_advance(target, emit.i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists)
-
-
-def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: Number) -> None:
-    source = _advance(emit.global_memory(metadata).start, gather)
-    target = _advance(emit.shared_memory(stage).start, emit.thread_of_warpgroup())
-    for i, offset in enumerate(own_numbers(offsets)):
-        start_copy(_advance(target, emit.i32(WARPGROUP_SIZE * i)), _advance(source, offset), emit.true())
 
 
 def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:

@@ -34,8 +34,8 @@ from sparse_lm.ops.mvue import threefry_key
 def sparsify_24(
     x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
 ) -> Sparse24:
-    """See `sparse_lm.ops.sparsify_24`; refuses values that are no 16-bit floats, and for "mvue" keys of another
-    generator than JAX's default one."""
+    """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
+    "mvue" keys of another generator than JAX's default one."""
     dtype = jnp.dtype(dtype)
     check_selection_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
@@ -46,7 +46,7 @@ def sparsify_24(
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """See `sparse_lm.ops.soft_threshold_24`; refuses values that are no 16-bit floats, and rows of one scale that are
+    """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and rows of one scale that are
     no multiple of 64."""
     dtype = jnp.dtype(dtype)
     check_selection_dtypes(w.dtype, dtype)

@@ -76,7 +76,6 @@ def sampled_matmul_24(
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
-    config = config or heuristic_config(tokens, kept, x.shape[1], v)
     out = result_type(tokens, kept, out_dtype)
     (product,) = _multiply_listed(config, w, pad(x), neuron_ids, v, contiguous, out, name="sampled_matmul_24")
     return product[:tokens, :kept]
@@ -93,7 +92,6 @@ def sampled_squared_relu_24(
         return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
-    config = config or heuristic_config(tokens, kept, x.shape[1], v)
     h = jax.ShapeDtypeStruct((round_up(tokens), kept), x.dtype)
     values, metadata, stats = _multiply_listed(
         config, w, pad(x), neuron_ids, v, contiguous, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
@@ -107,7 +105,7 @@ def _takes_contiguous(contiguous: int, v: int) -> bool:
 
 
 def _multiply_listed(
-    config: Tiling,
+    config: Tiling | None,
     w: Sparse24,
     x: Array,
     neuron_ids: Array,
@@ -120,6 +118,7 @@ def _multiply_listed(
 ) -> list[Array]:
     """Computes the product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], neuron_ids.shape[1]
+    config = config or heuristic_config(tokens, kept, x.shape[1], v)
     check_in_block(config.cluster_n, v, "tokens")
     steps = w.values.shape[1] // wgmma_sp.KEPT
     box = math.gcd(contiguous, config.tile_m)
