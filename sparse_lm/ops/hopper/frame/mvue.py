@@ -6,13 +6,15 @@ of 16-bit floats. Numerics: those of the reference bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, math
 
+from sparse_lm.ops.hopper.frame import packed_24
 from sparse_lm.ops.hopper.frame.emit import Number, global_memory, i32, maximum, minimum, select
-from sparse_lm.ops.hopper.frame.two_of_four import INF, NAN, SIGN, Pair
+from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
+from sparse_lm.ops.hopper.frame.two_of_four import INF, NAN, SIGN, Pair, groups_of_four
 
 _ONE = 0x3F800000  # bits of 1 in float32
 _HALF_A_UNIT = 1 << 6  # 2^-17 in the mantissa of a number between 1 and 2
@@ -56,6 +58,28 @@ def sample_two(members: Sequence[Number], above_one: Number) -> Pair:
     nibble = first_of(i32(0), i32(1), i32(2)) | second_of(i32(4), i32(8), i32(12))
     low, high = first_of(*members[:3]), second_of(*members[1:])
     return Pair(_estimate(low, half), _estimate(high, half), nibble)
+
+
+def sample_halves(
+    key: tuple[Number, Number],
+    words: Sequence[Number],
+    index_of: Callable[[int], Number],
+    halves: Sequence[int],
+    element: ir.Type,
+) -> list[list[PackedPair]]:
+    """Estimates, for each of `halves`, 0 (low) or 1, that half of two of each four words.
+
+    `index_of` gives the index of the random bits that two neighbouring groups share.
+    """
+    pairs = [[] for _ in halves]
+    for number, four in enumerate(groups_of_four(words)):
+        if number % 2 == 0:
+            above_one = uniform_above_one(random_bits(key, index_of(number // 2)))
+        members = list(zip(*(packed_24.unpack(word, element) for word in four), strict=True))
+        for kept, half in zip(pairs, halves, strict=True):
+            pair = sample_two(members[half], above_one[number % 2])
+            kept.append(PackedPair(packed_24.pack(pair.low, pair.high, element), pair.nibble))
+    return pairs
 
 
 def uniform_above_one(word: Number) -> list[Number]:

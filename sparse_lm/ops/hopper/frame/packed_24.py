@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.hopper.frame.emit import Number, elements, i32, i32_type, maximum, minimum, vector, widen
-from sparse_lm.ops.hopper.frame.two_of_four import Pair, positions
+from sparse_lm.ops.hopper.frame.two_of_four import positions
 
 _HIGH_HALVES = 0x7632  # selector of bytes: the high halves of two words
 _LOW_HALVES = 0x5410
@@ -52,11 +52,6 @@ def take_two(words: Sequence[Number], nibble: Number) -> Number:
     """Takes the two members, of four in two words, that a group's metadata names."""
     first, second = positions(nibble)
     return _bytes_of(*words, first * 0x22 + second * 0x2200 + 0x1010)
-
-
-def packed(pair: Pair, element: ir.Type) -> PackedPair:
-    """Rounds a pair of float32 to `element`."""
-    return PackedPair(pack(pair.low, pair.high, element), pair.nibble)
 
 
 def groups(words: Sequence[Number]) -> list[list[tuple[Number, int]]]:

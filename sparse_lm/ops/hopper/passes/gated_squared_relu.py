@@ -25,9 +25,8 @@ from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import Number, element_of, f32, i32, load_words, maximum, select, shape_of
 from sparse_lm.ops.hopper.frame.hidden_stats import sum_stats
 from sparse_lm.ops.hopper.frame.operands import types_24
-from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
-from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
+from sparse_lm.ops.hopper.frame.two_of_four import positions
 from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, store_selected
 from sparse_lm.ops.mvue import threefry_key
 
@@ -62,6 +61,15 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
         mgpu_utils.warpgroup_barrier()
         loaded_key = mvue.load_key(key)
         token = tile.row * TILE + thread.column
+
+        def draw(rows, row, words, half):
+            """Draws from the low or the high halves of 16 tokens' words, for a row of a transpose of so many."""
+
+            def index_of(pair):
+                return ((token >> 3) + pair) * rows + row
+
+            return mvue.sample_halves(loaded_key, words, index_of, (half,), element)[0]
+
         for half in HALVES:
             place = thread.row + 8 * half
             neuron = tile.column * TILE + place
@@ -69,10 +77,9 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
             gradients, ys = (shared_words.load_column(words, thread, place) for words in (dh_smem, y_smem))
             for member in range(2):
                 out_row = first_row + member
-                pairs = _draw(loaded_key, token, 2 * neurons, out_row, gradients, member, element)
+                pairs = draw(2 * neurons, out_row, gradients, member)
                 store_thread_columns(dh_t, dh_t_words, out_row, token, pairs)
-            pairs = _draw(loaded_key, token, neurons, neuron, ys, 0, element)
-            store_thread_columns(y_t, y_t_words, neuron, token, pairs)
+            store_thread_columns(y_t, y_t_words, neuron, token, draw(neurons, neuron, ys, 0))
 
     transposes = *types_24(2 * neurons, tokens, h.dtype), *types_24(neurons, tokens, h.dtype)
     dh, dh_t, dh_t_words, y_t, y_t_words = run_by_tile(
@@ -165,17 +172,3 @@ def _one_of(words: list[Number], position: Number) -> Number:
     for number in (2, 1, 0):
         chosen = select(position.compare("eq", number), words[number], chosen)
     return chosen
-
-
-def _draw(
-    key, token: Number, rows: int, row: Number, words: list[Number], member: int, element: ir.Type
-) -> list[PackedPair]:
-    """Draws (MVUE) from the low or the high halves of 16 tokens' words, for row `row` of a transpose of so many."""
-    pairs = []
-    for number, four in enumerate(groups_of_four(words)):
-        if number % 2 == 0:
-            index = ((token >> 3) + number // 2) * rows + row
-            above_one = mvue.uniform_above_one(mvue.random_bits(key, index))
-        members = [packed_24.unpack(word, element)[member] for word in four]
-        pairs.append(packed_24.packed(mvue.sample_two(members, above_one[number % 2]), element))
-    return pairs

@@ -13,7 +13,6 @@ bit for bit the reference, while a CPU, whose square roots are rounded correctly
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -99,8 +98,13 @@ def _call(
         if key is None:
             selected = [_select_along_tokens(tokens) for tokens in loaded]
         else:
-            loaded_key = mvue.load_key(optional_gmem[-1])
-            draw = functools.partial(_draw_along_tokens, loaded_key, tile, neurons, emit.element_of(dh_gmem))
+            key_words = mvue.load_key(optional_gmem[-1])
+
+            def draw(row, tokens):
+                first = (tile.row * TILE + thread.column) >> 3
+                halves, element = (_DH, _Y), emit.element_of(dh_gmem)
+                return mvue.sample_halves(key_words, tokens, lambda i: (first + i) * neurons + row, halves, element)
+
             selected = [draw(row, tokens) for row, tokens in zip(out_rows, loaded, strict=True)]
         dh_pairs, y_pairs = zip(*selected, strict=True)
         outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
@@ -159,22 +163,6 @@ def _select_along_tokens(tokens: list[Number]) -> tuple[list[PackedPair], list[P
         dh_pairs.append(packed_24.two_of_four([(word, _DH) for word in four], signed=True))
         y_pairs.append(packed_24.two_of_four([(word, _Y) for word in four], signed=False))
     return dh_pairs, y_pairs
-
-
-def _draw_along_tokens(
-    key: tuple[Number, Number], tile: Tile, neurons: int, element: ir.Type, row: Number, tokens: list[Number]
-) -> tuple[list[PackedPair], list[PackedPair]]:
-    """Selects as `_select_along_tokens`, but at random (MVUE), for row `row` of transposes of so many `neurons`."""
-    first_pair = (tile.row * TILE + tile.thread.column) >> 3
-    pairs = [], []
-    for number, four in enumerate(groups_of_four(tokens)):
-        if number % 2 == 0:
-            word = (first_pair + number // 2) * neurons + row
-            above_one = mvue.uniform_above_one(mvue.random_bits(key, word))
-        both = zip(*(packed_24.unpack(word, element) for word in four), strict=True)
-        for kept, members in zip(pairs, both, strict=True):
-            kept.append(packed_24.packed(mvue.sample_two(members, above_one[number % 2]), element))
-    return pairs
 
 
 def _scatter_rows(outs, rows: list[Number], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
