@@ -52,8 +52,10 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
 
 
 def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
+    """Computes the V:2:M form of x, or of relu(x)^2 to `activate` it, and what selection saw."""
     check_hidden_dtype(x.dtype)
-    groups = TILE // _KEPT  # of m columns that a block takes of its rows: half as many if only then several have room
+    # A block takes 16 groups of m columns of its rows, or 8 if only then a multiprocessor has room for several blocks.
+    groups = TILE // _KEPT
     groups = groups if v * groups * m * x.dtype.itemsize <= _SHARED_TILE else groups // 2
     tile_columns, group_bytes = groups * m, groups * x.dtype.itemsize
     if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
@@ -81,8 +83,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         # A thread selects from 16 condensed columns, of one or two rows; neighbouring lanes have neighbouring columns.
         threads_of_row, thread = kept_columns // THREAD_COLUMNS, emit.thread_index()
         column, first_row = thread % threads_of_row * THREAD_COLUMNS, thread // threads_of_row
-        rows_of_thread = [first_row + first for first in range(0, v, warps * WARP_SIZE // threads_of_row)]
-        for row in rows_of_thread:
+        for row in [first_row + first for first in range(0, v, warps * WARP_SIZE // threads_of_row)]:
             members = [(word, 0) for word in _gather(tile_smem, kept, row, column, stride)]
             pairs = [packed_24.two_of_four(four, signed=not activate) for four in groups_of_four(members)]
             matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column

@@ -32,7 +32,6 @@ from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_bloc
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
 
-
 _TILE_ROWS = 256  # of the 2:4 matrix in a block's tile
 _CONSUMER_ROWS = _TILE_ROWS // CONSUMERS
 _RASTER_WIDTH = 4  # clusters' tiles of rows that run together, before the next tokens
@@ -98,10 +97,9 @@ def sampled_rows_24(
                         ks = [first_k + stage for stage in range(gather_24.STAGES)]
                         slots = [ring.slot(i * steps + k) for k in ks]
                         for k, slot in zip(ks, slots, strict=True):
-                            origin, transforms = (token, k * wgmma_sp.STEP), wgmma_sp.DENSE_TRANSFORMS
-                            ring.fill(
-                                i * steps + k, [Copy(x_gmem, x_smem.at[slot], origin, transforms, multicast=True)]
-                            )
+                            tile, origin = x_smem.at[slot], (token, k * wgmma_sp.STEP)
+                            copy = Copy(x_gmem, tile, origin, wgmma_sp.DENSE_TRANSFORMS, multicast=True)
+                            ring.fill(i * steps + k, [copy])
                         targets = tuple(values_smem.at[slot] for slot in slots), metadata_smem.at[slots[0]]
                         gather_24.start_gather(*sources, *targets, offsets, gather)
                         for k in ks:
