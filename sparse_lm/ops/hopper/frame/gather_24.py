@@ -29,7 +29,7 @@ from sparse_lm.ops.hopper.frame.gather import (
     per_thread_type,
     start_copy,
 )
-from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat
+from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat, words_type
 
 STAGES = 2  # of the ring that one gather fills
 WORDS = 4  # of metadata, that hold a row's columns of one gather
@@ -180,7 +180,7 @@ def _load_rows(metadata: Any) -> Words:
     metadata."""
     blocks = metadata.shape[0] // ROWS
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_words_type(2 * blocks))
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=words_type(2 * blocks))
     def inline(_, metadata):
         warp, lane = emit.warp_and_lane()
         first = warp * (16 * WORDS) + lane  # row 16 * warp + lane // 4, word lane % 4
@@ -193,7 +193,7 @@ def _load_rows(metadata: Any) -> Words:
 def _join_halves(rows: Words, selector: str) -> Words:
     """Joins every two words to one, of the halves that `selector` takes."""
 
-    @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=_words_type(len(rows) // 2))
+    @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=words_type(len(rows) // 2))
     def inline(_, rows):
         words = list(map(emit.scalar, rows))
         code = f"prmt.b32 $0, $1, $2, {selector};"
@@ -219,7 +219,3 @@ def _advance(pointer: ir.Value, offset: Number) -> ir.Value:
     """Advances a pointer by `offset`, which counts 16 bytes."""
     byte_offset = Number(arith.extsi(emit.i64_type(), offset)) * 16
     return Memory(pointer, ir.IntegerType.get_signless(8)).at(byte_offset)
-
-
-def _words_type(count: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
-    return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * count

@@ -1,4 +1,4 @@
-"""A tile of 64 x 64 as the threads of a warpgroup share it.
+"""A tile of 64 x 64 as the threads of a warpgroup share it, and kernels whose blocks take such a tile each.
 
 Thread 32 w + 4 g + t holds rows 16 w + g and 16 w + g + 8, columns 16 t to 16 t + 15: eight groups of
 four, whose values are 16 bytes a row and whose metadata is one word, so that every access to global

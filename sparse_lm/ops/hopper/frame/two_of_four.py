@@ -22,9 +22,9 @@ class Pair(NamedTuple):
     high: Number
     nibble: Number  # their four bits of metadata
 
-    def spread(self, zero: Number) -> list[Number]:
-        """Returns the four members, with `zero` for those that do not survive."""
-        kept_at = positions(self.nibble)
+    def spread(self) -> list[Number]:
+        """Returns the four members, with zeros for those that do not survive."""
+        zero, kept_at = f32(0.0), positions(self.nibble)
 
         def member(position):
             is_first, is_second = (kept.compare("eq", position) for kept in kept_at)
@@ -43,7 +43,7 @@ def positions(nibble: Number) -> tuple[Number, Number]:
     return nibble & 3, nibble >> 2
 
 
-def two_of_four(members: list[Number], method: str = "magnitude") -> Pair:
+def two_of_four(members: list[Number], method: str) -> Pair:
     """Selects two of a group of float32, by "magnitude" or "soft_threshold"."""
     ranks = [magnitude_rank(member) for member in members]
     wins = {(i, j): ranks[i].compare("sge", ranks[j]) for i in range(4) for j in range(i + 1, 4)}

@@ -79,6 +79,12 @@ VALUES_TRANSFORMS, DENSE_TRANSFORMS = values_transforms(jnp.bfloat16), dense_tra
 Words = tuple[Array, ...]
 """Metadata words of a lane, each an int32 scalar of `SCALAR`, whose lanes need not agree."""
 
+
+def words_type(count: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
+    """Returns the type of so many words."""
+    return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * count
+
+
 Carry = tuple[tuple[Array, ...], Words]
 """Accumulators of every block of 64 rows, and the metadata words of the last step."""
 
@@ -94,15 +100,10 @@ def load_words(metadata) -> Words:
 
     If n is 2, these are words of instructions in e4m3.
     """
-    words, of_e4m3 = (
-        metadata.shape[0] * metadata.shape[2] // WARPGROUP_SIZE,
-        metadata.shape[2] > WARPGROUP_SIZE,
-    )
+    blocks, _, width = metadata.shape
+    words, of_e4m3 = blocks * width // WARPGROUP_SIZE, width > WARPGROUP_SIZE
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(),),
-        return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * words,
-    )
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=words_type(words))
     def inline(_, metadata):
         lane = emit.thread_of_warpgroup()
         if of_e4m3:
@@ -128,10 +129,7 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
     """
     blocks, n = len(carry[0]), carry[0][0].shape[1]
     words_layout = (SCALAR,) * len(words)
-    carry_type = (
-        (plgpu.ShapeDtypeStruct((ROWS, n), jnp.float32, layout=ACCUMULATOR),) * blocks,
-        (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * len(words),
-    )
+    accumulators_type = (plgpu.ShapeDtypeStruct((ROWS, n), jnp.float32, layout=ACCUMULATOR),) * blocks
 
     @plgpu.inline_mgpu(
         arg_types=(
@@ -140,7 +138,7 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
             words_layout,
             plgpu.RefType(dense_transforms(b.dtype)),
         ),
-        return_type=carry_type,
+        return_type=(accumulators_type, words_type(len(words))),
     )
     def inline(_, carry, values, words, b):
         accumulators, previous_words = carry
@@ -233,9 +231,8 @@ def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
 
 def load_word(metadata: ir.Value, index: Number) -> Number:
     """Loads a word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
-    return emit.ptx(
-        "ld.volatile.shared.u32 $0, [$1];", "=r,l", [emit.shared_memory(metadata).at(index)], emit.i32_type()
-    )
+    pointer = emit.shared_memory(metadata).at(index)
+    return emit.ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [pointer], emit.i32_type())
 
 
 def _load_words_of_e4m3(metadata: ir.Value, lane: Number, count: int) -> list[Number]:

@@ -24,7 +24,7 @@ from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.hopper.frame import mvue
-from sparse_lm.ops.hopper.frame.emit import Number, f32, shared_memory, widen
+from sparse_lm.ops.hopper.frame.emit import Number, shared_memory, widen
 from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
 from sparse_lm.ops.hopper.frame.two_of_four import Pair, groups_of_four, two_of_four
@@ -81,7 +81,7 @@ def _call(
         pairs = [[Pair(low * factor, high * factor, nibble) for low, high, nibble in row] for row in pairs]
         tile.store_24(values_gmem, metadata_gmem, pairs)
         for ref in dense_gmem:
-            tile.store(ref, [[member for pair in row for member in pair.spread(f32(0.0))] for row in pairs])
+            tile.store(ref, [[member for pair in row for member in pair.spread()] for row in pairs])
 
     def read_factor(row, _, scale_gmem, *rest):
         return [scale_gmem[lax.div(row, pl.cdiv(row_tiles, scale.shape[0]))]]

@@ -147,9 +147,9 @@ def _multiply_listed(
 def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
     tokens, neurons = h.shape
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(swizzled(h.dtype)), *(plgpu.RefType(),) * 3, *(SCALAR,) * 2)
-    )
+    staged = plgpu.RefType(swizzled(h.dtype))
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, staged, *(plgpu.RefType(),) * 3, SCALAR, SCALAR))
     def select(_, part, slot, values, metadata, stats, neuron_tile, token_tile):
         write_tile(part, slot, transposed=True)
         mgpu_utils.warpgroup_barrier()
