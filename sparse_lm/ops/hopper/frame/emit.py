@@ -96,6 +96,7 @@ def scalar(array: mgpu_utils.FragmentedArray) -> Number:
 
 
 def select(condition: Number, if_true: Number, if_false: Number) -> Number:
+    """Returns one of two numbers, by a bit."""
     return Number(arith.select(condition, if_true, if_false))
 
 
@@ -151,9 +152,11 @@ class Memory(NamedTuple):
         return mgpu_utils.getelementptr(self.start, [index], self.element)
 
     def load(self, index: Number) -> Number:
+        """Loads an element."""
         return Number(llvm.load(self.element, self.at(index)))
 
     def store(self, index: Number, value: Number) -> None:
+        """Stores an element."""
         llvm.store(value, self.at(index))
 
 

@@ -128,7 +128,6 @@ def start_gather(
     """
     rows = metadata_stage.shape[0]
     k_tiles = values.shape[1] // KEPT
-
     types = plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES, plgpu.RefType()
     offsets_types = per_thread_layout(rows // 16), per_thread_layout(rows // WARPGROUP_SIZE)
 
