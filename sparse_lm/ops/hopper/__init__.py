@@ -9,12 +9,11 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
-      padding      operands
     passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients,
                    gated_squared_relu; add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue; hidden_stats
       threads      thread_tile, shared_words
-    both           emit, compat
+    both           emit (what threads do), operands (arrays), compat
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax import Array
 
 # Registers of a wgmma accumulator, one float32 each. Public code has no name for this layout yet.
 ACCUMULATOR = plgpu.Layout._WGMMA_ACC_32BIT
@@ -14,5 +17,9 @@ TRANSPOSING_STORES = jax.__version_info__ >= (0, 11)
 # Whether Mosaic loads the transpose of a swizzled tile.
 TRANSPOSING_LOADS = jax.__version_info__ >= (0, 11)
 
-# Index that `plgpu.load` takes beside a reference to all of what it loads.
-LOAD_ALL = () if jax.__version_info__ >= (0, 11) else ((),)
+_LOAD_ALL = () if jax.__version_info__ >= (0, 11) else ((),)  # indices that `plgpu.load` takes
+
+
+def load(ref: Any, layout: Any, **options) -> Array:
+    """Loads all of what a reference is to."""
+    return plgpu.load(ref, *_LOAD_ALL, layout=layout, **options)

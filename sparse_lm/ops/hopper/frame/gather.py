@@ -15,23 +15,11 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-    global_pointer,
-    i32,
-    i32_type,
-    i64,
-    i64_type,
-    mul64,
-    ptx,
-    times,
-)
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.wgmma_sp import DENSE_TRANSFORMS, STEP
 
 _ROWS = STEP // (WARPGROUP_SIZE // WARP_SIZE)  # of a warp
@@ -39,41 +27,51 @@ _CHUNK = 8  # elements of 16 bytes, which a lane copies at a time
 _LINE = 64  # elements of a row that a copy takes: the 128 bytes that lie together in the tile
 _CHUNKS = _LINE // _CHUNK  # of a line, and so the lanes that copy it
 _ROWS_AT_ONCE = WARP_SIZE // _CHUNKS
-_ROW_NUMBERS = plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE,), 1)
 
 
 def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
     """Loads the 64 row numbers `rows[block, 64 * step :]`, int32[128]: lane l of warp w holds number 16 w + l % 16."""
     width = rows.shape[1]
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), SCALAR, SCALAR),
-        return_type=plgpu.ShapeDtypeStruct((WARPGROUP_SIZE,), jnp.int32, layout=_ROW_NUMBERS),
-    )
-    def emit(_, rows, block, step):
-        warp, lane = warp_and_lane()
-        index = arith.addi(times(warp, _ROWS), arith.remui(lane, i32(_ROWS)))
-        index = arith.addi(times(step.registers.item(), STEP), index)
-        return per_thread([load_number(rows, block.registers.item(), index, width)])
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=per_thread_type(1))
+    def inline(_, rows, block, step):
+        warp, lane = emit.warp_and_lane()
+        index = warp * _ROWS + lane % _ROWS
+        index = emit.scalar(step) * STEP + index
+        return per_thread([load_number(rows, emit.scalar(block), index, width)])
 
-    return emit(rows, block, step)
+    return inline(rows, block, step)
 
 
-def load_number(rows: ir.Value, block: ir.Value, index: ir.Value, width: int) -> ir.Value:
+def load_number(rows: ir.Value, block: Number, index: Number, width: int) -> Number:
     """Loads rows[block, index] of int32 [B, width]; where no such column exists, the largest unsigned number: no
     row."""
-    address = mgpu_utils.getelementptr(global_pointer(rows), [arith.addi(times(block, width), index)], i32_type())
+    address = emit.global_memory(rows).at(block * width + index)
     code = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
-    return ptx(code, "=&r,l,r,r", [address, index, i32(width)], i32_type())
+    return emit.ptx(code, "=&r,l,r,r", [address, index, emit.i32(width)], emit.i32_type())
 
 
-def per_thread(numbers: list[ir.Value]) -> mgpu.FragmentedArray:
-    """Numbers of each thread's own as an array int32[128 * n] in layout WG_STRIDED."""
-    vector = ir.VectorType.get((1,), i32_type())
+def per_thread_layout(count: int) -> Any:
+    """Returns the layout of so many numbers of each thread's own."""
+    return plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE * count,), 1)
+
+
+def per_thread_type(count: int) -> plgpu.ShapeDtypeStruct:
+    """Returns the type of so many numbers of each thread's own, int32[128 * count]."""
+    return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=per_thread_layout(count))
+
+
+def per_thread(numbers: list[Number]) -> mgpu.FragmentedArray:
+    """Makes an array of `per_thread_type` of each thread's own numbers."""
     registers = np.empty((len(numbers),), dtype=object)
-    registers[:] = [llvm.insertelement(llvm.mlir_undef(vector), n, i32(0)) for n in numbers]
+    registers[:] = [emit.vector([number]) for number in numbers]
     layout = mgpu.WGStridedFragLayout(shape=(WARPGROUP_SIZE * len(numbers),), vec_size=1)
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True)
+
+
+def own_numbers(array: mgpu.FragmentedArray) -> list[Number]:
+    """Inverts `per_thread`."""
+    return [Number(llvm.extractelement(register, emit.i32(0))) for register in array.registers.flat]
 
 
 def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) -> None:
@@ -89,57 +87,44 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
     """
     (height, width), target_columns = source.shape, target.shape[1]
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), _ROW_NUMBERS, SCALAR))
-    def emit(_, source, target, row_numbers, column):
-        own_number = llvm.extractelement(row_numbers.registers.item(), i32(0))
-        column = column.registers.item()
-        element = ir.MemRefType(source.type).element_type
-        warp, lane = warp_and_lane()
-        chunks = i32(_CHUNKS)
-        row, chunk = arith.divui(lane, chunks), arith.remui(lane, chunks)
-        lane_column = arith.extui(i64_type(), arith.addi(column, times(chunk, _CHUNK)))
-        heights = [
-            _height_at(arith.addi(column, i32(first)), height, width) for first in range(0, target_columns, _LINE)
-        ]
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(DENSE_TRANSFORMS), per_thread_layout(1), SCALAR))
+    def inline(_, source, target, row_numbers, column):
+        (own_number,) = own_numbers(row_numbers)
+        column = emit.scalar(column)
+        warp, lane = emit.warp_and_lane()
+        chunks = emit.i32(_CHUNKS)
+        row, chunk = lane // chunks, lane % chunks
+        lane_column = (column + chunk * _CHUNK).wide()
+        # The rows that exist at a line's first column: past the last column none. No line lies half inside.
+        firsts = (column + first for first in range(0, target_columns, _LINE))
+        heights = [emit.select(first.compare("ult", width), emit.i32(height), emit.i32(0)) for first in firsts]
         # The tile is [k / 8, n / 64, 8, 64]; chunks of 8 columns are swizzled by the row within 8.
-        lane_offset = arith.addi(times(warp, _ROWS * target_columns), times(row, _LINE))
-        lane_swizzle = arith.xori(chunk, row)
+        lane_offset = warp * (_ROWS * target_columns) + row * _LINE
+        lane_swizzle = chunk ^ row
         for first_row in range(0, _ROWS, _ROWS_AT_ONCE):
-            number = shuffle(own_number, arith.addi(row, i32(first_row)))
-            start = arith.addi(mul64(number, width), lane_column)
+            number = shuffle(own_number, row + first_row)
+            start = number.wide() * width + lane_column
             # The row within 8 is the sum of two numbers without common bits.
-            swizzled = times(arith.xori(lane_swizzle, i32(first_row % 8)), _CHUNK)
-            row_offset = i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
-            offset = arith.addi(arith.addi(lane_offset, swizzled), row_offset)
+            swizzled = (lane_swizzle ^ (first_row % 8)) * _CHUNK
+            row_offset = emit.i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
+            offset = lane_offset + swizzled + row_offset
             for line, line_height in enumerate(heights):
-                target_offset = arith.addi(offset, i32(8 * _LINE * line))
-                source_offset = arith.addi(start, i64(_LINE * line))
+                target_offset, source_offset = offset + 8 * _LINE * line, start + _LINE * line
                 start_copy(
-                    mgpu_utils.getelementptr(mgpu_utils.memref_ptr(target), [target_offset], element),
-                    mgpu_utils.getelementptr(global_pointer(source), [source_offset], element),
-                    arith.cmpi(arith.CmpIPredicate.ult, number, line_height),
+                    emit.shared_memory(target).at(target_offset),
+                    emit.global_memory(source).at(source_offset),
+                    number.compare("ult", line_height),
                 )
 
-    emit(source, target, row_numbers, column)
+    inline(source, target, row_numbers, column)
 
 
-def _height_at(column: ir.Value, height: int, width: int) -> ir.Value:
-    """Counts the rows that exist at a line's first column: past the last column none. No line lies half inside."""
-    return arith.select(arith.cmpi(arith.CmpIPredicate.ult, column, i32(width)), i32(height), i32(0))
-
-
-def start_copy(target: ir.Value, source: ir.Value, exists: ir.Value) -> None:
+def start_copy(target: ir.Value, source: ir.Value, exists: Number) -> None:
     """Copies 16 bytes, or makes them zeros and reads nothing if not `exists`."""
-    bytes_read = arith.select(exists, i32(16), i32(0))
-    ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "l,l,r", [target, source, bytes_read])
+    bytes_read = emit.select(exists, emit.i32(16), emit.i32(0))
+    emit.ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "l,l,r", [target, source, bytes_read])
 
 
-def warp_and_lane() -> tuple[ir.Value, ir.Value]:
-    """Returns this thread's warp in its warpgroup, and its lane in the warp."""
-    thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-    return arith.divui(thread, i32(WARP_SIZE)), arith.remui(thread, i32(WARP_SIZE))
-
-
-def shuffle(value: ir.Value, lane: ir.Value) -> ir.Value:
+def shuffle(value: Number, lane: Number) -> Number:
     """Returns the value that another lane of the warp holds."""
-    return ptx("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [value, lane], i32_type())
+    return emit.ptx("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [value, lane], emit.i32_type())

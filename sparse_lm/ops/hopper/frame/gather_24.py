@@ -10,35 +10,28 @@ What a thread copies from and to changes by a constant from step to step, so it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.formats import EMPTY_WORD
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARPGROUP_SIZE,
-    global_pointer,
-    i32,
-    i32_type,
-    i64,
-    i64_type,
-    ptx,
-    times,
-    true,
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Memory, Number
+from sparse_lm.ops.hopper.frame.gather import (
+    load_number,
+    own_numbers,
+    per_thread,
+    per_thread_layout,
+    per_thread_type,
+    start_copy,
 )
-from sparse_lm.ops.hopper.frame.gather import load_number, per_thread, start_copy, warp_and_lane
-from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat
+from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, Words, load_word, splat, words_type
 
 STAGES = 2  # of the ring that one gather fills
-
 WORDS = 4  # of metadata, that hold a row's columns of one gather
 
 _CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
@@ -91,27 +84,28 @@ def load_offsets(
     per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), SCALAR, SCALAR), return_type=(_offsets_type(per_value), _offsets_type(per_metadata))
+        arg_types=(plgpu.RefType(), SCALAR, SCALAR),
+        return_type=(per_thread_type(per_value), per_thread_type(per_metadata)),
     )
-    def emit(_, columns, block, first):
-        block, first = block.registers.item(), first.registers.item()
+    def inline(_, columns, block, first):
+        block, first = emit.scalar(block), emit.scalar(first)
         row, stage, chunk = _value_position()
-        chunk = arith.addi(times(stage, _CHUNKS), chunk)
+        chunk = stage * _CHUNKS + chunk
         value_offsets = []
         for i in range(per_value):
-            number = load_number(columns, block, arith.addi(first, arith.addi(row, i32(16 * i))), width)
-            exists = arith.cmpi(arith.CmpIPredicate.ult, number, i32(height))
-            offset = arith.addi(times(number, value_chunks), chunk)
-            value_offsets.append(arith.select(exists, offset, i32(-1)))
+            number = load_number(columns, block, first + (row + 16 * i), width)
+            exists = number.compare("ult", height)
+            offset = number * value_chunks + chunk
+            value_offsets.append(emit.select(exists, offset, emit.i32(-1)))
         metadata_offsets = []
         for i in range(per_metadata):
-            row = arith.addi(_thread(), i32(WARPGROUP_SIZE * i))
-            number = load_number(columns, block, arith.addi(first, row), width)
+            row = emit.thread_of_warpgroup() + WARPGROUP_SIZE * i
+            number = load_number(columns, block, first + row, width)
             # The instruction wants valid positions of rows that do not exist, too.
-            metadata_offsets.append(times(arith.minui(number, i32(height - 1)), gathers))
+            metadata_offsets.append(emit.minimum(number, emit.i32(height - 1)) * gathers)
         return per_thread(value_offsets), per_thread(metadata_offsets)
 
-    return emit(columns, block, first)
+    return inline(columns, block, first)
 
 
 def start_gather(
@@ -134,43 +128,30 @@ def start_gather(
     """
     rows = metadata_stage.shape[0]
     k_tiles = values.shape[1] // KEPT
+    types = plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES, plgpu.RefType()
+    offsets_types = per_thread_layout(rows // 16), per_thread_layout(rows // WARPGROUP_SIZE)
 
-    @plgpu.inline_mgpu(
-        arg_types=(
-            plgpu.RefType(),
-            plgpu.RefType(),
-            (plgpu.RefType(VALUES_TRANSFORMS),) * STAGES,
-            plgpu.RefType(),
-            (_offsets_layout(rows // 16), _offsets_layout(rows // WARPGROUP_SIZE)),
-            SCALAR,
-        )
-    )
-    def emit(_, values, metadata, values_stages, metadata_stage, offsets, gather):
+    @plgpu.inline_mgpu(arg_types=(*types, offsets_types, SCALAR))
+    def inline(_, values, metadata, values_stages, metadata_stage, offsets, gather):
         value_offsets, metadata_offsets = offsets
-        gather = gather.registers.item()
-        _start_values(values, values_stages, value_offsets, times(gather, STAGES), k_tiles)
-        _start_metadata(metadata, metadata_stage, metadata_offsets, gather)
+        gather = emit.scalar(gather)
+        first_k = gather * STAGES
+        row, stage, chunk = _value_position()
+        exists = emit.true() if k_tiles % STAGES == 0 else (first_k + stage).compare("ult", k_tiles)
+        source = _advance(emit.global_memory(values).start, first_k * _CHUNKS)
+        # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
+        swizzled = chunk ^ (row // 2 % 4)
+        stage_start = emit.select(stage.compare("eq", 0), *(emit.shared_memory(ref).start for ref in values_stages))
+        target = _advance(stage_start, row * _CHUNKS + swizzled)
+        for i, offset in enumerate(own_numbers(value_offsets)):
+            row_exists = offset.compare("sge", 0)
+            start_copy(_advance(target, emit.i32(16 * _CHUNKS * i)), _advance(source, offset), exists & row_exists)
+        source = _advance(emit.global_memory(metadata).start, gather)
+        target = _advance(emit.shared_memory(metadata_stage).start, emit.thread_of_warpgroup())
+        for i, offset in enumerate(own_numbers(metadata_offsets)):
+            start_copy(_advance(target, emit.i32(WARPGROUP_SIZE * i)), _advance(source, offset), emit.true())
 
-    emit(values, metadata, values_stages, metadata_stage, offsets, gather)
-
-
-def _start_values(values, stages, offsets: mgpu.FragmentedArray, first_k: ir.Value, k_tiles: int) -> None:
-    row, stage, chunk = _value_position()
-    exists = _exists(first_k, stage, k_tiles)
-    source = _advance(global_pointer(values), times(first_k, _CHUNKS))
-    # The tile is [rows / 8, 8, 32]; chunks of 8 elements are swizzled by half the row within 8.
-    swizzled = arith.xori(chunk, arith.remui(arith.divui(row, i32(2)), i32(4)))
-    target = _advance(_of_stage(stages, stage), arith.addi(times(row, _CHUNKS), swizzled))
-    for i, offset in enumerate(_scalars(offsets)):
-        row_exists = arith.cmpi(arith.CmpIPredicate.sge, offset, i32(0))
-        start_copy(_advance(target, i32(16 * _CHUNKS * i)), _advance(source, offset), arith.andi(exists, row_exists))
-
-
-def _start_metadata(metadata, stage, offsets: mgpu.FragmentedArray, gather: ir.Value) -> None:
-    source = _advance(global_pointer(metadata), gather)
-    target = _advance(mgpu_utils.memref_ptr(stage), _thread())
-    for i, offset in enumerate(_scalars(offsets)):
-        start_copy(_advance(target, i32(WARPGROUP_SIZE * i)), _advance(source, offset), true())
+    inline(values, metadata, values_stages, metadata_stage, offsets, gather)
 
 
 def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
@@ -198,77 +179,42 @@ def _load_rows(metadata: Any) -> Words:
     metadata."""
     blocks = metadata.shape[0] // ROWS
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=_words_type(2 * blocks))
-    def emit(_, metadata):
-        warp, lane = warp_and_lane()
-        first = arith.addi(times(warp, 16 * WORDS), lane)  # row 16 * warp + lane // 4, word lane % 4
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=words_type(2 * blocks))
+    def inline(_, metadata):
+        warp, lane = emit.warp_and_lane()
+        first = warp * (16 * WORDS) + lane  # row 16 * warp + lane // 4, word lane % 4
         rows = [ROWS * block + half for block in range(blocks) for half in (0, 8)]
-        return tuple(splat(load_word(metadata, arith.addi(first, i32(row * WORDS)))) for row in rows)
+        return tuple(splat(load_word(metadata, first + row * WORDS)) for row in rows)
 
-    return emit(metadata)
+    return inline(metadata)
 
 
 def _join_halves(rows: Words, selector: str) -> Words:
     """Joins every two words to one, of the halves that `selector` takes."""
 
-    @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=_words_type(len(rows) // 2))
-    def emit(_, rows):
-        words = [row.registers.item() for row in rows]
+    @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=words_type(len(rows) // 2))
+    def inline(_, rows):
+        words = list(map(emit.scalar, rows))
         code = f"prmt.b32 $0, $1, $2, {selector};"
         pairs = zip(words[::2], words[1::2], strict=True)
-        return tuple(splat(ptx(code, "=r,r,r", pair, i32_type())) for pair in pairs)
+        return tuple(splat(emit.ptx(code, "=r,r,r", pair, emit.i32_type())) for pair in pairs)
 
-    return emit(rows)
+    return inline(rows)
 
 
-def _value_position() -> tuple[ir.Value, ir.Value, ir.Value]:
+def _value_position() -> tuple[Number, Number, Number]:
     """Returns (row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank
     twice."""
-    warp, lane = warp_and_lane()
+    warp, lane = emit.warp_and_lane()
 
     def bits(first, count):
-        shifted = arith.divui(lane, i32(1 << first))
-        return arith.remui(shifted, i32(1 << count))
+        return lane // (1 << first) % (1 << count)
 
-    row = arith.addi(times(warp, 4), arith.addi(bits(2, 1), times(bits(4, 1), 2)))
+    row = warp * 4 + (bits(2, 1) + bits(4, 1) * 2)
     return row, bits(3, 1), bits(0, 2)
 
 
-def _thread() -> ir.Value:
-    """Returns this thread's number in its warpgroup."""
-    return arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-
-
-def _exists(first_k: ir.Value, stage: ir.Value, k_tiles: int) -> ir.Value:
-    """Returns True where the stage's step is not past the last."""
-    if k_tiles % STAGES == 0:
-        return true()
-    return arith.cmpi(arith.CmpIPredicate.ult, arith.addi(first_k, stage), i32(k_tiles))
-
-
-def _scalars(offsets: mgpu.FragmentedArray) -> list[ir.Value]:
-    return [llvm.extractelement(register, i32(0)) for register in offsets.registers.flat]
-
-
-def _of_stage(stages: Sequence[ir.Value], stage: ir.Value) -> ir.Value:
-    """Returns the address of the first or second stage's memory."""
-    first = arith.cmpi(arith.CmpIPredicate.eq, stage, i32(0))
-    return arith.select(first, *map(mgpu_utils.memref_ptr, stages))
-
-
-def _advance(pointer: ir.Value, offset: ir.Value) -> ir.Value:
+def _advance(pointer: ir.Value, offset: Number) -> ir.Value:
     """Advances a pointer by `offset`, which counts 16 bytes."""
-    byte_offset = arith.muli(arith.extsi(i64_type(), offset), i64(16))
-    return mgpu_utils.getelementptr(pointer, [byte_offset], ir.IntegerType.get_signless(8))
-
-
-def _offsets_layout(count: int) -> Any:
-    return plgpu.Layout.WG_STRIDED((WARPGROUP_SIZE * count,), 1)
-
-
-def _offsets_type(count: int) -> plgpu.ShapeDtypeStruct:
-    return plgpu.ShapeDtypeStruct((WARPGROUP_SIZE * count,), jnp.int32, layout=_offsets_layout(count))
-
-
-def _words_type(count: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
-    return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * count
+    byte_offset = Number(arith.extsi(emit.i64_type(), offset)) * 16
+    return Memory(pointer, ir.IntegerType.get_signless(8)).at(byte_offset)

@@ -23,11 +23,9 @@ def accumulate(
     first_step: Array,
     steps: int | Array,
     operands: Callable[[Array], tuple[Any, Any, Any]],
+    accumulators: tuple[int, ...],
     *,
     odd: bool | None = None,
-    blocks: int,
-    n: int,
-    words: int = 1,
     b_transposed: bool,
     load_words: Callable[[Any, Any], tuple[Words, Any]] = load_own_words,
 ) -> tuple[Array, ...]:
@@ -38,19 +36,16 @@ def accumulate(
       first_step: number of the first.
       steps: how many; at least one.
       operands: from a slot of the ring, this warpgroup's (values, metadata, b) in shared memory.
+      accumulators: arguments of `wgmma_sp.start`.
       odd: whether `steps` is odd, which a kernel must know when it is traced; by default that of a constant.
-      blocks: of 64 rows.
-      n: columns.
-      words: of a lane's metadata, for each block.
       b_transposed: whether b is stored with the contracted dimension last.
       load_words: called with a stage's metadata in shared memory and what was read ahead for it, returns this lane's
         words of the step and what it has read ahead. Of every two steps from `first_step` on, the first is called
         with None, and the second with what the first has read ahead: none of that outlives the second.
 
     Returns:
-      `blocks` arrays [64, n] float32, in the layout WGMMA.
+      Arrays [64, n] float32 in the layout WGMMA, one for each block of rows.
     """
-
     last = first_step + steps - 1
 
     def step(number, carry, read_ahead=None):
@@ -71,7 +66,7 @@ def accumulate(
         carry, _ = step(number + 1, carry, read_ahead)
         return number + 2, carry
 
-    _, carry = lax.while_loop(lambda state: state[0] < last, two_steps, (first_step, wgmma_sp.start(blocks, n, words)))
+    _, carry = lax.while_loop(lambda state: state[0] < last, two_steps, (first_step, wgmma_sp.start(*accumulators)))
     if steps % 2 if odd is None else odd:
         carry, _ = step(last, carry)
     accumulators = wgmma_sp.finish(carry)

@@ -1,13 +1,23 @@
-"""Padding of the products' operands and results to whole tiles, and refusals of products that do not pad."""
+"""Types of operands and results, in global and shared memory; padding of products, and refusals of those that do not
+pad."""
 
 from __future__ import annotations
 
 import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
+
+from sparse_lm.ops.formats import TILE
 
 _ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
 _FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dimension of a single tile: give it two
+
+
+def swizzled(dtype: DTypeLike, line: int = 128) -> tuple[plgpu.TilingTransform, plgpu.SwizzleTransform]:
+    """Returns the transforms of a matrix in shared memory that is swizzled by lines of so many bytes."""
+    return plgpu.TilingTransform((8, line // jnp.dtype(dtype).itemsize)), plgpu.SwizzleTransform(line)
 
 
 def round_up(size: int) -> int:
@@ -36,3 +46,11 @@ def result_type(rows: int, columns: int, dtype: jnp.dtype) -> jax.ShapeDtypeStru
     """Returns the type of the array that a product [rows, columns] is written to: whole tiles, at least two of
     columns."""
     return jax.ShapeDtypeStruct((round_up(rows), max(_FEWEST_COLUMNS, round_up(columns))), dtype)
+
+
+def types_24(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Returns the types of values and metadata of a 2:4 matrix [rows, columns] in whole tiles."""
+    return (
+        jax.ShapeDtypeStruct((rows, columns // 2), dtype),
+        jax.ShapeDtypeStruct((rows // TILE, columns // TILE, 128), jnp.int32),
+    )

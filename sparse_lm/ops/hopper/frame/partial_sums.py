@@ -19,7 +19,8 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, global_pointer, i32, i32_type, ptx
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.schedule import Grid
 from sparse_lm.ops.hopper.frame.wgmma_sp import splat
 
@@ -58,15 +59,14 @@ class Sums(NamedTuple):
     def collect(self, tile: Array, parts: Array, where: tuple) -> Array:
         """Adds contributions 1 to `parts`, in this order, to some columns of the accumulators.
 
-        Args:
-          tile: [64, columns] float32 in layout WGMMA. Few columns at a time leave registers to load more of them at
-            once.
-          parts: how many contributions there are.
-          where: those columns are in a contribution, [64 * columns].
+        These columns, [64, columns] float32 in layout WGMMA, are at `where` of a contribution. Few at a time leave
+        registers to load more of them at once.
         """
-        return lax.fori_loop(
-            1, parts + 1, lambda part, tile: _add(tile, self._of(self.workspace, part).at[where]), tile
-        )
+
+        def add(part, tile):
+            return _add(tile, self._of(self.workspace, part).at[where])
+
+        return lax.fori_loop(1, parts + 1, add, tile)
 
     def _of(self, ref: Any, part: Array | int) -> Any:
         """Returns this warpgroup's entry of the cluster that has a part of the tile; part 0 is this cluster's."""
@@ -78,20 +78,20 @@ def opaque(number: Array) -> Array:
     """Hides a number from the compiler, so that what depends on it is not kept in registers that accumulators need."""
 
     @plgpu.inline_mgpu(arg_types=(SCALAR,), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR))
-    def emit(_, number):
-        return splat(ptx("mov.b32 $0, $1;", "=r,r", [number.registers.item()], i32_type()))
+    def inline(_, number):
+        return splat(emit.ptx("mov.b32 $0, $1;", "=r,r", [emit.scalar(number)], emit.i32_type()))
 
-    return emit(number)
+    return inline(number)
 
 
 def _write(accumulator: Array, workspace: Any) -> None:
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()))
-    def emit(_, accumulator, workspace):
+    def inline(_, accumulator, workspace):
         for register, pointer in zip(accumulator.registers.flat, _pointers(accumulator, workspace), strict=True):
             llvm.store(register, pointer, alignment=8)
         mgpu_utils.warpgroup_barrier()  # one thread signals for all
 
-    emit(accumulator, workspace)
+    inline(accumulator, workspace)
 
 
 def _add(accumulator: Array, workspace: Any) -> Array:
@@ -99,33 +99,29 @@ def _add(accumulator: Array, workspace: Any) -> Array:
         arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()),
         return_type=plgpu.ShapeDtypeStruct(accumulator.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
     )
-    def emit(_, accumulator, workspace):
+    def inline(_, accumulator, workspace):
         registers = accumulator.registers
         loaded = [_load_pair(pointer) for pointer in _pointers(accumulator, workspace)]
         out = np.empty(registers.shape, dtype=object)
         out.flat = [arith.addf(*pair) for pair in zip(registers.flat, loaded, strict=True)]
         return mgpu.FragmentedArray(_registers=out, _layout=accumulator.layout, _is_signed=None)
 
-    return emit(accumulator, workspace)
+    return inline(accumulator, workspace)
 
 
 def _load_pair(pointer: ir.Value) -> ir.Value:
     """Loads a pair of floats; volatile, since another cluster wrote them."""
     f32 = ir.F32Type.get()
     struct = llvm.StructType.get_literal([f32, f32])
-    loaded = ptx("ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [pointer], struct)
+    loaded = emit.ptx("ld.volatile.global.v2.f32 {$0, $1}, [$2];", "=f,=f,l", [pointer], struct)
     pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
     for i in range(2):
-        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), i32(i))
+        pair = llvm.insertelement(pair, llvm.extractvalue(f32, loaded, [i]), emit.i32(i))
     return pair
 
 
 def _pointers(accumulator: mgpu.FragmentedArray, workspace: ir.Value) -> list[ir.Value]:
     """Computes where each register of this thread, a pair of floats, goes: neighbouring threads next to each other."""
-    thread = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
-    base = global_pointer(workspace)
-    pair = ir.VectorType.get((2,), ir.F32Type.get())
-    return [
-        mgpu_utils.getelementptr(base, [arith.addi(thread, i32(WARPGROUP_SIZE * i))], pair)
-        for i in range(accumulator.registers.size)
-    ]
+    thread = emit.thread_of_warpgroup()
+    pairs = emit.global_memory(workspace, ir.VectorType.get((2,), ir.F32Type.get()))
+    return [pairs.at(thread + WARPGROUP_SIZE * i) for i in range(accumulator.registers.size)]

@@ -40,8 +40,7 @@ _LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
 
 def multiply(
     tiling: Tiling,
-    grid: Grid,
-    jobs: Jobs,
+    schedule: tuple[Grid, Jobs],
     loads: Callable[[Any, Job], Loads],
     operands: Sequence[Array],
     out: jax.ShapeDtypeStruct,
@@ -56,8 +55,7 @@ def multiply(
 
     Args:
       tiling: of the product.
-      grid: how many clusters there are, and who exchanges sums with whom.
-      jobs: from the operands, the cluster and the block in it, what to compute.
+      schedule: how many clusters there are and who exchanges sums with whom; what each computes.
       loads: from the operands and a job, what to copy.
       operands: arrays that jobs and loads read, in global memory; first the values of the 2:4 operand.
       out: the product, or its transpose if `out_transposed`; sizes are multiples of 64.
@@ -71,6 +69,7 @@ def multiply(
     def store_product(part, slots, _, outs_gmem, origin, number):
         store_tile(part, slots, *outs_gmem, origin, first_store=number, transposed=out_transposed)
 
+    grid, jobs = schedule
     outs, store = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
     blocks, n = tiling.consumer_tile[0] // wgmma_sp.ROWS, tiling.consumer_tile[1]
     producer_registers, consumer_registers = _registers(tiling, gathers)
@@ -120,18 +119,25 @@ def multiply(
 
     sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * n), jnp.float32)
     out_types = [*outs, sums] if grid.contributors else [*outs]
-    mesh = dict(
-        grid=(grid.clusters,),
+    return launch(kernel, out_types, grid.clusters, name)(*operands)[: len(outs)]
+
+
+def launch(kernel: Callable, out_type: Any, clusters: int, name: str) -> Callable[..., Any]:
+    """Returns a function of arrays in global memory that runs a kernel, whose last warpgroup is the producer."""
+    run = plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        grid=(clusters,),
         grid_names=("cluster",),
         cluster=(CLUSTER,),
         cluster_names=(CLUSTER_AXIS,),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         kernel_name=name,
+        compiler_params=COMPILER_PARAMS,
     )
-    run = plgpu.kernel(kernel, out_type=out_types, compiler_params=COMPILER_PARAMS, **mesh)
-    # A stack of products is one after the other: clusters signal one another through semaphores that are not batched.
-    return jax.custom_batching.sequential_vmap(run)(*operands)[: len(outs)]
+    # A stack of products is one after the other: TMA takes no batch of matrices, and semaphores are not batched.
+    return jax.custom_batching.sequential_vmap(run)
 
 
 def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:
@@ -227,29 +233,16 @@ def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], 
 
 
 def _consume(
-    ring: Ring,
-    stages: _Stages,
-    work: Work,
-    own: _ConsumerTile,
-    odd: bool,
-    finish: Callable[[tuple[Array, ...], Job], None],
+    ring: Ring, stages: _Stages, work: Work, own: _ConsumerTile, odd: bool, finish: Callable[[tuple, Job], None]
 ) -> None:
     """Multiplies job after job, and hands over the accumulators of each."""
-    count, job_at = work
+    (count, job_at), words = work, wgmma_sp.words_per_block(stages.b.dtype)
 
     def compute(i, first_step):
         steps = job_at(i).steps
-        accumulators = accumulate(
-            ring,
-            first_step,
-            steps,
-            lambda slot: stages.operands(slot, own),
-            odd=odd,
-            blocks=own.blocks,
-            n=own.n,
-            words=wgmma_sp.words_per_block(stages.b.dtype),
-            b_transposed=stages.b_transposed,
-        )
+        operands, sizes = lambda slot: stages.operands(slot, own), (own.blocks, own.n, words)
+        options = dict(odd=odd, b_transposed=stages.b_transposed)
+        accumulators = accumulate(ring, first_step, steps, operands, sizes, **options)
         finish(accumulators, job_at(opaque(i)))
         return first_step + steps
 
@@ -266,13 +259,8 @@ def _finish(
 ) -> None:
     """Leaves the accumulators to the cluster that has the tile's first steps, or adds up what others left and stores.
 
-    Args:
-      accumulators: [64, n] float32 for each block of rows.
-      job: that they are of.
-      own: where they are in the tile.
-      sums: None if no cluster of the grid contributes.
-      stores_of_a_block: how many parts [64, columns] of an accumulator are stored one by one.
-      store_part: stores one, of an origin in the product and a number.
+    There are no `sums` if no cluster of the grid contributes. `store_part` is called with each of the parts [64,
+    columns] of an accumulator, its origin in the product and its number.
     """
 
     def store():

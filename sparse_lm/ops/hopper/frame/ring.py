@@ -23,7 +23,7 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, nvvm
 
-from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, i32, ptx
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Number, element_of, i32, ptx, scalar, shape_of
 
 CLUSTER_AXIS = "peer"  # thread blocks that share what is multicast
 
@@ -75,7 +75,7 @@ class Ring:
         arrivals = 1 + (WARPGROUP_SIZE if self.gathers else 0)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-        def emit(_, full):
+        def inline(_, full):
             first_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.BLOCK)
             for stage in range(self.stages):
                 address = _barrier(full, i32(stage)).get_ptr()
@@ -84,7 +84,7 @@ class Ring:
             nvvm.cluster_arrive(aligned=ir.UnitAttr.get())
             nvvm.cluster_wait(aligned=ir.UnitAttr.get())
 
-        emit(self.full)
+        inline(self.full)
 
     def fill(self, step: Array, copies: Sequence[Copy]) -> None:
         """Waits, as the producer, until the consumers have left the stage, then starts the copies into it."""
@@ -93,50 +93,42 @@ class Ring:
         def _wait():
             plgpu.barrier_wait(self.empty.at[self.slot(step)])
 
-        args: list[Any] = [self.full, self.slot(step)]
-        arg_types: list[Any] = [plgpu.RefType(), SCALAR]
-        for copy in copies:
-            args += [copy.source, copy.target, *copy.origin]
-            arg_types += [plgpu.RefType(), plgpu.RefType(copy.transforms), *(SCALAR for _ in copy.origin)]
+        tiles = [(copy.source, copy.target, copy.origin) for copy in copies]
+        types = [(plgpu.RefType(), plgpu.RefType(copy.transforms), (SCALAR,) * len(copy.origin)) for copy in copies]
 
-        @plgpu.inline_mgpu(arg_types=tuple(arg_types))
-        def emit(ctx, full, slot, *rest):
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, types))
+        def inline(ctx, full, slot, tiles):
             mgpu_utils.warpgroup_barrier()  # no warp may start to wait for a phase that is already the last but one
-            barrier = _barrier(full, slot.registers.item())
+            barrier = _barrier(full, scalar(slot))
             one_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.WARPGROUP)
-            rest = list(rest)
-            tiles = []
-            for copy in copies:
-                source, target = rest.pop(0), rest.pop(0)
-                tiles.append((copy, source, target, [rest.pop(0) for _ in copy.origin]))
-            barrier.arrive_expect_tx(sum(_bytes(target) for _, _, target, _ in tiles), one_thread)
-            for copy, source, target, origin in tiles:
-                _start_copy(ctx, copy, source, target, origin, barrier, one_thread)
+            barrier.arrive_expect_tx(sum(_bytes(target) for _, target, _ in tiles), one_thread)
+            for copy, tile in zip(copies, tiles, strict=True):
+                _start_copy(ctx, copy, *tile, barrier, one_thread)
 
-        emit(*args)
+        inline(self.full, self.slot(step), tiles)
 
     def arrive_gathered(self, step: Array) -> None:
         """Arrives, as the producer, once the `cp.async` copies that each thread has issued so far have landed."""
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR))
-        def emit(_, full, slot):
-            address = _barrier(full, slot.registers.item()).get_ptr()
+        def inline(_, full, slot):
+            address = _barrier(full, scalar(slot)).get_ptr()
             ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "l", [address])
 
-        emit(self.full, self.slot(step))
+        inline(self.full, self.slot(step))
 
     def wait_full(self, step: Array) -> Array:
         """Waits, as a consumer, until the stage of `step` has been filled for it; returns its slot."""
         parity = lax.rem(lax.div(step, self.stages), 2)
 
         @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), SCALAR, SCALAR))
-        def emit(_, full, slot, parity):
-            parity = arith.trunci(ir.IntegerType.get_signless(1), parity.registers.item())
-            _barrier(full, slot.registers.item()).wait_parity(parity)
+        def inline(_, full, slot, parity):
+            parity = arith.trunci(ir.IntegerType.get_signless(1), scalar(parity))
+            _barrier(full, scalar(slot)).wait_parity(parity)
             if self.gathers:  # wgmma reads through another proxy than cp.async writes
                 ptx("fence.proxy.async.shared::cta;", "", [])
 
-        emit(self.full, self.slot(step), parity)
+        inline(self.full, self.slot(step), parity)
         return self.slot(step)
 
     def release(self, step: Array) -> None:
@@ -154,18 +146,17 @@ class Ring:
 
 
 def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
-    index = ir.IndexType.get()
-    extents = _untiled_shape(target)
-    tiling = {}
+    shape, tiling = shape_of(target), {}
     if copy.transforms:
         tile, swizzle = copy.transforms
         tiling = dict(gmem_transform=(mgpu.TileTransform(tile.tiling),), swizzle=swizzle.swizzle)
+        shape = shape[0] * shape[2], shape[1] * shape[3]
     ctx.async_copy(
         src_ref=source,
         dst_ref=target,
         gmem_slice=tuple(
-            mgpu.DynamicSlice(arith.index_cast(index, start.registers.item()), extent)
-            for start, extent in zip(origin, extents, strict=True)
+            mgpu.DynamicSlice(arith.index_cast(ir.IndexType.get(), scalar(start)), extent)
+            for start, extent in zip(origin, shape, strict=True)
         ),
         barrier=barrier,
         arrive=False,
@@ -175,16 +166,10 @@ def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
     )
 
 
-def _barrier(full: ir.Value, slot: ir.Value) -> mgpu.BarrierRef:
+def _barrier(full: ir.Value, slot: Number) -> mgpu.BarrierRef:
     """Allocates barriers without phases: whoever waits says which parity for."""
     return mgpu.BarrierRef(mgpu_utils.memref_ptr(full), slot, None, 1)
 
 
-def _untiled_shape(ref: ir.Value) -> list[int]:
-    shape = ir.MemRefType(ref.type).shape
-    return [shape[0] * shape[2], shape[1] * shape[3]] if len(shape) == 4 else list(shape)
-
-
 def _bytes(ref: ir.Value) -> int:
-    ref_type = ir.MemRefType(ref.type)
-    return math.prod(ref_type.shape) * mgpu_utils.bitwidth(ref_type.element_type) // 8
+    return math.prod(shape_of(ref)) * mgpu_utils.bitwidth(element_of(ref)) // 8

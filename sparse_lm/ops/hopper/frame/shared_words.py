@@ -6,12 +6,11 @@ lanes of a warp hold share a bank.
 
 from __future__ import annotations
 
-from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
 from sparse_lm.ops.formats import TILE
-from sparse_lm.ops.hopper.frame.emit import i32, i32_type
+from sparse_lm.ops.hopper.frame.emit import Memory, Number, i32_type, shared_memory
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, Thread
 
 _SKEW = 8
@@ -20,19 +19,13 @@ COUNT = TILE * _STRIDE + _SKEW
 """Words that the tile takes."""
 
 
-def pointer(words: ir.Value, row: ir.Value, column: ir.Value) -> ir.Value:
-    """Computes where the word of an entry of the tile is."""
-
-    def skewed(index: ir.Value) -> ir.Value:
-        return arith.addi(index, arith.muli(arith.shrui(index, i32(5)), i32(_SKEW)))
-
-    row_offset = arith.addi(arith.muli(row, i32(_STRIDE)), arith.muli(arith.shrui(row, i32(5)), i32(_SKEW)))
-    index = arith.addi(row_offset, skewed(column))
-    return mgpu_utils.getelementptr(mgpu_utils.memref_ptr(words), [index], i32_type())
+def words_from(words: ir.Value, row: Number, column: Number) -> Memory:
+    """Returns the words that begin with an entry of the tile: those of a group of four columns are neighbours."""
+    index = row * _STRIDE + (row >> 5) * _SKEW + (column + (column >> 5) * _SKEW)
+    return Memory(shared_memory(words).at(index), i32_type())
 
 
-def load_column(words: ir.Value, thread: Thread, column: ir.Value) -> list[ir.Value]:
+def load_column(words: ir.Value, thread: Thread, column: Number) -> list[Number]:
     """Loads a thread's 16 rows of one column."""
-    return [
-        llvm.load(i32_type(), pointer(words, arith.addi(thread.column, i32(i)), column)) for i in range(THREAD_COLUMNS)
-    ]
+    entries = (words_from(words, thread.column + i, column) for i in range(THREAD_COLUMNS))
+    return [Number(llvm.load(entry.element, entry.start)) for entry in entries]

@@ -51,10 +51,6 @@ class Plan:
         return Grid(self.clusters, self.steps % 2 == 1, contributors, contributor_stride=self.tail_tiles)
 
     @property
-    def _fewest_steps(self) -> int:
-        return 1 if self.grid.odd else 2
-
-    @property
     def length(self) -> float:
         """Computes the length of the schedule, in units of a tile's time."""
         return self.waves + (1 / self.parts if self.tail_tiles else 0)
@@ -67,11 +63,8 @@ class Plan:
     ) -> Work:
         """Returns the number of jobs of a cluster, and the i-th.
 
-        Args:
-          cluster: which.
-          origin: of a tile, its first row and column.
-          in_use: of those, whether the tile has anything to sum up. Of others, whose operand is all zeros, as few
-            steps are taken as there may be. By default all have.
+        `origin` gives a tile's first row and column, and `in_use` of those whether the tile has anything to sum up. Of
+        others, whose operand is all zeros, as few steps are taken as there may be. By default all have.
         """
         tail_tile = lax.rem(cluster, max(self.tail_tiles, 1))
         part = self.parts - 1 - lax.div(cluster, max(self.tail_tiles, 1))
@@ -82,7 +75,7 @@ class Plan:
             contributes = in_tail & (part > 0)
             steps = jnp.where(in_tail, self.part_steps, self.steps)
             if in_use is not None:
-                steps = jnp.where(in_use(row, column), steps, self._fewest_steps)
+                steps = jnp.where(in_use(row, column), steps, 1 if self.grid.odd else 2)
             return Job(
                 row=row,
                 column=column,
@@ -127,13 +120,8 @@ def schedule_product(
 def fastest(candidates: Sequence[tuple[Tiling, float]], m: int, n: int, steps: int) -> Tiling:
     """Chooses the tiling that is done first with a product [m, n] of so many steps along k.
 
-    A larger tile takes less time for its size, but there are fewer to share out.
-
-    Args:
-      candidates: tilings, each with the time of a tile, in any unit.
-      m: rows of the sparse operand.
-      n: columns of the dense one.
-      steps: of a whole tile.
+    A larger tile takes less time for its size, but there are fewer to share out. Candidates have the time of a tile
+    beside them, in any unit.
     """
     return min(candidates, key=lambda candidate: plan_product(candidate[0], m, n, steps).length * candidate[1])[0]
 

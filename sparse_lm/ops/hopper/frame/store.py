@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.hopper.frame import compat
-from sparse_lm.ops.hopper.frame.emit import elements, i32, i32_type
+from sparse_lm.ops.hopper.frame.emit import Number, i32_type, load_vector, shared_memory
+from sparse_lm.ops.hopper.frame.operands import swizzled
 
 SWIZZLE = 128  # bytes, of a row of a staging slot
 SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
@@ -26,7 +26,7 @@ def staging(warpgroups: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
     """Allocates scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
     columns = _columns(dtype)
     tile = (columns, _ROWS) if transposed else (_ROWS, columns)
-    return plgpu.SMEM((warpgroups, _SLOTS, *tile), dtype, transforms=transforms(dtype))
+    return plgpu.SMEM((warpgroups, _SLOTS, *tile), dtype, transforms=swizzled(dtype))
 
 
 def stores(n: int, dtype: jnp.dtype) -> int:
@@ -59,7 +59,7 @@ def store_tile(
     count = slots.shape[0]
     columns = _columns(tile.dtype)
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(tile.dtype))))
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(swizzled(tile.dtype))))
     def write(_, part, ref):
         write_tile(part, ref, transposed=transposed)
 
@@ -83,19 +83,13 @@ def write_tile(part: mgpu.FragmentedArray, ref: ir.Value, *, transposed: bool) -
     part.store_tiled(ref, swizzle=SWIZZLE)
 
 
-def load_chunk(slot: ir.Value, row: ir.Value, chunk: ir.Value) -> list[ir.Value]:
+def load_chunk(slot: ir.Value, row: Number, chunk: Number) -> list[Number]:
     """Loads four words, chunk `chunk` of a row of a staging slot, whose chunks are swizzled by the row within eight."""
-    swizzled = arith.xori(chunk, arith.andi(row, i32(SWIZZLE // SWIZZLE_CHUNK - 1)))
-    offset = arith.addi(arith.muli(row, i32(SWIZZLE)), arith.muli(swizzled, i32(SWIZZLE_CHUNK)))
-    pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(slot), [offset], ir.IntegerType.get_signless(8))
-    return elements(llvm.load(ir.VectorType.get((4,), i32_type()), pointer, alignment=SWIZZLE_CHUNK))
+    swizzled = chunk ^ (row & (SWIZZLE // SWIZZLE_CHUNK - 1))
+    offset = row * SWIZZLE + swizzled * SWIZZLE_CHUNK
+    return load_vector(shared_memory(slot, ir.IntegerType.get_signless(8)).at(offset), 4, i32_type())
 
 
 def _columns(dtype: jnp.dtype) -> int:
     """Counts the columns of the accumulator that one store takes: a row of the swizzle."""
     return SWIZZLE // jnp.dtype(dtype).itemsize
-
-
-def transforms(dtype: jnp.dtype) -> tuple:
-    """Returns the transforms of a slot of the staging."""
-    return (plgpu.TilingTransform((8, _columns(dtype))), plgpu.SwizzleTransform(SWIZZLE))

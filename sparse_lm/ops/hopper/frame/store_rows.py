@@ -16,20 +16,12 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from sparse_lm.ops.hopper.frame import gather
-from sparse_lm.ops.hopper.frame.emit import (
-    SCALAR,
-    WARP_SIZE,
-    global_pointer,
-    i32,
-    i64_type,
-    mul64,
-    store_if,
-    times,
-)
-from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
+from sparse_lm.ops.hopper.frame import emit
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE, Number
+from sparse_lm.ops.hopper.frame.gather import load_number, shuffle
+from sparse_lm.ops.hopper.frame.operands import swizzled
+from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, write_tile
 from sparse_lm.ops.hopper.frame.tiling import Epilogue
 
 _CHUNKS = SWIZZLE // SWIZZLE_CHUNK  # of a row; a lane moves one
@@ -44,26 +36,14 @@ def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
       out: [rows, columns], of columns that whole parts cover; `numbers`, int32 [1, T], is the last operand.
     """
 
-    @plgpu.inline_mgpu(
-        arg_types=(
-            plgpu.Layout.WGMMA,
-            plgpu.RefType(transforms(out.dtype)),
-            plgpu.RefType(),
-            plgpu.RefType(),
-            SCALAR,
-            SCALAR,
-        )
-    )
+    staged = plgpu.RefType(swizzled(out.dtype))
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, staged, plgpu.RefType(), plgpu.RefType(), SCALAR, SCALAR))
     def write(_, part, slot, numbers, out_gmem, row, column):
-        _write(part, slot, numbers, out_gmem, row.registers.item(), column.registers.item(), out.shape)
+        _write(part, slot, numbers, out_gmem, emit.scalar(row), emit.scalar(column), out.shape)
 
     def store(
-        part: Array,
-        slots: Any,
-        operands: Sequence[Any],
-        outs: Sequence[Any],
-        origin: tuple[Array, Array],
-        number: int,
+        part: Array, slots: Any, operands: Sequence[Any], outs: Sequence[Any], origin: tuple[Array, Array], number: int
     ) -> None:
         # Of two slots that take turns, one may be written while slower threads still read the other.
         write(part, slots.at[number % slots.shape[0]], operands[-1], *outs, *origin)
@@ -76,27 +56,26 @@ def _write(
     slot: ir.Value,
     numbers: ir.Value,
     out: ir.Value,
-    first_row: ir.Value,
-    column: ir.Value,
+    first_row: Number,
+    column: Number,
     shape: tuple[int, int],
 ) -> None:
     height, width = shape
-    element = ir.MemRefType(out.type).element_type
-    warp, lane = gather.warp_and_lane()
-    warp_row = times(warp, _WARP_ROWS)
-    index = arith.addi(arith.addi(first_row, warp_row), arith.remui(lane, i32(_WARP_ROWS)))
+    warp, lane = emit.warp_and_lane()
+    warp_row = warp * _WARP_ROWS
+    index = first_row + warp_row + lane % _WARP_ROWS
     # One number a lane, on its way from the cache while the part is written, and exchanged by shuffles.
-    own_number = gather.load_number(numbers, i32(0), index, ir.MemRefType(numbers.type).shape[1])
+    own_number = load_number(numbers, emit.i32(0), index, emit.shape_of(numbers)[1])
     write_tile(part, slot, transposed=False)
     mgpu_utils.warpgroup_barrier()
-    in_width = arith.cmpi(arith.CmpIPredicate.ult, column, i32(width))
-    height_here = arith.select(in_width, i32(height), i32(0))  # past the last column, no row exists
-    row, chunk = arith.divui(lane, i32(_CHUNKS)), arith.remui(lane, i32(_CHUNKS))
-    own_column = arith.addi(column, times(chunk, SWIZZLE_CHUNK // mgpu_utils.bytewidth(element)))
+    in_width = column.compare("ult", width)
+    height_here = emit.select(in_width, emit.i32(height), emit.i32(0))  # past the last column, no row exists
+    row, chunk = lane // _CHUNKS, lane % _CHUNKS
+    own_column = column + chunk * (SWIZZLE_CHUNK // mgpu_utils.bytewidth(emit.element_of(out)))
     for first in range(0, _WARP_ROWS, _ROWS_AT_A_TIME):
-        row_of_warp = arith.addi(row, i32(first))
-        number = gather.shuffle(own_number, row_of_warp)
-        start = arith.addi(mul64(number, width), arith.extui(i64_type(), own_column))
-        pointer = mgpu_utils.getelementptr(global_pointer(out), [start], element)
-        exists = arith.cmpi(arith.CmpIPredicate.ult, number, height_here)
-        store_if(exists, pointer, load_chunk(slot, arith.addi(warp_row, row_of_warp), chunk))
+        row_of_warp = row + first
+        number = shuffle(own_number, row_of_warp)
+        start = number.wide() * width + own_column.wide()
+        pointer = emit.global_memory(out).at(start)
+        exists = number.compare("ult", height_here)
+        emit.store_if(exists, pointer, load_chunk(slot, warp_row + row_of_warp, chunk))

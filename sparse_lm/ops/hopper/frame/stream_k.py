@@ -82,19 +82,12 @@ class StreamK:
         return tile + (near_end & ~near_start & ~beyond), jnp.where(near_start | near_end | beyond, 0, pair)
 
     def jobs(
-        self,
-        shares: Any,
-        cluster: Array,
-        pairs: Callable[[Array], Array],
-        origin: Callable[[Array], tuple[Array, Array]],
+        self, shares: Any, cluster: Array, pairs: Callable[[Array], Array], origin: Callable[[Array], tuple]
     ) -> Work:
         """Returns the number of jobs of a cluster, and the i-th.
 
-        Args:
-          shares: of `shares`, in global memory.
-          cluster: which.
-          pairs: of a tile.
-          origin: of a tile, its first row and column.
+        `shares` are those of the method, in global memory; `pairs` and `origin` give a tile's pairs of steps, and its
+        first row and column.
         """
 
         def job(i: Array) -> Job:

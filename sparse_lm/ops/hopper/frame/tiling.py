@@ -102,19 +102,10 @@ class Stage:
     tiling: Tiling
 
     def copy_sparse(
-        self, values: Any, metadata: Any, row: Array, k: Array, *, first: int = 0, rows: int | None = None
+        self, values: Any, metadata: Any, row: Array, k: Array, first: int = 0, rows: int | None = None
     ) -> list[Copy]:
-        """Copies rows of the sparse operand, and their metadata, to rows of the stage; all three of them multiples of
-        64.
-
-        Args:
-          values: of the operand, in global memory.
-          metadata: of the operand, in global memory.
-          row: of the operand, the first.
-          k: step along k.
-          first: row of the stage that the first goes to.
-          rows: how many; the stage's by default.
-        """
+        """Copies rows of the sparse operand from `row` on, by default as many as the stage has, and their metadata, of
+        step k, to rows of the stage from `first` on. Numbers of rows are multiples of 64."""
         rows = rows or self.tiling.tile_m
         first_tile, tiles = first // wgmma_sp.ROWS, rows // wgmma_sp.ROWS
         values_origin = row, k * self.values.shape[1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from sparse_lm.ops.hopper.frame.emit import bit_not, f32, i32, i32_type
+from sparse_lm.ops.hopper.frame.emit import Number, f32, i32, select
 
 # Bits of float32.
 INF = 0x7F800000
@@ -18,65 +18,71 @@ SIGN = -(2**31)
 class Pair(NamedTuple):
     """The two survivors of a group of four."""
 
-    low: ir.Value
-    high: ir.Value
-    nibble: ir.Value  # their four bits of metadata
+    low: Number
+    high: Number
+    nibble: Number  # their four bits of metadata
 
-    def spread(self, zero: ir.Value) -> list[ir.Value]:
-        """Returns the four members, with `zero` for those that do not survive."""
-        first, second = arith.andi(self.nibble, i32(3)), arith.shrui(self.nibble, i32(2))
+    def spread(self) -> list[Number]:
+        """Returns the four members, with zeros for those that do not survive."""
+        zero, kept_at = f32(0.0), positions(self.nibble)
 
         def member(position):
-            is_first, is_second = (arith.cmpi(arith.CmpIPredicate.eq, p, i32(position)) for p in (first, second))
-            return arith.select(is_first, self.low, arith.select(is_second, self.high, zero))
+            is_first, is_second = (kept.compare("eq", position) for kept in kept_at)
+            return select(is_first, self.low, select(is_second, self.high, zero))
 
         return [member(position) for position in range(4)]
 
 
-def two_of_four(members: list[ir.Value], method: str = "magnitude") -> Pair:
+def groups_of_four(members: Sequence[Number]) -> list[list[Number]]:
+    """Splits neighbours into groups of four."""
+    return [list(members[first : first + 4]) for first in range(0, len(members), 4)]
+
+
+def positions(nibble: Number) -> tuple[Number, Number]:
+    """Returns the positions of the two survivors that a group's metadata names."""
+    return nibble & 3, nibble >> 2
+
+
+def two_of_four(members: list[Number], method: str) -> Pair:
     """Selects two of a group of float32, by "magnitude" or "soft_threshold"."""
     ranks = [magnitude_rank(member) for member in members]
-    wins = {(i, j): arith.cmpi(arith.CmpIPredicate.sge, ranks[i], ranks[j]) for i in range(4) for j in range(i + 1, 4)}
+    wins = {(i, j): ranks[i].compare("sge", ranks[j]) for i in range(4) for j in range(i + 1, 4)}
 
     def kept(i):
         """Returns True if i wins two of its three comparisons."""
-        a, b, c = (wins[i, j] if i < j else bit_not(wins[j, i]) for j in range(4) if j != i)
-        return arith.ori(arith.andi(a, b), arith.andi(c, arith.ori(a, b)))
+        a, b, c = (wins[i, j] if i < j else wins[j, i] ^ 1 for j in range(4) if j != i)
+        return (a & b) | (c & (a | b))
 
     keeps = [kept(i) for i in range(4)]
 
     def low(options):
-        return arith.select(keeps[0], options[0], arith.select(keeps[1], options[1], options[2]))
+        return select(keeps[0], options[0], select(keeps[1], options[1], options[2]))
 
     def high(options):
-        return arith.select(keeps[3], options[3], arith.select(keeps[2], options[2], options[1]))
+        return select(keeps[3], options[3], select(keeps[2], options[2], options[1]))
 
-    positions = [i32(i) for i in range(4)]
-    nibble = arith.ori(low(positions), arith.shli(high(positions), i32(2)))
+    numbers = [i32(i) for i in range(4)]
+    nibble = low(numbers) | (high(numbers) << 2)
     if method == "magnitude":
         return Pair(low(members), high(members), nibble)
     threshold = _second_smallest(ranks)
     return Pair(*(_shrink(pick(members), pick(ranks), threshold) for pick in (low, high)), nibble)
 
 
-def magnitude_rank(x: ir.Value) -> ir.Value:
+def magnitude_rank(x: Number) -> Number:
     """Computes `select.magnitude_rank` of one float32."""
-    magnitude = arith.andi(arith.bitcast(i32_type(), x), i32(0x7FFFFFFF))
-    return arith.select(arith.cmpi(arith.CmpIPredicate.sgt, magnitude, i32(INF)), i32(NAN), magnitude)
+    magnitude = x.bits() & 0x7FFFFFFF
+    return select(magnitude.compare("sgt", INF), i32(NAN), magnitude)
 
 
-def _second_smallest(ranks: list[ir.Value]) -> ir.Value:
+def _second_smallest(ranks: list[Number]) -> Number:
     a, b, c, d = ranks
     larger_of_smallest = arith.maxsi(arith.minsi(a, b), arith.minsi(c, d))
-    return arith.minsi(larger_of_smallest, arith.minsi(arith.maxsi(a, b), arith.maxsi(c, d)))
+    return Number(arith.minsi(larger_of_smallest, arith.minsi(arith.maxsi(a, b), arith.maxsi(c, d))))
 
 
-def _shrink(x: ir.Value, rank: ir.Value, threshold: ir.Value) -> ir.Value:
+def _shrink(x: Number, rank: Number, threshold: Number) -> Number:
     """Computes sign(x) max(|x| - threshold, 0); +0 where |x| equals the threshold, unless x is NaN."""
-    sign = arith.andi(arith.bitcast(i32_type(), x), i32(SIGN))
-    signed_threshold = arith.bitcast(ir.F32Type.get(), arith.ori(threshold, sign))
-    is_nan = arith.cmpi(arith.CmpIPredicate.eq, rank, i32(NAN))
-    at_threshold = arith.select(is_nan, x, f32(0.0))
-    return arith.select(
-        arith.cmpi(arith.CmpIPredicate.sle, rank, threshold), at_threshold, arith.subf(x, signed_threshold)
-    )
+    signed_threshold = (threshold | (x.bits() & SIGN)).as_float()
+    at_threshold = select(rank.compare("eq", NAN), x, f32(0.0))
+    return select(rank.compare("sle", threshold), at_threshold, x - signed_threshold)

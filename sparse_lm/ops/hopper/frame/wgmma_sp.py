@@ -37,8 +37,10 @@ from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
+from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.compat import ACCUMULATOR
-from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, i32, i32_type, i64, ptx
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Number
+from sparse_lm.ops.hopper.frame.operands import swizzled
 
 ROWS = 64  # of the sparse operand, per warpgroup
 _VALUES_BYTES, _DENSE_BYTES = 64, 128  # of a row of either operand, per step
@@ -60,12 +62,12 @@ def words_per_block(dtype: DTypeLike) -> int:
 
 def values_transforms(dtype: DTypeLike) -> tuple:
     """Returns the transforms of the sparse operand's values in shared memory."""
-    return plgpu.TilingTransform((8, step_columns(dtype) // 2)), plgpu.SwizzleTransform(_VALUES_BYTES)
+    return swizzled(dtype, _VALUES_BYTES)
 
 
 def dense_transforms(dtype: DTypeLike) -> tuple:
     """Returns the transforms of the dense operand in shared memory."""
-    return plgpu.TilingTransform((8, step_columns(dtype))), plgpu.SwizzleTransform(_DENSE_BYTES)
+    return swizzled(dtype, _DENSE_BYTES)
 
 
 # Of operands of 16 bits.
@@ -76,6 +78,12 @@ VALUES_TRANSFORMS, DENSE_TRANSFORMS = values_transforms(jnp.bfloat16), dense_tra
 
 Words = tuple[Array, ...]
 """Metadata words of a lane, each an int32 scalar of `SCALAR`, whose lanes need not agree."""
+
+
+def words_type(count: int) -> tuple[plgpu.ShapeDtypeStruct, ...]:
+    """Returns the type of so many words."""
+    return (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * count
+
 
 Carry = tuple[tuple[Array, ...], Words]
 """Accumulators of every block of 64 rows, and the metadata words of the last step."""
@@ -92,20 +100,18 @@ def load_words(metadata) -> Words:
 
     If n is 2, these are words of instructions in e4m3.
     """
-    words, of_e4m3 = metadata.shape[0] * metadata.shape[2] // WARPGROUP_SIZE, metadata.shape[2] > WARPGROUP_SIZE
+    blocks, _, width = metadata.shape
+    words, of_e4m3 = blocks * width // WARPGROUP_SIZE, width > WARPGROUP_SIZE
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(),),
-        return_type=(plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * words,
-    )
-    def emit(_, metadata):
-        lane = arith.remui(mgpu_utils.thread_idx(), i32(WARPGROUP_SIZE))
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=words_type(words))
+    def inline(_, metadata):
+        lane = emit.thread_of_warpgroup()
         if of_e4m3:
             return tuple(map(splat, _load_words_of_e4m3(metadata, lane, words)))
-        indices = [arith.addi(lane, i32(WARPGROUP_SIZE * word)) for word in range(words)]
+        indices = [lane + WARPGROUP_SIZE * word for word in range(words)]
         return tuple(splat(load_word(metadata, index)) for index in indices)
 
-    return emit(metadata)
+    return inline(metadata)
 
 
 def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
@@ -123,10 +129,7 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
     """
     blocks, n = len(carry[0]), carry[0][0].shape[1]
     words_layout = (SCALAR,) * len(words)
-    carry_type = (
-        (plgpu.ShapeDtypeStruct((ROWS, n), jnp.float32, layout=ACCUMULATOR),) * blocks,
-        (plgpu.ShapeDtypeStruct((), jnp.int32, layout=SCALAR),) * len(words),
-    )
+    accumulators_type = (plgpu.ShapeDtypeStruct((ROWS, n), jnp.float32, layout=ACCUMULATOR),) * blocks
 
     @plgpu.inline_mgpu(
         arg_types=(
@@ -135,13 +138,13 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
             words_layout,
             plgpu.RefType(dense_transforms(b.dtype)),
         ),
-        return_type=carry_type,
+        return_type=(accumulators_type, words_type(len(words))),
     )
-    def emit(_, carry, values, words, b):
+    def inline(_, carry, values, words, b):
         accumulators, previous_words = carry
         if b_transposed:
             b = mgpu_utils.memref_transpose(b, (1, 0, 3, 2))
-        words = [word.registers.item() for word in words]
+        words = list(map(emit.scalar, words))
         nvvm.wgmma_fence_aligned()
         per_block = len(words) // blocks
         results = [
@@ -150,10 +153,10 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
         ]
         nvvm.wgmma_commit_group_sync_aligned()
         nvvm.wgmma_wait_group_sync_aligned(1)
-        _use_together([word.registers.item() for word in previous_words] + words)
+        _use_together([*map(emit.scalar, previous_words), *words])
         return tuple(map(_with_registers, accumulators, results)), tuple(map(splat, words))
 
-    return emit(carry, values, words, b)
+    return inline(carry, values, words, b)
 
 
 def finish(carry: Carry) -> tuple[Array, ...]:
@@ -166,19 +169,17 @@ def finish(carry: Carry) -> tuple[Array, ...]:
             plgpu.ShapeDtypeStruct(a.shape, jnp.float32, layout=plgpu.Layout.WGMMA) for a in accumulators
         ),
     )
-    def emit(_, accumulators):
+    def inline(_, accumulators):
         nvvm.wgmma_wait_group_sync_aligned(0)
         # Without the barrier the compiler may read a register ahead of the wait.
         settled = mgpu.fragmented_array.optimization_barrier(*accumulators)
         settled = settled if isinstance(settled, tuple | list) else (settled,)
         return tuple(a.to_layout(mgpu.WGMMA_LAYOUT) for a in settled)
 
-    return emit(accumulators)
+    return inline(accumulators)
 
 
-def _issue(
-    registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, words: list[ir.Value], n: int
-) -> np.ndarray:
+def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, words: list[Number], n: int) -> np.ndarray:
     """Issues the two instructions of one block of rows, on the 64 * n / 128 accumulator registers of a lane."""
     element = ir.MemRefType(b.type).element_type
     columns = _DENSE_BYTES // mgpu_utils.bytewidth(element)
@@ -224,23 +225,22 @@ def _issue(
 
 
 def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
-    offset = i64(mma_utils.encode_addr(byte_offset))
+    offset = arith.constant(emit.i64_type(), mma_utils.encode_addr(byte_offset))
     return llvm.add(descriptor, offset, overflow_flags=llvm.IntegerOverflowFlags.none)
 
 
-def load_word(metadata: ir.Value, index: ir.Value) -> ir.Value:
+def load_word(metadata: ir.Value, index: Number) -> Number:
     """Loads a word of shared memory; volatile, so that it is loaded after the wait that frees its register."""
-    address = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(metadata), [index], i32_type())
-    return ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [address], i32_type())
+    pointer = emit.shared_memory(metadata).at(index)
+    return emit.ptx("ld.volatile.shared.u32 $0, [$1];", "=r,l", [pointer], emit.i32_type())
 
 
-def _load_words_of_e4m3(metadata: ir.Value, lane: ir.Value, count: int) -> list[ir.Value]:
+def _load_words_of_e4m3(metadata: ir.Value, lane: Number, count: int) -> list[Number]:
     """Loads words as instructions in e4m3 want them, each from halves of a word and of its neighbour.
 
     As late as `load_word`; all from one address, since registers are scarce.
     """
-    pointer = llvm.ptrtoint(i32_type(), mgpu_utils.memref_ptr(metadata))
-    address = arith.addi(pointer, arith.muli(lane, i32(_WORD)))
+    address = Number(llvm.ptrtoint(emit.i32_type(), emit.shared_memory(metadata).start)) + lane * _WORD
     code = [
         ".reg .pred even; .reg .b32 pair, halves, a, b;",
         f"and.b32 pair, ${count}, {_WORD}; setp.eq.u32 even, pair, 0; and.b32 pair, ${count}, {-2 * _WORD};",
@@ -249,23 +249,23 @@ def _load_words_of_e4m3(metadata: ir.Value, lane: ir.Value, count: int) -> list[
     for i in range(count):
         code.append(f"ld.volatile.shared.v2.u32 {{a, b}}, [pair + {_WORD * WARPGROUP_SIZE * i}];")
         code.append(f"prmt.b32 ${i}, a, b, halves;")
-    result = llvm.StructType.get_literal([i32_type()] * count)
-    loaded = ptx(f"{{ {' '.join(code)} }}", ",".join(["=&r"] * count + ["r"]), [address], result)
-    return [llvm.extractvalue(i32_type(), loaded, [i]) for i in range(count)]
+    result = llvm.StructType.get_literal([emit.i32_type()] * count)
+    loaded = emit.ptx(f"{{ {' '.join(code)} }}", ",".join(["=&r"] * count + ["r"]), [address], result)
+    return [Number(llvm.extractvalue(emit.i32_type(), loaded, [i])) for i in range(count)]
 
 
-def _use_together(words: list[ir.Value]) -> None:
+def _use_together(words: list[Number]) -> None:
     """Reads all the words, to no effect, so that no two share a register: no valid nibble is all ones."""
     ands = " ".join(f"and.b32 t, t, ${i};" for i in range(1, len(words)))
     code = f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {ands} setp.eq.u32 p, t, -1; @p nanosleep.u32 0; }}"
-    ptx(code, ",".join("r" * len(words)), words)
+    emit.ptx(code, ",".join("r" * len(words)), words)
 
 
 def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.FragmentedArray:
     return mgpu.FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=array.is_signed)
 
 
-def splat(scalar: ir.Value) -> mgpu.FragmentedArray:
+def splat(number: Number) -> mgpu.FragmentedArray:
     """Makes an array of `SCALAR` of a lane's own 32-bit integer; its lanes need not agree."""
-    registers = np.array(scalar, dtype=object)
+    registers = np.array(number, dtype=object)
     return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGSplatFragLayout(()), _is_signed=True)

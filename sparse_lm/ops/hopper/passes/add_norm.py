@@ -25,7 +25,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from sparse_lm.ops.checks import check_hidden_dtype
-from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
+from sparse_lm.ops.hopper.frame import compat
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.operands import check_multiples
 from sparse_lm.ops.hopper.frame.schedule import core_count
@@ -39,11 +39,7 @@ _SHARED_MEMORY = 220_000  # bytes of a multiprocessor, less what Mosaic takes fo
 
 
 def add_norm(x: Array, update: Array | None, scale: Array, epsilon: float) -> tuple[Array, Array]:
-    """See `ops.add_norm`.
-
-    Raises:
-      NotImplementedError: x is not of 16-bit floats, or its rows are too long or no multiple of 256.
-    """
+    """See `ops.add_norm`; refuses an x that is not of 16-bit floats, and a D above 8192 or no multiple of 256."""
     check_hidden_dtype(x.dtype)
     check_multiples({"D": (x.shape[-1], _LINE)})
     if x.shape[-1] > _LONGEST:
@@ -103,12 +99,8 @@ def backward(
 ) -> tuple[Array, Array]:
     """Computes the gradients of the sum, [T, D], by both ways, and of the scale, f32[D].
 
-    Args:
-      total: the sum, [T, D].
-      scale: [D].
-      of_normed: gradient of the norm.
-      of_total: gradient of the sum but for the norm's, or None if it is zero.
-      epsilon: of the norm.
+    They follow from the sum `total`, [T, D], the scale, the norm's gradient, and the sum's but for the norm's, or None
+    if that is zero.
     """
 
     def body(load, scale, *refs):
@@ -141,19 +133,10 @@ def _mean(x: Array) -> Array:
 def _by_row(
     body: Callable, arrays: list[Array], scale: Array, *, results: int, name: str, sums: bool = False
 ) -> list[Array]:
-    """Runs `body` on each row of matrices [T, D] of one dtype.
+    """Runs `body` on each row of matrices [T, D] of one dtype; returns so many results [T, D], and sums f32[blocks, D].
 
-    Args:
-      body: called with a function that loads a row in float32, and references to the scale and to the rows of `arrays`
-        and of the results, and with `sums` a float32 row that it returns with something added.
-      arrays: what it reads.
-      scale: [D].
-      results: how many matrices it writes.
-      name: the kernel's.
-      sums: adds rows up, by block.
-
-    Returns:
-      The results [T, D], and with `sums` f32[blocks, D].
+    The body is called with a function that loads a row in float32, and references to the scale and to the rows of
+    `arrays` and of the results; with `sums` also with a float32 row, which it returns with something added.
     """
     (tokens, width), dtype = arrays[0].shape, arrays[0].dtype
     row = width // _LINE, _LINE
@@ -161,7 +144,7 @@ def _by_row(
     layout = plgpu.Layout.WG_STRIDED(row, vec_size=math.gcd(width // WARPGROUP_SIZE, 16 // dtype.itemsize))
 
     def load(ref):
-        return plgpu.load(ref, *LOAD_ALL, layout=layout).astype(jnp.float32)
+        return compat.load(ref, layout).astype(jnp.float32)
 
     def kernel(*refs):
         inputs, scale_gmem, outputs = refs[: len(arrays)], refs[len(arrays)], refs[len(arrays) + 1 :]

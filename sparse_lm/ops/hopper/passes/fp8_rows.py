@@ -24,9 +24,9 @@ from jax import Array, lax
 
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.fp8 import E4M3, LOWEST_EXPONENT, Scaled, Unscaled
-from sparse_lm.ops.hopper.frame.compat import LOAD_ALL, TRANSPOSING_LOADS
+from sparse_lm.ops.hopper.frame import compat
 from sparse_lm.ops.hopper.frame.emit import ptx
-from sparse_lm.ops.hopper.frame.operands import check_multiples
+from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
 
 _ROWS, _COLUMNS = 32, 64  # of a tile
 _WARPGROUPS = 2
@@ -73,20 +73,13 @@ def _gradient(dy: Array, h: Array) -> Array:
 def _call(
     function: Function | None, inputs: Sequence[Array], factors: Sequence[Array] = (), *, with_stats: bool = False
 ) -> tuple[BothWays, list[Array]]:
-    """Brings `function(*inputs)` to e4m3.
+    """Brings a function of one or two inputs bfloat16[T, N] times their factors [T, 1], or the only input, to e4m3.
 
-    Args:
-      function: of the inputs times their factors; None for the only input as it is.
-      inputs: bfloat16[T, N], one or two.
-      factors: [T, 1] for each input of a function.
-      with_stats: returns, too, how many entries are not zero, and the sum of their squares.
-
-    Raises:
-      NotImplementedError: JAX is too old, inputs are not bfloat16, T is no multiple of 32, or N cannot be divided among
-        blocks.
+    With `with_stats` it also returns how many entries are not zero, and the sum of their squares. It refuses other
+    dtypes, a T that is no multiple of 32, an N that cannot be divided among blocks, and old releases of JAX.
     """
     (tokens, columns), dtype = inputs[0].shape, inputs[0].dtype
-    if not TRANSPOSING_LOADS:
+    if not compat.TRANSPOSING_LOADS:
         raise NotImplementedError(f"needs JAX 0.11, not {jax.__version__}")
     if dtype != jnp.bfloat16:
         raise NotImplementedError(f"takes bfloat16, not {dtype}")
@@ -98,8 +91,7 @@ def _call(
     of_parts = jax.ShapeDtypeStruct((parts, tokens), jnp.float32)
 
     def tiles_of(count: int, rows: int, width: int, dtype: jnp.dtype) -> plgpu.SMEM:
-        swizzle = width * jnp.dtype(dtype).itemsize
-        transforms = plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(swizzle)
+        transforms = swizzled(dtype, width * jnp.dtype(dtype).itemsize)
         return plgpu.SMEM((_WARPGROUPS, count, rows, width), dtype, transforms=transforms)
 
     values, transposed, scales, _, *stats = plgpu.kernel(
@@ -184,10 +176,10 @@ def _kernel(
     def compute(tile, seen):
         place = kept.at[warpgroup, tile]
         pl.when(lax.rem(tile, together) == 0)(lambda: plgpu.barrier_wait(barrier(tile)))
-        x = plgpu.load(place, *LOAD_ALL, layout=_TILE)
+        x = compat.load(place, _TILE)
         if function is not None:
             second = [ring.at[warpgroup, lax.rem(tile, _RING)]] if inputs > 1 else []
-            read = [x, *(plgpu.load(ref, *LOAD_ALL, layout=_TILE) for ref in second)]
+            read = [x, *(compat.load(ref, _TILE) for ref in second)]
             x = function(*(x * _spread(factor, 0) for x, factor in zip(read, by_row, strict=True)))
             place[...] = x
         if inputs > 1:
@@ -228,9 +220,9 @@ def _kernel(
     def divide(tile, _):
         place, slot = kept.at[warpgroup, tile], lax.rem(tile, _SLOTS)
         plgpu.wait_smem_to_gmem(_SLOTS - 1, wait_read_only=True)
-        x = plgpu.load(place, *LOAD_ALL, layout=_TILE)
+        x = compat.load(place, _TILE)
         out[warpgroup, slot] = _e4m3(x * of_rows)
-        x_t = plgpu.load(place.transpose((1, 0)), *LOAD_ALL, layout=_TRANSPOSED)
+        x_t = compat.load(place.transpose((1, 0)), _TRANSPOSED)
         out_t[warpgroup, slot] = _e4m3(x_t * of_columns)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out.at[warpgroup, slot], values.at[rows, columns(tile)], commit_group=False)
@@ -255,7 +247,7 @@ def _scale(largest: Array) -> tuple[Array, Array]:
 
 
 def _load_rows(ref, layout) -> Array:
-    return plgpu.load(ref, *LOAD_ALL, layout=layout, optimized=False)
+    return compat.load(ref, layout, optimized=False)
 
 
 def _spread(of_rows: Array, axis: int) -> Array:

@@ -19,47 +19,23 @@ from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.typing import ArrayLike, DTypeLike
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.hopper.frame import mvue
-from sparse_lm.ops.hopper.frame.emit import (
-    COMPILER_PARAMS,
-    SCALAR,
-    WARPGROUP_SIZE,
-    f32,
-    i32,
-    widen,
-)
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    SHARED_STRIDE,
-    THREAD_COLUMNS,
-    Thread,
-    Tile,
-    groups,
-    load_tile,
-)
-from sparse_lm.ops.hopper.frame.two_of_four import Pair, two_of_four
+from sparse_lm.ops.hopper.frame.emit import Number, shared_memory, widen
+from sparse_lm.ops.hopper.frame.operands import types_24
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
+from sparse_lm.ops.hopper.frame.two_of_four import Pair, groups_of_four, two_of_four
 from sparse_lm.ops.mvue import threefry_key
 
 
 def sparsify_24(
-    x: Array,
-    method: str,
-    axis: int,
-    *,
-    scale: ArrayLike,
-    dtype: DTypeLike,
-    key: Array | None = None,
+    x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
 ) -> Sparse24:
-    """See `sparse_lm.ops.sparsify_24`.
-
-    Raises:
-      NotImplementedError: the dtypes; or for "mvue", keys of another generator than JAX's default one.
-    """
+    """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
+    "mvue" keys of another generator than JAX's default one."""
     dtype = jnp.dtype(dtype)
     check_selection_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
@@ -70,116 +46,85 @@ def sparsify_24(
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """See `sparse_lm.ops.soft_threshold_24`.
-
-    Raises:
-      NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
-    """
+    """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and rows of one scale that are
+    no multiple of 64."""
     dtype = jnp.dtype(dtype)
     check_selection_dtypes(w.dtype, dtype)
     rows, columns = w.shape
     if rows // scale.shape[0] % TILE:
         raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {rows // scale.shape[0]}")
     scale = scale.astype(jnp.float32)
-    values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, transposed=False, dense=True)
+    values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, dense=True)
     return Sparse24(values, metadata, w.shape), dense[:rows, :columns]
 
 
 def _call(
-    x: Array,
-    scale: Array,
-    method: str,
-    dtype: jnp.dtype,
-    *,
-    transposed: bool,
-    dense: bool = False,
-    key: Array | None = None,
+    x: Array, scale: Array, method: str, dtype: jnp.dtype, *, transposed=False, dense=False, key: Array | None = None
 ) -> tuple[Array, ...]:
     """Computes values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
 
     `key`, int32 [2], is that of "mvue".
     """
     rows, columns = x.shape[::-1] if transposed else x.shape
-    row_tiles, column_tiles = rows // TILE, columns // TILE
-    out_type = [
-        jax.ShapeDtypeStruct((rows, columns // 2), dtype),
-        jax.ShapeDtypeStruct((row_tiles, column_tiles, WARPGROUP_SIZE), jnp.int32),
-    ]
-    if dense:
-        out_type.append(jax.ShapeDtypeStruct((rows, columns), dtype))
+    row_tiles = rows // TILE
+    out_type = [*types_24(rows, columns, dtype), *[jax.ShapeDtypeStruct((rows, columns), dtype)] * dense]
 
-    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * (3 + len(out_type)), *(SCALAR,) * 3))
-    def sparsify_tile(_, x_gmem, key_gmem, tile_smem, *rest):
-        values_gmem, metadata_gmem, *dense_gmem, factor, row, column = rest
-        tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
+    def sparsify_tile(tile, x_gmem, _, key_gmem, values_gmem, metadata_gmem, *rest):
+        *dense_gmem, tile_smem, factor = rest
         runs = _load_transposed(x_gmem, tile_smem, tile) if transposed else tile.load(x_gmem)
-        grouped = [groups(widen(run)) for run in runs]
+        grouped = [groups_of_four(widen(run)) for run in runs]
         if method == "mvue":
             above_one = _above_one(mvue.load_key(key_gmem), tile, x.shape, transposed)
             pairs = [map(mvue.sample_two, *row) for row in zip(grouped, above_one, strict=True)]
         else:
             pairs = [[two_of_four(four, method) for four in row] for row in grouped]
-        pairs = [[_scaled(pair, factor) for pair in row] for row in pairs]
-        tile.store_pairs(values_gmem, pairs)
-        tile.store_word(metadata_gmem, pairs)
+        pairs = [[Pair(low * factor, high * factor, nibble) for low, high, nibble in row] for row in pairs]
+        tile.store_24(values_gmem, metadata_gmem, pairs)
         for ref in dense_gmem:
-            tile.store(ref, [[member for pair in row for member in pair.spread(f32(0.0))] for row in pairs])
+            tile.store(ref, [[member for pair in row for member in pair.spread()] for row in pairs])
 
-    def kernel(x_gmem, scale_gmem, key_gmem, *rest):
-        *out_gmem, tile_smem = rest
-        row, column = lax.axis_index("row"), lax.axis_index("column")
-        factor = scale_gmem[lax.div(row, pl.cdiv(row_tiles, scale.shape[0]))]
-        sparsify_tile(x_gmem, key_gmem, tile_smem, *out_gmem, factor, row, column)
+    def read_factor(row, _, scale_gmem, *rest):
+        return [scale_gmem[lax.div(row, pl.cdiv(row_tiles, scale.shape[0]))]]
 
-    return plgpu.kernel(
-        kernel,
-        out_type=out_type,
-        grid=(column_tiles, row_tiles),
-        grid_names=("column", "row"),
-        scratch_types=[plgpu.SMEM((TILE, SHARED_STRIDE) if transposed else (1, 1), x.dtype)],
-        compiler_params=COMPILER_PARAMS,
-        kernel_name="sparsify_24",
-    )(x, scale, jnp.zeros(2, jnp.int32) if key is None else key)
+    return run_by_tile(
+        sparsify_tile,
+        [x, scale, jnp.zeros(2, jnp.int32) if key is None else key],
+        out_type,
+        (row_tiles, columns // TILE),
+        scratch=[plgpu.SMEM((TILE, SHARED_STRIDE) if transposed else (1, 1), x.dtype)],
+        read=read_factor,
+        name="sparsify_24",
+    )
 
 
-def _above_one(key: tuple[ir.Value, ir.Value], tile: Tile, shape: tuple[int, int], transposed: bool):
+def _above_one(key: tuple[Number, Number], tile: Tile, shape: tuple[int, int], transposed: bool) -> list[list[Number]]:
     """Computes `mvue.uniform_above_one` for each group of a thread's two rows, of a matrix [M, K]."""
-    column = arith.addi(arith.muli(tile.column, i32(TILE)), tile.thread.column)
+    column = tile.column * TILE + tile.thread.column
     rows = []
     for half in HALVES:
-        row = arith.addi(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.row), i32(8 * half))
+        row = tile.row * TILE + tile.thread.row + 8 * half
         rows.append([])
         for first in range(0, THREAD_COLUMNS, 8):
-            pair = arith.addi(arith.shrui(column, i32(3)), i32(first // 8))
-            index = (pair, shape[1], row) if transposed else (row, shape[1] // 8, pair)
-            number = arith.addi(arith.muli(index[0], i32(index[1])), index[2])
+            pair = (column >> 3) + first // 8
+            number = pair * shape[1] + row if transposed else row * (shape[1] // 8) + pair
             rows[-1] += mvue.uniform_above_one(mvue.random_bits(key, number))
     return rows
 
 
-def _scaled(pair: Pair, factor: ir.Value) -> Pair:
-    factor = factor.registers.item()
-    return Pair(arith.mulf(pair.low, factor), arith.mulf(pair.high, factor), pair.nibble)
-
-
-def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[ir.Value]]:
+def _load_transposed(x: ir.Value, tile_smem: ir.Value, tile: Tile) -> list[list[Number]]:
     """Loads both rows' columns of the transpose of x: columns of x, by way of shared memory."""
-    element = ir.MemRefType(x.type).element_type
     thread = tile.thread
     # A tile's rows are columns of the result: the tile at (column, row) of x.
     row, column, loaded = load_tile(x, Tile(thread, tile.column, tile.row))
-    shared = mgpu_utils.memref_ptr(tile_smem)
+    shared = shared_memory(tile_smem)
     for first_row, values in loaded:
-        start = arith.addi(arith.muli(arith.addi(row, i32(first_row)), i32(SHARED_STRIDE)), column)
+        start = (row + first_row) * SHARED_STRIDE + column
         for i, value in enumerate(values):
-            llvm.store(value, mgpu_utils.getelementptr(shared, [arith.addi(start, i32(i))], element))
+            shared.store(start + i, value)
     mgpu_utils.warpgroup_barrier()
     runs = []
     for half in HALVES:
-        x_column = arith.addi(thread.row, i32(8 * half))
-        run = []
-        for i in range(THREAD_COLUMNS):
-            index = arith.muli(arith.addi(thread.column, i32(i)), i32(SHARED_STRIDE))
-            run.append(llvm.load(element, mgpu_utils.getelementptr(shared, [arith.addi(index, x_column)], element)))
-        runs.append(run)
+        x_column = thread.row + 8 * half
+        indices = ((thread.column + i) * SHARED_STRIDE + x_column for i in range(THREAD_COLUMNS))
+        runs.append([shared.load(index) for index in indices])
     return runs

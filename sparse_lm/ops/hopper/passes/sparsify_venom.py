@@ -12,8 +12,6 @@ rank otherwise than in the reference. All else is the reference bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -25,29 +23,12 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
-from sparse_lm.ops.hopper.frame import packed_24
-from sparse_lm.ops.hopper.frame.emit import (
-    COMPILER_PARAMS,
-    SCALAR,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-    f32,
-    global_pointer,
-    i32,
-    i32_type,
-    i64_type,
-    load_words,
-    mul64,
-    ptx,
-    store_if,
-    sum_of,
-    vector,
-    vector_lanes,
-)
-from sparse_lm.ops.hopper.frame.hidden_stats import STATS, Seen, count_nonzeros, store_stats
+from sparse_lm.ops.hopper.frame import emit, packed_24
+from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
+from sparse_lm.ops.hopper.frame.hidden_stats import Seen, count_nonzeros, stats_type, store_stats, sum_stats
+from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
-from sparse_lm.ops.hopper.frame.thread_tile import groups as fours
-from sparse_lm.ops.hopper.frame.two_of_four import magnitude_rank
+from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, magnitude_rank
 
 _KEPT = 4  # columns of a group
 _ROWS_AT_ONCE = 4  # that a warp has under way
@@ -58,30 +39,33 @@ _SHARED_TILE = 72 * 2**10  # bytes: two or three blocks have room on a multiproc
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
-    """See `sparse_lm.ops.sparsify_venom`.
-
-    Raises:
-      NotImplementedError: the dtypes, v or m.
-    """
+    """See `sparse_lm.ops.sparsify_venom`; refuses what `squared_relu_venom` does, and values of another dtype."""
     if x.dtype != dtype:
         raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
     return _call(x, v, m, activate=False)[0]
 
 
 def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
-    """See `sparse_lm.ops.squared_relu_venom`.
-
-    Raises:
-      NotImplementedError: the dtype, v or m.
-    """
+    """See `sparse_lm.ops.squared_relu_venom`; refuses matrices that are not of 16-bit floats, a v that is no multiple
+    of 64, an m that is not 8, 16 or 32, and blocks that shared memory cannot hold."""
     return _call(h, v, m, activate=True)
 
 
 def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
-    _check(x, v, m)
+    """Computes the V:2:M form of x, or of relu(x)^2 to `activate` it, and what selection saw."""
+    check_hidden_dtype(x.dtype)
+    # A block takes 16 groups of m columns of its rows, or 8 if only then a multiprocessor has room for several blocks.
+    groups = TILE // _KEPT
+    groups = groups if v * groups * m * x.dtype.itemsize <= _SHARED_TILE else groups // 2
+    tile_columns, group_bytes = groups * m, groups * x.dtype.itemsize
+    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
+        raise NotImplementedError(
+            f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most "
+            f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
+        )
     shape = rows, width = x.shape
-    groups = _groups_of_tile(v, m, x.dtype)
-    tile_columns = groups * m
+    if width % (TILE // _KEPT * m):
+        raise NotImplementedError(f"needs the {width} columns to be a multiple of 16 m = {16 * m}")
     x = jnp.pad(x, ((0, -rows % v), (0, 0))) if rows % v else x
     warpgroups = v // TILE
     blocks, tiles = x.shape[0] // v, width // tile_columns
@@ -91,21 +75,21 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
     def sparsify_tile(_, x_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
-        block, tile_number = (number.registers.item() for number in at)
-        element = ir.MemRefType(x_gmem.type).element_type
+        block, tile_number = map(emit.scalar, at)
         seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
         gpu.barrier()
-        _choose_columns(_sums_of_warps(norms, warps), kept, columns_gmem, block, tile_number, m, warps)
+        _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
-        for row, column in _thread_columns(v, kept_columns):
-            run = _gather(tile_smem, kept, row, column, stride)
-            pairs = [packed_24.two_of_four([(value, 0) for value in four], signed=not activate) for four in fours(run)]
-            matrix_row = arith.addi(arith.muli(block, i32(v)), row)
-            matrix_column = arith.addi(arith.muli(tile_number, i32(kept_columns)), column)
+        # A thread selects from 16 condensed columns, of one or two rows; neighbouring lanes have neighbouring columns.
+        threads_of_row, thread = kept_columns // THREAD_COLUMNS, emit.thread_index()
+        column, first_row = thread % threads_of_row * THREAD_COLUMNS, thread // threads_of_row
+        for row in [first_row + first for first in range(0, v, warps * WARP_SIZE // threads_of_row)]:
+            members = [(word, 0) for word in _gather(tile_smem, kept, row, column, stride)]
+            pairs = [packed_24.two_of_four(four, signed=not activate) for four in groups_of_four(members)]
+            matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
             store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
-            seen = seen.add([], [pair.values for pair in pairs], element)
-        block_number = arith.addi(arith.muli(block, i32(tiles)), tile_number)
-        store_stats(stats_gmem, block_number, seen.stats())
+            seen = seen.add([], [pair.values for pair in pairs], emit.element_of(x_gmem))
+        store_stats(stats_gmem, block * tiles + tile_number, seen.stats())
 
     def kernel(*refs):
         sparsify_tile(*refs, lax.axis_index("block"), lax.axis_index("tile"))
@@ -113,10 +97,9 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
     values, metadata, columns, stats = plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((x.shape[0], tiles * kept_columns // 2), x.dtype),
-            jax.ShapeDtypeStruct((x.shape[0] // TILE, tiles * kept_columns // TILE, WARPGROUP_SIZE), jnp.int32),
+            *types_24(x.shape[0], tiles * kept_columns, x.dtype),
             jax.ShapeDtypeStruct((blocks, tiles * kept_columns), jnp.int32),
-            jax.ShapeDtypeStruct((blocks * tiles, warps, STATS), jnp.float32),
+            stats_type(blocks * tiles, warpgroups),
         ),
         grid=(tiles, blocks),
         grid_names=("tile", "block"),
@@ -130,26 +113,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         compiler_params=COMPILER_PARAMS,
         kernel_name="squared_relu_venom" if activate else "sparsify_venom",
     )(x)
-    return SparseVenom(values, metadata, columns, shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
-
-
-def _groups_of_tile(v: int, m: int, dtype: jnp.dtype) -> int:
-    """Counts the groups of m columns that a block takes of its rows: 16, or 8 if only then several blocks have room."""
-    groups = TILE // _KEPT
-    return groups if v * groups * m * dtype.itemsize <= _SHARED_TILE else groups // 2
-
-
-def _check(x: Array, v: int, m: int) -> None:
-    """Raises NotImplementedError for what this kernel cannot take."""
-    check_hidden_dtype(x.dtype)
-    group_bytes = _groups_of_tile(v, m, x.dtype) * x.dtype.itemsize
-    if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
-        raise NotImplementedError(
-            f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most "
-            f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
-        )
-    if x.shape[1] % (TILE // _KEPT * m):
-        raise NotImplementedError(f"needs the {x.shape[1]} columns to be a multiple of 16 m = {16 * m}")
+    return SparseVenom(values, metadata, columns, shape, v, m), sum_stats(stats)
 
 
 def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> Seen:
@@ -158,157 +122,110 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
     A lane keeps to its 8 columns; where a row has fewer than 32 lanes' worth of them, a warp takes
     several rows at a time, and of more, the row in parts.
     """
-    ref = ir.MemRefType(x.type)
-    lanes = vector_lanes(ref.element_type)
-    thread = mgpu_utils.thread_idx()
-    warp, lane = arith.divui(thread, i32(WARP_SIZE)), arith.remui(thread, i32(WARP_SIZE))
+    element = emit.element_of(x)
+    lanes = emit.vector_lanes(element)
+    thread = emit.thread_index()
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     chunks = tile_columns // lanes  # of a row
     across = min(chunks, WARP_SIZE)
     rows_of_warp = 32 // across
-    own_row = arith.addi(arith.muli(warp, i32(rows_of_warp)), arith.divui(lane, i32(across)))
-    shared = mgpu_utils.memref_ptr(tile_smem)
+    own_row = warp * rows_of_warp + lane // across
+    shared = emit.shared_memory(tile_smem)
     rows_per_pass = warps * rows_of_warp
     at_once = min(_ROWS_AT_ONCE, v // rows_per_pass)
     seen = Seen.nothing()
     for part in range(chunks // across):
-        column = arith.addi(arith.muli(arith.remui(lane, i32(across)), i32(lanes)), i32(part * across * lanes))
-        first = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
+        column = lane % across * lanes + part * across * lanes
+        first = tile_number * tile_columns + column
 
         # A loop, not its steps in a row: the registers that those fill would leave room for one block at a time.
-        @mgpu_utils.fori(i32(v // (rows_per_pass * at_once)), (*seen, *[f32(0.0)] * lanes))
+        @mgpu_utils.fori(emit.i32(v // (rows_per_pass * at_once)), (*seen, *[emit.f32(0.0)] * lanes))
         def loop(step, carried, column=column, first=first):
-            nonzeros, energy, kept_energy, *squares = carried
-            step_row = arith.addi(own_row, arith.muli(step, i32(rows_per_pass * at_once)))
-            rows = [arith.addi(step_row, i32(rows_per_pass * number)) for number in range(at_once)]
+            nonzeros, energy, kept_energy, *squares = map(Number, carried)
+            step_row = own_row + Number(step) * (rows_per_pass * at_once)
+            rows = [step_row + rows_per_pass * number for number in range(at_once)]
             loaded = []
             for row in rows:
-                matrix_row = arith.addi(arith.muli(block, i32(v)), row)
-                offset = arith.addi(mul64(matrix_row, ref.shape[1]), arith.extui(i64_type(), first))
-                loaded.append(load_words(x, offset, lanes // 2))
+                offset = (block * v + row).wide() * emit.shape_of(x)[1] + first.wide()
+                loaded.append(emit.load_words(x, offset, lanes // 2))
             for row, words in zip(rows, loaded, strict=True):
                 if activate:
-                    words = [packed_24.squared_relu(word, ref.element_type) for word in words]
-                    nonzeros = arith.addi(nonzeros, count_nonzeros(words))
-                numbers = [number for word in words for number in packed_24.unpack(word, ref.element_type)]
+                    words = [packed_24.squared_relu(word, element) for word in words]
+                    nonzeros = nonzeros + count_nonzeros(words)
+                numbers = [number for word in words for number in packed_24.unpack(word, element)]
                 squares = [math.fma(number, number, sum_) for number, sum_ in zip(numbers, squares, strict=True)]
-                index = arith.addi(arith.muli(row, i32(tile_columns + _PAD)), column)
-                pointer = mgpu_utils.getelementptr(shared, [index], ref.element_type)
-                llvm.store(vector(words), pointer, alignment=16)
+                index = row * (tile_columns + _PAD) + column
+                emit.store_vector(shared.at(index), words)
             return (nonzeros, energy, kept_energy, *squares)
 
-        nonzeros, energy, kept_energy, *squares = loop.results
-        seen = Seen(nonzeros, arith.addf(energy, sum_of(squares)), kept_energy)
+        nonzeros, energy, kept_energy, *squares = map(Number, loop.results)
+        seen = Seen(nonzeros, energy + emit.sum_of(squares), kept_energy)
         # Lanes that share columns add up; all of them write the sum.
         distance = across
         while distance < WARP_SIZE:
-            squares = [arith.addf(s, mgpu_utils.shfl_bfly(s, distance)) for s in squares]
+            squares = [s + mgpu_utils.shfl_bfly(s, distance) for s in squares]
             distance *= 2
-        norm_index = arith.addi(arith.muli(warp, i32(tile_columns)), column)
-        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(norms), [norm_index], ir.F32Type.get())
-        llvm.store(vector(squares), pointer, alignment=16)
+        norm_index = warp * tile_columns + column
+        emit.store_vector(emit.shared_memory(norms).at(norm_index), squares)
     return seen
 
 
-def _sums_of_warps(norms: ir.Value, warps: int) -> Callable[[ir.Value], ir.Value]:
-    """Returns the sum, of a column of the tile, of what each warp added up of its squares."""
-    tile_columns = ir.MemRefType(norms.type).shape[0] // warps
-    base = mgpu_utils.memref_ptr(norms)
-
-    def norm_of(column):
-        indices = (arith.addi(column, i32(warp * tile_columns)) for warp in range(warps))
-        pointers = (mgpu_utils.getelementptr(base, [index], ir.F32Type.get()) for index in indices)
-        return sum_of([f32(0.0), *(llvm.load(ir.F32Type.get(), pointer) for pointer in pointers)])
-
-    return norm_of
-
-
-def _choose_columns(
-    norm_of: Callable[[ir.Value], ir.Value],
-    kept: ir.Value,
-    columns: ir.Value,
-    block: ir.Value,
-    tile_number: ir.Value,
-    m: int,
-    warps: int,
-) -> None:
-    """Chooses the four columns of largest norm of each group: their places in the tile go to `kept`, columns to
-    `columns`.
+def _choose_columns(norms, kept, columns, block: Number, tile_number: Number, m: int, warps: int) -> None:
+    """Chooses the four columns of largest norm of each group: their places in the tile go to `kept`, int32 [columns
+    kept of the tile] in shared memory, columns to `columns`, int32 [blocks, columns kept] in global memory.
 
     Lane l of a warp looks after columns l, l + 32, .. of the warp's share; a group's columns are neighbouring lanes
-    of one warp, so that a vote tells how many kept ones come before.
-
-    Args:
-      norm_of: of a column of the tile, its sum of squares.
-      kept: int32 [columns kept of the tile], in shared memory.
-      columns: int32 [blocks, columns kept], in global memory.
-      block: number of the tile's rows.
-      tile_number: of its columns.
-      m: columns of a group.
-      warps: of the block.
+    of one warp, so that a vote tells how many kept ones come before. `norms` are each warp's, of what it loaded.
     """
-    kept_columns = ir.MemRefType(kept.type).shape[0]
+    norms = emit.shared_memory(norms)
+    (kept_columns,) = emit.shape_of(kept)
     tile_columns = kept_columns // _KEPT * m
-    thread = mgpu_utils.thread_idx()
-    width = ir.MemRefType(columns.type).shape[1]
+    thread = emit.thread_index()
     for first in range(0, tile_columns, warps * WARP_SIZE):
         # With more threads than columns the last warps repeat the work of others and write the same.
-        column = arith.remui(arith.addi(thread, i32(first)), i32(tile_columns))
-        keep, slot = _four_largest(magnitude_rank(norm_of(column)), arith.remui(column, i32(m)), m)
-        condensed = arith.addi(arith.muli(arith.divui(column, i32(m)), i32(_KEPT)), slot)
-        start = mul64(block, width)
-        offset = arith.addi(arith.muli(tile_number, i32(kept_columns)), condensed)
-        target = mgpu_utils.getelementptr(
-            global_pointer(columns), [arith.addi(start, arith.extui(i64_type(), offset))], i32_type()
-        )
-        shared = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [condensed], i32_type())
-        absolute = arith.addi(arith.muli(tile_number, i32(tile_columns)), column)
-        store_if(keep, shared, [column], space="shared")
-        store_if(keep, target, [absolute])
+        column = (thread + first) % tile_columns
+        norms_of_warps = (norms.load(column + warp * tile_columns) for warp in range(warps))
+        norm = emit.sum_of([emit.f32(0.0), *norms_of_warps])
+        keep, slot = _four_largest(magnitude_rank(norm), column % m, m)
+        condensed = column // m * _KEPT + slot
+        start = block.wide() * emit.shape_of(columns)[1]
+        offset = tile_number * kept_columns + condensed
+        target = emit.global_memory(columns).at(start + offset.wide())
+        shared = emit.shared_memory(kept).at(condensed)
+        absolute = tile_number * tile_columns + column
+        emit.store_if(keep, shared, [column], space="shared")
+        emit.store_if(keep, target, [absolute])
 
 
-def _four_largest(rank: ir.Value, place: ir.Value, m: int) -> tuple[ir.Value, ir.Value]:
+def _four_largest(rank: Number, place: Number, m: int) -> tuple[Number, Number]:
     """Tells if a lane's rank is one of the four largest of its group of m lanes, and how many of them come before it.
 
     Of equal ranks that of the lower place is the larger.
     """
-    beaten = i32(0)
+    beaten = emit.i32(0)
     for bit in range(m.bit_length() - 1):
         # The lane at a distance comes before this one if this one's place has the highest bit of the distance.
-        before = arith.andi(arith.shrui(place, i32(bit)), i32(1))
-        beaten_from = arith.addi(rank, arith.subi(i32(1), before))
+        before = (place >> bit) & 1
+        beaten_from = rank + (emit.i32(1) - before)
         for distance in range(1 << bit, 2 << bit):
-            other = mgpu_utils.shfl_bfly(rank, distance)
-            beats = arith.cmpi(arith.CmpIPredicate.sge, other, beaten_from)
-            beaten = arith.addi(beaten, arith.extui(i32_type(), beats))
-    keep = arith.cmpi(arith.CmpIPredicate.ult, beaten, i32(_KEPT))
+            beats = Number(mgpu_utils.shfl_bfly(rank, distance)).compare("sge", beaten_from)
+            beaten = beaten + arith.extui(emit.i32_type(), beats)
+    keep = beaten.compare("ult", _KEPT)
     code = "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }"
-    kept_lanes = ptx(code, "=r,r", [arith.extui(i32_type(), keep)], i32_type())
-    lane = arith.remui(mgpu_utils.thread_idx(), i32(WARP_SIZE))
-    of_group = arith.shrui(kept_lanes, arith.subi(lane, place))
-    before = arith.andi(of_group, arith.subi(arith.shli(i32(1), place), i32(1)))
-    return keep, math.ctpop(before)
+    kept_lanes = emit.ptx(code, "=r,r", [arith.extui(emit.i32_type(), keep)], emit.i32_type())
+    lane = emit.thread_index() % WARP_SIZE
+    of_group = kept_lanes >> (lane - place)
+    before = of_group & ((emit.i32(1) << place) - 1)
+    return keep, Number(math.ctpop(before))
 
 
-def _thread_columns(v: int, kept_columns: int) -> list[tuple[ir.Value, ir.Value]]:
-    """Lists row and first column of the 16 condensed ones that a thread selects from, once or twice.
-
-    Neighbouring lanes have neighbouring columns of a row.
-    """
-    threads_of_row = kept_columns // THREAD_COLUMNS
-    thread, threads = mgpu_utils.thread_idx(), 2 * v
-    column = arith.muli(arith.remui(thread, i32(threads_of_row)), i32(THREAD_COLUMNS))
-    row = arith.divui(thread, i32(threads_of_row))
-    return [(arith.addi(row, i32(first)), column) for first in range(0, v, threads // threads_of_row)]
-
-
-def _gather(tile_smem, kept, row: ir.Value, column: ir.Value, stride: int) -> list[ir.Value]:
+def _gather(tile_smem: ir.Value, kept: ir.Value, row: Number, column: Number, stride: int) -> list[Number]:
     """Gathers 16 condensed columns of a row, each in the low half of a word."""
-    element, i16 = ir.MemRefType(tile_smem.type).element_type, ir.IntegerType.get_signless(16)
-    start = arith.muli(row, i32(stride))
+    start = row * stride
     words = []
     for i in range(THREAD_COLUMNS):
-        index = arith.addi(column, i32(i))
-        place = llvm.load(i32_type(), mgpu_utils.getelementptr(mgpu_utils.memref_ptr(kept), [index], i32_type()))
-        pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(tile_smem), [arith.addi(start, place)], element)
-        words.append(arith.extui(i32_type(), llvm.load(i16, pointer)))
+        index = column + i
+        place = emit.shared_memory(kept).load(index)
+        value = llvm.load(ir.IntegerType.get_signless(16), emit.shared_memory(tile_smem).at(start + place))
+        words.append(Number(arith.extui(emit.i32_type(), value)))
     return words

@@ -6,77 +6,62 @@ What selection saw is summed in float32 (hidden_stats.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import packed_24
-from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARPGROUP_SIZE, i32
-from sparse_lm.ops.hopper.frame.hidden_stats import STATS, WARPS, Seen, store_stats
-from sparse_lm.ops.hopper.frame.thread_tile import Thread, Tile
+from sparse_lm.ops.hopper.frame.emit import Number, element_of, shape_of
+from sparse_lm.ops.hopper.frame.hidden_stats import Seen, stats_type, store_stats, sum_stats
+from sparse_lm.ops.hopper.frame.operands import types_24
+from sparse_lm.ops.hopper.frame.thread_tile import Tile, run_by_tile
+
+_MAGNITUDES = 0x7FFF7FFF  # of the two 16-bit floats of a word
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.squared_relu_24`.
-
-    Raises:
-      NotImplementedError: h is not of 16-bit floats.
-    """
+    """See `sparse_lm.ops.squared_relu_24`; refuses an h that is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
     padded = pad_to_tiles(h)
     rows, columns = padded.shape
 
-    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 4, SCALAR, SCALAR))
-    def sparsify_tile(_, h_gmem, values_gmem, metadata_gmem, stats_gmem, row, column):
-        tile = Tile(Thread.current(), row.registers.item(), column.registers.item())
-        sparsify(tile.load_words(h_gmem), tile, values_gmem, metadata_gmem, stats_gmem)
+    def sparsify_tile(tile, h, *outs):
+        store_selected(squared_relu(tile.load_words(h), element_of(h)), tile, *outs, signed=False)
 
-    def kernel(h_gmem, values_gmem, metadata_gmem, stats_gmem):
-        tile = lax.axis_index("row"), lax.axis_index("column")
-        sparsify_tile(h_gmem, values_gmem, metadata_gmem, stats_gmem, *tile)
-
-    values, metadata, stats = plgpu.kernel(
-        kernel,
-        out_type=out_types(rows, columns, h.dtype),
-        grid=(columns // TILE, rows // TILE),
-        grid_names=("column", "row"),
-        compiler_params=COMPILER_PARAMS,
-        kernel_name="squared_relu_24",
-    )(padded)
-    return Sparse24(values, metadata, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+    tiles, outs = (rows // TILE, columns // TILE), out_types(rows, columns, h.dtype)
+    values, metadata, stats = run_by_tile(sparsify_tile, [padded], outs, tiles, name="squared_relu_24")
+    return Sparse24(values, metadata, h.shape), sum_stats(stats)
 
 
 def out_types(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the types that `sparsify` fills, for an H of whole tiles: values, metadata, each warp's statistics of a
-    tile."""
-    row_tiles, column_tiles = rows // TILE, columns // TILE
-    return (
-        jax.ShapeDtypeStruct((rows, columns // 2), dtype),
-        jax.ShapeDtypeStruct((row_tiles, column_tiles, WARPGROUP_SIZE), jnp.int32),
-        jax.ShapeDtypeStruct((row_tiles * column_tiles, WARPS, STATS), jnp.float32),
-    )
+    """Returns the types that `store_selected` fills, for a Y of whole tiles: values, metadata, each warp's statistics
+    of a tile."""
+    return *types_24(rows, columns, dtype), stats_type(rows // TILE * (columns // TILE))
 
 
-def sparsify(
-    h: Sequence[Sequence[ir.Value]], tile: Tile, values: ir.Value, metadata: ir.Value, stats: ir.Value
+def squared_relu(h: Sequence[Sequence[Number]], element: ir.Type) -> Iterable[list[Number]]:
+    """Yields the words of Y of a thread's rows, from those of H."""
+    return ([packed_24.squared_relu(word, element) for word in words] for words in h)
+
+
+def store_selected(
+    y: Iterable[Sequence[Number]], tile: Tile, values: ir.Value, metadata: ir.Value, stats: ir.Value, *, signed: bool
 ) -> None:
-    """Squares and selects from the words of a thread's two rows, and stores what is kept and what was seen."""
-    ref = ir.MemRefType(values.type)
-    seen = Seen.nothing()
-    pairs = []
-    for words in h:
-        y = [packed_24.squared_relu(word, ref.element_type) for word in words]
-        pairs.append([packed_24.two_of_four(four, signed=False) for four in packed_24.groups(y)])
-        seen = seen.add(y, [pair.values for pair in pairs[-1]], ref.element_type)
-    tile.store_packed(values, [[pair.values for pair in row] for row in pairs])
-    tile.store_word(metadata, pairs)
-    column_tiles = ir.MemRefType(metadata.type).shape[1]
-    store_stats(stats, arith.addi(arith.muli(tile.row, i32(column_tiles)), tile.column), seen.stats())
+    """Selects from the words of a thread's two rows of Y, made row by row, and stores what is kept and what was seen.
+
+    The arrays in global memory are of `out_types`; `signed` says whether Y may be negative.
+    """
+    element = element_of(values)
+    seen, pairs = Seen.nothing(), []
+    for words in y:
+        pairs.append([packed_24.two_of_four(four, signed=signed) for four in packed_24.groups(words)])
+        magnitudes = [word & _MAGNITUDES for word in words] if signed else words
+        seen = seen.add(magnitudes, [pair.values for pair in pairs[-1]], element)
+    tile.store_24(values, metadata, pairs)
+    store_stats(stats, tile.row * shape_of(metadata)[1] + tile.column, seen.stats())

@@ -13,44 +13,23 @@ bit for bit the reference, while a CPU, whose square roots are rounded correctly
 from __future__ import annotations
 
 import dataclasses
-import functools
 
-import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, math
+from jaxlib.mlir.dialects import llvm, math
 
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
-from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
-from sparse_lm.ops.hopper.frame.emit import (
-    COMPILER_PARAMS,
-    SCALAR,
-    WARPGROUP_SIZE,
-    f32,
-    global_pointer,
-    i32,
-    i32_type,
-    i64_type,
-    mul64,
-    store_if,
-    true,
-)
+from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
+from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
+from sparse_lm.ops.hopper.frame.operands import pad_to, types_24
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
-from sparse_lm.ops.hopper.frame.thread_tile import (
-    HALVES,
-    THREAD_COLUMNS,
-    Thread,
-    Tile,
-    groups,
-    half_word,
-    nibbles,
-    thread_columns_pointers,
-)
+from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
+from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
 from sparse_lm.ops.mvue import threefry_key
 
 _NOT_KEPT = -1
@@ -60,221 +39,166 @@ _DH, _Y = 0, 1  # halves of a word
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
     """See `sparse_lm.ops.squared_relu_gradients`.
 
-    Raises:
-      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no
-        multiple of 64, or m does not divide 64 neurons or the tiles of 16 groups its width, or its columns
-        are contiguous, not four of each m; or a key of another generator than JAX's default one.
+    It refuses dy and y that are not of 16-bit floats of one dtype; of a Venom y, a v that is no multiple of 64, an m
+    that does not divide 64 neurons or whose tiles of 16 groups do not divide its width, and columns that are
+    contiguous, not four of each m; and a key of another generator than JAX's default one.
     """
     check_hidden_dtype(dy.dtype)
     if y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in one dtype, not {dy.dtype} and {y.dtype}")
-    padded = pad_to_tiles(dy)
+    padded, columns, tile_neurons = pad_to_tiles(dy), None, TILE
     key = None if key is None else threefry_key(key)
-    if isinstance(y, Sparse24):
-        dh, *transposes = _call(padded, y.values, y.metadata, None, key, tile_neurons=TILE)
-        neurons = y.shape[1]
-    else:
+    if isinstance(y, SparseVenom):
         if y.contiguous > 1:
             raise NotImplementedError(f"needs columns that are four of each {y.m}, not {y.contiguous} contiguous ones")
-        tile_neurons = TILE // 4 * y.m
+        columns, tile_neurons = y.columns, TILE // 4 * y.m
         if y.v % TILE or tile_neurons % TILE or y.shape[1] % tile_neurons:
             raise NotImplementedError(
                 f"needs v to be a multiple of 64, m of 4, and F of 16 m, not v = {y.v}, m = {y.m}, F = {y.shape[1]}"
             )
-        missing = y.values.shape[0] - padded.shape[0]
-        padded = jnp.pad(padded, ((0, missing), (0, 0))) if missing else padded
-        dh, *transposes = _call(padded, y.values, y.metadata, y.columns, key, tile_neurons=tile_neurons)
-        neurons = y.shape[1]
-    shape = neurons, y.shape[0]
+        padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
+    dh, *transposes = _call(padded, y.values, y.metadata, columns, key, tile_neurons)
     # Rows of a ragged last block may be padded by more than a tile.
     width = -(-y.shape[0] // TILE) * TILE
     dh_t, y_t = (
-        Sparse24(values[:, : width // 2], metadata[:, : width // TILE], shape)
+        Sparse24(values[:, : width // 2], metadata[:, : width // TILE], y.shape[::-1])
         for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
     )
     return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
 
 
 def _call(
-    dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, *, tile_neurons: int
+    dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, tile_neurons: int
 ) -> tuple[Array, ...]:
-    """Computes dH's values; values and metadata of dH^T; those of Y^T.
+    """Computes dH's values; values and metadata of dH^T; those of Y^T; of a dY [T, Kc] in whole tiles and Venom blocks.
 
-    Args:
-      dy: [T, Kc], in whole tiles, of whole Venom blocks.
-      values: of Y, [T, Kc / 2].
-      metadata: of Y.
-      columns: int32 [T / v, Kc] of a Venom Y, else None.
-      key: int32 [2], to draw with; None to take the largest.
-      tile_neurons: neurons that the 64 columns of a block's tile are four of each m of; 64 of a 2:4 Y.
+    There are `columns`, int32 [T / v, Kc], of a Venom Y. The 64 columns of a block's tile are four of each m of
+    `tile_neurons` neurons. A key, int32 [2], is to draw with; else the largest are taken.
     """
     tokens, kept = dy.shape
     token_tiles, column_tiles = tokens // TILE, kept // TILE
     neurons = column_tiles * tile_neurons
-    transpose_type = (
-        jax.ShapeDtypeStruct((neurons, tokens // 2), dy.dtype),
-        jax.ShapeDtypeStruct((neurons // TILE, token_tiles, WARPGROUP_SIZE), jnp.int32),
-    )
     operands = [dy, values, metadata, *(operand for operand in (columns, key) if operand is not None)]
     block_tiles = None if columns is None else token_tiles // columns.shape[0]  # tiles of 64 tokens in a Venom block
-    refs = len(operands) + 5 + 2
 
-    @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * refs, SCALAR, SCALAR))
-    def differentiate_tile(_, *args):
-        *operands_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places, row, column = args
-        dy_gmem, values_gmem, metadata_gmem, *optional_gmem = operands_gmem
-        row, column = row.registers.item(), column.registers.item()
-        thread = Thread.current()
-        tile = Tile(thread, row, column)
+    def differentiate_tile(tile, dy_gmem, values_gmem, metadata_gmem, *rest):
+        *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places = rest
+        thread = tile.thread
         if columns is not None:
-            listed = optional_gmem[0], arith.divui(row, i32(block_tiles)), column
-            _invert(*listed, places, thread, tile_neurons)
+            listed = optional_gmem[0], tile.row // block_tiles, tile
+            _invert(*listed, places, tile_neurons)
         _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
-        tile_columns = [arith.addi(thread.row, i32(8 * half)) for half in HALVES]
+        tile_columns = [thread.row + 8 * half for half in HALVES]
         if columns is None:
-            out_rows = [arith.addi(arith.muli(column, i32(TILE)), tile_column) for tile_column in tile_columns]
+            out_rows = [tile.column * TILE + tile_column for tile_column in tile_columns]
         else:
             out_rows = [_listed(*listed, tile_column) for tile_column in tile_columns]
         loaded = [shared_words.load_column(words, thread, tile_column) for tile_column in tile_columns]
         if key is None:
             selected = [_select_along_tokens(tokens) for tokens in loaded]
         else:
-            element = ir.MemRefType(dh_gmem.type).element_type
-            draw = functools.partial(_draw_along_tokens, mvue.load_key(optional_gmem[-1]), tile, neurons, element)
+            key_words = mvue.load_key(optional_gmem[-1])
+
+            def draw(row, tokens):
+                first = (tile.row * TILE + thread.column) >> 3
+                halves, element = (_DH, _Y), emit.element_of(dh_gmem)
+                return mvue.sample_halves(key_words, tokens, lambda i: (first + i) * neurons + row, halves, element)
+
             selected = [draw(row, tokens) for row, tokens in zip(out_rows, loaded, strict=True)]
         dh_pairs, y_pairs = zip(*selected, strict=True)
         outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
         if columns is None:
-            transpose = Tile(thread, column, row)
+            transpose = Tile(thread, tile.column, tile.row)
             for pairs, out, out_words in outs:
-                transpose.store_packed(out, [[pair.values for pair in half] for half in pairs])
-                transpose.store_word(out_words, pairs)
+                transpose.store_24(out, out_words, pairs)
         else:
             _scatter_rows(outs, out_rows, places, tile, tile_neurons)
 
-    def kernel(*refs):
-        differentiate_tile(*refs, lax.axis_index("row"), lax.axis_index("column"))
-
-    return plgpu.kernel(
-        kernel,
-        out_type=(jax.ShapeDtypeStruct(values.shape, dy.dtype), *transpose_type, *transpose_type),
-        grid=(column_tiles, token_tiles),
-        grid_names=("column", "row"),
-        scratch_types=[
+    return run_by_tile(
+        differentiate_tile,
+        operands,
+        (types_24(tokens, kept, dy.dtype)[0], *types_24(neurons, tokens, dy.dtype) * 2),
+        (token_tiles, column_tiles),
+        scratch=[
             plgpu.SMEM((shared_words.COUNT,), jnp.int32),
             plgpu.SMEM((max(tile_neurons, WARPGROUP_SIZE),), jnp.int32),
         ],
-        compiler_params=COMPILER_PARAMS,
-        kernel_name="squared_relu_gradients",
-    )(*operands)
+        name="squared_relu_gradients",
+    )
 
 
 def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
     """Writes dH of a thread's two rows to global memory; dH and Y to shared memory, zeros where Y is not stored."""
-    element = ir.MemRefType(dy.type).element_type
-    dh_rows = []
-    loaded = zip(tile.load_words(dy), tile.load_packed(values), nibbles(tile.load_word(metadata)), strict=True)
+    thread, dh_rows = tile.thread, []
+    loaded = zip(tile.load_words(dy), tile.load_packed(values), tile.load_nibbles(metadata), strict=True)
     for half, (dy_words, y_words, row_nibbles) in enumerate(loaded):
         dh_rows.append([])
         for group, (y_word, nibble) in enumerate(zip(y_words, row_nibbles, strict=True)):
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
-            dh_word = _gradient(dy_word, y_word, element)
+            dh_word = _gradient(dy_word, y_word, emit.element_of(dy))
             dh_rows[-1].append(dh_word)
             members = [
-                shared_words.pointer(words, *_position(tile.thread, half, 4 * group + member)) for member in range(4)
+                shared_words.words_from(words, thread.row + 8 * half, thread.column + (4 * group + member))
+                for member in range(4)
             ]
-            for pointer in members:
-                llvm.store(i32(0), pointer)
-            # A group's words are neighbours.
-            positions = arith.andi(nibble, i32(3)), arith.shrui(nibble, i32(2))
-            for position, word in zip(positions, packed_24.zip_halves(dh_word, y_word), strict=True):
-                llvm.store(word, mgpu_utils.getelementptr(members[0], [position], i32_type()))
+            for member in members:
+                llvm.store(emit.i32(0), member.start)
+            for position, word in zip(positions(nibble), packed_24.zip_halves(dh_word, y_word), strict=True):
+                members[0].store(position, word)
     tile.store_packed(dh, dh_rows)
 
 
-def _gradient(dy: ir.Value, y: ir.Value, element: ir.Type) -> ir.Value:
+def _gradient(dy: Number, y: Number, element: ir.Type) -> Number:
     """Computes 2 sqrt(y) dy of two 16-bit floats."""
-    slopes = (arith.mulf(f32(2.0), math.sqrt(value)) for value in packed_24.unpack(y, element))
-    products = (arith.mulf(d, slope) for d, slope in zip(packed_24.unpack(dy, element), slopes, strict=True))
+    slopes = (emit.f32(2.0) * math.sqrt(value) for value in packed_24.unpack(y, element))
+    products = (d * slope for d, slope in zip(packed_24.unpack(dy, element), slopes, strict=True))
     return packed_24.pack(*products, element)
 
 
-def _position(thread: Thread, half: int, column: int) -> tuple[ir.Value, ir.Value]:
-    """Returns row and column in the tile of one of the 16 columns that a thread holds of a row."""
-    return arith.addi(thread.row, i32(8 * half)), arith.addi(thread.column, i32(column))
-
-
-def _select_along_tokens(tokens: list[ir.Value]) -> tuple[list[PackedPair], list[PackedPair]]:
+def _select_along_tokens(tokens: list[Number]) -> tuple[list[PackedPair], list[PackedPair]]:
     """Selects pairs of dH and of Y of 16 tokens of a column: of each four the largest two."""
     dh_pairs, y_pairs = [], []
-    for four in groups(tokens):
+    for four in groups_of_four(tokens):
         dh_pairs.append(packed_24.two_of_four([(word, _DH) for word in four], signed=True))
         y_pairs.append(packed_24.two_of_four([(word, _Y) for word in four], signed=False))
     return dh_pairs, y_pairs
 
 
-def _draw_along_tokens(
-    key: tuple[ir.Value, ir.Value], tile: Tile, neurons: int, element: ir.Type, row: ir.Value, tokens: list[ir.Value]
-) -> tuple[list[PackedPair], list[PackedPair]]:
-    """Selects as `_select_along_tokens`, but at random (MVUE), for row `row` of transposes of so many `neurons`."""
-    first_pair = arith.shrui(arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column), i32(3))
-    pairs = [], []
-    for number, four in enumerate(groups(tokens)):
-        if number % 2 == 0:
-            word = arith.addi(arith.muli(arith.addi(first_pair, i32(number // 2)), i32(neurons)), row)
-            above_one = mvue.uniform_above_one(mvue.random_bits(key, word))
-        both = zip(*(packed_24.unpack(word, element) for word in four), strict=True)
-        for kept, members in zip(pairs, both, strict=True):
-            pair = mvue.sample_two(members, above_one[number % 2])
-            kept.append(PackedPair(packed_24.pack(pair.low, pair.high, element), pair.nibble))
-    return pairs
-
-
-def _scatter_rows(outs, rows: list[ir.Value], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
+def _scatter_rows(outs, rows: list[Number], places: ir.Value, tile: Tile, tile_neurons: int) -> None:
     """Stores both columns' pairs in the rows of their neurons, and empty rows for the neurons that are not kept."""
-    nothing = [PackedPair(i32(0), i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
-    always = true()
+
+    def store_row(values, metadata, neuron, pairs, condition):
+        """Stores a thread's 16 tokens of one neuron."""
+        store_thread_columns(values, metadata, neuron, tile.row * TILE + tile.thread.column, pairs, condition)
+
+    nothing = [PackedPair(emit.i32(0), emit.i32(EMPTY_GROUP))] * (THREAD_COLUMNS // 4)
+    always = emit.true()
     for half in HALVES:
         for pairs, values, metadata in outs:
-            _store_row_if(always, values, metadata, rows[half], tile, pairs[half])
+            store_row(values, metadata, rows[half], pairs[half], always)
         for first in range(0, tile_neurons, TILE):
-            index = arith.addi(tile.thread.row, i32(8 * half + first))
-            pointer = mgpu_utils.getelementptr(mgpu_utils.memref_ptr(places), [index], i32_type())
-            is_empty = arith.cmpi(arith.CmpIPredicate.eq, llvm.load(i32_type(), pointer), i32(_NOT_KEPT))
-            neuron = arith.addi(arith.muli(tile.column, i32(tile_neurons)), index)
+            index = tile.thread.row + (8 * half + first)
+            is_empty = emit.shared_memory(places).load(index).compare("eq", _NOT_KEPT)
+            neuron = tile.column * tile_neurons + index
             for _, values, metadata in outs:
-                _store_row_if(is_empty, values, metadata, neuron, tile, nothing)
+                store_row(values, metadata, neuron, nothing, is_empty)
 
 
-def _store_row_if(
-    condition: ir.Value, values: ir.Value, metadata: ir.Value, neuron: ir.Value, tile: Tile, pairs: list[PackedPair]
-) -> None:
-    """Stores a thread's 16 tokens of one neuron: 16 bytes of values, and half a word of metadata."""
-    tokens = arith.addi(arith.muli(tile.row, i32(TILE)), tile.thread.column)
-    values_pointer, metadata_pointer = thread_columns_pointers(values, metadata, neuron, tokens)
-    store_if(condition, values_pointer, [pair.values for pair in pairs])
-    store_if(condition, metadata_pointer, [half_word(pairs)])
-
-
-def _listed(columns: ir.Value, block: ir.Value, tile: ir.Value, place: ir.Value) -> ir.Value:
+def _listed(columns: ir.Value, block: Number, tile: Tile, place: Number) -> Number:
     """Loads the neuron at a condensed column of a tile of columns [blocks, Kc]."""
-    offset = arith.addi(arith.muli(tile, i32(TILE)), place)
-    start = arith.addi(mul64(block, ir.MemRefType(columns.type).shape[1]), arith.extui(i64_type(), offset))
-    return llvm.load(i32_type(), mgpu_utils.getelementptr(global_pointer(columns), [start], i32_type()))
+    offset = tile.column * TILE + place
+    start = block.wide() * emit.shape_of(columns)[1] + offset.wide()
+    return emit.global_memory(columns).load(start)
 
 
-def _invert(columns: ir.Value, block: ir.Value, tile: ir.Value, places: ir.Value, thread: Thread, tile_neurons: int):
+def _invert(columns: ir.Value, block: Number, tile: Tile, places: ir.Value, tile_neurons: int) -> None:
     """Sets `places[neuron - first neuron of the tile]` to its condensed column in the tile, or `_NOT_KEPT`."""
-    shared = mgpu_utils.memref_ptr(places)
-
-    def at(index):
-        return mgpu_utils.getelementptr(shared, [index], i32_type())
-
+    shared = emit.shared_memory(places)
     for first in range(0, tile_neurons, WARPGROUP_SIZE):
-        index = arith.addi(thread.index, i32(first))
-        llvm.store(i32(_NOT_KEPT), at(index))
+        index = tile.thread.index + first
+        shared.store(index, emit.i32(_NOT_KEPT))
     mgpu_utils.warpgroup_barrier()
-    own = arith.remui(thread.index, i32(TILE))  # two threads write the same
+    own = tile.thread.index % TILE  # two threads write the same
     neuron = _listed(columns, block, tile, own)
-    llvm.store(own, at(arith.subi(neuron, arith.muli(tile, i32(tile_neurons)))))
+    shared.store(neuron - tile.column * tile_neurons, own)

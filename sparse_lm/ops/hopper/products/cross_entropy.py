@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
-from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
-from sparse_lm.ops.hopper.frame.operands import check_multiples
+from sparse_lm.ops.hopper.frame import compat
+from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
 from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _ROWS, _COLUMNS, _STEP = 64, 256, 64  # of a warpgroup's part of a tile, and of a step along k
@@ -88,20 +88,14 @@ def odds(
     return tuple(run(x, w, targets, of_targets))
 
 
-def _transforms(columns: int) -> tuple:
-    swizzle = plgpu.find_swizzle(columns * 16)
-    return plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle)
-
-
 def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, cluster: int):
     (tokens, depth), vocabulary = x.shape, w.shape[0]
     grid = tokens // (_BLOCK * cluster), vocabulary // _COLUMNS
 
     def pipeline(body, compute_context):
         def spec(rows, **shared):
-            return plgpu.BlockSpec(
-                (rows, _STEP), lambda k: (0, k), transforms=_transforms(_STEP), memory_space=plgpu.SMEM, **shared
-            )
+            options = dict(transforms=swizzled(x.dtype), memory_space=plgpu.SMEM, **shared)
+            return plgpu.BlockSpec((rows, _STEP), lambda k: (0, k), **options)
 
         shared = dict(collective_axes=("cluster",)) if cluster > 1 else {}
         return plgpu.emit_pipeline_warp_specialized(
@@ -115,14 +109,11 @@ def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, cluster: int)
             compute_context=compute_context,
         )
 
-    def ignore(*_, **__):
-        return None
-
     def scope(allocations, staging):
         warpgroup, peer = lax.axis_index("warpgroup"), lax.axis_index("cluster")
 
         def of_rows(array, token):
-            return plgpu.load(array.at[pl.ds(token, _ROWS)], *LOAD_ALL, layout=_OF_ROWS, optimized=False)
+            return compat.load(array.at[pl.ds(token, _ROWS)], _OF_ROWS, optimized=False)
 
         def odds_of(logits, first_column, target, of_target):
             def spread(of_rows):
@@ -172,16 +163,13 @@ def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, cluster: int)
                 values = odds_of(logits, first_column, *of_target)
                 store(values, out.at[pl.ds(token, _ROWS), pl.ds(first_column, _COLUMNS)], column, token)
 
-            pipeline(multiply, compute)(
-                x.at[pl.ds(first_token, _BLOCK)],
-                w.at[pl.ds(first_column, _COLUMNS)],
-                allocations=allocations,
-            )
+            tiles = x.at[pl.ds(first_token, _BLOCK)], w.at[pl.ds(first_column, _COLUMNS)]
+            pipeline(multiply, compute)(*tiles, allocations=allocations)
 
     pl.run_scoped(
         scope,
-        pipeline(ignore, ignore).get_allocations(x, w),
-        plgpu.SMEM((_CONSUMERS, _SLOTS, _ROWS, _STORED), out.dtype, transforms=_transforms(_STORED)),
+        pipeline(lambda *_: None, lambda _: None).get_allocations(x, w),
+        plgpu.SMEM((_CONSUMERS, _SLOTS, _ROWS, _STORED), out.dtype, transforms=swizzled(out.dtype)),
         collective_axes="warpgroup",
     )
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.grouped import group_sizes
-from sparse_lm.ops.hopper.frame.operands import check_multiples
+from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
 from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _TILE_M, _TILE_N = 128, 256  # rows and columns of the result in a tile; each consumer computes half of the columns
@@ -30,15 +30,7 @@ _RASTER_WIDTH = 8  # tiles along the rows in the band that the blocks which run 
 _STEP = 64  # of the contracted dimension: 128 bytes, a line of swizzled shared memory
 _CONSUMERS = 2
 _ROWS = 64  # of the result that are stored together
-_TRANSFORMS = plgpu.TilingTransform((8, _STEP)), plgpu.SwizzleTransform(128)
-
-
-class _Tile(NamedTuple):
-    """Names what a tile of the result is made of: slices of two operands in global memory, and how many steps."""
-
-    a: Any
-    b: Any
-    steps: Array | int
+_TRANSFORMS = swizzled(jnp.bfloat16)
 
 
 def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
@@ -51,7 +43,7 @@ def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *
         x, w, block_experts = refs
         expert, steps = _expert_and_steps(block_experts[m * _TILE_M // v], experts, dim // _STEP, padded)
         rows = expert * neurons + n * _TILE_N
-        return _Tile(x.at[pl.ds(m * _TILE_M, _TILE_M)], w.at[pl.ds(rows, _TILE_N)], steps)
+        return x.at[pl.ds(m * _TILE_M, _TILE_M)], w.at[pl.ds(rows, _TILE_N)], steps
 
     out = jax.ShapeDtypeStruct((x.shape[0], neurons), x.dtype)
     return _multiply((x, w, block_experts), out, tile, name="grouped_up", b_transposed=True)
@@ -68,21 +60,13 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int,
         expert, steps = _expert_and_steps(block_experts[m * _TILE_M // v], experts, neurons // _STEP, padded)
         columns = pl.ds(n * _TILE_N, _TILE_N)
         b = w.at[pl.ds(expert * neurons, neurons), columns]
-        return _Tile(y.at[pl.ds(m * _TILE_M, _TILE_M)], b, steps)
+        return y.at[pl.ds(m * _TILE_M, _TILE_M)], b, steps
 
     out = jax.ShapeDtypeStruct((y.shape[0], dim), y.dtype)
     return _multiply((y, w, block_experts), out, tile, name="grouped_down")
 
 
-def grouped_weights(
-    y: Array,
-    x: Array,
-    block_experts: Array,
-    v: int,
-    experts: int,
-    *,
-    out_dtype: jnp.dtype,
-) -> Array:
+def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: jnp.dtype) -> Array:
     """See `ops.grouped_weights` and `grouped_up`."""
     check_product_dtypes(y.dtype, x.dtype, out_dtype)
     neurons, dim = y.shape[1], x.shape[1]
@@ -97,7 +81,7 @@ def grouped_weights(
         # As long as all tokens are: the pipeline reads as far as the steps go.
         tokens = pl.ds(pl.multiple_of(starts[expert], _STEP), y.shape[0])
         a = y.at[tokens, pl.ds(lax.rem(m, of_expert) * _TILE_M, _TILE_M)]
-        return _Tile(a, x.at[tokens, pl.ds(n * _TILE_N, _TILE_N)], steps[expert])
+        return a, x.at[tokens, pl.ds(n * _TILE_N, _TILE_N)], steps[expert]
 
     out = jax.ShapeDtypeStruct((experts * neurons, dim), out_dtype)
     return _multiply((y, x, starts, steps), out, tile, name="grouped_weights", a_transposed=True)
@@ -112,28 +96,22 @@ def _expert_and_steps(expert: Array, experts: int, steps: int, padded: bool) -> 
 def _multiply(
     operands: tuple[Array, ...],
     out: jax.ShapeDtypeStruct,
-    tile: Callable[[Any, Array, Array], _Tile],
+    tile: Callable[[Any, Array, Array], tuple[Any, Any, Array | int]],
     *,
     name: str,
     a_transposed: bool = False,
     b_transposed: bool = False,
 ) -> Array:
-    """Computes every tile of `out`, a @ b of the slices that `tile(refs, row, column)` names.
+    """Computes every tile of `out`, a @ b.
 
-    Args:
-      operands: arrays in global memory that `tile` is given references to.
-      out: the result; its sizes are multiples of the tile's.
-      tile: from the references, and number of the tile along both dimensions, its operands.
-      name: of the kernel, in profiles.
-      a_transposed: a's slices are [contracted, rows], not [rows, contracted].
-      b_transposed: b's slices are [columns, contracted], not [contracted, columns].
+    `tile(references to the operands, row, column)` gives slices a and b, [rows, contracted] and [contracted, columns]
+    or transposed, and how many steps of the contracted dimension are to be summed up.
     """
     own_n = _TILE_N // _CONSUMERS
     grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
     a_tile = (_STEP, _TILE_M) if a_transposed else (_TILE_M, _STEP)
     b_tile = (_TILE_N, _STEP) if b_transposed else (_STEP, _TILE_N)
     chunk = 128 // jnp.dtype(out.dtype).itemsize  # columns of a line of shared memory
-    out_transforms = plgpu.TilingTransform((8, chunk)), plgpu.SwizzleTransform(128)
 
     def own(b_smem, consumer):
         columns = pl.ds(consumer * own_n, own_n)
@@ -194,7 +172,7 @@ def _multiply(
         allocations = pipeline(_STAGES, lambda *_: None, lambda _: None).get_allocations(*operands_gmem[:2])
         pl.run_scoped(
             scope,
-            plgpu.SMEM((_CONSUMERS, 2, _ROWS, chunk), out.dtype, transforms=out_transforms),
+            plgpu.SMEM((_CONSUMERS, 2, _ROWS, chunk), out.dtype, transforms=swizzled(out.dtype)),
             allocations,
             collective_axes="warpgroup",
         )

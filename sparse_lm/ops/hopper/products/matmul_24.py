@@ -11,8 +11,6 @@ come out every time.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -23,8 +21,7 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.fp8 import E4M3
-from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.compat import LOAD_ALL
+from sparse_lm.ops.hopper.frame import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, pad_to, result_type, round_up
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.store import store_tile
@@ -45,32 +42,25 @@ def matmul_24(
     out_transposed: bool = False,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.matmul_24`.
+    """See `sparse_lm.ops.matmul_24`; refuses dtypes that are no 16-bit floats.
 
     Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an inf or nan there does not reach the
     result.
-
-    Raises:
-      NotImplementedError: the dtypes.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[1]
-    config = config or heuristic_config(m, n, k)
-    shape = (n, m) if out_transposed else (m, n)
-    operands, out = (w.values, w.metadata, pad(b)), result_type(*shape, out_dtype)
-    product = _call(config, (m, operands[-1].shape[1]), operands, out, out_transposed=out_transposed)
+    config = config or split_k.fastest(CANDIDATES, m, n, pl.cdiv(k, STEP))
+    shape, b = (n, m) if out_transposed else (m, n), pad(b)
+    options = dict(name="matmul_24", out_transposed=out_transposed)
+    product = _multiply(config, (m, b.shape[1]), (w.values, w.metadata, b), result_type(*shape, out_dtype), **options)
     return product[: shape[0], : shape[1]]
 
 
 def matmul_24_fp8(
     a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike = jnp.bfloat16, config: Tiling | None = None
 ) -> Array:
-    """See `sparse_lm.ops.matmul_24_fp8`.
-
-    Raises:
-      NotImplementedError: the dtypes, or a K that is no multiple of 128.
-    """
+    """See `sparse_lm.ops.matmul_24_fp8`; refuses other dtypes, and a K that is no multiple of 128."""
     if (a.dtype, b_t.dtype) != (E4M3, E4M3) or out_dtype not in (jnp.bfloat16, jnp.float32):
         raise NotImplementedError(
             f"needs operands in {E4M3.__name__} and gives bfloat16 or float32, not {a.dtype}, {b_t.dtype}, {out_dtype}"
@@ -85,38 +75,30 @@ def matmul_24_fp8(
     metadata = a.metadata.reshape(sizes[0] // TILE, k // _FP8_STEP, -1)
     # Rows past the end are computed, too.
     scale = pad_to(scale, (config.grid(*sizes)[0] * config.cluster_m, 1))[:, 0]
-    out = result_type(m, n, out_dtype)
 
     def store(part, slots, operands, outs, origin, number):
-        rows = operands[-1].at[pl.ds(origin[0], TILE)]
-        rows = plgpu.load(rows, *LOAD_ALL, layout=_ROW_SCALES, optimized=False)
+        rows = compat.load(operands[-1].at[pl.ds(origin[0], TILE)], _ROW_SCALES, optimized=False)
         scaled = part * lax.broadcast_in_dim(rows.astype(part.dtype), part.shape, (0,))
         store_tile(scaled, slots, *outs, origin, first_store=number, transposed=False)
 
-    operands = a.values, metadata, b_t, scale
-    return _call(config, sizes, operands, out, epilogue=Epilogue((out,), store))[:m, :n]
+    out = result_type(m, n, out_dtype)
+    options = dict(name="matmul_24_fp8", b_transposed=True, epilogue=Epilogue((out,), store))
+    return _multiply(config, sizes, (a.values, metadata, b_t, scale), out, **options)[:m, :n]
 
 
-def heuristic_config(m: int, n: int, k: int) -> Tiling:
-    """Chooses the candidate that is done first."""
-    return split_k.fastest(CANDIDATES, m, n, pl.cdiv(k, STEP))
-
-
-def _call(
+def _multiply(
     config: Tiling,
     sizes: tuple[int, int],
     operands: tuple[Array, ...],
     out: jax.ShapeDtypeStruct,
     *,
-    out_transposed: bool = False,
-    epilogue: Epilogue | None = None,
+    b_transposed: bool = False,
+    **options,
 ) -> Array:
-    """Computes a product of these sizes of values, metadata and b, which is [K, N], or [N, K] of e4m3."""
-    values, b = operands[0], operands[2]
-    step, b_transposed = wgmma_sp.step_columns(b.dtype), b.dtype == E4M3
-    grid, jobs = split_k.schedule_product(config, *sizes, 2 * values.shape[1] // step)
+    """Computes a product of these sizes of values, metadata and b, which is [K, N], or [N, K] if `b_transposed`."""
+    step = wgmma_sp.step_columns(operands[0].dtype)
 
-    def loads(operands: Any, job: Any) -> Loads:
+    def loads(operands, job):
         values, metadata, b, *_ = operands
 
         def copies(k, _, stage):
@@ -126,16 +108,5 @@ def _call(
 
         return Loads(copies)
 
-    (product,) = multiply(
-        config,
-        grid,
-        jobs,
-        loads,
-        operands,
-        out,
-        name="matmul_24_fp8" if b_transposed else "matmul_24",
-        b_transposed=b_transposed,
-        out_transposed=out_transposed,
-        epilogue=epilogue,
-    )
-    return product
+    schedule = split_k.schedule_product(config, *sizes, 2 * operands[0].shape[1] // step)
+    return multiply(config, schedule, loads, operands, out, b_transposed=b_transposed, **options)[0]

@@ -42,11 +42,7 @@ CONTIGUOUS = (
 
 
 def heuristic_config(rows: int, n: int, kept: int, v: int, *, in_boxes: bool = False) -> Tiling:
-    """Chooses the candidate that is done first, of those whose tiles' rows lie in one block.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
+    """Chooses the candidate that is done first, of those whose tiles' rows lie in one block; refuses other v."""
     candidates = CONTIGUOUS if in_boxes else CANDIDATES
     fitting = [candidate for candidate in candidates if v % candidate[0].cluster_m == 0]
     if not fitting:
@@ -62,14 +58,10 @@ def matmul_venom(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.matmul_venom`; v is a multiple of 64.
+    """See `sparse_lm.ops.matmul_venom`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64.
 
     Rows of b that no stored position names are not read. Last blocks that list only K cost little if columns are
-    contiguous.
-
-    Raises:
-      NotImplementedError: the dtypes, or v.
-      ValueError: a config whose clusters' tiles do not lie in one block.
+    contiguous. A config whose clusters' tiles do not lie in one block raises ValueError.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
@@ -80,20 +72,13 @@ def matmul_venom(
     check_in_block(config.cluster_m, a.v, "rows")
     # For gathers, rows stay as they are: a padded column of a is row k, past the end of b.
     b = pad(b, rows=in_boxes)
-    return _call(config, a, b, rows, out_dtype, in_boxes)[: m if rows is None else rows.position.shape[0], :n]
-
-
-def _call(
-    config: Tiling, a: SparseVenom, b: Array, rows: RowOrder | None, out_dtype: jnp.dtype, in_boxes: bool
-) -> Array:
     steps = a.values.shape[1] // wgmma_sp.KEPT
     padding = [rows_in_use(a.columns[:, :: a.contiguous], a.v, a.shape[1])] if in_boxes else []
 
     def in_use(operands, row, _):
         return row < operands[4][0]  # read for each job anew, from the cache: consumers lack a register for it
 
-    sizes = a.shape[0], b.shape[1]
-    grid, jobs = split_k.schedule_product(config, *sizes, steps, in_use if in_boxes else None, band_axis=1)
+    schedule = split_k.schedule_product(config, m, b.shape[1], steps, in_use if in_boxes else None, band_axis=1)
 
     def loads(operands, job):
         values, metadata, columns, b_gmem, *_ = operands
@@ -117,18 +102,19 @@ def _call(
 
         return Loads(copy_both, look_up_box) if in_boxes else Loads(copy_sparse, look_up_numbers, gather_b)
 
-    out, numbers = result_type(*sizes, out_dtype), ()
+    out, numbers, epilogue = result_type(m, b.shape[1], out_dtype), (), None
     if rows is not None:
-        out, numbers = jax.ShapeDtypeStruct((rows.position.shape[0], sizes[1]), out_dtype), (rows.slots[None],)
+        m = rows.position.shape[0]
+        out, numbers = jax.ShapeDtypeStruct((m, b.shape[1]), out_dtype), (rows.slots[None],)
+        epilogue = store_rows(out)
     (product,) = multiply(
         config,
-        grid,
-        jobs,
+        schedule,
         loads,
         (a.values, a.metadata, a.columns, b, *padding, *numbers),
         out,
         name="matmul_venom_contiguous" if in_boxes else "matmul_venom",
         gathers=not in_boxes,
-        epilogue=None if rows is None else store_rows(out),
+        epilogue=epilogue,
     )
-    return product
+    return product[:m, :n]

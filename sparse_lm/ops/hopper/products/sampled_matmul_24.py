@@ -27,19 +27,19 @@ from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.typing import DTypeLike
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
 from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
-from sparse_lm.ops.hopper.frame.emit import SCALAR, i32
-from sparse_lm.ops.hopper.frame.operands import pad, result_type, round_up
+from sparse_lm.ops.hopper.frame.emit import SCALAR, Number, element_of, scalar
+from sparse_lm.ops.hopper.frame.hidden_stats import sum_stats
+from sparse_lm.ops.hopper.frame.operands import pad, result_type, round_up, swizzled
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
-from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, transforms, write_tile
+from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, write_tile
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, Thread, Tile
 from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling, check_in_block
-from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, sparsify, squared_relu_24
+from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, squared_relu, squared_relu_24, store_selected
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 
 # M counts listed rows, N tokens. With the time of a tile (measured on an H200).
@@ -47,11 +47,7 @@ CANDIDATES = ((Tiling(256, 192), 1.36), (Tiling(128, 256), 1.0), (Tiling(256, 12
 
 
 def heuristic_config(tokens: int, kept: int, dim: int, v: int) -> Tiling:
-    """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block.
-
-    Raises:
-      NotImplementedError: there is none.
-    """
+    """Chooses the candidate that is done first, of those whose tiles of tokens lie in one block; refuses other v."""
     fitting = [candidate for candidate in CANDIDATES if v % candidate[0].tile_n == 0]
     if not fitting:
         raise NotImplementedError(f"needs v to be a multiple of 128 or 192, not {v}")
@@ -68,21 +64,18 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`; v is a multiple of 64.
+    """See `sparse_lm.ops.sampled_matmul_24`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of
+    64.
 
-    Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones.
-    Last blocks that list only F cost little if they are contiguous.
-
-    Raises:
-      NotImplementedError: the dtypes, or v.
-      ValueError: a config whose clusters' tiles do not lie in one block.
+    Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones: one
+    whose clusters' tiles do not lie in one block raises ValueError. Last blocks that list only F cost little if they
+    are contiguous.
     """
     if not _takes_contiguous(contiguous, v):
         return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
-    config = config or heuristic_config(tokens, kept, x.shape[1], v)
     out = result_type(tokens, kept, out_dtype)
     (product,) = _multiply_listed(config, w, pad(x), neuron_ids, v, contiguous, out, name="sampled_matmul_24")
     return product[:tokens, :kept]
@@ -91,23 +84,19 @@ def sampled_matmul_24(
 def sampled_squared_relu_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, config: Tiling | None = None
 ) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.sampled_squared_relu_24`.
+    """See `sparse_lm.ops.sampled_squared_relu_24`; refuses what `sampled_matmul_24` does.
 
     Runs that no tile of `sampled_matmul_24` fits are left to the two kernels.
-
-    Raises:
-      NotImplementedError: the dtypes, or v.
     """
     if not _takes_contiguous(contiguous, v):
         return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
     check_product_dtypes(w.dtype, x.dtype, x.dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
-    config = config or heuristic_config(tokens, kept, x.shape[1], v)
     h = jax.ShapeDtypeStruct((round_up(tokens), kept), x.dtype)
     values, metadata, stats = _multiply_listed(
         config, w, pad(x), neuron_ids, v, contiguous, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
     )
-    return Sparse24(values, metadata, (tokens, kept)), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
+    return Sparse24(values, metadata, (tokens, kept)), sum_stats(stats)
 
 
 def _takes_contiguous(contiguous: int, v: int) -> bool:
@@ -116,7 +105,7 @@ def _takes_contiguous(contiguous: int, v: int) -> bool:
 
 
 def _multiply_listed(
-    config: Tiling,
+    config: Tiling | None,
     w: Sparse24,
     x: Array,
     neuron_ids: Array,
@@ -129,6 +118,7 @@ def _multiply_listed(
 ) -> list[Array]:
     """Computes the product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
     tokens, kept = x.shape[0], neuron_ids.shape[1]
+    config = config or heuristic_config(tokens, kept, x.shape[1], v)
     check_in_block(config.cluster_n, v, "tokens")
     steps = w.values.shape[1] // wgmma_sp.KEPT
     box = math.gcd(contiguous, config.tile_m)
@@ -139,42 +129,33 @@ def _multiply_listed(
     def loads(operands, job):
         values, metadata, x, neuron_ids, _ = operands
         block = lax.div(job.column, v)
-        rows = {
-            first: neuron_ids[block, lax.min(job.row + first, kept - box)] for first in range(0, config.tile_m, box)
-        }
+        firsts = range(0, config.tile_m, box)
+        boxes = [(first, neuron_ids[block, lax.min(job.row + first, kept - box)]) for first in firsts]
 
         def copies(k, _, stage):
-            boxes = [stage.copy_sparse(values, metadata, row, k, first=first, rows=box) for first, row in rows.items()]
-            return [*itertools.chain(*boxes), stage.copy_b(x, job.column, k * STEP)]
+            of_boxes = (stage.copy_sparse(values, metadata, row, k, first, box) for first, row in boxes)
+            return [*itertools.chain(*of_boxes), stage.copy_b(x, job.column, k * STEP)]
 
         return Loads(copies)
 
-    grid, jobs = split_k.schedule_product(config, kept, tokens, steps, in_use)
-    return multiply(
-        config,
-        grid,
-        jobs,
-        loads,
-        (w.values, w.metadata, x, neuron_ids, rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])),
-        out,
-        name=name,
-        b_transposed=True,
-        out_transposed=True,
-        epilogue=epilogue,
-    )
+    schedule = split_k.schedule_product(config, kept, tokens, steps, in_use)
+    padding = rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])
+    operands, turned = (w.values, w.metadata, x, neuron_ids, padding), dict(b_transposed=True, out_transposed=True)
+    return multiply(config, schedule, loads, operands, out, name=name, epilogue=epilogue, **turned)
 
 
 def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
     tokens, neurons = h.shape
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(transforms(h.dtype)), *(plgpu.RefType(),) * 3, *(SCALAR,) * 2)
-    )
+    staged = plgpu.RefType(swizzled(h.dtype))
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, staged, *(plgpu.RefType(),) * 3, SCALAR, SCALAR))
     def select(_, part, slot, values, metadata, stats, neuron_tile, token_tile):
         write_tile(part, slot, transposed=True)
         mgpu_utils.warpgroup_barrier()
-        tile = Tile(Thread.current(), token_tile.registers.item(), neuron_tile.registers.item())
-        sparsify([_load_words(slot, tile.thread, half) for half in HALVES], tile, values, metadata, stats)
+        tile = Tile(Thread.current(), scalar(token_tile), scalar(neuron_tile))
+        words = [_load_words(slot, tile.thread, half) for half in HALVES]
+        store_selected(squared_relu(words, element_of(values)), tile, values, metadata, stats, signed=False)
 
     def store(part: Array, slots: Any, _, outs: Sequence[Any], origin: tuple[Array, Array], number: int) -> None:
         neuron, token = origin
@@ -188,9 +169,9 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
     return Epilogue(out_types(tokens, neurons, h.dtype), store)
 
 
-def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[ir.Value]:
+def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[Number]:
     """Loads the 16 neurons of one of a thread's tokens, eight words, from a staging slot, [tokens, neurons] and
     swizzled."""
-    row = arith.addi(thread.row, i32(8 * half))
-    first_chunk = arith.divui(thread.column, i32(TILE * SWIZZLE_CHUNK // SWIZZLE))
-    return [word for number in range(2) for word in load_chunk(slot, row, arith.addi(first_chunk, i32(number)))]
+    row = thread.row + 8 * half
+    first_chunk = thread.column // (TILE * SWIZZLE_CHUNK // SWIZZLE)
+    return [word for number in range(2) for word in load_chunk(slot, row, first_chunk + number)]

@@ -12,10 +12,6 @@ Numerics: float32 accumulation in the order of the columns, one rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -25,9 +21,9 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.checks import check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
-from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
+from sparse_lm.ops.hopper.frame.persistent import launch
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
 from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
@@ -35,7 +31,6 @@ from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_bloc
 
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
-
 
 _TILE_ROWS = 256  # of the 2:4 matrix in a block's tile
 _CONSUMER_ROWS = _TILE_ROWS // CONSUMERS
@@ -47,21 +42,12 @@ CANDIDATES = tuple(_STAGES)  # tokens that share a gathered row, the most first
 
 
 def sampled_rows_24(
-    w: Sparse24,
-    x: Array,
-    neuron_ids: Array,
-    v: int,
-    *,
-    out_dtype: DTypeLike | None = None,
-    config: int | None = None,
+    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, out_dtype: DTypeLike | None = None, config: int | None = None
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order, and v is a multiple of 64.
+    """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order.
 
-    `config` is the tokens of a tile, which divide v: the most of `CANDIDATES` that do, by default.
-
-    Raises:
-      NotImplementedError: the dtypes, or v.
-      ValueError: tokens of a tile that do not divide v.
+    It refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64. `config` is the tokens of a tile:
+    the most of `CANDIDATES` that divide v, by default. Others, if they do not divide v, raise ValueError.
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
@@ -70,15 +56,12 @@ def sampled_rows_24(
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     tile_tokens = config or next(tokens for tokens in CANDIDATES if v % tokens == 0)
     check_in_block(tile_tokens, v, "tokens")
-    return _call(tile_tokens, w, pad(x), neuron_ids, v, result_type(tokens, kept, out_dtype))[:tokens, :kept]
-
-
-def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, out: jax.ShapeDtypeStruct) -> Array:
+    x, out = pad(x), result_type(tokens, kept, out_dtype)
     stages = _STAGES[tile_tokens]
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)
     # Past the last step the values are zeros. The tokens need not be: of a D up to 64 their only tile is copied again.
     steps = gathers * gather_24.STAGES
-    grid = pl.cdiv(neuron_ids.shape[1], _TILE_ROWS * CLUSTER), pl.cdiv(x.shape[0], tile_tokens)
+    grid = pl.cdiv(kept, _TILE_ROWS * CLUSTER), pl.cdiv(x.shape[0], tile_tokens)
     clusters = min(grid[0] * grid[1], cluster_count())
 
     def kernel(values_gmem, metadata_gmem, neuron_ids_gmem, x_gmem, out_gmem):
@@ -104,11 +87,23 @@ def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, ou
                 plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
 
                 def fill(i, block, row, token):
-                    offsets = gather_24.load_offsets(
-                        neuron_ids_gmem, values_gmem, metadata_gmem, block, row, _TILE_ROWS
-                    )
-                    slots, sources = (values_smem, metadata_smem, x_smem), (values_gmem, metadata_gmem, x_gmem)
-                    _fill_tile(ring, slots, sources, offsets, token, gathers, lambda k: i * steps + k)
+                    """Fills a stage for each step: with tokens by TMA, with listed rows by gathers, which fill two."""
+                    sources = values_gmem, metadata_gmem
+                    offsets = gather_24.load_offsets(neuron_ids_gmem, *sources, block, row, _TILE_ROWS)
+
+                    @pl.loop(0, gathers)
+                    def _gather(gather):
+                        first_k = gather * gather_24.STAGES
+                        ks = [first_k + stage for stage in range(gather_24.STAGES)]
+                        slots = [ring.slot(i * steps + k) for k in ks]
+                        for k, slot in zip(ks, slots, strict=True):
+                            tile, origin = x_smem.at[slot], (token, k * wgmma_sp.STEP)
+                            copy = Copy(x_gmem, tile, origin, wgmma_sp.DENSE_TRANSFORMS, multicast=True)
+                            ring.fill(i * steps + k, [copy])
+                        targets = tuple(values_smem.at[slot] for slot in slots), metadata_smem.at[slots[0]]
+                        gather_24.start_gather(*sources, *targets, offsets, gather)
+                        for k in ks:
+                            ring.arrive_gathered(i * steps + k)
 
                 for_each_tile(fill)
                 ring.close(tiles * steps)
@@ -116,23 +111,20 @@ def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, ou
             def consume():
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
                 own_rows = pl.ds(warpgroup * _CONSUMER_ROWS, _CONSUMER_ROWS)
+                accumulators = _CONSUMER_ROWS // wgmma_sp.ROWS, tile_tokens
+                options = dict(b_transposed=True, load_words=gather_24.load_words)
 
                 def operands(slot):
                     return values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot]
 
                 def compute(i, block, row, token):
                     row = row + warpgroup * _CONSUMER_ROWS
-                    accumulators = accumulate(
-                        ring,
-                        i * steps,
-                        steps,
-                        operands,
-                        blocks=_CONSUMER_ROWS // wgmma_sp.ROWS,
-                        n=tile_tokens,
-                        b_transposed=True,
-                        load_words=gather_24.load_words,
-                    )
-                    _store_tile(accumulators, out_smem.at[warpgroup], out_gmem, row, token, i)
+                    parts = accumulate(ring, i * steps, steps, operands, accumulators, **options)
+                    for number, part in enumerate(parts):
+                        part = part.astype(out.dtype)
+                        origin = row + number * wgmma_sp.ROWS, token
+                        first_store = (i * len(parts) + number) * stores(tile_tokens, out.dtype)
+                        store_tile(part, out_smem.at[warpgroup], out_gmem, origin, first_store, transposed=True)
 
                 for_each_tile(compute)
                 plgpu.wait_smem_to_gmem(0)
@@ -151,70 +143,5 @@ def _call(tile_tokens: int, w: Sparse24, x: Array, neuron_ids: Array, v: int, ou
             collective_axes="warpgroup",
         )
 
-    run = plgpu.kernel(
-        kernel,
-        out_type=out,
-        grid=(clusters,),
-        grid_names=("cluster",),
-        cluster=(CLUSTER,),
-        cluster_names=(CLUSTER_AXIS,),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        kernel_name="sampled_rows_24",
-        compiler_params=COMPILER_PARAMS,
-    )
-    # A stack of products is one after the other: TMA takes no batch of matrices.
-    return jax.custom_batching.sequential_vmap(run)(w.values, gather_24.metadata_by_rows(w.metadata), neuron_ids, x)
-
-
-def _fill_tile(
-    ring: Ring,
-    stages: tuple[Any, Any, Any],
-    sources: tuple[Any, Any, Any],
-    offsets: tuple[Array, Array],
-    token: Array,
-    gathers: int,
-    step_of: Callable[[Array], Array],
-) -> None:
-    """Fills a stage for each step of a tile: the tokens by TMA, the listed rows by gathers, which fill several each.
-
-    Args:
-      ring: of the stages.
-      stages: values, metadata and tokens, of all slots.
-      sources: values, metadata by rows and tokens in global memory.
-      offsets: of the tile's rows, from `gather_24.load_offsets`.
-      token: the tile's first.
-      gathers: how many.
-      step_of: of a step along k, its number in the ring.
-    """
-    values, metadata, x = stages
-    values_gmem, metadata_gmem, x_gmem = sources
-
-    @pl.loop(0, gathers)
-    def _gather(gather):
-        first_k = gather * gather_24.STAGES
-        ks = [first_k + stage for stage in range(gather_24.STAGES)]
-        slots = [ring.slot(step_of(k)) for k in ks]
-        for k, slot in zip(ks, slots, strict=True):
-            origin = token, k * wgmma_sp.STEP
-            ring.fill(step_of(k), [Copy(x_gmem, x.at[slot], origin, wgmma_sp.DENSE_TRANSFORMS, multicast=True)])
-        values_stages = tuple(values.at[slot] for slot in slots)
-        gather_24.start_gather(values_gmem, metadata_gmem, values_stages, metadata.at[slots[0]], offsets, gather)
-        for k in ks:
-            ring.arrive_gathered(step_of(k))
-
-
-def _store_tile(
-    accumulators: tuple[Array, ...], slots: Any, out: Any, row: Array, token: Array, tile_number: Array
-) -> None:
-    """Stores a consumer's part of a tile, [64, tokens] each, in `out[token:, row:]`; `tile_number` counts its tiles."""
-    stores_of_a_block = stores(accumulators[0].shape[1], out.dtype)
-    for block, accumulator in enumerate(accumulators):
-        store_tile(
-            accumulator.astype(out.dtype),
-            slots,
-            out,
-            (row + block * wgmma_sp.ROWS, token),
-            first_store=(tile_number * len(accumulators) + block) * stores_of_a_block,
-            transposed=True,
-        )
+    run = launch(kernel, out, clusters, "sampled_rows_24")
+    return run(w.values, gather_24.metadata_by_rows(w.metadata), neuron_ids, x)[:tokens, :kept]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax import Array, lax
@@ -44,13 +43,8 @@ _WHOLE_ROWS = 2048  # columns of b, of which the cache holds what the tiles of a
 def heuristic_config(contiguous: int, listings: int, n: int) -> Tiling:
     """Chooses the fastest candidate of those whose cluster's rows a slice holds; of equals the one that reads least.
 
-    Args:
-      contiguous: rows of a slice.
-      listings: of a block.
-      n: columns of the result.
-
-    Raises:
-      NotImplementedError: no tile divides the slice.
+    Slices have `contiguous` rows, blocks list `listings` slices each, and the result has n columns. Slices that no
+    tile divides are refused.
     """
     fitting = [candidate for candidate in CANDIDATES if contiguous % candidate[0].cluster_m == 0]
     if not fitting:
@@ -96,18 +90,19 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.scattered_matmul_24`; contiguous is a multiple of 128, and v one of 64.
+    """See `sparse_lm.ops.scattered_matmul_24`.
+
+    It refuses dtypes that are no 16-bit floats, a `contiguous` that is no multiple of 128 or does not divide `rows`, a
+    v that is no multiple of 64, and a T of 64 at most. A config whose clusters' tiles do not lie in one slice raises
+    ValueError.
 
     Slices past the last row are left out: a block of slots that hold no token, if it lists only such, costs nothing.
-
-    Raises:
-      NotImplementedError: the dtypes, contiguous, v, rows that contiguous does not divide, or a T of 64 at most.
-      ValueError: a config whose clusters' tiles do not lie in one slice.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
     n = b.shape[1]
-    config = config or heuristic_config(contiguous, neuron_ids.shape[1] // contiguous, n)
+    listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
+    config = config or heuristic_config(contiguous, listings, n)
     if v % STEP:
         raise NotImplementedError(f"needs v to be a multiple of {STEP}, not {v}")
     check_in_block(config.cluster_m, contiguous, "rows")
@@ -116,29 +111,23 @@ def scattered_matmul_24(
     # Steps past the end must read zeros, but copies ignore the index into a dimension of a single tile (operands.py).
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")
-    return _call(config, a, pad(b), neuron_ids, v, contiguous, result_type(rows, n, out_dtype))[:, :n]
-
-
-def _call(
-    config: Tiling, a: Sparse24, b: Array, neuron_ids: Array, v: int, contiguous: int, out: jax.ShapeDtypeStruct
-) -> Array:
+    b, out = pad(b), result_type(rows, n, out_dtype)
     steps = v // STEP  # of a block
-    listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     grid = config.grid(out.shape[0], b.shape[1])
     stream = StreamK(cluster_count())
     places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, out.shape[0] // contiguous)
-    pairs, rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), contiguous // config.cluster_m))
+    pairs, tile_rows = descending(jnp.repeat(jnp.maximum((counts * steps + 1) // 2, 1), contiguous // config.cluster_m))
     shares = stream.shares(by_tile(pairs, grid, config.raster_width))
 
     def jobs(operands, cluster, peer):
-        *_, shares, rows, pairs = operands
+        *_, shares, tile_rows, pairs = operands
 
         def place(tile):
             return tile_at(tile, grid, config.raster_width)
 
         def origin(tile):
             row, column = place(tile)
-            return config.origin(rows[row], column, peer)
+            return config.origin(tile_rows[row], column, peer)
 
         return stream.jobs(shares, cluster, lambda tile: pairs[place(tile)[0]], origin)
 
@@ -159,13 +148,6 @@ def _call(
 
         return Loads(copies, look_up)
 
-    (product,) = multiply(
-        config,
-        stream.grid,
-        jobs,
-        loads,
-        (a.values, a.metadata, b, places, shares, rows, pairs),
-        out,
-        name="scattered_matmul_24",
-    )
-    return product
+    operands = a.values, a.metadata, b, places, shares, tile_rows, pairs
+    (product,) = multiply(config, (stream.grid, jobs), loads, operands, out, name="scattered_matmul_24")
+    return product[:, :n]
