@@ -21,7 +21,6 @@ import importlib.util
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,9 @@ from typing import Any
 from absl import flags
 
 from sparse_lm import entry_point
-from sparse_lm.data import heldout_batches
+from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.errors import OutputError
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
@@ -123,7 +123,11 @@ def evaluate_tasks(
     model, step = text_model(workdir, checkpoint, batch_tokens)
     now = datetime.datetime.now(datetime.UTC)  # one checkpoint may be evaluated many times
     file = Path(output or Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json"))
-    _make_room(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()  # now, not after an evaluation of hours
+    except OSError as error:
+        raise OutputError(file, f"cannot be written: {error.strerror}") from error
     loaded = load_tasks(tasks, include_path)
     scores, table = score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit, samples=samples)
     print(table)
@@ -141,17 +145,6 @@ def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: 
     # Several shapes are compiled, each for little work: one layer compiles sooner than all.
     graphdef = llama.graphdef(dataclasses.replace(config.model, unroll_layers=False))
     return TextModel(graphdef, params, tokenizer, end_of_text(tokenizer), config.seq_len, batch_tokens), step
-
-
-def _make_room(file: Path) -> None:
-    """Checks that the file can be written, before an evaluation of hours."""
-    if file.is_dir():
-        raise HarnessError(f"--output={file}: is a directory; must be a file")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=file.parent).close()
-    except OSError as error:
-        raise HarnessError(f"--output={file}: cannot be written: {error.strerror}") from error
 
 
 def main() -> None:
@@ -189,7 +182,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (HarnessError,))
+    entry_point.run(main, _define_flags)
 
 
 if __name__ == "__main__":

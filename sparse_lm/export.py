@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from sparse_lm import entry_point
 from sparse_lm.config import Config
 from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.errors import OutputError, WorkdirError
 from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import check_has_architecture
 from sparse_lm.interop.hf_directory import write_hf_directory
@@ -34,19 +35,12 @@ from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import GATES
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.telemetry.metrics import read_metrics
-from sparse_lm.training.workdir import WorkdirError, load_config
+from sparse_lm.training.workdir import load_config
 
 _log = logging.getLogger(__name__)
 
 SHARD_BYTES = 5_000_000_000
 FORMATS = ("dense", "sparse24")
-
-
-class OutputError(ValueError):
-    """A directory that cannot be written."""
-
-    def __init__(self, output: str | os.PathLike, reason: str):
-        super().__init__(f"--output={os.fspath(output)}: {reason}")
 
 
 def export(
@@ -173,7 +167,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (OutputError,))
+    entry_point.run(main, _define_flags)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,10 @@ from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_text
 from sparse_lm.training.environment import request_determinism, request_memory
-from sparse_lm.training.loop import TooManyBadSteps, train
+from sparse_lm.training.loop import train
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.mesh.processes import LaunchError
 from sparse_lm.training.run_data import open_run_data
-from sparse_lm.training.telemetry.wandb_run import WandbError, check_installed
+from sparse_lm.training.telemetry.wandb_run import check_installed
 from sparse_lm.training.workdir import has_begun, load_config
 
 PROMPT_TOKENS, SAMPLE_TOKENS = 32, 200
@@ -105,7 +104,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (LaunchError, TooManyBadSteps, WandbError), config_flag.parse_flags)
+    entry_point.run(main, _define_flags, config_flag.parse_flags)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import pathlib
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
+from sparse_lm.errors import ConfigError
 from sparse_lm.recipes import RECIPES, Slices
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ConfigError, ModelConfig, OptimizerConfig, SparsityConfig
+from sparse_lm.config import Config, ModelConfig, OptimizerConfig, SparsityConfig
+from sparse_lm.errors import ConfigError, OutputError, WorkdirError
 from sparse_lm.evaluate import evaluate
-from sparse_lm.export import OutputError, export
+from sparse_lm.export import export
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.interop.shards import StoredTensors
 from sparse_lm.recipes import DENSE, RECIPES
@@ -21,7 +22,7 @@ from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.starting import restore_or_start
-from sparse_lm.training.workdir import WorkdirError, load_config, save_config
+from sparse_lm.training.workdir import load_config, save_config
 from tests.command_lines import run_python
 from tests.interop.models import random_params, save_run, write_model
 from tests.interop.test_bitmask_24 import decode

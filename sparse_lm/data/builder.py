@@ -24,10 +24,10 @@ from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import Survey, hold_out, sample
 from sparse_lm.data.workers import Workers
-from sparse_lm.files import replacing
+from sparse_lm.errors import DataError, OutputError
+from sparse_lm.files import replacing, try_lock
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +62,9 @@ def prepare(
       processes: to use at most; the result does not depend on it.
 
     Raises:
-      DataError: the text cannot be read, or does not go with the tokenizer, or `directory` cannot be replaced.
-      OSError: the directory cannot be written.
+      DataError: the text cannot be read, or does not go with the tokenizer.
+      OutputError: `directory` cannot be replaced.
+      OSError: it cannot be written.
     """
     directory = replaceable(directory)
     folder = directory.with_name(f".{directory.name}.incomplete")
@@ -74,8 +75,7 @@ def prepare(
         stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
         if _stamp_at(directory) == stamp:
             _log.info("%s is already prepared from the same files", directory)
-            if not (folder / STAMP_FILE).exists():  # what a run left that was killed while it removed this
-                _remove(folder)
+            _remove(folder)
             return
         _begin(folder, stamp)
         numbers = itertools.count()
@@ -171,13 +171,9 @@ def locked(path: Path) -> Iterator[None]:
     """Holds a lock on a file, which stays; another process waits until the first one has left, or ended."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             _log.info("waiting for another process, which holds %s", path)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:  # file systems of clusters may have none
-            _log.warning("no lock on %s (%s): let no other process prepare the same data meanwhile", path, error)
         yield
 
 
@@ -185,9 +181,9 @@ def replaceable(directory: Path) -> Path:
     """Returns the directory without links, to which a rename can move another.
 
     Raises:
-      DataError: it is a mount point, or the current directory, which whoever works in it would lose.
+      OutputError: it is a mount point, or the current directory, which whoever works in it would lose.
     """
     directory = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError where links go in a circle
     if directory.is_mount() or directory == Path.cwd():
-        raise DataError(f"{directory} is a mount point or the current directory: name a directory in it")
+        raise OutputError(directory, "is a mount point or the current directory: name a directory in it")
     return directory

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import COMPRESSIONS, JSON, LINES, PARQUET, read_documents, split_suffix
+from sparse_lm.errors import DataError
 
 Document = str | np.ndarray
 

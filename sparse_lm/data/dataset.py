@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from google.protobuf.message import DecodeError
 
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from sparse_lm.data.corpus import Corpus, Document
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import pieces
+from sparse_lm.errors import DataError
 
 RANKS = 2**64
 SHARE = 0.02  # of the documents is held out

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 try:
     from compression import zstd  # Python 3.14

@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from sparse_lm.data.corpus import Document
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 INFO_FILE = "dataset_info.json"
 FEATURES = ("tokens", "text")  # the first one that a dataset has is read

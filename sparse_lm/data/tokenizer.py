@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sparse_lm.data.corpus import Document
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 # Other families of tokenizers: Llama 3; Llama 1, 2 and T5; Gemma; DeepSeek. Qwen base models use our name.

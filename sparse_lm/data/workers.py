@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 from sparse_lm.progress import Progress, duration, show_time_left
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_lm.config import ConfigError, ModelConfig
+from sparse_lm.config import ModelConfig
+from sparse_lm.errors import ConfigError
 from sparse_lm.recipes.activations import GATES
 
 _OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gated_relu2": "relu2"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparse_lm.config import Config, ConfigError, with_tokenizer
-from sparse_lm.data import DataError
+from sparse_lm.config import Config, with_tokenizer
 from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.errors import ConfigError, DataError
 from sparse_lm.interop.hf_config import from_hf_config
 from sparse_lm.interop.hf_weights import empty_params, hf_tensors
 from sparse_lm.interop.shards import StoredTensors

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import WorkdirError
 
 COLORS = ("#3d85c6", "#e0862a", "#2e9e73", "#d1495b", "#9069c4", "#b8952b", "#3aa6b9", "#c763a3")
 

@@ -14,6 +14,7 @@ from jax import Array
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.data.pipeline import heldout_batches
+from sparse_lm.errors import UserError
 from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
@@ -33,7 +34,7 @@ from sparse_lm.training.workdir_lock import workdir_lock
 _LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse phase", "refresh": "refresh"}
 
 
-class TooManyBadSteps(RuntimeError):
+class TooManyBadSteps(UserError):
     """Loss or gradient was not finite, or the loss a spike, for too many steps in a row."""
 
     def __init__(self, count: int, step: int, workdir: str):

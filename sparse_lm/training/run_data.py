@@ -12,15 +12,16 @@ from pathlib import Path
 import jax
 from jax import Array
 
-from sparse_lm.config import Config, ConfigError, with_tokenizer
-from sparse_lm.data import Data, open_data
-from sparse_lm.data.dataset import TOKENIZER_FILE
+from sparse_lm.config import Config, with_tokenizer
+from sparse_lm.data.dataset import TOKENIZER_FILE, Data
+from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
+from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.files import replacing, write_json
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.layout import Layout, row_share
-from sparse_lm.training.workdir import WorkdirError, has_begun, load_config, save_config, writing
+from sparse_lm.training.workdir import has_begun, load_config, save_config, writing
 
 _log = logging.getLogger(__name__)
 

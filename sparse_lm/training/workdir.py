@@ -14,7 +14,8 @@ from typing import Any
 import ml_collections
 from flax.traverse_util import flatten_dict
 
-from sparse_lm.config import Config, ConfigError, parse, to_dict
+from sparse_lm.config import Config, parse, to_dict
+from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -44,13 +45,6 @@ RESUMABLE_CHANGES = frozenset(
 )
 """Keys that may differ between a run and its resumption: they do not change what is trained. Of those of the
 mesh, and microbatches, only rounding and, of sparse recipes, which tokens choose a pattern together."""
-
-
-class WorkdirError(ValueError):
-    """A workdir that cannot be written, or does not hold what was asked of it."""
-
-    def __init__(self, workdir: str | os.PathLike, reason: str):
-        super().__init__(f"--workdir={os.fspath(workdir)}: {reason}")
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.workers import Workers
+from sparse_lm.errors import DataError
 from tests.command_lines import ROOT
 
 

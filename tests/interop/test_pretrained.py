@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from sparse_lm.config import Config, ConfigError, DataConfig
+from sparse_lm.config import Config, DataConfig
 from sparse_lm.data.tokenizer import train_tokenizer
+from sparse_lm.errors import ConfigError
 from sparse_lm.interop.pretrained import Pretrained
 from tests.interop.models import MODELS, random_params, write_model
 

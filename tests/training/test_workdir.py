@@ -3,9 +3,10 @@ import logging
 
 import pytest
 
-from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.recipes import Fst, SSte
-from sparse_lm.training.workdir import WorkdirError, check_same_config, load_config, make_workdir, save_config
+from sparse_lm.training.workdir import check_same_config, load_config, make_workdir, save_config
 
 CONFIG = Config(
     seed=3,

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.workdir_lock import FILE, workdir_lock
 from tests.command_lines import ROOT
 

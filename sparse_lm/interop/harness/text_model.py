@@ -10,11 +10,12 @@ from typing import NamedTuple
 from flax import nnx
 from tokenizers import Tokenizer
 
+from sparse_lm.errors import UserError
 from sparse_lm.model import llama
 from sparse_lm.model.decode import round_up
 
 
-class HarnessError(ValueError):
+class HarnessError(UserError):
     """Tasks that cannot be evaluated: a missing package, an unknown task, or a request that a model cannot answer."""
 
 

@@ -26,6 +26,7 @@ import jax
 import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.checkpoints.saved_checkpoint import (
     ITEMS,
     MANIFEST,
@@ -39,7 +40,6 @@ from sparse_lm.training.checkpoints.saved_checkpoint import (
     saved_checkpoints,
 )
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.workdir import WorkdirError
 
 _log = logging.getLogger(__name__)
 

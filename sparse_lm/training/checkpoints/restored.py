@@ -9,12 +9,13 @@ from typing import Any
 import jax
 
 from sparse_lm.config import Config
+from sparse_lm.errors import WorkdirError
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.checkpoints.checkpoint import restore_params
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.transitions import dense_params
-from sparse_lm.training.workdir import WorkdirError, meaning
+from sparse_lm.training.workdir import meaning
 
 
 def restore_for_dense(

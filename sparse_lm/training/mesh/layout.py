@@ -24,7 +24,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import Axes
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
+from sparse_lm.errors import ConfigError
 
 _ROWS = P(None, ("tensor", "fsdp"))
 _NEURONS = P(None, ("expert", "tensor", "fsdp"))

@@ -27,6 +27,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from sparse_lm.config import Config, to_dict
+from sparse_lm.errors import UserError
 
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -34,7 +35,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _log = logging.getLogger(__name__)
 
 
-class LaunchError(RuntimeError):
+class LaunchError(UserError):
     """Processes or devices that cannot train together. The message says what is wrong and what to do."""
 
 

@@ -11,7 +11,8 @@ from types import TracebackType
 import jax
 
 from sparse_lm.config import Config
-from sparse_lm.data import Data, drawn_shares
+from sparse_lm.data.dataset import Data
+from sparse_lm.data.pipeline import drawn_shares
 from sparse_lm.progress import Progress, show_speed, show_time_left
 from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import Metrics

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sparse_lm.config import Config, to_dict
+from sparse_lm.errors import UserError
 from sparse_lm.files import replacing
 
 
-class WandbError(RuntimeError):
+class WandbError(UserError):
     """Weights & Biases is not installed, or would not open a run."""
 
 
