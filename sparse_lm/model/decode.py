@@ -129,7 +129,7 @@ def _generate(
     return made, counts
 
 
-def empty_cache(config: ModelConfig, capacity: int, batch: int = 1) -> KVCache:
+def empty_cache(config: ModelConfig, capacity: int, batch: int) -> KVCache:
     """Makes room for `capacity` positions of every layer, [L, B, C, K, H] each."""
     zeros = jnp.zeros((config.layers, batch, capacity, config.kv_heads, config.head_width), config.dtype)
     return KVCache(zeros, zeros)
@@ -141,14 +141,7 @@ def round_up(length: int) -> int:
 
 
 def sample(logits: Array, key: Array, temperature: Array, top_p: Array) -> Array:
-    """Draws one token, int32[], from logits f32[V].
-
-    Args:
-      logits: f32[V].
-      key: random key.
-      temperature: f32[], divides the logits; 0 takes the most probable token.
-      top_p: f32[] in (0, 1]; see `keep_top_p`.
-    """
+    """Draws one token, int32[], from logits f32[V], by `keep_top_p`; temperature 0 takes the most probable one."""
 
     def draw() -> Array:
         return jax.random.categorical(key, keep_top_p(logits / temperature, top_p)).astype(jnp.int32)

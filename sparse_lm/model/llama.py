@@ -60,9 +60,7 @@ class Layer(nnx.Module):
     ) -> tuple[Array, dict[str, Array]]:
         """Computes [B, S, D] -> [B, S, D] and the FFN's statistics; `mask` is that of `Attention`."""
         x, normed = _add_norm(x, None, self.attention_norm, self.config, axes)
-        attended = self.attention(normed, mask, axes)
-        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, axes)
-        return self._add_ffn(x, normed, ffn_inputs, recipe=recipe, axes=axes)
+        return self._add_ffn(x, self.attention(normed, mask, axes), ffn_inputs, recipe, axes)
 
     def extend(
         self, x: Array, cache: KVCache, start: Array, ffn_inputs: FfnInputs, recipe: Recipe
@@ -70,11 +68,10 @@ class Layer(nnx.Module):
         """Computes the next positions of cached sequences; see `Attention.extend`."""
         x, normed = _add_norm(x, None, self.attention_norm, self.config, **_OF_FEW_TOKENS)
         attended, cache = self.attention.extend(normed, cache, start)
-        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, **_OF_FEW_TOKENS)
-        x, _ = self._add_ffn(x, normed, ffn_inputs, recipe=recipe, axes=ONE_DEVICE)
-        return x, cache
+        return self._add_ffn(x, attended, ffn_inputs, recipe, **_OF_FEW_TOKENS)[0], cache
 
-    def _add_ffn(self, x, normed, ffn_inputs, *, recipe, axes):
+    def _add_ffn(self, x, attended, ffn_inputs, recipe, axes=ONE_DEVICE, **options):
+        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, axes, **options)
         out, stats = self.ffn(normed.reshape(-1, x.shape[-1]), ffn_inputs, recipe=recipe, axes=axes)  # of [T, D]
         return x + out.reshape(x.shape), stats
 
@@ -163,15 +160,10 @@ class Llama(nnx.Module):
         weights: tuple[WeightForms, WeightForms] | None = None,
         dense_layers: int = 0,
     ) -> tuple[Array, KVCache]:
-        """Computes the hidden states of the next positions of cached sequences. Other arguments are those of a call.
+        """Computes the hidden states [B, S, D] of the next positions of cached sequences; returns the cache, too.
 
-        Args:
-          tokens: int32[B, S], positions start .. start + S - 1.
-          cache: of all layers, filled up to `start`.
-          start: int32[].
-
-        Returns:
-          hidden [B, S, D], and the cache filled up to start + S.
+        Tokens int32[B, S] are at positions start .. start + S - 1. The cache of all layers is filled up to `start`, and
+        then up to start + S. Other arguments are those of a call.
         """
         graphdef, layers = nnx.split(self.layers)
         weights = weights or self.prepare_weights(recipe, recipe_state)
