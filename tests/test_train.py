@@ -18,7 +18,7 @@ from sparse_lm.generate import continue_text
 from sparse_lm.report import report
 from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
-from sparse_lm.training.schedule import learning_rate
+from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics

@@ -20,8 +20,8 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
+from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.run_data import device_batches
-from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
 from tests.command_lines import run_python
