@@ -51,11 +51,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Evaluates a checkpoint on held-out text: as the model that it is, or as the sparse phase computes.
 
-    Args:
-      workdir: of the run.
-      checkpoint: "latest", "best" (least held-out loss in training) or a step.
-      sparse: compute the FFNs as the sparse phase does.
-      data: a prepared corpus with the run's tokenizer; None for the run's own.
+    `checkpoint` is "latest", "best" (least held-out loss in training) or a step. `data` is a prepared corpus with the
+    run's tokenizer; None for the run's own.
 
     Returns:
       step, loss, perplexity and bits_per_byte, as `make_evaluation` defines them.
@@ -96,23 +93,14 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Scores a checkpoint in tasks of the harness; prints their table and writes a file.
 
-    Args:
-      workdir: of the run; its tokenizer and checkpoint are read, its data is not.
-      tasks: names; see `interop.harness.tasks.load_tasks`.
-      checkpoint: "latest", "best" (least held-out loss in training) or a step.
-      include_path: a directory with task files of one's own.
-      num_fewshot: examples before each question; None for what each task says.
-      limit: questions of each task; None for all.
-      samples: write every question and answer, too.
-      batch_tokens: tokens to compute at one time, unless one sequence has more.
-      output: file for the scores; None for one in the workdir.
+    Arguments are the flags of the same names. Of the run, tokenizer and checkpoint are read, data is not.
 
     Returns:
       "step", and "results": metrics and their standard errors, by task.
 
     Raises:
-      HarnessError: lm-eval is not installed, a task does not exist or cannot be done, or the file cannot be
-        written.
+      HarnessError: lm-eval is not installed, or a task does not exist or cannot be done.
+      OutputError: the file cannot be written.
       WorkdirError: the workdir has no such checkpoint.
       ConfigError, DataError: the run's configuration or tokenizer cannot be used.
     """
@@ -167,9 +155,7 @@ def main() -> None:
 def _define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     entry_point.define_checkpoint_flag()
-    flags.DEFINE_bool(
-        "sparse", False, "Compute the FFNs as the run's sparse phase does, also where the model is dense."
-    )
+    flags.DEFINE_bool("sparse", False, "Compute the FFNs as the sparse phase does, also where the model is dense.")
     flags.DEFINE_string("data", None, "Another prepared corpus to evaluate on, with the run's tokenizer.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
     flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")

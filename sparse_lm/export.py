@@ -81,7 +81,10 @@ def export(
 
     params = jax.device_get(restored)
     parameters = sum(p.size for p in jax.tree.leaves(params))
-    card = model_card(config, step, parameters, _eval_loss(workdir, config, step))
+    # Of the held-out losses that the run has logged, one after this step that was computed with dense FFNs.
+    evaluated = [line for line in read_metrics(workdir) if "eval_loss" in line and line["step"] + 1 == step]
+    losses = [line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps]
+    card = model_card(config, step, parameters, next(iter(losses), None))
     write = functools.partial(
         write_hf_directory, model=config.model, params=params, seq_len=config.seq_len, tokenizer_file=tokenizer_file,
         card=card, shard_bytes=shard_bytes,
@@ -113,36 +116,19 @@ def _layers_24(workdir: str | os.PathLike, config: Config) -> list[str]:
 
 @contextlib.contextmanager
 def _new_directory(output: Path) -> Iterator[Path]:
-    """Gives a directory to write, which becomes `output` once it is whole.
-
-    An empty directory that is there may be a mount point, or a link: it gets the files, config.json last.
-    """
+    """Gives a directory to write, which takes the place of `output`, or of what a link leads to, once it is whole."""
     try:
-        fills = output.exists()
-        if fills and not (output.is_dir() and not any(output.iterdir())):
+        place = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError where links go in a circle
+        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
             raise OutputError(output, "must be a new or an empty directory")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=output if fills else output.parent) as partial:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as partial:
             directory = Path(partial, "model")
             directory.mkdir()
             yield directory
-            if not fills:
-                directory.rename(output)
-                return
-            for path in sorted(directory.iterdir(), key=lambda path: path.name == "config.json"):
-                path.rename(output / path.name)
+            directory.rename(place)
     except (OSError, SafetensorError) as error:
         raise OutputError(output, f"cannot be written: {error}") from error
-
-
-def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float | None:
-    """Finds the held-out loss after `step` steps in the run's metrics, if it was evaluated then with dense FFNs."""
-    try:
-        lines = list(read_metrics(workdir))
-    except FileNotFoundError:
-        return None
-    evaluated = [line for line in lines if "eval_loss" in line and line["step"] + 1 == step]
-    return next((line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps), None)
 
 
 def main() -> None:

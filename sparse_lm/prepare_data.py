@@ -123,15 +123,12 @@ def main() -> None:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_multi_string(
-        "files", None, "Text files: a glob pattern, in which ** matches any folders. May be given several times."
-    )
-    flags.DEFINE_multi_string(
-        "heldout_files", None, "Files to evaluate on, like --files. Without it about 2% of the text is held out."
-    )
-    flags.DEFINE_string(
-        "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
-    )
+    files = "Text files: a glob pattern, in which ** matches any folders. May be given several times."
+    flags.DEFINE_multi_string("files", None, files)
+    heldout = "Files to evaluate on, like --files. Without it about 2% of the text is held out."
+    flags.DEFINE_multi_string("heldout_files", None, heldout)
+    tfds = "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
+    flags.DEFINE_string("tfds", None, tfds)
     output = "Directory to write, for --config.data.path; a link stays. Other prepared data there is replaced."
     flags.DEFINE_string("output", None, output, required=True)
     entries = f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE})."

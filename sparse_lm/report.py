@@ -19,11 +19,7 @@ from sparse_lm.reporting.run import read_runs
 
 
 def report(workdirs: Sequence[str], output: str) -> Path:
-    """Writes the report of these workdirs' runs.
-
-    Args:
-      workdirs: one or more.
-      output: a path that ends in .html; its directory is made if need be.
+    """Writes the report of these workdirs' runs. The directory of `output` is made if need be.
 
     Raises:
       WorkdirError: one of them holds no run, or none that has logged a step yet.

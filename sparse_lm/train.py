@@ -39,7 +39,9 @@ PROMPT_TOKENS, SAMPLE_TOKENS = 32, 200
 def main() -> None:
     options = flags.FLAGS
     logs.configure(options.quiet)
-    workdir = options.workdir or _default_workdir()
+    if not options.workdir and config_flag.run_name() is None:
+        sys.exit("--workdir: must be given to repeat a run")
+    workdir = options.workdir or str(Path("runs", config_flag.run_name()))
     try:
         config = parse(options.config)
         profiled = _profiled(config.steps)
@@ -54,33 +56,16 @@ def main() -> None:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
             finished = train(config, workdir, profiled, options.wandb)
             if finished and jax.process_count() == 1:
-                prompt = _heldout_text(workdir)
+                data = open_run_data(workdir, load_config(workdir))
+                prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
                 text = continue_text(workdir, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
                 print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
-        if not finished:
-            _exit_now()
+        if not finished:  # at once: Python would abort a compilation that may be under way
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
     except KeyboardInterrupt:  # while data is prepared, say, or a second one in training
         sys.exit(f"interrupted{'' if has_begun(workdir) else ' before training began'}; the same command goes on")
-
-
-def _heldout_text(workdir: str) -> str:
-    """Returns the beginning of the first held-out window of the run's corpus."""
-    data = open_run_data(workdir, load_config(workdir))
-    return load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
-
-
-def _default_workdir() -> str:
-    name = config_flag.run_name()
-    if name is None:
-        sys.exit("--workdir: must be given to repeat a run")
-    return str(Path("runs", name))
-
-
-def _exit_now() -> None:
-    """Exits without waiting for a compilation that may be under way, and that Python would abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _profiled(steps: int) -> range:
