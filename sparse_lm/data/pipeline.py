@@ -74,7 +74,7 @@ def drawn_shares(data: Data, windows: int) -> dict[str, float]:
 
 
 def heldout_batches(data: Data, *, batch_size: int, windows: int = 0) -> Iterator[np.ndarray]:
-    """Yields so many held-out windows, the same in the same order every time, spread evenly over all of them.
+    """Yields `windows` held-out windows, the same in the same order every time, spread evenly over all of them.
 
     With `windows` 0, or more than there are, it yields all. Batches are int32 [batch_size, seq_len + 1], the last one
     perhaps with fewer rows. It raises what `Windows.read` does.

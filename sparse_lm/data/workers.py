@@ -29,7 +29,7 @@ def available_cores() -> int:
 
 
 class Workers(contextlib.AbstractContextManager):
-    """Runs tasks on so many processes at most, whose tokenizers take so many threads each, or on this one.
+    """Runs tasks on at most `processes` processes, whose tokenizers take `threads` threads each; if one, on this one.
 
     The processes are started when they are first needed, afresh rather than by a fork, since the caller may hold
     threads and a GPU. They end with this object, whatever they are doing, and when this process is killed.

@@ -32,7 +32,7 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")
 def model_card(config: Config, step: int, parameters: int, eval_loss: float | None) -> str:
     """Writes Markdown with the front matter that model hubs read.
 
-    The model has so many `parameters`; `eval_loss` is in nats per token, None if the step was not evaluated.
+    `parameters` counts the model's numbers. `eval_loss` is in nats per token, None if the step was not evaluated.
     """
     model, sparsity = config.model, config.sparsity
     phase = sparsity.phase

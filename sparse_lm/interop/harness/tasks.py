@@ -77,8 +77,8 @@ def score_tasks(
 ) -> tuple[dict[str, Any], str]:
     """Scores a model in tasks that `load_tasks` returned, on their first `limit` questions, or all.
 
-    So many examples are before each question; None for what each task says. A task that says 0 keeps it. With `samples`
-    the report has every question and answer, too.
+    `num_fewshot` examples are before each question, what a task says for None; a task that says 0 keeps it. With
+    `samples` the report has every question and answer, too.
 
     Returns:
       The harness's report, "results" by task and metric, "n-shot", "n-samples", "versions", "configs" and more, and
