@@ -25,19 +25,12 @@ GATHERED = "gathered"  # what rematerialisation policies call a matrix that was 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Names of the mesh axes that hold more than one device.
+    """Names of the mesh axes that hold more than one device."""
 
-    Attributes:
-      batch: axes that sequences are split over, major first; `fsdp` and `expert` are among them.
-      fsdp: splits the rows of stored matrices, which are gathered where they are read.
-      tensor: splits attention heads and FFN neurons.
-      expert: splits a mixture's experts, which compute the tokens of all devices along it.
-    """
-
-    batch: tuple[str, ...] = ()
-    fsdp: str | None = None
-    tensor: str | None = None
-    expert: str | None = None
+    batch: tuple[str, ...] = ()  # split sequences, major first; `fsdp` and `expert` are among them
+    fsdp: str | None = None  # splits the rows of stored matrices, which are gathered where they are read
+    tensor: str | None = None  # splits attention heads and FFN neurons
+    expert: str | None = None  # splits a mixture's experts, which compute the tokens of all devices along it
 
     @property
     def of_experts(self) -> Axes:
@@ -78,16 +71,10 @@ def _with_gradient(of_x: Callable[..., Array]) -> Callable[[Callable[..., Array]
 
 
 def read(w: Array, axes: Axes, dtype: DTypeLike | None = None) -> Array:
-    """Returns a whole parameter of its shard: the rows that other devices along `fsdp` store are gathered.
+    """Returns a whole parameter of its shard, [rows / fsdp, ...] -> [rows, ...]: other devices' rows are gathered.
 
-    Args:
-      w: [rows / fsdp, ...].
-      axes: of the mesh.
-      dtype: in which values and gradients travel; that of w by default.
-
-    Returns:
-      [rows, ...] in the dtype of w. Its gradient is summed over all that read it, each shard's part
-      where it is stored.
+    Values and gradients travel in `dtype`, that of w by default. The gradient is summed over all that read it, each
+    shard's part where it is stored.
     """
     return _read(w, axes, jnp.dtype(dtype or w.dtype)) if axes.batch else w
 

@@ -18,15 +18,8 @@ from flax.traverse_util import flatten_dict
 from ml_collections import config_dict
 
 from sparse_lm.config_rules import one_of, rules
+from sparse_lm.errors import ConfigError
 from sparse_lm.recipes import DENSE, RECIPES, Recipe, Slices
-
-
-class ConfigError(ValueError):
-    """A config value that cannot be used. The message names key, value and what is allowed."""
-
-    def __init__(self, key: str, value: Any, allowed: str):
-        super().__init__(f"config.{key} = {value!r}: {allowed}")
-        self.key = key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
-from sparse_lm.recipes.base import PRECISIONS, Shape
+from sparse_lm.recipes.base import PRECISIONS
+from sparse_lm.recipes.checks import Shape
 
 if TYPE_CHECKING:
     from sparse_lm.config import Config
@@ -102,8 +103,11 @@ def _optimizer_rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
         yield key, held, f"must be 0 or in {smallest:.0e}..{largest:.0e}, as float32 is"
     yield "optimizer.warmup_steps", o.warmup_steps < c.steps, f"must be under config.steps = {c.steps}"
     falling = c.steps - o.warmup_steps
-    decay = f"with schedule wsd must be in 1..{falling} (steps - warmup_steps)"
-    yield "optimizer.decay_steps", o.schedule == "cosine" or 0 < o.decay_steps <= falling, decay
+    if o.schedule == "wsd":
+        decay = f"with schedule wsd must be in 1..{falling} (steps - warmup_steps)"
+        yield "optimizer.decay_steps", 0 < o.decay_steps <= falling, decay
+    else:
+        yield "optimizer.decay_steps", o.decay_steps == 0, "must be 0 with schedule cosine, which decays all along"
     yield "optimizer.final_fraction", 0 <= o.final_fraction <= 1, "must be in 0..1"
     for key in ("optimizer.beta1", "optimizer.beta2"):
         yield key, 0 <= values[key] < 1 and np.float32(values[key]) < 1, "must be in [0, 1), in float32, too"

@@ -1,4 +1,7 @@
-"""Runs the entry points: flags in, one call, and one line for whatever the user can put right."""
+"""Runs the entry points: flags in, one call, and one line for whatever the user can put right.
+
+It imports no JAX, which the processes of `prepare_data` do without.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,7 @@ from collections.abc import Callable
 from absl import app, flags
 
 from sparse_lm import logs
-from sparse_lm.config import ConfigError
-from sparse_lm.data.errors import DataError
-from sparse_lm.files import unusable
-from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.errors import UserError
 
 flags.disclaim_key_flags()  # a flag is one of the entry point that defines it, and so in its --help
 
@@ -19,41 +19,34 @@ flags.disclaim_key_flags()  # a flag is one of the entry point that defines it, 
 def run(
     main: Callable[[], None],
     define_flags: Callable[[], None],
-    errors: tuple[type[Exception], ...] = (),
     parse_flags: Callable[[list[str]], list[str]] = app.parse_flags_with_usage,
 ) -> None:
-    """Defines and parses flags, calls `main`, and exits.
+    """Defines and parses flags, calls `main`, and exits; a `UserError` is one line.
 
     Args:
       main: reads its arguments from `flags.FLAGS`.
       define_flags: is not done on import: entry points have flags of the same names, and may be imported together.
-      errors: ends the process with their message, as do those of configuration, data and workdir.
       parse_flags: takes the command line and returns what of it is no flag.
     """
 
     def main_in_words(argv: list[str]) -> None:
         if len(argv) > 1:
-            raise app.UsageError(f"unknown argument {argv[1]!r}")
+            raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
         logs.configure()
-        _check_paths()
+        for name in ("workdir", "output"):
+            given = flags.FLAGS[name].value if name in flags.FLAGS else None
+            for path in [given] if isinstance(given, str) else given or ():
+                if "://" in path:
+                    sys.exit(f"--{name}={path}: must be a path, not a URL; mount the bucket, as with gcsfuse")
         try:
             main()
-        except (ConfigError, DataError, WorkdirError, *errors) as error:
+        except UserError as error:
             sys.exit(str(error))
         except KeyboardInterrupt:
             sys.exit("interrupted")
 
     define_flags()
     app.run(main_in_words, flags_parser=parse_flags)
-
-
-def _check_paths() -> None:
-    """Exits with one line if `--workdir` or `--output` is no path that files can have."""
-    for name in ("workdir", "output"):
-        given = flags.FLAGS[name].value if name in flags.FLAGS else None
-        for path in [given] if isinstance(given, str) else given or ():
-            if reason := unusable(path):
-                sys.exit(f"--{name}={path}: {reason}")
 
 
 class _CheckpointParser(flags.ArgumentParser):

@@ -21,7 +21,6 @@ import importlib.util
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,9 @@ from typing import Any
 from absl import flags
 
 from sparse_lm import entry_point
-from sparse_lm.data import heldout_batches
+from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.errors import OutputError
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
@@ -51,11 +51,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Evaluates a checkpoint on held-out text: as the model that it is, or as the sparse phase computes.
 
-    Args:
-      workdir: of the run.
-      checkpoint: "latest", "best" (least held-out loss in training) or a step.
-      sparse: compute the FFNs as the sparse phase does.
-      data: a prepared corpus with the run's tokenizer; None for the run's own.
+    `checkpoint` is "latest", "best" (least held-out loss in training) or a step. `data` is a prepared corpus with the
+    run's tokenizer; None for the run's own.
 
     Returns:
       step, loss, perplexity and bits_per_byte, as `make_evaluation` defines them.
@@ -96,23 +93,14 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Scores a checkpoint in tasks of the harness; prints their table and writes a file.
 
-    Args:
-      workdir: of the run; its tokenizer and checkpoint are read, its data is not.
-      tasks: names; see `interop.harness.tasks.load_tasks`.
-      checkpoint: "latest", "best" (least held-out loss in training) or a step.
-      include_path: a directory with task files of one's own.
-      num_fewshot: examples before each question; None for what each task says.
-      limit: questions of each task; None for all.
-      samples: write every question and answer, too.
-      batch_tokens: tokens to compute at one time, unless one sequence has more.
-      output: file for the scores; None for one in the workdir.
+    Arguments are the flags of the same names. Of the run, tokenizer and checkpoint are read, data is not.
 
     Returns:
       "step", and "results": metrics and their standard errors, by task.
 
     Raises:
-      HarnessError: lm-eval is not installed, a task does not exist or cannot be done, or the file cannot be
-        written.
+      HarnessError: lm-eval is not installed, or a task does not exist or cannot be done.
+      OutputError: the file cannot be written.
       WorkdirError: the workdir has no such checkpoint.
       ConfigError, DataError: the run's configuration or tokenizer cannot be used.
     """
@@ -123,7 +111,11 @@ def evaluate_tasks(
     model, step = text_model(workdir, checkpoint, batch_tokens)
     now = datetime.datetime.now(datetime.UTC)  # one checkpoint may be evaluated many times
     file = Path(output or Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json"))
-    _make_room(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()  # now, not after an evaluation of hours
+    except OSError as error:
+        raise OutputError(file, f"cannot be written: {error.strerror}") from error
     loaded = load_tasks(tasks, include_path)
     scores, table = score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit, samples=samples)
     print(table)
@@ -141,17 +133,6 @@ def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: 
     # Several shapes are compiled, each for little work: one layer compiles sooner than all.
     graphdef = llama.graphdef(dataclasses.replace(config.model, unroll_layers=False))
     return TextModel(graphdef, params, tokenizer, end_of_text(tokenizer), config.seq_len, batch_tokens), step
-
-
-def _make_room(file: Path) -> None:
-    """Checks that the file can be written, before an evaluation of hours."""
-    if file.is_dir():
-        raise HarnessError(f"--output={file}: is a directory; must be a file")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=file.parent).close()
-    except OSError as error:
-        raise HarnessError(f"--output={file}: cannot be written: {error.strerror}") from error
 
 
 def main() -> None:
@@ -174,9 +155,7 @@ def main() -> None:
 def _define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     entry_point.define_checkpoint_flag()
-    flags.DEFINE_bool(
-        "sparse", False, "Compute the FFNs as the run's sparse phase does, also where the model is dense."
-    )
+    flags.DEFINE_bool("sparse", False, "Compute the FFNs as the sparse phase does, also where the model is dense.")
     flags.DEFINE_string("data", None, "Another prepared corpus to evaluate on, with the run's tokenizer.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
     flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")
@@ -189,7 +168,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (HarnessError,))
+    entry_point.run(main, _define_flags)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from sparse_lm import entry_point
 from sparse_lm.config import Config
 from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.errors import OutputError, WorkdirError
 from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import check_has_architecture
 from sparse_lm.interop.hf_directory import write_hf_directory
@@ -34,19 +35,12 @@ from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import GATES
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.telemetry.metrics import read_metrics
-from sparse_lm.training.workdir import WorkdirError, load_config
+from sparse_lm.training.workdir import load_config
 
 _log = logging.getLogger(__name__)
 
 SHARD_BYTES = 5_000_000_000
 FORMATS = ("dense", "sparse24")
-
-
-class OutputError(ValueError):
-    """A directory that cannot be written."""
-
-    def __init__(self, output: str | os.PathLike, reason: str):
-        super().__init__(f"--output={os.fspath(output)}: {reason}")
 
 
 def export(
@@ -87,7 +81,10 @@ def export(
 
     params = jax.device_get(restored)
     parameters = sum(p.size for p in jax.tree.leaves(params))
-    card = model_card(config, step, parameters, _eval_loss(workdir, config, step))
+    # Of the held-out losses that the run has logged, one after this step that was computed with dense FFNs.
+    evaluated = [line for line in read_metrics(workdir) if "eval_loss" in line and line["step"] + 1 == step]
+    losses = [line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps]
+    card = model_card(config, step, parameters, next(iter(losses), None))
     write = functools.partial(
         write_hf_directory, model=config.model, params=params, seq_len=config.seq_len, tokenizer_file=tokenizer_file,
         card=card, shard_bytes=shard_bytes,
@@ -119,36 +116,19 @@ def _layers_24(workdir: str | os.PathLike, config: Config) -> list[str]:
 
 @contextlib.contextmanager
 def _new_directory(output: Path) -> Iterator[Path]:
-    """Gives a directory to write, which becomes `output` once it is whole.
-
-    An empty directory that is there may be a mount point, or a link: it gets the files, config.json last.
-    """
+    """Gives a directory to write, which takes the place of `output`, or of what a link leads to, once it is whole."""
     try:
-        fills = output.exists()
-        if fills and not (output.is_dir() and not any(output.iterdir())):
+        place = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError where links go in a circle
+        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
             raise OutputError(output, "must be a new or an empty directory")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=output if fills else output.parent) as partial:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as partial:
             directory = Path(partial, "model")
             directory.mkdir()
             yield directory
-            if not fills:
-                directory.rename(output)
-                return
-            for path in sorted(directory.iterdir(), key=lambda path: path.name == "config.json"):
-                path.rename(output / path.name)
+            directory.rename(place)
     except (OSError, SafetensorError) as error:
         raise OutputError(output, f"cannot be written: {error}") from error
-
-
-def _eval_loss(workdir: str | os.PathLike, config: Config, step: int) -> float | None:
-    """Finds the held-out loss after `step` steps in the run's metrics, if it was evaluated then with dense FFNs."""
-    try:
-        lines = list(read_metrics(workdir))
-    except FileNotFoundError:
-        return None
-    evaluated = [line for line in lines if "eval_loss" in line and line["step"] + 1 == step]
-    return next((line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps), None)
 
 
 def main() -> None:
@@ -173,7 +153,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (OutputError,))
+    entry_point.run(main, _define_flags)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,17 @@
-"""Writes files that appear whole or not at all, and says which paths no file can have."""
+"""Writes files that appear whole or not at all, and locks files."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import logging
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-
-def unusable(path: str | os.PathLike) -> str | None:
-    """Says why nothing can be kept at a path, whatever the disk; None if it can."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path)):
-        return "must be a path, not a URL; mount the bucket, as with gcsfuse, and name that"
-    try:
-        os.path.realpath(path).encode()  # TensorStore and tokenizers take no other names
-    except UnicodeEncodeError:
-        return "the name is not UTF-8; use another"
-    return None
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -44,3 +36,20 @@ def write_json(path: Path, value: Any) -> None:
     """Writes a value, which must have no NaN or infinity, as JSON: all of it or nothing."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def try_lock(file: TextIO) -> bool:
+    """Takes flock(2) of an open file, which the system releases when the process ends, however it ends.
+
+    Linux passes such locks on to an NFS server, so that they hold between hosts.
+
+    Returns:
+      False if another process holds it. True, with a warning, on a file system without locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _log.warning("%s cannot be locked (%s): let no other process write there meanwhile", file.name, error.strerror)
+    return True

@@ -53,8 +53,6 @@ def continue_text(
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     _log.info("checkpoint of step %d", step)
-    ffns = decode.Ffns(recipe, recipe_state, config.sparsity.dense_layers)
-
     end = end_of_text(tokenizer)
     prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
     total = len(prompt_tokens) + max_new_tokens
@@ -67,7 +65,9 @@ def continue_text(
         max_new_tokens=max_new_tokens,
         seeds=[seed],
         stop=end,
-        ffns=ffns,
+        recipe=recipe,
+        recipe_state=recipe_state,
+        dense_layers=config.sparsity.dense_layers,
         **sampling,
     )
     return tokenizer.decode([*prompt_tokens, *made])

@@ -34,14 +34,10 @@ class RecipeState(nnx.Variable):
 
 
 class SquaredReluFFN(nnx.Module):
-    """Computes relu(x up^T)^2 down, densely or by a recipe.
+    """Computes relu(x up^T)^2 down, with `up` and `down` f32[F, D], densely or by a recipe.
 
-    Attributes:
-      up: f32[F, D], a neuron a row.
-      down: f32[F, D], a neuron a row.
-      state: the recipe's arrays by name; they hold no values before `enter`.
-      recipe: how the products are computed in the sparse phase.
-      sparse: True between `enter` and `leave`. It is static: a step compiled with `nnx.jit` is compiled once a phase.
+    `state` has the recipe's arrays by name; they hold no values before `enter`. `sparse` is True between `enter` and
+    `leave`. It is static: a step compiled with `nnx.jit` is compiled once a phase.
     """
 
     def __init__(self, dim: int, neurons: int, recipe: Recipe = _SLICES, *, rngs: nnx.Rngs):
@@ -57,10 +53,8 @@ class SquaredReluFFN(nnx.Module):
     def __call__(self, x: Array, *, key: Array | None = None, axes: Axes = ONE_DEVICE) -> Array:
         """Computes [..., D] -> [..., D] in the dtype of x; every leading axis is of tokens.
 
-        Args:
-          x: inputs.
-          key: random key; a `stochastic` recipe needs one to be differentiated, another in each step and layer.
-          axes: of the mesh, under `shard_map`.
+        A `stochastic` recipe needs a random key to be differentiated, another in each step and layer. `axes` are those
+        of the mesh, under `shard_map`.
         """
         recipe, state = (self.recipe, self._state()) if self.sparse else (DENSE, None)
         return recipe.ffn(x, self.up[...], self.down[...], state, key=key, axes=axes)[0]
@@ -68,8 +62,7 @@ class SquaredReluFFN(nnx.Module):
     def enter(self, x: Array | None = None) -> Array | None:
         """Enters the sparse phase and sorts the neurons.
 
-        Args:
-          x: [..., D], a batch of this FFN's inputs; None will do unless `recipe.enter_reads_inputs`.
+        `x` [..., D] is a batch of this FFN's inputs; None will do unless `recipe.enter_reads_inputs`.
 
         Returns:
           int32[F], the order in which neurons now are, for `sort_moments`; None if they stay where they were.
@@ -117,16 +110,13 @@ Path = tuple[Hashable, ...]
 
 
 def sort_moments(opt_state: Any, params: Any, orders: Mapping[Path, Array | None]) -> Any:
-    """Puts what an optimizer keeps of neurons into their new order.
+    """Puts what an optimizer keeps of neurons into their new order, and returns its state.
 
     Args:
       opt_state: of Optax for `params`, or the `opt_state` of an `nnx.Optimizer`.
       params: the tree of parameters, such as `nnx.state(model, nnx.Param)`.
       orders: from `enter`, by the path of the FFN among the parameters: {("blocks", 0, "ffn"): order}. Every parameter
         there must have a row for each neuron, or two with a gate.
-
-    Returns:
-      The state with sorted rows.
 
     Raises:
       ValueError: a path that has no parameters, or an array of the optimizer whose shape is not its parameter's.

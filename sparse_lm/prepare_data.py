@@ -19,24 +19,23 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 from tokenizers import Tokenizer
 
-from sparse_lm import logs
+from sparse_lm import entry_point
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data.builder import prepare, replaceable
 from sparse_lm.data.corpus import Corpus, find_files
 from sparse_lm.data.dataset import Data, is_prepared, open_prepared
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, end_of_text, load_tokenizer
 from sparse_lm.data.workers import available_cores
-from sparse_lm.files import unusable
+from sparse_lm.errors import DataError, OutputError
 from sparse_lm.progress import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
+OPTIONS = ("heldout_files", "tfds", "seq_len", "vocab_size", "tokenizer", "text_field")
 
 
 def prepare_files(
@@ -54,9 +53,8 @@ def prepare_files(
     """Prepares what the flags of the same names say, and opens the result.
 
     Raises:
-      DataError: the files, the tokenizer or their combination cannot be used, or `output` cannot be replaced or holds
-        something else.
-      OSError: `output` cannot be written.
+      DataError: the files, the tokenizer or their combination cannot be used.
+      OutputError: `output` cannot be replaced or written, or holds something else.
     """
     if tokenizer and vocab_size:
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
@@ -64,24 +62,24 @@ def prepare_files(
         raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
     if not tfds and not files:
         raise DataError("no text: name it with --files or --tfds")
-    try:
-        directory = replaceable(output)
-    except DataError as error:
-        raise DataError(f"--output={output}: {error}") from error
+    directory = replaceable(output)
     empty = not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir()))
     if not empty and not is_prepared(directory):
-        raise DataError(f"--output={output} exists and is not prepared data: name another directory or remove it")
+        raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     corpus, heldout = open_tfds(tfds, loaded) if tfds else open_files(files, heldout_files, text_field)
-    prepare(
-        output,
-        corpus,
-        heldout=heldout,
-        seq_len=seq_len,
-        tokenizer=loaded,
-        vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
-        processes=processes,
-    )
+    try:
+        prepare(
+            directory,
+            corpus,
+            heldout=heldout,
+            seq_len=seq_len,
+            tokenizer=loaded,
+            vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
+            processes=processes,
+        )
+    except OSError as error:
+        raise OutputError(output, f"cannot be written: {error}") from error
     return open_prepared(output)
 
 
@@ -103,39 +101,21 @@ def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | 
     """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them."""
     if is_prepared(Path(path)):  # windows that overlap: joined, they would repeat a token each
         raise DataError(f"--tfds={path} holds packed windows, prepared by this library: name their source")
-    try:
-        corpus, heldout = tfds_corpus.open_splits(Path(path).absolute(), end_of_text(tokenizer) if tokenizer else None)
-    except DataError as error:
-        raise DataError(f"--tfds={path}: {error}") from error
+    corpus, heldout = tfds_corpus.open_splits(Path(path).absolute(), end_of_text(tokenizer) if tokenizer else None)
     if corpus.feature == "tokens" and tokenizer is None:
         raise DataError(f"--tfds={path} holds tokens: name their tokenizer with --tokenizer")
     return corpus, heldout
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
-    logs.configure()
-    options = flags.FLAGS
-    if reason := unusable(options.output):
-        sys.exit(f"--output={options.output}: {reason}")
-    start = time.monotonic()
+def main() -> None:
+    options, start = flags.FLAGS, time.monotonic()
     try:
         data = prepare_files(
             options.files or [],
             Path(options.output),
-            heldout_files=options.heldout_files,
-            tfds=options.tfds,
-            seq_len=options.seq_len,
-            vocab_size=options.vocab_size,
-            tokenizer=options.tokenizer,
-            text_field=options.text_field,
             processes=options.processes or available_cores(),
+            **{name: options[name].value for name in OPTIONS},
         )
-    except DataError as error:
-        sys.exit(str(error))
-    except OSError as error:
-        sys.exit(f"--output={options.output}: cannot be written: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command goes on from here")
     print(data.describe())
@@ -143,36 +123,25 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _define_flags() -> None:
-    """Defines them when run, not on import: entry points have flags of the same names, and may be imported together."""
-    flags.DEFINE_multi_string(
-        "files", None, "Text files: a glob pattern, in which ** matches any folders. May be given several times."
-    )
-    flags.DEFINE_multi_string(
-        "heldout_files", None, "Files to evaluate on, like --files. Without it about 2% of the text is held out."
-    )
-    flags.DEFINE_string(
-        "tfds", None, "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
-    )
-    flags.DEFINE_string(
-        "output",
-        None,
-        "Directory to write, for --config.data.path; a link stays. Other prepared data there is replaced.",
-        required=True,
-    )
+    files = "Text files: a glob pattern, in which ** matches any folders. May be given several times."
+    flags.DEFINE_multi_string("files", None, files)
+    heldout = "Files to evaluate on, like --files. Without it about 2% of the text is held out."
+    flags.DEFINE_multi_string("heldout_files", None, heldout)
+    tfds = "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
+    flags.DEFINE_string("tfds", None, tfds)
+    output = "Directory to write, for --config.data.path; a link stays. Other prepared data there is replaced."
+    flags.DEFINE_string("output", None, output, required=True)
     entries = f"Entries of the tokenizer to be trained (default {DEFAULT_VOCAB_SIZE})."
     flags.DEFINE_integer("vocab_size", None, entries, lower_bound=MIN_VOCAB_SIZE)
     flags.DEFINE_string("tokenizer", None, "A tokenizer.json to use instead of training one.")
     flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
     flags.DEFINE_string("text_field", "text", "Field of JSON records, or column of Parquet files, that holds the text.")
-    flags.DEFINE_integer(
-        "processes", None, "Processes to use at most (default: as many as there are cores).", lower_bound=1
-    )
+    flags.DEFINE_integer("processes", None, "Processes to use at most (default: as many as there are cores).", 1)
 
 
 def cli() -> None:
     """Runs the command line."""
-    _define_flags()
-    app.run(main)
+    entry_point.run(main, _define_flags)
 
 
 if __name__ == "__main__":

@@ -12,40 +12,29 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
-REDRAW_SECONDS = 0.1
-
 
 class Progress:
-    """Shows how much is done of a total, and facts about it.
+    """Shows how much is done of a total, such as steps, and facts about it; `done` of it earlier processes did.
 
-    Args:
-      what: what is counted, such as "step".
-      total: how much there is to do.
-      done: how much of it earlier processes did.
-      stream: standard output if not given. On a terminal a live bar is drawn; elsewhere updates print lines.
-      line_seconds: the least time between two lines.
+    On a terminal a live bar is drawn; to any other stream updates print lines, at least `line_seconds` apart.
     """
 
     def __init__(self, what: str, total: int, done: int = 0, *, stream: TextIO | None = None, line_seconds: float = 0):
         self._what, self._total = what, total
         self._stream = stream or sys.stdout
         self._line_seconds, self._line_time = line_seconds, time.monotonic() if line_seconds else float("-inf")
-        self._bar, self._drawn = None, float("-inf")
+        self._bar = None
         if self._stream.isatty():
-            columns = (
-                TextColumn(what),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}", markup=False),
-            )
-            self._bar = Bar(*columns, console=Console(file=self._stream), auto_refresh=False)
+            facts = TextColumn("{task.description}", markup=False)
+            columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), facts
+            self._bar = Bar(*columns, console=Console(file=self._stream))
             self._task = self._bar.add_task("", total=total, completed=done)
             self._bar.start()
 
     def update(self, done: int, *facts: str) -> None:
         """Shows that `done` of the total is done, and `facts` beside it."""
         if self._bar:
-            self._bar.update(self._task, completed=done, description=" | ".join(facts), refresh=True)
+            self._bar.update(self._task, completed=done, description=" | ".join(facts))
         elif time.monotonic() - self._line_time >= self._line_seconds:
             self._line_time = time.monotonic()
             print(" | ".join([f"{self._what} {done}/{self._total}", *facts]), file=self._stream, flush=True)
@@ -53,11 +42,7 @@ class Progress:
     def move(self, done: int, *facts: str) -> None:
         """Moves the bar; a log gets no line."""
         if self._bar:
-            now = time.monotonic()
-            changes = {"description": " | ".join(facts)} if facts else {}
-            redraws = now - self._drawn >= REDRAW_SECONDS  # steps may be shorter than it takes to draw
-            self._bar.update(self._task, completed=done, refresh=redraws, **changes)
-            self._drawn = now if redraws else self._drawn
+            self._bar.update(self._task, completed=done, description=" | ".join(facts) if facts else None)
 
     def note(self, text: str) -> None:
         """Prints a line that stays."""
@@ -68,11 +53,7 @@ class Progress:
 
     @contextlib.contextmanager
     def busy(self, done: int, what: str) -> Iterator[Callable[[], None]]:
-        """Says what is being done, and at the end how long it took.
-
-        Yields:
-          A function that shows how long it has taken so far.
-        """
+        """Says what is being done, and at the end how long it took; yields a function that shows how long so far."""
         start = time.monotonic()
         if not self._bar:
             self.note(what)
@@ -95,11 +76,6 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
-
-
-def show_speed(tokens_per_second: float | None) -> str:
-    """Says how fast work goes; None is not known yet."""
-    return "- tokens/s" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
 def show_time_left(seconds: float | None) -> str:

@@ -13,20 +13,13 @@ from pathlib import Path
 from absl import flags
 
 from sparse_lm import entry_point
+from sparse_lm.errors import OutputError
 from sparse_lm.reporting.page import page
 from sparse_lm.reporting.run import read_runs
 
 
-class OutputError(ValueError):
-    """An output that cannot be written."""
-
-
 def report(workdirs: Sequence[str], output: str) -> Path:
-    """Writes the report of these workdirs' runs.
-
-    Args:
-      workdirs: one or more.
-      output: a path that ends in .html; its directory is made if need be.
+    """Writes the report of these workdirs' runs. The directory of `output` is made if need be.
 
     Raises:
       WorkdirError: one of them holds no run, or none that has logged a step yet.
@@ -34,13 +27,13 @@ def report(workdirs: Sequence[str], output: str) -> Path:
     """
     path = Path(output)
     if path.suffix != ".html":
-        raise OutputError(f"--output={output}: must end in .html")
+        raise OutputError(output, "must end in .html")
     text = page(read_runs(workdirs))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"--output={output}: cannot be written: {error.strerror}") from error
+        raise OutputError(output, f"cannot be written: {error.strerror}") from error
     return path
 
 
@@ -56,7 +49,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (OutputError,))
+    entry_point.run(main, _define_flags)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,10 @@ from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_text
 from sparse_lm.training.environment import request_determinism, request_memory
-from sparse_lm.training.loop import TooManyBadSteps, train
+from sparse_lm.training.loop import train
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.mesh.processes import LaunchError
 from sparse_lm.training.run_data import open_run_data
-from sparse_lm.training.telemetry.wandb_run import WandbError, check_installed
+from sparse_lm.training.telemetry.wandb_run import check_installed
 from sparse_lm.training.workdir import has_begun, load_config
 
 PROMPT_TOKENS, SAMPLE_TOKENS = 32, 200
@@ -40,7 +39,9 @@ PROMPT_TOKENS, SAMPLE_TOKENS = 32, 200
 def main() -> None:
     options = flags.FLAGS
     logs.configure(options.quiet)
-    workdir = options.workdir or _default_workdir()
+    if not options.workdir and config_flag.run_name() is None:
+        sys.exit("--workdir: must be given to repeat a run")
+    workdir = options.workdir or str(Path("runs", config_flag.run_name()))
     try:
         config = parse(options.config)
         profiled = _profiled(config.steps)
@@ -55,33 +56,16 @@ def main() -> None:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
             finished = train(config, workdir, profiled, options.wandb)
             if finished and jax.process_count() == 1:
-                prompt = _heldout_text(workdir)
+                data = open_run_data(workdir, load_config(workdir))
+                prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
                 text = continue_text(workdir, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
                 print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
-        if not finished:
-            _exit_now()
+        if not finished:  # at once: Python would abort a compilation that may be under way
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
     except KeyboardInterrupt:  # while data is prepared, say, or a second one in training
         sys.exit(f"interrupted{'' if has_begun(workdir) else ' before training began'}; the same command goes on")
-
-
-def _heldout_text(workdir: str) -> str:
-    """Returns the beginning of the first held-out window of the run's corpus."""
-    data = open_run_data(workdir, load_config(workdir))
-    return load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
-
-
-def _default_workdir() -> str:
-    name = config_flag.run_name()
-    if name is None:
-        sys.exit("--workdir: must be given to repeat a run")
-    return str(Path("runs", name))
-
-
-def _exit_now() -> None:
-    """Exits without waiting for a compilation that may be under way, and that Python would abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _profiled(steps: int) -> range:
@@ -105,7 +89,7 @@ def _define_flags() -> None:
 
 def cli() -> None:
     """Runs the command line."""
-    entry_point.run(main, _define_flags, (LaunchError, TooManyBadSteps, WandbError), config_flag.parse_flags)
+    entry_point.run(main, _define_flags, config_flag.parse_flags)
 
 
 if __name__ == "__main__":

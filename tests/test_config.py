@@ -6,7 +6,8 @@ import pathlib
 import pytest
 
 from sparse_lm import config as config_lib
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
+from sparse_lm.errors import ConfigError
 from sparse_lm.recipes import RECIPES, Slices
 
 CONFIGS = sorted(pathlib.Path(__file__).parent.parent.glob("configs/*.py"))
@@ -66,6 +67,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"optimizer.epsilon": 1e-46}, "optimizer.epsilon", "float32"),
         ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm", "finite"),
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),
+        ({"optimizer.decay_steps": 10}, "optimizer.decay_steps", "must be 0 with schedule cosine"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
         ({"optimizer.moments": "bfloat16", "optimizer.beta1": 0.999}, "optimizer.beta1", "at most 0.99"),
         ({"mesh.data": 3}, "batch_size", "mesh.data * mesh.fsdp * microbatches = 3"),

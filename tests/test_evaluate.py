@@ -12,9 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
-from sparse_lm.data import heldout_batches, open_data
+from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.data.opening import open_data
+from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import train_tokenizer
+from sparse_lm.errors import ConfigError, OutputError, WorkdirError
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.text_model import HarnessError
 from sparse_lm.model import llama
@@ -23,7 +25,7 @@ from sparse_lm.recipes.soft_threshold import Scales
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.transitions import dense_params
-from sparse_lm.training.workdir import WorkdirError, load_config, save_config
+from sparse_lm.training.workdir import load_config, save_config
 from tests.command_lines import assert_refused, run_each
 from tests.interop.harness.examples import write_choice_task
 from tests.interop.models import save_run
@@ -163,10 +165,10 @@ def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):
 
 def test_scores_that_cannot_be_written_are_refused_before_any_are_made(workdir, tmp_path):
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
-    with pytest.raises(HarnessError, match=r"^--output=.*: is a directory; must be a file$"):
+    with pytest.raises(OutputError, match=r"^--output=.*: cannot be written: Is a directory$"):
         evaluate_tasks(workdir, ["arc_easy"], output=tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(HarnessError, match=r"^--output=.*/file/scores\.json: cannot be written: "):
+    with pytest.raises(OutputError, match=r"^--output=.*/file/scores\.json: cannot be written: "):
         evaluate_tasks(workdir, ["arc_easy"], output=tmp_path / "file" / "scores.json")
 
 

@@ -14,12 +14,11 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm.data import DataError
+from sparse_lm.errors import DataError, WorkdirError
 from sparse_lm.evaluate import evaluate
 from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import WorkdirError
 from tests.data.examples import damage_records
 from tests.runs import lines, small_config, trace, train_and_crash
 from tests.training.checkpoints.test_checkpoint import steps_on_disk

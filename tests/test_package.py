@@ -61,3 +61,8 @@ def test_ops_and_recipes_need_little_more_than_jax():
     others = ("flax", "optax", "orbax", "ml_collections", "grain", "tensorflow_datasets", "rich")
     code = f"import sys; import sparse_lm.recipes, sparse_lm.ops; print([m for m in {others} if m in sys.modules])"
     assert run_python("-c", code).stdout.strip() == "[]"
+
+
+def test_preparing_data_does_not_import_jax():
+    """Each of its processes would take more than a second for that."""
+    assert run_python("-c", "import sys, sparse_lm.prepare_data; print('jax' in sys.modules)").stdout.strip() == "False"

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm.config import ConfigError
+from sparse_lm.errors import ConfigError
 from sparse_lm.model import llama
 from sparse_lm.ops import fp8
 from sparse_lm.training.loop import train

@@ -21,7 +21,7 @@ def test_lines_keep_their_distance(monkeypatch):
     assert log.getvalue().splitlines() == [f"step {step}/60" for step in (10, 20, 30, 40, 50)]
 
 
-def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
+def test_terminal_sees_a_bar_and_lines_that_stay(monkeypatch):
     """A log gets the lines alone."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -30,9 +30,7 @@ def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
     log, terminal = io.StringIO(), Terminal()
     for stream in (log, terminal):
         steps = Progress("step", 9, stream=stream)
-        for step in range(5):
-            steps.move(step)
-            clock.now += 1
+        steps.move(4)
         with steps.busy(5, "compiling [x]") as tick:
             clock.now += 62
             tick()
@@ -40,5 +38,5 @@ def test_terminal_sees_every_step_and_lines_that_stay(monkeypatch):
         steps.close()
     lines = ["compiling [x]: 1 min 02 s", "step 5: saving"]
     assert log.getvalue().splitlines() == ["compiling [x]", *lines]
-    for shown in ("1/9", "2/9", "3/9", "4/9", "compiling [x], 1 min 02 s", *lines):
+    for shown in ("5/9", "compiling [x], 1 min 02 s", *lines):
         assert shown in terminal.getvalue()

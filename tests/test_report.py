@@ -8,10 +8,10 @@ import numpy as np
 import plotly.io
 import pytest
 
-from sparse_lm.report import OutputError, report
+from sparse_lm.errors import OutputError, WorkdirError
+from sparse_lm.report import report
 from sparse_lm.reporting import page
 from sparse_lm.reporting.run import block_means, read_runs
-from sparse_lm.training.workdir import WorkdirError
 
 LAYERS = 3
 

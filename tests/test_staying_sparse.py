@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from sparse_lm import evaluate, export
+from sparse_lm.errors import WorkdirError
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.telemetry.metrics import read_metrics
-from sparse_lm.training.workdir import WorkdirError
 from tests.model.test_decode import by_pieces
 from tests.runs import trained
 

@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from sparse_lm import config as config_lib
-from sparse_lm.data import heldout_batches, open_data
+from sparse_lm.data.opening import open_data
+from sparse_lm.data.pipeline import heldout_batches
+from sparse_lm.errors import ConfigError
 from sparse_lm.evaluate import evaluate
 from sparse_lm.generate import continue_text
 from sparse_lm.report import report
 from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
-from sparse_lm.training.schedule import learning_rate
+from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import read_metrics
@@ -174,12 +175,12 @@ def test_other_data_is_refused(fingerprint, difference, whole, corpus, monkeypat
         return dataclasses.replace(data, info=data.info | {fingerprint: "0" * 64})
 
     monkeypatch.setattr(run_data, "open_data", open_other)
-    with pytest.raises(config_lib.ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {whole};"):
+    with pytest.raises(ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {whole};"):
         loop.train(small_config(corpus, **LONG), str(whole))
 
 
 def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):
-    with pytest.raises(config_lib.ConfigError, match=r"sparsity\.implementation = 'hopper'"):
+    with pytest.raises(ConfigError, match=r"sparsity\.implementation = 'hopper'"):
         loop.train(small_config(corpus, **{"sparsity.implementation": "hopper"}), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 

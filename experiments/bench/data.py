@@ -26,10 +26,10 @@ from tokenizers import Tokenizer
 from experiments.result_files import show, write_results
 from sparse_lm.data import corpus as corpus_lib
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data import train_batches
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import find_files, python_library
 from sparse_lm.data.dataset import open_prepared
+from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.readers import zstd
 
 VOCAB_SIZE = 4096

@@ -26,7 +26,8 @@ from experiments.quality import common_steps, controls, growth, stages
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
-from sparse_lm.data import heldout_batches, open_data
+from sparse_lm.data.opening import open_data
+from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints

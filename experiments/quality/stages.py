@@ -16,7 +16,7 @@ from jax import Array
 
 from experiments.quality.suites import first_steps
 from sparse_lm.config import Config
-from sparse_lm.data import open_data
+from sparse_lm.data.opening import open_data
 from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.step import TrainState, make_trainer
 from sparse_lm.training.transitions import enter_sparse, ffn_inputs

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 from absl import app, flags
 
 from experiments.quality.suites import SUITES, Suite
-from sparse_lm.data import open_data
-from sparse_lm.data.errors import DataError
+from sparse_lm.data.opening import open_data
+from sparse_lm.errors import DataError
 from sparse_lm.files import replacing
 
 ROW = "row.json"  # in a finished run's workdir

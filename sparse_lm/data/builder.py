@@ -24,10 +24,10 @@ from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import Survey, hold_out, sample
 from sparse_lm.data.workers import Workers
-from sparse_lm.files import replacing
+from sparse_lm.errors import DataError, OutputError
+from sparse_lm.files import replacing, try_lock
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +62,9 @@ def prepare(
       processes: to use at most; the result does not depend on it.
 
     Raises:
-      DataError: the text cannot be read, or does not go with the tokenizer, or `directory` cannot be replaced.
-      OSError: the directory cannot be written.
+      DataError: the text cannot be read, or does not go with the tokenizer.
+      OutputError: `directory` cannot be replaced.
+      OSError: it cannot be written.
     """
     directory = replaceable(directory)
     folder = directory.with_name(f".{directory.name}.incomplete")
@@ -72,11 +73,11 @@ def prepare(
     with locked(folder.with_suffix(".lock")), Workers(used, threads=processes // used) as workers:
         stamps = _file_stamps(corpus, heldout)
         stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
-        if _stamp_at(directory) == stamp:
-            _log.info("%s is already prepared from the same files", directory)
-            if not (folder / STAMP_FILE).exists():  # what a run left that was killed while it removed this
+        with contextlib.suppress(DataError):  # there is none, or it is damaged
+            if open_prepared(directory).info.get("stamp") == stamp:
+                _log.info("%s is already prepared from the same files", directory)
                 _remove(folder)
-            return
+                return
         _begin(folder, stamp)
         numbers = itertools.count()
 
@@ -117,11 +118,7 @@ def prepare(
 
 
 def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: Tokenizer | None, vocab_size: int) -> str:
-    """Returns a hash of all that decides what `prepare` makes of these; of files names, sizes and times.
-
-    Raises:
-      DataError: a file is not there.
-    """
+    """Returns a hash of all that decides what `prepare` makes of these; of files names, sizes and times."""
     corpora = [repr(part.parts()) for part in (corpus, heldout) if part is not None]
     entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else vocab_size
     deciding = [FORMAT, stages.SHARD_BYTES, seq_len, entries, corpora, _file_stamps(corpus, heldout)]
@@ -129,7 +126,7 @@ def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: To
 
 
 def _file_stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
-    """Returns sizes and times of the files of corpora, by their absolute paths."""
+    """Returns sizes and times of the files of corpora, by their absolute paths; raises DataError if one is gone."""
     stamps = {}
     for path in itertools.chain.from_iterable(corpus.files() for corpus in corpora if corpus is not None):
         try:
@@ -138,14 +135,6 @@ def _file_stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
             raise DataError(f"cannot read {path}: {error}") from error
         stamps[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
     return stamps
-
-
-def _stamp_at(directory: Path) -> str | None:
-    """Returns the stamp of prepared data, or None where there is none, or it is damaged."""
-    try:
-        return open_prepared(directory).info.get("stamp")
-    except DataError:
-        return None
 
 
 def _begin(folder: Path, stamp: str) -> None:
@@ -171,23 +160,18 @@ def locked(path: Path) -> Iterator[None]:
     """Holds a lock on a file, which stays; another process waits until the first one has left, or ended."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             _log.info("waiting for another process, which holds %s", path)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:  # file systems of clusters may have none
-            _log.warning("no lock on %s (%s): let no other process prepare the same data meanwhile", path, error)
         yield
 
 
 def replaceable(directory: Path) -> Path:
-    """Returns the directory without links, to which a rename can move another.
+    """Returns the directory without links, if a rename can move another one there, and else raises OutputError.
 
-    Raises:
-      DataError: it is a mount point, or the current directory, which whoever works in it would lose.
+    It cannot to a mount point, and must not to the current directory, which whoever works in it would lose.
     """
     directory = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError where links go in a circle
     if directory.is_mount() or directory == Path.cwd():
-        raise DataError(f"{directory} is a mount point or the current directory: name a directory in it")
+        raise OutputError(directory, "is a mount point or the current directory: name a directory in it")
     return directory

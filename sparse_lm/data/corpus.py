@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import COMPRESSIONS, JSON, LINES, PARQUET, read_documents, split_suffix
+from sparse_lm.errors import DataError
 
 Document = str | np.ndarray
 
@@ -48,12 +48,7 @@ class Corpus(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Reads the documents of local files, as `read_documents` does.
-
-    Attributes:
-      paths: the files.
-      text_field: the field of a JSON record, or column of a Parquet file, that holds its text.
-    """
+    """Reads the documents of local files, as `read_documents` does."""
 
     paths: tuple[Path, ...]
     text_field: str = "text"
@@ -64,8 +59,7 @@ class TextFiles:
 
     def parts(self) -> list[TextFiles]:
         """Returns a file each, or several small ones."""
-        parts: list[list[Path]] = []
-        size = PART_BYTES
+        parts, size = [], PART_BYTES
         for path in self.paths:
             if size >= PART_BYTES:
                 parts.append([])
@@ -88,13 +82,10 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
     """
     paths: set[Path] = set()
     for pattern in map(os.path.expanduser, patterns):
-        if os.path.isfile(pattern):
-            paths.add(Path(pattern))
-            continue
-        files = [path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()]
-        texts = [path for path in files if _is_kind_of_text(path)]
+        found = [path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()]
+        texts = [Path(pattern)] if os.path.isfile(pattern) else list(filter(_is_kind_of_text, found))
         if not texts:
-            others = f" but {len(files)} of other kinds, which must be named one by one" if files else ""
+            others = f" but {len(found)} of other kinds, which must be named one by one" if found else ""
             if os.path.isdir(pattern):
                 others = f" but a directory, whose files are {os.path.join(pattern, '**', '*')!r}"
             raise DataError(f"{pattern!r} matches no file of text{others}; readable: {READABLE}")
@@ -112,10 +103,7 @@ def _is_kind_of_text(path: Path) -> bool:
 def python_library() -> TextFiles:
     """Finds the sources of the running Python's standard library, real text on every machine.
 
-    Installed packages, tests and files over 512 KiB are left out.
-
-    Raises:
-      DataError: this Python has no library sources.
+    Installed packages, tests and files over 512 KiB are left out. Raises DataError if this Python has no sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = []

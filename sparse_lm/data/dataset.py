@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from google.protobuf.message import DecodeError
 
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
@@ -23,12 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class Windows:
-    """Gives random access to one split: int32 windows [seq_len + 1], of which w[:-1] is input and w[1:] target.
-
-    Args:
-      source: the records of all windows.
-      directory: where they are.
-    """
+    """Gives random access to one split: int32 windows [seq_len + 1], of which w[:-1] is input and w[1:] target."""
 
     def __init__(self, source: Sequence[dict[str, np.ndarray]], directory: Path):
         self._source, self._directory = source, directory
@@ -42,8 +37,7 @@ class Windows:
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Reads the windows at `indices` [n] as int32 [n, seq_len + 1], much faster than one by one.
 
-        Raises:
-          DataError: a file is damaged, or cannot be read now.
+        Raises DataError if a file is damaged, or cannot be read now.
         """
         try:
             records = self._source.__getitems__(indices.tolist())
@@ -64,40 +58,30 @@ class JoinedWindows(Windows):
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         which = np.searchsorted(self._ends, indices, side="right")
-        read, order = [], []
+        order = np.argsort(which, kind="stable")
+        read = []
         for number in np.unique(which):
             part, count = self._parts[number], self._counts[number]
-            (rows,) = np.nonzero(which == number)
-            within = indices[rows] - (self._ends[number] - count)
+            within = indices[which == number] - (self._ends[number] - count)
             read.append(part.read(within * len(part) // count))
-            order.append(rows)
-        return np.concatenate(read)[np.argsort(np.concatenate(order))]
+        return np.concatenate(read)[np.argsort(order)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Holds an opened dataset.
 
-    Attributes:
-      directory: where it is prepared.
-      tokenizer_path: its tokenizer.json.
-      vocab_size: one more than the largest token id.
-      seq_len: how many targets a window has.
-      train: windows to train on.
-      heldout: windows of documents that are not in `train`.
-      bytes_per_token: int32 [vocab_size], UTF-8 bytes that each token stands for, for bits per byte.
-      info: the metadata of the preparation: corpus_sha256, tokenizer_sha256, and per split the
-        numbers of documents, tokens and bytes, among others.
-      shares: of a mixture, what it consists of and the share of each in the training windows that are read.
+    `info` is the metadata of the preparation: corpus_sha256, tokenizer_sha256, and per split the numbers of documents,
+    tokens and bytes, among others. `shares` are the parts of a mixture, each with its share in training windows.
     """
 
     directory: Path
     tokenizer_path: Path
-    vocab_size: int
-    seq_len: int
+    vocab_size: int  # one more than the largest token id
+    seq_len: int  # targets of a window
     train: Windows
-    heldout: Windows
-    bytes_per_token: np.ndarray
+    heldout: Windows  # of documents that are not in `train`
+    bytes_per_token: np.ndarray  # int32[vocab_size], UTF-8 bytes that each token stands for
     info: dict[str, Any]
     shares: tuple[tuple[Data, float], ...] = ()
 

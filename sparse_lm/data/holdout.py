@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from sparse_lm.data.corpus import Corpus, Document
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import pieces
+from sparse_lm.errors import DataError
 
 RANKS = 2**64
 SHARE = 0.02  # of the documents is held out
@@ -32,10 +32,7 @@ SURVEYED = np.dtype([("digest", "V32"), ("size", "<u8")])  # SHA-256 and bytes o
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Selects the documents of `corpus` with start <= rank < stop, or all others.
-
-    Documents of more than `limit` bytes are cut first.
-    """
+    """Selects documents with start <= rank < stop, or all others; those of more than `limit` bytes are cut first."""
 
     corpus: Corpus
     start: int = 0
@@ -46,7 +43,7 @@ class Selection:
     def __iter__(self) -> Iterator[Document]:
         for document in self.corpus:
             for piece in _cut(document, self.limit) if self.limit else (document,):
-                rank = _rank(hashlib.sha256(_content(piece)).digest())
+                rank = int.from_bytes(hashlib.sha256(_content(piece)).digest()[:8], "big")
                 if (self.start <= rank < self.stop) != self.others:
                     yield piece
 
@@ -59,19 +56,12 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """Sums up a corpus that was read once.
+    """Sums up a corpus that was read once."""
 
-    Attributes:
-      size: bytes of text, or of int64 tokens.
-      largest: bytes of the largest document.
-      lowest: the `COUNTED` lowest ranks and the bytes of their documents, in order.
-      sha256: over the digests of the documents in order.
-    """
-
-    size: int
-    largest: int
-    lowest: list[tuple[int, int]]
-    sha256: str
+    size: int  # bytes of text, or of int64 tokens
+    largest: int  # bytes of the largest document
+    lowest: list[tuple[int, int]]  # the `COUNTED` lowest ranks and the bytes of their documents, in order
+    sha256: str  # over the digests of the documents in order
 
 
 def survey_documents(corpus: Corpus) -> np.ndarray:
@@ -84,11 +74,7 @@ def survey_documents(corpus: Corpus) -> np.ndarray:
 
 
 def sum_up(parts: Iterable[np.ndarray]) -> Survey:
-    """Sums up a corpus of which `survey_documents` has read the parts, in order.
-
-    Raises:
-      DataError: there is no text in them.
-    """
+    """Sums up a corpus whose parts `survey_documents` has read; raises DataError if there is no text in them."""
     total, size, largest = hashlib.sha256(), 0, 0
     lowest: Counter[int] = Counter()
     for part in parts:
@@ -113,10 +99,6 @@ def hold_out(corpus: Corpus, survey: Callable[[Corpus], Survey] = survey_corpus)
 
     Larger documents than a twentieth of the text are cut first, at line ends, into pieces of about 2% of it. Few
     documents, whose sizes do not average out, are counted until they hold between 1% and 5% of the text.
-
-    Args:
-      corpus: what to split.
-      survey: reads a corpus, as `survey_corpus` does.
 
     Returns:
       Training documents, held-out documents, and a survey of both together.
@@ -154,11 +136,6 @@ def sample(corpus: Corpus, share: float) -> Selection:
 def _content(document: Document) -> bytes:
     """Returns what a document is told by: UTF-8, or its tokens as int64."""
     return document.encode("utf-8") if isinstance(document, str) else np.asarray(document, "<i8").tobytes()
-
-
-def _rank(digest: bytes) -> int:
-    """Returns 0 <= rank < `RANKS`, evenly distributed over documents."""
-    return int.from_bytes(digest[:8], "big")
 
 
 def _cut(document: Document, limit: int) -> Iterable[Document]:

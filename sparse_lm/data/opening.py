@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.builder import prepare, stamp_of
 from sparse_lm.data.corpus import python_library
 from sparse_lm.data.dataset import Data, is_prepared, mix, open_prepared
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.workers import available_cores
+from sparse_lm.errors import ConfigError, DataError
 
 _log = logging.getLogger(__name__)
 

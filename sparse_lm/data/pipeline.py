@@ -12,13 +12,7 @@ from sparse_lm.data.dataset import Data
 
 
 def train_batches(
-    data: Data,
-    *,
-    batch_size: int,
-    seed: int,
-    start_step: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
+    data: Data, *, batch_size: int, seed: int, start_step: int = 0, process_index: int = 0, process_count: int = 1
 ) -> Iterator[np.ndarray]:
     """Yields shuffled batches without end, each epoch in another order.
 
@@ -26,13 +20,8 @@ def train_batches(
     at any step takes no time and no state need be saved. Batches run on over the end of an epoch. The windows of a
     mixture alternate, so that any part of the stream has about the shares of the whole.
 
-    Args:
-      data: its training windows are read.
-      batch_size: windows of a step, over all processes.
-      seed: decides the order.
-      start_step: the first batch to yield.
-      process_index, process_count: this process gets rows
-        [process_index, process_index + 1) * batch_size / process_count of each batch.
+    A step has `batch_size` windows over all processes, of which each gets
+    [process_index, process_index + 1) * batch_size / process_count.
 
     Returns:
       An iterator over int32 [batch_size / process_count, seq_len + 1], which raises what `Windows.read` does.
@@ -85,18 +74,10 @@ def drawn_shares(data: Data, windows: int) -> dict[str, float]:
 
 
 def heldout_batches(data: Data, *, batch_size: int, windows: int = 0) -> Iterator[np.ndarray]:
-    """Yields the same held-out windows in the same order every time, spread evenly over all of them.
+    """Yields `windows` held-out windows, the same in the same order every time, spread evenly over all of them.
 
-    Args:
-      data: its held-out windows are read.
-      batch_size: windows of a batch.
-      windows: how many in all; 0, or more than there are, for all.
-
-    Yields:
-      int32 [batch_size, seq_len + 1]; the last batch may have fewer rows.
-
-    Raises:
-      DataError: a file is damaged, or cannot be read now.
+    With `windows` 0, or more than there are, it yields all. Batches are int32 [batch_size, seq_len + 1], the last one
+    perhaps with fewer rows. It raises what `Windows.read` does.
     """
     total = len(data.heldout)
     count = min(windows, total) if windows else total

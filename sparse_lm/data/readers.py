@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 try:
     from compression import zstd  # Python 3.14
@@ -33,10 +33,7 @@ def read_documents(path: Path, text_field: str) -> Iterator[str]:
     """Yields the documents of a file, which may be empty.
 
     A text file of more than `PIECE` characters is cut at line ends. Bytes that are not UTF-8 read as U+FFFD.
-
-    Args:
-      path: the file.
-      text_field: the field of a JSON record, or column of a Parquet file, that holds its text.
+    `text_field` is the field of a JSON record, or column of a Parquet file, that holds its text.
 
     Raises:
       DataError: the file cannot be read, is no text, or a record has no such text.

@@ -36,7 +36,7 @@ COUNTS = ("documents", "tokens", "bytes")
 
 
 def survey(corpus: Corpus, folder: Path, workers: Workers) -> Survey:
-    """Reads a corpus as `survey_corpus` does, part by part."""
+    """Reads a corpus part by part and sums it up."""
     paths = _run_on_parts("reading the text", _survey, corpus, folder, workers)
     return sum_up(np.fromfile(path, SURVEYED) for path in paths)
 
@@ -77,8 +77,7 @@ def _sample(path: Path, corpus: Corpus) -> None:
 def tokenise(corpus: Corpus, tokenizer: Tokenizer, folder: Path, workers: Workers) -> tuple[list[Path], dict[str, int]]:
     """Turns documents into files of tokens, with an end of text behind every document.
 
-    Returns:
-      The files, and how many documents, tokens (ends of text among them) and bytes of text are in them.
+    Returns the files, and how many documents, tokens (ends of text among them) and bytes of text are in them.
     """
     paths = _run_on_parts("tokenising", _tokenise, corpus, folder, workers, tokenizer.to_str())
     counts = [json.loads(path.read_text()) for path in paths]
@@ -113,10 +112,6 @@ class Stream:
     w * seq_len - 1 to (w + 1) * seq_len - 1, both included. As a model reads a window as inputs w[:-1] and targets
     w[1:], every token is a target exactly once, the first one predicted from the end of text that closes the stream;
     what the last window lacks is filled up from the start.
-
-    Args:
-      paths: the files, which hold nothing but tokens.
-      dtype: of the tokens.
     """
 
     def __init__(self, paths: Sequence[Path], dtype: np.dtype):
@@ -125,10 +120,6 @@ class Stream:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    def count_windows(self, seq_len: int) -> int:
-        """Counts the windows that the stream gives."""
-        return -(-len(self) // seq_len)
 
     def windows(self, first: int, last: int, seq_len: int) -> np.ndarray:
         """Reads the windows from `first` to before `last`, as a view [last - first, seq_len + 1]."""
@@ -148,13 +139,9 @@ class Stream:
 
 
 def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], workers: Workers) -> None:
-    """Cuts tokens into windows and writes them, in ArrayRecord files, as a TFDS directory.
+    """Cuts each split's files of tokens into windows and writes these, in ArrayRecord files, as a TFDS directory.
 
-    Args:
-      files: of tokens, for each split.
-      folder: the directory, in which shards of an earlier run stay.
-      metadata: of the dataset, `seq_len` and `vocab_size` among others.
-      workers: run the tasks.
+    Shards of an earlier run stay in the folder. `seq_len` and `vocab_size` are among the metadata.
     """
     seq_len, dtype = metadata["seq_len"], tokenizer_lib.token_dtype(metadata["vocab_size"])
     features = window_features(seq_len, dtype)
@@ -164,7 +151,7 @@ def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], 
     tasks, splits = {}, []
     for name, paths in files.items():
         stream = Stream(paths, dtype)
-        windows = stream.count_windows(seq_len)
+        windows = -(-len(stream) // seq_len)
         ranges = [(first, min(first + most, windows)) for first in range(0, windows, most)]
         for number, (first, last) in enumerate(ranges):
             shard = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it

@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from sparse_lm.data.corpus import Document
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 INFO_FILE = "dataset_info.json"
 FEATURES = ("tokens", "text")  # the first one that a dataset has is read
@@ -26,9 +26,7 @@ READ_RECORDS = 256  # fetched at one time
 def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCorpus, TfdsCorpus | None]:
     """Returns the training documents, and the held-out ones if the dataset has a split for them.
 
-    Args:
-      directory: of the dataset, such as c4/en/3.1.0.
-      end_of_text: with which tokenised documents may end, or not.
+    Tokenised documents may end with `end_of_text`, which is taken off.
 
     Raises:
       DataError: there is no dataset, or it has no train split, neither tokens nor text, or files that only TensorFlow
@@ -59,26 +57,15 @@ def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCo
 
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
-    """Reads a split of a TFDS directory, a document a record.
-
-    Attributes:
-      directory: of the dataset.
-      feature: what is read, "tokens" or "text".
-      end_of_text: is taken from the end of tokenised documents.
-      shards: the files, each with the number of its records.
-    """
+    """Reads a split of a TFDS directory, a document a record."""
 
     directory: Path
-    feature: str
+    feature: str  # "tokens" or "text"
     end_of_text: int | None
-    shards: tuple[tuple[Path, int], ...]
+    shards: tuple[tuple[Path, int], ...]  # files, each with the number of its records
 
     def __iter__(self) -> Iterator[Document]:
-        """Yields non-empty documents in stored order.
-
-        Raises:
-          DataError: the files are damaged.
-        """
+        """Yields non-empty documents in stored order; raises DataError if the files are damaged."""
         info = _info(self.directory)
         read = _READERS[info.file_format.value]
         wanted = tfds.features.FeaturesDict({self.feature: info.features[self.feature]})
@@ -125,11 +112,7 @@ def _array_records(path: Path, count: int) -> Iterator[bytes]:
 
 
 def _tfrecords(path: Path, count: int) -> Iterator[bytes]:
-    """Reads a TFRecord file: each record has its length and a checksum in front, another checksum behind.
-
-    Raises:
-      DataError: there are not `count` records, or not all are whole.
-    """
+    """Reads a TFRecord file: each record has its length and a checksum in front, another checksum behind."""
     with open(path, "rb") as file:
         left = os.fstat(file.fileno()).st_size
         for number in range(count):

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sparse_lm.data.corpus import Document
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 # Other families of tokenizers: Llama 3; Llama 1, 2 and T5; Gemma; DeepSeek. Qwen base models use our name.
@@ -23,11 +23,8 @@ BATCH_CHARACTERS = 2 * 2**20  # tokenised at one time, on all cores
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Trains a byte-level BPE (1508.07909, over bytes as in GPT-2) with an end-of-text token.
 
-    Lossless: decoding what it encodes gives back any text. The same texts give the same tokenizer.
-
-    Args:
-      texts: read once.
-      vocab_size: entries, the 256 bytes and the end of text among them. A small corpus may give fewer.
+    Lossless: decoding what it encodes gives back any text. The same texts give the same tokenizer. The 256 bytes and
+    the end of text are among its `vocab_size` entries, of which a small corpus may give fewer.
 
     Raises:
       DataError: `vocab_size` is under 257, or `texts` are not text.
@@ -79,11 +76,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """Returns the id that follows every document.
-
-    Raises:
-      DataError: no token has one of the usual names.
-    """
+    """Returns the id that follows every document; raises DataError if no token has one of the usual names."""
     for name in END_OF_TEXT_NAMES:
         if (token := tokenizer.token_to_id(name)) is not None:
             return token

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 from sparse_lm.progress import Progress, duration, show_time_left
 
 _log = logging.getLogger(__name__)
@@ -24,29 +24,20 @@ LINE_SECONDS = 10
 
 
 def available_cores() -> int:
-    """Counts the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux: fewer in a container or under taskset than the machine has
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Counts the cores that this process may use: in a container or under taskset fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Workers:
-    """Runs tasks on several processes, or on this one.
+class Workers(contextlib.AbstractContextManager):
+    """Runs tasks on at most `processes` processes, whose tokenizers take `threads` threads each; if one, on this one.
 
     The processes are started when they are first needed, afresh rather than by a fork, since the caller may hold
     threads and a GPU. They end with this object, whatever they are doing, and when this process is killed.
-
-    Args:
-      processes: how many at most.
-      threads: how many the tokenizer of each process takes.
     """
 
-    def __init__(self, processes: int, threads: int = 1):
+    def __init__(self, processes: int, threads: int):
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(processes, context, _begin, (threads,)) if processes > 1 else None
-
-    def __enter__(self) -> Workers:
-        return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         if self._pool is None:
@@ -57,12 +48,7 @@ class Workers:
         self._pool.shutdown()
 
     def run(self, what: str, function: Callable, tasks: Mapping[Path, tuple]) -> None:
-        """Has `function(path, *arguments)` write every file that is not there yet, and shows how far that is.
-
-        Args:
-          what: is shown.
-          function: writes a file; picklable.
-          tasks: arguments by file.
+        """Has a picklable `function(path, *arguments)` write every file that is not there, and shows how far that is.
 
         Raises:
           DataError: a process died.

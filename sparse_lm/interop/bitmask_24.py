@@ -19,7 +19,7 @@ import numpy as np
 from sparse_lm.recipes import Recipe
 
 
-def fitting_layers(recipe: Recipe, gated: bool = False) -> list[str]:
+def fitting_layers(recipe: Recipe, gated: bool) -> list[str]:
     """Names the linear layers of an FFN that a recipe leaves 2:4 along their inputs, as the layout wants it.
 
     A W2 that is 2:4 for the backward product dY = dO W2^T does not fit: that contracts the outputs of down_proj, and
@@ -31,11 +31,7 @@ def fitting_layers(recipe: Recipe, gated: bool = False) -> list[str]:
 
 
 def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
-    """Makes the three tensors that stand for `name`.weight.
-
-    Args:
-      name: of the linear layer.
-      weight: [R, C] with at most two non-zeros in each four neighbours of a row; C is a multiple of 4.
+    """Makes the three tensors that stand for `name`.weight, which is [R, C], C a multiple of 4.
 
     Raises:
       ValueError: the matrix is not 2:4.

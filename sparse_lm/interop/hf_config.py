@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_lm.config import ConfigError, ModelConfig
+from sparse_lm.config import ModelConfig
+from sparse_lm.errors import ConfigError
 from sparse_lm.recipes.activations import GATES
 
 _OURS = {"squared_relu": "relu2", "swiglu": "silu", "geglu": "gelu_pytorch_tanh", "gated_relu2": "relu2"}
@@ -30,19 +31,8 @@ _ABSENT = {
 """The values that transformers takes for keys that a config.json leaves out, by its model_type."""
 
 
-class UnsupportedModelError(ValueError):
-    """A config.json of a model that this family does not have. The message names key, value and what is allowed."""
-
-    def __init__(self, key: str, value: Any, allowed: str):
-        super().__init__(f"config.json has {key} = {value!r}: {allowed}")
-
-
 def check_has_architecture(model: ModelConfig) -> None:
-    """Refuses a model that no architecture of transformers computes.
-
-    Raises:
-      ConfigError: names the key that would have to be another.
-    """
+    """Raises ConfigError, naming the key, for a model that no architecture of transformers computes."""
     gated, width = model.activation in GATES, model.expert_dim
     if not model.experts:
         rules = [("qk_norm", gated or not model.qk_norm, "False without a gate")]
@@ -79,13 +69,7 @@ def architecture(model: ModelConfig) -> dict[str, Any]:
 
 
 def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[str, Any]:
-    """Makes the config.json of a model with float32 weights.
-
-    Args:
-      model: the architecture.
-      seq_len: tokens of a training sequence.
-      end_of_text: the token that ends every document, and starts one where nothing else does.
-    """
+    """Makes the config.json of a model with float32 weights, `seq_len` being the tokens of a training sequence."""
     rope = {"rope_type": "default", "rope_theta": model.rope_theta}
     return {
         **architecture(model),
@@ -158,13 +142,11 @@ def tokenizer_config(*, seq_len: int, end_of_text: str) -> dict[str, Any]:
 def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     """Returns the keys of `ModelConfig` that a config.json decides.
 
-    Args:
-      hf: config.json.
-      gated: whether the weights have gate projections. transformers' Llama always has; without, one
-        with hidden_act "relu2" is an Arcee by another name.
+    `gated` says whether the weights have gate projections. transformers' Llama always has; without, one with hidden_act
+    "relu2" is an Arcee by another name.
 
     Raises:
-      UnsupportedModelError: the model family has no such model, or a size is missing.
+      ValueError: the model family has no such model, or a size is missing. It names key, value and what is allowed.
     """
     kind = hf.get("model_type")
     _allow("model_type", kind, tuple(_ABSENT))
@@ -201,7 +183,7 @@ def _activation(name: str, gated: bool) -> str:
             return "geglu"
     gate = "with" if gated else "without"
     allowed = "'relu2' without gate projections, or 'silu', 'gelu_pytorch_tanh' or 'relu2' with them"
-    raise UnsupportedModelError("hidden_act", name, f"and weights {gate} gate projections; must be {allowed}")
+    raise _unsupported("hidden_act", name, f"and weights {gate} gate projections; must be {allowed}")
 
 
 def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
@@ -219,10 +201,14 @@ def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
 def _count(hf: Mapping[str, Any], key: str) -> int:
     value = hf.get(key)
     if type(value) is not int or value < 1:
-        raise UnsupportedModelError(key, value, "must be a positive integer")
+        raise _unsupported(key, value, "must be a positive integer")
     return value
 
 
 def _allow(key: str, value: Any, allowed: tuple, why: str = "") -> None:
     if value not in allowed:
-        raise UnsupportedModelError(key, value, f"must be {' or '.join(map(repr, allowed))}{why}")
+        raise _unsupported(key, value, f"must be {' or '.join(map(repr, allowed))}{why}")
+
+
+def _unsupported(key: str, value: Any, allowed: str) -> ValueError:
+    return ValueError(f"config.json has {key} = {value!r}: {allowed}")

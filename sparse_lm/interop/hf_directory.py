@@ -28,7 +28,7 @@ def write_hf_directory(
     shard_bytes: int,
     modules_24: Sequence[str] = (),
 ) -> None:
-    """Writes safetensors, tokenizer files, model card and, last, config.json: a directory with one is whole.
+    """Writes safetensors, tokenizer files, model card and config.json to an empty directory.
 
     Args:
       directory: an existing, empty one.

@@ -32,11 +32,7 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")
 def model_card(config: Config, step: int, parameters: int, eval_loss: float | None) -> str:
     """Writes Markdown with the front matter that model hubs read.
 
-    Args:
-      config: of the run.
-      step: of the checkpoint.
-      parameters: how many numbers the model has.
-      eval_loss: nats per token of the held-out data, if the step was evaluated.
+    `parameters` counts the model's numbers. `eval_loss` is in nats per token, None if the step was not evaluated.
     """
     model, sparsity = config.model, config.sparsity
     phase = sparsity.phase

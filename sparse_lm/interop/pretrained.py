@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sparse_lm.config import Config, ConfigError, with_tokenizer
-from sparse_lm.data import DataError
+from sparse_lm.config import Config, with_tokenizer
 from sparse_lm.data.tokenizer import load_tokenizer
+from sparse_lm.errors import ConfigError, DataError
 from sparse_lm.interop.hf_config import from_hf_config
 from sparse_lm.interop.hf_weights import empty_params, hf_tensors
 from sparse_lm.interop.shards import StoredTensors
 from sparse_lm.model.llama import Params
 
 DTYPES = ("F32", "BF16", "F16")
-_EMBED, _UNEMBED = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Pretrained:
@@ -36,8 +33,6 @@ class Pretrained:
             raise self._refusal(f"must be a directory with config.json: {error.strerror}") from error
         except ValueError as error:
             raise self._refusal(f"its config.json is not JSON: {error}") from error
-        if not isinstance(hf_config, dict):
-            raise self._refusal("its config.json is no object")
         try:
             self._stored = StoredTensors(self._directory)
             gated = any(name.endswith("gate_proj.weight") for name in self._stored.names)
@@ -58,10 +53,15 @@ class Pretrained:
             if not named:
                 raise ConfigError("data.tokenizer", named, f"must name the tokenizer of {own.parent}, which has none")
             return self._config
-        if named:
-            self._check_same_tokens(named, own)
-            return self._config
-        return with_tokenizer(self._config, str(own))
+        if not named:
+            return with_tokenizer(self._config, str(own))
+        try:
+            one, other = (load_tokenizer(path).get_vocab(with_added_tokens=True) for path in (named, own))
+        except DataError as error:
+            raise ConfigError("data.tokenizer", named, str(error)) from error
+        if one != other:
+            raise ConfigError("data.tokenizer", named, f"must be empty or have the tokens of {own}")
+        return self._config
 
     def params(self) -> Params:
         """Reads the stored values, exactly, as float32 arrays."""
@@ -84,9 +84,6 @@ class Pretrained:
     def _check_tensors(self) -> None:
         # Llama 1 and 2 were published with RoPE's frequencies, which the configuration decides.
         there = {name for name in self._stored.names if not name.endswith("rotary_emb.inv_freq")}
-        twice = self._config.model.tie_embeddings and _UNEMBED in there
-        if twice:
-            there.remove(_UNEMBED)
         tensors = hf_tensors(empty_params(self._config.model), self._config.model)
         for what, names in (("lacks", tensors.keys() - there), ("has unexpected", there - tensors.keys())):
             if names:
@@ -97,14 +94,3 @@ class Pretrained:
                 raise self._refusal(f"its {name} is {list(self._stored.shape(name))}; must be {list(tensor.shape)}")
             if self._stored.dtype(name) not in DTYPES:
                 raise self._refusal(f"its {name} is {self._stored.dtype(name)}; must be one of {', '.join(DTYPES)}")
-        # Two that differ nobody would tie.
-        if twice and not np.array_equal(*map(self._stored.read, (_EMBED, _UNEMBED))):
-            raise self._refusal(f"its {_UNEMBED} is not {_EMBED}, but its config.json has tie_word_embeddings")
-
-    def _check_same_tokens(self, named: str, own: Path) -> None:
-        try:
-            one, other = (load_tokenizer(path).get_vocab(with_added_tokens=True) for path in (named, own))
-        except DataError as error:
-            raise ConfigError("data.tokenizer", named, str(error)) from error
-        if one != other:
-            raise ConfigError("data.tokenizer", named, f"must be empty or have the tokens of {own}")

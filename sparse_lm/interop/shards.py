@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -24,23 +25,19 @@ def write_shards(directory: Path, tensors: Mapping[str, np.ndarray], shard_bytes
 
     Tensors that are views, as of a transpose, are copied a file at a time.
     """
-    shards: list[dict[str, np.ndarray]] = [{}]
-    for name, array in tensors.items():
-        if shards[-1] and sum(other.nbytes for other in shards[-1].values()) + array.nbytes > shard_bytes:
-            shards.append({})
-        shards[-1][name] = array
-    count = len(shards)
-    names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
-    names = names if count > 1 else [SINGLE]
-    for file, shard in zip(names, shards, strict=True):
+    split = split_state_dict_into_shards_factory(
+        tensors,
+        max_shard_size=shard_bytes,
+        get_storage_size=lambda array: array.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+    )
+    for file, names in split.filename_to_tensors.items():
         # The library writes the buffer as it lies in memory, and files that only their owner may read.
-        contiguous = {name: np.ascontiguousarray(array) for name, array in shard.items()}
+        contiguous = {name: np.ascontiguousarray(tensors[name]) for name in names}
         save_file(contiguous, directory / file, metadata={"format": "pt"})
         (directory / file).chmod(0o644)
-    if count > 1:
-        total = sum(array.nbytes for array in tensors.values())
-        files = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
+    if split.is_sharded:
+        write_json(directory / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def _files(directory: Path) -> list[Path]:
@@ -67,9 +64,7 @@ class StoredTensors:
             try:
                 opened = safe_open(file, "np")
             except FileNotFoundError as error:
-                raise ValueError(
-                    f"lacks {file.name}; formats of weights other than safetensors are not read"
-                ) from error
+                raise ValueError(f"lacks {file.name}; weights are read from safetensors alone") from error
             except SafetensorError as error:
                 raise ValueError(f"{file.name} is damaged: {error}") from error
             self._files |= {name: opened for name in opened.keys()}  # noqa: SIM118 (not a dict)

@@ -61,15 +61,9 @@ class Attention(nnx.Module):
         return leave_tensor(self._output(causal_attention(q, k, v, mask), axes), axes)
 
     def extend(self, x: Array, cache: KVCache, start: Array) -> tuple[Array, KVCache]:
-        """Computes the positions start .. start + S - 1 of sequences whose earlier positions are cached.
+        """Computes the positions start .. start + S - 1, [B, S, D], of sequences whose earlier positions are cached.
 
-        Args:
-          x: [B, S, D].
-          cache: filled up to `start`; what it holds from there on is overwritten or not attended to.
-          start: int32[].
-
-        Returns:
-          [B, S, D], and the cache filled up to start + S.
+        What the cache holds from `start` on is overwritten or not attended to. Returns it filled up to start + S, too.
         """
         positions = start + jnp.arange(x.shape[1])
         q, k, v = self._project(x, positions)
@@ -106,7 +100,7 @@ class Attention(nnx.Module):
 
 
 @jax.named_call
-def causal_attention(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+def causal_attention(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     """Computes softmax(q k^T / sqrt(H)) v over positions up to one's own: [B, S, N, H] from k and v [B, S, K, H].
 
     A bool `mask` [B, 1, S, S] takes more positions away.

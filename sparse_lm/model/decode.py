@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +27,6 @@ SHORTEST = 32  # prompts and caches are at least this long
 NO_TOKEN = -1  # an id that no token has
 
 
-class Ffns(NamedTuple):
-    """Says what computes the FFNs: the arguments `recipe`, `recipe_state` and `dense_layers` of `Llama`."""
-
-    recipe: Recipe = DENSE
-    state: Any = None
-    dense_layers: int = 0
-
-
-DENSE_FFNS = Ffns()
-
-
 def generate(
     graphdef: nnx.GraphDef,
     params: llama.Params,
@@ -48,7 +37,9 @@ def generate(
     top_p: float = 1.0,
     seeds: Sequence[int] | None = None,
     stop: int | None = None,
-    ffns: Ffns = DENSE_FFNS,
+    recipe: Recipe = DENSE,
+    recipe_state: Any = None,
+    dense_layers: int = 0,
 ) -> list[list[int]]:
     """Continues prompts, each as it would be continued alone, until every text has stopped or is long enough.
 
@@ -60,7 +51,7 @@ def generate(
       top_p: sample among the most probable tokens that together reach this probability, in (0, 1].
       seeds: of the random numbers of each prompt, in 0..2^32 - 1, 0 by default; the same give the same tokens.
       stop: token id that ends a text, and is not returned.
-      ffns: of the model; dense by default.
+      recipe, recipe_state, dense_layers: compute the FFNs, as arguments of `Llama`.
 
     Returns:
       The new tokens of each prompt, at most `max_new_tokens`.
@@ -88,9 +79,9 @@ def generate(
         (padded, lengths, *scalars, np.asarray(seeds, np.uint32), np.int32(NO_TOKEN if stop is None else stop))
     )
     # In evaluation a token decides alone, and no kernel takes so few.
-    recipe = dataclasses.replace(ffns.recipe.for_evaluation(), implementation=None)
-    static = dict(recipe=recipe, dense_layers=ffns.dense_layers, capacity=round_up(longest + max_new_tokens))
-    made, counts = jax.device_get(_generate(graphdef, params, ffns.state, *inputs, **static))
+    recipe = dataclasses.replace(recipe.for_evaluation(), implementation=None)
+    static = dict(recipe=recipe, dense_layers=dense_layers, capacity=round_up(longest + max_new_tokens))
+    made, counts = jax.device_get(_generate(graphdef, params, recipe_state, *inputs, **static))
     return [row[:count].tolist() for row, count in zip(made, counts, strict=True)]
 
 
@@ -138,7 +129,7 @@ def _generate(
     return made, counts
 
 
-def empty_cache(config: ModelConfig, capacity: int, batch: int = 1) -> KVCache:
+def empty_cache(config: ModelConfig, capacity: int, batch: int) -> KVCache:
     """Makes room for `capacity` positions of every layer, [L, B, C, K, H] each."""
     zeros = jnp.zeros((config.layers, batch, capacity, config.kv_heads, config.head_width), config.dtype)
     return KVCache(zeros, zeros)
@@ -150,14 +141,7 @@ def round_up(length: int) -> int:
 
 
 def sample(logits: Array, key: Array, temperature: Array, top_p: Array) -> Array:
-    """Draws one token, int32[], from logits f32[V].
-
-    Args:
-      logits: f32[V].
-      key: random key.
-      temperature: f32[], divides the logits; 0 takes the most probable token.
-      top_p: f32[] in (0, 1]; see `keep_top_p`.
-    """
+    """Draws one token, int32[], from logits f32[V], by `keep_top_p`; temperature 0 takes the most probable one."""
 
     def draw() -> Array:
         return jax.random.categorical(key, keep_top_p(logits / temperature, top_p)).astype(jnp.int32)

@@ -45,10 +45,6 @@ class Ffn(nnx.Module):
     def __call__(
         self, x: Array, inputs: FfnInputs, *, recipe: Recipe, axes: Axes = ONE_DEVICE
     ) -> tuple[Array, dict[str, Array]]:
-        """Computes [T, D] -> [T, D] and statistics by the recipe.
-
-        Raises:
-          ValueError: the recipe does not compute the activation.
-        """
+        """Computes [T, D] -> [T, D] and statistics by the recipe, which refuses an activation that it does not know."""
         recipe = dataclasses.replace(recipe, activation=self.activation, precision=self.precision)
         return recipe.ffn(x, self.up[...], self.down[...], **inputs._asdict(), axes=axes)

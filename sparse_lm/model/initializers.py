@@ -9,17 +9,15 @@ variance (GPT-2's rule). Norm scales start at one.
 
 from __future__ import annotations
 
-import functools
-
 from jax import Array
 from jax.nn.initializers import variance_scaling
 
-_truncated_normal = functools.partial(variance_scaling, mode="fan_in", distribution="truncated_normal")
+_of_inputs = variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=-1, out_axis=-2)
 
 
 def matrix(key: Array, outputs: int, inputs: int) -> Array:
     """Draws f32[outputs, inputs] with a standard deviation of 1/sqrt(inputs)."""
-    return _truncated_normal(1.0, in_axis=-1, out_axis=-2)(key, (outputs, inputs))
+    return _of_inputs(key, (outputs, inputs))
 
 
 def residual_matrix(key: Array, outputs: int, inputs: int, layers: int) -> Array:

@@ -66,11 +66,7 @@ def exact_linear(x: Float[Array, "T K"], w: Float[Array, "N K"]) -> Float[Array,
     """Computes x W^T in float32, as exactly as a product in float32, on tensor cores. Differentiable in reverse mode.
 
     A float32 number is the sum of three in bfloat16, of 8 bits each. So x W^T of a bfloat16 x is three bfloat16
-    products, which sum in float32: x is not written in float32.
-
-    Args:
-      x: [T, K], in bfloat16 or float32, whose product needs no parts.
-      w: f32[N, K].
+    products, which sum in float32: x is not written in float32. An x in float32 needs no parts.
     """
     if x.dtype == jnp.float32:
         return jnp.dot(x, w.T, precision=lax.Precision.HIGHEST)

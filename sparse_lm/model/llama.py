@@ -10,7 +10,7 @@ computation where it reads them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,9 +60,7 @@ class Layer(nnx.Module):
     ) -> tuple[Array, dict[str, Array]]:
         """Computes [B, S, D] -> [B, S, D] and the FFN's statistics; `mask` is that of `Attention`."""
         x, normed = _add_norm(x, None, self.attention_norm, self.config, axes)
-        attended = self.attention(normed, mask, axes)
-        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, axes)
-        return self._add_ffn(x, normed, ffn_inputs, recipe=recipe, axes=axes)
+        return self._add_ffn(x, self.attention(normed, mask, axes), ffn_inputs, recipe, axes)
 
     def extend(
         self, x: Array, cache: KVCache, start: Array, ffn_inputs: FfnInputs, recipe: Recipe
@@ -70,11 +68,10 @@ class Layer(nnx.Module):
         """Computes the next positions of cached sequences; see `Attention.extend`."""
         x, normed = _add_norm(x, None, self.attention_norm, self.config, **_OF_FEW_TOKENS)
         attended, cache = self.attention.extend(normed, cache, start)
-        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, **_OF_FEW_TOKENS)
-        x, _ = self._add_ffn(x, normed, ffn_inputs, recipe=recipe, axes=ONE_DEVICE)
-        return x, cache
+        return self._add_ffn(x, attended, ffn_inputs, recipe, **_OF_FEW_TOKENS)[0], cache
 
-    def _add_ffn(self, x, normed, ffn_inputs, *, recipe, axes):
+    def _add_ffn(self, x, attended, ffn_inputs, recipe, axes=ONE_DEVICE, **options):
+        x, normed = _add_norm(x, attended, self.ffn_norm, self.config, axes, **options)
         out, stats = self.ffn(normed.reshape(-1, x.shape[-1]), ffn_inputs, recipe=recipe, axes=axes)  # of [T, D]
         return x + out.reshape(x.shape), stats
 
@@ -134,22 +131,14 @@ class Llama(nnx.Module):
             ffn_inputs = FfnInputs(state, key, order, weights if recipe.sparse_weights else None, number)
             return nnx.merge(graphdef, params)(x, ffn_inputs, mask, recipe=recipe, axes=axes)
 
-        def run(x, recipe, inputs):
+        def run(x, inputs, recipe):
             unrolled = self.config.unroll_layers
             one = functools.partial(layer, recipe=recipe)
             one = remat(one, self.config.remat, unrolled=unrolled, gathers=axes.fsdp is not None)
             return lax.scan(one, x, inputs, unroll=unrolled)
 
-        x, inputs = self.embed(tokens, axes), (layers, recipe_state, keys, jnp.arange(self.config.layers))
-        if dense_layers and recipe.products:
-            # Unrolled, the two parts cost nothing. A loop reads its weights in one piece, here a copy of them.
-            x, dense_stats = run(x, DENSE, jax.tree.map(lambda a: a[:dense_layers], inputs))
-            x, stats = run(x, recipe, jax.tree.map(lambda a: a[dense_layers:], inputs))
-            for name, sparse in stats.items():
-                none = jnp.zeros((dense_layers, *sparse.shape[1:]), sparse.dtype)
-                stats[name] = jnp.concatenate([dense_stats.get(name, none), sparse])
-        else:
-            x, stats = run(x, recipe, inputs)
+        inputs = layers, recipe_state, keys, jnp.arange(self.config.layers)
+        x, stats = _run_layers(run, self.embed(tokens, axes), inputs, recipe, dense_layers)
         return _add_norm(x, None, self.norm, self.config, axes)[1], stats
 
     def prepare_weights(self, recipe: Recipe, recipe_state: Any) -> tuple[WeightForms, WeightForms] | None:
@@ -171,37 +160,26 @@ class Llama(nnx.Module):
         weights: tuple[WeightForms, WeightForms] | None = None,
         dense_layers: int = 0,
     ) -> tuple[Array, KVCache]:
-        """Computes the hidden states of the next positions of cached sequences. Other arguments are those of a call.
+        """Computes the hidden states [B, S, D] of the next positions of cached sequences; returns the cache, too.
 
-        Args:
-          tokens: int32[B, S], positions start .. start + S - 1.
-          cache: of all layers, filled up to `start`.
-          start: int32[].
-
-        Returns:
-          hidden [B, S, D], and the cache filled up to start + S.
+        Tokens int32[B, S] are at positions start .. start + S - 1. The cache of all layers is filled up to `start`, and
+        then up to start + S. Other arguments are those of a call.
         """
         graphdef, layers = nnx.split(self.layers)
-
         weights = weights or self.prepare_weights(recipe, recipe_state)
 
         def layer(x, inputs, recipe):
             params, cache, state, number = inputs
             ffn_inputs = FfnInputs(state, weights=weights if recipe.sparse_weights else None, layer=number)
-            return nnx.merge(graphdef, params).extend(x, cache, start, ffn_inputs, recipe)
+            x, cache = nnx.merge(graphdef, params).extend(x, cache, start, ffn_inputs, recipe)
+            return x, cache._asdict()
 
-        x, inputs = self.embed(tokens), (layers, cache, recipe_state, jnp.arange(self.config.layers))
-        if dense_layers and recipe.products:
-            x, first = lax.scan(
-                functools.partial(layer, recipe=DENSE), x, jax.tree.map(lambda a: a[:dense_layers], inputs)
-            )
-            x, rest = lax.scan(
-                functools.partial(layer, recipe=recipe), x, jax.tree.map(lambda a: a[dense_layers:], inputs)
-            )
-            cache = jax.tree.map(lambda *parts: jnp.concatenate(parts), first, rest)
-        else:
-            x, cache = lax.scan(functools.partial(layer, recipe=recipe), x, inputs)
-        return _add_norm(x, None, self.norm, self.config, **_OF_FEW_TOKENS)[1], cache
+        def run(x, inputs, recipe):
+            return lax.scan(functools.partial(layer, recipe=recipe), x, inputs)
+
+        inputs = layers, cache, recipe_state, jnp.arange(self.config.layers)
+        x, cache = _run_layers(run, self.embed(tokens), inputs, recipe, dense_layers)
+        return _add_norm(x, None, self.norm, self.config, **_OF_FEW_TOKENS)[1], KVCache(**cache)
 
     def unembedding(self, axes: Axes = ONE_DEVICE) -> Array:
         """Returns f32[V, D]: the embedding itself if tied."""
@@ -211,6 +189,25 @@ class Llama(nnx.Module):
     def logits(self, hidden: Array) -> Array:
         """Computes f32[..., V] of hidden [..., D]."""
         return unembed(hidden, self.unembedding())
+
+
+def _run_layers(
+    run: Callable, x: Array, inputs: Any, recipe: Recipe, dense_layers: int
+) -> tuple[Array, dict[str, Array]]:
+    """Calls `run(x, inputs, recipe)` for all layers, or for the first, dense ones and then for the others.
+
+    Returns:
+      x, and arrays [L, ...] by name, which are zero in dense layers that have none of the name.
+    """
+    if not dense_layers or not recipe.products:
+        return run(x, inputs, recipe)
+    # Unrolled, the two parts cost nothing. A loop reads its weights in one piece, here a copy of them.
+    x, first = run(x, jax.tree.map(lambda a: a[:dense_layers], inputs), DENSE)
+    x, others = run(x, jax.tree.map(lambda a: a[dense_layers:], inputs), recipe)
+    for name, array in others.items():
+        none = jnp.zeros((dense_layers, *array.shape[1:]), array.dtype)
+        others[name] = jnp.concatenate([first.get(name, none), array])
+    return x, others
 
 
 def _add_norm(

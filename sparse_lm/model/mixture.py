@@ -103,19 +103,13 @@ class Mixture(nnx.Module):
 def route(
     x: Float[Array, "T D"], router: Float[Array, "E D"], bias: Float[Array, " E"], choices: int, scores: str
 ) -> tuple[Int32[Array, "T k"], Float[Array, "T k"], Float[Array, ""]]:
-    """Chooses each token's experts, from that token alone, in float32.
+    """Chooses each token's k experts, from that token alone, in float32.
 
-    Args:
-      x: [T, D].
-      router: f32[E, D].
-      bias: f32[E], added to the scores where experts are chosen, and nowhere else.
-      choices: k.
-      scores: "softmax" or "sigmoid".
+    The bias is added to the scores ("softmax" or "sigmoid") where experts are chosen, and nowhere else.
 
     Returns:
-      chosen: int32[T, k], distinct, the best first.
-      gates: f32[T, k], which sum to 1; differentiable, as is the z-loss.
-      z_loss: f32[].
+      The chosen experts, distinct, the best first; gates, which sum to 1; and the z-loss. The last two are
+      differentiable.
     """
     logits = checkpoint_name(exact_linear(x, router), RESIDUALS) / math.sqrt(x.shape[-1])
     score = jax.nn.softmax(logits) if scores == "softmax" else jax.nn.sigmoid(logits)

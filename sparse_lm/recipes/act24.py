@@ -27,7 +27,8 @@ from sparse_lm import ops
 from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.row_order import combine, dispatch
-from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
+from sparse_lm.recipes.checks import Rule, Shape
 from sparse_lm.recipes.differentiable import InSlots
 from sparse_lm.recipes.routing import shuffled
 

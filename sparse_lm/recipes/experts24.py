@@ -32,7 +32,8 @@ from jax import Array
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.recipes import block_products
 from sparse_lm.recipes.activations import SQUARED_RELU
-from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
+from sparse_lm.recipes.checks import Rule, Shape
 from sparse_lm.recipes.groups import Groups, fitting_block
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
 

@@ -29,7 +29,8 @@ from jax import Array
 from sparse_lm import ops
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
-from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
+from sparse_lm.recipes.checks import Rule, Shape
 from sparse_lm.recipes.differentiable import InSlots
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,30 +12,23 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import WorkdirError
+from sparse_lm.training.workdir import read_config
 
 COLORS = ("#3d85c6", "#e0862a", "#2e9e73", "#d1495b", "#9069c4", "#b8952b", "#3aa6b9", "#c763a3")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Holds what a run has logged, one entry a line of metrics.jsonl.
+    """Holds what a run has logged."""
 
-    Attributes:
-      name: as reports call it.
-      color: of its curves.
-      lines: of metrics.jsonl, oldest first; at least one.
-      summary: of summary.json; None if there is none.
-      config: of config.json, by flattened key.
-    """
-
-    name: str
-    color: str
-    lines: Sequence[dict[str, Any]]
-    summary: dict[str, Any] | None
-    config: Mapping[str, Any]
+    name: str  # as reports call it
+    color: str  # of its curves
+    lines: Sequence[dict[str, Any]]  # of metrics.jsonl, oldest first; at least one
+    summary: dict[str, Any] | None  # of summary.json; None if there is none
+    config: Mapping[str, Any]  # of config.json, by flattened key
 
     def numbers(self, key: str) -> np.ndarray:
         """Returns f64[lines]: a number by line, the mean over layers where each has one; NaN where it is not finite.
@@ -81,19 +73,11 @@ def read_runs(workdirs: Sequence[str | os.PathLike]) -> list[Run]:
       WorkdirError: one of them holds no run, or none that has logged a step yet.
     """
     short = [Path(workdir).resolve().name for workdir in workdirs]
-    names = [name if short.count(name) == 1 else os.fspath(path) for path, name in zip(workdirs, short, strict=True)]
-    return [_read_run(*run) for run in zip(workdirs, names, itertools.cycle(COLORS), strict=False)]
-
-
-def _read_run(workdir: str | os.PathLike, name: str, color: str) -> Run:
-    try:
-        config = json.loads(Path(workdir, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WorkdirError(workdir, "holds no run (no config.json that can be read)") from error
-    try:
-        lines = list(read_metrics(workdir))
-    except FileNotFoundError:
-        lines = []
-    if not lines:
-        raise WorkdirError(workdir, "its run has not logged a step yet (nothing in metrics.jsonl)")
-    return Run(name, color, lines, read_summary(workdir), flatten_dict(config, sep="."))
+    runs = []
+    for workdir, name, color in zip(workdirs, short, itertools.cycle(COLORS), strict=False):
+        config, lines = read_config(workdir), list(read_metrics(workdir))
+        if not lines:
+            raise WorkdirError(workdir, "its run has not logged a step yet (nothing in metrics.jsonl)")
+        name = name if short.count(name) == 1 else os.fspath(workdir)
+        runs.append(Run(name, color, lines, read_summary(workdir), flatten_dict(config, sep=".")))
+    return runs

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
+from sparse_lm.errors import ConfigError
 from sparse_lm.ops import backends, fp8
 from sparse_lm.recipes import Recipe
 

@@ -33,13 +33,8 @@ def make_evaluation(
 ) -> Evaluation:
     """Makes an evaluation, which compiles on its first use.
 
-    Args:
-      config: the run.
-      graphdef: the model's structure.
-      bytes_per_token: int32[V], UTF-8 bytes that each token stands for.
-      recipe: computes the FFNs. Each token's loss is then computed from it and its past alone
-        (`Recipe.for_evaluation`).
-      layout: of the parameters; every process then gives all batches, whole.
+    `bytes_per_token` int32[V] are the UTF-8 bytes that each token stands for. Each token's loss is computed from it and
+    its past alone (`Recipe.for_evaluation`). With a layout every process gives all batches, whole.
 
     Returns:
       A function of (params, recipe_state, batches), where a batch is int32[b, S + 1] windows of tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from jax import Array
 from sparse_lm.model import mixture
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import Recipe
+from sparse_lm.recipes.routing import sort_neurons
 
 MATRICES = ("up", "down")
 WATCHED = 128  # neurons of each weight whose 2:4 pattern is watched
@@ -44,14 +44,14 @@ def balance(params: Params, load: Array, good: Array) -> Params:
     return dict(params, layers=dict(layers, ffn=dict(ffn, **{mixture.BIAS: moved})))
 
 
-def map_wherever(tree: Any, function: Callable[[Array], Array]) -> Any:
-    """Applies a function to W1 and W2 [L, F, D], and to their moments, wherever in a tree they are."""
+def sort_wherever(tree: Any, order: Array) -> Any:
+    """Sorts the neurons of W1 and W2 [L, F, D], and of their moments, wherever in a tree they are: int32[L, F]."""
 
-    def apply(path: Any, leaf: Array) -> Array:
+    def sort(path: Any, leaf: Array) -> Array:
         names = [jax.tree_util.keystr((key,), simple=True) for key in path[-3:]]
-        return function(leaf) if names[:-1] == ["layers", "ffn"] and names[-1] in MATRICES else leaf
+        return sort_neurons(leaf, order) if names[:-1] == ["layers", "ffn"] and names[-1] in MATRICES else leaf
 
-    return jax.tree_util.tree_map_with_path(apply, tree)
+    return jax.tree_util.tree_map_with_path(sort, tree)
 
 
 def adjust_gradients(recipe: Recipe, recipe_state: Any, dense_layers: int) -> optax.GradientTransformation:

@@ -13,26 +13,17 @@ _POLL_SECONDS = 0.1
 
 
 class Interrupt:
-    """While open, answers the first SIGTERM or SIGINT with a line; a second one acts at once.
-
-    Attributes:
-      requested: the signal's name; None before one arrives.
-      answer: what the process does when a signal arrives, for the line.
-    """
+    """While open, answers the first SIGTERM or SIGINT with a line; a second one acts at once."""
 
     def __init__(self):
-        self.requested: str | None = None
-        self.answer = "stopping"
+        self.requested: str | None = None  # the signal's name, once one has arrived
+        self.answer = "stopping"  # what the process does then, for the line
 
     def wait_for(self, *works: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:
-        """Does works that cannot be stopped, such as compilations, side by side; what one raises is raised here.
+        """Does works that cannot be stopped, such as compilations, in a thread each; what one raises is raised here.
 
-        Args:
-          works: are done in a thread each.
-          meanwhile: is called every tenth of a second.
-
-        Returns:
-          True if all are done. If not, a signal came first, and they go on in threads that nobody waits for.
+        `meanwhile` is called every tenth of a second. Returns True if all are done. If not, a signal came first, and
+        they go on in threads that nobody waits for.
         """
         futures = [_in_thread(work) for work in works]
         while not self.requested:

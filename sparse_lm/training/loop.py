@@ -14,6 +14,7 @@ from jax import Array
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
 from sparse_lm.data.pipeline import heldout_batches
+from sparse_lm.errors import UserError
 from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
@@ -27,30 +28,19 @@ from sparse_lm.training.telemetry.profile import StepProfile
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
 from sparse_lm.training.transitions import make_transitions, transition_before
-from sparse_lm.training.workdir import check_same_config, make_workdir, meaning
-from sparse_lm.training.workdir_lock import workdir_lock
+from sparse_lm.training.workdir import check_same_config, meaning, workdir_lock
 
 _LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse phase", "refresh": "refresh"}
 
 
-class TooManyBadSteps(RuntimeError):
+class TooManyBadSteps(UserError):
     """Loss or gradient was not finite, or the loss a spike, for too many steps in a row."""
-
-    def __init__(self, count: int, step: int, workdir: str):
-        super().__init__(
-            f"loss or gradient was not finite, or the loss a spike, in {count} steps in a row, "
-            f"up to step {step}; they changed nothing, and the state is saved in {workdir}"
-        )
 
 
 def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool = False) -> bool:
     """Trains to the end, going on from the newest checkpoint in `workdir` if there is one.
 
-    Args:
-      config: the run.
-      workdir: its directory.
-      profiled: steps to trace; see `StepProfile`.
-      wandb: sends the metrics to Weights & Biases, too; see `wandb_run.open_run`.
+    Steps in `profiled` are traced (`StepProfile`). With `wandb` metrics go to Weights & Biases, too.
 
     Returns:
       True if the run is finished; False if a signal stopped it early (its state is saved).
@@ -65,12 +55,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
     check_implementation(config.sparsity.recipe)
     check_precision(config.model.precision)
     config, pretrained = open_pretrained(config, workdir)
-    make_workdir(workdir)
-    with (
-        workdir_lock(workdir),
-        processes.reports_directory(workdir) as reports,
-        RunSummary(reports, config) as summary,
-    ):
+    with workdir_lock(workdir), processes.reports_directory(workdir) as reports, RunSummary(reports, config) as summary:
         check_same_config(workdir, config)
         trainer = make_trainer(config)  # refuses a mesh that there are no devices for, while nothing is written
         processes.wait_for_all("configurations are checked")
@@ -118,10 +103,10 @@ class Loop:
         config = self.config
         batches = device_batches(self.data, config, self.trainer.layout, start)
         for step in range(start, config.steps):
+            windows = next(batches)  # before the question: a signal while it is read stops the run before this step
             if self._is_to_stop(step):
                 self._handle_pending(state)
                 return self._stop(state, step)
-            windows = next(batches)
             if step == start and not self.compile(step, state, windows):
                 return self._stop(state, step)
             transition = transition_before(config, step)
@@ -156,10 +141,7 @@ class Loop:
         """Compiles the steps of both phases and the transitions between them, side by side, from `step` to the end.
 
         A program that does not compile, for want of memory, say, so ends a run at once and not after a dense phase. A
-        compilation takes minutes and cannot be stopped; a signal meanwhile finds a state that can be saved.
-
-        Returns:
-          True if all is compiled, False if a signal came first.
+        compilation takes minutes and cannot be stopped. Returns False if a signal came first: the state can be saved.
         """
         steps, transitions = range(step, self.config.steps), self.transitions
         phases = sorted({self.config.phase(later) for later in steps})
@@ -217,7 +199,10 @@ class Loop:
                 self.log.write(*self.pending)
             self._save(state, int(state.step))
             self.checkpoints.wait()
-            raise TooManyBadSteps(bad_in_a_row, step, self.workdir)
+            raise TooManyBadSteps(
+                f"loss or gradient was not finite, or the loss a spike, in {bad_in_a_row} steps in a row, "
+                f"up to step {step}; they changed nothing, and the state is saved in {self.workdir}"
+            )
         return results
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:

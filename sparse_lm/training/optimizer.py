@@ -1,6 +1,8 @@
-"""AdamW or Muon as language models are trained with them: clipped gradients, decay on matrices only."""
+"""AdamW or Muon as language models are trained with them: clipped gradients, decay on matrices only, and their rate."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,6 @@ from optax import contrib
 
 from sparse_lm.config import Config
 from sparse_lm.model import llama
-from sparse_lm.training.schedule import learning_rate
 
 MUON = "muon"
 _MATRIX = contrib.MuonDimensionNumbers(reduction_axis=2, output_axis=1)  # of [L, rows, columns]
@@ -19,7 +20,7 @@ _RMS_OF_ADAMW = 0.2  # of an update's entries before the learning rate (2502.169
 
 def make_optimizer(
     config: Config, after_clip: optax.GradientTransformation | None = None
-) -> optax.GradientTransformationExtraArgs:
+) -> optax.GradientTransformation:
     """Makes AdamW (1711.05101) or Muon with clipping by global norm and the run's learning-rate schedule.
 
     Muon orthogonalises the momentum of the layers' matrices, each as it is stored, and scales it so that its entries
@@ -30,26 +31,43 @@ def make_optimizer(
     are kept in bfloat16. Weight decay applies to matrices, the embedding and the unembedding among them, and to no norm
     scale or router's bias.
 
-    Args:
-      config: the run; `optimizer` and `steps` are read.
-      after_clip: a recipe's change to the clipped gradients, before they enter the moments (masked
-        decay of 2404.01847). Keyword arguments of `update` reach it.
-
-    Returns:
-      A transformation whose `update` needs the parameters, and ignores keyword arguments that `after_clip`
-      does not read.
+    `after_clip` is a recipe's change to the clipped gradients, before they enter the moments (masked decay of
+    2404.01847). `update` needs the parameters.
     """
     options = config.optimizer
     adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon, mu_dtype=jnp.float32)
     adam = _kept_in(options.moments, adam)
-    chain = optax.chain(
+    return optax.chain(
         optax.clip_by_global_norm(options.clip_norm),
         after_clip or optax.identity(),
         _muon(adam) if options.name == MUON else adam,
-        optax.add_decayed_weights(options.weight_decay, mask=decay_mask),
+        optax.add_decayed_weights(options.weight_decay, mask=_matrices),
         optax.scale_by_learning_rate(learning_rate(config)),
     )
-    return optax.with_extra_args_support(chain)
+
+
+def learning_rate(config: Config) -> optax.Schedule:
+    """Makes the learning rate of each step, counted from 0.
+
+    The warm-up rises linearly over `warmup_steps` and reaches the peak with its last step; no step
+    is spent at a rate of zero. Then one of
+
+    - `cosine`: half a cosine down to the final rate (1608.03983, without restarts);
+    - `wsd` (warmup-stable-decay, 2404.06395): the peak until `decay_steps` before the end, then a
+      straight line down to the final rate.
+
+    The last step (`steps - 1`), and any after it, runs at the final rate, `final_fraction` of the peak.
+    """
+    options = config.optimizer
+    peak, final = options.learning_rate, options.learning_rate * options.final_fraction
+    after_warmup = config.steps - options.warmup_steps
+    warmup = optax.linear_schedule(0.0, peak, options.warmup_steps)
+    if options.schedule == "cosine":
+        decay = optax.cosine_decay_schedule(peak, after_warmup, options.final_fraction)
+    else:
+        decay = optax.linear_schedule(peak, final, options.decay_steps, after_warmup - options.decay_steps)
+    schedule = optax.join_schedules([warmup, decay], [options.warmup_steps])
+    return lambda step: schedule(step + 1)  # rates are those reached at the end of a step
 
 
 def _kept_in(dtype: str, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -58,19 +76,14 @@ def _kept_in(dtype: str, transformation: optax.GradientTransformation) -> optax.
     def cast(state: optax.OptState, dtype: str) -> optax.OptState:
         return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, state)
 
-    def init(params: optax.Params) -> optax.OptState:
-        return cast(transformation.init(params), dtype)
-
-    def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
+    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params) -> tuple[Any, optax.OptState]:
         updates, state = transformation.update(updates, cast(state, "float32"), params)
         return updates, cast(state, dtype)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(lambda params: cast(transformation.init(params), dtype), update)
 
 
-def decay_mask(params: optax.Params) -> optax.Params:
+def _matrices(params: optax.Params) -> optax.Params:
     """Returns a tree of bool like `params`: False for norm scales and routers' biases."""
     return jax.tree_util.tree_map_with_path(lambda path, _: llama.is_matrix(path), params)
 

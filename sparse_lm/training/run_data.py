@@ -12,31 +12,20 @@ from pathlib import Path
 import jax
 from jax import Array
 
-from sparse_lm.config import Config, ConfigError, with_tokenizer
-from sparse_lm.data import Data, open_data
-from sparse_lm.data.dataset import TOKENIZER_FILE
+from sparse_lm.config import Config, with_tokenizer
+from sparse_lm.data.dataset import TOKENIZER_FILE, Data
+from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
+from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.files import replacing, write_json
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.layout import Layout, row_share
-from sparse_lm.training.workdir import WorkdirError, has_begun, load_config, save_config, writing
+from sparse_lm.training.workdir import has_begun, save_config, writing
 
 _log = logging.getLogger(__name__)
 
 FILE = "data.json"
-
-
-def save_data(workdir: str | os.PathLike, data: Data) -> None:
-    """Writes tokenizer.json and, of the text, data.json; of each file, all of it or nothing.
-
-    Raises:
-      WorkdirError: they cannot be written.
-    """
-    with writing(workdir):
-        with replacing(Path(workdir, TOKENIZER_FILE)) as partial:
-            shutil.copyfile(data.tokenizer_path, partial)
-        write_json(Path(workdir, FILE), {"corpus_sha256": data.info["corpus_sha256"]})
 
 
 def open_data_together(workdir: str | os.PathLike, config: Config) -> Data:
@@ -53,7 +42,10 @@ def open_data_together(workdir: str | os.PathLike, config: Config) -> Data:
     if processes.is_leader():
         check_same_data(workdir, config, data)
         save_config(workdir, config)
-        save_data(workdir, data)
+        with writing(workdir):
+            with replacing(Path(workdir, TOKENIZER_FILE)) as partial:
+                shutil.copyfile(data.tokenizer_path, partial)
+            write_json(Path(workdir, FILE), {"corpus_sha256": data.info["corpus_sha256"]})
         processes.wait_for_all("data is prepared")
     processes.check_data(data.info)
     return data
@@ -82,11 +74,6 @@ def open_run_data(workdir: str | os.PathLike, config: Config) -> Data:
     return open_data(config)
 
 
-def with_tokenizer_of_run(workdir: str | os.PathLike, config: Config) -> Config:
-    """Gives a configuration without a tokenizer that of the workdir's run, as it came with a pretrained model."""
-    return config if config.data.tokenizer else with_tokenizer(config, load_config(workdir).data.tokenizer)
-
-
 def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> None:
     """Refuses to resume a run on other text, some of which it would skip or repeat, or with another tokenizer.
 
@@ -110,11 +97,7 @@ def check_same_data(workdir: str | os.PathLike, config: Config, data: Data) -> N
 
 
 def check_same_tokenizer(workdir: str | os.PathLike, config: Config, data: Data) -> None:
-    """Refuses data with another tokenizer than the workdir's, if it has one: tokens would mean something else.
-
-    Raises:
-      ConfigError, DataError: as `check_same_data`.
-    """
+    """Refuses data with another tokenizer than the workdir's, if it has one: tokens would mean something else."""
     path = Path(workdir, TOKENIZER_FILE)
     if path.exists() and fingerprint(load_tokenizer(path)) != data.info["tokenizer_sha256"]:
         raise _refusal(workdir, config, data, "has another tokenizer than")

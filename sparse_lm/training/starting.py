@@ -7,37 +7,29 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from sparse_lm.config import Config
+from sparse_lm.config import Config, with_tokenizer
 from sparse_lm.interop.pretrained import Pretrained
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.saved_checkpoint import saved_checkpoints
-from sparse_lm.training.run_data import with_tokenizer_of_run
 from sparse_lm.training.step import Trainer, TrainState
+from sparse_lm.training.workdir import load_config
 
 
 def open_pretrained(config: Config, workdir: str) -> tuple[Config, Pretrained | None]:
     """Opens the model that `config.init_from` names, unless the run has a checkpoint to go on from.
 
-    Returns:
-      The configuration with the model's tokenizer, and the model or None.
-
-    Raises:
-      ConfigError: the model cannot be started from.
+    Returns the configuration with the model's tokenizer, and the model or None; raises what `Pretrained` does.
     """
     if not config.init_from:
         return config, None
-    if saved_checkpoints(workdir):  # the model may be gone
-        return with_tokenizer_of_run(workdir, config), None
+    if saved_checkpoints(workdir):  # the model may be gone; its tokenizer the run keeps
+        return with_tokenizer(config, config.data.tokenizer or load_config(workdir).data.tokenizer), None
     pretrained = Pretrained(config)
     return pretrained.config_with_tokenizer(), pretrained
 
 
 def restore_or_start(trainer: Trainer, checkpoints: Checkpoints, pretrained: Pretrained | None) -> TrainState:
-    """Restores the newest checkpoint; without one, starts from the pretrained model or from random weights.
-
-    Raises:
-      WorkdirError: there are checkpoints, and none of them can be used.
-    """
+    """Restores the newest checkpoint; without one, starts from the pretrained model or from random weights."""
     state = checkpoints.restore_latest(trainer.abstract_state())
     if state is not None:
         return state

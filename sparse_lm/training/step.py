@@ -39,27 +39,16 @@ SPIKE_WINDOW = 128
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Holds everything that a run must save to go on as if it had not stopped.
+    """Holds everything that a run must save to go on as if it had not stopped."""
 
-    Attributes:
-      step: int32[], steps taken; also the position in the data.
-      seed: uint32[], of all that is random. In the state, so that runs that differ in it share compiled steps.
-      params: float32 master weights; layers are stacked on a leading axis.
-      opt_state: Optax state.
-      recipe_state: what the recipe reads and does not train, [L, ...].
-      skipped: int32[], steps skipped because loss or gradient was not finite, or the loss a spike.
-      skipped_in_a_row: int32[].
-      recent_losses: f32[], see `is_spike`; None if none is called a spike.
-    """
-
-    step: Array
-    seed: Array
-    params: Params
+    step: Array  # int32[], steps taken; also the position in the data
+    seed: Array  # uint32[], of all that is random: runs that differ in it share compiled steps
+    params: Params  # float32 master weights; layers are stacked on a leading axis
     opt_state: optax.OptState
-    recipe_state: Any
-    skipped: Array
-    skipped_in_a_row: Array
-    recent_losses: Array | None = None
+    recipe_state: Any  # what the recipe reads and does not train, [L, ...]
+    skipped: Array  # int32[], steps skipped because loss or gradient was not finite, or the loss a spike
+    skipped_in_a_row: Array  # int32[]
+    recent_losses: Array | None = None  # f32[SPIKE_WINDOW], see `is_spike`; None if none is called a spike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +116,7 @@ def _init(seed: Array, *, config: Config) -> TrainState:
 
 
 def _train_step(
-    state: TrainState,
-    windows: Array,
-    *,
-    config: Config,
-    graphdef: Any,
-    layout: Layout | None,
-    recipe: Recipe,
+    state: TrainState, windows: Array, *, config: Config, graphdef: Any, layout: Layout | None, recipe: Recipe
 ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
     gradients = functools.partial(loss_and_gradients, config=config, graphdef=graphdef, recipe=recipe)
@@ -187,14 +170,7 @@ def loss_and_gradients(
     of n parts is the same however many of them follow one another and how many run side by side.
     Devices along `expert` route theirs together, as one part.
 
-    Args:
-      params: f32, this device's shards.
-      recipe_state: likewise.
-      windows: int32[B, S + 1] of this shard.
-      key: of the step.
-      config, graphdef: of the run.
-      recipe: that of the phase.
-      axes: of the mesh.
+    `params` (f32), `recipe_state` and `windows` int32[B, S + 1] are this device's shards.
 
     Returns:
       ((loss f32[], statistics), gradients): the first two are the same on every device; statistics are

@@ -27,7 +27,6 @@ from sparse_lm.config import Config, SparsityConfig
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
-from sparse_lm.recipes.routing import sort_neurons
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
@@ -100,7 +99,11 @@ def enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded:
     x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
     recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
     state = dataclasses.replace(_forget_losses(state), recipe_state=recipe_state)
-    return state if order is None else _sort_neurons(state, order)
+    if order is None:
+        return state
+    # Neurons move with their moments, so that the function computed stays.
+    params, opt_state = ffn_weights.sort_wherever((state.params, state.opt_state), order)
+    return dataclasses.replace(state, params=params, opt_state=opt_state)
 
 
 def _refresh(
@@ -118,13 +121,6 @@ def _leave_sparse(state: TrainState, *, sparsity: SparsityConfig) -> TrainState:
     params = dense_params(state.params, state.recipe_state, sparsity)
     recipe_state = jax.vmap(sparsity.recipe.refit)(*matrices(params), state.recipe_state)
     return _forget_losses(dataclasses.replace(state, params=params, recipe_state=recipe_state))
-
-
-def _sort_neurons(state: TrainState, order: Array) -> TrainState:
-    """Moves neurons, their rows of W1 and W2 and these rows' moments, int32[L, F]: the function computed stays."""
-    moved = (state.params, state.opt_state)
-    params, opt_state = ffn_weights.map_wherever(moved, lambda w: sort_neurons(w, order))
-    return dataclasses.replace(state, params=params, opt_state=opt_state)
 
 
 def _recorded(recipe: Recipe, stride: int) -> Recipe:

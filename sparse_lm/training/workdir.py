@@ -1,12 +1,13 @@
-"""A run's directory, and the configuration that it keeps so that later commands need no other."""
+"""A run's directory, which one run at a time trains in, and its configuration, so that later commands need no other."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import logging
 import os
-import tempfile
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,43 +15,27 @@ from typing import Any
 import ml_collections
 from flax.traverse_util import flatten_dict
 
-from sparse_lm.config import Config, ConfigError, parse, to_dict
-from sparse_lm.files import write_json
+from sparse_lm.config import Config, parse, to_dict
+from sparse_lm.errors import ConfigError, WorkdirError
+from sparse_lm.files import try_lock, write_json
+from sparse_lm.training.mesh import processes
 
 _log = logging.getLogger(__name__)
 
+LOCK_FILE = ".lock"
+
 RESUMABLE_CHANGES = frozenset(
-    {
-        "steps",  # the learning-rate schedule then follows the new end
-        "log_every",
-        "eval_every",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "deterministic",
-        "microbatches",
-        "mesh.data",
-        "mesh.fsdp",
-        "mesh.expert",
-        "mesh.tensor",
-        "data.path",  # what it and the tokenizer's path lead to is compared: run_data.py
-        "data.tokenizer",
-        "data.cache_dir",
-        "data.eval_windows",
-        "model.remat",
-        "model.loss_chunk",
-        "optimizer.max_skipped_steps",
-        "sparsity.implementation",
-    }
-)
+    (
+        # The learning-rate schedule follows another number of steps.
+        "steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "deterministic", "microbatches",
+        "mesh.data", "mesh.fsdp", "mesh.expert", "mesh.tensor",
+        # What the paths of data and tokenizer lead to is compared: run_data.py.
+        "data.path", "data.tokenizer", "data.cache_dir", "data.eval_windows",
+        "model.remat", "model.loss_chunk", "optimizer.max_skipped_steps", "sparsity.implementation",
+    )
+)  # fmt: skip
 """Keys that may differ between a run and its resumption: they do not change what is trained. Of those of the
 mesh, and microbatches, only rounding and, of sparse recipes, which tokens choose a pattern together."""
-
-
-class WorkdirError(ValueError):
-    """A workdir that cannot be written, or does not hold what was asked of it."""
-
-    def __init__(self, workdir: str | os.PathLike, reason: str):
-        super().__init__(f"--workdir={os.fspath(workdir)}: {reason}")
 
 
 @contextlib.contextmanager
@@ -62,35 +47,39 @@ def writing(workdir: str | os.PathLike) -> Iterator[None]:
         raise WorkdirError(workdir, f"cannot be written: {error.strerror}") from error
 
 
-def make_workdir(workdir: str | os.PathLike) -> Path:
-    """Makes the directory if need be.
+@contextlib.contextmanager
+def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
+    """Makes a workdir if need be and holds its lock. The leader of several processes holds it for all of them.
 
     Raises:
-      WorkdirError: it cannot be made or written.
+      WorkdirError: it cannot be written, or another run holds the lock. The message names that one's host and process.
     """
-    with writing(workdir):
-        Path(workdir).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=workdir).close()
-    return Path(workdir)
+    with contextlib.ExitStack() as held:
+        holder = None
+        with writing(workdir):
+            Path(workdir).mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(open(Path(workdir, LOCK_FILE), "a+", encoding="utf-8"))
+            if processes.is_leader() and not try_lock(file):
+                file.seek(0)
+                holder = file.read() or "another process"
+            elif processes.is_leader():
+                file.truncate(0)
+                now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+                file.write(f"process {os.getpid()} on {socket.gethostname()} (since {now})")
+                file.flush()
+        if processes.any_of(holder is not None):
+            raise WorkdirError(workdir, f"{holder or 'another process'} trains in it; use another --workdir, or wait")
+        yield
 
 
 def save_config(workdir: str | os.PathLike, config: Config) -> None:
-    """Writes config.json, all of it or nothing.
-
-    Raises:
-      WorkdirError: it cannot be written.
-    """
+    """Writes config.json, all of it or nothing; raises WorkdirError if it cannot be written."""
     with writing(workdir):
         write_json(Path(workdir, "config.json"), to_dict(config))
 
 
-def load_config(workdir: str | os.PathLike) -> Config:
-    """Reads the configuration that a workdir's run was started or last resumed with.
-
-    Raises:
-      WorkdirError: there is no run in this directory, or its config.json is damaged.
-      ConfigError: it has keys or values that this version does not allow.
-    """
+def read_config(workdir: str | os.PathLike) -> dict[str, Any]:
+    """Reads config.json as it is; raises WorkdirError if there is no run in this directory, or the file is damaged."""
     path = Path(workdir, "config.json")
     if not path.exists():
         raise WorkdirError(workdir, "holds no run (no config.json)")
@@ -100,7 +89,15 @@ def load_config(workdir: str | os.PathLike) -> Config:
         raise WorkdirError(workdir, f"config.json cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise WorkdirError(workdir, f"config.json must be a group of keys, not {type(values).__name__}")
-    return parse(ml_collections.ConfigDict(values))
+    return values
+
+
+def load_config(workdir: str | os.PathLike) -> Config:
+    """Reads the configuration that a workdir's run was started or last resumed with.
+
+    Raises what `read_config` does, and ConfigError if it has keys or values that this version does not allow.
+    """
+    return parse(ml_collections.ConfigDict(read_config(workdir)))
 
 
 def meaning(config: Config) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pyarrow.parquet
 import pytest
 
 from sparse_lm.data import corpus, readers
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.readers import zstd
+from sparse_lm.errors import DataError
 from tests.data.examples import make_documents, write_jsonl
 
 TEXT = "one\r\ntwo\u2028 é 漢字\n\n\ttail without a line end"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sparse_lm.data import corpus, holdout
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.holdout import hold_out, sample
+from sparse_lm.errors import DataError
 from tests.data.examples import make_documents
 
 

@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig
-from sparse_lm.data import DataError, builder, corpus, dataset, open_data, opening, train_batches
+from sparse_lm.config import Config, DataConfig, ModelConfig
+from sparse_lm.data import builder, corpus, dataset, opening
 from sparse_lm.data.holdout import hold_out
+from sparse_lm.data.opening import open_data
+from sparse_lm.data.pipeline import train_batches
+from sparse_lm.errors import ConfigError, DataError
 from tests.data.examples import Documents, damage_records, make_documents, make_tokenizer, stream_of, targets_of
 
 SEQ_LEN = 32

@@ -12,9 +12,10 @@ import pytest
 import tensorflow_datasets as tfds
 
 from sparse_lm.config import parse
-from sparse_lm.data import open_data, tfds_corpus
+from sparse_lm.data import tfds_corpus
 from sparse_lm.data.dataset import open_prepared
-from sparse_lm.data.errors import DataError
+from sparse_lm.data.opening import open_data
+from sparse_lm.errors import DataError
 from sparse_lm.prepare_data import prepare_files
 from tests.command_lines import ROOT, run_each
 from tests.data import examples

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 from tests.data.examples import make_documents, make_tokenizer
 
 TOKENIZER = make_tokenizer()

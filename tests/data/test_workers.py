@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparse_lm.data.errors import DataError
 from sparse_lm.data.workers import Workers
+from sparse_lm.errors import DataError
 from tests.command_lines import ROOT
 
 
@@ -48,7 +48,7 @@ from tests.data.test_workers import linger
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    with Workers(2) as workers:
+    with Workers(2, threads=1) as workers:
         workers.run("waiting", linger, {Path(sys.argv[1], str(number)): () for number in range(4)})
 """
 

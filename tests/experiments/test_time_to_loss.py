@@ -16,12 +16,12 @@ from experiments.quality import one_run, stages, time_ratio
 from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_lengths
-from sparse_lm.data import open_data
-from sparse_lm.data.errors import DataError
+from sparse_lm.data.opening import open_data
+from sparse_lm.errors import DataError
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
+from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.run_data import device_batches
-from sparse_lm.training.schedule import learning_rate
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
 from tests.command_lines import run_python

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparse_lm import config as config_lib
 from sparse_lm import config_rules
-from sparse_lm.config import ConfigError
+from sparse_lm.errors import ConfigError
 from sparse_lm.ops import backends
 from sparse_lm.recipes import RECIPES
 from tests import small

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_lm.data.corpus import TextFiles
-from sparse_lm.data.errors import DataError
+from sparse_lm.errors import DataError
 from tests.data.test_corpus import COMPRESS
 from tests.fuzz.cases import cases
 

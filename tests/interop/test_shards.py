@@ -22,7 +22,7 @@ def test_several_files_and_their_index(tmp_path):
     write_shards(tmp_path, tensors, 400)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert [file.name for file in files] == [f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4)]
-    assert [list(load_file(file)) for file in files] == [["a"], ["b"], ["c"], ["d", "e", "f"]]
+    assert [list(load_file(file)) for file in files] == [["a"], ["c"], ["b"], ["d", "e", "f"]]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors.values())
     assert {name: load_file(tmp_path / file)[name].shape for name, file in index["weight_map"].items()} == SHAPES

@@ -82,11 +82,11 @@ def test_a_batch_gives_what_its_prompts_give_alone(temperature, overrides):
 @pytest.mark.long
 def test_sparse_experts_continue_a_batch_as_its_prompts_alone():
     scales = jnp.full(CONFIG.layers, 1.4)
-    ffns = decode.Ffns(Experts24(v=64), Experts24.State(scales, scales))
+    ffns = dict(recipe=Experts24(v=64), recipe_state=Experts24.State(scales, scales))
     model, prompts = sharp_model(**MIXTURE), [PROMPT, [3]]
     options = dict(max_new_tokens=6, temperature=0.0)
-    alone = [generate(model, prompt, ffns=ffns, **options) for prompt in prompts]
-    assert decode.generate(*model, prompts, ffns=ffns, **options) == alone
+    alone = [generate(model, prompt, **ffns, **options) for prompt in prompts]
+    assert decode.generate(*model, prompts, **ffns, **options) == alone
     assert [generate(model, prompt, **options) for prompt in prompts] != alone
 
 

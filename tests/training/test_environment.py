@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from sparse_lm import config as config_lib
+from sparse_lm.errors import ConfigError
 from sparse_lm.training.environment import DETERMINISM, check_determinism, request_determinism, request_memory
 from tests import small
 from tests.command_lines import run, run_python
@@ -34,7 +34,7 @@ def test_a_user_who_has_said_how_much_memory_is_not_overruled(given, monkeypatch
 def test_a_deterministic_run_that_nobody_told_xla_of_is_refused(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_one=1")
     check_determinism(small.config())
-    with pytest.raises(config_lib.ConfigError, match=r"config\.deterministic = True: needs --xla_gpu_determin"):
+    with pytest.raises(ConfigError, match=r"config\.deterministic = True: needs --xla_gpu_determin"):
         check_determinism(small.config(deterministic=True))
     request_determinism()
     assert os.environ["XLA_FLAGS"].split() == ["--xla_one=1", DETERMINISM]

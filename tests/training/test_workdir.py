@@ -1,11 +1,19 @@
 import dataclasses
+import fcntl
 import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
 
 import pytest
 
-from sparse_lm.config import Config, ConfigError, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
+from sparse_lm.errors import ConfigError, WorkdirError
 from sparse_lm.recipes import Fst, SSte
-from sparse_lm.training.workdir import WorkdirError, check_same_config, load_config, make_workdir, save_config
+from sparse_lm.training.workdir import LOCK_FILE, check_same_config, load_config, save_config, workdir_lock
+from tests.command_lines import ROOT
 
 CONFIG = Config(
     seed=3,
@@ -72,8 +80,49 @@ def test_harmless_changes_are_allowed_and_logged_but_a_run_is_not_made_shorter(t
     assert load_config(tmp_path).steps == 500
 
 
+HOLD = """
+import sys, time
+from sparse_lm.training.workdir import workdir_lock
+
+with workdir_lock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A process that holds the lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_second_process_is_refused_and_a_killed_ones_lock_is_taken_over(tmp_path, other):
+    holder = rf"process {other.pid} on {socket.gethostname()} \(since 20\S+\)"
+    with pytest.raises(WorkdirError, match=rf"^--workdir={tmp_path}: {holder} trains in it"), workdir_lock(tmp_path):
+        pytest.fail("two processes hold the lock")
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    with workdir_lock(tmp_path):
+        assert (tmp_path / LOCK_FILE).read_text().startswith(f"process {os.getpid()} on")
+
+
 def test_workdir_under_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(WorkdirError, match=rf"^--workdir={workdir}: cannot be written: [^\n]+$"):
-            make_workdir(workdir)
+        refused = pytest.raises(WorkdirError, match=rf"^--workdir={workdir}: cannot be written: [^\n]+$")
+        with refused, workdir_lock(workdir):
+            pytest.fail("a file is no workdir")
+
+
+def test_file_system_without_locks_is_warned_about(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with workdir_lock(tmp_path):
+        assert "cannot be locked" in caplog.text

@@ -12,8 +12,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
 from tqdm import tqdm
 
-from sparse_lm.interop.harness.scoring import Scored, log_likelihoods
-from sparse_lm.interop.harness.text_model import HarnessError, TextModel
+from sparse_lm.interop.harness.text_model import HarnessError, Scored, TextModel
 from sparse_lm.model import decode
 
 _log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class HarnessModel(TemplateLM):
             tokens = [*(context or [self.prefix_token_id]), *scored]
             sequences.append(Scored(tokens[-(seq_len + 1) :], len(scored)))
         self._log_truncated(sum(len(context) + len(scored) > seq_len + 1 for _, context, scored in requests))
-        return log_likelihoods(self._model, sequences)
+        return self._model.log_likelihoods(sequences)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         sequences, owners = [], []
@@ -64,7 +63,7 @@ class HarnessModel(TemplateLM):
                 sequences.append(Scored([*inputs, predicted[-1]], len(predicted)))
                 owners.append(owner)
         totals = [0.0] * len(requests)
-        for owner, (log_likelihood, _) in zip(owners, log_likelihoods(self._model, sequences), strict=True):
+        for owner, (log_likelihood, _) in zip(owners, self._model.log_likelihoods(sequences), strict=True):
             totals[owner] += log_likelihood
         return totals
 

@@ -22,18 +22,10 @@ from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 
 GROUPS = {
     "paper": (
-        "arc_challenge",
-        "arc_easy",
-        "boolq",
-        "hellaswag",
-        "lambada_openai",
-        "openbookqa",
-        "piqa",
-        "race",
-        "record",
+        "arc_challenge", "arc_easy", "boolq", "hellaswag", "lambada_openai", "openbookqa", "piqa", "race", "record",
         "sciq",
     )
-}
+}  # fmt: skip
 """Lists of tasks under one name. `paper` is what 2602.06183 evaluates its models on."""
 
 BOOTSTRAP_ITERATIONS = 1000  # for the standard errors of what is no mean; they are then good to 2%
@@ -44,9 +36,8 @@ RANDOM_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 def load_tasks(names: Sequence[str], include_path: str | os.PathLike | None) -> TaskDict:
     """Loads tasks by name, with their data, which the harness downloads if need be.
 
-    Args:
-      names: of tasks, tags and groups of the harness, patterns of such names, or of `GROUPS`.
-      include_path: a directory with task files of one's own, which come before the harness's.
+    Names are of tasks, tags and groups of the harness, patterns of such names, or of `GROUPS`. `include_path` is a
+    directory with task files of one's own, which come before the harness's.
 
     Raises:
       HarnessError: there is no such task or directory, a task file has a mistake, or its data cannot be had.
@@ -82,21 +73,12 @@ def _refusal(names: Iterable[str], error: Exception) -> HarnessError:
 
 
 def score_tasks(
-    model: TextModel,
-    tasks: TaskDict,
-    *,
-    num_fewshot: int | None = None,
-    limit: int | None = None,
-    samples: bool = False,
+    model: TextModel, tasks: TaskDict, *, num_fewshot: int | None, limit: int | None, samples: bool
 ) -> tuple[dict[str, Any], str]:
-    """Scores a model in tasks.
+    """Scores a model in tasks that `load_tasks` returned, on their first `limit` questions, or all.
 
-    Args:
-      model: what to evaluate.
-      tasks: as `load_tasks` returns them.
-      num_fewshot: examples before each question; None for what each task says. A task that says 0 keeps it.
-      limit: questions of each task, the first ones; None for all.
-      samples: return every question and answer, too.
+    `num_fewshot` examples are before each question, what a task says for None; a task that says 0 keeps it. With
+    `samples` the report has every question and answer, too.
 
     Returns:
       The harness's report, "results" by task and metric, "n-shot", "n-samples", "versions", "configs" and more, and

@@ -13,19 +13,20 @@ renamed when it is whole. What happens to it on the disk, checksums tell.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.checkpoints.saved_checkpoint import (
     ITEMS,
     MANIFEST,
@@ -39,7 +40,6 @@ from sparse_lm.training.checkpoints.saved_checkpoint import (
     saved_checkpoints,
 )
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.workdir import WorkdirError
 
 _log = logging.getLogger(__name__)
 
@@ -48,18 +48,13 @@ _SAVE_ERRORS = (OSError, ValueError)  # a full disk is the one in Python and the
 _T = TypeVar("_T")
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints of a run in training: the newest `keep`, and the one of least eval_loss.
 
     Saves are asynchronous: the state is written behind the next steps, and its buffers may be
     donated as soon as `save` returns. A save that fails, as on a full disk, is logged and leaves
     nothing behind: the checkpoints before it stay, and training goes on. `wait` raises if it was the
-    last one.
-
-    Args:
-      workdir: an existing directory.
-      keep: how many of the newest to keep.
-      run: what the arrays mean, by configuration key. A checkpoint that says otherwise is refused.
+    last one. `run` says what the arrays mean, by configuration key: a checkpoint that says otherwise is refused.
     """
 
     def __init__(self, workdir: str | os.PathLike, keep: int, run: Mapping[str, Any] | None = None):
@@ -67,6 +62,7 @@ class Checkpoints:
         self._eval_losses = {step: checkpoint.eval_loss for step, checkpoint in saved_checkpoints(workdir).items()}
         self._saving: int | None = None
         self._failure = ""  # what became of the last save, unless it is whole
+        self._has_failed = False  # true once a save has
         policies = ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item in ITEMS:
@@ -85,10 +81,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
         """Starts to save the state after `step` steps; does nothing if that step is saved already.
 
-        Args:
-          step: steps taken.
-          state: pytree of arrays with attributes or keys `params` and `recipe_state` among others.
-          metrics: with "eval_loss", if this state was evaluated.
+        `state` is a pytree of arrays with attributes or keys `params` and `recipe_state` among others; `metrics` has
+        "eval_loss" if the state was evaluated.
         """
         self._finish_save()
         if step == self._manager.latest_step():
@@ -112,9 +106,8 @@ class Checkpoints:
         One that is damaged is refused, loudly, and the one before it taken. Once that has proved whole,
         the damaged one is renamed, so that the run can save its step again.
 
-        Args:
-          abstract_state: what `save` is given, as arrays or `jax.ShapeDtypeStruct`s. An entry with a
-            sharding is restored to it, others to the default device.
+        `abstract_state` is what `save` is given, as arrays or `jax.ShapeDtypeStruct`s. An entry with a sharding is
+        restored to it, others to the default device.
 
         Raises:
           WorkdirError: every checkpoint is damaged, or the newest that is not is of another run, or has
@@ -136,16 +129,12 @@ class Checkpoints:
         return state
 
     def wait(self) -> None:
-        """Returns when the last save is whole on disk.
-
-        Raises:
-          WorkdirError: it could not be written.
-        """
+        """Returns when the last save is whole on disk; raises WorkdirError if it could not be written."""
         self._finish_save()
         if self._failure:
             raise WorkdirError(self._workdir, self._failure)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._finish_save()
         self._remove_rests()
         self._manager.close()
@@ -161,7 +150,7 @@ class Checkpoints:
             self._saving, self._failure = None, ""
 
     def _save_failed(self, error: Exception) -> None:
-        step, self._saving = self._saving, None
+        step, self._saving, self._has_failed = self._saving, None, True
         self._manager.reload()  # it has forgotten those that the failed one was to replace
         newest = self._manager.latest_step()
         there_is = "there is none" if newest is None else f"the newest is {newest}"
@@ -174,7 +163,7 @@ class Checkpoints:
 
         Where one array could not be written, Orbax goes on to write others after the error was raised.
         """
-        if self._failure and processes.is_leader():
+        if self._has_failed and processes.is_leader():
             for rest in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(rest, ignore_errors=True)
 
@@ -188,22 +177,14 @@ class Checkpoints:
         processes.wait_for_all("damaged checkpoints are set aside")
         self._manager.reload()
 
-    def __enter__(self) -> Checkpoints:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
 
 def restore_params(
     workdir: str | os.PathLike, step: int | str = "latest", run: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Reads parameters and the recipe's state of a checkpoint, from the workdir alone.
 
-    Args:
-      workdir: of a run, which may still be training.
-      step: a step, "best" (least eval_loss) or "latest", the newest that is not damaged.
-      run: see `Checkpoints`.
+    The run may still be training. `step` is a step, "best" (least eval_loss) or "latest", the newest that is not
+    damaged; see `Checkpoints` for `run`.
 
     Returns:
       params: nested dicts of arrays, on the default device.

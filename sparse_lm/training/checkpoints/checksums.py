@@ -25,12 +25,8 @@ def checksums(arrays: Sequence[Array], axes_kept: tuple[int, ...]) -> list[Array
     sums are the same in any order and on any mesh. Whatever happens to one element changes the checksum;
     any other change goes unnoticed once in 2^64 times.
 
-    Args:
-      arrays: of dtypes of 1, 2 or 4 bytes.
-      axes_kept: how many leading axes of each array to keep: 1 gives the checksum of each `x[i]`.
-
-    Returns:
-      uint32[..., 2] for each array.
+    Elements have 1, 2 or 4 bytes. `axes_kept` says how many leading axes of each array to keep: 1 gives the checksum of
+    each `x[i]`. Returns uint32[..., 2] for each array.
     """
     return [_checksum(x, kept) for x, kept in zip(arrays, axes_kept, strict=True)]
 

@@ -9,24 +9,22 @@ from typing import Any
 import jax
 
 from sparse_lm.config import Config
+from sparse_lm.errors import WorkdirError
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.checkpoints.checkpoint import restore_params
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.transitions import dense_params
-from sparse_lm.training.workdir import WorkdirError, meaning
+from sparse_lm.training.workdir import meaning
 
 
 def restore_for_dense(
     workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"
 ) -> tuple[Params, int]:
-    """Restores parameters and step of a checkpoint.
+    """Restores parameters and step of a checkpoint; raises WorkdirError if there is none, or its model is a sparse one.
 
     If it is of the sparse phase, the FFN weights are those that the run would leave the phase with: the master weights
     alone are not what was trained.
-
-    Raises:
-      WorkdirError: there is no such checkpoint, or its model is a sparse one.
     """
     params, recipe, _, step = restore_model(workdir, config, checkpoint)
     if recipe is not DENSE:
@@ -36,16 +34,11 @@ def restore_for_dense(
     return params, step
 
 
-def restore_for_sparse(
-    workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"
-) -> tuple[Params, Any, int]:
+def restore_for_sparse(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, Any, int]:
     """Restores parameters, the recipe's state and step of a checkpoint.
 
     Outside the sparse phase, what of the state follows from the weights, such as scales, is that of the weights as they
-    are; masks and experts are the last phase's.
-
-    Raises:
-      WorkdirError: there is no such checkpoint, or no sparse phase before it.
+    are; masks and experts are the last phase's. Raises WorkdirError if no sparse phase is before the checkpoint.
     """
     params, recipe_state, step = _restore(workdir, config, checkpoint)
     phase = config.sparsity.phase
@@ -65,9 +58,6 @@ def restore_model(
     """Restores a checkpoint as the model that it is: parameters, recipe that computes the FFNs, its state, and step.
 
     The model is dense, but for one of a run that stays in its sparse phase (`sparsity.leave` is False).
-
-    Raises:
-      WorkdirError: there is no such checkpoint.
     """
     params, recipe_state, step = _restore(workdir, config, checkpoint)
     if not _is_sparse(config, step):

@@ -23,9 +23,9 @@ from typing import Any
 import jax
 import tensorstore
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.checkpoints.checksums import checksums
 from sparse_lm.training.mesh import processes
-from sparse_lm.training.workdir import WorkdirError
 
 FORMAT = 2
 ITEMS = ("params", "recipe_state", "state")

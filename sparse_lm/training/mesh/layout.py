@@ -24,7 +24,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import Axes
-from sparse_lm.config import Config, ConfigError
+from sparse_lm.config import Config
+from sparse_lm.errors import ConfigError
 
 _ROWS = P(None, ("tensor", "fsdp"))
 _NEURONS = P(None, ("expert", "tensor", "fsdp"))
@@ -56,12 +57,10 @@ class Layout:
 
     Attributes:
       axes: those of the mesh that have more than one device.
-      state: `NamedSharding`s of the state.
-      batch: of the windows of a step.
-      replicated: of what every device has.
+      state, batch, replicated: `NamedSharding`s of the state, of a step's windows, and of what every device has.
     """
 
-    def __init__(self, mesh: Mesh, state: Any, neuron_major: Sequence[str] = ()):
+    def __init__(self, mesh: Mesh, state: Any, neuron_major: Sequence[str]):
         self.mesh = mesh
         self._specs = _SPECS | dict.fromkeys(neuron_major, _ROWS)
         split = {name for name, count in mesh.shape.items() if count > 1}
@@ -96,11 +95,10 @@ class Layout:
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
+def make_mesh(config: Config, devices: Sequence[jax.Device] | None) -> Mesh | None:
     """Makes the mesh of `config.mesh`, of all devices of this run if none are given; None for one device.
 
-    Raises:
-      ConfigError: this machine, or all processes together, have another number of devices.
+    Raises ConfigError if this machine, or all processes together, have another number of devices.
     """
     axes, wanted = dataclasses.asdict(config.mesh), config.mesh.devices
     if wanted == 1:

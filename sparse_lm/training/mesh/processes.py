@@ -14,12 +14,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,14 +25,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from sparse_lm.config import Config, to_dict
+from sparse_lm.errors import UserError
 
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-
-_log = logging.getLogger(__name__)
 
 
-class LaunchError(RuntimeError):
+class LaunchError(UserError):
     """Processes or devices that cannot train together. The message says what is wrong and what to do."""
 
 
@@ -69,14 +65,13 @@ def check(config: Config) -> None:
     """Checks that the devices of all processes can train together; several processes exchange a hash.
 
     Raises:
-      LaunchError: JAX does not see the GPUs of a mesh, processes differ in kind or number of devices, in
-        versions or in configuration, or devices cannot reach each other.
+      LaunchError: processes differ in kind or number of devices, in versions or in configuration, or devices cannot
+        reach each other.
     """
-    if reason := _unused_gpu():
-        if config.mesh.devices > 1:
-            raise LaunchError(reason)
-        _log.warning("%s", reason)
-    _check_devices(jax.devices())
+    kinds, of_process = (Counter(getattr(d, name) for d in jax.devices()) for name in ("device_kind", "process_index"))
+    if len(kinds) > 1 or len(set(of_process.values())) > 1:
+        found = f"there are {dict(kinds)}, by process {dict(of_process)}"
+        raise LaunchError(f"every process must have as many devices, of one kind: {found}; see CUDA_VISIBLE_DEVICES")
     try:
         _agree(
             [jax.__version__, to_dict(config)],
@@ -91,11 +86,7 @@ def check(config: Config) -> None:
 
 
 def check_data(info: Mapping[str, Any]) -> None:
-    """Raises LaunchError if processes have opened different data. All of them must call this, and wait for each other.
-
-    Args:
-      info: `data.dataset.Data.info` of this process.
-    """
+    """Raises LaunchError if processes have different `Data.info`. All must call this, and wait for each other."""
     _agree(
         [info["corpus_sha256"], info["tokenizer_sha256"]],
         "other text, or another tokenizer, than process 0: all of them must find the same data at config.data.path "
@@ -112,27 +103,6 @@ def _agree(value: Any, otherwise: str) -> None:
     different = [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]
     if different:
         raise LaunchError(f"processes {different} have {otherwise}")
-
-
-def _unused_gpu() -> str:
-    """Says why JAX may have passed over a GPU; empty if it has one, or was told to do without."""
-    told = "cpu" in os.environ.get("JAX_PLATFORMS", "")
-    if told or jax.default_backend() != "cpu" or not _NVIDIA_DRIVER.exists():
-        return ""
-    return (
-        f"JAX runs on the CPU, but there is an NVIDIA driver ({_NVIDIA_DRIVER}): install requirements-gpu.txt and see "
-        "that `nvidia-smi` lists the GPUs, or set JAX_PLATFORMS=cpu"
-    )
-
-
-def _check_devices(devices: Sequence[jax.Device]) -> None:
-    """Raises LaunchError if processes have devices of different kinds, or different numbers of them."""
-    of_process: dict[int, Counter[str]] = {}
-    for device in devices:
-        of_process.setdefault(device.process_index, Counter())[device.device_kind] += 1
-    if len({device.device_kind for device in devices}) > 1 or len({kinds.total() for kinds in of_process.values()}) > 1:
-        found = "; ".join(f"process {index} has {dict(kinds)}" for index, kinds in sorted(of_process.items()))
-        raise LaunchError(f"every process must have as many devices, of one kind: {found}; see CUDA_VISIBLE_DEVICES")
 
 
 def is_leader() -> bool:

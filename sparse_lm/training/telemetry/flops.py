@@ -76,11 +76,7 @@ def utilisation(
 ) -> dict[str, float | None]:
     """Computes both utilisations of a run's devices, with their denominators in FLOP/s, as the metrics name them.
 
-    Args:
-      config: the run.
-      recipe: computes the FFNs of its steps.
-      tokens_per_second: of all devices together; None if not known yet.
-      device_kind: JAX's name of each.
+    `tokens_per_second` is that of all devices together, None if not known yet; `device_kind` is JAX's name of each.
     """
     peak = PEAKS.get(device_kind)
     if tokens_per_second is None or peak is None:

@@ -12,70 +12,93 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
+from absl import logging as absl_logging
 
 from sparse_lm.files import replacing
 
 _log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
+_WAITING_BYTES = 2**24  # that a full disk refuses, kept in memory for each file
 
 
-class MetricsWriter:
+class MetricsWriter(contextlib.AbstractContextManager):
     """Appends to `metrics.jsonl` and `tensorboard/` of a workdir.
 
     A resumed run repeats the steps since its checkpoint. What an earlier process wrote about them is
     dropped first, so that each step has one line, and a run that was killed leaves the same trace as
     one that was not. A disk that is full does not stop a run: what it refuses waits in memory.
 
-    Args:
-      workdir: an existing directory.
-      resume_step: the first step that will be written; lines from this step on are dropped.
-      wandb_run: of `wandb_run.open_run`; gets what TensorBoard gets, and is finished with this writer.
+    `resume_step` is the first step that will be written. `wandb_run`, of `wandb_run.open_run`, gets what TensorBoard
+    gets, and is finished with this writer.
     """
 
     def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: Any = None):
-        lines = Path(workdir, FILE)
+        # tensorboardX imports PyTorch where that is installed: seconds that only a run which logs should take. Its own
+        # writer hands events to a thread, which an error ends; the next event would then wait for ever.
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._event, self._summary, self._wandb_run = event_pb2.Event, summary_pb2.Summary, wandb_run
+        lines, events = Path(workdir, FILE), Path(workdir, "tensorboard")
         if lines.exists():
             with replacing(lines) as partial, partial.open("wb") as kept:
                 kept.writelines(line for line, values in _whole_lines(lines) if values["step"] < resume_step)
-        self._lines = _AppendedFile(lines)
-        self._events = _ScalarEvents(Path(workdir, "tensorboard"), resume_step)
-        self._wandb_run = wandb_run
+        events.mkdir(exist_ok=True)
+        self._lines = lines.open("ab", _WAITING_BYTES)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._events = (events / name).open("ab", _WAITING_BYTES)
+        self._write_event(file_version="brain.Event:2")
+        # TensorBoard hides what earlier files have of this step and later ones.
+        self._write_event(step=resume_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes one step. The JSON line and the events are on their way to disk at return.
+        """Writes one step, and returns the line as `read_metrics` gives it.
 
-        Args:
-          step: becomes the line's "step".
-          metrics: by name, a number, string, None, numbers by name, or array of any rank (device arrays
-            are fetched here, all at once). NaN and infinities become null, which JSON has and TensorBoard
-            skips. TensorBoard gets scalars, and vectors and numbers by name as one scalar per entry
-            ("name/0", "name/1", ...); strings and arrays of higher rank are in the JSON lines only.
-
-        Returns:
-          The line, as `read_metrics` gives it.
+        Metrics are, by name, a number, string, None, numbers by name, or array of any rank (device arrays are fetched
+        here, all at once). NaN and infinities become null, which JSON has and TensorBoard skips. TensorBoard gets
+        scalars, and vectors and numbers by name as one scalar per entry ("name/0", "name/1", ...); strings and arrays
+        of higher rank are in the JSON lines only.
         """
         line = _plain({"step": step, **dict(zip(metrics, jax.device_get(list(metrics.values())), strict=True))})
-        self._lines.write(f"{to_json(line)}\n".encode())
+        _append(self._lines, f"{to_json(line)}\n".encode())
         scalars = dict(pair for name in metrics for pair in _scalars(name, line[name]))
-        self._events.write(step, scalars)
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._write_event(step=step, summary=self._summary(value=values))
         if self._wandb_run:
             self._wandb_run.log(scalars, step=step)  # which ignores steps that an earlier process has logged
         return line
 
-    def __enter__(self) -> MetricsWriter:
-        return self
+    def _write_event(self, **fields: Any) -> None:
+        """Writes an event with the length and the checksums that TFRecord files have."""
+        from tensorboardX.record_writer import masked_crc32c
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._lines.close()
-        self._events.close()
+        event = self._event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(event))
+        of_length, of_event = (struct.pack("<I", masked_crc32c(part)) for part in (length, event))
+        _append(self._events, length + of_length + event + of_event)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        for file in (self._lines, self._events):
+            try:
+                file.close()
+            except OSError as full:
+                _log.error("%s lacks its end: %s", file.name, full.strerror)
         if self._wandb_run:
             self._wandb_run.finish(exit_code=int(error is not None))
+
+
+def _append(file: BinaryIO, content: bytes) -> None:
+    """Appends to a file, at once if the disk takes it. What a full disk refuses waits in the file's buffer."""
+    try:
+        file.write(content)
+        file.flush()
+    except OSError as error:
+        message = "%s cannot be written, what comes now waits: %s"
+        absl_logging.log_every_n_seconds(absl_logging.ERROR, message, 600, file.name, error.strerror)
 
 
 def to_json(values: Mapping[str, Any]) -> str:
@@ -84,12 +107,9 @@ def to_json(values: Mapping[str, Any]) -> str:
 
 
 def read_metrics(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a workdir's metrics.jsonl, oldest first, without damaged ones.
-
-    Raises:
-      FileNotFoundError: there is none.
-    """
-    yield from (values for _, values in _whole_lines(Path(workdir, FILE)))
+    """Yields the lines of a workdir's metrics.jsonl, if there is one, oldest first, without damaged ones."""
+    path = Path(workdir, FILE)
+    yield from (values for _, values in (_whole_lines(path) if path.exists() else ()))
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -127,66 +147,3 @@ def _scalars(name: str, value: Any) -> list[tuple[str, float]]:
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
     tagged = [(name, value), *((f"{name}/{index}", entry) for index, entry in entries)]
     return [(tag, scalar) for tag, scalar in tagged if isinstance(scalar, (bool, int, float))]
-
-
-class _AppendedFile:
-    """Appends to a file, at once if the disk takes it. What a full disk refuses waits in memory."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._file = path.open("ab", buffering=0)
-        self._waiting = b""  # from any byte on: a disk may take a part of what it is given
-
-    def write(self, content: bytes) -> None:
-        failing = bool(self._waiting)
-        self._waiting += content
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
-        except OSError as error:
-            if not failing:
-                _log.error("%s cannot be written, what comes now waits: %s", self._path, error.strerror)
-
-    def close(self) -> None:
-        self.write(b"")
-        if self._waiting:
-            _log.error("%s lacks its last %d bytes", self._path, len(self._waiting))
-        self._file.close()
-
-
-class _ScalarEvents:
-    """Writes TensorBoard scalars.
-
-    tensorboardX's own writer hands events to a thread, which an error ends; once its queue is full, the
-    next event would wait for ever.
-
-    Args:
-      directory: of the event files; it is made if need be.
-      purge_step: TensorBoard hides what earlier files have of this step and later ones.
-    """
-
-    def __init__(self, directory: Path, purge_step: int):
-        # tensorboardX imports PyTorch where that is installed: seconds that only a run which logs should take.
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import masked_crc32c
-
-        self._proto, self._summary, self._checksum = event_pb2, summary_pb2.Summary, masked_crc32c
-        directory.mkdir(exist_ok=True)
-        self._file = _AppendedFile(directory / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}")
-        self._write(file_version="brain.Event:2")
-        self._write(step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes the scalars of a step by tag."""
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._write(step=step, summary=self._summary(value=values))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, **fields: Any) -> None:
-        """Frames an event as TFRecord files do."""
-        event = self._proto.Event(wall_time=time.time(), **fields).SerializeToString()
-        length = struct.pack("<Q", len(event))
-        of_length, of_event = (struct.pack("<I", self._checksum(part)) for part in (length, event))
-        self._file.write(length + of_length + event + of_event)

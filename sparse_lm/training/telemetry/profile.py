@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import jax
 
 
-class StepProfile:
+class StepProfile(contextlib.AbstractContextManager):
     """Traces steps of this process into `<workdir>/profile`, with the evaluations and saves between them.
 
     Starting and stopping take seconds, and the device should have nothing left to do: the caller asks whether the
@@ -29,9 +30,6 @@ class StepProfile:
         else:
             jax.profiler.start_trace(self._directory)
         self._tracing = not self._tracing
-
-    def __enter__(self) -> StepProfile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._tracing:

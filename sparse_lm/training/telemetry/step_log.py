@@ -6,14 +6,14 @@ import contextlib
 import logging
 import statistics
 from collections.abc import Callable
-from types import TracebackType
 
 import jax
 
 from sparse_lm.config import Config
-from sparse_lm.data import Data, drawn_shares
-from sparse_lm.progress import Progress, show_speed, show_time_left
-from sparse_lm.training.schedule import learning_rate
+from sparse_lm.data.dataset import Data
+from sparse_lm.data.pipeline import drawn_shares
+from sparse_lm.progress import Progress, show_time_left
+from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.step import Metrics
 from sparse_lm.training.telemetry import flops
 from sparse_lm.training.telemetry.metrics import MetricsWriter
@@ -23,18 +23,11 @@ from sparse_lm.training.telemetry.wandb_run import open_run
 _log = logging.getLogger(__name__)
 
 
-class StepLog:
+class StepLog(contextlib.AbstractContextManager):
     """Times the steps of this process and writes their metrics. Use it as a context manager.
 
-    The first step of a phase is not timed, because it waits for the transition before it.
-
-    Args:
-      config: the run.
-      data: what it reads.
-      directory: where this process writes, see `processes.reports_directory`.
-      summary: of the run; also an attribute.
-      start: the first step of this process.
-      wandb: log to Weights & Biases, too.
+    The first step of a phase is not timed, because it waits for the transition before it. `directory` is where this
+    process writes (`processes.reports_directory`), `start` its first step.
     """
 
     def __init__(
@@ -105,8 +98,9 @@ class StepLog:
         if results:
             loss_, bits = results["loss"], results["bits_per_byte"]
             self.note(step + 1, f"held-out loss {loss_:.4f} nats per token, {bits:.4f} bits per byte")
+        shown_speed = "- tokens/s" if speed is None else f"{speed:,.0f} tokens/s"
         left = show_time_left(self._seconds_left(step + 1))
-        self._progress.update(step + 1, phase, f"loss {loss:.4f}", show_speed(speed), left)
+        self._progress.update(step + 1, phase, f"loss {loss:.4f}", shown_speed, left)
 
     def _seconds_left(self, done: int) -> float | None:
         """Estimates what is left of training, without evaluations and saves; None before the first timed step.
@@ -120,9 +114,6 @@ class StepLog:
         left = {"sparse": of_sparse, "dense": self._config.steps - done - of_sparse}
         return sum(steps * self._step_times.get(phase, mean) for phase, steps in left.items())
 
-    def __enter__(self) -> StepLog:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.close()
-        self._writer.__exit__(kind, error, trace)
+        self._writer.__exit__(*error)

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -54,11 +53,6 @@ class RunSummary:
         evaluation, checkpoint, profile, other.
       tokens_per_second: by phase, in the seconds of that phase; "overall", in all of wall_time.
       processes: of each, start_step, step, steps by phase, started (UTC), seconds, device, versions, git_commit.
-
-    Args:
-      workdir: an existing directory.
-      config: the run.
-      clock: seconds, monotonic.
     """
 
     def __init__(self, workdir: str | os.PathLike, config: Config, clock: Callable[[], float] = time.perf_counter):
@@ -91,8 +85,7 @@ class RunSummary:
     def spent_on(self, kind: str) -> float:
         """Counts the time since the last call of this or of `step_done` as work of this kind.
 
-        Returns:
-          Seconds, less those in which JAX compiled.
+        Returns the seconds, less those in which JAX compiled.
         """
         now = self._clock()
         elapsed = now - self._last
@@ -165,7 +158,7 @@ class RunSummary:
         jax.monitoring.register_event_duration_secs_listener(self._note)
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._note)
         if self._process is None:
             return

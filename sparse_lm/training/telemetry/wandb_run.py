@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sparse_lm.config import Config, to_dict
+from sparse_lm.errors import UserError
 from sparse_lm.files import replacing
 
 
-class WandbError(RuntimeError):
+class WandbError(UserError):
     """Weights & Biases is not installed, or would not open a run."""
 
 
@@ -26,16 +27,9 @@ def open_run(workdir: str | os.PathLike, config: Config) -> Any:
     """Opens a run (`wandb.Run`), which resumed processes go on with: its id is kept in `<workdir>/wandb/run_id`.
 
     All else is Weights & Biases' own to configure, by its environment variables: WANDB_MODE=offline
-    writes below `<workdir>/wandb` only, WANDB_PROJECT is "sparse_lm" if not set.
-
-    Args:
-      workdir: an existing directory; its name becomes the run's.
-      config: the run's.
-
-    Raises:
-      WandbError: the package is missing, or refuses, such as for want of a login.
+    writes below `<workdir>/wandb` only, WANDB_PROJECT is "sparse_lm" if not set. The workdir's name becomes the run's.
+    Raises WandbError if the package refuses, such as for want of a login.
     """
-    check_installed()
     import wandb
 
     id_file = Path(workdir, "wandb", "run_id")

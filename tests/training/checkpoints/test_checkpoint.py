@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint
-from sparse_lm.training.workdir import WorkdirError
 
 
 def make_state(seed: int = 0, dim: int = 4, recipe_state: Any = None) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorstore
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.checkpoints import saved_checkpoint
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
 from sparse_lm.training.checkpoints.saved_checkpoint import DamagedCheckpoint
-from sparse_lm.training.workdir import WorkdirError
 from tests.training.checkpoints.test_checkpoint import assert_same_bits, make_state, steps_on_disk
 
 

@@ -10,7 +10,6 @@ import pytest
 from sparse_lm.training import loop
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.processes import LaunchError
-from tests import small
 from tests.command_lines import ROOT
 from tests.runs import command, flags, lines, small_config
 from tests.training.checkpoints.test_checkpoint_damage import spoil_a_chunk
@@ -89,16 +88,3 @@ def test_data_that_differs_between_processes_is_refused(monkeypatch):
         with pytest.raises(LaunchError, match=r"^processes \[2\] have other text, or another tokenizer, than"):
             processes.check_data(data | other)
         of_each.pop()
-
-
-def test_gpus_that_jax_does_not_see_are_missed_on_a_mesh(monkeypatch, tmp_path, caplog):
-    (tmp_path / "version").touch()
-    monkeypatch.setattr(processes, "_NVIDIA_DRIVER", tmp_path / "version")
-    monkeypatch.setattr(processes.jax, "default_backend", lambda: "cpu")
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    processes.check(small.config())
-    assert "requirements-gpu.txt" in caplog.text
-    with pytest.raises(LaunchError, match=r"requirements-gpu\.txt"):
-        processes.check(small.config(**{"mesh.data": 4}))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    processes.check(small.config(**{"mesh.data": 4}))
