@@ -46,6 +46,8 @@ def parse_flags(argv: list[str]) -> list[str]:
             sys.exit(f"{argument}: config has no key {match[1]!r}{_hint(match[1], keys)}")
     try:
         arguments = app.parse_flags_with_usage(argv)
+        if isinstance(flags.FLAGS.config, dict):
+            sys.exit("--config: get_config() must return a ConfigDict, not a dict")
         flags.FLAGS.config.lock()  # raises what loading the file raised, if no override has
     except OSError as error:
         sys.exit(f"--config: {str(error).splitlines()[-1].strip()}")

@@ -35,12 +35,15 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
     _, _, _, config, *arguments = command(corpus, tmp_path / "run")
     faulty = tmp_path / "faulty.py"
     faulty.write_text("import os\n\ndef get_config():\n    return os.no_such_thing\n")
+    plain = tmp_path / "plain.py"
+    plain.write_text("def get_config():\n    return {'steps': 3}\n")
     command_lines = [[config, *arguments, mistake] for mistake in mistakes]
-    command_lines += [["--config.steps=3", config], [f"--config={faulty}"], ["--help"]]
-    *results, before, of_the_file, help_ = run_each("sparse_lm.train", command_lines, tmp_path)
+    command_lines += [["--config.steps=3", config], [f"--config={plain}"], [f"--config={faulty}"], ["--help"]]
+    *results, before, no_config_dict, of_the_file, help_ = run_each("sparse_lm.train", command_lines, tmp_path)
     for words, result in zip(mistakes.values(), results, strict=True):
         assert_refused(result, words)
     assert_refused(before, "config.sparsity.end_step = 8: must not be after config.steps = 3")
+    assert_refused(no_config_dict, "--config: get_config() must return a ConfigDict, not a dict")
     assert not (tmp_path / "run" / "config.json").exists()
     assert not list(ROOT.glob("gs:*"))
     assert f'File "{faulty}", line 4' in of_the_file.stderr  # whoever wrote it has to know where

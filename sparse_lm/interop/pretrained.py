@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparse_lm.config import Config, with_tokenizer
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.errors import ConfigError, DataError
@@ -15,6 +17,7 @@ from sparse_lm.interop.shards import StoredTensors
 from sparse_lm.model.llama import Params
 
 DTYPES = ("F32", "BF16", "F16")
+_EMBED, _UNEMBED = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Pretrained:
@@ -33,6 +36,8 @@ class Pretrained:
             raise self._refusal(f"must be a directory with config.json: {error.strerror}") from error
         except ValueError as error:
             raise self._refusal(f"its config.json is not JSON: {error}") from error
+        if not isinstance(hf_config, dict):
+            raise self._refusal("its config.json is no object")
         try:
             self._stored = StoredTensors(self._directory)
             gated = any(name.endswith("gate_proj.weight") for name in self._stored.names)
@@ -84,6 +89,9 @@ class Pretrained:
     def _check_tensors(self) -> None:
         # Llama 1 and 2 were published with RoPE's frequencies, which the configuration decides.
         there = {name for name in self._stored.names if not name.endswith("rotary_emb.inv_freq")}
+        twice = self._config.model.tie_embeddings and _UNEMBED in there  # as some are published
+        if twice:
+            there.remove(_UNEMBED)
         tensors = hf_tensors(empty_params(self._config.model), self._config.model)
         for what, names in (("lacks", tensors.keys() - there), ("has unexpected", there - tensors.keys())):
             if names:
@@ -94,3 +102,6 @@ class Pretrained:
                 raise self._refusal(f"its {name} is {list(self._stored.shape(name))}; must be {list(tensor.shape)}")
             if self._stored.dtype(name) not in DTYPES:
                 raise self._refusal(f"its {name} is {self._stored.dtype(name)}; must be one of {', '.join(DTYPES)}")
+        # Two that differ nobody would tie.
+        if twice and not np.array_equal(*map(self._stored.read, (_EMBED, _UNEMBED))):
+            raise self._refusal(f"its {_UNEMBED} is not {_EMBED}, but its config.json has tie_word_embeddings")

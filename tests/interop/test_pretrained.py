@@ -50,6 +50,16 @@ def change_weights(directory, change):
     save_file(tensors, file)
 
 
+def test_tied_embeddings_may_be_there_twice(save, tmp_path):
+    params = random_params(MODELS["tied"])
+    config = save("tied", params)
+    change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
+    jax.tree.map(np.testing.assert_array_equal, Pretrained(config).params(), params)
+    change_weights(tmp_path / "hf", lambda t: t.update({"lm_head.weight": 2 * t["model.embed_tokens.weight"]}))
+    with pytest.raises(ConfigError, match=r"lm_head\.weight is not model\.embed_tokens\.weight"):
+        Pretrained(config)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
