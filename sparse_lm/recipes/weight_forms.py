@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from sparse_lm import collectives, ops
 from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
+from sparse_lm.ops.row_order import RowOrder
 
 _BLOCK = 768  # tokens: a multiple of every kernel's tile, for products that all tokens share
 
@@ -55,18 +56,8 @@ class Weight(NamedTuple):
         return self.forms.neurons
 
     @property
-    def along_model(self) -> Sparse24:
-        """Returns all layers', [L F, D], 2:4 along D."""
-        return self.forms.along_model
-
-    @property
-    def dense_of_all_layers(self) -> Array:
-        """Returns [L F, D]: the values that sparse products use, as one dense matrix."""
-        return self.forms.dense
-
-    @property
     def dense(self) -> Array:
-        """Returns [F, D]: the same of this layer."""
+        """Returns [F, D]: the values that sparse products use, as one dense matrix."""
         forms = self.forms
         if forms.layers == 1:
             return forms.dense
@@ -87,10 +78,17 @@ class Weight(NamedTuple):
         """
         return self._among_layers(neuron_ids, self.forms.layers * self.forms.neurons)
 
-    def spread(self, y: SparseVenom) -> SparseVenom:
-        """Turns a [T, F] operand of this layer's neurons into one [T, L F], of all layers' neurons."""
-        columns = self.among_layers(y.columns)
-        return dataclasses.replace(y, columns=columns, shape=(y.shape[0], self.forms.layers * self.forms.neurons))
+    def over_kept(self, y: SparseVenom, rows: RowOrder | None) -> Array:
+        """Computes y W, stored in the order of the rows: [Tp, F], V:2:M -> [T, D], W dense."""
+        forms = self.forms
+        columns, shape = self.among_layers(y.columns), (y.shape[0], forms.layers * forms.neurons)
+        y = dataclasses.replace(y, columns=columns, shape=shape)
+        return ops.matmul_venom(y, forms.dense, rows=rows, implementation=self.implementation)
+
+    def at_neurons(self, x: Array, neuron_ids: Array, v: int, contiguous: int = 1) -> Array:
+        """Computes x W^T at the neurons of each block of v rows: [Tp, D] -> [Tp, S], W 2:4 along D."""
+        w, ids = self.forms.along_model, self.among_layers(neuron_ids)
+        return ops.sampled_matmul_24(w, x, ids, v, contiguous=contiguous, implementation=self.implementation)
 
     def _among_layers(self, rows: Array, of_all_layers: int) -> Array:
         count = of_all_layers // self.forms.layers
