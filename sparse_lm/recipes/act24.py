@@ -26,11 +26,10 @@ from jax import Array, lax
 from sparse_lm import ops
 from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.row_order import combine, dispatch
+from sparse_lm.ops.row_order import RowOrder, combine, dispatch
 from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
 from sparse_lm.recipes.checks import Rule, Shape
 from sparse_lm.recipes.differentiable import InSlots
-from sparse_lm.recipes.routing import shuffled
 
 DENSE_FEATURES_MULTIPLE = 128  # dense features are counted in whole tensor-core tiles (2503.16672)
 
@@ -57,7 +56,10 @@ class Act24(Recipe):
         return super().work() | {"grad_up": of_gradients, "grad_down": of_gradients}
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        rows = None if ffn.order is None else shuffled(ffn.order)
+        rows = None
+        if ffn.order is not None:
+            position = jnp.zeros_like(ffn.order).at[ffn.order].set(jnp.arange(x.shape[0], dtype=jnp.int32))
+            rows = RowOrder(ffn.order, position)
         x = dispatch(x, rows)
         with jax.named_scope("up"):
             h = self._dense(x, ffn.w1.dense.T)

@@ -78,8 +78,7 @@ class DenseSlices(Recipe):
         x = routing.tokens_of(x, "enter(w1, w2, x)")
         centroids = routing.cluster(x, self.experts)
         y, _, _ = activate(x @ w1.astype(x.dtype).T, self.activation)
-        owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
-        return Centroids(centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+        return Centroids(centroids), routing.order_neurons(x, y, centroids, self.shards)
 
     def refresh(self, w1: Array, w2: Array, state: Centroids, x: Array | None = None) -> tuple[Centroids, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""

@@ -104,8 +104,7 @@ class Slices(SoftThreshold24):
         scales, centroids = self.fit_scales(w1, w2), routing.cluster(x, self.experts)
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
         y, _, _ = activate(x @ w1_sparse.T, self.activation)
-        owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
-        return RoutedState(*scales, centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+        return RoutedState(*scales, centroids), routing.order_neurons(x, y, centroids, self.shards)
 
     def refresh(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[RoutedState, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
@@ -116,9 +115,11 @@ class Slices(SoftThreshold24):
         tokens, neurons = x.shape[0], ffn.w2.neurons
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
+        # Neurons are sorted in equal parts, one a device, each of which has a contiguous part of every slice.
         parts = self.shards // collectives.size(ffn.axes.tensor)
         contiguous = neurons // self.experts // parts
-        neuron_ids = routing.slice_ids(neurons, self.experts, parts)[block_experts]
+        slices = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, self.experts, contiguous).swapaxes(0, 1)
+        neuron_ids = slices.reshape(self.experts, -1)[block_experts]
         has_token = rows.slots[:: self.v, None] < tokens  # a block is filled from its first slot on
         neuron_ids = jnp.where(has_token, neuron_ids, neurons)
         x = dispatch(x, rows)
