@@ -27,9 +27,7 @@ from sparse_lm import ops
 from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.row_order import RowOrder, combine, dispatch
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
+from sparse_lm.recipes.base import FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
 
 DENSE_FEATURES_MULTIPLE = 128  # dense features are counted in whole tensor-core tiles (2503.16672)
 

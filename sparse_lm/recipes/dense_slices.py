@@ -26,9 +26,7 @@ from sparse_lm import collectives, ops
 from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
-from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
+from sparse_lm.recipes.base import PRODUCTS, FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
 
 

@@ -31,8 +31,7 @@ from jax import Array
 
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.recipes.activations import SQUARED_RELU
-from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
+from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
 from sparse_lm.recipes.slices import Hidden, backward_blocks, forward_blocks
 from sparse_lm.recipes.soft_threshold import SoftThreshold24

@@ -26,8 +26,7 @@ from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
+from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.weight_forms import WeightForms, masked_forms
 
 

@@ -41,9 +41,7 @@ from sparse_lm.ops.formats import HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.row_order import RowOrder, dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import SQUARED_RELU, activate
-from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
+from sparse_lm.recipes.base import FfnCall, InSlots, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, soft_threshold
 
 

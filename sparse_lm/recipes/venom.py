@@ -29,9 +29,7 @@ from jax import Array
 from sparse_lm import ops
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
+from sparse_lm.recipes.base import FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.slices import RoutedState, block_rules
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24
 

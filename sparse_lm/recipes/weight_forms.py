@@ -25,23 +25,14 @@ _BLOCK = 768  # tokens: a multiple of every kernel's tile, for products that all
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeightForms:
-    """W1 or W2 of all layers; None stands for a form that no product of the recipe reads.
+    """W1 or W2 of all layers; None stands for a form that no product of the recipe reads."""
 
-    Attributes:
-      along_model: [L F, D], 2:4 along D.
-      along_neurons: its layers' transposes, [L Dp, F], 2:4 along F; Dp is D rounded up to 64.
-      dense: [L F, D].
-      layers: L.
-      neurons: F.
-      dim: D.
-    """
-
-    along_model: Sparse24 | None
-    along_neurons: Sparse24 | None
-    dense: Array | None
-    layers: int = dataclasses.field(metadata=dict(static=True))
-    neurons: int = dataclasses.field(metadata=dict(static=True))
-    dim: int = dataclasses.field(metadata=dict(static=True))
+    along_model: Sparse24 | None  # [L F, D], 2:4 along D
+    along_neurons: Sparse24 | None  # the layers' transposes, [L Dp, F], 2:4 along F; Dp is D rounded up to 64
+    dense: Array | None  # [L F, D]
+    layers: int = dataclasses.field(metadata=dict(static=True))  # L
+    neurons: int = dataclasses.field(metadata=dict(static=True))  # F
+    dim: int = dataclasses.field(metadata=dict(static=True))  # D
 
 
 class Weight(NamedTuple):
@@ -103,7 +94,7 @@ class Weight(NamedTuple):
 
 def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:
     """Brings weights [L, F, D] to a dtype, dense."""
-    return WeightForms(None, None, _rows(w).astype(dtype), *w.shape)
+    return WeightForms(None, None, w.reshape(-1, w.shape[-1]).astype(dtype), *w.shape)
 
 
 @jax.named_call
@@ -115,7 +106,8 @@ def soft_threshold_forms(
     Groups of four run along D, or along F for axis 0.
     """
     if axis == -1:
-        along_model, dense = ops.soft_threshold_24(_rows(w), scale, dtype=dtype, implementation=implementation)
+        rows = w.reshape(-1, w.shape[-1])
+        along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)
         return WeightForms(along_model, None, dense, *w.shape)
 
     def transpose(layer: tuple[Array, Array]) -> Sparse24:
@@ -124,7 +116,7 @@ def soft_threshold_forms(
 
     by_layer = lax.map(transpose, (w, scale))
     dense = jax.vmap(lambda form: form.to_dense().T)(by_layer)
-    return WeightForms(None, _stack(by_layer), _rows(dense), *w.shape)
+    return WeightForms(None, _stack(by_layer), dense.reshape(-1, w.shape[-1]), *w.shape)
 
 
 @jax.named_call
@@ -142,42 +134,29 @@ def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | 
 def gather_layer(weights: tuple[WeightForms, WeightForms], layer: Array, axis: str) -> tuple[WeightForms, WeightForms]:
     """Gathers one layer's weights, whole, of the neurons that each device along a mesh axis has.
 
-    2:4 forms travel compressed, 9/16 of the bytes in bf16. Shards are whole tiles of metadata.
-
-    Args:
-      weights: of all layers.
-      layer: int32[], which one.
-      axis: mesh axis that splits the neurons.
-
-    Raises:
-      ValueError: a shard of a 2:4 form is no multiple of 64 neurons.
+    2:4 forms travel compressed, 9/16 of the bytes in bf16. Their shards are whole tiles of metadata: a ValueError
+    refuses one that is no multiple of 64 neurons.
     """
 
     def gather(x: Array, layers: int, along: int) -> Array:
         rows = x.shape[0] // layers
         return collectives.gather(lax.dynamic_slice_in_dim(x, layer * rows, rows), axis, along)
 
-    def gather_forms(forms: WeightForms) -> WeightForms:
-        def sparse(form: Sparse24 | None, along: int) -> Sparse24 | None:
-            if form is None:
-                return None
-            if forms.neurons % TILE:
-                raise ValueError(
-                    f"a shard of {forms.neurons} neurons must be a multiple of {TILE} to travel compressed"
-                )
-            values, metadata = (gather(part, forms.layers, along) for part in (form.values, form.metadata))
-            return Sparse24(values, metadata, (values.shape[0], 2 * values.shape[1] if along else form.shape[1]))
+    def gather_sparse(form: Sparse24 | None, forms: WeightForms, along: int) -> Sparse24 | None:
+        if form is None:
+            return None
+        if forms.neurons % TILE:
+            raise ValueError(f"a shard of {forms.neurons} neurons must be a multiple of {TILE} to travel compressed")
+        values, metadata = (gather(part, forms.layers, along) for part in (form.values, form.metadata))
+        return Sparse24(values, metadata, (values.shape[0], 2 * values.shape[1] if along else form.shape[1]))
 
+    def gather_forms(forms: WeightForms) -> WeightForms:
         dense = None if forms.dense is None else gather(forms.dense, forms.layers, 0)
-        neurons = forms.neurons * collectives.size(axis)
-        return WeightForms(sparse(forms.along_model, 0), sparse(forms.along_neurons, 1), dense, 1, neurons, forms.dim)
+        sparse = gather_sparse(forms.along_model, forms, 0), gather_sparse(forms.along_neurons, forms, 1)
+        return WeightForms(*sparse, dense, 1, forms.neurons * collectives.size(axis), forms.dim)
 
     first, second = weights
     return gather_forms(first), gather_forms(second)
-
-
-def _rows(w: Array) -> Array:
-    return w.reshape(-1, w.shape[-1])
 
 
 def _stack(by_layer: Sparse24) -> Sparse24:
