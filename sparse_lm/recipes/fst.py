@@ -21,13 +21,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
-from sparse_lm.recipes.weight_forms import WeightForms, masked_forms
+from sparse_lm.recipes.weight_forms import WeightForms, stack_layers
 
 
 class Masks(NamedTuple):
@@ -110,6 +110,14 @@ class Fst(Recipe):
         with jax.named_scope("grad_input"):
             dx = ffn.w1.over_neurons(dh)
         return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(hidden(saved, self.activation), do, ffn)
+
+
+@jax.named_call
+def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
+    """Compresses weights [L, F, D] along D and along F under transposable masks (2404.01847)."""
+    options: dict[str, Any] = dict(dtype=dtype, implementation=implementation)
+    along_model, along_neurons = lax.map(lambda layer: ops.sparsify_24_tiles(*layer, **options), (w, mask))
+    return WeightForms(stack_layers(along_model), stack_layers(along_neurons), None, *w.shape)
 
 
 @jax.named_call

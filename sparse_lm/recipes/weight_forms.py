@@ -62,12 +62,14 @@ class Weight(NamedTuple):
         """Computes y W: [T, F] -> [T, D], W 2:4 along F."""
         return self._all_rows(self.forms.along_neurons, y, self.forms.dim)
 
-    def among_layers(self, neuron_ids: Array) -> Array:
+    def among_layers(self, ids: Array, rows: int | None = None) -> Array:
         """Turns neuron numbers of this layer into those of all layers, whose neurons stand one under the other.
 
-        F, which stands for no neuron, becomes L F.
+        F, which stands for no neuron, becomes L F. Of a form with more rows a layer, all layers together have `rows`.
         """
-        return self._among_layers(neuron_ids, self.forms.layers * self.forms.neurons)
+        rows = rows or self.forms.layers * self.forms.neurons
+        of_layer = rows // self.forms.layers
+        return jnp.where(ids == of_layer, rows, ids + self.layer * of_layer)
 
     def over_kept(self, y: SparseVenom, rows: RowOrder | None) -> Array:
         """Computes y W, stored in the order of the rows: [Tp, F], V:2:M -> [T, D], W dense."""
@@ -81,12 +83,8 @@ class Weight(NamedTuple):
         w, ids = self.forms.along_model, self.among_layers(neuron_ids)
         return ops.sampled_matmul_24(w, x, ids, v, contiguous=contiguous, implementation=self.implementation)
 
-    def _among_layers(self, rows: Array, of_all_layers: int) -> Array:
-        count = of_all_layers // self.forms.layers
-        return jnp.where(rows == count, of_all_layers, rows + self.layer * count)
-
     def _all_rows(self, w: Sparse24, x: Array, count: int) -> Array:
-        ids = self._among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
+        ids = self.among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
         block = -(-x.shape[0] // _BLOCK) * _BLOCK
         contiguous = count if self.forms.layers * count == w.shape[0] else 1  # else layers are padded
         return ops.sampled_matmul_24(w, x, ids, block, contiguous=contiguous, implementation=self.implementation)
@@ -110,24 +108,13 @@ def soft_threshold_forms(
         along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)
         return WeightForms(along_model, None, dense, *w.shape)
 
-    def transpose(layer: tuple[Array, Array]) -> Sparse24:
+    def along_neurons(layer: tuple[Array, Array]) -> Sparse24:
         w, scale = layer
         return ops.sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, implementation=implementation)
 
-    by_layer = lax.map(transpose, (w, scale))
+    by_layer = lax.map(along_neurons, (w, scale))
     dense = jax.vmap(lambda form: form.to_dense().T)(by_layer)
-    return WeightForms(None, _stack(by_layer), dense.reshape(-1, w.shape[-1]), *w.shape)
-
-
-@jax.named_call
-def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
-    """Compresses weights [L, F, D] along D and along F under transposable masks (2404.01847)."""
-
-    def both_ways(layer: tuple[Array, Array]) -> tuple[Sparse24, Sparse24]:
-        return ops.sparsify_24_tiles(*layer, dtype=dtype, implementation=implementation)
-
-    along_model, along_neurons = lax.map(both_ways, (w, mask))
-    return WeightForms(_stack(along_model), _stack(along_neurons), None, *w.shape)
+    return WeightForms(None, stack_layers(by_layer), dense.reshape(-1, w.shape[-1]), *w.shape)
 
 
 @jax.named_call
@@ -159,7 +146,7 @@ def gather_layer(weights: tuple[WeightForms, WeightForms], layer: Array, axis: s
     return gather_forms(first), gather_forms(second)
 
 
-def _stack(by_layer: Sparse24) -> Sparse24:
+def stack_layers(by_layer: Sparse24) -> Sparse24:
     """Turns Sparse24 with a leading axis L into one matrix of the layers one under the other, each in whole tiles."""
     values = by_layer.values.reshape(-1, by_layer.values.shape[-1])
     metadata = by_layer.metadata.reshape(-1, *by_layer.metadata.shape[2:])
