@@ -75,6 +75,10 @@ class Recipe:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision = {self.precision!r} must be one of {', '.join(PRECISIONS)}")
 
+    @property
+    def in_fp8(self) -> bool:
+        return self.precision == "fp8"
+
     name: ClassVar[str]
     computes: ClassVar[tuple[str, ...]] = (SQUARED_RELU,)
     """Names the activations of the FFNs that it computes."""

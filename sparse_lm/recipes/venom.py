@@ -83,7 +83,6 @@ class Venom(SoftThreshold24):
         return dataclasses.replace(self, v=1, implementation=None)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        options: dict[str, Any] = dict(implementation=ffn.implementation)
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows = None  # a block of one token needs no order
         if self.v > 1:
@@ -91,7 +90,7 @@ class Venom(SoftThreshold24):
             x = dispatch(x, rows)
         with jax.named_scope("up"):
             h = ffn.w1.over_model(x)
-        y, seen = ops.squared_relu_venom(h, self.v, self.m, **options)
+        y, seen = ops.squared_relu_venom(h, self.v, self.m, implementation=ffn.implementation)
         with jax.named_scope("down"):
             o = ffn.w2.over_kept(y, rows)
         stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons)
