@@ -11,8 +11,7 @@ import numpy as np
 from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
-from sparse_lm.recipes.base import PRECISIONS
-from sparse_lm.recipes.checks import Shape
+from sparse_lm.recipes.base import PRECISIONS, Shape
 
 if TYPE_CHECKING:
     from sparse_lm.config import Config

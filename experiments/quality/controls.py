@@ -9,7 +9,7 @@ from jax import Array
 
 from sparse_lm.recipes import RECIPES, Slices
 from sparse_lm.recipes.base import Stats
-from sparse_lm.recipes.venom import RoutedState
+from sparse_lm.recipes.slices import RoutedState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

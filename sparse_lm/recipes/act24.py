@@ -26,11 +26,8 @@ from jax import Array, lax
 from sparse_lm import ops
 from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
-from sparse_lm.ops.row_order import combine, dispatch
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
-from sparse_lm.recipes.routing import shuffled
+from sparse_lm.ops.row_order import RowOrder, combine, dispatch
+from sparse_lm.recipes.base import FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
 
 DENSE_FEATURES_MULTIPLE = 128  # dense features are counted in whole tensor-core tiles (2503.16672)
 
@@ -57,7 +54,10 @@ class Act24(Recipe):
         return super().work() | {"grad_up": of_gradients, "grad_down": of_gradients}
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        rows = None if ffn.order is None else shuffled(ffn.order)
+        rows = None
+        if ffn.order is not None:
+            position = jnp.zeros_like(ffn.order).at[ffn.order].set(jnp.arange(x.shape[0], dtype=jnp.int32))
+            rows = RowOrder(ffn.order, position)
         x = dispatch(x, rows)
         with jax.named_scope("up"):
             h = self._dense(x, ffn.w1.dense.T)
@@ -81,24 +81,20 @@ class Act24(Recipe):
             dw2 = self._weight_gradient(gradients.y_t, y, do, busy, ffn)
         return combine(dx, rows), dw1, dw2
 
-    @property
-    def _fp8(self) -> bool:
-        return self.precision == fp8.PRECISION
-
     def _dense(self, x: Array, w: Array) -> Array:
         """Computes x w."""
-        return fp8.times(fp8.by_rows(x), w) if self._fp8 else x @ w
+        return fp8.times(fp8.by_rows(x), w) if self.in_fp8 else x @ w
 
     def _sparse(self, a: Sparse24, w: Array, ffn: FfnCall) -> Array:
         """Computes a w of a 2:4 a."""
-        if self._fp8:
+        if self.in_fp8:
             return fp8.times_24(fp8.by_rows_24(a), w, implementation=ffn.implementation)
         return ops.matmul_24(a, w, implementation=ffn.implementation)
 
     def _weight_gradient(self, a_t: Sparse24, a: Sparse24, b: Array, busy: Array | None, ffn: FfnCall) -> Array:
         """Computes a^T b [F, D] from the 2:4 form of a^T, but its rows `busy` from all of a, in the dtype of b."""
         dtype, implementation = ffn.gradient_dtype, ffn.implementation
-        if self._fp8:
+        if self.in_fp8:
             product = fp8.sum_over_rows_24(fp8.by_rows_24(a_t), b, dtype, implementation=implementation)
         else:
             product = ops.matmul_24(a_t, b, out_dtype=dtype, implementation=implementation)

@@ -30,15 +30,25 @@ from jax.typing import DTypeLike
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.shapes import Float, Int32
-from sparse_lm.recipes import checks, differentiable
-from sparse_lm.recipes.activations import SQUARED_RELU
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import FfnCall, Stats
+from sparse_lm.recipes import differentiable
+from sparse_lm.recipes.activations import SQUARED_RELU, rows_per_neuron
+from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats
 from sparse_lm.recipes.groups import Groups
 from sparse_lm.recipes.weight_forms import WeightForms, dense_forms
 
 PRODUCTS = ("up", "down", "grad_hidden", "grad_input", "grad_up", "grad_down")
 PRECISIONS = ("bf16", "fp8")
+
+Rule = tuple[str, Any, bool, str]
+"""(knob, value, is it allowed, what is allowed)."""
+
+
+class Shape(NamedTuple):
+    """Sizes that a recipe's knobs must fit."""
+
+    dim: int  # D
+    neurons: int  # F
+    tokens: int = 0  # T of one call: a microbatch on one device; 0 for any
 
 
 class NoState(NamedTuple):
@@ -64,6 +74,10 @@ class Recipe:
     def __post_init__(self):
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision = {self.precision!r} must be one of {', '.join(PRECISIONS)}")
+
+    @property
+    def in_fp8(self) -> bool:
+        return self.precision == "fp8"
 
     name: ClassVar[str]
     computes: ClassVar[tuple[str, ...]] = (SQUARED_RELU,)
@@ -155,7 +169,7 @@ class Recipe:
         """
         return dense_forms(w1, dtype), dense_forms(w2, dtype)
 
-    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
+    def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, InSlots | Any]:
         """Returns O [T, D] (this device's share along `tensor`), statistics, and what `backward` needs besides x.
 
         Where it dispatches its tokens, the last is `InSlots`, and `backward` is given them in slots.
@@ -190,9 +204,14 @@ class Recipe:
           ValueError: a knob that does not fit, or a shape or dtype that is not allowed.
         """
         known = dict.fromkeys((*self.computes, *self.computes_experts))
-        checks.check_activation(self, tuple(known), "FFNs" if self.computes else "experts")
-        checks.check_arrays(self, w1, w2, x)
-        checks.check_knobs(self, *w2.shape)
+        self._check_activation(tuple(known), "FFNs" if self.computes else "experts")
+        self._check_arrays(w1, w2, x)
+        neurons, dim = w2.shape
+        for knob, value, ok, allowed in self.rules(Shape(dim, neurons)):
+            if not ok:
+                raise ValueError(f"{knob} = {value!r} of recipe {self.name!r}: {allowed}")
+        if (self.products and neurons % 4) or (self.sparse_weights and dim % 4):
+            raise ValueError(f"w2 {[neurons, dim]}, [F, D], must have multiples of 4 for recipe {self.name!r}")
 
     def ffn(
         self,
@@ -235,9 +254,9 @@ class Recipe:
             differentiated, no key to one that is stochastic; or the recipe computes experts only.
           NotImplementedError: `implementation` cannot compute one of the products.
         """
-        checks.check_activation(self, self.computes, "FFNs")
-        checks.check_arrays(self, w1, w2, x)
-        state = self._state(state, w1, w2, axes)
+        self._check_activation(self.computes, "FFNs")
+        self._check_arrays(w1, w2, x)
+        state = self._checked_state(state, w1, w2, axes)
         tokens = x.reshape(-1, x.shape[-1])
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
@@ -275,17 +294,44 @@ class Recipe:
         Raises:
           ValueError: the recipe computes no such experts; and where `ffn` does.
         """
-        checks.check_activation(self, self.computes_experts, "experts")
+        self._check_activation(self.computes_experts, "experts")
         if groups.axis != (axis := axes.tensor or axes.expert):
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
-        state, layer = self._state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
+        state, layer = self._checked_state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
 
-    def _state(self, state: Any, w1: Array, w2: Array, axes: Axes) -> Any:
+    def _check_activation(self, activations: tuple[str, ...], what: str) -> None:
+        """Refuses the activation unless it is one of those with which the recipe computes FFNs, or experts."""
+        if self.activation not in activations:
+            known = f"{what} with {', '.join(activations)}, not {self.activation}" if activations else f"no {what}"
+            raise ValueError(f"recipe {self.name!r} computes {known}")
+
+    def _check_arrays(self, w1: Array, w2: Array, x: Array | None) -> None:
+        """Refuses arrays whose shapes do not fit together, or that are not of floats."""
+        rows = "F" if (per_neuron := rows_per_neuron(self.activation)) == 1 else f"{per_neuron} F"
+        shapes = f"w1 {[*w1.shape]} and w2 {[*w2.shape]}"
+        if w2.ndim != 2 or w1.shape != (per_neuron * w2.shape[0], w2.shape[1]):
+            raise ValueError(f"{shapes} must be [{rows}, D] and [F, D] with activation {self.activation!r}")
+        if x is not None and x.shape[-1:] != w2.shape[1:]:
+            raise ValueError(f"x {[*x.shape]} must be [..., D]; {shapes} are [{rows}, D] and [F, D]")
+        for name, array in (("w1", w1), ("w2", w2), ("x", x)):
+            if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+                raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")
+
+    def _checked_state(self, state: Any, w1: Array, w2: Array, axes: Axes) -> Any:
+        """Refuses a state that the recipe did not make, or, on one device, made with other knobs or weights."""
         if self.State is NoState:
             return NoState()
-        checks.check_state(self, state, w1, w2, axes)
+        if not isinstance(state, self.State):
+            raise ValueError(f"recipe {self.name!r} reads a state: make one with enter(w1, w2, x)")
+        if axes == ONE_DEVICE:
+            for name, array in jax.eval_shape(self.init_state, w1, w2)._asdict().items():
+                if (given := getattr(state, name).shape) != array.shape:
+                    raise ValueError(
+                        f"{name} {[*given]} of the state must be {[*array.shape]} for this recipe and w1 {[*w1.shape]}:"
+                        " enter it with the same knobs and weights"
+                    )
         return state
 
 

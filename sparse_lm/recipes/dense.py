@@ -47,7 +47,7 @@ class Dense(Recipe):
         with jax.named_scope("down"):
             rows, y_t = _both_ways(self._rows(y))
             o = _times(rows, ffn.w2.dense, unfused_product)
-        return o, hidden_stats(seen, *y.shape), (saved, y_t if self._fp8 else None)
+        return o, hidden_stats(seen, *y.shape), (saved, y_t if self.in_fp8 else None)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         saved, y_t = saved
@@ -65,21 +65,17 @@ class Dense(Recipe):
         with jax.named_scope("grad_up"):
             dw1 = _sum_over_rows(dh_t, x, ffn)
         with jax.named_scope("grad_down"):
-            dw2 = _sum_over_rows(y_t if self._fp8 else hidden(saved, self.activation).T, do, ffn)
+            dw2 = _sum_over_rows(y_t if self.in_fp8 else hidden(saved, self.activation).T, do, ffn)
         return dx, dw1, dw2
 
     @property
     def _one_pass(self) -> bool:
         """Returns True if the hidden layer and its gradient go to e4m3 without being written in between."""
-        return self._fp8 and self.activation == SQUARED_RELU
-
-    @property
-    def _fp8(self) -> bool:
-        return self.precision == fp8.PRECISION
+        return self.in_fp8 and self.activation == SQUARED_RELU
 
     def _rows(self, x: Array) -> Array | fp8.Scaled:
         """Brings activations or their gradients to the form that products read."""
-        return fp8.by_rows(x) if self._fp8 else x
+        return fp8.by_rows(x) if self.in_fp8 else x
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(_MOST_SLOTS, pairs, experts)

@@ -26,9 +26,7 @@ from sparse_lm import collectives, ops
 from sparse_lm.ops.row_order import combine, dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
-from sparse_lm.recipes.base import PRODUCTS, FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
+from sparse_lm.recipes.base import PRODUCTS, FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
 
 
@@ -78,8 +76,7 @@ class DenseSlices(Recipe):
         x = routing.tokens_of(x, "enter(w1, w2, x)")
         centroids = routing.cluster(x, self.experts)
         y, _, _ = activate(x @ w1.astype(x.dtype).T, self.activation)
-        owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
-        return Centroids(centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+        return Centroids(centroids), routing.order_neurons(x, y, centroids, self.shards)
 
     def refresh(self, w1: Array, w2: Array, state: Centroids, x: Array | None = None) -> tuple[Centroids, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
@@ -115,19 +112,13 @@ class DenseSlices(Recipe):
             dw1 = ops.grouped_weights(dh, x, **groups, out_dtype=ffn.gradient_dtype)
         with jax.named_scope("grad_down"):
             dw2 = ops.grouped_weights(y, do, **groups, out_dtype=ffn.gradient_dtype)
-        return dx, self._as_stored(dw1, ffn), self._as_stored(dw2, ffn)
+        return dx, self._sorted(dw1, ffn, back=True), self._sorted(dw2, ffn, back=True)
 
     def _groups(self, block_experts: Array, v: int, ffn: FfnCall) -> dict[str, Any]:
         return dict(block_experts=block_experts, v=v, experts=self.experts, implementation=ffn.implementation)
 
-    def _sorted(self, w: Array, ffn: FfnCall) -> Array:
-        """Brings rows of weights whose neurons were sorted in several parts to the order of the experts."""
-        parts = self._parts(ffn)
-        return w if parts == 1 else w.reshape(parts, self.experts, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
-
-    def _as_stored(self, w: Array, ffn: FfnCall) -> Array:
-        parts = self._parts(ffn)
-        return w if parts == 1 else w.reshape(self.experts, parts, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
-
-    def _parts(self, ffn: FfnCall) -> int:
-        return self.shards // collectives.size(ffn.axes.tensor)
+    def _sorted(self, w: Array, ffn: FfnCall, back: bool = False) -> Array:
+        """Brings rows of weights whose neurons were sorted in several parts to the order of the experts, or back."""
+        parts = self.shards // collectives.size(ffn.axes.tensor)
+        outer, inner = (self.experts, parts) if back else (parts, self.experts)
+        return w if parts == 1 else w.reshape(outer, inner, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)

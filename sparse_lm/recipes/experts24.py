@@ -14,7 +14,7 @@ T k pairs of tokens and chosen experts, in blocks of one expert each:
     grad_up      dW1[expert] += dH^T X           dH^T 2:4 along T, stochastic
     grad_down    dW2[expert] += Y^T dO           Y^T 2:4 along T, stochastic
 
-With the gate relu(G)^2, `gated_relu2`, all nine products are 2:4 (block_products.py).
+With the gate relu(G)^2, `gated_relu2`, all nine products are 2:4 (slices.py).
 
 Every decision is made from one token alone. Leaving turns the weights into what the sparse forward used; the experts
 stay, and dense steps compute them by grouped products.
@@ -30,11 +30,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm.ops.formats import SparseVenom
-from sparse_lm.recipes import block_products
 from sparse_lm.recipes.activations import SQUARED_RELU
-from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.groups import Groups, fitting_block
+from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.groups import fitting_block
+from sparse_lm.recipes.slices import Hidden, backward_blocks, forward_blocks
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
 
 
@@ -71,16 +70,18 @@ class Experts24(SoftThreshold24):
 
     def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         groups, width = ffn.groups, ffn.w2.neurons // ffn.groups.experts
-        blocks = block_products.Blocks(_neuron_ids(groups, width), groups.rows, groups.v, width)
-        o, hidden, seen = block_products.forward(x, blocks, ffn)
+        # Lists each block's neurons: its expert's, or E Fe throughout where it has no pairs.
+        ids = groups.block_experts[:, None] * width + jnp.arange(width, dtype=jnp.int32)
+        ids = jnp.where(groups.blocks_with_pairs()[:, None], ids, groups.experts * width)
+        o, hidden, seen = forward_blocks(x, ids, groups.rows, groups.v, width, ffn)
         return o, hidden_stats(groups.total(seen), groups.pairs, width), hidden
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
-        dx, dw1, dw2, dh = block_products.backward(x, saved, do, ffn.groups.rows, ffn)
+        dx, dw1, dw2, dh = backward_blocks(x, saved, do, ffn.groups.rows, ffn)
         return dx, dw1, dw2, _y_dy(saved, dh, ffn.w2.neurons // ffn.groups.experts)
 
 
-def _y_dy(hidden: block_products.Hidden, dh: SparseVenom, width: int) -> Array:
+def _y_dy(hidden: Hidden, dh: SparseVenom, width: int) -> Array:
     """Sums Y dY over the neurons of each slot, f32[Tp], of what is stored of an expert's Fe neurons: Y and dH."""
     y_kept, dh_kept = (a.values.astype(jnp.float32) for a in (hidden.y, dh))  # rows may end in padding
     if hidden.h is None:
@@ -90,9 +91,3 @@ def _y_dy(hidden: block_products.Hidden, dh: SparseVenom, width: int) -> Array:
     kept = width // 2
     y, dg, du = map(jnp.cbrt, (y_kept[:, :kept], dh_kept[:, :kept] / 2, dh_kept[:, kept:width]))
     return jnp.sum(y * du * jnp.square(dg), axis=1)
-
-
-def _neuron_ids(groups: Groups, width: int) -> Array:
-    """Lists the neurons of each block, int32[Tp / v, Fe]: its expert's, or E Fe throughout where it has no pairs."""
-    ids = groups.block_experts[:, None] * width + jnp.arange(width, dtype=jnp.int32)
-    return jnp.where(groups.blocks_with_pairs()[:, None], ids, groups.experts * width)

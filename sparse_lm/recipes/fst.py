@@ -21,15 +21,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.block_products import grad_down_from_do, grad_up_from_dh
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.weight_forms import WeightForms, masked_forms
+from sparse_lm.recipes.base import FfnCall, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.weight_forms import WeightForms, stack_layers
 
 
 class Masks(NamedTuple):
@@ -112,3 +110,26 @@ class Fst(Recipe):
         with jax.named_scope("grad_input"):
             dx = ffn.w1.over_neurons(dh)
         return dx, grad_up_from_dh(dh, x, ffn), grad_down_from_do(hidden(saved, self.activation), do, ffn)
+
+
+@jax.named_call
+def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
+    """Compresses weights [L, F, D] along D and along F under transposable masks (2404.01847)."""
+    options: dict[str, Any] = dict(dtype=dtype, implementation=implementation)
+    along_model, along_neurons = lax.map(lambda layer: ops.sparsify_24_tiles(*layer, **options), (w, mask))
+    return WeightForms(stack_layers(along_model), stack_layers(along_neurons), None, *w.shape)
+
+
+@jax.named_call
+def grad_up_from_dh(dh: Array, x: Array, ffn: FfnCall) -> Array:
+    """Computes dW1 = dH^T X [F, D] with dH^T 2:4 along tokens, stochastic (MVUE), of a dense dH."""
+    dh_t = ops.sparsify_24(dh, "mvue", 0, key=ffn.subkey(1), implementation=ffn.implementation)
+    return ops.matmul_24(dh_t, x, out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
+
+
+@jax.named_call
+def grad_down_from_do(y: Array, do: Array, ffn: FfnCall) -> Array:
+    """Computes dW2 = Y^T dO [F, D] as (dO^T Y)^T, since the sparse operand, dO^T 2:4 along tokens, comes first."""
+    do_t = ops.sparsify_24(do, "mvue", 0, key=ffn.subkey(2), implementation=ffn.implementation)
+    options: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
+    return ops.matmul_24(do_t, y, out_transposed=True, **options)

@@ -33,12 +33,7 @@ def unit(x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
 def assign_tokens(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> Int32[Array, " T"]:
     """Assigns each token to the expert whose centroid is nearest in direction, from that token alone.
 
-    Args:
-      x: [T, D].
-      centroids: [E, D].
-
-    Returns:
-      int32 [T]; of equally near centroids the lowest, and 0 for a row that holds a NaN.
+    Of equally near centroids it takes the lowest, and 0 for a row that holds a NaN.
     """
     # A token's own length does not change which centroid is nearest in direction: x is read once, as it is.
     directions = unit(centroids).astype(x.dtype)
@@ -85,20 +80,10 @@ def dispatch_order(
     return RowOrder(slots, position), jnp.minimum(block_experts, experts - 1)
 
 
-def shuffled(order: Int32[Array, " T"]) -> RowOrder:
-    """Orders tokens as given, int32 [T]."""
-    return RowOrder(order, jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32)))
-
-
 def cluster(rows: Float[Array, "N D"], experts: int) -> Float[Array, "E D"]:
-    """Finds centroids by k-means in direction, from evenly spaced rows on.
+    """Finds f32 centroids by k-means in direction, from evenly spaced rows on, tokens or neurons.
 
-    Args:
-      rows: [N, D], tokens or neurons; those that are not finite count for nothing.
-      experts: E, at most N.
-
-    Returns:
-      f32 [E, D].
+    Rows that are not finite count for nothing.
     """
     if rows.shape[0] < experts:
         raise ValueError(f"{rows.shape[0]} rows are too few for {experts} centroids")
@@ -119,35 +104,28 @@ def update_centroids(rows: Float[Array, "N D"], centroids: Float[Array, "E D"]) 
     return jnp.where(count > 0, total / jnp.maximum(count, 1), centroids)
 
 
-def expert_energy(
-    x: Float[Array, "T D"], y: Float[Array, "T F"], centroids: Float[Array, "E D"]
-) -> Float[Array, "E F"]:
-    """Sums Y^2 over the tokens of each expert.
+def order_neurons(
+    x: Float[Array, "T D"], y: Float[Array, "T F"], centroids: Float[Array, "E D"], parts: int
+) -> Int32[Array, " F"]:
+    """Orders neurons by the expert whose tokens use them most, by the sum of their Y^2, F / E neurons an expert.
 
-    Args:
-      x: [T, D], by which tokens are assigned.
-      y: [T, F], their activations; those of tokens that are not finite count for nothing.
-      centroids: [E, D].
-
-    Returns:
-      f32 [E, F].
+    Each of `parts` equal parts of the order has as many neurons of every expert, sorted by expert. Tokens x are
+    assigned by the centroids; the activations y of those that are not finite count for nothing.
     """
-    member = assign_tokens(x, centroids) == jnp.arange(centroids.shape[0])[:, None]
+    experts = centroids.shape[0]
+    member = assign_tokens(x, centroids) == jnp.arange(experts)[:, None]
     energy = jnp.matmul(member.astype(y.dtype), jnp.square(_finite(y)), preferred_element_type=jnp.float32)
-    return lax.optimization_barrier(energy)  # XLA for CPUs has no bfloat16 product with float32 sums that it transposes
+    # XLA for CPUs has no bfloat16 product with float32 sums that it transposes.
+    owner = assign_neurons(lax.optimization_barrier(energy))
+    by_expert = jnp.argsort(owner, stable=True)
+    return by_expert.reshape(experts, parts, -1).swapaxes(0, 1).reshape(-1)
 
 
 def assign_neurons(energy: Float[Array, "E F"]) -> Int32[Array, " F"]:
     """Assigns each neuron to an expert that uses it much; every expert gets F / E neurons.
 
     Deferred acceptance: in each round a neuron asks the expert that uses it most and has not yet turned it down, and
-    an expert that is asked by more than it has room for turns down those that it uses least.
-
-    Args:
-      energy: [E, F], not negative; E divides F.
-
-    Returns:
-      int32 [F].
+    an expert that is asked by more than it has room for turns down those that it uses least. Energies are not negative.
     """
     experts, neurons = energy.shape
     room = neurons // experts
@@ -173,40 +151,10 @@ def assign_neurons(energy: Float[Array, "E F"]) -> Int32[Array, " F"]:
     return ask(turned_down)
 
 
-def sort_by_expert(assignment: Int32[Array, " F"], experts: int, parts: int) -> Int32[Array, " F"]:
-    """Orders neurons so that each of `parts` equal parts has as many of every expert, sorted by expert.
-
-    Args:
-      assignment: int32 [F], each expert's count a multiple of `parts`.
-      experts: E.
-      parts: how many parts.
-
-    Returns:
-      int32 [F], a permutation.
-    """
-    by_expert = jnp.argsort(assignment, stable=True)
-    return by_expert.reshape(experts, parts, -1).swapaxes(0, 1).reshape(-1)
-
-
 def sort_neurons(w: Float[Array, "*layers rows D"], order: Int32[Array, "*layers F"]) -> Float[Array, "*layers rows D"]:
     """Puts the rows of W1 or W2, one of a neuron or, with a gate, two side by side, in an order of the neurons."""
     by_neuron = w.reshape(*order.shape, -1, w.shape[-1])
     return jnp.take_along_axis(by_neuron, order[..., None, None], axis=-3).reshape(w.shape)
-
-
-def slice_ids(neurons: int, experts: int, parts: int) -> Int32[Array, "E S"]:
-    """Lists each expert's slice of neurons that `sort_by_expert` sorted.
-
-    Args:
-      neurons: F.
-      experts: E.
-      parts: each of so many equal parts of the neurons has a part of every slice.
-
-    Returns:
-      int32 [E, F / E], ascending.
-    """
-    ids = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, experts, neurons // experts // parts)
-    return ids.swapaxes(0, 1).reshape(experts, -1)
 
 
 def _finite(x: Array) -> Array:

@@ -6,8 +6,7 @@ its expert's slice and nothing else, 2:4 inside it: V:2:M activations whose V ro
 each token alone, hence causal. All six products shrink to 1 / E, and then by 2:4.
 
 Weights are 2:4 by soft threshold (2409.09099). The weight gradients are stochastic (2203.10991). Every
-`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to. The products stand in
-block_products.py, since `experts24` has the same:
+`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to.
 
     up           Y   = relu(X W1[slice]^T)^2    W1 2:4 along D; Y 2:4 along S in the same kernel
     down         O   = Y W2[slice]              Y 2:4 along S
@@ -20,28 +19,36 @@ Bytes that move around the products on Hopper, bf16: dispatching X and dO moves 
 1.125 T S; one pass reads 3.125 T S and writes dH and both transposes, 3.25 T S. O and dX are combined as the products
 store them.
 
-With the gate relu(G)^2, `gated_relu2`, Y = relu(G)^2 U is as sparse, and all nine products are 2:4. Gates that
-leave no zeros are for `dense_slices`.
+With the gate relu(G)^2, `gated_relu2`, Y = relu(G)^2 U is as sparse, and all nine products are 2:4: `up`, `grad_input`
+and `grad_up` are two each, computed as one. W1 [2 F, D] has a neuron's gate and its own row by turns, and so has
+H [Tp, 2 S] its numbers G and U. By turns a kept neuron's two numbers would be two of four, and two such neurons four:
+hence `grad_input` reads dH, and the layer's W1, with all gates first. H is saved whole, as dense gates save it. Gates
+that leave no zeros are for `dense_slices`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sparse_lm import collectives
+from sparse_lm import collectives, ops
+from sparse_lm.ops.formats import HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.row_order import RowOrder, dispatch
-from sparse_lm.recipes import block_products, routing
+from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import SQUARED_RELU, activate
-from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
+from sparse_lm.recipes.base import FfnCall, InSlots, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, soft_threshold
-from sparse_lm.recipes.venom import RoutedState, block_rules
+
+
+class RoutedState(NamedTuple):
+    scale_up: Array  # f32[], beta of W1
+    scale_down: Array  # f32[], beta of W2
+    centroids: Array  # f32[E, D]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +102,7 @@ class Slices(SoftThreshold24):
         scales, centroids = self.fit_scales(w1, w2), routing.cluster(x, self.experts)
         w1_sparse = (scales.scale_up * soft_threshold(w1)).astype(x.dtype)
         y, _, _ = activate(x @ w1_sparse.T, self.activation)
-        owner = routing.assign_neurons(routing.expert_energy(x, y, centroids))
-        return RoutedState(*scales, centroids), routing.sort_by_expert(owner, self.experts, self.shards)
+        return RoutedState(*scales, centroids), routing.order_neurons(x, y, centroids, self.shards)
 
     def refresh(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[RoutedState, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
@@ -107,25 +113,107 @@ class Slices(SoftThreshold24):
         tokens, neurons = x.shape[0], ffn.w2.neurons
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
-        neuron_ids, contiguous = self._neuron_ids(rows, block_experts, tokens, ffn)
-        blocks = block_products.Blocks(neuron_ids, rows, self.v, contiguous)
+        # Neurons are sorted in equal parts, one a device, each of which has a contiguous part of every slice.
+        parts = self.shards // collectives.size(ffn.axes.tensor)
+        contiguous = neurons // self.experts // parts
+        slices = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, self.experts, contiguous).swapaxes(0, 1)
+        neuron_ids = slices.reshape(self.experts, -1)[block_experts]
+        has_token = rows.slots[:: self.v, None] < tokens  # a block is filled from its first slot on
+        neuron_ids = jnp.where(has_token, neuron_ids, neurons)
         x = dispatch(x, rows)
-        o, hidden, seen = block_products.forward(x, blocks, ffn)
+        o, hidden, seen = forward_blocks(x, neuron_ids, rows, self.v, contiguous, ffn)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (hidden, rows))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         hidden, rows = saved
-        dx, dw1, dw2, _ = block_products.backward(x, hidden, dispatch(do, rows), rows, ffn)
+        dx, dw1, dw2, _ = backward_blocks(x, hidden, dispatch(do, rows), rows, ffn)
         return dx, dw1, dw2
 
-    def _neuron_ids(self, rows: RowOrder, block_experts: Array, tokens: int, ffn: FfnCall) -> tuple[Array, int]:
-        """Lists the neurons of each block of slots, int32 [Tp / v, S], and says how many at a time are contiguous.
 
-        A block without tokens lists F throughout, no neuron, and products skip it.
-        """
-        neurons = ffn.w2.neurons
-        parts = self.shards // collectives.size(ffn.axes.tensor)
-        ids = routing.slice_ids(neurons, self.experts, parts)[block_experts]
-        has_token = rows.slots[:: self.v, None] < tokens  # a block is filled from its first slot on
-        return jnp.where(has_token, ids, neurons), neurons // self.experts // parts
+class Hidden(NamedTuple):
+    """The hidden layer in slots: Y as the down product reads it, and with a gate H [Tp, 2 S]."""
+
+    y: SparseVenom
+    h: Array | None
+
+
+def forward_blocks(
+    x: Array, neuron_ids: Array, rows: RowOrder, v: int, contiguous: int, ffn: FfnCall
+) -> tuple[Array, Hidden, HiddenStats]:
+    """Computes O [T, D], the hidden layer, and what selection saw of it, for tokens in blocks of one expert each.
+
+    Args:
+      x: [Tp, D], in slots.
+      neuron_ids: int32[Tp / v, S], the neurons of each block. A block without tokens lists F throughout, no neuron,
+        and products skip it.
+      rows: the order of T rows in Tp slots.
+      v: slots of a block.
+      contiguous: how many neurons at a time are consecutive.
+      ffn: weights, and how to compute.
+    """
+    neurons, h = ffn.w2.neurons, None
+    options: dict[str, Any] = dict(implementation=ffn.implementation)
+    up = ffn.w1.forms.along_model, x, ffn.w1.among_layers(_rows_of_w1(neuron_ids, ffn)), v
+    if ffn.w1.neurons > neurons:
+        with jax.named_scope("up"):
+            h = ops.sampled_matmul_24(*up, contiguous=2 * contiguous, **options)
+        condensed, seen = ops.gated_squared_relu_24(h, **options)
+    else:
+        with jax.named_scope("up"):
+            condensed, seen = ops.sampled_squared_relu_24(*up, contiguous=contiguous, **options)
+    y = ops.to_venom(condensed, neuron_ids, neurons, v, 4 * neurons // neuron_ids.shape[1], contiguous)
+    with jax.named_scope("down"):
+        o = ffn.w2.over_kept(y, rows)
+    return o, Hidden(y, h), seen
+
+
+def backward_blocks(
+    x: Array, hidden: Hidden, do: Array, rows: RowOrder, ffn: FfnCall
+) -> tuple[Array, Array, Array, SparseVenom]:
+    """Computes dX [T, D], dW1 and dW2 [F, D], and dH, of x and dO [Tp, D] in slots.
+
+    Without a gate, entries of dH stand where those of Y do.
+    """
+    (y, h), neurons = hidden, ffn.w2.neurons
+    options: dict[str, Any] = dict(implementation=ffn.implementation)
+    into: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, **options)
+    neuron_ids = y.kept_columns()
+    with jax.named_scope("grad_hidden"):
+        dy = ffn.w2.at_neurons(do, neuron_ids, y.v, y.contiguous)
+    condensed = Sparse24(y.values, y.metadata, dy.shape)
+    if h is None:
+        gradients = ops.squared_relu_gradients(dy, condensed, key=ffn.subkey(3), **options)
+        dh = dataclasses.replace(y, values=gradients.dh.values)
+        with jax.named_scope("grad_input"):
+            dx = ffn.w1.over_kept(dh, rows)
+    else:
+        gradients = ops.gated_squared_relu_gradients(dy, h, condensed, key=ffn.subkey(3), **options)
+        halves = [jnp.where(neuron_ids == neurons, 2 * neurons, neuron_ids + first) for first in (0, neurons)]
+        dh = ops.to_venom(gradients.dh, jnp.concatenate(halves, axis=1), 2 * neurons, y.v, y.m, y.contiguous)
+        gates_first = jnp.concatenate([ffn.w1.dense[::2], ffn.w1.dense[1::2]])
+        with jax.named_scope("grad_input"):
+            dx = ops.matmul_venom(dh, gates_first, rows=rows, **options)
+    with jax.named_scope("grad_up"):
+        contiguous = ffn.w1.neurons // neurons * y.contiguous
+        w1_rows = _rows_of_w1(neuron_ids, ffn)
+        dw1 = ops.scattered_matmul_24(gradients.dh_t, x, w1_rows, y.v, ffn.w1.neurons, contiguous=contiguous, **into)
+    with jax.named_scope("grad_down"):
+        dw2 = ops.scattered_matmul_24(gradients.y_t, do, neuron_ids, y.v, neurons, contiguous=y.contiguous, **into)
+    return dx, dw1, dw2, dh
+
+
+def _rows_of_w1(neuron_ids: Array, ffn: FfnCall) -> Array:
+    """Lists the rows of W1 of each block's neurons: with a gate two by turns, [blocks, 2 S]; 2 F for no neuron."""
+    if ffn.w1.neurons == ffn.w2.neurons:
+        return neuron_ids
+    pairs = 2 * neuron_ids[..., None] + jnp.arange(2, dtype=jnp.int32)
+    return jnp.minimum(pairs, ffn.w1.neurons).reshape(neuron_ids.shape[0], -1)
+
+
+def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
+    """Yields what blocks of v tokens, which keep 4 of every m neurons, must fulfil."""
+    yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
+    yield "v", v, shape.tokens % v == 0, f"must divide the {shape.tokens} tokens of a microbatch on one device"
+    yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
+    yield "m", m, shape.neurons % m == 0, f"must divide model.ffn_dim = {shape.neurons}"

@@ -21,7 +21,7 @@ from jax import Array
 
 from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
 from sparse_lm.recipes.base import FfnCall, Stats, hidden_stats
-from sparse_lm.recipes.block_products import grad_down_from_do, grad_up_from_dh
+from sparse_lm.recipes.fst import grad_down_from_do, grad_up_from_dh
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
 
 

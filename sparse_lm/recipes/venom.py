@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +29,9 @@ from jax import Array
 from sparse_lm import ops
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
-from sparse_lm.recipes.base import FfnCall, Recipe, Stats, hidden_stats
-from sparse_lm.recipes.checks import Rule, Shape
-from sparse_lm.recipes.differentiable import InSlots
+from sparse_lm.recipes.base import FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.slices import RoutedState, block_rules
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24
-
-
-class RoutedState(NamedTuple):
-    scale_up: Array  # f32[], beta of W1
-    scale_down: Array  # f32[], beta of W2
-    centroids: Array  # f32[E, D]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +83,6 @@ class Venom(SoftThreshold24):
         return dataclasses.replace(self, v=1, implementation=None)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        options: dict[str, Any] = dict(implementation=ffn.implementation)
         experts = routing.assign_tokens(x, ffn.state.centroids)
         rows = None  # a block of one token needs no order
         if self.v > 1:
@@ -98,9 +90,9 @@ class Venom(SoftThreshold24):
             x = dispatch(x, rows)
         with jax.named_scope("up"):
             h = ffn.w1.over_model(x)
-        y, seen = ops.squared_relu_venom(h, self.v, self.m, **options)
+        y, seen = ops.squared_relu_venom(h, self.v, self.m, implementation=ffn.implementation)
         with jax.named_scope("down"):
-            o = ops.matmul_venom(ffn.w2.spread(y), ffn.w2.dense_of_all_layers, rows=rows, **options)
+            o = ffn.w2.over_kept(y, rows)
         stats = hidden_stats(seen, x.shape[0], ffn.w1.neurons)
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (y, rows))
 
@@ -109,22 +101,12 @@ class Venom(SoftThreshold24):
         options: dict[str, Any] = dict(implementation=ffn.implementation)
         do = dispatch(do, rows)
         with jax.named_scope("grad_hidden"):
-            neuron_ids = ffn.w2.among_layers(y.kept_columns())
-            dy = ops.sampled_matmul_24(ffn.w2.along_model, do, neuron_ids, self.v, **options)
+            dy = ffn.w2.at_neurons(do, y.kept_columns(), self.v)
         gradients = ops.squared_relu_gradients(dy, y, key=ffn.subkey(3), **options)
         with jax.named_scope("grad_input"):
-            dh = ffn.w1.spread(gradients.dh)
-            dx = ops.matmul_venom(dh, ffn.w1.dense_of_all_layers, rows=rows, **options)
+            dx = ffn.w1.over_kept(gradients.dh, rows)
         with jax.named_scope("grad_up"):
             dw1 = ops.matmul_24(gradients.dh_t, x, out_dtype=ffn.gradient_dtype, **options)
         with jax.named_scope("grad_down"):
             dw2 = ops.matmul_24(gradients.y_t, do, out_dtype=ffn.gradient_dtype, **options)
         return dx, dw1, dw2
-
-
-def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
-    """Yields what blocks of v tokens, which keep 4 of every m neurons, must fulfil."""
-    yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
-    yield "v", v, shape.tokens % v == 0, f"must divide the {shape.tokens} tokens of a microbatch on one device"
-    yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
-    yield "m", m, shape.neurons % m == 0, f"must divide model.ffn_dim = {shape.neurons}"

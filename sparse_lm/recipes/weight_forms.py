@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm import collectives, ops
-from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
+from sparse_lm import ops
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.row_order import RowOrder
 
 _BLOCK = 768  # tokens: a multiple of every kernel's tile, for products that all tokens share
 
@@ -24,23 +25,14 @@ _BLOCK = 768  # tokens: a multiple of every kernel's tile, for products that all
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeightForms:
-    """W1 or W2 of all layers; None stands for a form that no product of the recipe reads.
+    """W1 or W2 of all layers; None stands for a form that no product of the recipe reads."""
 
-    Attributes:
-      along_model: [L F, D], 2:4 along D.
-      along_neurons: its layers' transposes, [L Dp, F], 2:4 along F; Dp is D rounded up to 64.
-      dense: [L F, D].
-      layers: L.
-      neurons: F.
-      dim: D.
-    """
-
-    along_model: Sparse24 | None
-    along_neurons: Sparse24 | None
-    dense: Array | None
-    layers: int = dataclasses.field(metadata=dict(static=True))
-    neurons: int = dataclasses.field(metadata=dict(static=True))
-    dim: int = dataclasses.field(metadata=dict(static=True))
+    along_model: Sparse24 | None  # [L F, D], 2:4 along D
+    along_neurons: Sparse24 | None  # the layers' transposes, [L Dp, F], 2:4 along F; Dp is D rounded up to 64
+    dense: Array | None  # [L F, D]
+    layers: int = dataclasses.field(metadata=dict(static=True))  # L
+    neurons: int = dataclasses.field(metadata=dict(static=True))  # F
+    dim: int = dataclasses.field(metadata=dict(static=True))  # D
 
 
 class Weight(NamedTuple):
@@ -55,18 +47,8 @@ class Weight(NamedTuple):
         return self.forms.neurons
 
     @property
-    def along_model(self) -> Sparse24:
-        """Returns all layers', [L F, D], 2:4 along D."""
-        return self.forms.along_model
-
-    @property
-    def dense_of_all_layers(self) -> Array:
-        """Returns [L F, D]: the values that sparse products use, as one dense matrix."""
-        return self.forms.dense
-
-    @property
     def dense(self) -> Array:
-        """Returns [F, D]: the same of this layer."""
+        """Returns [F, D]: the values that sparse products use, as one dense matrix."""
         forms = self.forms
         if forms.layers == 1:
             return forms.dense
@@ -80,24 +62,29 @@ class Weight(NamedTuple):
         """Computes y W: [T, F] -> [T, D], W 2:4 along F."""
         return self._all_rows(self.forms.along_neurons, y, self.forms.dim)
 
-    def among_layers(self, neuron_ids: Array) -> Array:
+    def among_layers(self, ids: Array, rows: int | None = None) -> Array:
         """Turns neuron numbers of this layer into those of all layers, whose neurons stand one under the other.
 
-        F, which stands for no neuron, becomes L F.
+        F, which stands for no neuron, becomes L F. Of a form with more rows a layer, all layers together have `rows`.
         """
-        return self._among_layers(neuron_ids, self.forms.layers * self.forms.neurons)
+        rows = rows or self.forms.layers * self.forms.neurons
+        of_layer = rows // self.forms.layers
+        return jnp.where(ids == of_layer, rows, ids + self.layer * of_layer)
 
-    def spread(self, y: SparseVenom) -> SparseVenom:
-        """Turns a [T, F] operand of this layer's neurons into one [T, L F], of all layers' neurons."""
-        columns = self.among_layers(y.columns)
-        return dataclasses.replace(y, columns=columns, shape=(y.shape[0], self.forms.layers * self.forms.neurons))
+    def over_kept(self, y: SparseVenom, rows: RowOrder | None) -> Array:
+        """Computes y W, stored in the order of the rows: [Tp, F], V:2:M -> [T, D], W dense."""
+        forms = self.forms
+        columns, shape = self.among_layers(y.columns), (y.shape[0], forms.layers * forms.neurons)
+        y = dataclasses.replace(y, columns=columns, shape=shape)
+        return ops.matmul_venom(y, forms.dense, rows=rows, implementation=self.implementation)
 
-    def _among_layers(self, rows: Array, of_all_layers: int) -> Array:
-        count = of_all_layers // self.forms.layers
-        return jnp.where(rows == count, of_all_layers, rows + self.layer * count)
+    def at_neurons(self, x: Array, neuron_ids: Array, v: int, contiguous: int = 1) -> Array:
+        """Computes x W^T at the neurons of each block of v rows: [Tp, D] -> [Tp, S], W 2:4 along D."""
+        w, ids = self.forms.along_model, self.among_layers(neuron_ids)
+        return ops.sampled_matmul_24(w, x, ids, v, contiguous=contiguous, implementation=self.implementation)
 
     def _all_rows(self, w: Sparse24, x: Array, count: int) -> Array:
-        ids = self._among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
+        ids = self.among_layers(jnp.arange(count, dtype=jnp.int32)[None], w.shape[0])
         block = -(-x.shape[0] // _BLOCK) * _BLOCK
         contiguous = count if self.forms.layers * count == w.shape[0] else 1  # else layers are padded
         return ops.sampled_matmul_24(w, x, ids, block, contiguous=contiguous, implementation=self.implementation)
@@ -105,7 +92,7 @@ class Weight(NamedTuple):
 
 def dense_forms(w: Array, dtype: DTypeLike) -> WeightForms:
     """Brings weights [L, F, D] to a dtype, dense."""
-    return WeightForms(None, None, _rows(w).astype(dtype), *w.shape)
+    return WeightForms(None, None, w.reshape(-1, w.shape[-1]).astype(dtype), *w.shape)
 
 
 @jax.named_call
@@ -117,72 +104,20 @@ def soft_threshold_forms(
     Groups of four run along D, or along F for axis 0.
     """
     if axis == -1:
-        along_model, dense = ops.soft_threshold_24(_rows(w), scale, dtype=dtype, implementation=implementation)
+        rows = w.reshape(-1, w.shape[-1])
+        along_model, dense = ops.soft_threshold_24(rows, scale, dtype=dtype, implementation=implementation)
         return WeightForms(along_model, None, dense, *w.shape)
 
-    def transpose(layer: tuple[Array, Array]) -> Sparse24:
+    def along_neurons(layer: tuple[Array, Array]) -> Sparse24:
         w, scale = layer
         return ops.sparsify_24(w, "soft_threshold", 0, scale=scale, dtype=dtype, implementation=implementation)
 
-    by_layer = lax.map(transpose, (w, scale))
+    by_layer = lax.map(along_neurons, (w, scale))
     dense = jax.vmap(lambda form: form.to_dense().T)(by_layer)
-    return WeightForms(None, _stack(by_layer), _rows(dense), *w.shape)
+    return WeightForms(None, stack_layers(by_layer), dense.reshape(-1, w.shape[-1]), *w.shape)
 
 
-@jax.named_call
-def masked_forms(w: Array, mask: Array, dtype: DTypeLike, implementation: str | None) -> WeightForms:
-    """Compresses weights [L, F, D] along D and along F under transposable masks (2404.01847)."""
-
-    def both_ways(layer: tuple[Array, Array]) -> tuple[Sparse24, Sparse24]:
-        return ops.sparsify_24_tiles(*layer, dtype=dtype, implementation=implementation)
-
-    along_model, along_neurons = lax.map(both_ways, (w, mask))
-    return WeightForms(_stack(along_model), _stack(along_neurons), None, *w.shape)
-
-
-@jax.named_call
-def gather_layer(weights: tuple[WeightForms, WeightForms], layer: Array, axis: str) -> tuple[WeightForms, WeightForms]:
-    """Gathers one layer's weights, whole, of the neurons that each device along a mesh axis has.
-
-    2:4 forms travel compressed, 9/16 of the bytes in bf16. Shards are whole tiles of metadata.
-
-    Args:
-      weights: of all layers.
-      layer: int32[], which one.
-      axis: mesh axis that splits the neurons.
-
-    Raises:
-      ValueError: a shard of a 2:4 form is no multiple of 64 neurons.
-    """
-
-    def gather(x: Array, layers: int, along: int) -> Array:
-        rows = x.shape[0] // layers
-        return collectives.gather(lax.dynamic_slice_in_dim(x, layer * rows, rows), axis, along)
-
-    def gather_forms(forms: WeightForms) -> WeightForms:
-        def sparse(form: Sparse24 | None, along: int) -> Sparse24 | None:
-            if form is None:
-                return None
-            if forms.neurons % TILE:
-                raise ValueError(
-                    f"a shard of {forms.neurons} neurons must be a multiple of {TILE} to travel compressed"
-                )
-            values, metadata = (gather(part, forms.layers, along) for part in (form.values, form.metadata))
-            return Sparse24(values, metadata, (values.shape[0], 2 * values.shape[1] if along else form.shape[1]))
-
-        dense = None if forms.dense is None else gather(forms.dense, forms.layers, 0)
-        neurons = forms.neurons * collectives.size(axis)
-        return WeightForms(sparse(forms.along_model, 0), sparse(forms.along_neurons, 1), dense, 1, neurons, forms.dim)
-
-    first, second = weights
-    return gather_forms(first), gather_forms(second)
-
-
-def _rows(w: Array) -> Array:
-    return w.reshape(-1, w.shape[-1])
-
-
-def _stack(by_layer: Sparse24) -> Sparse24:
+def stack_layers(by_layer: Sparse24) -> Sparse24:
     """Turns Sparse24 with a leading axis L into one matrix of the layers one under the other, each in whole tiles."""
     values = by_layer.values.reshape(-1, by_layer.values.shape[-1])
     metadata = by_layer.metadata.reshape(-1, *by_layer.metadata.shape[2:])
