@@ -21,6 +21,7 @@ import importlib.util
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,11 @@ def evaluate_tasks(
     model, step = text_model(workdir, checkpoint, batch_tokens)
     now = datetime.datetime.now(datetime.UTC)  # one checkpoint may be evaluated many times
     file = Path(output or Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json"))
+    if file.is_dir():
+        raise OutputError(file, "is a directory; must be a file")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.open("a").close()  # now, not after an evaluation of hours
+        tempfile.TemporaryFile(dir=file.parent).close()  # now, not after an evaluation of hours
     except OSError as error:
         raise OutputError(file, f"cannot be written: {error.strerror}") from error
     loaded = load_tasks(tasks, include_path)

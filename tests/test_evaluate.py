@@ -165,7 +165,7 @@ def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):
 
 def test_scores_that_cannot_be_written_are_refused_before_any_are_made(workdir, tmp_path):
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
-    with pytest.raises(OutputError, match=r"^--output=.*: cannot be written: Is a directory$"):
+    with pytest.raises(OutputError, match=r"^--output=.*: is a directory; must be a file$"):
         evaluate_tasks(workdir, ["arc_easy"], output=tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"^--output=.*/file/scores\.json: cannot be written: "):
