@@ -64,5 +64,5 @@ def test_ops_and_recipes_need_little_more_than_jax():
 
 
 def test_preparing_data_does_not_import_jax():
-    """Each of its processes would take more than a second for that."""
+    """It starts several processes, each of which would import it."""
     assert run_python("-c", "import sys, sparse_lm.prepare_data; print('jax' in sys.modules)").stdout.strip() == "False"

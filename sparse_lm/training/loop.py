@@ -103,10 +103,10 @@ class Loop:
         config = self.config
         batches = device_batches(self.data, config, self.trainer.layout, start)
         for step in range(start, config.steps):
-            windows = next(batches)  # before the question: a signal while it is read stops the run before this step
             if self._is_to_stop(step):
                 self._handle_pending(state)
                 return self._stop(state, step)
+            windows = next(batches)
             if step == start and not self.compile(step, state, windows):
                 return self._stop(state, step)
             transition = transition_before(config, step)

@@ -75,6 +75,6 @@ def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
 
 
 def test_gradients_of_microbatches_are_added_in_float32():
-    """In bfloat16, which gradients of matrices come in, 256 + 1 is 256."""
+    """Gradients of matrices come in bfloat16, in which 256 + 1 is 256."""
     total = _sum_of_parts(lambda number, _: jnp.where(number, 1, 256).astype("bfloat16"), jnp.arange(8), jnp.zeros(8))
     assert total == 263

@@ -31,7 +31,8 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
     A resumed run repeats the steps since its checkpoint. What an earlier process wrote about them is
     dropped first, so that each step has one line, and a run that was killed leaves the same trace as
-    one that was not. A disk that is full does not stop a run: what it refuses waits in memory.
+    one that was not. A disk that is full does not stop a run: what it refuses waits in memory,
+    up to 16 MiB a file; what comes then is lost.
 
     `resume_step` is the first step that will be written. `wandb_run`, of `wandb_run.open_run`, gets what TensorBoard
     gets, and is finished with this writer.
