@@ -36,6 +36,8 @@ def run(
         for name in ("workdir", "output"):
             given = flags.FLAGS[name].value if name in flags.FLAGS else None
             for path in [given] if isinstance(given, str) else given or ():
+                if not path:
+                    sys.exit(f"--{name}=: must not be empty")
                 if "://" in path:
                     sys.exit(f"--{name}={path}: must be a path, not a URL; mount the bucket, as with gcsfuse")
         try:

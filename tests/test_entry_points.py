@@ -26,6 +26,7 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
         "--config.steps=many": "steps",
         "--config.data.path=nowhere": "config.data.path = 'nowhere'",
         "--workdir=/proc/nowhere": "--workdir=/proc/nowhere: cannot be written",
+        "--workdir=": "--workdir=: must not be empty",
         "--workdir=gs://bucket/run": "--workdir=gs://bucket/run: must be a path, not a URL",
         "--config.mesh.data=4": "takes 4 devices; the processes of this run have",
         "--profile_steps=3,1000": "--profile_steps=3,1000: must be first,end with first < end <= config.steps = ",

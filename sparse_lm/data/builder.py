@@ -103,8 +103,8 @@ def prepare(
             "seq_len": seq_len,
         }
         files, metadata["splits"] = {}, {}
-        for name, part in (("train", train), ("heldout", rest)):
-            files[name], metadata["splits"][name] = stages.tokenise(part, tokenizer, folder / name, workers)
+        for name, what, part in (("train", "training text", train), ("heldout", "held-out text", rest)):
+            files[name], metadata["splits"][name] = stages.tokenise(what, part, tokenizer, folder / name, workers)
         complete = folder / "complete"
         stages.write(files, complete, metadata, workers)
         tokenizer.save(str(complete / TOKENIZER_FILE))

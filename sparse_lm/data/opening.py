@@ -92,7 +92,7 @@ def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
     try:
         return open_prepared(directory)
     except DataError as error:
-        _log.info("preparing the data: %s", error)
+        _log.info("preparing the source of Python's standard library (config.data.path is empty): %s", error)
     try:
         prepare(
             directory,

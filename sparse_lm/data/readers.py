@@ -97,6 +97,8 @@ def _text(record: Any, place: str, field: str) -> str:
     if isinstance(record, dict) and isinstance(record.get(field), str):
         # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
         return record[field].encode("utf-8", "replace").decode("utf-8")
+    if isinstance(record, dict) and field in record:
+        raise DataError(f"{place}: field {field!r} is no text but of type {type(record[field]).__name__}")
     fields = ", ".join(record) if isinstance(record, dict) else "none"
     raise DataError(f"{place}: no text in field {field!r}; fields here: {fields}")
 

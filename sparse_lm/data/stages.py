@@ -74,12 +74,14 @@ def _sample(path: Path, corpus: Corpus) -> None:
         file.writelines(json.dumps(text) + "\n" for text in corpus)
 
 
-def tokenise(corpus: Corpus, tokenizer: Tokenizer, folder: Path, workers: Workers) -> tuple[list[Path], dict[str, int]]:
-    """Turns documents into files of tokens, with an end of text behind every document.
+def tokenise(
+    what: str, corpus: Corpus, tokenizer: Tokenizer, folder: Path, workers: Workers
+) -> tuple[list[Path], dict[str, int]]:
+    """Turns documents, `what` of the corpus, into files of tokens, with an end of text behind every document.
 
     Returns the files, and how many documents, tokens (ends of text among them) and bytes of text are in them.
     """
-    paths = _run_on_parts("tokenising", _tokenise, corpus, folder, workers, tokenizer.to_str())
+    paths = _run_on_parts(f"tokenising {what}", _tokenise, corpus, folder, workers, tokenizer.to_str())
     counts = [json.loads(path.read_text()) for path in paths]
     return [path.with_suffix(".tokens") for path in paths], {key: sum(part[key] for part in counts) for key in COUNTS}
 
