@@ -38,14 +38,9 @@ Members = Sequence[Array]  # the four members of every group: four arrays of equ
 
 
 def split_groups(x: Array, axis: int = -1) -> list[Array]:
-    """Splits a matrix into members 0, 1, 2, 3 of every group of four.
+    """Splits a matrix [M, K] into members 0, 1, 2, 3 of every group of four along K, [M, K / 4] each.
 
-    Args:
-      x: [M, K].
-      axis: -1, groups run along K; 0, along M.
-
-    Returns:
-      Four arrays [M, K / 4]; [M / 4, K] for axis 0.
+    For axis 0 groups run along M, and members are [M / 4, K].
     """
     if axis == 0:
         groups = x.reshape(-1, 4, x.shape[1])
@@ -86,13 +81,7 @@ def take_two(members: Members, first: Array, second: Array) -> tuple[Array, Arra
 def soft_threshold(members: Members) -> list[Array]:
     """Computes S(x) = sign(x) max(|x| - t, 0) with t the second smallest magnitude of the group (2409.09099).
 
-    At most two members survive and S is continuous, so the pattern does not flip abruptly.
-
-    Args:
-      members: four float32 arrays.
-
-    Returns:
-      Four float32 arrays.
+    At most two members survive and S is continuous, so the pattern does not flip abruptly. Members are float32.
     """
     ranks = [magnitude_rank(x) for x in members]
     low, high = jnp.minimum(ranks[0], ranks[1]), jnp.maximum(ranks[0], ranks[1])
@@ -106,14 +95,9 @@ def soft_threshold(members: Members) -> list[Array]:
 
 
 def largest(energy: Array, count: int) -> Array:
-    """Finds positions of the `count` largest along the last axis, ascending.
+    """Finds positions of the `count` largest along the last axis, ascending: int32 [..., count] of float [..., m].
 
-    Args:
-      energy: [..., m] float, not negative. Ties go to the lower position; NaN ranks above inf.
-      count: at most m.
-
-    Returns:
-      [..., count] int32.
+    Energies are not negative. Ties go to the lower position; NaN ranks above inf.
     """
     size = energy.shape[-1]
     rank, position = magnitude_rank(energy), jnp.arange(size)
