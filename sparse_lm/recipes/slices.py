@@ -143,14 +143,9 @@ def forward_blocks(
 ) -> tuple[Array, Hidden, HiddenStats]:
     """Computes O [T, D], the hidden layer, and what selection saw of it, for tokens in blocks of one expert each.
 
-    Args:
-      x: [Tp, D], in slots.
-      neuron_ids: int32[Tp / v, S], the neurons of each block. A block without tokens lists F throughout, no neuron,
-        and products skip it.
-      rows: the order of T rows in Tp slots.
-      v: slots of a block.
-      contiguous: how many neurons at a time are consecutive.
-      ffn: weights, and how to compute.
+    x [Tp, D] is in slots, `rows` the order of T rows in them, v slots a block. `neuron_ids` int32[Tp / v, S] are the
+    neurons of each block, `contiguous` at a time consecutive. A block without tokens lists F throughout, no neuron, and
+    products skip it.
     """
     neurons, h = ffn.w2.neurons, None
     options: dict[str, Any] = dict(implementation=ffn.implementation)
