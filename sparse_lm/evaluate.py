@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import importlib.util
 import json
 import logging
@@ -169,10 +170,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", None, "File for the scores of tasks; one in the workdir's tasks/ if not given.")
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()

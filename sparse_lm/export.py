@@ -151,10 +151,7 @@ def _define_flags() -> None:
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()

@@ -8,6 +8,7 @@ Prints the prompt and its continuation.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -91,10 +92,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "Of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()
