@@ -71,8 +71,7 @@ class Trainer:
         shapes = jax.eval_shape(self.init)
         if not self.layout:
             return shapes
-        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return jax.tree.map(place, shapes, self.layout.state)
+        return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, self.layout.state)
 
 
 def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) -> Trainer:
