@@ -131,11 +131,8 @@ class Slices(SoftThreshold24):
         return dx, dw1, dw2
 
 
-class Hidden(NamedTuple):
-    """The hidden layer in slots: Y as the down product reads it, and with a gate H [Tp, 2 S]."""
-
-    y: SparseVenom
-    h: Array | None
+Hidden = tuple[SparseVenom, Array | None]
+"""The hidden layer in slots: Y as the down product reads it, and with a gate H [Tp, 2 S]."""
 
 
 def forward_blocks(
@@ -160,7 +157,7 @@ def forward_blocks(
     y = ops.to_venom(condensed, neuron_ids, neurons, v, 4 * neurons // neuron_ids.shape[1], contiguous)
     with jax.named_scope("down"):
         o = ffn.w2.over_kept(y, rows)
-    return o, Hidden(y, h), seen
+    return o, (y, h), seen
 
 
 def backward_blocks(
