@@ -160,7 +160,7 @@ def ffn_inputs(
 
     if layout:
         specs = layout.specs((state.params, state.recipe_state))
-        record = layout.local(functools.partial(record, axes=layout.axes), (*specs, BATCH), P(None, BATCH[0]))
+        record = layout.local(record, (*specs, BATCH), P(None, BATCH[0]))
     inputs = record(state.params, state.recipe_state, windows)
     return lax.with_sharding_constraint(inputs, layout.replicated) if layout else inputs
 
