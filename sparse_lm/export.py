@@ -27,7 +27,6 @@ from sparse_lm import entry_point
 from sparse_lm.config import Config
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.errors import OutputError, WorkdirError
-from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import check_has_architecture
 from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.interop.model_card import model_card
@@ -104,14 +103,19 @@ def export(
 
 
 def _layers_24(workdir: str | os.PathLike, config: Config) -> list[str]:
-    """Returns the linear layers to compress, or refuses a recipe whose weights are not 2:4."""
+    """Names the linear layers of an FFN that the recipe leaves 2:4 along their inputs, or refuses one that leaves none.
+
+    A W2 that is 2:4 for the backward product dY = dO W2^T does not fit the layout: that contracts the outputs of
+    down_proj, and groups run down the columns of that layer's matrix.
+    """
     recipe = config.sparsity.recipe
-    layers = bitmask_24.fitting_layers(recipe, gated=config.model.activation in GATES)
-    if not layers:
+    if not recipe.sparse_along_inputs:
         fitting = ", ".join(name for name, recipe in RECIPES.items() if recipe.sparse_along_inputs)
         reason = f"--format=sparse24 needs a recipe with 2:4 weights ({fitting}), not {recipe.name!r}"
         raise WorkdirError(workdir, reason)
-    return layers
+    of_up = ("gate_proj", "up_proj") if config.model.activation in GATES else ("up_proj",)
+    modules = {"up": of_up, "down": ("down_proj",)}
+    return [module for name in recipe.sparse_along_inputs for module in modules[name]]
 
 
 @contextlib.contextmanager

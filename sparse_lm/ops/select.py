@@ -55,12 +55,6 @@ def magnitude_rank(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), _NAN_RANK, bits)
 
 
-def finite_magnitude(x: Array) -> Array:
-    """Computes |x| in float32, at most 2^100, which inf and NaN become: sums of it stay finite."""
-    magnitude = jnp.abs(x.astype(jnp.float32))
-    return jnp.where(magnitude < LARGEST, magnitude, LARGEST)
-
-
 def top_two(ranks: Members) -> tuple[Array, Array]:
     """Finds positions (first < second), uint32, of the two largest of each group; ties go to the lower position."""
     wins = {(i, j): ranks[i] >= ranks[j] for i in range(4) for j in range(i + 1, 4)}
@@ -156,7 +150,9 @@ def transposable_mask(x: Float[Array, "F D"]) -> Bool[Array, "F D"]:
     """
     check_matrix("x", x)
     rows, columns = x.shape
-    magnitude = jnp.pad(finite_magnitude(x), ((0, -rows % 4), (0, -columns % 4)))
+    magnitude = jnp.abs(x.astype(jnp.float32))
+    magnitude = jnp.where(magnitude < LARGEST, magnitude, LARGEST)  # also of inf and NaN, so that sums stay finite
+    magnitude = jnp.pad(magnitude, ((0, -rows % 4), (0, -columns % 4)))
     tiles = magnitude.reshape(magnitude.shape[0] // 4, 4, -1, 4).transpose(0, 2, 1, 3)
     patterns = TRANSPOSABLE_PATTERNS.reshape(90, 16)
     kept = jnp.dot(tiles.reshape(*tiles.shape[:2], 16), patterns.T.astype(np.float32), precision=lax.Precision.HIGHEST)
