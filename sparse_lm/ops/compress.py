@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Bool, Float, Int32
 
 from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_matrix
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
 from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
-from sparse_lm.ops.shapes import Bool, Float, Int32
 
 
 def compress_24(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_contraction, check_matrix
-from sparse_lm.ops.shapes import Float, Int32
 
 LARGEST_LOG_ODDS = 60.0
 """No token's odds are larger than its exponential, so that neither they nor their sums overflow."""

@@ -29,11 +29,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
+from jaxtyping import Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.formats import HiddenStats, Sparse24
 from sparse_lm.ops.matmul import matmul_24_fp8
-from sparse_lm.ops.shapes import Float
 
 PRECISION = "fp8"  # what `ModelConfig.precision` calls it
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}

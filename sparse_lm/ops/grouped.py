@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_float, check_matrix
-from sparse_lm.ops.shapes import Float, Int32
 
 
 def grouped_up(

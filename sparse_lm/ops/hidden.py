@@ -12,12 +12,12 @@ docs/kernels.md).
 from __future__ import annotations
 
 from jax import Array
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_block, check_format, check_group, check_ids, check_matrix
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.matmul import check_sampled
-from sparse_lm.ops.shapes import Float, Int32
 
 
 def squared_relu_24(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_array, check_contraction, check_float, check_format, check_ids, check_matrix
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.row_order import RowOrder
-from sparse_lm.ops.shapes import Float, Int32
 
 
 def matmul_24(

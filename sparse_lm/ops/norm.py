@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_array
-from sparse_lm.ops.shapes import Float
 
 SAVED = "norm"  # what rematerialisation policies call what gradients of norms, and of what reads them, need
 

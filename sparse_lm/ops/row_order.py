@@ -7,8 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import Array
-
-from sparse_lm.ops.shapes import Shaped
+from jaxtyping import Shaped
 
 
 @jax.tree_util.register_dataclass

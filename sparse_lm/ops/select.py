@@ -27,9 +27,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jaxtyping import Bool, Float, Int32
 
 from sparse_lm.ops.checks import check_group, check_matrix
-from sparse_lm.ops.shapes import Bool, Float, Int32
 
 _NAN_RANK = 0x7FC00000
 LARGEST = 2.0**100  # whose multiples add up without rounding, in any order

@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Bool, Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_axis, check_block, check_float, check_group, check_matrix
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
-from sparse_lm.ops.shapes import Bool, Float
 
 METHODS = ("magnitude", "soft_threshold", "mvue")
 

@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int32
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
-from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import differentiable
 from sparse_lm.recipes.activations import SQUARED_RELU, rows_per_neuron
 from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats

@@ -18,12 +18,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int32
 
 from sparse_lm import collectives
 from sparse_lm.ops import row_order
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.row_order import RowOrder
-from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes.routing import dispatch_order
 
 
