@@ -208,11 +208,11 @@ def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Arr
 
 def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """Padding is multiplied, whatever it is with: tokens of zeros stay such."""
-    return _ragged_dot(x, _by_expert(w, experts), block_experts, v, contracted=((1,), (2,)), dtype=x.dtype)
+    return _ragged_dot(x, w.reshape(experts, -1, w.shape[1]), block_experts, v, contracted=((1,), (2,)))
 
 
 def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
-    return _ragged_dot(y, _by_expert(w, experts), block_experts, v, contracted=((1,), (1,)), dtype=y.dtype)
+    return _ragged_dot(y, w.reshape(experts, -1, w.shape[1]), block_experts, v, contracted=((1,), (1,)))
 
 
 def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: DTypeLike) -> Array:
@@ -234,18 +234,14 @@ def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: i
     return out.reshape(-1, x.shape[1]).astype(out_dtype)
 
 
-def _by_expert(w: Array, experts: int) -> Array:
-    return w.reshape(experts, -1, w.shape[1])
-
-
 def _blocks(x: Array, v: int) -> Array:
     return x.reshape(-1, v, x.shape[1])
 
 
-def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple, dtype: DTypeLike) -> Array:
+def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple) -> Array:
     if v == 1:  # a few tokens, as in generation: of several texts under vmap, which the ragged product has not
         dimensions = contracted, ((0,), (0,))
-        return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(dtype)
+        return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(x.dtype)
     numbers = lax.RaggedDotDimensionNumbers((contracted, ((), ())), [0], [0])
 
     def ragged(x: Array, w: Array, block_experts: Array) -> Array:
@@ -263,7 +259,7 @@ def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted:
         products = lax.map(one, (_blocks(x, v), block_experts))
         return products.reshape(-1, products.shape[-1])
 
-    return lax.platform_dependent(x, w, block_experts, cpu=by_block, default=ragged).astype(dtype)
+    return lax.platform_dependent(x, w, block_experts, cpu=by_block, default=ragged).astype(x.dtype)
 
 
 def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Array, Array]:
