@@ -148,9 +148,8 @@ def main() -> None:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+    entry_point.define_run_flags()
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
-    entry_point.define_checkpoint_flag()
     flags.DEFINE_enum("format", "dense", FORMATS, "Of the weights; sparse24 adds a directory of 2:4 ones.")
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
 

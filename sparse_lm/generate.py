@@ -80,8 +80,7 @@ def main() -> None:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
-    entry_point.define_checkpoint_flag()
+    entry_point.define_run_flags()
     flags.DEFINE_string("prompt", "", "Text to continue; empty for a new document.")
     flags.register_validator("prompt", lambda text: text == text.encode(errors="replace").decode(), "must be UTF-8")
     flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", 0, MOST_NEW_TOKENS)
