@@ -108,12 +108,7 @@ def sum_gradient(gradient: Array, axes: Axes) -> Array:
     return total(gradient, tuple(name for name in axes.batch if name != axes.fsdp))
 
 
-def sum_over_tensor(x: Array, axes: Axes) -> Array:
-    """Sums over `tensor` inside hand-written VJPs; elsewhere `enter_tensor` and `leave_tensor` do."""
-    return total(x, axes.tensor)
-
-
-@_with_gradient(sum_over_tensor)
+@_with_gradient(lambda g, axes: total(g, axes.tensor))
 def enter_tensor(x: Array, axes: Axes) -> Array:
     """Hands what all devices along `tensor` have to each one's heads or neurons: gradients add up."""
     return x
@@ -122,7 +117,7 @@ def enter_tensor(x: Array, axes: Axes) -> Array:
 @_with_gradient(lambda g, axes: g)
 def leave_tensor(x: Array, axes: Axes) -> Array:
     """Sums what each device along `tensor` computed with its own heads or neurons."""
-    return sum_over_tensor(x, axes)
+    return total(x, axes.tensor)
 
 
 @_with_gradient(lambda g, axes: gather(g, axes.tensor))
@@ -135,7 +130,7 @@ def split_over_tensor(x: Array, axes: Axes) -> Array:
 
 
 def total(tree: Any, names: tuple[str, ...] | str | None) -> Any:
-    """Sums over mesh axes; every device along them has it."""
+    """Sums over mesh axes; every device along them has it. `leave_tensor` is what automatic differentiation takes."""
     return lax.psum(tree, names) if names else tree
 
 

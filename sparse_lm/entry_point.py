@@ -62,6 +62,7 @@ class _CheckpointParser(flags.ArgumentParser):
         return argument
 
 
-def define_checkpoint_flag() -> None:
-    """Defines --checkpoint: "latest", "best" or a step, an int."""
+def define_run_flags() -> None:
+    """Defines --workdir, and --checkpoint: "latest", "best" or a step, an int."""
+    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     flags.DEFINE(_CheckpointParser(), "checkpoint", "latest", "latest, best (by held-out loss) or a step.")

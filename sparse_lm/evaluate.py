@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import importlib.util
 import json
 import logging
@@ -156,8 +157,7 @@ def main() -> None:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
-    entry_point.define_checkpoint_flag()
+    entry_point.define_run_flags()
     flags.DEFINE_bool("sparse", False, "Compute the FFNs as the sparse phase does, also where the model is dense.")
     flags.DEFINE_string("data", None, "Another prepared corpus to evaluate on, with the run's tokenizer.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
@@ -169,10 +169,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", None, "File for the scores of tasks; one in the workdir's tasks/ if not given.")
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()

@@ -27,7 +27,6 @@ from sparse_lm import entry_point
 from sparse_lm.config import Config
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.errors import OutputError, WorkdirError
-from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import check_has_architecture
 from sparse_lm.interop.hf_directory import write_hf_directory
 from sparse_lm.interop.model_card import model_card
@@ -104,14 +103,19 @@ def export(
 
 
 def _layers_24(workdir: str | os.PathLike, config: Config) -> list[str]:
-    """Returns the linear layers to compress, or refuses a recipe whose weights are not 2:4."""
+    """Names the linear layers of an FFN that the recipe leaves 2:4 along their inputs, or refuses one that leaves none.
+
+    A W2 that is 2:4 for the backward product dY = dO W2^T does not fit the layout: that contracts the outputs of
+    down_proj, and groups run down the columns of that layer's matrix.
+    """
     recipe = config.sparsity.recipe
-    layers = bitmask_24.fitting_layers(recipe, gated=config.model.activation in GATES)
-    if not layers:
+    if not recipe.sparse_along_inputs:
         fitting = ", ".join(name for name, recipe in RECIPES.items() if recipe.sparse_along_inputs)
         reason = f"--format=sparse24 needs a recipe with 2:4 weights ({fitting}), not {recipe.name!r}"
         raise WorkdirError(workdir, reason)
-    return layers
+    of_up = ("gate_proj", "up_proj") if config.model.activation in GATES else ("up_proj",)
+    modules = {"up": of_up, "down": ("down_proj",)}
+    return [module for name in recipe.sparse_along_inputs for module in modules[name]]
 
 
 @contextlib.contextmanager
@@ -144,17 +148,13 @@ def main() -> None:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+    entry_point.define_run_flags()
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
-    entry_point.define_checkpoint_flag()
     flags.DEFINE_enum("format", "dense", FORMATS, "Of the weights; sparse24 adds a directory of 2:4 ones.")
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()

@@ -8,6 +8,7 @@ Prints the prompt and its continuation.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -79,8 +80,7 @@ def main() -> None:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
-    entry_point.define_checkpoint_flag()
+    entry_point.define_run_flags()
     flags.DEFINE_string("prompt", "", "Text to continue; empty for a new document.")
     flags.register_validator("prompt", lambda text: text == text.encode(errors="replace").decode(), "must be UTF-8")
     flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", 0, MOST_NEW_TOKENS)
@@ -91,10 +91,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "Of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()

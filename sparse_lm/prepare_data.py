@@ -16,6 +16,7 @@ several processes, and the result does not depend on how many. The same command 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -139,10 +140,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("processes", None, "Processes to use at most (default: as many as there are cores).", 1)
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()

@@ -33,9 +33,8 @@ class Progress:
 
     def update(self, done: int, *facts: str) -> None:
         """Shows that `done` of the total is done, and `facts` beside it."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, description=" | ".join(facts))
-        elif time.monotonic() - self._line_time >= self._line_seconds:
+        self.move(done, *facts)
+        if not self._bar and time.monotonic() - self._line_time >= self._line_seconds:
             self._line_time = time.monotonic()
             print(" | ".join([f"{self._what} {done}/{self._total}", *facts]), file=self._stream, flush=True)
 

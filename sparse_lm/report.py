@@ -7,6 +7,7 @@ The output is one page to explore that needs no other file. Runs may still be tr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,10 +48,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", "report.html", "Where to write: a file that ends in .html.")
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags)
 
 if __name__ == "__main__":
     cli()

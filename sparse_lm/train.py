@@ -14,6 +14,7 @@ every process; `sparse_lm.training.mesh.processes` says how they find each other
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -87,10 +88,7 @@ def _define_flags() -> None:
     flags.DEFINE_bool("quiet", False, "Print warnings and errors only.")
 
 
-def cli() -> None:
-    """Runs the command line."""
-    entry_point.run(main, _define_flags, config_flag.parse_flags)
-
+cli = functools.partial(entry_point.run, main, _define_flags, config_flag.parse_flags)
 
 if __name__ == "__main__":
     cli()

@@ -16,7 +16,7 @@ from sparse_lm.errors import ConfigError, OutputError, WorkdirError
 from sparse_lm.evaluate import evaluate
 from sparse_lm.export import export
 from sparse_lm.interop.pretrained import Pretrained
-from sparse_lm.interop.shards import StoredTensors
+from sparse_lm.interop.shards import open_tensors
 from sparse_lm.recipes import DENSE, RECIPES
 from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
@@ -112,17 +112,17 @@ def test_what_cannot_be_written_whole_leaves_nothing(workdir, tmp_path, monkeypa
 def test_sparse24_adds_compressed_weights(recipe, dense_layers, model, layers, tmp_path):
     make_run(tmp_path, recipe, dense_layers, model)
     export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24", shard_bytes=9000)
-    dense, compressed = StoredTensors(tmp_path / "out"), StoredTensors(tmp_path / "out" / "sparse24")
-    modules = {name.removesuffix(".compressed") for name in compressed.names if name.endswith(".compressed")}
+    dense, compressed = open_tensors(tmp_path / "out"), open_tensors(tmp_path / "out" / "sparse24")
+    modules = {name.removesuffix(".compressed") for name in compressed if name.endswith(".compressed")}
     sparse = range(dense_layers, MODEL.layers)
     assert modules == {f"model.layers.{layer}.mlp.{name}" for layer in sparse for name in layers}
-    for name in dense.names:
-        module, expected = name.removesuffix(".weight"), dense.read(name)
+    for name in dense:
+        module, expected = name.removesuffix(".weight"), dense[name][:]
         if module in modules:
-            parts = {part: compressed.read(part) for part in compressed.names if part.startswith(f"{module}.")}
+            parts = {part: compressed[part][:] for part in compressed if part.startswith(f"{module}.")}
             np.testing.assert_array_equal(decode(module, parts), expected)
         else:
-            np.testing.assert_array_equal(compressed.read(name), expected)
+            np.testing.assert_array_equal(compressed[name][:], expected)
     assert ("FFNs of the first 1 layers" in (tmp_path / "out" / "README.md").read_text()) == (dense_layers == 1)
     configs = [json.loads((tmp_path / "out" / part / "config.json").read_text()) for part in (".", "sparse24")]
     assert set(configs[1].pop("quantization_config")["sparsity_config"]["targets"]) == modules
@@ -166,7 +166,7 @@ def test_a_mixture_of_gated_experts_is_exported(tmp_path):
     export(make_run(tmp_path / "run", "dense", model=model), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Glm4MoeForCausalLM" in card and "4 experts of 8, 2 a token, and 16 of all tokens (swiglu)" in card
-    assert "model.layers.1.mlp.experts.3.gate_proj.weight" in StoredTensors(tmp_path / "out").names
+    assert "model.layers.1.mlp.experts.3.gate_proj.weight" in open_tensors(tmp_path / "out")
 
 
 def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):

@@ -57,7 +57,7 @@ def test_extras_ask_for_what_the_requirements_files_ask_for():
 
 
 def test_ops_and_recipes_need_little_more_than_jax():
-    """Nothing heavy is imported with them: jaxtyping is, where it is installed."""
+    """Nothing heavy is imported with them: jaxtyping is light."""
     others = ("flax", "optax", "orbax", "ml_collections", "grain", "tensorflow_datasets", "rich")
     code = f"import sys; import sparse_lm.recipes, sparse_lm.ops; print([m for m in {others} if m in sys.modules])"
     assert run_python("-c", code).stdout.strip() == "[]"

@@ -16,19 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from sparse_lm.recipes import Recipe
-
-
-def fitting_layers(recipe: Recipe, gated: bool) -> list[str]:
-    """Names the linear layers of an FFN that a recipe leaves 2:4 along their inputs, as the layout wants it.
-
-    A W2 that is 2:4 for the backward product dY = dO W2^T does not fit: that contracts the outputs of down_proj, and
-    groups run down the columns of that layer's matrix.
-    """
-    of_up = ("gate", "up") if gated else ("up",)
-    modules = {"up": of_up, "down": ("down",)}
-    return [f"{module}_proj" for name in recipe.sparse_along_inputs for module in modules[name]]
-
 
 def compress(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Makes the three tensors that stand for `name`.weight, which is [R, C], C a multiple of 4.

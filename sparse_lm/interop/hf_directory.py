@@ -28,17 +28,11 @@ def write_hf_directory(
     shard_bytes: int,
     modules_24: Sequence[str] = (),
 ) -> None:
-    """Writes safetensors, tokenizer files, model card and config.json to an empty directory.
+    """Writes safetensors, tokenizer files, model card and config.json to an existing, empty directory.
 
-    Args:
-      directory: an existing, empty one.
-      model: the architecture.
-      params: float32 arrays of NumPy.
-      seq_len: tokens of a training sequence.
-      tokenizer_file: a tokenizer.json.
-      card: the model card, Markdown.
-      shard_bytes: the most bytes of weights in a file, unless one tensor is larger.
-      modules_24: linear layers, by their names in transformers, to write in the layout of `bitmask_24`.
+    `params` are float32 arrays of NumPy, `seq_len` the tokens of a training sequence, `shard_bytes` the most bytes of
+    weights in a file, unless one tensor is larger. Linear layers `modules_24`, by their names in transformers, are
+    written in the layout of `bitmask_24`.
     """
     tensors = hf_tensors(params, model)
     for module in modules_24:

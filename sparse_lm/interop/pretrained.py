@@ -13,7 +13,7 @@ from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.errors import ConfigError, DataError
 from sparse_lm.interop.hf_config import from_hf_config
 from sparse_lm.interop.hf_weights import empty_params, hf_tensors
-from sparse_lm.interop.shards import StoredTensors
+from sparse_lm.interop.shards import open_tensors
 from sparse_lm.model.llama import Params
 
 DTYPES = ("F32", "BF16", "F16")
@@ -39,8 +39,8 @@ class Pretrained:
         if not isinstance(hf_config, dict):
             raise self._refusal("its config.json is no object")
         try:
-            self._stored = StoredTensors(self._directory)
-            gated = any(name.endswith("gate_proj.weight") for name in self._stored.names)
+            self._stored = open_tensors(self._directory)
+            gated = any(name.endswith("gate_proj.weight") for name in self._stored)
             fixed = from_hf_config(hf_config, gated=gated)
         except ValueError as error:
             raise self._refusal(str(error)) from error
@@ -72,7 +72,7 @@ class Pretrained:
         """Reads the stored values, exactly, as float32 arrays."""
         params = empty_params(self._config.model)
         for name, tensor in hf_tensors(params, self._config.model).items():
-            tensor[...] = self._stored.read(name)
+            tensor[...] = self._stored[name][:]
         return params
 
     def _refusal(self, reason: str) -> ConfigError:
@@ -88,7 +88,7 @@ class Pretrained:
 
     def _check_tensors(self) -> None:
         # Llama 1 and 2 were published with RoPE's frequencies, which the configuration decides.
-        there = {name for name in self._stored.names if not name.endswith("rotary_emb.inv_freq")}
+        there = {name for name in self._stored if not name.endswith("rotary_emb.inv_freq")}
         twice = self._config.model.tie_embeddings and _UNEMBED in there  # as some are published
         if twice:
             there.remove(_UNEMBED)
@@ -98,10 +98,11 @@ class Pretrained:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise self._refusal(f"{what} {min(names)}{more}")
         for name, tensor in tensors.items():
-            if self._stored.shape(name) != tensor.shape:
-                raise self._refusal(f"its {name} is {list(self._stored.shape(name))}; must be {list(tensor.shape)}")
-            if self._stored.dtype(name) not in DTYPES:
-                raise self._refusal(f"its {name} is {self._stored.dtype(name)}; must be one of {', '.join(DTYPES)}")
+            shape, dtype = self._stored[name].get_shape(), self._stored[name].get_dtype()
+            if shape != list(tensor.shape):
+                raise self._refusal(f"its {name} is {shape}; must be {list(tensor.shape)}")
+            if dtype not in DTYPES:
+                raise self._refusal(f"its {name} is {dtype}; must be one of {', '.join(DTYPES)}")
         # Two that differ nobody would tie.
-        if twice and not np.array_equal(*map(self._stored.read, (_EMBED, _UNEMBED))):
+        if twice and not np.array_equal(*(self._stored[name][:] for name in (_EMBED, _UNEMBED))):
             raise self._refusal(f"its {_UNEMBED} is not {_EMBED}, but its config.json has tie_word_embeddings")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -51,34 +52,19 @@ def _files(directory: Path) -> list[Path]:
         raise ValueError(f"{INDEX} must have a weight_map that gives the file of each tensor") from error
 
 
-class StoredTensors:
-    """The tensors of a directory, by name; only headers are read until one is asked for.
+def open_tensors(directory: Path) -> dict[str, Any]:
+    """Opens the tensors of a directory, by name, as slices of safetensors: `[:]` reads one, and nothing else does.
 
     Raises:
       ValueError: there are no files, or one is damaged. The message names it.
     """
-
-    def __init__(self, directory: Path):
-        self._files = {}
-        for file in _files(directory):
-            try:
-                opened = safe_open(file, "np")
-            except FileNotFoundError as error:
-                raise ValueError(f"lacks {file.name}; weights are read from safetensors alone") from error
-            except SafetensorError as error:
-                raise ValueError(f"{file.name} is damaged: {error}") from error
-            self._files |= {name: opened for name in opened.keys()}  # noqa: SIM118 (not a dict)
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._files)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._files[name].get_slice(name).get_shape())
-
-    def dtype(self, name: str) -> str:
-        """Names it as safetensors do, such as "F32" or "BF16"."""
-        return self._files[name].get_slice(name).get_dtype()
-
-    def read(self, name: str) -> np.ndarray:
-        return self._files[name].get_tensor(name)
+    tensors = {}
+    for file in _files(directory):
+        try:
+            opened = safe_open(file, "np")
+        except FileNotFoundError as error:
+            raise ValueError(f"lacks {file.name}; weights are read from safetensors alone") from error
+        except SafetensorError as error:
+            raise ValueError(f"{file.name} is damaged: {error}") from error
+        tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
+    return tensors

@@ -129,15 +129,9 @@ def attention_implementation(dtype: jnp.dtype) -> str:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 @jax.named_call
 def rotate(x: Array, positions: Array, theta: float) -> Array:
-    """Rotates heads by their positions, their two halves as real and imaginary parts.
+    """Rotates heads [B, S, heads, H] by positions int32[S], their two halves as real and imaginary parts, in float32.
 
-    Args:
-      x: [B, S, heads, H].
-      positions: int32[S].
-      theta: dimension i of H / 2 turns by theta^(-2 i / H) a position.
-
-    Returns:
-      [B, S, heads, H] in the dtype of x; computed in float32.
+    Dimension i of H / 2 turns by theta^(-2 i / H) a position. The result has the dtype of x.
     """
     return _turn(x, positions, theta)
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
 
 from sparse_lm.ops import fp8
 from sparse_lm.ops.dense import unfused_product
-from sparse_lm.ops.shapes import Float
 
 _PARTS = 3  # of a float32 number, in bfloat16
 SCALED = "scaled_product"  # what rematerialisation policies call a product in FP8, its scales applied

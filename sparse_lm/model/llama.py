@@ -196,8 +196,7 @@ def _run_layers(
 ) -> tuple[Array, dict[str, Array]]:
     """Calls `run(x, inputs, recipe)` for all layers, or for the first, dense ones and then for the others.
 
-    Returns:
-      x, and arrays [L, ...] by name, which are zero in dense layers that have none of the name.
+    Returns x, and arrays [L, ...] by name, which are zero in dense layers that have none of the name.
     """
     if not dense_layers or not recipe.products:
         return run(x, inputs, recipe)

@@ -48,16 +48,10 @@ def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def chunked_cross_entropy(hidden: Array, unembedding: Array, targets: Array, chunk: int) -> Array:
-    """Computes the mean of -log softmax(hidden unembedding^T)[target].
+    """Computes the mean of -log softmax(hidden unembedding^T)[target], f32[].
 
-    Args:
-      hidden: [T, D] in the computation's dtype.
-      unembedding: f32[V, D].
-      targets: int32[T].
-      chunk: tokens whose logits exist at one time; need not divide T.
-
-    Returns:
-      f32[].
+    `hidden` [T, D] is in the computation's dtype, `unembedding` f32[V, D], `targets` int32[T]. The logits of `chunk`
+    tokens, which need not divide T, exist at one time.
     """
     return jnp.mean(token_losses(hidden, unembedding, targets, chunk))
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float, Int32
 
 from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes, read_replicated
@@ -32,7 +33,6 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.model import initializers
 from sparse_lm.model.ffn import FfnInputs
 from sparse_lm.model.linear import exact_linear
-from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.recipes.activations import rows_per_neuron
 from sparse_lm.recipes.differentiable import RESIDUALS

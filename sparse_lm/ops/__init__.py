@@ -1,4 +1,7 @@
-"""Operations on arrays: sparse formats, selections, products. Knows nothing of models or training."""
+"""Operations on arrays: sparse formats, selections, products. Knows nothing of models or training.
+
+In shape annotations, which tests check, T are tokens, D is the model width, F are neurons, and S those that are kept.
+"""
 
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom
 from sparse_lm.ops.cross_entropy import cross_entropy

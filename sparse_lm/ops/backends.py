@@ -37,6 +37,8 @@ def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> 
     """
     if implementation is not None:
         try:
+            if reason := unavailable(implementation):
+                raise NotImplementedError(reason)
             return _run(op, implementation, args, kwargs)
         except NotImplementedError as refusal:
             raise NotImplementedError(f"implementation {implementation!r} of {op}: {refusal}") from refusal
@@ -83,11 +85,9 @@ def describe(name: str) -> str:
 
 
 def functions(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Makes a backend's `__getattr__` (PEP 562), which imports kernels when they are asked for.
+    """Makes the `__getattr__` (PEP 562) of a backend's package, which imports kernels when they are asked for.
 
-    Args:
-      package: its full name.
-      modules: by function's name, the module of the package that has it.
+    `modules` names the module of the package that has a function, by the function's name.
     """
 
     def get(name: str) -> Any:
@@ -109,9 +109,6 @@ def import_error(package: str, modules: Mapping[str, str]) -> str | None:
 
 
 def _run(op: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-    reason = unavailable(name)
-    if reason is not None:
-        raise NotImplementedError(reason)
     function = getattr(_module(name), op, None)
     if function is None:
         raise NotImplementedError(f"that backend has no {op}")

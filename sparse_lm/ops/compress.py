@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Bool, Float, Int32
 
 from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_matrix
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
 from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
-from sparse_lm.ops.shapes import Bool, Float, Int32
 
 
 def compress_24(
@@ -54,19 +54,10 @@ def pack_24(
     scale: ArrayLike,
     dtype: DTypeLike,
 ) -> Sparse24:
-    """Compresses a matrix that `split_groups` has split along `axis`, in whole tiles.
+    """Compresses a matrix of this logical shape, which `split_groups` has split along `axis`, in whole tiles.
 
-    Args:
-      members: four float32 arrays.
-      first: uint32, position of the first survivor of each group.
-      second: uint32, position of the second.
-      axis: that of the split. For 0 the transpose happens here, where half of the matrix is left.
-      shape: logical shape of the matrix that was split.
-      scale: multiplies the survivors.
-      dtype: of the values.
-
-    Returns:
-      Sparse24 of that shape; for axis 0 of the transpose.
+    Members are float32; `first` and `second`, uint32, are the positions of each group's survivors, which are scaled.
+    For axis 0 the result is the transpose, which happens here, where half of the matrix is left.
     """
     low, high = ((survivor * scale).astype(dtype) for survivor in take_two(members, first, second))
     if axis == 0:

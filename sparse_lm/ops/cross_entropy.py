@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_contraction, check_matrix
-from sparse_lm.ops.shapes import Float, Int32
 
 LARGEST_LOG_ODDS = 60.0
 """No token's odds are larger than its exponential, so that neither they nor their sums overflow."""
@@ -36,7 +36,7 @@ def cross_entropy(
       w: [V, D] in the dtype of x.
       targets: int32 [T], in 0..classes - 1.
       classes: how many rows of w are classes, all by default; rows after them are padding, whose odds are 0.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       losses: float32 [T]. The loss of a row of x that has a NaN or an inf is not finite.
@@ -44,7 +44,6 @@ def cross_entropy(
 
     Raises:
       ValueError: shapes or dtypes do not match, or the dtype's range is less than bfloat16's.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
     check_matrix("w", w)

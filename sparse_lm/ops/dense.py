@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from jax import Array, lax
-
-from sparse_lm.ops.shapes import Float
+from jaxtyping import Float
 
 
 def unfused_product(x: Float[Array, "*tokens K"], w: Float[Array, "K N"]) -> Float[Array, "*tokens N"]:

@@ -29,11 +29,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
+from jaxtyping import Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.formats import HiddenStats, Sparse24
 from sparse_lm.ops.matmul import matmul_24_fp8
-from sparse_lm.ops.shapes import Float
 
 PRECISION = "fp8"  # what `ModelConfig.precision` calls it
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
@@ -64,13 +64,6 @@ class Scaled(NamedTuple):
         return Scaled(self.values.T, self.scale.T)
 
 
-class Scaled24(NamedTuple):
-    """A 2:4 matrix in e4m3, and what its rows are to be multiplied by."""
-
-    values: Sparse24  # [M, K]
-    scale: Array  # f32[M, 1]
-
-
 class Unscaled(NamedTuple):
     """A product of e4m3 operands, and what its rows are to be multiplied by."""
 
@@ -98,12 +91,6 @@ def by_columns(x: Float[Array, "M N"]) -> Scaled:
 def whole(w: Float[Array, "M N"]) -> Scaled:
     """Brings a matrix to e4m3 with one scale."""
     return _scaled(w, jnp.max(jnp.abs(w), keepdims=True))
-
-
-def by_rows_24(a: Float[Sparse24, "M K"]) -> Scaled24:
-    """Brings each row of a 2:4 matrix to e4m3 with a scale of its own."""
-    rows = by_rows(a.values)
-    return Scaled24(dataclasses.replace(a, values=rows.values), rows.scale[: a.shape[0]])
 
 
 def _scaled(x: Array, largest: Array) -> Scaled:
@@ -163,29 +150,39 @@ def sum_over_rows(transposed: Scaled, b: Float[Array, "T N"], dtype: DTypeLike) 
 
 
 @jax.named_call
-def times_24(rows: Scaled24, w: Float[Array, "K N"], *, implementation: str | None = None) -> Float[Array, "M N"]:
-    """Computes A W in the dtype of w, A 2:4 in e4m3 and scaled by rows; brings w to e4m3 as a whole.
+def times_24(
+    a: Float[Sparse24, "M K"], w: Float[Array, "K N"], *, implementation: str | None = None
+) -> Float[Array, "M N"]:
+    """Computes A W in the dtype of w, A 2:4; brings A to e4m3 by rows, and w as a whole.
 
     It is not differentiable. `implementation` and what is raised are those of `matmul_24_fp8`.
     """
-    matrix = whole(w)
-    scale = rows.scale * matrix.scale
-    return matmul_24_fp8(rows.values, matrix.values.T, scale, out_dtype=w.dtype, implementation=implementation)
+    (a, scale), matrix = _by_rows_24(a), whole(w)
+    scale *= matrix.scale
+    return matmul_24_fp8(a, matrix.values.T, scale, out_dtype=w.dtype, implementation=implementation)
 
 
 @jax.named_call
 def sum_over_rows_24(
-    transposed: Scaled24, b: Float[Array, "T N"], dtype: DTypeLike, *, implementation: str | None = None
+    transposed: Float[Sparse24, "M T"],
+    b: Float[Array, "T N"],
+    *,
+    out_dtype: DTypeLike,
+    implementation: str | None = None,
 ) -> Float[Array, "M N"]:
-    """Computes A^T B in a dtype, A^T [M, T] 2:4 along T, in e4m3 and scaled by its rows; brings b to e4m3 by columns.
+    """Computes A^T B in a dtype, A^T 2:4 along T; brings A^T to e4m3 by its rows, and b by columns.
 
     It is not differentiable. `implementation` and what is raised are those of `matmul_24_fp8`.
     """
-    columns = by_columns(b)
-    summed = matmul_24_fp8(
-        transposed.values, columns.values.T, transposed.scale, out_dtype=dtype, implementation=implementation
-    )
-    return summed * columns.scale.astype(dtype)
+    (a_t, scale), columns = _by_rows_24(transposed), by_columns(b)
+    summed = matmul_24_fp8(a_t, columns.values.T, scale, out_dtype=out_dtype, implementation=implementation)
+    return summed * columns.scale.astype(out_dtype)
+
+
+def _by_rows_24(a: Sparse24) -> tuple[Sparse24, Array]:
+    """Brings each row of a 2:4 matrix to e4m3; returns that and its scales f32[M, 1]."""
+    rows = by_rows(a.values)
+    return dataclasses.replace(a, values=rows.values), rows.scale[: a.shape[0]]
 
 
 @jax.custom_vjp

@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_float, check_matrix
-from sparse_lm.ops.shapes import Float, Int32
 
 
 def grouped_up(
@@ -34,14 +34,13 @@ def grouped_up(
       v: tokens of a block.
       experts: E, which divides F.
       padded: the last blocks may be padding, tokens of zeros whose expert is E. Kernels then skip these.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [T, S] in the dtype of x, S = F / E.
 
     Raises:
       ValueError: shapes do not match.
-      NotImplementedError: the named backend cannot run this.
     """
     _check(x, w.shape[1], block_experts, v)
     _check_weights(w, experts)
@@ -83,14 +82,13 @@ def grouped_weights(
       v: tokens of a block.
       experts: E.
       out_dtype: of the result; that of x by default.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [E * S, D]; zero for an expert that has no block.
 
     Raises:
       ValueError: shapes do not match.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("y", y)
     _check(x, x.shape[1], block_experts, v)

@@ -12,12 +12,12 @@ docs/kernels.md).
 from __future__ import annotations
 
 from jax import Array
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_block, check_format, check_group, check_ids, check_matrix
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.matmul import check_sampled
-from sparse_lm.ops.shapes import Float, Int32
 
 
 def squared_relu_24(
@@ -27,14 +27,13 @@ def squared_relu_24(
 
     Args:
       h: [T, F] float.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, F], 2:4 along F, in the dtype of h: squared in float32, rounded once; and what selection saw.
 
     Raises:
       ValueError: not a matrix, or empty.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("h", h)
     return backends.dispatch("squared_relu_24", implementation, h)
@@ -57,14 +56,13 @@ def sampled_squared_relu_24(
       neuron_ids: int32 [ceil(T / v), Kc], the neurons of each block, as in `sampled_matmul_24`.
       v: rows of a block.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, Kc], 2:4 along the listed neurons, of H rounded to the dtype of x; and what selection saw.
 
     Raises:
       ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
-      NotImplementedError: the named backend cannot run this.
     """
     check_sampled(w, x, neuron_ids, v, contiguous)
     return backends.dispatch("sampled_squared_relu_24", implementation, w, x, neuron_ids, v, contiguous=contiguous)
@@ -79,14 +77,13 @@ def squared_relu_venom(
       h: [T, F] float.
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides F.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, F] in the dtype of h, and what selection saw.
 
     Raises:
       ValueError: not a matrix, empty, or v or m is not allowed.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("h", h)
     check_block(v)
@@ -108,7 +105,7 @@ def squared_relu_gradients(
       y: [T, F], not negative. Of a Venom one whose `contiguous` is 1, every block must list four columns of each
         group of m, in the order of the groups. That is not checked: with others kernels write where they must not.
       key: PRNG key, which makes the transposes stochastic (MVUE).
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       dH [T, F] like y, in the dtype of dy, rounded once; the transposes of dH and of Y as stored, [F, T],
@@ -117,7 +114,6 @@ def squared_relu_gradients(
 
     Raises:
       ValueError: shapes do not match, or columns are not int32.
-      NotImplementedError: the named backend cannot run this.
     """
     check_format("y", y, Sparse24, SparseVenom)
     check_matrix("dy", dy)
@@ -136,14 +132,13 @@ def gated_squared_relu_24(
 
     Args:
       h: [T, 2 F] float, a neuron's gate g and its own u side by side.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, F], 2:4 along F, in the dtype of h: computed in float32, rounded once; and what selection saw.
 
     Raises:
       ValueError: not a matrix, empty, or of an odd number of columns.
-      NotImplementedError: the named backend cannot run this.
     """
     _check_gated(h)
     return backends.dispatch("gated_squared_relu_24", implementation, h)
@@ -164,7 +159,7 @@ def gated_squared_relu_gradients(
       h: [T, 2 F], as in `gated_squared_relu_24`.
       y: [T, F], what that gave.
       key: PRNG key of the transposes, which are stochastic (MVUE).
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       dH [T, 2 F], all gates and then all others, 2:4 along F where y is, in the dtype of dy, rounded once; the
@@ -173,7 +168,6 @@ def gated_squared_relu_gradients(
 
     Raises:
       ValueError: shapes do not match.
-      NotImplementedError: the named backend cannot run this.
     """
     check_format("y", y, Sparse24)
     _check_gated(h)

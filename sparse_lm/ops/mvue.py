@@ -25,9 +25,7 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
     The point has 16 random bits, so that p is right to within 2^-16, and the expectation of x / p to within 2^-16 h. A
     member below 2^-17 h is never drawn where it lies at an end of the line, such as the first of its group.
 
-    Args:
-      members: four float32 arrays of equal shape, the members of each group.
-      uniform: float32 of that shape, random numbers between 0 and 1; see `uniform_of_groups`.
+    Members are float32, and so are the random numbers of `uniform_of_groups`.
 
     Returns:
       (first, second, estimates): ascending positions, uint32, and all four members divided by their
@@ -53,15 +51,8 @@ def sample_two(members: Members, uniform: Array) -> tuple[Array, Array, list[Arr
 def uniform_of_groups(key: Array, shape: tuple[int, ...], axis: int) -> Array:
     """Makes a random number between 0 and 1, neither of them reached, for each group of a matrix.
 
-    Two groups that follow one another along the axis share a word of `jax.random.bits`, the first its lower half.
-
-    Args:
-      key: PRNG key.
-      shape: of the members, as `select.split_groups` gives them; groups come in pairs along the axis.
-      axis: of the matrix that its groups run along, -1 or 0.
-
-    Returns:
-      float32 of that shape, multiples of 2^-17.
+    `shape` is that of the members, as `select.split_groups` gives them along the axis, -1 or 0. Groups come in pairs,
+    which share a word of `jax.random.bits`, the first its lower half. The numbers are float32, multiples of 2^-17.
     """
     groups, others = shape if axis == 0 else shape[::-1]
     words = jax.random.bits(key, (groups // 2, others) if axis == 0 else (others, groups // 2))

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_array
-from sparse_lm.ops.shapes import Float
 
 SAVED = "norm"  # what rematerialisation policies call what gradients of norms, and of what reads them, need
 
@@ -39,14 +39,13 @@ def add_norm(
         from, the gradients that come by it and by the norm are summed in the pass that computes the norm's.
       scale: of the norm, [D].
       epsilon: what the mean square is increased by.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       The sum and its norm, in the dtype of x.
 
     Raises:
       ValueError: shapes or dtypes do not match.
-      NotImplementedError: the named backend cannot run this.
     """
     check_array("x", x)
     if update is not None and (update.shape, update.dtype) != (x.shape, x.dtype):

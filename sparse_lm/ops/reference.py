@@ -1,5 +1,7 @@
 """The specification: each op in plain XLA, on any device. Backends are tested against this.
 
+The public functions are the ops of `sparse_lm.ops` and `sparse_lm.ops.fp8`, which say what arguments and results are.
+
 Products accumulate in float32 and round once. Where a block of rows shares its columns, only those
 rows of the other operand are read, so that the work shrinks with the density on a CPU too.
 """
@@ -33,7 +35,6 @@ def unavailable(device: jax.Device) -> None:
 
 
 def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None) -> Sparse24:
-    """See `sparse_lm.ops.sparsify_24`."""
     members = split_groups(pad_to_tiles(x.astype(jnp.float32)), axis)
     if method == "mvue":
         first, second, members = sample_two(members, uniform_of_groups(key, members[0].shape, axis))
@@ -45,7 +46,6 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """See `sparse_lm.ops.soft_threshold_24`."""
     padded = pad_to_tiles(w.astype(jnp.float32))
     members = split_groups(padded)
     first, second = top_two([magnitude_rank(member) for member in members])
@@ -56,18 +56,15 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
 
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
-    """See `sparse_lm.ops.sparsify_24_tiles`."""
     return compress_24(x, mask, dtype=dtype), compress_24(x, mask, axis=0, dtype=dtype)
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
-    """See `sparse_lm.ops.sparsify_venom`."""
     kept = venom_columns(x, v, m)
     return compress_venom(condense(x, kept, v), kept, x.shape, v, m, dtype=dtype)
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.squared_relu_24`."""
     y = _squared_relu(h)
     sparse = sparsify_24(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
     return sparse, _stats(y, sparse.values)
@@ -76,19 +73,16 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
 def sampled_squared_relu_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
 ) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.sampled_squared_relu_24`."""
     return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous, out_dtype=x.dtype))
 
 
 def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
-    """See `sparse_lm.ops.squared_relu_venom`."""
     y = _squared_relu(h)
     sparse = sparsify_venom(y, v, m, dtype=h.dtype)
     return sparse, _stats(y, sparse.values)
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
-    """See `sparse_lm.ops.squared_relu_gradients`."""
     if isinstance(y, Sparse24):
         values = compress_24(dy, y.mask()).values
     else:
@@ -104,7 +98,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
 
 
 def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = sparsify_24) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.gated_squared_relu_24`; `sparsify` may be another backend's `sparsify_24`."""
+    """`sparsify` may be another backend's `sparsify_24`."""
     gate, own = _gate_and_own(h)
     y = (jnp.square(jax.nn.relu(gate)) * own).astype(h.dtype)
     sparse = sparsify(y, "magnitude", -1, scale=1.0, dtype=h.dtype, key=None)
@@ -114,7 +108,7 @@ def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = spars
 def gated_squared_relu_gradients(
     dy: Array, h: Array, y: Sparse24, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
 ) -> HiddenGradients:
-    """See `sparse_lm.ops.gated_squared_relu_gradients`; `sparsify` may be another backend's `sparsify_24`."""
+    """`sparsify` may be another backend's `sparsify_24`."""
     gate, own = _gate_and_own(h)
     kept, relu = y.mask(), jax.nn.relu(gate)
     gradient = dy.astype(jnp.float32)
@@ -127,19 +121,16 @@ def gated_squared_relu_gradients(
 
 
 def matmul_24(w: Sparse24, b: Array, *, out_transposed: bool = False, out_dtype: DTypeLike) -> Array:
-    """See `sparse_lm.ops.matmul_24`."""
     if out_transposed:  # XLA has no 16-bit product on CPUs whose float32 result is transposed afterwards
         return _dot(b.T, w.to_dense().T).astype(out_dtype)
     return _dot(w.to_dense(), b).astype(out_dtype)
 
 
 def matmul_24_fp8(a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike) -> Array:
-    """See `sparse_lm.ops.matmul_24_fp8`."""
     return _dot(a.to_dense(), b_t.T).astype(out_dtype) * scale.astype(out_dtype)
 
 
 def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_dtype: DTypeLike) -> Array:
-    """See `sparse_lm.ops.matmul_venom`."""
     condensed = a.condensed()
     columns = a.columns[:, : condensed.shape[1]]
 
@@ -153,7 +144,6 @@ def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_
 def sampled_matmul_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, out_dtype: DTypeLike
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`."""
     del contiguous  # single rows will do
     weights = w.to_dense()
 
@@ -166,7 +156,6 @@ def sampled_matmul_24(
 def scattered_matmul_24(
     a: Sparse24, b: Array, neuron_ids: Array, v: int, rows: int, *, contiguous: int = 1, out_dtype: DTypeLike
 ) -> Array:
-    """See `sparse_lm.ops.scattered_matmul_24`."""
     del contiguous
     condensed, tokens = a.to_dense(), a.shape[1]
     blocks = jnp.pad(condensed, ((0, 0), (0, -tokens % v))).reshape(condensed.shape[0], -1, v).swapaxes(0, 1)
@@ -218,17 +207,15 @@ def _map_blocks(product: Callable[[Array, Array], Array], x: Array, columns: Arr
 
 
 def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
-    """See `sparse_lm.ops.grouped_up`. Padding is multiplied, whatever it is with: tokens of zeros stay such."""
-    return _ragged_dot(x, _by_expert(w, experts), block_experts, v, contracted=((1,), (2,)), dtype=x.dtype)
+    """Padding is multiplied, whatever it is with: tokens of zeros stay such."""
+    return _ragged_dot(x, w.reshape(experts, -1, w.shape[1]), block_experts, v, contracted=((1,), (2,)))
 
 
 def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
-    """See `sparse_lm.ops.grouped_down`."""
-    return _ragged_dot(y, _by_expert(w, experts), block_experts, v, contracted=((1,), (1,)), dtype=y.dtype)
+    return _ragged_dot(y, w.reshape(experts, -1, w.shape[1]), block_experts, v, contracted=((1,), (1,)))
 
 
 def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: DTypeLike) -> Array:
-    """See `sparse_lm.ops.grouped_weights`."""
     numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
     def ragged(y: Array, x: Array, block_experts: Array) -> Array:
@@ -247,18 +234,14 @@ def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: i
     return out.reshape(-1, x.shape[1]).astype(out_dtype)
 
 
-def _by_expert(w: Array, experts: int) -> Array:
-    return w.reshape(experts, -1, w.shape[1])
-
-
 def _blocks(x: Array, v: int) -> Array:
     return x.reshape(-1, v, x.shape[1])
 
 
-def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple, dtype: DTypeLike) -> Array:
+def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted: tuple) -> Array:
     if v == 1:  # a few tokens, as in generation: of several texts under vmap, which the ragged product has not
         dimensions = contracted, ((0,), (0,))
-        return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(dtype)
+        return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(x.dtype)
     numbers = lax.RaggedDotDimensionNumbers((contracted, ((), ())), [0], [0])
 
     def ragged(x: Array, w: Array, block_experts: Array) -> Array:
@@ -276,11 +259,10 @@ def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted:
         products = lax.map(one, (_blocks(x, v), block_experts))
         return products.reshape(-1, products.shape[-1])
 
-    return lax.platform_dependent(x, w, block_experts, cpu=by_block, default=ragged).astype(dtype)
+    return lax.platform_dependent(x, w, block_experts, cpu=by_block, default=ragged).astype(x.dtype)
 
 
 def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Array, Array]:
-    """See `sparse_lm.ops.cross_entropy`."""
     logits = jnp.matmul(x, w.T, preferred_element_type=jnp.float32)
     of_targets = jnp.take_along_axis(logits, targets[:, None], axis=1)
     odds = jnp.exp(jnp.minimum(logits - of_targets, LARGEST_LOG_ODDS))
@@ -291,23 +273,20 @@ def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Arr
 
 
 def fp8_rows(x: Array) -> tuple[fp8.Scaled, fp8.Scaled]:
-    """See `sparse_lm.ops.fp8.rows_both_ways`."""
     rows = fp8.by_rows(x)
     return rows, rows.transposed
 
 
 def fp8_squared_relu(h: fp8.Unscaled) -> tuple[tuple[fp8.Scaled, fp8.Scaled], HiddenStats]:
-    """See `sparse_lm.ops.fp8.squared_relu`."""
     y = jnp.square(jax.nn.relu(h.scaled()))
     return fp8_rows(y), _stats(y, y)
 
 
 def fp8_squared_relu_gradients(dy: fp8.Unscaled, h: fp8.Unscaled) -> tuple[fp8.Scaled, fp8.Scaled]:
-    """See `sparse_lm.ops.fp8.squared_relu_gradients`."""
     return fp8_rows(dy.scaled() * 2 * jnp.sqrt(jnp.square(jax.nn.relu(h.scaled()))))
 
 
 def add_norm(x: Array, update: Array | None, scale: Array, epsilon: float) -> tuple[Array, Array]:
-    """See `sparse_lm.ops.add_norm`. Its derivative is JAX's own."""
+    """The derivative is JAX's own."""
     total = x if update is None else checkpoint_name(x + update, SAVED)
     return total, rms_norm(total, scale, epsilon)

@@ -7,8 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import Array
-
-from sparse_lm.ops.shapes import Shaped
+from jaxtyping import Shaped
 
 
 @jax.tree_util.register_dataclass
@@ -39,11 +38,8 @@ def combine(y: Shaped[Array, " slots *rest"], rows: RowOrder | None) -> Shaped[A
 def inverted_index(kept: Array, slices: int) -> tuple[Array, Array]:
     """Finds the blocks that keep each slice, and where in their list it stands.
 
-    Compares slices * blocks * (2 blocks + P) numbers in a few fused kernels: meant for up to about a thousand blocks.
-
-    Args:
-      kept: int32 [blocks, P], the slices that a block keeps, distinct. Other numbers than 0 .. slices - 1 are left out.
-      slices: how many there are.
+    `kept` int32 [blocks, P] lists the slices that a block keeps, distinct. Other numbers than 0 .. slices - 1 are left
+    out. It compares slices * blocks * (2 blocks + P) numbers in a few fused kernels: for up to about a thousand blocks.
 
     Returns:
       int32 [slices, blocks + 2]: places block * P + position, in order of the blocks, and after those the place

@@ -27,9 +27,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jaxtyping import Bool, Float, Int32
 
 from sparse_lm.ops.checks import check_group, check_matrix
-from sparse_lm.ops.shapes import Bool, Float, Int32
 
 _NAN_RANK = 0x7FC00000
 LARGEST = 2.0**100  # whose multiples add up without rounding, in any order
@@ -38,14 +38,9 @@ Members = Sequence[Array]  # the four members of every group: four arrays of equ
 
 
 def split_groups(x: Array, axis: int = -1) -> list[Array]:
-    """Splits a matrix into members 0, 1, 2, 3 of every group of four.
+    """Splits a matrix [M, K] into members 0, 1, 2, 3 of every group of four along K, [M, K / 4] each.
 
-    Args:
-      x: [M, K].
-      axis: -1, groups run along K; 0, along M.
-
-    Returns:
-      Four arrays [M, K / 4]; [M / 4, K] for axis 0.
+    For axis 0 groups run along M, and members are [M / 4, K].
     """
     if axis == 0:
         groups = x.reshape(-1, 4, x.shape[1])
@@ -58,12 +53,6 @@ def magnitude_rank(x: Array) -> Array:
     """Returns int32 that orders as |x| does, with NaN above inf (a float's bits order as its magnitude)."""
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
     return jnp.where(jnp.isnan(x), _NAN_RANK, bits)
-
-
-def finite_magnitude(x: Array) -> Array:
-    """Computes |x| in float32, at most 2^100, which inf and NaN become: sums of it stay finite."""
-    magnitude = jnp.abs(x.astype(jnp.float32))
-    return jnp.where(magnitude < LARGEST, magnitude, LARGEST)
 
 
 def top_two(ranks: Members) -> tuple[Array, Array]:
@@ -86,13 +75,7 @@ def take_two(members: Members, first: Array, second: Array) -> tuple[Array, Arra
 def soft_threshold(members: Members) -> list[Array]:
     """Computes S(x) = sign(x) max(|x| - t, 0) with t the second smallest magnitude of the group (2409.09099).
 
-    At most two members survive and S is continuous, so the pattern does not flip abruptly.
-
-    Args:
-      members: four float32 arrays.
-
-    Returns:
-      Four float32 arrays.
+    At most two members survive and S is continuous, so the pattern does not flip abruptly. Members are float32.
     """
     ranks = [magnitude_rank(x) for x in members]
     low, high = jnp.minimum(ranks[0], ranks[1]), jnp.maximum(ranks[0], ranks[1])
@@ -106,14 +89,9 @@ def soft_threshold(members: Members) -> list[Array]:
 
 
 def largest(energy: Array, count: int) -> Array:
-    """Finds positions of the `count` largest along the last axis, ascending.
+    """Finds positions of the `count` largest along the last axis, ascending: int32 [..., count] of float [..., m].
 
-    Args:
-      energy: [..., m] float, not negative. Ties go to the lower position; NaN ranks above inf.
-      count: at most m.
-
-    Returns:
-      [..., count] int32.
+    Energies are not negative. Ties go to the lower position; NaN ranks above inf.
     """
     size = energy.shape[-1]
     rank, position = magnitude_rank(energy), jnp.arange(size)
@@ -172,7 +150,9 @@ def transposable_mask(x: Float[Array, "F D"]) -> Bool[Array, "F D"]:
     """
     check_matrix("x", x)
     rows, columns = x.shape
-    magnitude = jnp.pad(finite_magnitude(x), ((0, -rows % 4), (0, -columns % 4)))
+    magnitude = jnp.abs(x.astype(jnp.float32))
+    magnitude = jnp.where(magnitude < LARGEST, magnitude, LARGEST)  # also of inf and NaN, so that sums stay finite
+    magnitude = jnp.pad(magnitude, ((0, -rows % 4), (0, -columns % 4)))
     tiles = magnitude.reshape(magnitude.shape[0] // 4, 4, -1, 4).transpose(0, 2, 1, 3)
     patterns = TRANSPOSABLE_PATTERNS.reshape(90, 16)
     kept = jnp.dot(tiles.reshape(*tiles.shape[:2], 16), patterns.T.astype(np.float32), precision=lax.Precision.HIGHEST)

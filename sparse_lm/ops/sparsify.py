@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Bool, Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_axis, check_block, check_float, check_group, check_matrix
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
-from sparse_lm.ops.shapes import Bool, Float
 
 METHODS = ("magnitude", "soft_threshold", "mvue")
 
@@ -38,14 +38,13 @@ def sparsify_24(
       scale: multiplies the kept values; a number or a scalar array.
       dtype: of the values; that of x by default. Computed in float32 and rounded once.
       key: PRNG key, for "mvue".
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Sparse24 [M, K]; [K, M] for axis 0.
 
     Raises:
       ValueError: not a matrix, empty, unknown method or axis, or "mvue" without a key.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
@@ -72,14 +71,13 @@ def soft_threshold_24(
       w: [M, K] float, of one or more layers, one under the other; groups of four run along K.
       scale: f32[n], the beta of each M / n rows.
       dtype: of the results; that of w by default. Computed in float32 and rounded once.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Sparse24 [M, K], and the same matrix dense.
 
     Raises:
       ValueError: not a matrix, empty, or n does not divide M.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("w", w)
     check_float("dtype", dtype)
@@ -101,14 +99,13 @@ def sparsify_24_tiles(
       x: [M, K] float.
       mask: [M, K] bool, 2:4 along both dimensions, such as `transposable_mask(x)`.
       dtype: of the values; that of x by default.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       (Sparse24 [M, K], Sparse24 [K, M]) of the same masked matrix.
 
     Raises:
       ValueError: not a matrix, empty, or a mask of another shape.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
@@ -154,14 +151,13 @@ def sparsify_venom(
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides K.
       dtype: of the values; that of x by default.
-      implementation: backend that must run this; the best one by default.
+      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       SparseVenom [M, K].
 
     Raises:
       ValueError: not a matrix, empty, or v or m is not allowed.
-      NotImplementedError: the named backend cannot run this.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)

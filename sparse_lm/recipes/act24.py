@@ -87,20 +87,16 @@ class Act24(Recipe):
 
     def _sparse(self, a: Sparse24, w: Array, ffn: FfnCall) -> Array:
         """Computes a w of a 2:4 a."""
-        if self.in_fp8:
-            return fp8.times_24(fp8.by_rows_24(a), w, implementation=ffn.implementation)
-        return ops.matmul_24(a, w, implementation=ffn.implementation)
+        multiply = fp8.times_24 if self.in_fp8 else ops.matmul_24
+        return multiply(a, w, implementation=ffn.implementation)
 
     def _weight_gradient(self, a_t: Sparse24, a: Sparse24, b: Array, busy: Array | None, ffn: FfnCall) -> Array:
         """Computes a^T b [F, D] from the 2:4 form of a^T, but its rows `busy` from all of a, in the dtype of b."""
-        dtype, implementation = ffn.gradient_dtype, ffn.implementation
-        if self.in_fp8:
-            product = fp8.sum_over_rows_24(fp8.by_rows_24(a_t), b, dtype, implementation=implementation)
-        else:
-            product = ops.matmul_24(a_t, b, out_dtype=dtype, implementation=implementation)
+        multiply = fp8.sum_over_rows_24 if self.in_fp8 else ops.matmul_24
+        product = multiply(a_t, b, out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
         if busy is None:
             return product
-        return product.at[busy].set(jnp.matmul(a.take(busy).T, b, preferred_element_type=dtype))
+        return product.at[busy].set(jnp.matmul(a.take(busy).T, b, preferred_element_type=ffn.gradient_dtype))
 
 
 @jax.named_call

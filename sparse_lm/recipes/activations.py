@@ -16,9 +16,9 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from sparse_lm.ops.formats import HiddenStats
-from sparse_lm.ops.shapes import Float
 
 SQUARED_RELU = "squared_relu"
 GATES = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu, "gated_relu2": lambda gate: jnp.square(jax.nn.relu(gate))}

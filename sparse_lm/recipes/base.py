@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Int32
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
-from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes import differentiable
 from sparse_lm.recipes.activations import SQUARED_RELU, rows_per_neuron
 from sparse_lm.recipes.differentiable import FfnCall, InSlots, Stats
@@ -159,13 +159,9 @@ class Recipe:
         return self
 
     def prepare(self, w1: Array, w2: Array, state: Any, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
-        """Brings the weights of all layers to the forms that the products read, once a step.
+        """Brings the weights [L, F, D] of all layers to the forms that the products read, once a step.
 
-        Args:
-          w1: [L, F, D].
-          w2: [L, F, D].
-          state: with a leading axis L.
-          dtype: that of the FFN's inputs.
+        The state has a leading axis L, too; `dtype` is that of the FFN's inputs.
         """
         return dense_forms(w1, dtype), dense_forms(w2, dtype)
 

@@ -75,7 +75,7 @@ def ffn(recipe, axes, x, w1, w2, state, key, order, weights, layer):
 def _forward(recipe: Recipe, axes: Axes, x, w1, w2, state, key, order, weights, layer):
     saved = _Saved(x, None, w1, w2, state, key, weights, layer)
     o, stats, of_forward = recipe.forward(x, _call(recipe, axes, saved, order))
-    o = collectives.sum_over_tensor(o, axes)
+    o = collectives.total(o, axes.tensor)
     of_forward = _named(of_forward)
     if isinstance(of_forward, InSlots):
         x, of_forward = of_forward
@@ -85,7 +85,7 @@ def _forward(recipe: Recipe, axes: Axes, x, w1, w2, state, key, order, weights, 
 def _backward(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
     call = _call_of_backward(recipe, axes, saved)
     dx, dw1, dw2 = recipe.backward(saved.x, saved.of_forward, cotangents[0], call)
-    dx = collectives.sum_over_tensor(dx, axes)
+    dx = collectives.total(dx, axes.tensor)
     dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
     return dx, dw1, dw2, None, None, None, None, None
 

@@ -33,7 +33,7 @@ from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
-from sparse_lm.recipes.slices import Hidden, backward_blocks, forward_blocks
+from sparse_lm.recipes.slices import backward_blocks, forward_blocks
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
 
 
@@ -78,13 +78,14 @@ class Experts24(SoftThreshold24):
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
         dx, dw1, dw2, dh = backward_blocks(x, saved, do, ffn.groups.rows, ffn)
-        return dx, dw1, dw2, _y_dy(saved, dh, ffn.w2.neurons // ffn.groups.experts)
+        y, h = saved
+        return dx, dw1, dw2, _y_dy(y, dh, ffn.w2.neurons // ffn.groups.experts, gated=h is not None)
 
 
-def _y_dy(hidden: Hidden, dh: SparseVenom, width: int) -> Array:
+def _y_dy(hidden: SparseVenom, dh: SparseVenom, width: int, gated: bool) -> Array:
     """Sums Y dY over the neurons of each slot, f32[Tp], of what is stored of an expert's Fe neurons: Y and dH."""
-    y_kept, dh_kept = (a.values.astype(jnp.float32) for a in (hidden.y, dh))  # rows may end in padding
-    if hidden.h is None:
+    y_kept, dh_kept = (a.values.astype(jnp.float32) for a in (hidden, dh))  # rows may end in padding
+    if not gated:
         return jnp.sum(jnp.sqrt(y_kept) * dh_kept / 2, axis=1)  # dH = 2 sqrt(Y) dY
     # dH has all gates' first. Y = g^2 U, dG = 2 g U dY and dU = g^2 dY, but g and U are not stored where Y is. So
     # (Y dY)^3 = Y dU (dG / 2)^2.

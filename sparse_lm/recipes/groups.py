@@ -18,12 +18,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int32
 
 from sparse_lm import collectives
 from sparse_lm.ops import row_order
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.row_order import RowOrder
-from sparse_lm.ops.shapes import Float, Int32
 from sparse_lm.recipes.routing import dispatch_order
 
 
@@ -114,14 +114,10 @@ def group_by_expert(
     order: Int32[Array, " T"] | None = None,
     axis: str | None = None,
 ) -> Groups:
-    """Groups pairs by the expert that they chose.
+    """Groups pairs by the expert that they chose, in 0 .. E - 1, in blocks of v slots; a token's choices are distinct.
 
-    Args:
-      chosen: int32[T, k], in 0 .. E - 1, a token's choices distinct.
-      experts: E, of all devices.
-      v: slots of a block.
-      order: int32[T], a permutation: the order in which an expert takes its tokens. Their own by default.
-      axis: the mesh axis that splits the experts; None for none.
+    An expert takes its tokens in the order of a permutation, their own by default. `axis` is the mesh axis that splits
+    the E experts of all devices.
     """
     choices = chosen.shape[1]
     if axis:

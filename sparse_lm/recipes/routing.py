@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Float, Int32
 
 from sparse_lm.ops.row_order import RowOrder
-from sparse_lm.ops.shapes import Float, Int32
 
 ITERATIONS = 10  # of k-means
 _FAR = 1e30  # farther than any centroid, nearer than one that is full

@@ -131,11 +131,8 @@ class Slices(SoftThreshold24):
         return dx, dw1, dw2
 
 
-class Hidden(NamedTuple):
-    """The hidden layer in slots: Y as the down product reads it, and with a gate H [Tp, 2 S]."""
-
-    y: SparseVenom
-    h: Array | None
+Hidden = tuple[SparseVenom, Array | None]
+"""The hidden layer in slots: Y as the down product reads it, and with a gate H [Tp, 2 S]."""
 
 
 def forward_blocks(
@@ -143,14 +140,9 @@ def forward_blocks(
 ) -> tuple[Array, Hidden, HiddenStats]:
     """Computes O [T, D], the hidden layer, and what selection saw of it, for tokens in blocks of one expert each.
 
-    Args:
-      x: [Tp, D], in slots.
-      neuron_ids: int32[Tp / v, S], the neurons of each block. A block without tokens lists F throughout, no neuron,
-        and products skip it.
-      rows: the order of T rows in Tp slots.
-      v: slots of a block.
-      contiguous: how many neurons at a time are consecutive.
-      ffn: weights, and how to compute.
+    x [Tp, D] is in slots, `rows` the order of T rows in them, v slots a block. `neuron_ids` int32[Tp / v, S] are the
+    neurons of each block, `contiguous` at a time consecutive. A block without tokens lists F throughout, no neuron, and
+    products skip it.
     """
     neurons, h = ffn.w2.neurons, None
     options: dict[str, Any] = dict(implementation=ffn.implementation)
@@ -165,7 +157,7 @@ def forward_blocks(
     y = ops.to_venom(condensed, neuron_ids, neurons, v, 4 * neurons // neuron_ids.shape[1], contiguous)
     with jax.named_scope("down"):
         o = ffn.w2.over_kept(y, rows)
-    return o, Hidden(y, h), seen
+    return o, (y, h), seen
 
 
 def backward_blocks(

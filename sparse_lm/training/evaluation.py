@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -57,8 +56,8 @@ def make_evaluation(
         return jnp.sum(losses.reshape(windows.shape[0], -1), axis=1)
 
     def on_mesh(params: llama.Params, recipe_state: Any, windows: Array) -> Array:
-        local = functools.partial(window_nats, axes=layout.axes)
-        return layout.local(local, (*layout.specs((params, recipe_state)), BATCH), BATCH)(params, recipe_state, windows)
+        specs = layout.specs((params, recipe_state))
+        return layout.local(window_nats, (*specs, BATCH), BATCH)(params, recipe_state, windows)
 
     compiled = jax.jit(
         on_mesh if layout else window_nats,

@@ -12,7 +12,6 @@ from jax import Array
 from sparse_lm.model import mixture
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import Recipe
-from sparse_lm.recipes.routing import sort_neurons
 
 MATRICES = ("up", "down")
 WATCHED = 128  # neurons of each weight whose 2:4 pattern is watched
@@ -42,16 +41,6 @@ def balance(params: Params, load: Array, good: Array) -> Params:
     layers, ffn = params["layers"], params["layers"]["ffn"]
     moved = jnp.where(good, mixture.balanced(ffn[mixture.BIAS], load), ffn[mixture.BIAS])
     return dict(params, layers=dict(layers, ffn=dict(ffn, **{mixture.BIAS: moved})))
-
-
-def sort_wherever(tree: Any, order: Array) -> Any:
-    """Sorts the neurons of W1 and W2 [L, F, D], and of their moments, wherever in a tree they are: int32[L, F]."""
-
-    def sort(path: Any, leaf: Array) -> Array:
-        names = [jax.tree_util.keystr((key,), simple=True) for key in path[-3:]]
-        return sort_neurons(leaf, order) if names[:-1] == ["layers", "ffn"] and names[-1] in MATRICES else leaf
-
-    return jax.tree_util.tree_map_with_path(sort, tree)
 
 
 def adjust_gradients(recipe: Recipe, recipe_state: Any, dense_layers: int) -> optax.GradientTransformation:

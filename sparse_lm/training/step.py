@@ -71,8 +71,7 @@ class Trainer:
         shapes = jax.eval_shape(self.init)
         if not self.layout:
             return shapes
-        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return jax.tree.map(place, shapes, self.layout.state)
+        return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, self.layout.state)
 
 
 def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) -> Trainer:
@@ -122,9 +121,7 @@ def _train_step(
     gradients = functools.partial(loss_and_gradients, config=config, graphdef=graphdef, recipe=recipe)
     if layout:
         specs = layout.specs((state.params, state.recipe_state))
-        gradients = layout.local(
-            functools.partial(gradients, axes=layout.axes), (*specs, BATCH, P()), ((P(), P()), specs[0])
-        )
+        gradients = layout.local(gradients, (*specs, BATCH, P()), ((P(), P()), specs[0]))
     (loss, stats), grads = gradients(state.params, state.recipe_state, windows, key)
     # The loss decides whether weights are updated. So patterns are read before, and nothing of the weights is read
     # afterwards: otherwise XLA would update a copy of them.

@@ -26,6 +26,7 @@ from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config, SparsityConfig
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
+from sparse_lm.nn import sort_moments
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.ffn_weights import matrices
@@ -102,7 +103,8 @@ def enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded:
     if order is None:
         return state
     # Neurons move with their moments, so that the function computed stays.
-    params, opt_state = ffn_weights.sort_wherever((state.params, state.opt_state), order)
+    orders = {("layers", "ffn", name): order for name in ffn_weights.MATRICES}
+    params, opt_state = sort_moments((state.params, state.opt_state), state.params, orders)
     return dataclasses.replace(state, params=params, opt_state=opt_state)
 
 
@@ -160,7 +162,7 @@ def ffn_inputs(
 
     if layout:
         specs = layout.specs((state.params, state.recipe_state))
-        record = layout.local(functools.partial(record, axes=layout.axes), (*specs, BATCH), P(None, BATCH[0]))
+        record = layout.local(record, (*specs, BATCH), P(None, BATCH[0]))
     inputs = record(state.params, state.recipe_state, windows)
     return lax.with_sharding_constraint(inputs, layout.replicated) if layout else inputs
 

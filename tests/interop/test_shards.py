@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from sparse_lm.interop.shards import StoredTensors, write_shards
+from sparse_lm.interop.shards import open_tensors, write_shards
 
 SHAPES = {"a": (4, 8), "b": (100,), "c": (2, 4, 16), "d": (1,), "e": (60,), "f": (3, 3)}
 
@@ -30,14 +30,14 @@ def test_several_files_and_their_index(tmp_path):
 
 def test_missing_and_damaged_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"lacks model\.safetensors"):
-        StoredTensors(tmp_path)
+        open_tensors(tmp_path)
     write_shards(tmp_path, make_tensors(), 400)
     (tmp_path / "model-00002-of-00004.safetensors").write_bytes(b"no such thing")
     with pytest.raises(ValueError, match=r"model-00002-of-00004\.safetensors is damaged"):
-        StoredTensors(tmp_path)
+        open_tensors(tmp_path)
     (tmp_path / "model-00002-of-00004.safetensors").unlink()
     with pytest.raises(ValueError, match=r"lacks model-00002-of-00004\.safetensors"):
-        StoredTensors(tmp_path)
+        open_tensors(tmp_path)
 
 
 def test_other_weights_beside_the_model_are_not_its_own(tmp_path):
@@ -45,6 +45,6 @@ def test_other_weights_beside_the_model_are_not_its_own(tmp_path):
     (tmp_path / "other").mkdir()
     write_shards(tmp_path / "other", make_tensors(1), 10**6)
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "model_ema.safetensors")
-    stored = StoredTensors(tmp_path)
+    stored = open_tensors(tmp_path)
     for name, array in make_tensors().items():
-        np.testing.assert_array_equal(stored.read(name), array)
+        np.testing.assert_array_equal(stored[name][:], array)

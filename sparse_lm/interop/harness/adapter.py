@@ -12,7 +12,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
 from tqdm import tqdm
 
-from sparse_lm.interop.harness.text_model import HarnessError, Scored, TextModel
+from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import decode
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class HarnessModel(TemplateLM):
             if not 0 < len(scored) <= seq_len:
                 raise HarnessError(f"a continuation has {len(scored)} tokens, must be 1 to {seq_len}: {continuation!r}")
             tokens = [*(context or [self.prefix_token_id]), *scored]
-            sequences.append(Scored(tokens[-(seq_len + 1) :], len(scored)))
+            sequences.append((tokens[-(seq_len + 1) :], len(scored)))
         self._log_truncated(sum(len(context) + len(scored) > seq_len + 1 for _, context, scored in requests))
         return self._model.log_likelihoods(sequences)
 
@@ -60,7 +60,7 @@ class HarnessModel(TemplateLM):
                 self.tok_encode(text), self.prefix_token_id, max_seq_len=self._model.seq_len, context_len=1
             )
             for inputs, predicted in windows:
-                sequences.append(Scored([*inputs, predicted[-1]], len(predicted)))
+                sequences.append(([*inputs, predicted[-1]], len(predicted)))
                 owners.append(owner)
         totals = [0.0] * len(requests)
         for owner, (log_likelihood, _) in zip(owners, self._model.log_likelihoods(sequences), strict=True):

@@ -33,16 +33,6 @@ class Batch(NamedTuple):
     length: int  # tokens that the shape has room for in each row
 
 
-class Scored(NamedTuple):
-    """Tokens, the last `count` of which are scored given all that is before them.
-
-    The first is never scored, and the last only predicted: there may be one more than the model takes.
-    """
-
-    tokens: Sequence[int]
-    count: int
-
-
 @dataclasses.dataclass(frozen=True)
 class TextModel:
     """Holds what the harness evaluates."""
@@ -68,23 +58,27 @@ class TextModel:
             for start in range(0, len(indices), rows):
                 yield Batch(indices[start : start + rows], rows, length)
 
-    def log_likelihoods(self, sequences: Sequence[Scored]) -> list[tuple[float, bool]]:
-        """Scores the end of each sequence, of at most `seq_len` + 1 tokens.
+    def log_likelihoods(self, sequences: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
+        """Scores the end of each sequence: tokens, and how many of the last are scored given all that is before them.
+
+        The first is never scored, and the last only predicted: there may be one more than the model takes.
 
         Returns:
           For each sequence, the sum of log p(token) over its scored tokens, in nats, and whether each of
           them is the most probable one.
         """
         results = [(0.0, True)] * len(sequences)
-        lengths = [len(sequence.tokens) - 1 for sequence in sequences]
+        lengths = [len(tokens) - 1 for tokens, _ in sequences]
         with tqdm(total=len(sequences), desc="log-likelihoods", disable=None) as bar:
             for batch in self.batches(lengths):
                 windows = np.zeros((batch.rows, batch.length + 1), np.int32)
                 for row, index in zip(windows, batch.indices, strict=False):
-                    row[: lengths[index] + 1] = sequences[index].tokens
+                    tokens, _ = sequences[index]
+                    row[: len(tokens)] = tokens
                 log_probs, greedy = jax.device_get(_score(self.graphdef, self.params, jax.device_put(windows)))
                 for row, index in enumerate(batch.indices):
-                    scored = slice(lengths[index] - sequences[index].count, lengths[index])
+                    _, count = sequences[index]
+                    scored = slice(lengths[index] - count, lengths[index])
                     total = log_probs[row, scored].sum(dtype=np.float64)
                     results[index] = float(total), bool(greedy[row, scored].all())
                 bar.update(len(batch.indices))

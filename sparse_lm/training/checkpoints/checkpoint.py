@@ -62,7 +62,6 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._eval_losses = {step: checkpoint.eval_loss for step, checkpoint in saved_checkpoints(workdir).items()}
         self._saving: int | None = None
         self._failure = ""  # what became of the last save, unless it is whole
-        self._has_failed = False  # true once a save has
         policies = ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item in ITEMS:
@@ -150,7 +149,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._saving, self._failure = None, ""
 
     def _save_failed(self, error: Exception) -> None:
-        step, self._saving, self._has_failed = self._saving, None, True
+        step, self._saving = self._saving, None
         self._manager.reload()  # it has forgotten those that the failed one was to replace
         newest = self._manager.latest_step()
         there_is = "there is none" if newest is None else f"the newest is {newest}"
@@ -163,7 +162,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         Where one array could not be written, Orbax goes on to write others after the error was raised.
         """
-        if self._has_failed and processes.is_leader():
+        if processes.is_leader():
             for rest in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(rest, ignore_errors=True)
 

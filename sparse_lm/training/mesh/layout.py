@@ -90,9 +90,10 @@ class Layout:
         return jax.make_array_from_callback(windows.shape, self.batch, lambda index: windows[index])
 
     def local(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
-        """Turns a function of local shards into one of whole arrays."""
+        """Turns a function of local shards, and of `axes`, into one of whole arrays."""
+        local = functools.partial(function, axes=self.axes)
         # Kernels do not say over which axes their results vary, so that nothing can be checked here.
-        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None) -> Mesh | None:
