@@ -5,7 +5,7 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 "dense@0.8" is the dense run of that length; it goes on from a checkpoint of the longest one.
-"grown_50", "stages_80" and all of `slices` are of two parts, see growth.py, stages.py and common_steps.py.
+"grown_50" and "stages_80" are of two parts, see growth.py and stages.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import common_steps, controls, growth, stages
+from experiments.quality import controls, growth, stages
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
@@ -42,7 +42,7 @@ from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import meaning, save_config
 
 ROW = "row.json"
-TWO_PARTS = (growth, stages, common_steps)
+TWO_PARTS = (growth, stages)
 
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
@@ -53,13 +53,11 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     if before:
         start_from(root / f"{suite.longest}-{seed}", workdir, config, before["steps"])
     elif parts := next((part for part in TWO_PARTS if name.startswith(part.PREFIX)), None):
-        begun = parts.first_part(config, name)
-        trained = common_steps.directory(root, begun)
-        first = train_first(begun, trained)
-        if first is None:
+        begun, trained = parts.first_part(config, name), root / f"{name}-{seed}-first"
+        if not train(begun, str(trained)):
             return False
-        save = None if parts is common_steps else functools.partial(save_second_part, parts, begun, trained, config)
-        start_from(trained, workdir, config, begun.steps, save)
+        first = read_run(trained, begun, None)
+        start_from(trained, workdir, config, begun.steps, functools.partial(save_second_part, parts, begun, trained))
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
@@ -67,21 +65,9 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
         row = of_both_parts(first, row)
     if second_data:
         row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
-    write_row(workdir, row)
+    with replacing(workdir / ROW) as partial:
+        partial.write_text(json.dumps(row) + "\n")
     return True
-
-
-def train_first(config: Config, workdir: Path) -> dict[str, Any] | None:
-    """Trains the first part of a run from what is there of it; returns its row, or None if a signal stopped it."""
-    if steps := common_steps.most_before(config.steps, workdir, ROW):
-        start_from(common_steps.of_steps(steps, workdir), workdir, config, steps)
-    if not train(config, str(workdir)):
-        return None
-    row = read_run(workdir, config, None)
-    if steps := read_summary(workdir)["processes"][0]["start_step"]:
-        row = of_both_parts(json.loads((common_steps.of_steps(steps, workdir) / ROW).read_text()), row)
-    write_row(workdir, row)
-    return row
 
 
 def of_both_parts(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -92,11 +78,6 @@ def of_both_parts(first: dict[str, Any], second: dict[str, Any]) -> dict[str, An
     total = {p: sum(part["step_ms"].get(p, 0) * part["phase_steps"].get(p, 0) for part in parts) for p in steps}
     step_ms = {phase: total[phase] / steps[phase] for phase in steps if steps[phase]}
     return second | times | dict(phase_steps=steps, step_ms=step_ms)
-
-
-def write_row(workdir: Path, row: dict[str, Any]) -> None:
-    with replacing(workdir / ROW) as partial:
-        partial.write_text(json.dumps(row) + "\n")
 
 
 def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
@@ -117,7 +98,7 @@ def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 def start_from(
-    source: Path, workdir: Path, config: Config, step: int, save: Callable[[Path], None] | None = None
+    source: Path, workdir: Path, config: Config, step: int, save: Callable[[Config, Path], None] | None = None
 ) -> None:
     """Makes a workdir, unless there is one, as a run of `config` that was stopped at that step would have left it.
 
@@ -135,7 +116,7 @@ def start_from(
     partial.mkdir()
     checkpoint = f"checkpoints/{step}"
     if save:
-        save(partial)
+        save(config, partial)
     else:
         shutil.copytree(source / checkpoint, partial / checkpoint, copy_function=os.link)
     for file in ("data.json", "tokenizer.json"):

@@ -162,9 +162,6 @@ class Host:
                 self._given_up.update(queue[number:])
                 return
             self._delete_checkpoints(item)
-            if all(left.seed != item.seed for left in queue[number + 1 :]):
-                for common in self._root.glob(f"common-{item.seed}-gpu{gpu}-*"):  # see common_steps.py
-                    shutil.rmtree(common / "checkpoints", ignore_errors=True)
 
     def _may_begin(self, item: Item) -> bool:
         """Waits for the checkpoint that a branch begins with; returns False if none will come or this is to stop."""
@@ -194,6 +191,7 @@ class Host:
         """Deletes the checkpoints of a finished run; those of the longest dense one once all branches are done."""
         if item != self._longest(item):
             shutil.rmtree(self._checkpoints(item), ignore_errors=True)
+            shutil.rmtree(self._root / f"{item.workdir}-first" / "checkpoints", ignore_errors=True)
         if item.name.startswith("dense@") and self._has_all_lengths(item.seed):
             shutil.rmtree(self._checkpoints(self._longest(item)), ignore_errors=True)
 

@@ -102,11 +102,8 @@ for step in (32, 40):
 if given["run"].startswith("dense@"):
     assert pathlib.Path(given["root"], f"dense@1.2-{given['seed']}", "checkpoints").exists()
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-common = pathlib.Path(given["root"], f"common-{given['seed']}-gpu{gpu}-x@3", "checkpoints")
-if given["run"] == "slices_50":
-    common.mkdir(parents=True)
-if given["run"] == "slices_stay":
-    assert common.exists()  # as long as runs of the seed are left
+if given["run"] == "slices_stay":  # as a run of two parts
+    (workdir.with_name(f"{workdir.name}-first") / "checkpoints").mkdir(parents=True)
 if given["run"] == "slices_80":
     sys.exit("no such run")
 row = dict(name=given["run"], seed=int(given["seed"]), heldout_loss=1.0, seconds=2.0, compile_seconds=3.0,
@@ -218,8 +215,7 @@ def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
 )
 def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path, name, steps):
     (row,) = rows_of_runs(data, tmp_path, name)
-    (begun,) = tmp_path.glob("common-0-*")
-    assert_is_of_parts(row, steps, begun, tmp_path / f"{name}-0")
+    assert_is_of_parts(row, steps, tmp_path / f"{name}-0-first", tmp_path / f"{name}-0")
     tokens, losses = zip(*row["heldout_curve"], strict=True)
     assert tokens[-1] == row["tokens"] == 50 * 128 and losses[-1] < losses[0]
 
@@ -235,20 +231,6 @@ def assert_is_of_parts(row, steps, *workdirs):
         count = sum(part.get(phase, 0) for part in steps)
         assert row["phase_steps"].get(phase, 0) == count
         assert row["step_ms"].get(phase) == (pytest.approx(1e3 * total / count) if count else None)
-
-
-@pytest.mark.long
-def test_steps_that_runs_have_in_common_are_trained_once(data, tmp_path):
-    early, slices = rows_of_runs(data, tmp_path, "slices_50", "slices_80")
-    to_26, to_40 = sorted(tmp_path.glob("common-0-*"), key=lambda path: path.name.split("@")[1])
-    begun = {"dense": 1, "sparse": 25}
-    assert_is_of_parts(early, [begun, {"dense": 24}], to_26, tmp_path / "slices_50-0")
-    assert_is_of_parts(slices, [begun, {"sparse": 14}, {"dense": 10}], to_26, to_40, tmp_path / "slices_80-0")
-    config = TINY.config("slices_80", 0, data[0])
-    assert one_run.train_first(one_run.common_steps.first_part(config, "slices_80"), to_40)
-    whole = row_from_scratch(config, tmp_path)
-    assert slices["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-5)
-    assert [tokens for tokens, _ in slices["heldout_curve"]] == sorted(t for t, _ in slices["heldout_curve"])
 
 
 @pytest.mark.parametrize("name", SUITES)
