@@ -6,10 +6,8 @@ The loop dispatches step n and then handles the metrics of step n - 1, so that t
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
-from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.data.dataset import Data
@@ -17,6 +15,7 @@ from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.errors import UserError
 from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.compilation import compile_programs, programs_from
 from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
@@ -67,9 +66,8 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
             print_overview(config, workdir, trainer, data, state)
-            wandb = wandb and processes.is_leader()
             with (
-                StepLog(config, data, reports, summary, start, wandb) as log,
+                StepLog(config, data, reports, summary, start, wandb and processes.is_leader()) as log,
                 StepProfile(reports, profiled) as profile,
             ):
                 return Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)
@@ -107,8 +105,10 @@ class Loop:
                 self._handle_pending(state)
                 return self._stop(state, step)
             windows = next(batches)
-            if step == start and not self.compile(step, state, windows):
-                return self._stop(state, step)
+            if step == start:
+                programs = programs_from(step, config, self.trainer, self.transitions, state, windows)
+                if not compile_programs(programs, step, self.interrupt, self.log):
+                    return self._stop(state, step)
             transition = transition_before(config, step)
             profile_turns = self.profile.turns(step)
             if profile_turns or transition in ("enter", "leave"):
@@ -123,7 +123,6 @@ class Loop:
                 state, metrics = self.trainer.step(config.phase(step))(state, windows)
             before, self.pending = self.pending, (step, transition_metrics | metrics)
             self._handle(before, state)  # the device has the next step to work on
-
             done = step + 1
             last = done == config.steps
             evaluates, saves = (last or done % every == 0 for every in (config.eval_every, config.checkpoint_every))
@@ -135,37 +134,6 @@ class Loop:
                 self._save(state, done, results)
         self.checkpoints.wait()
         self.log.summary.state = "finished"
-        return True
-
-    def compile(self, step: int, state: TrainState, windows: Array) -> bool:
-        """Compiles the steps of both phases and the transitions between them, side by side, from `step` to the end.
-
-        A program that does not compile, for want of memory, say, so ends a run at once and not after a dense phase. A
-        compilation takes minutes and cannot be stopped. Returns False if a signal came first: the state can be saved.
-        """
-        steps, transitions = range(step, self.config.steps), self.transitions
-        phases = sorted({self.config.phase(later) for later in steps})
-        programs: list[tuple[Any, ...]] = [(self.trainer.step(phase), state, windows) for phase in phases]
-        coming = {transition_before(self.config, later) for later in steps}
-        if "enter" in coming:
-            programs.append((transitions.enter_sparse, state, windows))
-        if "refresh" in coming:
-            programs.append((transitions.refresh, state, windows))
-        if "leave" in coming or ("sparse" in phases and self.config.sparsity.leave):  # or the phase ends with the run
-            programs.append((transitions.leave_sparse, state))
-        compilations = [lambda f=function, a=arguments: f.lower(*a).compile() for function, *arguments in programs]
-        self.interrupt.answer = "saving what there is; the compilation is given up"
-        and_transitions = " and the phase transitions" if len(programs) > len(phases) else ""
-        with self.log.busy(step, f"compiling the {' and the '.join(phases)} step{and_transitions}") as tick:
-            if jax.process_count() > 1:  # processes could not agree to stop in the middle
-                for compilation in compilations:
-                    compilation()
-            elif not self.interrupt.wait_for(*compilations, meanwhile=tick):
-                return False
-        # Now: threads that compile side by side take more seconds together than pass, and those too many would be
-        # taken from what follows, the first step.
-        self.log.summary.spent_on("compile")
-        self.interrupt.answer = "finishing the step under way, saving"
         return True
 
     def _is_to_stop(self, step: int) -> bool:
@@ -228,6 +196,5 @@ class Loop:
             self.checkpoints.wait()
         signal = self.interrupt.requested or "a signal to another process"
         self.log.summary.state = f"stopped by {signal}"
-        saved = ", saved" if step else ""
-        print(f"stopped by {signal} after step {step}{saved}; the same command goes on")
+        print(f"stopped by {signal} after step {step}{', saved' if step else ''}; the same command goes on")
         return False

@@ -3,10 +3,9 @@
 import types
 
 import jax
-import numpy as np
 import pytest
 
-from sparse_lm.training import loop
+from sparse_lm.training.compilation import compile_programs, programs_from
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import COMPILE_EVENTS, RunSummary, read_summary
@@ -26,7 +25,7 @@ NAMES = "enter_sparse", "refresh", "leave_sparse"
         (CONFIG.sparsity.phase.stop + 1, ["dense"]),
     ],
 )
-def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_path, monkeypatch):
+def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_path):
     """A program takes 10 seconds of a clock, and says that it took 15 of its thread."""
     clock, compiled = Clock(), []
 
@@ -39,15 +38,13 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
         return types.SimpleNamespace(lower=lambda *_: types.SimpleNamespace(compile=compile))
 
     transitions = types.SimpleNamespace(**{name: program(name) for name in NAMES})
-    monkeypatch.setattr(loop, "make_transitions", lambda *_: transitions)
-    trainer = types.SimpleNamespace(step=program, graphdef=None, layout=None)
-    data = types.SimpleNamespace(bytes_per_token=np.ones(1))
+    programs = programs_from(start, CONFIG, types.SimpleNamespace(step=program), transitions, None, None)
     with (
         RunSummary(tmp_path, CONFIG, clock) as summary,
         StepLog(CONFIG, None, tmp_path, summary, start) as log,
         Interrupt() as interrupt,
     ):
-        assert loop.Loop(CONFIG, str(tmp_path), trainer, data, None, interrupt, None, log).compile(start, None, None)
+        assert compile_programs(programs, start, interrupt, log)
         clock.now += 3
         summary.step_done("sparse")
     assert sorted(compiled) == sorted(names)

@@ -1,0 +1,57 @@
+"""Compiles the programs of a run before its first step, side by side.
+
+A program that does not compile, for want of memory, say, so ends a run at once and not after a dense phase. A
+compilation takes minutes and cannot be stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import Array
+
+from sparse_lm.config import Config
+from sparse_lm.training.interrupt import Interrupt
+from sparse_lm.training.step import Trainer, TrainState
+from sparse_lm.training.telemetry.step_log import StepLog
+from sparse_lm.training.transitions import Transitions, transition_before
+
+Programs = dict[str, tuple[Any, ...]]
+"""By name a jitted function, and what it is called with."""
+
+
+def programs_from(
+    step: int, config: Config, trainer: Trainer, transitions: Transitions, state: TrainState, windows: Array
+) -> Programs:
+    """Returns the steps of both phases and the transitions between them, as far as they come from `step` to the end."""
+    steps = range(step, config.steps)
+    phases = sorted({config.phase(later) for later in steps})
+    programs: Programs = {phase: (trainer.step(phase), state, windows) for phase in phases}
+    coming = {transition_before(config, later) for later in steps}
+    if "enter" in coming:
+        programs["enter"] = (transitions.enter_sparse, state, windows)
+    if "refresh" in coming:
+        programs["refresh"] = (transitions.refresh, state, windows)
+    if "leave" in coming or ("sparse" in phases and config.sparsity.leave):  # or the phase ends with the run
+        programs["leave"] = (transitions.leave_sparse, state)
+    return programs
+
+
+def compile_programs(programs: Programs, step: int, interrupt: Interrupt, log: StepLog) -> bool:
+    """Compiles them, and says so beside `step`; returns False if a signal came first: the state can be saved."""
+    phases = [name for name in programs if name in ("dense", "sparse")]
+    and_transitions = " and the phase transitions" if len(programs) > len(phases) else ""
+    compilations = [lambda f=f, a=arguments: f.lower(*a).compile() for f, *arguments in programs.values()]
+    interrupt.answer = "saving what there is; the compilation is given up"
+    with log.busy(step, f"compiling the {' and the '.join(phases)} step{and_transitions}") as tick:
+        if jax.process_count() > 1:  # processes could not agree to stop in the middle
+            for compilation in compilations:
+                compilation()
+        elif not interrupt.wait_for(*compilations, meanwhile=tick):
+            return False
+    # Now: threads that compile side by side take more seconds together than pass, and those too many would be taken
+    # from what follows, the first step.
+    log.summary.spent_on("compile")
+    interrupt.answer = "finishing the step under way, saving"
+    return True
