@@ -2,7 +2,7 @@
 
     python -m sparse_lm.train --config=configs/llama1b.py --config.data.path=data/c4
 
-The batch is what one GPU holds, 32,768 tokens a step (64 GiB), not the paper's global batch, and so the rate is not the
+The batch is what one GPU holds, 32,768 tokens a step (63 GiB), not the paper's global batch, and so the rate is not the
 paper's 3e-3, which trains badly at so few tokens a step.
 Hardware: one H100 or H200. On an H200 a dense step takes 607 ms and a sparse one, all layers sparse, 414 ms
 (experiments/results/step_llama1b_h200.json). With three layers dense as here it took 464 ms, dense 629, in an earlier
