@@ -89,7 +89,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
             matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
             store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
             seen = seen.add([], [pair.values for pair in pairs], emit.element_of(x_gmem))
-        store_stats(stats_gmem, block * tiles + tile_number, seen.stats())
+        store_stats(stats_gmem, block * tiles + tile_number, seen)
 
     def kernel(*refs):
         sparsify_tile(*refs, lax.axis_index("block"), lax.axis_index("tile"))

@@ -64,4 +64,4 @@ def store_selected(
         magnitudes = [word & _MAGNITUDES for word in words] if signed else words
         seen = seen.add(magnitudes, [pair.values for pair in pairs[-1]], element)
     tile.store_24(values, metadata, pairs)
-    store_stats(stats, tile.row * shape_of(metadata)[1] + tile.column, seen.stats())
+    store_stats(stats, tile.row * shape_of(metadata)[1] + tile.column, seen)
