@@ -36,7 +36,6 @@ WORDS = 4  # of metadata, that hold a row's columns of one gather
 
 _CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
 _CHUNKS = KEPT // _CHUNK  # of a row's values, in a stage
-_LOWER, _UPPER = "0x5410", "0x7632"  # halves of two words, as `prmt` numbers their eight bytes
 
 
 def metadata_by_rows(metadata: Array) -> Array:
@@ -170,8 +169,8 @@ def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | 
     """
     if read_ahead is None:
         rows = _load_rows(metadata)
-        return _join_halves(rows, _LOWER), rows
-    return _join_halves(read_ahead, _UPPER), None
+        return _join_halves(rows, emit.LOW_HALVES), rows
+    return _join_halves(read_ahead, emit.HIGH_HALVES), None
 
 
 def _load_rows(metadata: Any) -> Words:
@@ -189,13 +188,13 @@ def _load_rows(metadata: Any) -> Words:
     return inline(metadata)
 
 
-def _join_halves(rows: Words, selector: str) -> Words:
+def _join_halves(rows: Words, selector: int) -> Words:
     """Joins every two words to one, of the halves that `selector` takes."""
 
     @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=words_type(len(rows) // 2))
     def inline(_, rows):
         words = list(map(emit.scalar, rows))
-        code = f"prmt.b32 $0, $1, $2, {selector};"
+        code = f"prmt.b32 $0, $1, $2, {selector:#x};"
         pairs = zip(words[::2], words[1::2], strict=True)
         return tuple(splat(emit.ptx(code, "=r,r,r", pair, emit.i32_type())) for pair in pairs)
 
