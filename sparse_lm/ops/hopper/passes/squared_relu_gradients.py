@@ -21,12 +21,12 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, math
 
-from sparse_lm.ops.checks import check_hidden_dtype
+from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
+from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
-from sparse_lm.ops.hopper.frame.operands import pad_to, types_24
+from sparse_lm.ops.hopper.frame.operands import pad_to
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
@@ -52,10 +52,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         if y.contiguous > 1:
             raise NotImplementedError(f"needs columns that are four of each {y.m}, not {y.contiguous} contiguous ones")
         columns, tile_neurons = y.columns, TILE // 4 * y.m
-        if y.v % TILE or tile_neurons % TILE or y.shape[1] % tile_neurons:
-            raise NotImplementedError(
-                f"needs v to be a multiple of 64, m of 4, and F of 16 m, not v = {y.v}, m = {y.m}, F = {y.shape[1]}"
-            )
+        check_multiples({"v": (y.v, TILE), "m": (y.m, 4), "F": (y.shape[1], tile_neurons)})
         padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
     dh, *transposes = _call(padded, y.values, y.metadata, columns, key, tile_neurons)
     # Rows of a ragged last block may be padded by more than a tile.

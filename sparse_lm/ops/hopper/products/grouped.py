@@ -19,9 +19,9 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, check_product_dtypes
 from sparse_lm.ops.grouped import group_sizes
-from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
+from sparse_lm.ops.hopper.frame.operands import swizzled
 from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _TILE_M, _TILE_N = 128, 256  # rows and columns of the result in a tile; each consumer computes half of the columns

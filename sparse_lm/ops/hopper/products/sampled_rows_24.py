@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
@@ -51,8 +51,7 @@ def sampled_rows_24(
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
-    if v % CANDIDATES[-1]:
-        raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1]}, not {v}")
+    check_multiples({"v": (v, CANDIDATES[-1])})
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     tile_tokens = config or next(tokens for tokens in CANDIDATES if v % tokens == 0)
     check_in_block(tile_tokens, v, "tokens")

@@ -18,12 +18,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.checks import check_hidden_dtype
-from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
+from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom, types_24
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.frame.tiles import GROUPS, WORDS, as_words, indices, rows_layout, tile_layout
 from sparse_lm.ops.triton.frame.two_of_four import magnitude_rank, pack_words
-from sparse_lm.ops.triton.passes.sparsify_24 import STATS, outputs
+from sparse_lm.ops.triton.passes.sparsify_24 import STATS
 
 _TILE = gl.constexpr(TILE)
 _WIDEST_GROUP = 64
@@ -162,7 +162,7 @@ def _sparsify(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom,
         sparsify_venom_kernel,
         padded,
         out=(
-            *outputs((blocks * v, k_tiles * TILE), x.dtype),
+            *types_24(blocks * v, k_tiles * TILE, x.dtype),
             jax.ShapeDtypeStruct((blocks, k_tiles * TILE), jnp.int32),
             jax.ShapeDtypeStruct((blocks, k_tiles, STATS.value), jnp.float32),
         ),
