@@ -22,6 +22,7 @@ from sparse_lm.ops.formats import EMPTY_WORD
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Memory, Number
 from sparse_lm.ops.hopper.frame.gather import (
+    CHUNK,
     load_number,
     own_numbers,
     per_thread,
@@ -34,8 +35,7 @@ from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, W
 STAGES = 2  # of the ring that one gather fills
 WORDS = 4  # of metadata, that hold a row's columns of one gather
 
-_CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
-_CHUNKS = KEPT // _CHUNK  # of a row's values, in a stage
+_CHUNKS = KEPT // CHUNK  # of a row's values, in a stage
 
 
 def metadata_by_rows(metadata: Array) -> Array:
@@ -79,7 +79,7 @@ def load_offsets(
       Offsets into values and metadata, in units of 16 bytes; of values that do not exist, -1.
     """
     width = columns.shape[1]
-    height, value_chunks, gathers = values.shape[0], values.shape[1] // _CHUNK, metadata.shape[1] // WORDS
+    height, value_chunks, gathers = values.shape[0], values.shape[1] // CHUNK, metadata.shape[1] // WORDS
     per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(

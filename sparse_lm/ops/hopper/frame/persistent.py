@@ -32,7 +32,7 @@ from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.partial_sums import Sums, opaque
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, Grid, Job, Jobs, Work
-from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
+from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Epilogue, Loads, Stage, Tiling
 
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
@@ -115,7 +115,7 @@ def multiply(
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
                     if sums is not None:
                         sums.wait(job.parts)
-                    width = own_n // stores(own_n, out.dtype)
+                    width = columns_of_store(out.dtype)
                     parts = itertools.product(range(blocks), range(0, own_n, width))
                     for number, (block, first) in enumerate(parts):
                         part = accumulators[block][:, first : first + width]
@@ -146,7 +146,7 @@ def multiply(
         pl.run_scoped(
             scope,
             *_stages(tiling, dtype, b_transposed),
-            staging(CONSUMERS, out.dtype, transposed=out_transposed),
+            staging(out.dtype, transposed=out_transposed),
             full_barriers(STAGES),
             empty_barriers(STAGES, CONSUMERS),
             collective_axes="warpgroup",
