@@ -13,6 +13,7 @@ bit for bit the reference, while a CPU, whose square roots are rounded correctly
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -82,15 +83,21 @@ def _call(
         *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places = rest
         thread = tile.thread
         if columns is not None:
-            listed = optional_gmem[0], tile.row // block_tiles, tile
-            _invert(*listed, places, tile_neurons)
+            columns_gmem, block = optional_gmem[0], tile.row // block_tiles
+
+            def neuron_at(tile_column):
+                column = tile.column * TILE + tile_column
+                start = block.wide() * emit.shape_of(columns_gmem)[1] + column.wide()
+                return emit.global_memory(columns_gmem).load(start)
+
+            _invert(neuron_at, tile, places, tile_neurons)
         _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
         tile_columns = [thread.row + 8 * half for half in HALVES]
         if columns is None:
             out_rows = [tile.column * TILE + tile_column for tile_column in tile_columns]
         else:
-            out_rows = [_listed(*listed, tile_column) for tile_column in tile_columns]
+            out_rows = [neuron_at(tile_column) for tile_column in tile_columns]
         loaded = [shared_words.load_column(words, thread, tile_column) for tile_column in tile_columns]
         if key is None:
             selected = [_select_along_tokens(tokens) for tokens in loaded]
@@ -182,14 +189,7 @@ def _scatter_rows(outs, rows: list[Number], places: ir.Value, tile: Tile, tile_n
                 store_row(values, metadata, neuron, nothing, is_empty)
 
 
-def _listed(columns: ir.Value, block: Number, tile: Tile, place: Number) -> Number:
-    """Loads the neuron at a condensed column of a tile of columns [blocks, Kc]."""
-    offset = tile.column * TILE + place
-    start = block.wide() * emit.shape_of(columns)[1] + offset.wide()
-    return emit.global_memory(columns).load(start)
-
-
-def _invert(columns: ir.Value, block: Number, tile: Tile, places: ir.Value, tile_neurons: int) -> None:
+def _invert(neuron_at: Callable[[Number], Number], tile: Tile, places: ir.Value, tile_neurons: int) -> None:
     """Sets `places[neuron - first neuron of the tile]` to its condensed column in the tile, or `_NOT_KEPT`."""
     shared = emit.shared_memory(places)
     for first in range(0, tile_neurons, WARPGROUP_SIZE):
@@ -197,5 +197,5 @@ def _invert(columns: ir.Value, block: Number, tile: Tile, places: ir.Value, tile
         shared.store(index, emit.i32(_NOT_KEPT))
     mgpu_utils.warpgroup_barrier()
     own = tile.thread.index % TILE  # two threads write the same
-    neuron = _listed(columns, block, tile, own)
+    neuron = neuron_at(own)
     shared.store(neuron - tile.column * tile_neurons, own)

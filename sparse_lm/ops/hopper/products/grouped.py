@@ -113,10 +113,6 @@ def _multiply(
     b_tile = (_TILE_N, _STEP) if b_transposed else (_STEP, _TILE_N)
     chunk = 128 // jnp.dtype(out.dtype).itemsize  # columns of a line of shared memory
 
-    def own(b_smem, consumer):
-        columns = pl.ds(consumer * own_n, own_n)
-        return b_smem.at[columns].transpose((1, 0)) if b_transposed else b_smem.at[:, columns]
-
     def kernel(*refs):
         operands_gmem, out_gmem = refs[:-1], refs[-1]
         consumer = lax.axis_index("warpgroup")
@@ -159,8 +155,10 @@ def _multiply(
                         plgpu.copy_smem_to_gmem(piece, out_gmem.at[rows, columns])
 
                 def step(_, a_smem, b_smem, accumulator):
-                    a_smem = a_smem.transpose((1, 0)) if a_transposed else a_smem
-                    plgpu.wgmma(accumulator, a_smem, own(b_smem, consumer))
+                    columns = pl.ds(consumer * own_n, own_n)
+                    a = a_smem.transpose((1, 0)) if a_transposed else a_smem
+                    b = b_smem.at[columns].transpose((1, 0)) if b_transposed else b_smem.at[:, columns]
+                    plgpu.wgmma(accumulator, a, b)
                     plgpu.wgmma_wait(0)
                     return accumulator
 
