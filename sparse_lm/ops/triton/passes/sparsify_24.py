@@ -117,11 +117,8 @@ def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUM
 def sparsify_24(
     x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
 ) -> Sparse24:
-    """Computes `sparse_lm.ops.sparsify_24`.
-
-    Raises:
-      NotImplementedError: the dtypes; or for "mvue", a key of another generator than JAX's default one.
-    """
+    """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
+    "mvue" keys of another generator than JAX's default one."""
     check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     shape = x.shape[::-1] if axis == 0 else x.shape
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
@@ -132,11 +129,8 @@ def sparsify_24(
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """Computes `sparse_lm.ops.soft_threshold_24`.
-
-    Raises:
-      NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
-    """
+    """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and of several scales rows of
+    one that are no multiple of 64."""
     check_selection_dtypes(w.dtype, jnp.dtype(dtype))
     scaled_rows = w.shape[0] // scale.shape[0]
     if scale.shape[0] > 1:
@@ -148,7 +142,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """Computes `sparse_lm.ops.squared_relu_24`; raises NotImplementedError if h is not of 16-bit floats."""
+    """See `sparse_lm.ops.squared_relu_24`; refuses an h that is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
     values, metadata = types_24(*h.shape, h.dtype)
     out = values, metadata, jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)

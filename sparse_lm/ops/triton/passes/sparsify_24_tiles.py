@@ -111,7 +111,7 @@ def sparsify_24_tiles_kernel(
 
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
-    """Computes `sparse_lm.ops.sparsify_24_tiles`; raises NotImplementedError for dtypes."""
+    """See `sparse_lm.ops.sparsify_24_tiles`; refuses the dtypes that `sparsify_24` does."""
     check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     mask = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % 4)))
     out = *types_24(*x.shape, dtype), *types_24(*x.shape[::-1], dtype)

@@ -138,14 +138,15 @@ def sparsify_venom_kernel(
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
-    """Computes `sparse_lm.ops.sparsify_venom`; raises NotImplementedError for a dtype, v or m that it does not take."""
+    """See `sparse_lm.ops.sparsify_venom`; refuses what `squared_relu_venom` does, and values of another dtype."""
     if x.dtype != dtype:
         raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
     return _sparsify(x, v, m, activate=False)[0]
 
 
 def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
-    """Computes `sparse_lm.ops.squared_relu_venom`; raises NotImplementedError as `sparsify_venom` does."""
+    """See `sparse_lm.ops.squared_relu_venom`; refuses matrices that are not of 16-bit floats, a v that is no multiple
+    of 64, and an m that is no power of two from 4 to 64."""
     return _sparsify(h, v, m, activate=True)
 
 

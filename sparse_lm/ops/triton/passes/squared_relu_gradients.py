@@ -169,11 +169,10 @@ def squared_relu_gradients_kernel(
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
-    """Computes `sparse_lm.ops.squared_relu_gradients`.
+    """See `sparse_lm.ops.squared_relu_gradients`.
 
-    Raises:
-      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no multiple of 64, or
-        columns are contiguous; or a key of another generator than JAX's default one.
+    It refuses dy and y that are not of 16-bit floats of one dtype; of a Venom y, a v that is no multiple of 64, and
+    contiguous columns; and a key of another generator than JAX's default one.
     """
     if dy.dtype not in (jnp.bfloat16, jnp.float16) or y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in bfloat16 or in float16, not {dy.dtype} and {y.dtype}")

@@ -30,10 +30,10 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """Computes `sparse_lm.ops.scattered_matmul_24`; slices past the last row are left out.
+    """See `sparse_lm.ops.scattered_matmul_24`; slices past the last row are left out.
 
-    Raises:
-      NotImplementedError: the dtypes; contiguous or v is no multiple of 64; or contiguous does not divide rows.
+    It refuses dtypes that are no 16-bit floats, a `contiguous` or v that is no multiple of 64, and a `contiguous` that
+    does not divide `rows`.
     """
     check_multiples({"v": (v, TILE), "contiguous": (contiguous, TILE), "rows": (rows, contiguous)})
     tiling = config or largest_that_occupies(CANDIDATES, rows, b.shape[1], block_m=contiguous)
