@@ -35,7 +35,6 @@ _TRANSFORMS = swizzled(jnp.bfloat16)
 
 def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `ops.grouped_up`. The two operands must be bfloat16 or float16, and sizes multiples of the tiles'."""
-    check_product_dtypes(w.dtype, x.dtype, x.dtype)
     neurons, dim = w.shape[0] // experts, x.shape[1]
     check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _TILE_N), "D": (dim, _STEP * _STAGES)})
 
@@ -51,7 +50,6 @@ def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *
 
 def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `ops.grouped_down` and `grouped_up`."""
-    check_product_dtypes(w.dtype, y.dtype, y.dtype)
     neurons, dim = y.shape[1], w.shape[1]
     check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _STEP * _STAGES), "D": (dim, _TILE_N)})
 
@@ -68,7 +66,6 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int,
 
 def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: jnp.dtype) -> Array:
     """See `ops.grouped_weights` and `grouped_up`."""
-    check_product_dtypes(y.dtype, x.dtype, out_dtype)
     neurons, dim = y.shape[1], x.shape[1]
     check_multiples({"v": (v, _STEP), "F / E": (neurons, _TILE_M), "D": (dim, _TILE_N)})
     sizes = group_sizes(block_experts, v, experts)
@@ -107,6 +104,7 @@ def _multiply(
     `tile(references to the operands, row, column)` gives slices a and b, [rows, contracted] and [contracted, columns]
     or transposed, and how many steps of the contracted dimension are to be summed up.
     """
+    check_product_dtypes(operands[0].dtype, operands[1].dtype, out.dtype)
     own_n = _TILE_N // _CONSUMERS
     grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
     a_tile = (_STEP, _TILE_M) if a_transposed else (_TILE_M, _STEP)
