@@ -30,7 +30,7 @@ from sparse_lm.ops.hopper.frame import wgmma_sp
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.partial_sums import Sums, opaque
-from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, Grid, Job, Jobs, Work
 from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Epilogue, Loads, Stage, Tiling
@@ -147,8 +147,7 @@ def multiply(
             scope,
             *_stages(tiling, dtype, b_transposed),
             staging(out.dtype, transposed=out_transposed),
-            full_barriers(STAGES),
-            empty_barriers(STAGES, CONSUMERS),
+            *barriers(STAGES, CONSUMERS),
             collective_axes="warpgroup",
         )
 

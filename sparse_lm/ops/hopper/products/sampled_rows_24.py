@@ -24,7 +24,7 @@ from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import launch
-from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
 from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block
@@ -137,8 +137,7 @@ def sampled_rows_24(
             plgpu.SMEM((stages, _TILE_ROWS, gather_24.WORDS), jnp.int32),
             plgpu.SMEM((stages, tile_tokens, wgmma_sp.STEP), x.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
             staging(out.dtype, transposed=True),
-            full_barriers(stages),
-            empty_barriers(stages, CONSUMERS),
+            *barriers(stages, CONSUMERS),
             collective_axes="warpgroup",
         )
 
