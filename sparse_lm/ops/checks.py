@@ -90,6 +90,13 @@ def check_selection_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
 
+def check_multiples(sizes: dict[str, tuple[int, int]]) -> None:
+    """Raises NotImplementedError for a size, by name, that is no multiple of the number beside it, as kernels need."""
+    for name, (size, unit) in sizes.items():
+        if size % unit:
+            raise NotImplementedError(f"{name} = {size} must be a multiple of {unit}")
+
+
 def check_hidden_dtype(dtype: jnp.dtype) -> None:
     """Raises NotImplementedError for a hidden layer that is not of 16-bit floats."""
     if dtype not in (jnp.bfloat16, jnp.float16):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 TILE = 64  # rows, and logical columns, of one metadata tile
 EMPTY_GROUP = 0b0100  # metadata of a group with nothing to keep: positions 0 and 1
@@ -147,6 +148,15 @@ class HiddenGradients(NamedTuple):
     dh: Any  # dH, in the format of Y and stored where Y is
     dh_t: Sparse24 | None  # its transpose, 2:4 along tokens
     y_t: Sparse24 | None  # the transpose of Y, 2:4 along tokens
+
+
+def types_24(rows: int, columns: int, dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Returns the types of values and metadata of a 2:4 matrix of this logical shape."""
+    row_tiles, column_tiles = -(-rows // TILE), -(-columns // TILE)
+    return (
+        jax.ShapeDtypeStruct((row_tiles * TILE, column_tiles * TILE // 2), dtype),
+        jax.ShapeDtypeStruct((row_tiles, column_tiles, 2 * TILE), jnp.int32),
+    )
 
 
 def pack_metadata(first: Array, second: Array) -> Array:

@@ -192,10 +192,10 @@ BY_KERNELS = [
     ("bfloat16", lambda b: b.matmul_24(w(64, 64, WIDE), H.astype(WIDE), out_dtype=WIDE)),
     ("bfloat16", lambda b: b.matmul_24(w(64, 64), H.astype(jnp.float16))),
     ("multiple of 64", lambda b: b.matmul_venom(random_venom(64, 64, 32, 16, NARROW, seed=0), H)),
-    ("multiple of 64, not 96", lambda b: b.sampled_matmul_24(w(64, 64), H, ids(64, 96), 96)),
+    ("v .* 96", lambda b: b.sampled_matmul_24(w(64, 64), H, ids(64, 96), 96)),
     ("multiple", lambda b: scattered(b, 128, 64, 256, 32)),
     ("multiple", lambda b: scattered(b, 128, 96, 256, 128)),
-    ("divide the 200 rows", lambda b: scattered(b, 128, 64, 200, 128)),
+    ("rows = 200 must be a multiple of 128", lambda b: scattered(b, 128, 64, 200, 128)),
     ("16-bit", lambda b: b.sparsify_24(H, "magnitude", -1, dtype=WIDE, scale=1.0)),
     ("float16", lambda b: b.squared_relu_24(H.astype(WIDE))),
     ("threefry2x32, not of rbg", lambda b: b.sparsify_24(H, "mvue", -1, key=RBG, **OPTIONS)),
@@ -204,7 +204,7 @@ BY_KERNELS = [
     ("in the dtype of the matrix", lambda b: b.sparsify_venom(H, 64, 16, dtype=jnp.float16)),
     ("v to be a multiple of 64", lambda b: b.squared_relu_venom(jnp.zeros((96, 768), NARROW), 96, 16)),
     (", m ", lambda b: b.squared_relu_venom(jnp.zeros((64, 768), NARROW), 64, 12)),
-    ("not for 96", lambda b: b.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=NARROW)),
+    ("rows of a scale = 96 must be", lambda b: b.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=NARROW)),
 ]
 
 
@@ -223,8 +223,9 @@ def add_norm(width, dtype=NARROW):
     return hopper.add_norm(jnp.zeros((4, width), dtype), None, jnp.ones(width), 1e-5)
 
 
-def matmul_24_fp8(k, dtype=fp8.E4M3):
-    return hopper.matmul_24_fp8(w(64, k, fp8.E4M3), jnp.zeros((64, k), dtype), jnp.ones((64, 1)))
+def matmul_24_fp8(k, out_dtype=NARROW):
+    b_t = jnp.zeros((64, k), fp8.E4M3)
+    return hopper.matmul_24_fp8(w(64, k, fp8.E4M3), b_t, jnp.ones((64, 1)), out_dtype=out_dtype)
 
 
 def grouped_up(v):
@@ -232,8 +233,8 @@ def grouped_up(v):
 
 
 BY_HOPPER = [
-    ("K = 192 to be a multiple of 128", lambda: matmul_24_fp8(192)),
-    (r"float8_e4m3fn .* not float8_e4m3fn, bfloat16", lambda: matmul_24_fp8(256, NARROW)),
+    ("K = 192 must be a multiple of 128", lambda: matmul_24_fp8(192)),
+    ("gives bfloat16 or float32, not float16", lambda: matmul_24_fp8(256, jnp.float16)),
     ("D = 8448 must be at most 8192", lambda: add_norm(8448)),
     ("D = 320 must be a multiple of 256", lambda: add_norm(320)),
     ("takes bfloat16 or float16, not float32", lambda: add_norm(256, WIDE)),

@@ -20,6 +20,8 @@ SCALAR = plgpu.Layout.WG_SPLAT(())
 # Kernels place their barriers themselves: Pallas would add them around loads and stores that need none.
 COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True)
 
+LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632  # of two words: the bytes that `prmt` takes to join these to one
+
 _BYTES = 16  # of an access to global memory
 
 

@@ -23,9 +23,9 @@ from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE, WARPGROUP_SIZE, N
 from sparse_lm.ops.hopper.frame.wgmma_sp import DENSE_TRANSFORMS, STEP
 
 _ROWS = STEP // (WARPGROUP_SIZE // WARP_SIZE)  # of a warp
-_CHUNK = 8  # elements of 16 bytes, which a lane copies at a time
+CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
 _LINE = 64  # elements of a row that a copy takes: the 128 bytes that lie together in the tile
-_CHUNKS = _LINE // _CHUNK  # of a line, and so the lanes that copy it
+_CHUNKS = _LINE // CHUNK  # of a line, and so the lanes that copy it
 _ROWS_AT_ONCE = WARP_SIZE // _CHUNKS
 
 
@@ -94,7 +94,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
         warp, lane = emit.warp_and_lane()
         chunks = emit.i32(_CHUNKS)
         row, chunk = lane // chunks, lane % chunks
-        lane_column = (column + chunk * _CHUNK).wide()
+        lane_column = (column + chunk * CHUNK).wide()
         # The rows that exist at a line's first column: past the last column none. No line lies half inside.
         firsts = (column + first for first in range(0, target_columns, _LINE))
         heights = [emit.select(first.compare("ult", width), emit.i32(height), emit.i32(0)) for first in firsts]
@@ -105,7 +105,7 @@ def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) ->
             number = shuffle(own_number, row + first_row)
             start = number.wide() * width + lane_column
             # The row within 8 is the sum of two numbers without common bits.
-            swizzled = (lane_swizzle ^ (first_row % 8)) * _CHUNK
+            swizzled = (lane_swizzle ^ (first_row % 8)) * CHUNK
             row_offset = emit.i32(first_row // 8 * 8 * target_columns + first_row % 8 * _LINE)
             offset = lane_offset + swizzled + row_offset
             for line, line_height in enumerate(heights):

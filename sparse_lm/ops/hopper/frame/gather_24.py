@@ -22,6 +22,7 @@ from sparse_lm.ops.formats import EMPTY_WORD
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Memory, Number
 from sparse_lm.ops.hopper.frame.gather import (
+    CHUNK,
     load_number,
     own_numbers,
     per_thread,
@@ -34,9 +35,7 @@ from sparse_lm.ops.hopper.frame.wgmma_sp import KEPT, ROWS, VALUES_TRANSFORMS, W
 STAGES = 2  # of the ring that one gather fills
 WORDS = 4  # of metadata, that hold a row's columns of one gather
 
-_CHUNK = 8  # elements of 16 bytes, which a thread copies at a time
-_CHUNKS = KEPT // _CHUNK  # of a row's values, in a stage
-_LOWER, _UPPER = "0x5410", "0x7632"  # halves of two words, as `prmt` numbers their eight bytes
+_CHUNKS = KEPT // CHUNK  # of a row's values, in a stage
 
 
 def metadata_by_rows(metadata: Array) -> Array:
@@ -80,7 +79,7 @@ def load_offsets(
       Offsets into values and metadata, in units of 16 bytes; of values that do not exist, -1.
     """
     width = columns.shape[1]
-    height, value_chunks, gathers = values.shape[0], values.shape[1] // _CHUNK, metadata.shape[1] // WORDS
+    height, value_chunks, gathers = values.shape[0], values.shape[1] // CHUNK, metadata.shape[1] // WORDS
     per_value, per_metadata = rows // 16, rows // WARPGROUP_SIZE
 
     @plgpu.inline_mgpu(
@@ -170,8 +169,8 @@ def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | 
     """
     if read_ahead is None:
         rows = _load_rows(metadata)
-        return _join_halves(rows, _LOWER), rows
-    return _join_halves(read_ahead, _UPPER), None
+        return _join_halves(rows, emit.LOW_HALVES), rows
+    return _join_halves(read_ahead, emit.HIGH_HALVES), None
 
 
 def _load_rows(metadata: Any) -> Words:
@@ -189,13 +188,13 @@ def _load_rows(metadata: Any) -> Words:
     return inline(metadata)
 
 
-def _join_halves(rows: Words, selector: str) -> Words:
+def _join_halves(rows: Words, selector: int) -> Words:
     """Joins every two words to one, of the halves that `selector` takes."""
 
     @plgpu.inline_mgpu(arg_types=((SCALAR,) * len(rows),), return_type=words_type(len(rows) // 2))
     def inline(_, rows):
         words = list(map(emit.scalar, rows))
-        code = f"prmt.b32 $0, $1, $2, {selector};"
+        code = f"prmt.b32 $0, $1, $2, {selector:#x};"
         pairs = zip(words[::2], words[1::2], strict=True)
         return tuple(splat(emit.ptx(code, "=r,r,r", pair, emit.i32_type())) for pair in pairs)
 

@@ -49,10 +49,6 @@ class Seen(NamedTuple):
         nonzeros = self.nonzeros + count_nonzeros(y)
         return Seen(nonzeros, _add_squares(self.energy, y, element), _add_squares(self.kept_energy, kept, element))
 
-    def stats(self) -> HiddenStats:
-        """Converts this thread's sums to float32."""
-        return HiddenStats(Number(arith.uitofp(ir.F32Type.get(), self.nonzeros)), self.energy, self.kept_energy)
-
 
 def count_nonzeros(words: Sequence[Number]) -> Number:
     """Counts the halves of up to 16 words, none of them negative, that are not +0."""
@@ -70,8 +66,9 @@ def _add_squares(total: Number, words: Sequence[Number], element: ir.Type) -> Nu
     return total
 
 
-def store_stats(stats: ir.Value, block: Number, sums: HiddenStats) -> None:
-    """Stores a block's sums, by warp, to stats [blocks, warps, 3], from the sums of its threads."""
+def store_stats(stats: ir.Value, block: Number, seen: Seen) -> None:
+    """Stores a block's sums, by warp, to stats [blocks, warps, 3], from what its threads have seen."""
+    sums = Number(arith.uitofp(ir.F32Type.get(), seen.nonzeros)), seen.energy, seen.kept_energy
     warps = emit.shape_of(stats)[1]
     warp = emit.thread_index() // WARP_SIZE % warps
     first = (block * warps + warp).wide() * _STATS

@@ -23,7 +23,7 @@ def accumulate(
     first_step: Array,
     steps: int | Array,
     operands: Callable[[Array], tuple[Any, Any, Any]],
-    accumulators: tuple[int, ...],
+    sizes: tuple[int, ...],
     *,
     odd: bool | None = None,
     b_transposed: bool,
@@ -36,7 +36,7 @@ def accumulate(
       first_step: number of the first.
       steps: how many; at least one.
       operands: from a slot of the ring, this warpgroup's (values, metadata, b) in shared memory.
-      accumulators: arguments of `wgmma_sp.start`.
+      sizes: of the accumulators, arguments of `wgmma_sp.start`.
       odd: whether `steps` is odd, which a kernel must know when it is traced; by default that of a constant.
       b_transposed: whether b is stored with the contracted dimension last.
       load_words: called with a stage's metadata in shared memory and what was read ahead for it, returns this lane's
@@ -66,7 +66,7 @@ def accumulate(
         carry, _ = step(number + 1, carry, read_ahead)
         return number + 2, carry
 
-    _, carry = lax.while_loop(lambda state: state[0] < last, two_steps, (first_step, wgmma_sp.start(*accumulators)))
+    _, carry = lax.while_loop(lambda state: state[0] < last, two_steps, (first_step, wgmma_sp.start(*sizes)))
     if steps % 2 if odd is None else odd:
         carry, _ = step(last, carry)
     accumulators = wgmma_sp.finish(carry)

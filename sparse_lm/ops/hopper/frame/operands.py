@@ -1,5 +1,4 @@
-"""Types of operands and results, in global and shared memory; padding of products, and refusals of those that do not
-pad."""
+"""Types of operands and results, in global and shared memory, and padding of products."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from jax.typing import DTypeLike
 
 from sparse_lm.ops.formats import TILE
 
-_ALIGNMENT = 64  # TMA copies whole tiles of the shared-memory layout
-_FEWEST_COLUMNS = 2 * _ALIGNMENT  # Mosaic's copies ignore the index into a dimension of a single tile: give it two
+_FEWEST_COLUMNS = 2 * TILE  # Mosaic's copies ignore the index into a dimension of a single tile: give it two
 
 
 def swizzled(dtype: DTypeLike, line: int = 128) -> tuple[plgpu.TilingTransform, plgpu.SwizzleTransform]:
@@ -21,15 +19,8 @@ def swizzled(dtype: DTypeLike, line: int = 128) -> tuple[plgpu.TilingTransform, 
 
 
 def round_up(size: int) -> int:
-    """Rounds up to whole tiles."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def check_multiples(sizes: dict[str, tuple[int, int]]) -> None:
-    """Raises NotImplementedError for a size, by name, that is no multiple of the number beside it."""
-    for name, (size, unit) in sizes.items():
-        if size % unit:
-            raise NotImplementedError(f"{name} = {size} must be a multiple of {unit}")
+    """Rounds up to whole tiles of the layout in shared memory, which TMA copies."""
+    return -(-size // TILE) * TILE
 
 
 def pad(x: Array, *, rows: bool = True) -> Array:
@@ -46,11 +37,3 @@ def result_type(rows: int, columns: int, dtype: jnp.dtype) -> jax.ShapeDtypeStru
     """Returns the type of the array that a product [rows, columns] is written to: whole tiles, at least two of
     columns."""
     return jax.ShapeDtypeStruct((round_up(rows), max(_FEWEST_COLUMNS, round_up(columns))), dtype)
-
-
-def types_24(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Returns the types of values and metadata of a 2:4 matrix [rows, columns] in whole tiles."""
-    return (
-        jax.ShapeDtypeStruct((rows, columns // 2), dtype),
-        jax.ShapeDtypeStruct((rows // TILE, columns // TILE, 128), jnp.int32),
-    )

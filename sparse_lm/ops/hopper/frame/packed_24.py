@@ -19,11 +19,9 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import Number, elements, i32, i32_type, maximum, minimum, vector, widen
 from sparse_lm.ops.hopper.frame.two_of_four import positions
-
-_HIGH_HALVES = 0x7632  # selector of bytes: the high halves of two words
-_LOW_HALVES = 0x5410
 
 
 class PackedPair(NamedTuple):
@@ -43,7 +41,7 @@ def two_of_four(members: Sequence[tuple[Number, int]], *, signed: bool) -> Packe
     # With 3 - position at the top, followed by the 16 bits of the value, the larger is the one that comes first.
     rotated = [Number(llvm.intr_fshr(key, key, i32(3 if signed else 2))) for key in (largest, second)]
     first, last = maximum(*rotated), minimum(*rotated)
-    values = _bytes_of(first << 2, last << 2, i32(_HIGH_HALVES))
+    values = _bytes_of(first << 2, last << 2, i32(emit.HIGH_HALVES))
     from_the_end = (first >> 30) | ((last >> 28) & 12)
     return PackedPair(values, from_the_end ^ 15)
 
@@ -61,7 +59,7 @@ def groups(words: Sequence[Number]) -> list[list[tuple[Number, int]]]:
 
 def zip_halves(a: Number, b: Number) -> tuple[Number, Number]:
     """Joins the low halves of two words to one word, and the high halves."""
-    return tuple(_bytes_of(a, b, i32(selector)) for selector in (_LOW_HALVES, _HIGH_HALVES))
+    return tuple(_bytes_of(a, b, i32(selector)) for selector in (emit.LOW_HALVES, emit.HIGH_HALVES))
 
 
 def squared_relu(word: Number, element: ir.Type) -> Number:

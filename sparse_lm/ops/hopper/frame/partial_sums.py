@@ -45,8 +45,15 @@ class Sums(NamedTuple):
     def contribute(self, accumulators: tuple[Array, ...]) -> None:
         """Leaves this warpgroup's accumulators [64, n], and signals."""
         workspace, semaphore = self._of(self.workspace, 0), self._of(self.semaphores, 0)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()))
+        def write(_, accumulator, workspace):
+            for register, pointer in zip(accumulator.registers.flat, _pointers(accumulator, workspace), strict=True):
+                llvm.store(register, pointer, alignment=8)
+            mgpu_utils.warpgroup_barrier()  # one thread signals for all
+
         for block, accumulator in enumerate(accumulators):
-            _write(accumulator, workspace.at[block])
+            write(accumulator, workspace.at[block])
         pl.semaphore_signal(semaphore, 1)
 
     def wait(self, parts: Array) -> None:
@@ -63,10 +70,20 @@ class Sums(NamedTuple):
         registers to load more of them at once.
         """
 
-        def add(part, tile):
-            return _add(tile, self._of(self.workspace, part).at[where])
+        @plgpu.inline_mgpu(
+            arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()),
+            return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
+        )
+        def add(_, tile, contribution):
+            loaded = [_load_pair(pointer) for pointer in _pointers(tile, contribution)]
+            out = np.empty(tile.registers.shape, dtype=object)
+            out.flat = [arith.addf(*pair) for pair in zip(tile.registers.flat, loaded, strict=True)]
+            return mgpu.FragmentedArray(_registers=out, _layout=tile.layout, _is_signed=None)
 
-        return lax.fori_loop(1, parts + 1, add, tile)
+        def add_part(part, tile):
+            return add(tile, self._of(self.workspace, part).at[where])
+
+        return lax.fori_loop(1, parts + 1, add_part, tile)
 
     def _of(self, ref: Any, part: Array | int) -> Any:
         """Returns this warpgroup's entry of the cluster that has a part of the tile; part 0 is this cluster's."""
@@ -82,31 +99,6 @@ def opaque(number: Array) -> Array:
         return splat(emit.ptx("mov.b32 $0, $1;", "=r,r", [emit.scalar(number)], emit.i32_type()))
 
     return inline(number)
-
-
-def _write(accumulator: Array, workspace: Any) -> None:
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()))
-    def inline(_, accumulator, workspace):
-        for register, pointer in zip(accumulator.registers.flat, _pointers(accumulator, workspace), strict=True):
-            llvm.store(register, pointer, alignment=8)
-        mgpu_utils.warpgroup_barrier()  # one thread signals for all
-
-    inline(accumulator, workspace)
-
-
-def _add(accumulator: Array, workspace: Any) -> Array:
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, plgpu.RefType()),
-        return_type=plgpu.ShapeDtypeStruct(accumulator.shape, jnp.float32, layout=plgpu.Layout.WGMMA),
-    )
-    def inline(_, accumulator, workspace):
-        registers = accumulator.registers
-        loaded = [_load_pair(pointer) for pointer in _pointers(accumulator, workspace)]
-        out = np.empty(registers.shape, dtype=object)
-        out.flat = [arith.addf(*pair) for pair in zip(registers.flat, loaded, strict=True)]
-        return mgpu.FragmentedArray(_registers=out, _layout=accumulator.layout, _is_signed=None)
-
-    return inline(accumulator, workspace)
 
 
 def _load_pair(pointer: ir.Value) -> ir.Value:

@@ -16,8 +16,9 @@ epilogue visitor; `planar_snake` the swizzle of thread blocks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -29,9 +30,9 @@ from sparse_lm.ops.hopper.frame import wgmma_sp
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, WARPGROUP_SIZE
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.partial_sums import Sums, opaque
-from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, Grid, Job, Jobs, Work
-from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
+from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Epilogue, Loads, Stage, Tiling
 
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
@@ -71,7 +72,10 @@ def multiply(
 
     grid, jobs = schedule
     outs, store = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
-    blocks, n = tiling.consumer_tile[0] // wgmma_sp.ROWS, tiling.consumer_tile[1]
+    dtype = operands[0].dtype
+    own_m, own_n = tiling.consumer_tile
+    blocks = own_m // wgmma_sp.ROWS
+    sizes = blocks, own_n, wgmma_sp.words_per_block(dtype)
     producer_registers, consumer_registers = _registers(tiling, gathers)
     workspace = (grid.contributors, CLUSTER, CONSUMERS)
 
@@ -85,39 +89,69 @@ def multiply(
             ring.initialize()
             warpgroup = lax.axis_index("warpgroup")
             cluster, peer = lax.axis_index("cluster"), lax.axis_index(CLUSTER_AXIS)
-            work = jobs(operands_gmem, cluster, peer)
-            stages = _Stages(values_smem, metadata_smem, b_smem, tiling, b_transposed)
+            work = count, job_at = jobs(operands_gmem, cluster, peer)
 
             def produce():
                 plgpu.set_max_registers(producer_registers, action="decrease")
-                _produce(ring, stages, work, lambda job: loads(operands_gmem, job))
+
+                def stage_at(slot):
+                    return Stage(values_smem.at[slot], metadata_smem.at[slot], b_smem.at[slot], tiling)
+
+                _produce(ring, stage_at, work, lambda job: loads(operands_gmem, job))
 
             def consume():
                 plgpu.set_max_registers(consumer_registers, action="increase")
-                own = _ConsumerTile.of(tiling, warpgroup)
+                first_row = warpgroup * own_m if own_m < tiling.tile_m else 0
+                first_column = warpgroup * own_n if own_n < tiling.tile_n else 0
+                rows, columns = pl.ds(first_row, own_m), pl.ds(first_column, own_n)
+                row_tiles = pl.ds(first_row // wgmma_sp.ROWS, blocks)  # divided here, once, rather than in the loop
                 sums = Sums(grid, sums_gmem[0], semaphores, cluster, peer, warpgroup) if grid.contributors else None
 
-                def store_part(part, origin, number):
-                    store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, number)
+                def operands_at(slot):
+                    b = b_smem.at[slot, columns] if b_transposed else b_smem.at[slot, :, columns]
+                    return values_smem.at[slot, rows], metadata_smem.at[slot, row_tiles], b
 
-                def finish(accumulators, job):
-                    _finish(accumulators, job, own, sums, stores(n, out.dtype), store_part)
+                def store_parts(accumulators, job):
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
+                    if sums is not None:
+                        sums.wait(job.parts)
+                    width = columns_of_store(out.dtype)
+                    parts = itertools.product(range(blocks), range(0, own_n, width))
+                    for number, (block, first) in enumerate(parts):
+                        part = accumulators[block][:, first : first + width]
+                        if sums is not None:
+                            where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
+                            part = sums.collect(part, job.parts, where)
+                        origin = job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first
+                        store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, number)
 
-                _consume(ring, stages, work, own, grid.odd, finish)
+                def compute(i, first_step):
+                    steps = job_at(i).steps
+                    accumulators = accumulate(
+                        ring, first_step, steps, operands_at, sizes, odd=grid.odd, b_transposed=b_transposed
+                    )
+                    job = job_at(opaque(i))
+                    if sums is None:
+                        store_parts(accumulators, job)
+                    else:  # the cluster that has the tile's first steps adds up what others contribute
+                        pl.when(job.contributes)(lambda: sums.contribute(accumulators))
+                        pl.when(~job.contributes)(lambda: store_parts(accumulators, job))
+                    return first_step + steps
+
+                lax.fori_loop(0, count, compute, jnp.int32(0))
                 plgpu.wait_smem_to_gmem(0)
 
             lax.cond(warpgroup == PRODUCER, produce, consume)
 
         pl.run_scoped(
             scope,
-            *_Stages.scratch(tiling, operands[0].dtype, b_transposed),
-            staging(CONSUMERS, out.dtype, transposed=out_transposed),
-            full_barriers(STAGES),
-            empty_barriers(STAGES, CONSUMERS),
+            *_stages(tiling, dtype, b_transposed),
+            staging(out.dtype, transposed=out_transposed),
+            *barriers(STAGES, CONSUMERS),
             collective_axes="warpgroup",
         )
 
-    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * n), jnp.float32)
+    sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * own_n), jnp.float32)
     out_types = [*outs, sums] if grid.contributors else [*outs]
     return launch(kernel, out_types, grid.clusters, name)(*operands)[: len(outs)]
 
@@ -147,65 +181,20 @@ def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:
     return (24, 240) if accumulators > _FEW_ACCUMULATORS and not gathers else (56, 224)
 
 
-class _Stages(NamedTuple):
-    """The ring in shared memory: what `Stage` has, of all slots."""
-
-    values: Any
-    metadata: Any
-    b: Any
-    tiling: Tiling
-    b_transposed: bool
-
-    @staticmethod
-    def scratch(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
-        """Allocates shared memory for the values, the metadata and b."""
-        step = wgmma_sp.step_columns(dtype)
-        values_tile = tiling.tile_m, step // 2
-        b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
-        metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE * wgmma_sp.words_per_block(dtype)
-        return (
-            plgpu.SMEM((STAGES, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
-            plgpu.SMEM((STAGES, *metadata_tile), jnp.int32),
-            plgpu.SMEM((STAGES, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
-        )
-
-    def stage(self, slot: Array) -> Stage:
-        return Stage(self.values.at[slot], self.metadata.at[slot], self.b.at[slot], self.tiling)
-
-    def operands(self, slot: Array, own: _ConsumerTile) -> tuple[Any, Any, Any]:
-        """Returns the operands that a consumer multiplies."""
-        b = self.b.at[slot, own.columns] if self.b_transposed else self.b.at[slot, :, own.columns]
-        return self.values.at[slot, own.rows], self.metadata.at[slot, own.row_tiles], b
+def _stages(tiling: Tiling, dtype: jnp.dtype, b_transposed: bool) -> tuple[Any, Any, Any]:
+    """Allocates the ring in shared memory: what `Stage` has, of all slots."""
+    step = wgmma_sp.step_columns(dtype)
+    values_tile = tiling.tile_m, step // 2
+    metadata_tile = tiling.tile_m // wgmma_sp.ROWS, 1, WARPGROUP_SIZE * wgmma_sp.words_per_block(dtype)
+    b_tile = (tiling.tile_n, step) if b_transposed else (step, tiling.tile_n)
+    return (
+        plgpu.SMEM((STAGES, *values_tile), dtype, transforms=wgmma_sp.values_transforms(dtype)),
+        plgpu.SMEM((STAGES, *metadata_tile), jnp.int32),
+        plgpu.SMEM((STAGES, *b_tile), dtype, transforms=wgmma_sp.dense_transforms(dtype)),
+    )
 
 
-class _ConsumerTile(NamedTuple):
-    """The part of a block's tile that one consumer computes."""
-
-    first_row: Array | int
-    first_column: Array | int
-    blocks: int  # of 64 rows
-    n: int  # columns
-    row_tiles: Any  # where the blocks are in the stage's metadata
-
-    @classmethod
-    def of(cls, tiling: Tiling, warpgroup: Array) -> _ConsumerTile:
-        m, n = tiling.consumer_tile
-        blocks = m // wgmma_sp.ROWS
-        first_row = warpgroup * m if m < tiling.tile_m else 0
-        first_column = warpgroup * n if n < tiling.tile_n else 0
-        # Divided here, once, rather than in the loop.
-        return cls(first_row, first_column, blocks, n, pl.ds(first_row // wgmma_sp.ROWS, blocks))
-
-    @property
-    def rows(self) -> Any:
-        return pl.ds(self.first_row, self.blocks * wgmma_sp.ROWS)
-
-    @property
-    def columns(self) -> Any:
-        return pl.ds(self.first_column, self.n)
-
-
-def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], Loads]) -> None:
+def _produce(ring: Ring, stage_at: Callable[[Array], Stage], work: Work, loads_of: Callable[[Job], Loads]) -> None:
     """Fills a stage of the ring for each step of each job; what its copies look up was read some steps before."""
     count, job_at = work
 
@@ -218,7 +207,7 @@ def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], 
 
         def fill_step(j, looked_up):
             slot, k = ring.slot(first_step + j), job.first_k + j
-            stage = stages.stage(slot)
+            stage = stage_at(slot)
             ring.fill(first_step + j, loads.copies(k, looked_up[0], stage))
             following = look_up(j + _LOOK_AHEAD)
             if ring.gathers:
@@ -230,58 +219,3 @@ def _produce(ring: Ring, stages: _Stages, work: Work, loads_of: Callable[[Job], 
         return first_step + job.steps
 
     ring.close(lax.fori_loop(0, count, fill, jnp.int32(0)))
-
-
-def _consume(
-    ring: Ring, stages: _Stages, work: Work, own: _ConsumerTile, odd: bool, finish: Callable[[tuple, Job], None]
-) -> None:
-    """Multiplies job after job, and hands over the accumulators of each."""
-    (count, job_at), words = work, wgmma_sp.words_per_block(stages.b.dtype)
-
-    def compute(i, first_step):
-        steps = job_at(i).steps
-        operands, sizes = lambda slot: stages.operands(slot, own), (own.blocks, own.n, words)
-        options = dict(odd=odd, b_transposed=stages.b_transposed)
-        accumulators = accumulate(ring, first_step, steps, operands, sizes, **options)
-        finish(accumulators, job_at(opaque(i)))
-        return first_step + steps
-
-    lax.fori_loop(0, count, compute, jnp.int32(0))
-
-
-def _finish(
-    accumulators: tuple[Array, ...],
-    job: Job,
-    own: _ConsumerTile,
-    sums: Sums | None,
-    stores_of_a_block: int,
-    store_part: Callable[[Array, tuple[Array, Array], int], None],
-) -> None:
-    """Leaves the accumulators to the cluster that has the tile's first steps, or adds up what others left and stores.
-
-    There are no `sums` if no cluster of the grid contributes. `store_part` is called with each of the parts [64,
-    columns] of an accumulator, its origin in the product and its number.
-    """
-
-    def store():
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # those of the tile before are long done
-        if sums is not None:
-            sums.wait(job.parts)
-        width = own.n // stores_of_a_block
-        for number in range(own.blocks * stores_of_a_block):
-            block, first = number // stores_of_a_block, number % stores_of_a_block * width
-            part = accumulators[block][:, first : first + width]
-            if sums is not None:
-                where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
-                part = sums.collect(part, job.parts, where)
-            origin = job.row + own.first_row + block * wgmma_sp.ROWS, job.column + own.first_column + first
-            store_part(part, origin, number)
-
-    if sums is None:
-        return store()
-
-    @pl.when(job.contributes)
-    def _contribute():
-        sums.contribute(accumulators)
-
-    pl.when(~job.contributes)(store)

@@ -28,14 +28,11 @@ from sparse_lm.ops.hopper.frame.emit import SCALAR, WARPGROUP_SIZE, Number, elem
 CLUSTER_AXIS = "peer"  # thread blocks that share what is multicast
 
 
-def full_barriers(stages: int) -> Any:
-    """Allocates `Ring.full`."""
-    return plgpu.SMEM((stages, 2), jnp.int32)  # an mbarrier is 8 bytes
-
-
-def empty_barriers(stages: int, consumers: int) -> Any:
-    """Allocates `Ring.empty`: one arrival a consumer warpgroup, of every block of the cluster."""
-    return plgpu.ClusterBarrier(collective_axes=(CLUSTER_AXIS,), num_arrivals=consumers, num_barriers=stages)
+def barriers(stages: int, consumers: int) -> tuple[Any, Any]:
+    """Allocates `Ring.full`, and `Ring.empty`, at which each consumer of every block of the cluster arrives once."""
+    full = plgpu.SMEM((stages, 2), jnp.int32)  # an mbarrier is 8 bytes
+    empty = plgpu.ClusterBarrier(collective_axes=(CLUSTER_AXIS,), num_arrivals=consumers, num_barriers=stages)
+    return full, empty
 
 
 @dataclasses.dataclass(frozen=True)

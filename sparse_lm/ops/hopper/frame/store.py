@@ -15,23 +15,24 @@ from jaxlib.mlir import ir
 from sparse_lm.ops.hopper.frame import compat
 from sparse_lm.ops.hopper.frame.emit import Number, i32_type, load_vector, shared_memory
 from sparse_lm.ops.hopper.frame.operands import swizzled
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS
+from sparse_lm.ops.hopper.frame.wgmma_sp import ROWS
 
 SWIZZLE = 128  # bytes, of a row of a staging slot
 SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
-_ROWS = 64  # of the accumulator
 _SLOTS = 2  # of a warpgroup: epilogues write one while slower threads read the other
 
 
-def staging(warpgroups: int, dtype: jnp.dtype, *, transposed: bool) -> Any:
-    """Allocates scratch [warpgroups, slots, ...] for `store_tile`, which takes one warpgroup's part."""
-    columns = _columns(dtype)
-    tile = (columns, _ROWS) if transposed else (_ROWS, columns)
-    return plgpu.SMEM((warpgroups, _SLOTS, *tile), dtype, transforms=swizzled(dtype))
+def staging(dtype: jnp.dtype, *, transposed: bool) -> Any:
+    """Allocates scratch [consumers, slots, ...] for `store_tile`, which takes one consumer's part."""
+    columns = columns_of_store(dtype)
+    tile = (columns, ROWS) if transposed else (ROWS, columns)
+    return plgpu.SMEM((CONSUMERS, _SLOTS, *tile), dtype, transforms=swizzled(dtype))
 
 
-def stores(n: int, dtype: jnp.dtype) -> int:
-    """Counts the stores that `store_tile` makes of [64, n]."""
-    return n // _columns(dtype)
+def columns_of_store(dtype: jnp.dtype) -> int:
+    """Counts the columns of the accumulator that `store_tile` stores at a time: a row of the swizzle."""
+    return SWIZZLE // jnp.dtype(dtype).itemsize
 
 
 def store_tile(
@@ -57,18 +58,18 @@ def store_tile(
     """
     row, column = origin
     count = slots.shape[0]
-    columns = _columns(tile.dtype)
+    columns = columns_of_store(tile.dtype)
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, plgpu.RefType(swizzled(tile.dtype))))
     def write(_, part, ref):
         write_tile(part, ref, transposed=transposed)
 
-    for i in range(stores(tile.shape[1], tile.dtype)):
+    for i in range(tile.shape[1] // columns):
         slot = slots.at[lax.rem(first_store + i, count)]
         plgpu.wait_smem_to_gmem(count - 1, wait_read_only=True)
         write(tile[:, i * columns : (i + 1) * columns], slot)
         plgpu.commit_smem()
-        rows, cols = pl.ds(row, _ROWS), pl.ds(column + i * columns, columns)
+        rows, cols = pl.ds(row, ROWS), pl.ds(column + i * columns, columns)
         target = out.at[cols, rows] if transposed else out.at[rows, cols]
         plgpu.copy_smem_to_gmem(slot, target)
 
@@ -88,8 +89,3 @@ def load_chunk(slot: ir.Value, row: Number, chunk: Number) -> list[Number]:
     swizzled = chunk ^ (row & (SWIZZLE // SWIZZLE_CHUNK - 1))
     offset = row * SWIZZLE + swizzled * SWIZZLE_CHUNK
     return load_vector(shared_memory(slot, ir.IntegerType.get_signless(8)).at(offset), 4, i32_type())
-
-
-def _columns(dtype: jnp.dtype) -> int:
-    """Counts the columns of the accumulator that one store takes: a row of the swizzle."""
-    return SWIZZLE // jnp.dtype(dtype).itemsize

@@ -47,7 +47,6 @@ _VALUES_BYTES, _DENSE_BYTES = 64, 128  # of a row of either operand, per step
 _INSTRUCTIONS = 2  # of a step
 _PTX_TYPES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3"}
 _WORD = 4  # bytes of a metadata word
-_EVEN_LANES, _ODD_LANES = 0x5410, 0x7632  # bytes of two words: both low halves, both high halves
 
 
 def step_columns(dtype: DTypeLike) -> int:
@@ -147,14 +146,14 @@ def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:
         words = list(map(emit.scalar, words))
         nvvm.wgmma_fence_aligned()
         per_block = len(words) // blocks
-        results = [
-            _issue(accumulator.registers, values, block, b, words[per_block * block : per_block * (block + 1)], n)
+        results = tuple(
+            _issue(accumulator, values, block, b, words[per_block * block : per_block * (block + 1)], n)
             for block, accumulator in enumerate(accumulators)
-        ]
+        )
         nvvm.wgmma_commit_group_sync_aligned()
         nvvm.wgmma_wait_group_sync_aligned(1)
         _use_together([*map(emit.scalar, previous_words), *words])
-        return tuple(map(_with_registers, accumulators, results)), tuple(map(splat, words))
+        return results, tuple(map(splat, words))
 
     return inline(carry, values, words, b)
 
@@ -179,7 +178,9 @@ def finish(carry: Carry) -> tuple[Array, ...]:
     return inline(accumulators)
 
 
-def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, words: list[Number], n: int) -> np.ndarray:
+def _issue(
+    accumulator: mgpu.FragmentedArray, values: ir.Value, block: int, b: ir.Value, words: list[Number], n: int
+) -> mgpu.FragmentedArray:
     """Issues the two instructions of one block of rows, on the 64 * n / 128 accumulator registers of a lane."""
     element = ir.MemRefType(b.type).element_type
     columns = _DENSE_BYTES // mgpu_utils.bytewidth(element)
@@ -200,7 +201,7 @@ def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, wor
     shared_word = len(words) == 1
     transposed = f", 0, {int(b_fastest != mma_utils.Dim.K)}" if shared_word else ""
 
-    flat = list(registers.flat)
+    flat = list(accumulator.registers.flat)
     for i in range(_INSTRUCTIONS):
         # After the metadata's word: which pairs of lanes hold it; scale-d; the signs of A and B; whether A and B are
         # transposed.
@@ -219,9 +220,9 @@ def _issue(registers: np.ndarray, values: ir.Value, block: int, b: ir.Value, wor
             has_side_effects=True,
         )
         flat = [llvm.extractvalue(float_register, result, [j]) for j in range(count)]
-    out = np.empty(registers.shape, dtype=object)
-    out.flat = flat
-    return out
+    registers = np.empty(accumulator.registers.shape, dtype=object)
+    registers.flat = flat
+    return mgpu.FragmentedArray(_registers=registers, _layout=accumulator.layout, _is_signed=accumulator.is_signed)
 
 
 def _advance(descriptor: ir.Value, byte_offset: int) -> ir.Value:
@@ -244,7 +245,7 @@ def _load_words_of_e4m3(metadata: ir.Value, lane: Number, count: int) -> list[Nu
     code = [
         ".reg .pred even; .reg .b32 pair, halves, a, b;",
         f"and.b32 pair, ${count}, {_WORD}; setp.eq.u32 even, pair, 0; and.b32 pair, ${count}, {-2 * _WORD};",
-        f"selp.b32 halves, {_EVEN_LANES}, {_ODD_LANES}, even;",
+        f"selp.b32 halves, {emit.LOW_HALVES}, {emit.HIGH_HALVES}, even;",
     ]
     for i in range(count):
         code.append(f"ld.volatile.shared.v2.u32 {{a, b}}, [pair + {_WORD * WARPGROUP_SIZE * i}];")
@@ -259,10 +260,6 @@ def _use_together(words: list[Number]) -> None:
     ands = " ".join(f"and.b32 t, t, ${i};" for i in range(1, len(words)))
     code = f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {ands} setp.eq.u32 p, t, -1; @p nanosleep.u32 0; }}"
     emit.ptx(code, ",".join("r" * len(words)), words)
-
-
-def _with_registers(array: mgpu.FragmentedArray, registers: np.ndarray) -> mgpu.FragmentedArray:
-    return mgpu.FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=array.is_signed)
 
 
 def splat(number: Number) -> mgpu.FragmentedArray:

@@ -24,10 +24,9 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
-from sparse_lm.ops.checks import check_hidden_dtype
+from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.hopper.frame import compat
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE
-from sparse_lm.ops.hopper.frame.operands import check_multiples
 from sparse_lm.ops.hopper.frame.schedule import core_count
 from sparse_lm.ops.norm import SAVED
 

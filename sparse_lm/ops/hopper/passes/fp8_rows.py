@@ -22,11 +22,12 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
+from sparse_lm.ops.checks import check_multiples
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.ops.fp8 import E4M3, LOWEST_EXPONENT, Scaled, Unscaled
 from sparse_lm.ops.hopper.frame import compat
 from sparse_lm.ops.hopper.frame.emit import ptx
-from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
+from sparse_lm.ops.hopper.frame.operands import swizzled
 
 _ROWS, _COLUMNS = 32, 64  # of a tile
 _WARPGROUPS = 2

@@ -18,32 +18,21 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from sparse_lm.ops.checks import check_hidden_dtype
+from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24
+from sparse_lm.ops.formats import TILE, HiddenGradients, HiddenStats, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import Number, element_of, f32, i32, load_words, maximum, select, shape_of
-from sparse_lm.ops.hopper.frame.hidden_stats import sum_stats
-from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import positions
-from sparse_lm.ops.hopper.passes.squared_relu_24 import out_types, store_selected
+from sparse_lm.ops.hopper.passes.squared_relu_24 import sparsify_hidden
 from sparse_lm.ops.mvue import threefry_key
 
 
 def gated_squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.gated_squared_relu_24`; refuses an h that is not of 16-bit floats, and neurons that are no
     multiple of 64."""
-    neurons = _check(h)
-    padded = pad_to_tiles(h)
-    rows = padded.shape[0]
-
-    def sparsify_tile(tile, h, *outs):
-        store_selected(_gated_squared_relu(h, tile), tile, *outs, signed=True)
-
-    tiles, outs = (rows // TILE, neurons // TILE), out_types(rows, neurons, h.dtype)
-    values, metadata, stats = run_by_tile(sparsify_tile, [padded], outs, tiles, name="gated_squared_relu_24")
-    return Sparse24(values, metadata, (h.shape[0], neurons)), sum_stats(stats)
+    return sparsify_hidden(h, _check(h), _gated_squared_relu, signed=True, name="gated_squared_relu_24")
 
 
 def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array) -> HiddenGradients:
@@ -98,8 +87,7 @@ def _check(h: Array) -> int:
     """Returns the neurons of H [T, 2 F], if a kernel here takes it."""
     check_hidden_dtype(h.dtype)
     neurons = h.shape[1] // 2
-    if neurons % TILE:
-        raise NotImplementedError(f"needs a multiple of {TILE} neurons, not {neurons}")
+    check_multiples({"F": (neurons, TILE)})
     return neurons
 
 

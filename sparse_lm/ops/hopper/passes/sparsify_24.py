@@ -20,12 +20,11 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.typing import ArrayLike, DTypeLike
 from jaxlib.mlir import ir
 
-from sparse_lm.ops.checks import check_selection_dtypes
+from sparse_lm.ops.checks import check_multiples, check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import TILE, Sparse24
+from sparse_lm.ops.formats import TILE, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import mvue
 from sparse_lm.ops.hopper.frame.emit import Number, shared_memory, widen
-from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
 from sparse_lm.ops.hopper.frame.two_of_four import Pair, groups_of_four, two_of_four
 from sparse_lm.ops.mvue import threefry_key
@@ -51,8 +50,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
     dtype = jnp.dtype(dtype)
     check_selection_dtypes(w.dtype, dtype)
     rows, columns = w.shape
-    if rows // scale.shape[0] % TILE:
-        raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {rows // scale.shape[0]}")
+    check_multiples({"rows of a scale": (rows // scale.shape[0], TILE)})
     scale = scale.astype(jnp.float32)
     values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, dense=True)
     return Sparse24(values, metadata, w.shape), dense[:rows, :columns]

@@ -19,10 +19,9 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from sparse_lm.ops.checks import check_selection_dtypes
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
+from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
-from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, SHARED_STRIDE, THREAD_COLUMNS, Tile, load_tile, run_by_tile
 from sparse_lm.ops.hopper.frame.two_of_four import Pair
 

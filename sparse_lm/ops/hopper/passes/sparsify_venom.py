@@ -21,12 +21,11 @@ from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
-from sparse_lm.ops.checks import check_hidden_dtype
-from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
+from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
+from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom, types_24
 from sparse_lm.ops.hopper.frame import emit, packed_24
 from sparse_lm.ops.hopper.frame.emit import COMPILER_PARAMS, SCALAR, WARP_SIZE, WARPGROUP_SIZE, Number
 from sparse_lm.ops.hopper.frame.hidden_stats import Seen, count_nonzeros, stats_type, store_stats, sum_stats
-from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import THREAD_COLUMNS, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, magnitude_rank
 
@@ -64,8 +63,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
             f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
         )
     shape = rows, width = x.shape
-    if width % (TILE // _KEPT * m):
-        raise NotImplementedError(f"needs the {width} columns to be a multiple of 16 m = {16 * m}")
+    check_multiples({"F": (width, TILE // _KEPT * m)})
     x = jnp.pad(x, ((0, -rows % v), (0, 0))) if rows % v else x
     warpgroups = v // TILE
     blocks, tiles = x.shape[0] // v, width // tile_columns
@@ -89,7 +87,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
             matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
             store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
             seen = seen.add([], [pair.values for pair in pairs], emit.element_of(x_gmem))
-        store_stats(stats_gmem, block * tiles + tile_number, seen.stats())
+        store_stats(stats_gmem, block * tiles + tile_number, seen)
 
     def kernel(*refs):
         sparsify_tile(*refs, lax.axis_index("block"), lax.axis_index("tile"))

@@ -6,7 +6,8 @@ What selection saw is summed in float32 (hidden_stats.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,10 @@ from jaxlib.mlir import ir
 
 from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
+from sparse_lm.ops.formats import HiddenStats, Sparse24, types_24
 from sparse_lm.ops.hopper.frame import packed_24
 from sparse_lm.ops.hopper.frame.emit import Number, element_of, shape_of
 from sparse_lm.ops.hopper.frame.hidden_stats import Seen, stats_type, store_stats, sum_stats
-from sparse_lm.ops.hopper.frame.operands import types_24
 from sparse_lm.ops.hopper.frame.thread_tile import Tile, run_by_tile
 
 _MAGNITUDES = 0x7FFF7FFF  # of the two 16-bit floats of a word
@@ -28,21 +28,32 @@ _MAGNITUDES = 0x7FFF7FFF  # of the two 16-bit floats of a word
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_24`; refuses an h that is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
-    padded = pad_to_tiles(h)
-    rows, columns = padded.shape
+
+    def load_y(h, tile):
+        return squared_relu(tile.load_words(h), element_of(h))
+
+    return sparsify_hidden(h, h.shape[1], load_y, signed=False, name="squared_relu_24")
+
+
+def sparsify_hidden(
+    h: Array, neurons: int, load_y: Callable[[ir.Value, Tile], Iterable[list[Number]]], *, signed: bool, name: str
+) -> tuple[Sparse24, HiddenStats]:
+    """Selects from the Y [T, neurons] of which `load_y` makes the words of a thread's rows, from h in global memory."""
 
     def sparsify_tile(tile, h, *outs):
-        store_selected(squared_relu(tile.load_words(h), element_of(h)), tile, *outs, signed=False)
+        store_selected(load_y(h, tile), tile, *outs, signed=signed)
 
-    tiles, outs = (rows // TILE, columns // TILE), out_types(rows, columns, h.dtype)
-    values, metadata, stats = run_by_tile(sparsify_tile, [padded], outs, tiles, name="squared_relu_24")
-    return Sparse24(values, metadata, h.shape), sum_stats(stats)
+    shape = h.shape[0], neurons
+    outs = out_types(*shape, h.dtype)
+    tiles = outs[1].shape[:2]  # that the metadata describes
+    values, metadata, stats = run_by_tile(sparsify_tile, [pad_to_tiles(h)], outs, tiles, name=name)
+    return Sparse24(values, metadata, shape), sum_stats(stats)
 
 
 def out_types(rows: int, columns: int, dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the types that `store_selected` fills, for a Y of whole tiles: values, metadata, each warp's statistics
-    of a tile."""
-    return *types_24(rows, columns, dtype), stats_type(rows // TILE * (columns // TILE))
+    """Returns the types that `store_selected` fills: values, metadata, each warp's statistics of a tile."""
+    values, metadata = types_24(rows, columns, dtype)
+    return values, metadata, stats_type(math.prod(metadata.shape[:2]))
 
 
 def squared_relu(h: Sequence[Sequence[Number]], element: ir.Type) -> Iterable[list[Number]]:
@@ -64,4 +75,4 @@ def store_selected(
         magnitudes = [word & _MAGNITUDES for word in words] if signed else words
         seen = seen.add(magnitudes, [pair.values for pair in pairs[-1]], element)
     tile.store_24(values, metadata, pairs)
-    store_stats(stats, tile.row * shape_of(metadata)[1] + tile.column, seen.stats())
+    store_stats(stats, tile.row * shape_of(metadata)[1] + tile.column, seen)

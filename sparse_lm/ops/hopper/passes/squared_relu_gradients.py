@@ -13,6 +13,7 @@ bit for bit the reference, while a CPU, whose square roots are rounded correctly
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -21,12 +22,12 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, math
 
-from sparse_lm.ops.checks import check_hidden_dtype
+from sparse_lm.ops.checks import check_hidden_dtype, check_multiples
 from sparse_lm.ops.compress import pad_to_tiles
-from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
+from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
-from sparse_lm.ops.hopper.frame.operands import pad_to, types_24
+from sparse_lm.ops.hopper.frame.operands import pad_to
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
@@ -52,10 +53,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
         if y.contiguous > 1:
             raise NotImplementedError(f"needs columns that are four of each {y.m}, not {y.contiguous} contiguous ones")
         columns, tile_neurons = y.columns, TILE // 4 * y.m
-        if y.v % TILE or tile_neurons % TILE or y.shape[1] % tile_neurons:
-            raise NotImplementedError(
-                f"needs v to be a multiple of 64, m of 4, and F of 16 m, not v = {y.v}, m = {y.m}, F = {y.shape[1]}"
-            )
+        check_multiples({"v": (y.v, TILE), "m": (y.m, 4), "F": (y.shape[1], tile_neurons)})
         padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
     dh, *transposes = _call(padded, y.values, y.metadata, columns, key, tile_neurons)
     # Rows of a ragged last block may be padded by more than a tile.
@@ -85,15 +83,21 @@ def _call(
         *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places = rest
         thread = tile.thread
         if columns is not None:
-            listed = optional_gmem[0], tile.row // block_tiles, tile
-            _invert(*listed, places, tile_neurons)
+            columns_gmem, block = optional_gmem[0], tile.row // block_tiles
+
+            def neuron_at(tile_column):
+                column = tile.column * TILE + tile_column
+                start = block.wide() * emit.shape_of(columns_gmem)[1] + column.wide()
+                return emit.global_memory(columns_gmem).load(start)
+
+            _invert(neuron_at, tile, places, tile_neurons)
         _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
         tile_columns = [thread.row + 8 * half for half in HALVES]
         if columns is None:
             out_rows = [tile.column * TILE + tile_column for tile_column in tile_columns]
         else:
-            out_rows = [_listed(*listed, tile_column) for tile_column in tile_columns]
+            out_rows = [neuron_at(tile_column) for tile_column in tile_columns]
         loaded = [shared_words.load_column(words, thread, tile_column) for tile_column in tile_columns]
         if key is None:
             selected = [_select_along_tokens(tokens) for tokens in loaded]
@@ -185,14 +189,7 @@ def _scatter_rows(outs, rows: list[Number], places: ir.Value, tile: Tile, tile_n
                 store_row(values, metadata, neuron, nothing, is_empty)
 
 
-def _listed(columns: ir.Value, block: Number, tile: Tile, place: Number) -> Number:
-    """Loads the neuron at a condensed column of a tile of columns [blocks, Kc]."""
-    offset = tile.column * TILE + place
-    start = block.wide() * emit.shape_of(columns)[1] + offset.wide()
-    return emit.global_memory(columns).load(start)
-
-
-def _invert(columns: ir.Value, block: Number, tile: Tile, places: ir.Value, tile_neurons: int) -> None:
+def _invert(neuron_at: Callable[[Number], Number], tile: Tile, places: ir.Value, tile_neurons: int) -> None:
     """Sets `places[neuron - first neuron of the tile]` to its condensed column in the tile, or `_NOT_KEPT`."""
     shared = emit.shared_memory(places)
     for first in range(0, tile_neurons, WARPGROUP_SIZE):
@@ -200,5 +197,5 @@ def _invert(columns: ir.Value, block: Number, tile: Tile, places: ir.Value, tile
         shared.store(index, emit.i32(_NOT_KEPT))
     mgpu_utils.warpgroup_barrier()
     own = tile.thread.index % TILE  # two threads write the same
-    neuron = _listed(columns, block, tile, own)
+    neuron = neuron_at(own)
     shared.store(neuron - tile.column * tile_neurons, own)

@@ -22,9 +22,10 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
+from sparse_lm.ops.checks import check_multiples
 from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
 from sparse_lm.ops.hopper.frame import compat
-from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
+from sparse_lm.ops.hopper.frame.operands import swizzled
 from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _ROWS, _COLUMNS, _STEP = 64, 256, 64  # of a warpgroup's part of a tile, and of a step along k

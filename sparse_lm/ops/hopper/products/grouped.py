@@ -19,9 +19,9 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, check_product_dtypes
 from sparse_lm.ops.grouped import group_sizes
-from sparse_lm.ops.hopper.frame.operands import check_multiples, swizzled
+from sparse_lm.ops.hopper.frame.operands import swizzled
 from sparse_lm.ops.hopper.frame.schedule import core_count
 
 _TILE_M, _TILE_N = 128, 256  # rows and columns of the result in a tile; each consumer computes half of the columns
@@ -35,7 +35,6 @@ _TRANSFORMS = swizzled(jnp.bfloat16)
 
 def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `ops.grouped_up`. The two operands must be bfloat16 or float16, and sizes multiples of the tiles'."""
-    check_product_dtypes(w.dtype, x.dtype, x.dtype)
     neurons, dim = w.shape[0] // experts, x.shape[1]
     check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _TILE_N), "D": (dim, _STEP * _STAGES)})
 
@@ -51,7 +50,6 @@ def grouped_up(x: Array, w: Array, block_experts: Array, v: int, experts: int, *
 
 def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int, *, padded: bool = False) -> Array:
     """See `ops.grouped_down` and `grouped_up`."""
-    check_product_dtypes(w.dtype, y.dtype, y.dtype)
     neurons, dim = y.shape[1], w.shape[1]
     check_multiples({"v": (v, _TILE_M), "F / E": (neurons, _STEP * _STAGES), "D": (dim, _TILE_N)})
 
@@ -68,7 +66,6 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int,
 
 def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: jnp.dtype) -> Array:
     """See `ops.grouped_weights` and `grouped_up`."""
-    check_product_dtypes(y.dtype, x.dtype, out_dtype)
     neurons, dim = y.shape[1], x.shape[1]
     check_multiples({"v": (v, _STEP), "F / E": (neurons, _TILE_M), "D": (dim, _TILE_N)})
     sizes = group_sizes(block_experts, v, experts)
@@ -107,15 +104,12 @@ def _multiply(
     `tile(references to the operands, row, column)` gives slices a and b, [rows, contracted] and [contracted, columns]
     or transposed, and how many steps of the contracted dimension are to be summed up.
     """
+    check_product_dtypes(operands[0].dtype, operands[1].dtype, out.dtype)
     own_n = _TILE_N // _CONSUMERS
     grid = out.shape[0] // _TILE_M, out.shape[1] // _TILE_N
     a_tile = (_STEP, _TILE_M) if a_transposed else (_TILE_M, _STEP)
     b_tile = (_TILE_N, _STEP) if b_transposed else (_STEP, _TILE_N)
     chunk = 128 // jnp.dtype(out.dtype).itemsize  # columns of a line of shared memory
-
-    def own(b_smem, consumer):
-        columns = pl.ds(consumer * own_n, own_n)
-        return b_smem.at[columns].transpose((1, 0)) if b_transposed else b_smem.at[:, columns]
 
     def kernel(*refs):
         operands_gmem, out_gmem = refs[:-1], refs[-1]
@@ -159,8 +153,10 @@ def _multiply(
                         plgpu.copy_smem_to_gmem(piece, out_gmem.at[rows, columns])
 
                 def step(_, a_smem, b_smem, accumulator):
-                    a_smem = a_smem.transpose((1, 0)) if a_transposed else a_smem
-                    plgpu.wgmma(accumulator, a_smem, own(b_smem, consumer))
+                    columns = pl.ds(consumer * own_n, own_n)
+                    a = a_smem.transpose((1, 0)) if a_transposed else a_smem
+                    b = b_smem.at[columns].transpose((1, 0)) if b_transposed else b_smem.at[:, columns]
+                    plgpu.wgmma(accumulator, a, b)
                     plgpu.wgmma_wait(0)
                     return accumulator
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, check_product_dtypes
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.fp8 import E4M3
 from sparse_lm.ops.hopper.frame import compat, split_k, wgmma_sp
@@ -60,14 +60,11 @@ def matmul_24(
 def matmul_24_fp8(
     a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike = jnp.bfloat16, config: Tiling | None = None
 ) -> Array:
-    """See `sparse_lm.ops.matmul_24_fp8`; refuses other dtypes, and a K that is no multiple of 128."""
-    if (a.dtype, b_t.dtype) != (E4M3, E4M3) or out_dtype not in (jnp.bfloat16, jnp.float32):
-        raise NotImplementedError(
-            f"needs operands in {E4M3.__name__} and gives bfloat16 or float32, not {a.dtype}, {b_t.dtype}, {out_dtype}"
-        )
+    """See `sparse_lm.ops.matmul_24_fp8`; refuses other results, and a K that is no multiple of 128."""
+    if out_dtype not in (jnp.bfloat16, jnp.float32):
+        raise NotImplementedError(f"gives bfloat16 or float32, not {jnp.dtype(out_dtype)}")
     (m, k), n = a.shape, b_t.shape[0]
-    if k % _FP8_STEP:
-        raise NotImplementedError(f"needs K = {k} to be a multiple of {_FP8_STEP}")
+    check_multiples({"K": (k, _FP8_STEP)})
     config = config or split_k.fastest(CANDIDATES, m, n, k // _FP8_STEP)
     b_t = pad_to(b_t, (round_up(n), k))
     sizes = a.values.shape[0], b_t.shape[0]

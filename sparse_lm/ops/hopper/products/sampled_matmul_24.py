@@ -73,11 +73,9 @@ def sampled_matmul_24(
     """
     if not _takes_contiguous(contiguous, v):
         return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
-    out_dtype = jnp.dtype(out_dtype or x.dtype)
-    check_product_dtypes(w.dtype, x.dtype, out_dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
-    out = result_type(tokens, kept, out_dtype)
-    (product,) = _multiply_listed(config, w, pad(x), neuron_ids, v, contiguous, out, name="sampled_matmul_24")
+    out = result_type(tokens, kept, jnp.dtype(out_dtype or x.dtype))
+    (product,) = _multiply_listed(config, w, x, neuron_ids, v, contiguous, out, name="sampled_matmul_24")
     return product[:tokens, :kept]
 
 
@@ -90,11 +88,10 @@ def sampled_squared_relu_24(
     """
     if not _takes_contiguous(contiguous, v):
         return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
-    check_product_dtypes(w.dtype, x.dtype, x.dtype)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     h = jax.ShapeDtypeStruct((round_up(tokens), kept), x.dtype)
     values, metadata, stats = _multiply_listed(
-        config, w, pad(x), neuron_ids, v, contiguous, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
+        config, w, x, neuron_ids, v, contiguous, h, name="sampled_squared_relu_24", epilogue=_squared_relu(h)
     )
     return Sparse24(values, metadata, (tokens, kept)), sum_stats(stats)
 
@@ -116,7 +113,9 @@ def _multiply_listed(
     name: str,
     epilogue: Epilogue | None = None,
 ) -> list[Array]:
-    """Computes the product `out`, or what the epilogue makes of its transpose, [Kc, T]; x is in whole tiles."""
+    """Computes the product `out`, or what the epilogue makes of its transpose, [Kc, T]."""
+    check_product_dtypes(w.dtype, x.dtype, out.dtype)
+    x = pad(x)
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     config = config or heuristic_config(tokens, kept, x.shape[1], v)
     check_in_block(config.cluster_n, v, "tokens")

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
 from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import launch
-from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, empty_barriers, full_barriers
+from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
-from sparse_lm.ops.hopper.frame.store import staging, store_tile, stores
+from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block
 
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
@@ -51,8 +51,7 @@ def sampled_rows_24(
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
-    if v % CANDIDATES[-1]:
-        raise NotImplementedError(f"needs v to be a multiple of {CANDIDATES[-1]}, not {v}")
+    check_multiples({"v": (v, CANDIDATES[-1])})
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     tile_tokens = config or next(tokens for tokens in CANDIDATES if v % tokens == 0)
     check_in_block(tile_tokens, v, "tokens")
@@ -111,7 +110,7 @@ def sampled_rows_24(
             def consume():
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
                 own_rows = pl.ds(warpgroup * _CONSUMER_ROWS, _CONSUMER_ROWS)
-                accumulators = _CONSUMER_ROWS // wgmma_sp.ROWS, tile_tokens
+                sizes = _CONSUMER_ROWS // wgmma_sp.ROWS, tile_tokens
                 options = dict(b_transposed=True, load_words=gather_24.load_words)
 
                 def operands(slot):
@@ -119,11 +118,11 @@ def sampled_rows_24(
 
                 def compute(i, block, row, token):
                     row = row + warpgroup * _CONSUMER_ROWS
-                    parts = accumulate(ring, i * steps, steps, operands, accumulators, **options)
+                    parts = accumulate(ring, i * steps, steps, operands, sizes, **options)
                     for number, part in enumerate(parts):
                         part = part.astype(out.dtype)
                         origin = row + number * wgmma_sp.ROWS, token
-                        first_store = (i * len(parts) + number) * stores(tile_tokens, out.dtype)
+                        first_store = (i * len(parts) + number) * (tile_tokens // columns_of_store(out.dtype))
                         store_tile(part, out_smem.at[warpgroup], out_gmem, origin, first_store, transposed=True)
 
                 for_each_tile(compute)
@@ -137,9 +136,8 @@ def sampled_rows_24(
             # The second stage of a gather leaves its metadata's unused; with an odd number, each is that in turn.
             plgpu.SMEM((stages, _TILE_ROWS, gather_24.WORDS), jnp.int32),
             plgpu.SMEM((stages, tile_tokens, wgmma_sp.STEP), x.dtype, transforms=wgmma_sp.DENSE_TRANSFORMS),
-            staging(CONSUMERS, out.dtype, transposed=True),
-            full_barriers(stages),
-            empty_barriers(stages, CONSUMERS),
+            staging(out.dtype, transposed=True),
+            *barriers(stages, CONSUMERS),
             collective_axes="warpgroup",
         )
 

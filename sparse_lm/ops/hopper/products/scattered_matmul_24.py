@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.checks import check_product_dtypes
+from sparse_lm.ops.checks import check_multiples, check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
@@ -103,11 +103,8 @@ def scattered_matmul_24(
     n = b.shape[1]
     listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     config = config or heuristic_config(contiguous, listings, n)
-    if v % STEP:
-        raise NotImplementedError(f"needs v to be a multiple of {STEP}, not {v}")
+    check_multiples({"v": (v, STEP), "rows": (rows, contiguous)})
     check_in_block(config.cluster_m, contiguous, "rows")
-    if rows % contiguous:
-        raise NotImplementedError(f"needs slices of {contiguous} to divide the {rows} rows of the result")
     # Steps past the end must read zeros, but copies ignore the index into a dimension of a single tile (operands.py).
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")

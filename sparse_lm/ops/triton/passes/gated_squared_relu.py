@@ -11,16 +11,13 @@ from sparse_lm.ops.triton.passes.sparsify_24 import sparsify_24
 
 
 def gated_squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """Computes `sparse_lm.ops.gated_squared_relu_24`; raises NotImplementedError if h is not of 16-bit floats."""
+    """See `sparse_lm.ops.gated_squared_relu_24`; refuses an h that is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
     return reference.gated_squared_relu_24(h, sparsify=sparsify_24)
 
 
 def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array) -> HiddenGradients:
-    """Computes `sparse_lm.ops.gated_squared_relu_gradients`.
-
-    Raises:
-      NotImplementedError: dy is not of 16-bit floats; or a key of another generator than JAX's default one.
-    """
+    """See `sparse_lm.ops.gated_squared_relu_gradients`; refuses a dy that is not of 16-bit floats, and keys of another
+    generator than JAX's default one."""
     check_hidden_dtype(dy.dtype)
     return reference.gated_squared_relu_gradients(dy, h, y, key=key, sparsify=sparsify_24)

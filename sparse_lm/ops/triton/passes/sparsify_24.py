@@ -16,8 +16,8 @@ from jax.typing import ArrayLike, DTypeLike
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.checks import check_hidden_dtype, check_selection_dtypes
-from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24
+from sparse_lm.ops.checks import check_hidden_dtype, check_multiples, check_selection_dtypes
+from sparse_lm.ops.formats import TILE, HiddenStats, Sparse24, types_24
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
@@ -117,50 +117,37 @@ def squared_relu_24_kernel(h, values, metadata, stats, ROWS: gl.constexpr, COLUM
 def sparsify_24(
     x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DTypeLike, key: Array | None = None
 ) -> Sparse24:
-    """Computes `sparse_lm.ops.sparsify_24`.
-
-    Raises:
-      NotImplementedError: the dtypes; or for "mvue", a key of another generator than JAX's default one.
-    """
+    """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
+    "mvue" keys of another generator than JAX's default one."""
     check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     shape = x.shape[::-1] if axis == 0 else x.shape
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
     key = threefry_key(key) if method == "mvue" else NO_KEY
     constants = dict(dense=None, METHOD=method, TRANSPOSED=axis == 0, SCALED_TILES=None)
-    out = outputs(shape, dtype)
+    out = types_24(*shape, dtype)
     return Sparse24(*call_by_tiles(sparsify_24_kernel, x, scale, key, out=out, **constants), shape)
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """Computes `sparse_lm.ops.soft_threshold_24`.
-
-    Raises:
-      NotImplementedError: the dtypes, or rows of one scale that are no multiple of 64.
-    """
+    """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and of several scales rows of
+    one that are no multiple of 64."""
     check_selection_dtypes(w.dtype, jnp.dtype(dtype))
     scaled_rows = w.shape[0] // scale.shape[0]
-    if scaled_rows % TILE and scale.shape[0] > 1:
-        raise NotImplementedError(f"needs a scale for a multiple of {TILE} rows, not for {scaled_rows}")
-    out = *outputs(w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
+    if scale.shape[0] > 1:
+        check_multiples({"rows of a scale": (scaled_rows, TILE)})
+    out = *types_24(*w.shape, dtype), jax.ShapeDtypeStruct(w.shape, dtype)
     constants = dict(METHOD="soft_threshold", TRANSPOSED=False, SCALED_TILES=-(-scaled_rows // TILE))
     *sparse, dense = call_by_tiles(sparsify_24_kernel, w, scale.astype(jnp.float32), None, out=out, **constants)
     return Sparse24(*sparse, w.shape), dense
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """Computes `sparse_lm.ops.squared_relu_24`; raises NotImplementedError if h is not of 16-bit floats."""
+    """See `sparse_lm.ops.squared_relu_24`; refuses an h that is not of 16-bit floats."""
     check_hidden_dtype(h.dtype)
-    values, metadata = outputs(h.shape, h.dtype)
+    values, metadata = types_24(*h.shape, h.dtype)
     out = values, metadata, jax.ShapeDtypeStruct((*metadata.shape[:2], STATS.value), jnp.float32)
     *sparse, stats = call_by_tiles(squared_relu_24_kernel, align_rows(h), out=out)
     return Sparse24(*sparse, h.shape), HiddenStats(*jnp.sum(stats, axis=(0, 1)))
-
-
-def outputs(shape: tuple[int, int], dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Returns the types of values and metadata of a 2:4 matrix."""
-    rows, columns = -(-shape[0] // TILE), -(-shape[1] // TILE)
-    values = jax.ShapeDtypeStruct((rows * TILE, columns * TILE // 2), dtype)
-    return values, jax.ShapeDtypeStruct((rows, columns, 2 * TILE), jnp.int32)
 
 
 def call_by_tiles(

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.checks import check_selection_dtypes
-from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24
+from sparse_lm.ops.formats import METADATA_OF_MASKS, TILE, Sparse24, types_24
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.tiles import (
     GROUPS,
@@ -27,7 +27,7 @@ from sparse_lm.ops.triton.frame.tiles import (
     store_metadata,
 )
 from sparse_lm.ops.triton.frame.two_of_four import join_members, join_nibbles, members, pack_halves
-from sparse_lm.ops.triton.passes.sparsify_24 import call_by_tiles, outputs
+from sparse_lm.ops.triton.passes.sparsify_24 import call_by_tiles
 
 _TILE = gl.constexpr(TILE)
 _METADATA_OF_MASKS = gl.constexpr(METADATA_OF_MASKS)
@@ -111,9 +111,9 @@ def sparsify_24_tiles_kernel(
 
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
-    """Computes `sparse_lm.ops.sparsify_24_tiles`; raises NotImplementedError for dtypes."""
+    """See `sparse_lm.ops.sparsify_24_tiles`; refuses the dtypes that `sparsify_24` does."""
     check_selection_dtypes(x.dtype, jnp.dtype(dtype))
     mask = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % 4)))
-    out = *outputs(x.shape, dtype), *outputs(x.shape[::-1], dtype)
+    out = *types_24(*x.shape, dtype), *types_24(*x.shape[::-1], dtype)
     forms = call_by_tiles(sparsify_24_tiles_kernel, x, mask, out=out)
     return Sparse24(*forms[:2], x.shape), Sparse24(*forms[2:], x.shape[::-1])

@@ -18,12 +18,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from sparse_lm.ops.checks import check_hidden_dtype
-from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom
+from sparse_lm.ops.formats import TILE, HiddenStats, SparseVenom, types_24
 from sparse_lm.ops.triton.frame import packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
 from sparse_lm.ops.triton.frame.tiles import GROUPS, WORDS, as_words, indices, rows_layout, tile_layout
 from sparse_lm.ops.triton.frame.two_of_four import magnitude_rank, pack_words
-from sparse_lm.ops.triton.passes.sparsify_24 import STATS, outputs
+from sparse_lm.ops.triton.passes.sparsify_24 import STATS
 
 _TILE = gl.constexpr(TILE)
 _WIDEST_GROUP = 64
@@ -138,14 +138,15 @@ def sparsify_venom_kernel(
 
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
-    """Computes `sparse_lm.ops.sparsify_venom`; raises NotImplementedError for a dtype, v or m that it does not take."""
+    """See `sparse_lm.ops.sparsify_venom`; refuses what `squared_relu_venom` does, and values of another dtype."""
     if x.dtype != dtype:
         raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
     return _sparsify(x, v, m, activate=False)[0]
 
 
 def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
-    """Computes `sparse_lm.ops.squared_relu_venom`; raises NotImplementedError as `sparsify_venom` does."""
+    """See `sparse_lm.ops.squared_relu_venom`; refuses matrices that are not of 16-bit floats, a v that is no multiple
+    of 64, and an m that is no power of two from 4 to 64."""
     return _sparsify(h, v, m, activate=True)
 
 
@@ -162,7 +163,7 @@ def _sparsify(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom,
         sparsify_venom_kernel,
         padded,
         out=(
-            *outputs((blocks * v, k_tiles * TILE), x.dtype),
+            *types_24(blocks * v, k_tiles * TILE, x.dtype),
             jax.ShapeDtypeStruct((blocks, k_tiles * TILE), jnp.int32),
             jax.ShapeDtypeStruct((blocks, k_tiles, STATS.value), jnp.float32),
         ),

@@ -19,7 +19,7 @@ from jax import Array
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom
+from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24
 from sparse_lm.ops.triton.frame.gluon_call import align_rows, gluon_call
@@ -39,7 +39,7 @@ from sparse_lm.ops.triton.frame.tiles import (
     store_sparse,
 )
 from sparse_lm.ops.triton.frame.two_of_four import members, pack_halves, spread, unpack_words
-from sparse_lm.ops.triton.passes.sparsify_24 import NO_KEY, outputs
+from sparse_lm.ops.triton.passes.sparsify_24 import NO_KEY
 
 _TILE = gl.constexpr(TILE)
 _DH, _Y = gl.constexpr(0), gl.constexpr(1)  # halves of a word
@@ -169,11 +169,10 @@ def squared_relu_gradients_kernel(
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
-    """Computes `sparse_lm.ops.squared_relu_gradients`.
+    """See `sparse_lm.ops.squared_relu_gradients`.
 
-    Raises:
-      NotImplementedError: dy or y is not of 16-bit floats of one dtype; or of a Venom y, v is no multiple of 64, or
-        columns are contiguous; or a key of another generator than JAX's default one.
+    It refuses dy and y that are not of 16-bit floats of one dtype; of a Venom y, a v that is no multiple of 64, and
+    contiguous columns; and a key of another generator than JAX's default one.
     """
     if dy.dtype not in (jnp.bfloat16, jnp.float16) or y.dtype != dy.dtype:
         raise NotImplementedError(f"needs dY and Y in bfloat16 or in float16, not {dy.dtype} and {y.dtype}")
@@ -183,7 +182,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
             f"needs v to be a multiple of {TILE} and columns not to be contiguous, not {y.v} and {y.contiguous}"
         )
     tokens, neurons = y.shape
-    transpose = outputs((neurons, tokens), dy.dtype)
+    transpose = types_24(neurons, tokens, dy.dtype)
     padded = align_rows(dy)
     dh, *transposes = gluon_call(
         squared_relu_gradients_kernel,

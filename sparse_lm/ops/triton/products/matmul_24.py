@@ -26,7 +26,7 @@ def matmul_24(
     out_transposed: bool = False,
     config: Tiling | None = None,
 ) -> Array:
-    """Computes `sparse_lm.ops.matmul_24`. Raises NotImplementedError for dtypes.
+    """See `sparse_lm.ops.matmul_24`; refuses dtypes that are no 16-bit floats.
 
     Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an inf or nan there does not reach the
     result.

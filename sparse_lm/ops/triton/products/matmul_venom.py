@@ -31,8 +31,7 @@ def matmul_venom(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """Computes `sparse_lm.ops.matmul_venom`. Raises NotImplementedError for dtypes, and for a v that is no multiple of
-    64.
+    """See `sparse_lm.ops.matmul_venom`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64.
 
     Rows of b that no stored position names are not read. A pass of its own puts rows back into the order of the tokens.
     """

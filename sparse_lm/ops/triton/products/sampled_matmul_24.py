@@ -32,10 +32,9 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """Computes `sparse_lm.ops.sampled_matmul_24`, whether neurons are contiguous or not. Raises NotImplementedError for
-    dtypes, and for a v that is no multiple of 64.
-    """
-    del contiguous
+    """See `sparse_lm.ops.sampled_matmul_24`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of
+    64."""
+    del contiguous  # neurons are gathered one by one
     kept = neuron_ids.shape[1]
     tiling = config or largest_that_occupies(CANDIDATES, kept, x.shape[0], block_n=v)
     options = dict(tiling=tiling, out_dtype=out_dtype, b_transposed=True, out_transposed=True, lists="a", v=v)
@@ -45,5 +44,5 @@ def sampled_matmul_24(
 def sampled_squared_relu_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
 ) -> tuple[Sparse24, HiddenStats]:
-    """Computes `sparse_lm.ops.sampled_squared_relu_24` in two kernels; refuses what `sampled_matmul_24` does."""
+    """See `sparse_lm.ops.sampled_squared_relu_24`; takes two kernels, and refuses what `sampled_matmul_24` does."""
     return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))

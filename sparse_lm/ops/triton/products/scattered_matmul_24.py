@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from sparse_lm.ops.checks import check_multiples
 from sparse_lm.ops.formats import TILE, Sparse24
 from sparse_lm.ops.row_order import inverted_index
 from sparse_lm.ops.triton.frame.product import multiply
@@ -29,15 +30,12 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """Computes `sparse_lm.ops.scattered_matmul_24`; slices past the last row are left out.
+    """See `sparse_lm.ops.scattered_matmul_24`; slices past the last row are left out.
 
-    Raises:
-      NotImplementedError: the dtypes; contiguous or v is no multiple of 64; or contiguous does not divide rows.
+    It refuses dtypes that are no 16-bit floats, a `contiguous` or v that is no multiple of 64, and a `contiguous` that
+    does not divide `rows`.
     """
-    if v % TILE or contiguous % TILE:
-        raise NotImplementedError(f"needs v and contiguous to be multiples of {TILE}, not {v} and {contiguous}")
-    if rows % contiguous:
-        raise NotImplementedError(f"needs slices of {contiguous} to divide the {rows} rows of the result")
+    check_multiples({"v": (v, TILE), "contiguous": (contiguous, TILE), "rows": (rows, contiguous)})
     tiling = config or largest_that_occupies(CANDIDATES, rows, b.shape[1], block_m=contiguous)
     places, counts = inverted_index(neuron_ids[:, ::contiguous] // contiguous, rows // contiguous)
     tiles = contiguous // tiling.tile_m
