@@ -9,7 +9,7 @@ import pytest
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import decode, llama
-from sparse_lm.recipes import Experts24
+from sparse_lm.recipes import Experts24, Venom
 
 CONFIG = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=40, dtype="float32")
 PROMPT = [7, 1, 30, 30, 2]
@@ -79,11 +79,22 @@ def test_a_batch_gives_what_its_prompts_give_alone(temperature, overrides):
     assert decode.generate(*model, prompts, seeds=range(4), **options) == alone
 
 
+SCALES = jnp.full(CONFIG.layers, 1.4)
+CENTROIDS = jax.random.normal(jax.random.key(1), (CONFIG.layers, 2, CONFIG.dim))
+
+
 @pytest.mark.long
-def test_sparse_experts_continue_a_batch_as_its_prompts_alone():
-    scales = jnp.full(CONFIG.layers, 1.4)
-    ffns = dict(recipe=Experts24(v=64), recipe_state=Experts24.State(scales, scales))
-    model, prompts = sharp_model(**MIXTURE), [PROMPT, [3]]
+@pytest.mark.parametrize(
+    "overrides, recipe, state",
+    [
+        (MIXTURE, Experts24(v=64), (SCALES, SCALES)),
+        ({}, Venom(v=16, m=8, experts=2), (SCALES, SCALES, CENTROIDS)),  # in training tokens of a block choose together
+    ],
+    ids=["experts24", "venom"],
+)
+def test_sparse_models_continue_a_batch_as_its_prompts_alone(overrides, recipe, state):
+    ffns = dict(recipe=recipe, recipe_state=recipe.State(*state))
+    model, prompts = sharp_model(**overrides), [PROMPT, [3]]
     options = dict(max_new_tokens=6, temperature=0.0)
     alone = [generate(model, prompt, **ffns, **options) for prompt in prompts]
     assert decode.generate(*model, prompts, **ffns, **options) == alone

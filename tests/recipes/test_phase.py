@@ -60,7 +60,7 @@ def test_the_dense_function_does_not_see_the_order_of_neurons():
         Slices(m=16, v=16),
         Slices(m=16, v=16, shards=2),
         Slices(m=16, v=16, activation="gated_relu2"),
-        DenseSlices(m=16, v=16, activation="swiglu"),
+        DenseSlices(m=16, v=16, shards=2, activation="swiglu"),
     ],
 )
 def test_slices_hold_the_neurons_that_their_tokens_use_most(recipe):

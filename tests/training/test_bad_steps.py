@@ -17,7 +17,8 @@ from tests import small
 
 @pytest.fixture(scope="module")
 def dense():
-    return make_trainer(small.config("dense", **{"optimizer.spike_deviations": 6.0}))
+    """Of a mixture, whose routers' biases have their own rule."""
+    return make_trainer(small.config("dense", **small.MIXTURE, **{"optimizer.spike_deviations": 6.0}))
 
 
 def counts(state):

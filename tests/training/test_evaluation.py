@@ -7,7 +7,7 @@ import pytest
 
 from sparse_lm.config import Config, ModelConfig, SparsityConfig
 from sparse_lm.model import llama
-from sparse_lm.recipes import Act24
+from sparse_lm.recipes import Act24, Venom
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.evaluation import make_evaluation
 from tests.model.numpy_llama import cross_entropy
@@ -64,3 +64,13 @@ def test_sparse_evaluation_leaves_dense_layers_dense(model):
     dense = evaluate((graphdef, params))["loss"]
     assert sparse_loss(1) == pytest.approx(dense, rel=1e-6)
     assert sparse_loss(0) != pytest.approx(dense, rel=1e-4)
+
+
+def test_what_is_trained_in_blocks_of_tokens_is_evaluated_token_by_token(model):
+    """Windows that come in other batches have the same loss."""
+    graphdef, params = model
+    recipe = Venom(v=4, m=8, experts=2)
+    state, _ = jax.vmap(recipe.enter)(*ffn_weights.matrices(params))
+    run = make_evaluation(CONFIG, graphdef, BYTES_PER_TOKEN, recipe)
+    found, other = (run(params, state, batches(windows, 4)) for windows in (WINDOWS, WINDOWS[::-1]))
+    assert found == pytest.approx(other, rel=1e-6)
