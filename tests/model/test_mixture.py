@@ -84,6 +84,11 @@ def test_statistics():
     np.testing.assert_allclose(stats["largest_router_bias"], np.abs(BIAS).max())
 
 
+def test_loads_that_differ_by_rounding_move_no_bias():
+    load = 0.2 + 1e-7 * random(4, 1, 5)
+    np.testing.assert_array_equal(mixture.balanced(BIAS[None], load), BIAS[None])
+
+
 def test_initial_experts_are_as_large_as_ffns_of_their_width():
     config = dataclasses.replace(CONFIG, dim=128, experts=8, expert_dim=256, shared_expert_dim=512, layers=8)
     _, params = jax.jit(functools.partial(llama.init, config))(jax.random.key(0))

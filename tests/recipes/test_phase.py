@@ -173,14 +173,6 @@ def test_leaving_again_changes_nothing(name):
         assert float(again.scale_up) == float(again.scale_down) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "fst"])
-def test_gradients_are_adjusted_by_fst_alone(name):
-    """As it adjusts them, tests/training/test_ffn_weights.py says."""
-    gradients = examples.random(10, *W1.shape), examples.random(11, *W2.shape)
-    adjusted = examples.RECIPES[name].adjust_gradients(*gradients, W1, W2, entered(name)[0])
-    jax.tree.map(np.testing.assert_array_equal, adjusted, gradients)
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_state_that_was_never_entered_gives_nan(name):
     recipe = examples.RECIPES[name]

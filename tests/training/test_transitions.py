@@ -129,7 +129,7 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
 
 
 def test_when_refreshes_are_due():
-    for recipe, every, due in (("slices", 2, [6]), ("fst", 1, [5, 6, 7]), ("fst", 4, []), ("sste", 1, [])):
+    for recipe, every, due in (("slices", 3, [7]), ("fst", 1, [5, 6, 7]), ("fst", 4, []), ("sste", 1, [])):
         config = small.config(recipe, **{"sparsity.refresh_every": every})
         assert [step for step in range(config.steps) if transition_before(config, step) == "refresh"] == due
 
