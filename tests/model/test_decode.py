@@ -13,8 +13,6 @@ from sparse_lm.recipes import Experts24, Venom
 
 CONFIG = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=40, dtype="float32")
 PROMPT = [7, 1, 30, 30, 2]
-
-
 MIXTURE = dict(experts=5, expert_dim=16, shared_expert_dim=24)
 
 

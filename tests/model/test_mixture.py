@@ -17,8 +17,6 @@ from tests.recipes.examples import random
 
 CONFIG = ModelConfig(dim=24, layers=2, heads=2, kv_heads=2, experts=5, expert_dim=20, vocab_size=40, dtype="float32")
 TOKENS = 90
-
-
 X = random(0, TOKENS, CONFIG.dim)
 ROUTER, BIAS = random(2, 5, CONFIG.dim), random(3, 5) / 10
 

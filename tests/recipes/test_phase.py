@@ -37,14 +37,6 @@ def groups_of_four(w, axis):
     return np.moveaxis(np.asarray(w), axis, -1).reshape(-1, 4)
 
 
-def test_only_slices_move_neurons():
-    orders = {name: entered(name)[1] for name in RECIPES}
-    assert [name for name, order in orders.items() if order is not None] == ["slices", "dense_slices"]
-    order = np.asarray(orders["slices"])
-    np.testing.assert_array_equal(np.sort(order), np.arange(NEURONS))
-    assert (order != np.arange(NEURONS)).mean() > 0.5
-
-
 def test_the_dense_function_does_not_see_the_order_of_neurons():
     """A neuron keeps its gate."""
     _, order = enter(GATED["dense_slices, swiglu"])(GATED_W1, W2, X)
@@ -67,6 +59,7 @@ def test_slices_hold_the_neurons_that_their_tokens_use_most(recipe):
     """Centroids are k-means of the tokens; a neuron's activation is that of the weights as they are multiplied."""
     w1 = examples.w1_of(recipe)
     state, order = enter(recipe)(w1, W2, X.reshape(4, -1, DIM))
+    np.testing.assert_array_equal(np.sort(order), np.arange(NEURONS))
     centroids = clusters(INPUTS.x, 4)
     np.testing.assert_allclose(state.centroids, centroids, atol=1e-5)
     w1 = np.asarray(w1, np.float64)
@@ -105,6 +98,14 @@ def test_centroids_of_venom_are_among_the_neurons_and_masks_of_fst_transposable(
     for mask, w in ((state.mask_up, W1), (state.mask_down, W2)):
         np.testing.assert_array_equal(mask, jax.jit(ops.transposable_mask)(w))
     assert float(state.decay) == examples.RECIPES["fst"].mask_decay
+
+
+@pytest.mark.parametrize("name", ["slices", "dense_slices"])
+def test_a_refresh_moves_centroids_to_their_tokens(name):
+    state = examples.state_of(examples.RECIPES[name])
+    new, _ = jax.jit(examples.RECIPES[name].refresh)(W1, W2, state, X)
+    expected = means(INPUTS.x, np.asarray(state.centroids))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), new, state._replace(centroids=expected))
 
 
 def test_a_refresh_of_masks_is_of_the_weights_as_they_are_and_counts_flips():

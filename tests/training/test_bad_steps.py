@@ -16,8 +16,7 @@ from tests import small
 
 
 @pytest.fixture(scope="module")
-def dense():
-    """Of a mixture, whose routers' biases have their own rule."""
+def dense():  # a mixture: biases of its routers have a rule of their own
     return make_trainer(small.config("dense", **small.MIXTURE, **{"optimizer.spike_deviations": 6.0}))
 
 
