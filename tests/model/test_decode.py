@@ -99,6 +99,12 @@ def test_sparse_models_continue_a_batch_as_its_prompts_alone(overrides, recipe, 
     assert [generate(model, prompt, **options) for prompt in prompts] != alone
 
 
+def test_every_token_is_drawn_anew(model):
+    graphdef, params = model
+    indifferent = graphdef, dict(params, unembed=jnp.zeros_like(params["unembed"]))
+    assert np.bincount(generate(indifferent, PROMPT, max_new_tokens=400)).max() < 30  # of 40 tokens, each 10 times
+
+
 def test_sampled_tokens_follow_the_distribution_at_the_temperature():
     draw = jax.jit(jax.vmap(decode.sample, (None, 0, None, None)))
     logits = jnp.asarray(np.random.default_rng(0).normal(size=8), jnp.float32)

@@ -17,7 +17,7 @@ from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
 from tests.recipes.examples import DIM, GATED, GATED_W1, INPUTS, NEURONS, W1, W2, X
 from tests.recipes.examples import OF_FFNS as RECIPES
-from tests.recipes.numpy_routing import means, nearest, unit
+from tests.recipes.numpy_routing import clusters, means, nearest
 
 SCALED = {"sste": 0, "venom": 1, "slices": 1}
 """Recipes whose weights are 2:4 by soft threshold, and the axis of W2's groups."""
@@ -73,14 +73,6 @@ def test_slices_hold_the_neurons_that_their_tokens_use_most(recipe):
     least = np.array([own[owner == e].min() for e in range(4)])
     assert not ((by_expert > own * (1 + 1e-4)) & (by_expert > least[:, None] * (1 + 1e-4))).any()
     assert own.sum() / by_expert.sum() > 0.4  # a quarter by chance
-
-
-def clusters(x, count):
-    """Ten rounds of k-means from evenly spaced rows."""
-    centroids = unit(x[:: len(x) // count])
-    for _ in range(10):
-        centroids = means(x, centroids)
-    return centroids
 
 
 @pytest.mark.parametrize("name", SCALED)
