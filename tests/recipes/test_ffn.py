@@ -245,6 +245,7 @@ def test_recipes_say_what_they_do(name):
         (Act24(dense_features=0.2), 4.2),
         (Venom(m=16), 0.5 + 3 / 8 + 2 * 0.5),  # up is of all neurons, and the weight gradients have a row for each
         (Slices(m=16), 6 / 8),
+        (DenseSlices(m=16), 6 / 4),
     ],
 )
 def test_work(recipe, total):
