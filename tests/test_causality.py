@@ -2,20 +2,16 @@
 
 The tests perturb the inputs from some position on and look at what comes before it. What a recipe decides from one
 token alone (weights, 2:4 of a row, a token's expert) passes exactly. The one decision that looks at several tokens is
-`venom`'s choice of neurons for a block of v rows in training: there the tests pin down what the design promises, that
-nothing outside the blocks of the perturbed tokens moves and that blocks are mixed at random.
+`venom`'s choice of neurons for a block of v rows in training: which tokens share a block, the formulas of
+tests/recipes/test_ffn.py say, and that tokens come in a random order, tests/model/test_llama.py.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sparse_lm.model import llama
-from sparse_lm.recipes import Venom, routing
 from tests import small
-from tests.recipes import examples
-from tests.recipes.examples import ORDER, W1, W2, X
 
 PERTURBED = 20  # the first position that changes, of 32
 CHANGES = {"dense_slices": {"model.activation": "swiglu"}}
@@ -47,36 +43,3 @@ def test_outputs_are_causal(name):
     # Rows move to other places in the batch, where XLA may sum in another order.
     np.testing.assert_allclose(before[:, :PERTURBED], after[:, :PERTURBED], rtol=1e-4, atol=1e-5)
     assert np.abs(before[:, PERTURBED:] - after[:, PERTURBED:]).max() > 0.1
-
-
-VENOM = Venom(v=16, m=16, experts=2)
-
-
-def blocks(x, centroids, order):
-    """The block of each token."""
-    rows, _ = routing.dispatch_order(routing.assign_tokens(x, centroids), VENOM.experts, 1, order)
-    return rows.position // VENOM.v
-
-
-def test_a_block_of_venom_in_training_sees_its_own_tokens_alone():
-    """A changed token moves the outputs of the tokens that share a block with it, and of no others."""
-    state = examples.state_of(VENOM)
-    apply = jax.jit(lambda x: VENOM.ffn(x, W1, W2, state, order=ORDER)[0])
-    block = np.asarray(jax.jit(blocks)(X, state.centroids, ORDER))
-    after = apply(X.at[50].multiply(3.0))  # its direction, so its expert and its block, stays
-    moved = np.abs(np.asarray(after) - apply(X)).max(axis=1) > 1e-5
-    np.testing.assert_array_equal(moved & (block != block[50]), False)
-    assert moved[50] and moved.sum() > 1
-
-
-def test_blocks_of_venom_in_training_mix_neighbours():
-    """A token's block holds its neighbours no more often than chance would have it: about v / T."""
-
-    @jax.jit
-    def share_of_neighbours(key):
-        x, centroids = (jax.random.normal(jax.random.fold_in(key, rows), (rows, 16)) for rows in (512, VENOM.experts))
-        block = blocks(x, centroids, jax.random.permutation(key, 512))
-        return jnp.mean(block[1:] == block[:-1])
-
-    shared = [float(share_of_neighbours(jax.random.key(seed))) for seed in range(20)]
-    assert np.mean(shared) < 2.5 * 16 / 512  # two experts: chance is about 2 v / T

@@ -5,17 +5,23 @@ import os
 import pytest
 
 from sparse_lm import generate
-from sparse_lm.config import Config, ModelConfig
+from sparse_lm.config import Config, ModelConfig, SparsityConfig
+from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
+from sparse_lm.model import decode, llama
+from sparse_lm.recipes import Act24
+from sparse_lm.training.checkpoints.checkpoint import restore_params
 from tests.command_lines import assert_refused, run_each
 from tests.interop.models import save_run
 
 OPTIONS = dict(max_new_tokens=12, temperature=1.0, top_p=0.9)
 
 
+MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=280, dtype="float32")
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    model = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=280, dtype="float32")
-    return save_run(tmp_path_factory.mktemp("run"), Config(model=model, seq_len=32), {3: 4.0, 5: 5.0})
+    return save_run(tmp_path_factory.mktemp("run"), Config(model=MODEL, seq_len=32), {3: 4.0, 5: 5.0})
 
 
 def test_continues_the_prompt_reproducibly(workdir):
@@ -24,7 +30,15 @@ def test_continues_the_prompt_reproducibly(workdir):
     assert first != other
     assert first.startswith("def main(")
     assert len(first) > len("def main(")
-    assert generate.continue_text(workdir, "", **OPTIONS)  # a new document
+
+
+def test_documents_begin_and_end_with_the_end_of_text_and_a_model_that_stays_sparse_makes_them_sparsely(tmp_path):
+    sparsity = SparsityConfig(recipe=Act24(), end_step=200, leave=False, dense_layers=1)
+    workdir = save_run(tmp_path, Config(model=MODEL, steps=200, seq_len=32, sparsity=sparsity), {5: 4.0})
+    tokenizer, (params, *_) = load_tokenizer(workdir / "tokenizer.json"), restore_params(workdir)
+    end = end_of_text(tokenizer)
+    [made] = decode.generate(llama.graphdef(MODEL), params, [[end]], max_new_tokens=999, recipe=Act24(), dense_layers=1)
+    assert generate.continue_text(workdir, "", max_new_tokens=999) == tokenizer.decode(made[: made.index(end)])
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import Axes
 from sparse_lm.nn import SquaredReluFFN, sort_moments
-from sparse_lm.recipes import Slices
+from sparse_lm.recipes import Fst, Slices
 from tests.ops.numpy_sparse import soft_threshold
 from tests.ops.operands import relative_error
 from tests.recipes import examples
@@ -96,6 +96,21 @@ def test_what_is_out_of_turn_is_refused():
         SquaredReluFFN(30, 64, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="'slices' are stochastic: ffn needs a key"):
         output_and_gradients(sparse_ffn()[0], key=None)
+
+
+def test_gradients_are_adjusted_in_the_sparse_phase_alone():
+    ffn = dense_ffn(Fst(mask_decay=0.5))
+    nnx.jit(lambda ffn: ffn.enter())(ffn)
+    expected = W2 + 0.5 * W1 * ~ffn.state["mask_up"][...], W1 + 0.5 * W2 * ~ffn.state["mask_down"][...]
+    assert_close(ffn.adjust_gradients(W2, W1), expected)
+    nnx.jit(lambda ffn: ffn.leave())(ffn)
+    ffn.up[...], ffn.down[...] = W1, W2  # what was pruned has grown again
+    jax.tree.map(np.testing.assert_array_equal, ffn.adjust_gradients(W2, W1), (W2, W1))
+
+
+def test_initial_weights_keep_the_size_of_what_they_multiply():
+    ffn = SquaredReluFFN(256, 1024, rngs=nnx.Rngs(0))
+    assert [float(w[...].std()) for w in (ffn.up, ffn.down)] == pytest.approx([256**-0.5, 1024**-0.5], rel=0.01)
 
 
 def test_stacked_layers_enter_together():

@@ -33,6 +33,7 @@ def test_a_cached_step_computes_what_the_whole_sequence_does(run):
     workdir, config = run
     params, recipe, state, _ = restore_model(workdir, config)
     assert recipe == config.sparsity.recipe
+    assert (params["layers"]["ffn"]["up"] != 0).mean() > 0.99  # those that are trained, and not their 2:4 form
     recipe = recipe.for_evaluation()
     net = llama.merge(llama.graphdef(config.model), params)
     sparse = dict(recipe=recipe, recipe_state=state, dense_layers=1)

@@ -124,6 +124,13 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
     assert logged == [(0, False, None), (1, True, 0), (3, True, 0), (4, True, 0)]
 
 
+def test_the_seed_decides_the_order_of_the_data(corpus):
+    data, runs = open_data(small_config(corpus)), [small_config(corpus, seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (np.array(next(run_data.device_batches(data, run, None, 0))) for run in runs)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
 @pytest.mark.long
 def test_run_that_ends_sparse_ends_with_the_weights_it_used(corpus, tmp_path):
     """The last evaluation is dense, and close to the loss of the sparse steps before it."""

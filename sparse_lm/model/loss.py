@@ -62,19 +62,19 @@ def _forward(hidden, unembedding, targets, chunk):
     matrix = unembedding.astype(dtype)
     if classes >= _LARGE:
         matrix = jnp.pad(matrix, [(0, -classes % _TILE), (0, 0)])
-    weights = jnp.full(tokens, 1 / tokens, jnp.float32)  # of each token in the mean; padding gets zero
+    weight = 1 / tokens  # of each token in the mean; padding, of zeros, adds nothing to the products
 
     def step(grad_matrix, inputs):
-        hidden, targets, weights = inputs
+        hidden, targets = inputs
         losses, odds = ops.cross_entropy(hidden, matrix, targets, classes)
-        of_odds, of_target = weights * jnp.exp(-losses), weights * jnp.expm1(-losses)
+        of_odds, of_target = weight * jnp.exp(-losses), weight * jnp.expm1(-losses)
         weighted = (of_odds[:, None] * hidden).astype(dtype)
         grad_matrix += jnp.matmul(odds.T, weighted, preferred_element_type=jnp.float32)
         grad_hidden = of_odds[:, None] * jnp.matmul(odds, matrix, preferred_element_type=jnp.float32)
         grad_hidden += of_target[:, None] * matrix[targets]
         return grad_matrix, (losses, of_target, grad_hidden.astype(dtype))
 
-    inputs = _split(hidden, chunk), _split(targets, chunk), _split(weights, chunk)
+    inputs = _split(hidden, chunk), _split(targets, chunk)
     grad_matrix, results = lax.scan(step, jnp.zeros(matrix.shape, jnp.float32), inputs)
     losses, of_target, grad_hidden = (array.reshape(-1, *array.shape[2:])[:tokens] for array in results)
     grad_matrix = grad_matrix.at[targets].add(of_target[:, None] * hidden)

@@ -27,15 +27,15 @@ def make_optimizer(
     are about as large as AdamW's (2502.16982): learning rate and weight decay mean the same for both. Embedding,
     unembedding and norm scales have AdamW.
 
-    Moments are computed in float32, whatever the dtype of the gradients. AdamW's are rounded to the nearest where they
-    are kept in bfloat16. Weight decay applies to matrices, the embedding and the unembedding among them, and to no norm
+    Gradients and parameters are float32, and so moments are. AdamW's are rounded to the nearest where they are kept in
+    bfloat16. Weight decay applies to matrices, the embedding and the unembedding among them, and to no norm
     scale or router's bias.
 
     `after_clip` is a recipe's change to the clipped gradients, before they enter the moments (masked decay of
     2404.01847). `update` needs the parameters.
     """
     options = config.optimizer
-    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon, mu_dtype=jnp.float32)
+    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)
     adam = _kept_in(options.moments, adam)
     return optax.chain(
         optax.clip_by_global_norm(options.clip_norm),
@@ -104,6 +104,6 @@ def _muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
         """An orthogonal matrix [m, n] has a root mean square of 1 / sqrt(max(m, n))."""
         return jax.tree.map(lambda u: _RMS_OF_ADAMW * max(u.shape[1:]) ** 0.5 * u, updates)
 
-    orthogonalise = contrib.scale_by_muon(mu_dtype=jnp.float32, weight_dimension_numbers=dimensions)
+    orthogonalise = contrib.scale_by_muon(weight_dimension_numbers=dimensions)
     muon = optax.chain(orthogonalise, optax.stateless(like_adamw))
     return optax.partition({MUON: muon, "others": others}, labels)

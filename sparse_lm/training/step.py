@@ -226,8 +226,8 @@ def _update(
 ) -> tuple[Array, Params, optax.OptState, Array]:
     """Returns whether the step is good, parameters and optimizer state after it, and the gradients' norm.
 
-    A bad step leaves no trace but a count: the weights and moments of before are kept. Of a good one, too, an entry
-    is kept that would not be finite, as moments can overflow where gradients do not.
+    A bad step leaves no trace but a count: the weights and moments of before are kept. Where the norm is finite, so are
+    the squares of all gradients, and what becomes of them.
     """
     grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)  # as they are read, with no pass of their own
     grad_norm = optax.tree.norm(grads)
@@ -239,7 +239,7 @@ def _update(
         good &= ~is_spike(loss, state.recent_losses, config.optimizer.spike_deviations)
 
     def unless_bad(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(good & jnp.isfinite(n), n, o), new, old)
+        return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
     return good, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
 

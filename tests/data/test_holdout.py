@@ -1,3 +1,5 @@
+import hashlib
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -52,6 +54,12 @@ def test_few_documents_of_any_sizes_are_held_out_by_size(exponents, seed):
     assert 0 < heldout <= size / 2
     if size > 50_000:  # or pieces are not a fiftieth
         assert 0.01 * size <= heldout <= 0.1 * size
+
+
+def test_documents_of_lowest_rank_are_held_out_up_to_a_twentieth_of_the_text():
+    ranked = {text: hashlib.sha256(text.encode()).digest() for text in map(str, range(10_000, 12_000))}
+    documents = [text for text, digest in ranked.items() if digest[0] < 5]  # about 40, all under 2%
+    assert 0.04 < len(list(hold_out(documents)[1])) / len(documents) < 0.09
 
 
 def test_a_document_that_comes_again_and_again_is_trained_on():

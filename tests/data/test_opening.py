@@ -10,6 +10,7 @@ from sparse_lm.data import builder, corpus, dataset, opening
 from sparse_lm.data.holdout import hold_out
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
+from sparse_lm.data.tokenizer import fingerprint, train_tokenizer
 from sparse_lm.errors import ConfigError, DataError
 from tests.data.examples import Documents, damage_records, make_documents, make_tokenizer, stream_of, targets_of
 
@@ -68,6 +69,7 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, monkeypa
     assert others[2].vocab_size == TOKENIZER.get_vocab_size()
     train, _, found = hold_out(DOCUMENTS)
     assert first.info["corpus_sha256"] == found.sha256
+    assert first.info["tokenizer_sha256"] == fingerprint(train_tokenizer(train, 500))  # of what is held out it saw none
     stream = stream_of(list(train), TOKENIZER.from_file(str(first.tokenizer_path)))
     np.testing.assert_array_equal(targets_of(all_windows(first.train))[: len(stream)], stream)
 

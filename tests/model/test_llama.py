@@ -190,9 +190,12 @@ class Sparse(Dense):
 class Spy(Sparse):
     """Returns what it is given as statistics."""
 
+    takes_order = True
+
     def ffn(self, x, w1, w2, state, *, key, order, weights, layer, axes):
         assert (weights, axes) == (None, ONE_DEVICE)
-        return x, {"state": state, "key": jax.random.key_data(key), "layer": layer, "kept_energy": jnp.float32(7)}
+        given = {"state": state, "key": jax.random.key_data(key), "layer": layer, "order": order}
+        return x, given | {"kept_energy": jnp.float32(7)}
 
 
 def test_each_layer_gets_its_own_state_and_key_and_the_first_can_stay_dense():
@@ -207,6 +210,10 @@ def test_each_layer_gets_its_own_state_and_key_and_the_first_can_stay_dense():
     np.testing.assert_array_equal(stats["state"], [1, 2, 3])
     np.testing.assert_array_equal(stats["layer"], [0, 1, 2])
     assert len({tuple(key.tolist()) for key in stats["key"]}) == SMALL.layers
+    order = np.array(stats["order"])
+    np.testing.assert_array_equal(np.sort(order), [np.arange(windows(SMALL).size)] * SMALL.layers)
+    assert np.mean(np.abs(np.diff(order)) == 1) < 0.3  # neighbours are parted
+    assert (order != statistics(0, params, jax.random.key(1))["order"]).any()
     stats = statistics(2, params, jax.random.key(0))
     np.testing.assert_array_equal(stats["layer"], [0, 0, 2])  # what only sparse layers have is zero in dense ones
     assert stats["kept_energy"].tolist() == [1, 1, 7]

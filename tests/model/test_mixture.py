@@ -17,8 +17,6 @@ from tests.recipes.examples import random
 
 CONFIG = ModelConfig(dim=24, layers=2, heads=2, kv_heads=2, experts=5, expert_dim=20, vocab_size=40, dtype="float32")
 TOKENS = 90
-
-
 X = random(0, TOKENS, CONFIG.dim)
 ROUTER, BIAS = random(2, 5, CONFIG.dim), random(3, 5) / 10
 
@@ -82,6 +80,11 @@ def test_statistics():
     np.testing.assert_allclose(stats["expert_load"], load, rtol=1e-6)
     np.testing.assert_allclose(stats["load_entropy"], -np.sum(load * np.log(load)) / np.log(5), rtol=1e-5)
     np.testing.assert_allclose(stats["largest_router_bias"], np.abs(BIAS).max())
+
+
+def test_loads_that_differ_by_rounding_move_no_bias():
+    load = 0.2 + 1e-7 * random(4, 1, 5)
+    np.testing.assert_array_equal(mixture.balanced(BIAS[None], load), BIAS[None])
 
 
 def test_initial_experts_are_as_large_as_ffns_of_their_width():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
+from sparse_lm.ops.grouped import group_sizes
 
 EXPERTS = 3
 
@@ -51,8 +52,9 @@ def with_padding(x, y, w, block_experts, v, blocks):
 )
 def test_products_of_experts_leave_out_padding(tokens, v, blocks):
     operands = inputs(tokens, v, 6, 5, jnp.float32, seed=0)
-    wanted = expected(*operands, v)
-    for name, out in computed(*with_padding(*operands, v, blocks), v, padded=blocks > 0).items():
+    wanted, padded = expected(*operands, v), with_padding(*operands, v, blocks)
+    np.testing.assert_array_equal(group_sizes(padded[3], v, EXPERTS), tokens)  # which GPUs read alone
+    for name, out in computed(*padded, v, padded=blocks > 0).items():
         np.testing.assert_allclose(out[: len(wanted[name])], wanted[name], atol=1e-5, err_msg=name)
         assert not out[len(wanted[name]) :].any()
 

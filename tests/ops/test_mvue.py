@@ -31,6 +31,14 @@ def _moments(x, axis=-1):
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
+def test_random_numbers_reach_neither_end_and_are_each_groups_own(axis):
+    numbers = np.asarray(mvue.uniform_of_groups(jax.random.key(0), (1024, 1024), axis))
+    assert 0 < numbers.min() < 2**-16 and 1 - 2**-16 < numbers.max() < 1
+    for neighbours in (np.roll(numbers, 1, axis) for axis in (0, 1)):
+        assert abs(np.corrcoef(numbers.ravel(), neighbours.ravel())[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
 def test_estimate_is_unbiased(axis):
     x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
     x[0, :4] = [10, 0.1, -0.01, 0]  # one member dominates

@@ -3,7 +3,6 @@
 The formulas take a recipe's own draws: that these are unbiased, tests/ops/test_mvue.py says.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -231,10 +230,8 @@ def test_what_does_not_fit_is_refused_by_name(message):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipes_are_static_under_jit_and_say_what_they_do(name):
-    recipe, made = RECIPES[name], examples.RECIPES.get(name, RECIPES[name]())
-    assert made == dataclasses.replace(made) and hash(made) == hash(dataclasses.replace(made))
-    assert made != dataclasses.replace(made, implementation="reference")
+def test_recipes_say_what_they_do(name):
+    recipe = RECIPES[name]
     assert recipe.refreshes == (recipe.refresh is not Recipe.refresh)
     assert recipe.sparse_weights == (recipe.prepare is not Recipe.prepare)
 
@@ -248,6 +245,7 @@ def test_recipes_are_static_under_jit_and_say_what_they_do(name):
         (Act24(dense_features=0.2), 4.2),
         (Venom(m=16), 0.5 + 3 / 8 + 2 * 0.5),  # up is of all neurons, and the weight gradients have a row for each
         (Slices(m=16), 6 / 8),
+        (DenseSlices(m=16), 6 / 4),
     ],
 )
 def test_work(recipe, total):

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from sparse_lm.recipes import routing
+from sparse_lm.recipes.groups import fitting_block
 from tests.ops.operands import random
 from tests.recipes.numpy_routing import means
 
 assign_neurons = jax.jit(routing.assign_neurons)
 cluster = jax.jit(routing.cluster, static_argnums=1)
 update_centroids = jax.jit(routing.update_centroids)
+order_neurons = jax.jit(routing.order_neurons, static_argnums=3)
 dispatch_order = jax.jit(routing.dispatch_order, static_argnums=(1, 2))
 
 
@@ -34,6 +36,9 @@ def test_tokens_that_are_not_finite_count_for_nothing():
     spoiled[[3, 20, 30], [0, 7, 5]] = np.nan, np.inf, -np.inf
     moved = update_centroids(spoiled, centroids)
     np.testing.assert_allclose(moved, means(np.delete(x, [3, 20, 30], axis=0), centroids), atol=1e-6)
+    y = np.where(np.isfinite(spoiled).all(1, keepdims=True), np.abs(random((50, 20))), np.nan)
+    without = [[np.delete(a, rows, axis=0) for a in (spoiled, y)] for rows in ([], [3, 20, 30])]
+    np.testing.assert_array_equal(*(order_neurons(*tokens, centroids, 1) for tokens in without))
     every_row_bad = np.full_like(x, np.inf)
     np.testing.assert_array_equal(update_centroids(every_row_bad, centroids), centroids)
     for rows in (spoiled[3:], every_row_bad):  # the first row is where the first centroid starts
@@ -56,6 +61,10 @@ def test_blocks_are_of_one_expert_whose_tokens_keep_their_order(seed, used, orde
         assert set(block) <= {expert, -1} and 0 <= expert < 5
     counts = np.bincount(experts, minlength=5)
     assert (blocks >= 0).any(1).sum() == np.sum(-(-counts // v))
+
+
+def test_a_block_has_no_more_slots_than_an_expert_has_pairs_of_an_even_load():
+    assert [fitting_block(256, pairs, 4) for pairs in (1, 11, 12, 16, 31, 5000)] == [1, 2, 2, 4, 4, 256]
 
 
 @hypothesis.settings(max_examples=30, deadline=None)

@@ -16,8 +16,8 @@ from tests import small
 
 
 @pytest.fixture(scope="module")
-def dense():
-    return make_trainer(small.config("dense", **{"optimizer.spike_deviations": 6.0}))
+def dense():  # a mixture: biases of its routers have a rule of their own
+    return make_trainer(small.config("dense", **small.MIXTURE, **{"optimizer.spike_deviations": 6.0}))
 
 
 def counts(state):

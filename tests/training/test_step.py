@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparse_lm.training.step import _sum_of_parts, forward_loss, loss_and_gradients, make_trainer
+from sparse_lm.training.step import _sum_of_parts, forward_loss, in_compute_dtype, loss_and_gradients, make_trainer
 from tests import small
 
 
@@ -35,16 +35,16 @@ def test_both_steps_share_donated_state_and_compile_once():
 
 
 @pytest.mark.long
-def test_weight_gradients_are_drawn_with_each_steps_own_key():
+def test_weight_gradients_are_drawn_with_each_runs_and_steps_own_key():
     config = small.config("slices")
     trainer, _ = small.compiled(config)
 
-    def gradient_norm(step):
+    def gradient_norm(step=0, seed=0):
         state = small.entered(config)
-        state = dataclasses.replace(state, step=state.step + step)
+        state = dataclasses.replace(state, step=state.step + step, seed=state.seed + np.uint32(seed))
         return float(trainer.sparse_step(state, small.windows(config))[1]["grad_norm"])
 
-    assert gradient_norm(0) == gradient_norm(0) != gradient_norm(1)
+    assert gradient_norm() == gradient_norm() not in (gradient_norm(step=1), gradient_norm(seed=1))
 
 
 def test_the_seed_decides_the_weights():
@@ -61,17 +61,31 @@ def of_sparse_phase(function, config):
 
 @pytest.mark.long
 def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
-    state = small.entered(small.config("slices"))
-    config, key = small.config("slices", microbatches=2), jax.random.key(5)
+    """Losses, statistics and gradients are means over parts. The z-loss has gradients, and is no part of the loss."""
+    state = small.entered(small.config("experts24"))
+    config, key = small.config("experts24", microbatches=2), jax.random.key(5)
     windows = small.windows(config)
-    loss_of_part = jax.jit(of_sparse_phase(forward_loss, config))
-    losses = [
-        float(loss_of_part(state.params, state.recipe_state, part, jax.random.fold_in(key, number))[0])
+
+    @functools.partial(jax.grad, has_aux=True)
+    def of_part(params, *inputs):
+        loss, stats = of_sparse_phase(forward_loss, config)(params, *inputs)
+        return loss + 1e-3 * jnp.mean(stats["router_z_loss"]), (loss, stats)
+
+    parts = [
+        jax.jit(of_part)(state.params, state.recipe_state, part, jax.random.fold_in(key, number))
         for number, part in enumerate(np.split(windows, 2))
     ]
-    loss_of_step = jax.jit(lambda *args: of_sparse_phase(loss_and_gradients, config)(*args)[0][0])
-    loss = float(loss_of_step(state.params, state.recipe_state, windows, key))
-    assert loss == pytest.approx(np.mean(losses), rel=1e-6)
+    of_step = jax.jit(of_sparse_phase(loss_and_gradients, config))
+    outputs, gradients = of_step(state.params, state.recipe_state, windows, key)
+    mean = jax.tree.map(lambda *of_parts: np.mean(of_parts, axis=0), *parts)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), (gradients, outputs), mean)
+
+
+def test_a_step_in_bfloat16_reads_routers_tables_and_scales_in_float32():
+    params = small.compiled(small.config("dense", **small.MIXTURE))[0].init().params
+    leaves = jax.tree.leaves_with_path(in_compute_dtype(params, "bfloat16"))
+    low = {path[-1].key for path, leaf in leaves if leaf.dtype == jnp.bfloat16}
+    assert low == {*"qkvo", "up", "down", "shared_up", "shared_down"}
 
 
 def test_gradients_of_microbatches_are_added_in_float32():

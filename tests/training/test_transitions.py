@@ -20,7 +20,7 @@ from sparse_lm.training import transitions as transitions_lib
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.transitions import dense_params, make_transitions, transition_before
 from tests import small
-from tests.recipes.numpy_routing import means
+from tests.recipes.numpy_routing import clusters, means
 
 DENSE_LAYERS = {"fst": 0, "sste": 1, "slices": 1}
 
@@ -112,6 +112,14 @@ def routed(config, state, windows):
     return found
 
 
+def test_entering_clusters_all_inputs_of_the_dense_forward():
+    config, windows = small.config("slices"), small.windows(small.config("slices"))
+    dense = dataclasses.replace(config, sparsity=dataclasses.replace(config.sparsity, dense_layers=config.model.layers))
+    inputs = routed(dense, small.entered(config), windows)  # which the order of neurons does not change
+    expected = [clusters(x, config.sparsity.recipe.experts) for x in inputs]
+    np.testing.assert_allclose(small.entered(config).recipe_state.centroids, expected, atol=1e-4)
+
+
 def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes():
     """Those of dense layers stay, and nothing else moves."""
     config, windows = config_of("slices"), small.windows(config_of("slices"), 7)
@@ -129,7 +137,7 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
 
 
 def test_when_refreshes_are_due():
-    for recipe, every, due in (("slices", 2, [6]), ("fst", 1, [5, 6, 7]), ("fst", 4, []), ("sste", 1, [])):
+    for recipe, every, due in (("slices", 3, [7]), ("fst", 1, [5, 6, 7]), ("fst", 4, []), ("sste", 1, [])):
         config = small.config(recipe, **{"sparsity.refresh_every": every})
         assert [step for step in range(config.steps) if transition_before(config, step) == "refresh"] == due
 

@@ -8,7 +8,7 @@ from sparse_lm.recipes import DENSE, RECIPES, Recipe, SSte
 from sparse_lm.training.telemetry.flops import PEAKS, dense_flops_per_token, executed_flops_per_token, utilisation
 
 MODEL = ModelConfig(dim=24, layers=3, heads=6, kv_heads=2, ffn_dim=40, vocab_size=101)
-MIXTURE = dict(experts=10, experts_per_token=3, expert_dim=20, shared_expert_dim=28)
+MIXTURE = dict(experts=10, experts_per_token=3, expert_dim=20, shared_expert_dim=28, tie_embeddings=True)
 
 
 def counted_by_hand(config: Config) -> float:
