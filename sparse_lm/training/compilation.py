@@ -18,7 +18,7 @@ from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.transitions import Transitions, transition_before
 
 Programs = dict[str, tuple[Any, ...]]
-"""By name a jitted function, and what it is called with."""
+"""Maps a name to a jitted function, and to what that is called with."""
 
 
 def programs_from(

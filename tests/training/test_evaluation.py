@@ -48,6 +48,7 @@ def test_short_last_batch_counts_its_own_windows_only(model):
     """11 windows in batches of 4, of which the last has 3; and one that holds them all."""
     whole = evaluate(model, config=dataclasses.replace(CONFIG, batch_size=11))
     assert evaluate(model) == pytest.approx(whole, rel=1e-6)
+    assert evaluate(model, WINDOWS[:1])["loss"] != pytest.approx(whole["loss"], rel=1e-3)
 
 
 def test_sparse_evaluation_leaves_dense_layers_dense(model):

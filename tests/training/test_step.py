@@ -79,6 +79,7 @@ def test_a_microbatch_is_of_neighbouring_windows_and_has_its_own_key():
     outputs, gradients = of_step(state.params, state.recipe_state, windows, key)
     mean = jax.tree.map(lambda *of_parts: np.mean(of_parts, axis=0), *parts)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), (gradients, outputs), mean)
+    assert float(outputs[0]) == pytest.approx(float(mean[1][0]), rel=1e-6)
 
 
 def test_a_step_in_bfloat16_reads_routers_tables_and_scales_in_float32():
