@@ -224,12 +224,16 @@ SUITES = {
         for layers in (4, 6)
     },
     # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps.
-    "narrow_afm_4_layers": Suite(
-        llama1b,
-        _base(12_208, 600, 8e-4, **_BATCH, **_NARROW_AFM),
-        _runs(12_208, 6144, (4e-4, 8e-4, 1.6e-3)),
-        lengths=(0.8, 1.0),
-    ),
+    # Rates are compared over 60 M.
+    **{
+        name: Suite(
+            llama1b,
+            _base(steps, warmup, 8e-4, **_BATCH, **_NARROW_AFM),
+            _runs(steps, 6144, (4e-4, 8e-4, 1.6e-3)),
+            lengths=(0.8, 1.0),
+        )
+        for name, steps, warmup in (("narrow_afm_4_layers", 12_208, 600), ("narrow_afm_4_layers_rates", 1831, 300))
+    },
     # AFM-4.5B's layer with Muon on both sides.
     "afm_4_layers_muon": Suite(
         llama1b,
