@@ -109,8 +109,9 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs |= {"eighths_80": eighth | until(80), "eighths_stay": eighth | _stay(steps)}
     runs |= {"stages_80": runs["slices_80"], "stages_stay": runs["slices_stay"]}
     for rate in rates:
-        runs[f"dense_rate_{rate:g}"] = dense | {"optimizer.learning_rate": rate}
-        runs[f"slices_80_rate_{rate:g}"] = slices | until(80) | {"optimizer.learning_rate": rate}
+        swept = {"optimizer.learning_rate": rate}
+        runs[f"dense_rate_{rate:g}"] = dense | swept
+        runs |= {f"slices_{share}_rate_{rate:g}": slices | until(share) | swept for share in (50, 80)}
     # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time;
     # half of the layers on half of the steps.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
@@ -229,7 +230,7 @@ SUITES = {
         name: Suite(
             llama1b,
             _base(steps, warmup, 8e-4, **_BATCH, **_NARROW_AFM),
-            _runs(steps, 6144, (4e-4, 8e-4, 1.6e-3)),
+            _runs(steps, 6144, (4e-4, 8e-4, 1.1e-3, 1.6e-3)),
             lengths=(0.8, 1.0),
         )
         for name, steps, warmup in (("narrow_afm_4_layers", 12_208, 600), ("narrow_afm_4_layers_rates", 1831, 300))
