@@ -24,7 +24,7 @@ from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
-from sparse_lm.data.holdout import Survey, hold_out, sample
+from sparse_lm.data.holdout import SURVEYED, Survey, hold_out, sample
 from sparse_lm.data.workers import Workers
 from sparse_lm.errors import DataError, OutputError
 from sparse_lm.files import replacing, try_lock
@@ -89,6 +89,12 @@ def prepare(
         else:
             train, rest, found = corpus, heldout, survey(corpus)
             survey(heldout)  # which must not be empty
+        if found.replaced:
+            _log.warning(
+                "%s of %s documents have bytes that are not UTF-8, or a U+FFFD, as which such bytes are read",
+                f"{found.replaced:,}",
+                f"{found.documents:,}",
+            )
         if tokenizer is None:
             sampled = sample(train, min(1.0, stages.TOKENIZER_SAMPLE / found.size))
             tokenizer = stages.train_tokenizer(sampled, vocab_size, folder / "sample", workers)
@@ -121,7 +127,7 @@ def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: To
     """Returns a hash of all that decides what `prepare` makes of these; of files names, sizes and times."""
     corpora = [repr(part.parts()) for part in (corpus, heldout) if part is not None]
     entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else vocab_size
-    deciding = [FORMAT, stages.SHARD_BYTES, seq_len, entries, corpora, _file_stamps(corpus, heldout)]
+    deciding = [FORMAT, str(SURVEYED), stages.SHARD_BYTES, seq_len, entries, corpora, _file_stamps(corpus, heldout)]
     return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
 
 

@@ -27,7 +27,8 @@ HELDOUT_BYTES = 64 * 2**20  # but about this much at most: evaluation reads a fi
 LARGEST = 0.05  # of the text; larger documents are cut
 SHORTEST_PIECE = 512  # bytes
 COUNTED = 64  # documents of lowest rank, whose sizes a survey keeps
-SURVEYED = np.dtype([("digest", "V32"), ("size", "<u8")])  # SHA-256 and bytes of a document
+# SHA-256 and bytes of a document, and 1 if it has a U+FFFD, as which bytes that are no UTF-8 are read.
+SURVEYED = np.dtype([("digest", "V32"), ("size", "<u8"), ("replaced", "u1")])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,31 +63,34 @@ class Survey:
     largest: int  # bytes of the largest document
     lowest: list[tuple[int, int]]  # the `COUNTED` lowest ranks and the bytes of their documents, in order
     sha256: str  # over the digests of the documents in order
+    documents: int
+    replaced: int  # documents with a U+FFFD, as which bytes that are no UTF-8 are read
 
 
 def survey_documents(corpus: Corpus) -> np.ndarray:
     """Reads a corpus once, and returns `SURVEYED`[documents]."""
     rows = bytearray()
     for document in corpus:
-        content = _content(document)
-        rows += hashlib.sha256(content).digest() + len(content).to_bytes(8, "little")
+        content, replaced = _content(document), isinstance(document, str) and "\ufffd" in document
+        rows += hashlib.sha256(content).digest() + len(content).to_bytes(8, "little") + bytes([replaced])
     return np.frombuffer(rows, SURVEYED)
 
 
 def sum_up(parts: Iterable[np.ndarray]) -> Survey:
     """Sums up a corpus whose parts `survey_documents` has read; raises DataError if there is no text in them."""
-    total, size, largest = hashlib.sha256(), 0, 0
+    total, size, largest, documents, replaced = hashlib.sha256(), 0, 0, 0, 0
     lowest: Counter[int] = Counter()
     for part in parts:
         digests, sizes = part["digest"].tobytes(), part["size"]
         total.update(digests)
         size, largest = size + int(sizes.sum()), max(largest, int(sizes.max(initial=0)))
+        documents, replaced = documents + len(part), replaced + int(part["replaced"].sum())
         ranks, which = np.unique(np.frombuffer(digests, ">u8")[::4], return_inverse=True)
         together = np.bincount(which, sizes).astype(int)
         lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))
     if not size:
         raise DataError("the corpus is empty: it has no document with any text")
-    return Survey(size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest())
+    return Survey(size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest(), documents, replaced)
 
 
 def survey_corpus(corpus: Corpus) -> Survey:

@@ -68,6 +68,17 @@ def test_text_that_changes_meanwhile_is_refused(files, tmp_path, monkeypatch, pa
     prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
 
 
+def test_documents_in_another_encoding_are_counted(files, tmp_path, caplog):
+    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], seq_len=8, vocab_size=300)
+    prepare(tmp_path / "out")
+    assert "UTF-8" not in caplog.text
+    for number in (4, 7):
+        with (files / "deep" / f"{number}.txt").open("ab") as file:
+            file.write("Über Öfen\n".encode("latin-1"))
+    prepare(tmp_path / "out")
+    assert "2 of 30 documents have bytes that are not UTF-8" in caplog.text
+
+
 def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_no_source(files, tmp_path, monkeypatch):
     target, link = tmp_path / "disk" / "data", tmp_path / "out"
     link.symlink_to(target)
