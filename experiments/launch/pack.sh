@@ -16,7 +16,7 @@ mkdir -p "$folder"
 for package in "${@:2}"; do
   rm -f "$folder/wheels/${package//-/_}"-[0-9]*.whl
 done
-"$python" -m experiments.quality.other_text --output="$folder/other_text.jsonl.zst"
+"$python" -m experiments.quality.other_text --output="$folder/other_text"
 if [[ -n "${MORE_TEXT:-}" ]]; then
   sources=$(mktemp -d)
   trap 'rm -r "$sources"' EXIT
@@ -26,6 +26,6 @@ if [[ -n "${MORE_TEXT:-}" ]]; then
     unzip -q "$wheel" '*.py' -d "${wheel%.whl}"
     rm "$wheel"
   done
-  "$python" -m experiments.quality.other_text --folders="$sources" --megabytes=130 --output="$folder/more_text.jsonl.zst"
+  "$python" -m experiments.quality.other_text --folders="$sources" --megabytes=130 --output="$folder/more_text"
 fi
 du -sh "$folder"

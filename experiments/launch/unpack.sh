@@ -11,7 +11,7 @@ folder=$1 data=$2
 python3 -m pip install --quiet --no-index --find-links="$folder/wheels" -r requirements.txt pytest pytest-timeout pytest-xdist hypothesis beartype
 packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 files=(--files="$packages/**/*.py")
-[[ ! -e "$folder/more_text.jsonl.zst" ]] || files+=(--files="$folder/more_text.jsonl.zst")
+[[ ! -e "$folder/more_text" ]] || files+=(--files="$folder/more_text/*")
 python3 -m sparse_lm.prepare_data "${files[@]}" --vocab_size=16384 --seq_len=1024 --output="$data/python"
-python3 -m sparse_lm.prepare_data --files="$folder/other_text.jsonl.zst" --tokenizer="$data/python/tokenizer.json" --seq_len=1024 \
+python3 -m sparse_lm.prepare_data --files="$folder/other_text/*" --tokenizer="$data/python/tokenizer.json" --seq_len=1024 \
   --output="$data/other"

@@ -1,7 +1,7 @@
 """Writes the texts of folders, shuffled. By default they are of another kind than the corpus: documentation and headers
 of this system's packages.
 
-python -m experiments.quality.other_text --output=other_text.jsonl.zst
+python -m experiments.quality.other_text --output=other_text
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ else:
 FOLDERS = ["/usr/share/doc", "/usr/share/man", "/usr/share/perl", "/usr/include"]
 LEVEL = 19  # of compression
 FEWEST_CHARACTERS = 500  # of a document
+CHARACTERS = 8_000_000  # of a file, after which the next one begins
 
 
 def documents(folders: Iterable[str | Path]) -> Iterator[str]:
@@ -41,19 +42,32 @@ def documents(folders: Iterable[str | Path]) -> Iterator[str]:
             yield text
 
 
+def files(texts: Iterable[str], most: float) -> Iterator[list[str]]:
+    """Yields so many characters of texts, and the rest of the last one, as several processes are to read them."""
+    file, characters, end = [], 0, CHARACTERS
+    for text in texts:
+        file.append(text)
+        characters += len(text)
+        if characters >= min(end, most):
+            yield file
+            file, end = [], end + CHARACTERS
+        if characters >= most:
+            return
+    yield file
+
+
 def main(_: list[str]) -> None:
-    characters, most = 0, 1e6 * flags.FLAGS.megabytes
-    with zstd.open(flags.FLAGS.output, "wt", encoding="utf-8", level=LEVEL) as output:
-        for text in documents(flags.FLAGS.folders):
-            output.write(json.dumps({"text": text}) + "\n")
-            characters += len(text)
-            if characters >= most:
-                break
-    print(f"{flags.FLAGS.output}: {characters / 1e6:.0f} million characters")
+    folder = Path(flags.FLAGS.output)
+    folder.mkdir(parents=True)
+    for number, texts in enumerate(files(documents(flags.FLAGS.folders), 1e6 * flags.FLAGS.megabytes)):
+        path = folder / f"{number:03d}.jsonl.zst"
+        with zstd.open(path, "wt", encoding="utf-8", level=LEVEL) as output:
+            output.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        print(f"{path}: {sum(map(len, texts)) / 1e6:.1f} million characters", flush=True)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("output", None, "File to write, .jsonl.zst.", required=True)
+    flags.DEFINE_string("output", None, "Folder to make, of files .jsonl.zst.", required=True)
     flags.DEFINE_list("folders", FOLDERS, "Folders to read.")
     flags.DEFINE_float("megabytes", 60, "How much text, before compression.")
     app.run(main)

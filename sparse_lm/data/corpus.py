@@ -25,7 +25,7 @@ Document = str | np.ndarray
 SUFFIXES = (".txt", ".py", ".md", LINES)
 # A .json file is text only where it is compressed, as C4 is published, or named: settings are more often in one.
 READABLE = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)}; {JSON} with one of these; {PARQUET}"
-PART_BYTES = 16 * 2**20  # of files, at least, if there are several in a part
+PART_BYTES = 2 * 2**20  # of files, at least, if there are several in a part; compressed text is some six times as long
 
 LIBRARY_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 LIBRARY_FILE_LIMIT = 512 * 1024  # bytes; larger files are tables of data

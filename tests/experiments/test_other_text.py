@@ -24,8 +24,15 @@ def test_documents_are_texts_of_some_length_each_once(tmp_path):
 
 
 def test_no_more_is_written_than_asked_for(tmp_path):
-    path = tmp_path / "other.jsonl.zst"
-    run_python("-m", "experiments.quality.other_text", f"--output={path}", "--megabytes=0.001")
+    run_python("-m", "experiments.quality.other_text", f"--output={tmp_path}/other", "--megabytes=0.001")
+    (path,) = (tmp_path / "other").iterdir()
     with zstd.open(path, "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
     assert sum(map(len, texts)) >= 1000 > sum(map(len, texts[:-1]))
+
+
+def test_texts_are_shared_out_among_files(monkeypatch):
+    monkeypatch.setattr(other_text, "CHARACTERS", 10)
+    texts = [letter * 4 for letter in "abcdefgh"]
+    assert list(other_text.files(texts, 22)) == [texts[:3], texts[3:5], texts[5:6]]
+    assert list(other_text.files(texts[:4], 100)) == [texts[:3], texts[3:4]]
