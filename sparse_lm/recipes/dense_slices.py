@@ -61,7 +61,7 @@ class DenseSlices(Recipe):
     def rules(self, shape: Shape) -> Iterator[Rule]:
         yield "v", self.v, self.v > 0, "must be positive"
         yield "m", self.m, self.m >= 4 and self.m % 4 == 0, "must be a multiple of 4"
-        yield "m", self.m, shape.neurons % self.m == 0, f"must divide model.ffn_dim = {shape.neurons}"
+        yield "m", self.m, shape.neurons % self.m == 0, f"must divide the {shape.neurons} neurons"
         allowed = f"must be at most 4 times the {shape.tokens} tokens of a microbatch"
         yield "m", self.m, not shape.tokens or self.experts <= shape.tokens, allowed
 

@@ -208,4 +208,4 @@ def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
     yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
     yield "v", v, shape.tokens % v == 0, f"must divide the {shape.tokens} tokens of a microbatch on one device"
     yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
-    yield "m", m, shape.neurons % m == 0, f"must divide model.ffn_dim = {shape.neurons}"
+    yield "m", m, shape.neurons % m == 0, f"must divide the {shape.neurons} neurons"
