@@ -17,6 +17,7 @@ from jax import Array
 from experiments.quality.suites import first_steps
 from sparse_lm.config import Config
 from sparse_lm.data.opening import open_data
+from sparse_lm.model.llama import Params
 from sparse_lm.training.run_data import device_batches
 from sparse_lm.training.step import TrainState, make_trainer
 from sparse_lm.training.transitions import enter_sparse, ffn_inputs
@@ -37,9 +38,9 @@ def second_part(state: TrainState, first: Config, config: Config) -> TrainState:
     """Enters the second stage with the batch of its first step."""
     trainer = make_trainer(first)
 
-    def recorded(state: TrainState, windows: Array, _: Any) -> Array:
+    def recorded(params: Params, recipe_state: Any, windows: Array, _: Any) -> Array:
         recipe = first.sparsity.recipe
-        return ffn_inputs(state, windows, recipe, config=first, graphdef=trainer.graphdef, layout=None)
+        return ffn_inputs(params, recipe_state, windows, recipe, config=first, graphdef=trainer.graphdef, layout=None)
 
     windows = next(device_batches(open_data(config), config, None, first.steps))
     enter = functools.partial(enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
