@@ -30,8 +30,9 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
+from sparse_lm.recipes import DENSE
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.checkpoints.restored import restore_model
+from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import check_same_tokenizer
@@ -63,8 +64,11 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
     if first:
         row = of_both_parts(first, row)
-    if second_data:
-        row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
+    texts = {"second_heldout_loss": second_data} if second_data else {}
+    row |= {name: evaluate_on(workdir, config, path) for name, path in texts.items()}
+    if config.sparsity.stays and config.sparsity.recipe.computes:
+        texts["heldout_loss"] = data
+        row["fitted"] = {name: evaluate_on(workdir, config, path, fit=True) for name, path in texts.items()}
     with replacing(workdir / ROW) as partial:
         partial.write_text(json.dumps(row) + "\n")
     return True
@@ -169,12 +173,16 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
     )
 
 
-def evaluate_on(workdir: Path, config: Config, path: str) -> float:
-    """Returns the loss of a finished run on the held-out part of another prepared corpus."""
+def evaluate_on(workdir: Path, config: Config, path: str, fit: bool = False) -> float:
+    """Returns the loss of a finished run, or of the dense model fitted to it, on a prepared corpus' held-out part."""
+    if fit:
+        recipe, recipe_state = DENSE, None
+        params, _ = restore_for_dense(workdir, config, fit=True)
+    else:
+        params, recipe, recipe_state, _ = restore_model(workdir, config)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
     data = open_data(config)
     check_same_tokenizer(workdir, config, data)
-    params, recipe, recipe_state, _ = restore_model(workdir, config)
     evaluate = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
     batches = heldout_batches(data, batch_size=config.batch_size, windows=config.data.eval_windows)
     return evaluate(params, recipe_state, batches)["loss"]
