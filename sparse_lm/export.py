@@ -55,7 +55,7 @@ def export(
 ) -> None:
     """Writes a checkpoint of a run as safetensors, config.json, tokenizer files and a model card.
 
-    JAX's first device, the CPU for the command line, holds the whole model meanwhile.
+    JAX's first device holds the whole model meanwhile: for the command line the CPU, unless it fits a dense model.
 
     Args:
       workdir: of the run.
@@ -145,7 +145,8 @@ def _new_directory(output: Path) -> Iterator[Path]:
 
 def main() -> None:
     options = flags.FLAGS
-    jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
+    if not options.fit_dense:  # which takes a GPU seconds by its FLOPs, and a CPU hours
+        jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
     export(
         options.workdir,
         options.output,
