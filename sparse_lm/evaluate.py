@@ -71,6 +71,8 @@ def evaluate(
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
+    if sparse and fit_dense:
+        raise WorkdirError(workdir, "is evaluated with --sparse or with --fit_dense, not with both")
     config = load_config(workdir)
     check_precision(config.model.precision)
     if data is not None:
@@ -155,8 +157,6 @@ def text_model(
 
 def main() -> None:
     options = flags.FLAGS
-    if options.sparse and options.fit_dense:
-        raise WorkdirError(options.workdir, "is evaluated with --sparse or with --fit_dense, not with both")
     if options.tasks:
         if options.sparse:
             raise HarnessError("--sparse: tasks are evaluated with dense FFNs; leave out --sparse or --tasks")

@@ -145,7 +145,7 @@ def _new_directory(output: Path) -> Iterator[Path]:
 
 def main() -> None:
     options = flags.FLAGS
-    if not options.fit_dense:  # which takes a GPU seconds by its FLOPs, and a CPU hours
+    if not options.fit_dense:  # which computes more than a restore
         jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
     export(
         options.workdir,

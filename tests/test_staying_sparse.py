@@ -72,6 +72,8 @@ def test_a_dense_model_that_is_fitted_has_nearly_the_sparse_ones_loss(corpus, tm
     assert abs(fitted - sparse) < 0.3 * abs(left - sparse)
     with pytest.raises(WorkdirError, match="the FFNs of step 60 are dense already"):
         evaluate.evaluate(str(leaving), fit_dense=True)
+    with pytest.raises(WorkdirError, match="not with both"):
+        evaluate.evaluate(str(staying), sparse=True, fit_dense=True)
 
 
 def test_experts_are_not_fitted(corpus, tmp_path):

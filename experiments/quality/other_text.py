@@ -53,7 +53,8 @@ def files(texts: Iterable[str], most: float) -> Iterator[list[str]]:
             file, end = [], end + CHARACTERS
         if characters >= most:
             return
-    yield file
+    if file:
+        yield file
 
 
 def main(_: list[str]) -> None:

@@ -36,3 +36,4 @@ def test_texts_are_shared_out_among_files(monkeypatch):
     texts = [letter * 4 for letter in "abcdefgh"]
     assert list(other_text.files(texts, 22)) == [texts[:3], texts[3:5], texts[5:6]]
     assert list(other_text.files(texts[:4], 100)) == [texts[:3], texts[3:4]]
+    assert list(other_text.files(texts[:3], 100)) == [texts[:3]]
