@@ -16,6 +16,9 @@ targets themselves is no part of the products, and in float32: where a model is 
 most exp(60). A token's loss of over 60 nats is therefore told as less, and its gradient is spread evenly over all
 classes that far ahead of the target; `token_losses` knows no such limit.
 
+In FP8 a chunk has logits of one product of e4m3 operands, in the dtype of `hidden`, and both gradients multiply
+probabilities in e5m2. XLA computes all of it. Losses are those of these logits. Evaluation has its logits as before.
+
 T tokens, D model width, V vocabulary.
 """
 
@@ -29,8 +32,11 @@ from jax import Array, lax
 
 from sparse_lm import ops
 from sparse_lm.model.embedding import unembed
+from sparse_lm.ops import fp8
+from sparse_lm.ops.cross_entropy import odds_of_logits
 
 _TILE, _LARGE = 256, 8192  # classes; from so many on the padding takes 3% of the time at most
+_ONE = 2.0**15  # a probability of 1 in e5m2, whose numbers then reach from 2^-31 to 1.75
 
 
 def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) -> Array:
@@ -46,43 +52,79 @@ def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) 
     return losses.reshape(-1)[: hidden.shape[0]]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def chunked_cross_entropy(hidden: Array, unembedding: Array, targets: Array, chunk: int) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def chunked_cross_entropy(
+    hidden: Array, unembedding: Array, targets: Array, chunk: int, precision: str = "bf16"
+) -> Array:
     """Computes the mean of -log softmax(hidden unembedding^T)[target], f32[].
 
     `hidden` [T, D] is in the computation's dtype, `unembedding` f32[V, D], `targets` int32[T]. The logits of `chunk`
-    tokens, which need not divide T, exist at one time.
+    tokens, which need not divide T, exist at one time. With `precision` "fp8" the products of training are in FP8;
+    without differentiation this is the mean of `token_losses`.
     """
     return jnp.mean(token_losses(hidden, unembedding, targets, chunk))
 
 
 @functools.partial(jax.named_call, name="loss")
-def _forward(hidden, unembedding, targets, chunk):
+def _forward(hidden, unembedding, targets, chunk, precision):
     (tokens, _), dtype, classes = hidden.shape, hidden.dtype, unembedding.shape[0]
     matrix = unembedding.astype(dtype)
     if classes >= _LARGE:
         matrix = jnp.pad(matrix, [(0, -classes % _TILE), (0, 0)])
     weight = 1 / tokens  # of each token in the mean; padding, of zeros, adds nothing to the products
+    products = _fp8_products if precision == fp8.PRECISION else _products
+    columns, factor, of_chunk = products(hidden, matrix, classes, weight)
 
     def step(grad_matrix, inputs):
-        hidden, targets = inputs
-        losses, odds = ops.cross_entropy(hidden, matrix, targets, classes)
-        of_odds, of_target = weight * jnp.exp(-losses), weight * jnp.expm1(-losses)
-        weighted = (of_odds[:, None] * hidden).astype(dtype)
-        grad_matrix += jnp.matmul(odds.T, weighted, preferred_element_type=jnp.float32)
-        grad_hidden = of_odds[:, None] * jnp.matmul(odds, matrix, preferred_element_type=jnp.float32)
+        hidden, targets, columns = inputs
+        losses, grad_hidden, of_matrix = of_chunk(hidden, targets, columns)
+        of_target = weight * jnp.expm1(-losses)
         grad_hidden += of_target[:, None] * matrix[targets]
-        return grad_matrix, (losses, of_target, grad_hidden.astype(dtype))
+        return grad_matrix + of_matrix, (losses, of_target, grad_hidden.astype(dtype))
 
-    inputs = _split(hidden, chunk), _split(targets, chunk)
+    inputs = _split(hidden, chunk), _split(targets, chunk), _split(columns, chunk)
     grad_matrix, results = lax.scan(step, jnp.zeros(matrix.shape, jnp.float32), inputs)
     losses, of_target, grad_hidden = (array.reshape(-1, *array.shape[2:])[:tokens] for array in results)
-    grad_matrix = grad_matrix.at[targets].add(of_target[:, None] * hidden)
+    grad_matrix = (factor * grad_matrix).at[targets].add(of_target[:, None] * hidden)
     return jnp.mean(losses), (grad_hidden, grad_matrix[:classes].astype(unembedding.dtype))
 
 
+def _products(hidden, matrix, classes, weight):
+    """Returns what is split into chunks, what the matrix' gradient is to be multiplied by, and what a chunk computes.
+
+    That is, of (hidden, targets, its part of the first): losses [c], and the odds' parts of both gradients.
+    """
+
+    def of_chunk(hidden, targets, _):
+        losses, odds = ops.cross_entropy(hidden, matrix, targets, classes)
+        of_odds = weight * jnp.exp(-losses)
+        weighted = (of_odds[:, None] * hidden).astype(hidden.dtype)
+        of_matrix = jnp.matmul(odds.T, weighted, preferred_element_type=jnp.float32)
+        return losses, of_odds[:, None] * jnp.matmul(odds, matrix, preferred_element_type=jnp.float32), of_matrix
+
+    return hidden, 1, of_chunk
+
+
+def _fp8_products(hidden, matrix, classes, weight):
+    """Does what `_products` does in FP8: logits in e4m3, probabilities in e5m2, whose range they need."""
+    columns, scaled = fp8.by_columns(hidden), fp8.whole(matrix)
+    # Both products that read the matrix want what they sum over side by side. XLA would transpose it for each chunk.
+    down = lax.optimization_barrier(scaled.values.T)
+    product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+    def of_chunk(hidden, targets, columns):
+        rows = fp8.by_rows(hidden)
+        logits = jnp.matmul(rows.values, scaled.values.T, preferred_element_type=hidden.dtype)
+        losses, odds = odds_of_logits(logits * (rows.scale * scaled.scale), targets, classes)
+        probabilities = (odds * (_ONE * jnp.exp(-losses))[:, None]).astype(jnp.float8_e5m2)
+        of_hidden = product(probabilities, down.T) * (scaled.scale * (weight / _ONE))
+        return losses, of_hidden, product(probabilities.T, columns)
+
+    return columns.values, columns.scale * (weight / _ONE), of_chunk
+
+
 @functools.partial(jax.named_call, name="loss")
-def _backward(chunk, gradients, cotangent):
+def _backward(chunk, precision, gradients, cotangent):
     grad_hidden, grad_matrix = (g * cotangent.astype(g.dtype) for g in gradients)
     return grad_hidden, grad_matrix, None
 

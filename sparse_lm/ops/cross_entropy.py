@@ -13,6 +13,18 @@ LARGEST_LOG_ODDS = 60.0
 """No token's odds are larger than its exponential, so that neither they nor their sums overflow."""
 
 
+def odds_of_logits(
+    logits: Float[Array, "T V"], targets: Int32[Array, " T"], classes: int
+) -> tuple[Float[Array, " T"], Float[Array, "T V"]]:
+    """Computes losses and odds as `cross_entropy` does, in float32, of logits in any dtype."""
+    logits = logits.astype(jnp.float32)
+    of_targets = jnp.take_along_axis(logits, targets[:, None], axis=1)
+    odds = jnp.exp(jnp.minimum(logits - of_targets, LARGEST_LOG_ODDS))
+    columns = jnp.arange(logits.shape[1])
+    odds = jnp.where((columns == targets[:, None]) | (columns >= classes), 0, odds)
+    return jnp.where(jnp.isfinite(of_targets[:, 0]), jnp.log1p(jnp.sum(odds, axis=1)), jnp.nan), odds
+
+
 def cross_entropy(
     x: Float[Array, "T D"],
     w: Float[Array, "V D"],

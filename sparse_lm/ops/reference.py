@@ -19,7 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
-from sparse_lm.ops.cross_entropy import LARGEST_LOG_ODDS
+from sparse_lm.ops.cross_entropy import odds_of_logits
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
@@ -263,12 +263,7 @@ def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted:
 
 
 def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Array, Array]:
-    logits = jnp.matmul(x, w.T, preferred_element_type=jnp.float32)
-    of_targets = jnp.take_along_axis(logits, targets[:, None], axis=1)
-    odds = jnp.exp(jnp.minimum(logits - of_targets, LARGEST_LOG_ODDS))
-    columns = jnp.arange(w.shape[0])
-    odds = jnp.where((columns == targets[:, None]) | (columns >= classes), 0, odds)
-    losses = jnp.where(jnp.isfinite(of_targets[:, 0]), jnp.log1p(jnp.sum(odds, axis=1)), jnp.nan)
+    losses, odds = odds_of_logits(jnp.matmul(x, w.T, preferred_element_type=jnp.float32), targets, classes)
     return losses, odds.astype(x.dtype)
 
 

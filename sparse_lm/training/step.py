@@ -306,5 +306,5 @@ def forward_loss(
     hidden = collectives.split_over_tensor(hidden.reshape(-1, hidden.shape[-1]), axes)
     targets = collectives.split_over_tensor(targets.reshape(-1), axes)
     unembedding = collectives.enter_tensor(model.unembedding(axes), axes)
-    loss = chunked_cross_entropy(hidden, unembedding, targets, config.model.loss_chunk)
+    loss = chunked_cross_entropy(hidden, unembedding, targets, config.model.loss_chunk, config.model.precision)
     return loss, stats

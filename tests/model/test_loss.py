@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.model.loss import chunked_cross_entropy, token_losses
+from sparse_lm.ops import fp8
 from tests.model import numpy_llama
 from tests.model.jaxprs import equations
 from tests.ops.operands import relative_error
@@ -91,3 +92,73 @@ def test_at_most_one_chunk_has_logits():
     shapes = [v.aval.shape for equation in equations(jaxpr.jaxpr) for v in equation.outvars]
     assert (chunk, V) in shapes
     assert max(np.prod(shape) for shape in shapes if V in shape) == max(chunk, D) * V
+
+
+in_fp8 = jax.jit(
+    lambda *args: jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(*args, fp8.PRECISION), static_argnums=3
+)
+
+
+def rounded(scaled):
+    return np.asarray(scaled.values, np.float64) * np.asarray(scaled.scale, np.float64)
+
+
+def expected_in_fp8(hidden, unembedding, targets):
+    """The loss, and both gradients, in float64 of operands that are rounded as FP8's are."""
+    matrix = rounded(fp8.whole(unembedding))
+    logits = rounded(fp8.by_rows(hidden)) @ matrix.T
+    losses = numpy_llama.cross_entropy(logits, targets)
+    of_target = np.arange(len(matrix)) == targets[:, None]
+    probabilities = np.exp(logits - logits[of_target][:, None] - losses[:, None])
+    others = jnp.asarray(np.where(of_target, 0, 2**15 * probabilities)).astype(jnp.float8_e5m2)
+    others = np.asarray(others, np.float64) / 2**15 / len(targets)
+    own = np.where(of_target, np.expm1(-losses)[:, None], 0) / len(targets)
+    hidden, unembedding, columns = np.float64(hidden), np.float64(unembedding), rounded(fp8.by_columns(hidden))
+    return losses.mean(), others @ matrix + own @ unembedding, others.T @ columns + own.T @ hidden
+
+
+@pytest.mark.parametrize("vocabulary, scale", [(101, 1), (8200, 0.1)])
+def test_fp8_is_the_formula_of_rounded_operands(vocabulary, scale):
+    hidden, unembedding, targets = inputs(61, seed=vocabulary, dim=32, vocabulary=vocabulary)
+    unembedding *= scale
+    loss, *wanted = expected_in_fp8(hidden, unembedding, np.asarray(targets))
+    found_loss, found = in_fp8(hidden, unembedding, targets, 16)
+    np.testing.assert_allclose(found_loss, loss, rtol=1e-5)
+    of_bf16, *in_float64 = expected(hidden, unembedding, np.asarray(targets))
+    np.testing.assert_allclose(found_loss, of_bf16.mean(), rtol=0.01)
+    for gradient, of_formula, exact in zip(found, wanted, in_float64, strict=True):
+        assert relative_error(gradient, of_formula) < 2e-3  # some probabilities are on the edge of two numbers
+        assert 1e-4 < relative_error(gradient, exact) < 0.1
+
+
+def test_fp8_sees_probabilities_of_a_millionth():
+    """Of a uniform model each class gets as much of the gradient, though e4m3 would round it to nothing."""
+    targets = jnp.zeros(16, jnp.int32)
+    _, (of_hidden, of_unembedding) = in_fp8(jnp.ones((16, 8)), jnp.zeros((2**20, 8)), targets, 16)
+    np.testing.assert_allclose(of_unembedding[1:], 2.0**-20, rtol=1e-3)
+    np.testing.assert_array_equal(of_hidden, 0)
+
+
+def test_fp8_hides_nothing_that_is_not_finite():
+    hidden, unembedding, targets = inputs(32, seed=6)
+    for bad in (np.nan, np.inf):
+        loss, gradients = in_fp8(hidden.at[3, 2].set(bad), unembedding, targets, 16)
+        assert not np.isfinite(loss)
+        assert np.isnan(gradients[0][3]).all() and np.isnan(gradients[1]).any()
+
+
+@pytest.mark.gpu
+def test_fp8_on_a_gpu():
+    hidden, unembedding, targets = inputs(4096, seed=5, dtype=jnp.bfloat16, dim=256, vocabulary=16_384)
+    unembedding *= 0.1
+    loss, *wanted = expected_in_fp8(hidden, unembedding, np.asarray(targets))
+    differentiated = jax.jit(
+        lambda *args: jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(*args, 1024, fp8.PRECISION),
+        compiler_options=fp8.COMPILER_OPTIONS,
+    )
+    program = differentiated.lower(hidden, unembedding, targets).compile()
+    assert program.as_text().count("__cublas$lt$matmul$f8") >= 3
+    found_loss, found = program(hidden, unembedding, targets)
+    np.testing.assert_allclose(found_loss, loss, rtol=1e-3)
+    for gradient, of_formula in zip(found, wanted, strict=True):
+        assert relative_error(gradient, of_formula) < 0.01
