@@ -30,7 +30,7 @@ def first_part(config: Config, name: str) -> Config:
     return first_steps(config, steps, model=half, sparsity=sparsity)
 
 
-def second_part(state: TrainState, first: Config, config: Config) -> TrainState:
+def second_part(state: TrainState, config: Config) -> TrainState:
     """Stands every array that has a layer axis behind itself."""
 
     def stack(array: Array, wanted: jax.ShapeDtypeStruct) -> Array:

@@ -5,7 +5,7 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 "dense@0.8" is the dense run of that length; it goes on from a checkpoint of the longest one.
-"grown_50" and "stages_80" are of two parts, see growth.py and stages.py.
+"grown_50" is of two parts, see growth.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import controls, growth, stages
+from experiments.quality import controls, growth
 from experiments.quality.suites import SUITES, Suite
 from sparse_lm import logs
 from sparse_lm.config import Config
@@ -44,7 +43,6 @@ from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import meaning, save_config
 
 ROW = "row.json"
-TWO_PARTS = (growth, stages)
 
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
@@ -54,12 +52,12 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     first = None
     if before:
         start_from(root / f"{suite.longest}-{seed}", workdir, config, before["steps"])
-    elif parts := next((part for part in TWO_PARTS if name.startswith(part.PREFIX)), None):
-        begun, trained = parts.first_part(config, name), root / f"{name}-{seed}-first"
+    elif name.startswith(growth.PREFIX):
+        begun, trained = growth.first_part(config, name), root / f"{name}-{seed}-first"
         if not train(begun, str(trained)):
             return False
         first = read_run(trained, begun, None)
-        start_from(trained, workdir, config, begun.steps, functools.partial(save_second_part, parts, begun, trained))
+        start_from(trained, workdir, config, begun.steps, functools.partial(save_second_part, begun, trained))
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
@@ -132,12 +130,12 @@ def start_from(
     partial.rename(workdir)
 
 
-def save_second_part(parts: ModuleType, first: Config, trained: Path, config: Config, workdir: Path) -> None:
+def save_second_part(first: Config, trained: Path, config: Config, workdir: Path) -> None:
     """Saves in a workdir what the second part of a run begins with, of what the first part ends with."""
     with Checkpoints(trained, 1, meaning(first)) as checkpoints:
         state = checkpoints.restore_latest(make_trainer(first).abstract_state())
     with Checkpoints(workdir, 1, meaning(config)) as checkpoints:
-        checkpoints.save(first.steps, parts.second_part(state, first, config))
+        checkpoints.save(first.steps, growth.second_part(state, config))
         checkpoints.wait()
 
 

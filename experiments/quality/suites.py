@@ -104,10 +104,6 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
-    # An eighth of the neurons a token, throughout or until a stage with a quarter.
-    eighth = slices | {"sparsity.m": 32}
-    runs |= {"eighths_80": eighth | until(80), "eighths_stay": eighth | _stay(steps)}
-    runs |= {"stages_80": runs["slices_80"], "stages_stay": runs["slices_stay"]}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept

@@ -67,7 +67,7 @@ def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None
     state, metrics = (layout.state, layout.replicated) if layout else (None, None)
     options = compiler_options(config.model.precision)
     compiled = functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
-    enter = functools.partial(enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
+    enter = functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
     refresh = functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded)
     return Transitions(
         enter_sparse=compiled(enter, out_shardings=state),
@@ -95,7 +95,7 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) ->
     return ffn_weights.with_matrices(params, *whole)
 
 
-def enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable) -> TrainState:
+def _enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable) -> TrainState:
     """Takes a state to the sparse phase of a recipe.
 
     `recorded` is called with its parameters and recipe state, windows, and the recipe so far.

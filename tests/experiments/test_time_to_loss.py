@@ -8,11 +8,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import stats
 
-from experiments.quality import one_run, stages, time_ratio
+from experiments.quality import one_run, time_ratio
 from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_lengths
@@ -21,9 +20,6 @@ from sparse_lm.errors import DataError
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
 from sparse_lm.training.optimizer import learning_rate
-from sparse_lm.training.run_data import device_batches
-from sparse_lm.training.step import make_trainer
-from sparse_lm.training.transitions import make_transitions
 from tests.command_lines import run_python
 
 TINY = SUITES["tiny"]
@@ -189,36 +185,12 @@ def test_a_run_that_stays_sparse_has_the_losses_of_a_dense_model_too(data, tmp_p
     assert set(row["fitted"]) == {"heldout_loss", "second_heldout_loss"}
 
 
-def test_the_second_stage_begins_with_the_tokens_of_the_first(data):
-    """Centroids are those of half as many experts, and neurons have moved together with their moments."""
-    config = TINY.config("stages_80", 0, data[0])
-    first = stages.first_part(config, "stages_80")
-    trainer = make_trainer(first)
-    transitions = make_transitions(first, trainer.graphdef)
-    batches = device_batches(open_data(first), first, None, 0)
-    state = transitions.enter_sparse(trainer.init(), next(batches))
-    state, _ = trainer.sparse_step(state, next(batches))
-    before = jax.tree.map(np.asarray, state)
-    after = stages.second_part(state, first, config)
-    assert before.recipe_state.centroids.shape[1] == 8 and after.recipe_state.centroids.shape[1] == 4
-    assert all(jnp.isfinite(array).all() for array in jax.tree.leaves(after.recipe_state))
-
-    def neurons(state):
-        """Each neuron with all its numbers, in an order of their own."""
-        layers = [(state.params, *(optax.tree.get(state.opt_state, name) for name in ("mu", "nu")))]
-        rows = np.concatenate([np.asarray(w) for tree in layers[0] for w in tree["layers"]["ffn"].values()], axis=2)
-        return [layer[np.lexsort(layer.T)] for layer in rows]
-
-    jax.tree.map(np.testing.assert_array_equal, neurons(before), neurons(after))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name, steps",
     [
         ("grown_50", [{"dense": 25}, {"dense": 25}]),
         ("grown_50_slices", [{"dense": 1, "sparse": 24}, {"sparse": 15, "dense": 10}]),
-        ("stages_80", [{"dense": 1, "sparse": 19}, {"sparse": 20, "dense": 10}]),
     ],
 )
 def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path, name, steps):

@@ -77,14 +77,14 @@ def test_windows_are_left_out_before_tokens_and_the_same_in_parts(
     """However many microbatches share a batch of 4 windows, the recipe sees the same tokens of it."""
     config = small.config("slices")
     trainer, _ = small.compiled(config)
-    windows = small.windows(config)
+    windows, entered = small.windows(config), small.entered(config)  # others share it: before what is changed below
     assert windows.shape == (4, 33)
     monkeypatch.setattr(transitions_lib, "SAMPLE", sample)
     monkeypatch.setattr(Slices, "refresh", lambda self, w1, w2, state, x: (state, {"x": x}))
 
     transitions = make_transitions(dataclasses.replace(config, microbatches=microbatches), trainer.graphdef)
     seen = transitions.refresh(small.entered(config), windows)[1]["x"]
-    wanted = [x[::every_token] for x in routed(config, small.entered(config), windows[::every_window])]
+    wanted = [x[::every_token] for x in routed(config, entered, windows[::every_window])]
     np.testing.assert_allclose(seen, wanted, rtol=1e-4, atol=1e-4)
 
 
