@@ -1,14 +1,12 @@
 """Held-out loss of a trained model, or what it scores in tasks of EleutherAI's evaluation harness.
 
-    python -m sparse_lm.evaluate --workdir=runs/tiny [--checkpoint=best] [--sparse] [--fit_dense] [--data=data/other]
+    python -m sparse_lm.evaluate --workdir=runs/tiny [--checkpoint=best] [--sparse] [--data=data/other]
     python -m sparse_lm.evaluate --workdir=runs/tiny --tasks=arc_challenge,hellaswag [--include_path=my_tasks]
                                  [--num_fewshot=5] [--limit=100] [--samples] [--output=scores.json]
 
 The last line of standard output is one JSON object: step, loss (nats per token), perplexity and bits_per_byte, over
 the whole held-out split; or step and results, the metrics of each task, below the harness's table of them. `--data`
 names another corpus that was prepared with the run's tokenizer. `--tasks=paper` is all tasks that 2602.06183 evaluates.
-
-`--fit_dense` evaluates the dense model that comes closest to one that stays in its sparse phase, as `export` writes it.
 
 Scores of tasks also go, with all that the harness reports of how they were made, to a file in the workdir's `tasks/`;
 with `--samples` every question and answer does. Tasks need lm-eval, which is in requirements-test.txt, and compute
@@ -34,10 +32,9 @@ from absl import flags
 from sparse_lm import entry_point
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
-from sparse_lm.errors import OutputError, WorkdirError
+from sparse_lm.errors import OutputError
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
-from sparse_lm.recipes import DENSE
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
 from sparse_lm.training.environment import check_implementation, check_precision
 from sparse_lm.training.evaluation import make_evaluation
@@ -52,14 +49,9 @@ TASK_FLAGS = ("include_path", "num_fewshot", "limit", "samples", "batch_tokens",
 
 
 def evaluate(
-    workdir: str,
-    checkpoint: int | str = "latest",
-    sparse: bool = False,
-    data: str | None = None,
-    fit_dense: bool = False,
+    workdir: str, checkpoint: int | str = "latest", sparse: bool = False, data: str | None = None
 ) -> dict[str, float]:
-    """Evaluates a checkpoint on held-out text: as the model that it is, as the sparse phase computes, or of a sparse
-    model the dense one that comes closest.
+    """Evaluates a checkpoint on held-out text: as the model that it is, or as the sparse phase computes.
 
     `checkpoint` is "latest", "best" (least held-out loss in training) or a step. `data` is a prepared corpus with the
     run's tokenizer; None for the run's own.
@@ -71,8 +63,6 @@ def evaluate(
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
-    if sparse and fit_dense:
-        raise WorkdirError(workdir, "is evaluated with --sparse or with --fit_dense, not with both")
     config = load_config(workdir)
     check_precision(config.model.precision)
     if data is not None:
@@ -81,9 +71,6 @@ def evaluate(
         recipe = config.sparsity.recipe
         check_implementation(recipe)
         params, recipe_state, step = restore_for_sparse(workdir, config, checkpoint)
-    elif fit_dense:
-        recipe, recipe_state = DENSE, None
-        params, step = restore_for_dense(workdir, config, checkpoint, fit=True)
     else:
         params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     opened = open_run_data(workdir, config)
@@ -105,11 +92,10 @@ def evaluate_tasks(
     samples: bool = False,
     batch_tokens: int = BATCH_TOKENS,
     output: str | os.PathLike | None = None,
-    fit_dense: bool = False,
 ) -> dict[str, Any]:
     """Scores a checkpoint in tasks of the harness; prints their table and writes a file.
 
-    Arguments are the flags of the same names. Of the run, tokenizer and checkpoint are read; data for `fit_dense` only.
+    Arguments are the flags of the same names. Of the run, tokenizer and checkpoint are read, data is not.
 
     Returns:
       "step", and "results": metrics and their standard errors, by task.
@@ -124,7 +110,7 @@ def evaluate_tasks(
         raise HarnessError("--tasks needs EleutherAI's harness: pip install 'lm_eval>=0.4.13,<0.5'")
     from sparse_lm.interop.harness.tasks import load_tasks, score_tasks  # not everywhere installed, and slow to import
 
-    model, step = text_model(workdir, checkpoint, batch_tokens, fit_dense)
+    model, step = text_model(workdir, checkpoint, batch_tokens)
     now = datetime.datetime.now(datetime.UTC)  # one checkpoint may be evaluated many times
     file = Path(output or Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json"))
     if file.is_dir():
@@ -143,13 +129,11 @@ def evaluate_tasks(
     return {"step": step, "results": report["results"]}
 
 
-def text_model(
-    workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: int, fit_dense: bool = False
-) -> tuple[TextModel, int]:
+def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: int) -> tuple[TextModel, int]:
     """Restores a checkpoint for the harness; returns it with its step. See `evaluate_tasks` for the rest."""
     config = load_config(workdir)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
-    params, step = restore_for_dense(workdir, config, checkpoint, fit_dense)
+    params, step = restore_for_dense(workdir, config, checkpoint)
     # Several shapes are compiled, each for little work: one layer compiles sooner than all.
     graphdef = llama.graphdef(dataclasses.replace(config.model, unroll_layers=False))
     return TextModel(graphdef, params, tokenizer, end_of_text(tokenizer), config.seq_len, batch_tokens), step
@@ -163,21 +147,18 @@ def main() -> None:
         if options.data:
             raise HarnessError("--data: tasks bring their own; leave out --data or --tasks")
         of_tasks = {name: options[name].value for name in TASK_FLAGS}
-        result = evaluate_tasks(
-            options.workdir, options.tasks, options.checkpoint, fit_dense=options.fit_dense, **of_tasks
-        )
+        result = evaluate_tasks(options.workdir, options.tasks, options.checkpoint, **of_tasks)
     else:
         for name in TASK_FLAGS:
             if options[name].present:
                 raise HarnessError(f"--{name}: is for tasks; name some with --tasks")
-        result = evaluate(options.workdir, options.checkpoint, options.sparse, options.data, options.fit_dense)
+        result = evaluate(options.workdir, options.checkpoint, options.sparse, options.data)
     print(to_json(result))
 
 
 def _define_flags() -> None:
     entry_point.define_run_flags()
     flags.DEFINE_bool("sparse", False, "Compute the FFNs as the sparse phase does, also where the model is dense.")
-    flags.DEFINE_bool("fit_dense", False, "Evaluate the dense model that comes closest to one that stays sparse.")
     flags.DEFINE_string("data", None, "Another prepared corpus to evaluate on, with the run's tokenizer.")
     flags.DEFINE_list("tasks", [], "Tasks of the harness to evaluate, instead of the held-out loss; or `paper`.")
     flags.DEFINE_string("include_path", None, "Directory with task files of one's own.")

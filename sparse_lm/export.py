@@ -1,12 +1,10 @@
 """Writes a trained model as a directory that transformers loads.
 
-    python -m sparse_lm.export --workdir=runs/tiny --output=runs/tiny-hf [--checkpoint=best]
-                               [--format=sparse24] [--fit_dense]
+    python -m sparse_lm.export --workdir=runs/tiny --output=runs/tiny-hf [--checkpoint=best] [--format=sparse24]
 
 It is an `ArceeForCausalLM` (squared ReLU), a `LlamaForCausalLM` (a gate), a `Qwen3ForCausalLM` (a gate, and queries
 and keys normed), a `Glm4MoeForCausalLM` or an `Ernie4_5_MoeForCausalLM` (gated experts; sigmoid or softmax scores), in
-float32. A model in its sparse phase leaves with the weights that its forward uses; one that stays in it needs
-`--fit_dense`, which makes the dense model that comes closest.
+float32. A model in its sparse phase leaves with the weights that its forward uses.
 `--format=sparse24` adds a directory `sparse24` in it: the same model with its 2:4 matrices compressed; see
 `interop.bitmask_24`.
 """
@@ -51,11 +49,10 @@ def export(
     checkpoint: int | str = "latest",
     weight_format: str = "dense",
     shard_bytes: int = SHARD_BYTES,
-    fit_dense: bool = False,
 ) -> None:
     """Writes a checkpoint of a run as safetensors, config.json, tokenizer files and a model card.
 
-    JAX's first device holds the whole model meanwhile: for the command line the CPU, unless it fits a dense model.
+    JAX's first device, the CPU for the command line, holds the whole model meanwhile.
 
     Args:
       workdir: of the run.
@@ -63,11 +60,9 @@ def export(
       checkpoint: "latest", "best" (least held-out loss in training) or a step.
       weight_format: "dense", or "sparse24" to add the directory `sparse24`.
       shard_bytes: the most bytes of weights in a file, unless one tensor is larger.
-      fit_dense: write the dense model that comes closest to a sparse one, on some of the run's data.
 
     Raises:
-      WorkdirError: there is no such checkpoint, it has no 2:4 weights that "sparse24" could write, it is sparse and not
-        to be fitted, or dense and to be.
+      WorkdirError: there is no such checkpoint, or it has no 2:4 weights that "sparse24" could write.
       ConfigError, DataError: config or tokenizer cannot be used, or no architecture of transformers is the model.
       OutputError: `output` is not empty, or cannot be written.
     """
@@ -75,10 +70,8 @@ def export(
     check_has_architecture(config.model)
     tokenizer_file = Path(workdir, "tokenizer.json")
     load_tokenizer(tokenizer_file)
-    if fit_dense and weight_format == "sparse24":
-        raise WorkdirError(workdir, "--fit_dense fits a W2 that is not 2:4: leave it out, or --format=sparse24")
     layers_24 = _layers_24(workdir, config) if weight_format == "sparse24" else []
-    restored, step = restore_for_dense(workdir, config, checkpoint, fit_dense)
+    restored, step = restore_for_dense(workdir, config, checkpoint)
     if layers_24 and (step == 0 or config.phase(step - 1) == "dense"):
         phase = config.sparsity.phase
         steps = f"{phase.start + 1}..{phase.stop}" if phase else "none"
@@ -89,8 +82,7 @@ def export(
     parameters = sum(p.size for p in jax.tree.leaves(params))
     # Of the held-out losses that the run has logged, one after this step that was computed with dense FFNs.
     evaluated = [line for line in read_metrics(workdir) if "eval_loss" in line and line["step"] + 1 == step]
-    dense = [line for line in evaluated if line["phase"] == "dense" or (step == config.steps and not fit_dense)]
-    losses = [line["eval_loss"] for line in dense]
+    losses = [line["eval_loss"] for line in evaluated if line["phase"] == "dense" or step == config.steps]
     card = model_card(config, step, parameters, next(iter(losses), None))
     write = functools.partial(
         write_hf_directory, model=config.model, params=params, seq_len=config.seq_len, tokenizer_file=tokenizer_file,
@@ -145,15 +137,13 @@ def _new_directory(output: Path) -> Iterator[Path]:
 
 def main() -> None:
     options = flags.FLAGS
-    if not options.fit_dense:  # which computes more than a restore
-        jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
+    jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
     export(
         options.workdir,
         options.output,
         checkpoint=options.checkpoint,
         weight_format=options.format,
         shard_bytes=int(options.shard_gb * 1e9),
-        fit_dense=options.fit_dense,
     )
 
 
@@ -161,8 +151,6 @@ def _define_flags() -> None:
     entry_point.define_run_flags()
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
     flags.DEFINE_enum("format", "dense", FORMATS, "Of the weights; sparse24 adds a directory of 2:4 ones.")
-    fit = "Write the dense model that comes closest to one that stays sparse; reads some of the run's data."
-    flags.DEFINE_bool("fit_dense", False, fit)
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
 
 

@@ -3,12 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from sparse_lm import evaluate, export
 from sparse_lm.errors import WorkdirError
 from sparse_lm.model import llama
-from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_model
+from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.telemetry.metrics import read_metrics
 from tests.model.test_decode import by_pieces
 from tests.runs import trained
@@ -45,39 +44,9 @@ def test_a_cached_step_computes_what_the_whole_sequence_does(run):
     assert np.abs(dense - whole).max() > 1e-3
 
 
-def test_what_computes_densely_refuses_it_or_is_given_a_dense_model_that_comes_close(run, tmp_path):
-    workdir, config = run
-    with pytest.raises(WorkdirError, match=r"by recipe 'slices' for good.*; --fit_dense makes"):
+def test_what_computes_densely_refuses_it(run, tmp_path):
+    workdir, _ = run
+    with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):
         export.export(workdir, tmp_path / "hf")
     with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):
         evaluate.text_model(workdir, "latest", 128)
-    export.export(workdir, tmp_path / "hf", fit_dense=True)
-    params, _ = restore_for_dense(workdir, config, fit=True)
-    down = load_file(tmp_path / "hf" / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
-    np.testing.assert_array_equal(down, params["layers"]["ffn"]["down"][1].T)
-    trained, _, _, _ = restore_model(workdir, config)
-    for name in ("up", "down"):  # the first layer is dense
-        first = (tree["layers"]["ffn"][name][0] for tree in (params, trained))
-        np.testing.assert_array_equal(*first)
-
-
-@pytest.mark.long
-def test_a_dense_model_that_is_fitted_has_nearly_the_sparse_ones_loss(corpus, tmp_path):
-    """And the weights that a run leaves with have not, which is why they are fitted."""
-    steps = {"steps": 60, "sparsity.end_step": 60}
-    leaving, _ = trained(corpus, tmp_path / "leaving", "slices", **steps)
-    staying, _ = trained(corpus, tmp_path / "staying", "slices", **steps, **{"sparsity.leave": False})
-    sparse, fitted = (evaluate.evaluate(str(staying), fit_dense=fit)["loss"] for fit in (False, True))
-    left = evaluate.evaluate(str(leaving))["loss"]
-    assert abs(fitted - sparse) < 0.3 * abs(left - sparse)
-    with pytest.raises(WorkdirError, match="the FFNs of step 60 are dense already"):
-        evaluate.evaluate(str(leaving), fit_dense=True)
-    with pytest.raises(WorkdirError, match="not with both"):
-        evaluate.evaluate(str(staying), sparse=True, fit_dense=True)
-
-
-def test_experts_are_not_fitted(corpus, tmp_path):
-    changes = {"sparsity.end_step": 12, "sparsity.leave": False}
-    workdir, _ = trained(corpus, tmp_path, "experts24", **changes)
-    with pytest.raises(WorkdirError, match="'experts24' computes experts, to which no dense FFN is fitted"):
-        evaluate.evaluate(str(workdir), fit_dense=True)

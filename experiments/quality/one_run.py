@@ -29,10 +29,8 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
-from sparse_lm.model.llama import Params
-from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
-from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_model
+from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import check_same_tokenizer
@@ -63,11 +61,8 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
     if first:
         row = of_both_parts(first, row)
-    texts = {"second_heldout_loss": second_data} if second_data else {}
-    row |= losses_on(texts, workdir, config, *restore_model(workdir, config)[:3])
-    if config.sparsity.stays and config.sparsity.recipe.computes:
-        params, _ = restore_for_dense(workdir, config, fit=True)
-        row["fitted"] = losses_on({"heldout_loss": data, **texts}, workdir, config, params, DENSE, None)
+    if second_data:
+        row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
     with replacing(workdir / ROW) as partial:
         partial.write_text(json.dumps(row) + "\n")
     return True
@@ -172,19 +167,15 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
     )
 
 
-def losses_on(
-    texts: dict[str, str], workdir: Path, config: Config, params: Params, recipe: Recipe, recipe_state: Any
-) -> dict[str, float]:
-    """Returns a model's losses on the held-out parts of prepared corpora, by their names."""
-    losses = {}
-    for name, path in texts.items():
-        on_text = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
-        text = open_data(on_text)
-        check_same_tokenizer(workdir, on_text, text)
-        evaluate = make_evaluation(on_text, llama.graphdef(config.model), text.bytes_per_token, recipe)
-        batches = heldout_batches(text, batch_size=config.batch_size, windows=config.data.eval_windows)
-        losses[name] = evaluate(params, recipe_state, batches)["loss"]
-    return losses
+def evaluate_on(workdir: Path, config: Config, path: str) -> float:
+    """Returns the loss of a finished run on the held-out part of another prepared corpus."""
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+    data = open_data(config)
+    check_same_tokenizer(workdir, config, data)
+    params, recipe, recipe_state, _ = restore_model(workdir, config)
+    evaluate = make_evaluation(config, llama.graphdef(config.model), data.bytes_per_token, recipe)
+    batches = heldout_batches(data, batch_size=config.batch_size, windows=config.data.eval_windows)
+    return evaluate(params, recipe_state, batches)["loss"]
 
 
 def main(_) -> None:

@@ -79,13 +79,9 @@ def time_of_loss(curve: Sequence[tuple[float, float]], loss: float) -> tuple[flo
 
 
 def ratios(rows: Sequence[Row], loss: str) -> dict[str, list[Ratio]]:
-    """Returns R of all runs but the dense one and its branches, by name; without seeds that have no dense curve yet.
-
-    A run that stays sparse has a second one, of the dense model that is fitted to it; fitting counts for no time.
-    """
+    """Returns R of all runs but the dense one and its branches, by name; without seeds that have no dense curve yet."""
     table: dict[str, list[Ratio]] = {}
-    fitted = [row | row["fitted"] | {"name": f"{row['name']}, made dense"} for row in rows if "fitted" in row]
-    for row in sorted([*rows, *fitted], key=lambda row: row["seed"]):
+    for row in sorted(rows, key=lambda row: row["seed"]):
         of_seed = [other for other in rows if other["seed"] == row["seed"]]
         branches = sum(_is_branch(other) for other in of_seed)
         if row["name"] == "dense" or _is_branch(row) or row.get(loss) is None or branches < 2:

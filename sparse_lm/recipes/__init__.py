@@ -13,7 +13,6 @@ from sparse_lm.recipes.dense import DENSE, Dense
 from sparse_lm.recipes.dense_slices import DenseSlices
 from sparse_lm.recipes.experts24 import Experts24
 from sparse_lm.recipes.fst import Fst
-from sparse_lm.recipes.least_squares import fit_dense
 from sparse_lm.recipes.slices import Slices
 from sparse_lm.recipes.sste import SSte
 from sparse_lm.recipes.venom import Venom
@@ -23,7 +22,4 @@ RECIPES: dict[str, type[Recipe]] = {
 }
 """Recipes by name."""
 
-__all__ = [
-    "DENSE", "RECIPES", "Act24", "Dense", "DenseSlices", "Experts24", "Fst", "Recipe", "SSte", "Slices", "Venom",
-    "fit_dense",
-]  # fmt: skip
+__all__ = ["DENSE", "RECIPES", "Act24", "Dense", "DenseSlices", "Experts24", "Fst", "Recipe", "SSte", "Slices", "Venom"]

@@ -63,7 +63,7 @@ class Transitions:
 
 def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None) -> Transitions:
     """Makes the transitions of a run; `layout` is None on one device."""
-    recorded = functools.partial(ffn_inputs, config=config, graphdef=graphdef, layout=layout)
+    recorded = functools.partial(_ffn_inputs, config=config, graphdef=graphdef, layout=layout)
     state, metrics = (layout.state, layout.replicated) if layout else (None, None)
     options = compiler_options(config.model.precision)
     compiled = functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
@@ -96,11 +96,8 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) ->
 
 
 def _enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable) -> TrainState:
-    """Takes a state to the sparse phase of a recipe.
-
-    `recorded` is called with its parameters and recipe state, windows, and the recipe so far.
-    """
-    x = recorded(state.params, state.recipe_state, windows, DENSE) if recipe.enter_reads_inputs else None
+    """Takes a state to the sparse phase of a recipe; `recorded` is called with state, windows and the recipe so far."""
+    x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
     recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
     state = dataclasses.replace(_forget_losses(state), recipe_state=recipe_state)
     if order is None:
@@ -115,7 +112,7 @@ def _refresh(
     state: TrainState, windows: Array, *, sparsity: SparsityConfig, recorded: Callable
 ) -> tuple[TrainState, Metrics]:
     recipe = sparsity.recipe
-    x = recorded(state.params, state.recipe_state, windows, recipe) if recipe.enter_reads_inputs else None
+    x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
     layers = (*matrices(state.params), state.recipe_state, x)
     new, metrics = lax.map(lambda layer: recipe.refresh(*layer), layers)
     recipe_state = ffn_weights.with_dense_layers(state.recipe_state, new, sparsity.dense_layers)
@@ -139,15 +136,8 @@ def _recorded(recipe: Recipe, stride: int) -> Recipe:
     return Recorded(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)})
 
 
-def ffn_inputs(
-    params: Params,
-    recipe_state: Any,
-    windows: Array,
-    recipe: Recipe,
-    *,
-    config: Config,
-    graphdef: Any,
-    layout: Layout | None,
+def _ffn_inputs(
+    state: TrainState, windows: Array, recipe: Recipe, *, config: Config, graphdef: Any, layout: Layout | None
 ) -> Array:
     """Records the inputs [L, n, D] of every layer's FFN in a forward pass by `recipe`, of n <= 2 `SAMPLE` tokens.
 
@@ -171,9 +161,9 @@ def ffn_inputs(
         return by_part.swapaxes(0, 1).reshape(by_part.shape[1], -1, by_part.shape[-1])
 
     if layout:
-        specs = layout.specs((params, recipe_state))
+        specs = layout.specs((state.params, state.recipe_state))
         record = layout.local(record, (*specs, BATCH), P(None, BATCH[0]))
-    inputs = record(params, recipe_state, windows)
+    inputs = record(state.params, state.recipe_state, windows)
     return lax.with_sharding_constraint(inputs, layout.replicated) if layout else inputs
 
 

@@ -178,14 +178,6 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_stays_sparse_has_the_losses_of_a_dense_model_too(data, tmp_path):
-    (row,) = rows_of_runs(data, tmp_path, "slices_stay")
-    for name, loss in row["fitted"].items():
-        assert loss != row[name] and loss == pytest.approx(row[name], rel=0.05)
-    assert set(row["fitted"]) == {"heldout_loss", "second_heldout_loss"}
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "name, steps",
     [
@@ -276,15 +268,6 @@ def test_losses_that_dense_was_not_seen_at_are_extrapolated_and_marked(ratio, ca
     assert table["slices_50"]["ratio"]["low"] is None
     time_ratio._print("heldout", table)
     assert f"{ratio:.3f}*" in capsys.readouterr().out
-
-
-def test_a_dense_model_that_is_fitted_has_a_ratio_of_its_own():
-    runs = made_up([0.8, 0.9])
-    sparse = [run for run in runs if run["name"] == "slices_50"]
-    sparse[0]["fitted"] = {"heldout_loss": sparse[0]["heldout_loss"]}
-    table = time_ratio.report(runs, "heldout_loss")
-    (fitted,) = table["slices_50, made dense"]["seeds"]
-    assert fitted == table["slices_50"]["seeds"][0] and len(table["slices_50"]["seeds"]) == 2
 
 
 def test_a_dense_curve_that_tells_no_time_is_refused():

@@ -13,44 +13,25 @@ from sparse_lm.errors import WorkdirError
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.checkpoints.checkpoint import restore_params
-from sparse_lm.training.dense_fit import fit_dense_params
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import meaning
 
 
 def restore_for_dense(
-    workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest", fit: bool = False
+    workdir: str | os.PathLike, config: Config, checkpoint: int | str = "latest"
 ) -> tuple[Params, int]:
-    """Restores parameters and step of a checkpoint, for dense FFNs.
+    """Restores parameters and step of a checkpoint; raises WorkdirError if there is none, or its model is a sparse one.
 
     If it is of the sparse phase, the FFN weights are those that the run would leave the phase with: the master weights
-    alone are not what was trained. With `fit` they are those with which dense FFNs come closest to the sparse ones.
-
-    Raises:
-      WorkdirError: there is no such checkpoint, its model is a sparse one and not to be fitted, or a dense one, or one
-        of experts, which cannot be.
-      DataError: the run's data, which fitting reads, cannot be read.
+    alone are not what was trained.
     """
-    if fit:
-        return _restore_fitted(workdir, config, checkpoint)
     params, recipe, _, step = restore_model(workdir, config, checkpoint)
     if recipe is not DENSE:
         reason = f"the model of step {step} computes its FFNs by recipe {recipe.name!r} for good "
-        reason += "(sparsity.leave = False), and dense FFNs with its weights are another model; "
-        raise WorkdirError(workdir, reason + "--fit_dense makes the one that comes closest")
-    return params, step
-
-
-def _restore_fitted(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, int]:
-    params, recipe_state, step = _restore(workdir, config, checkpoint)
-    sparsity = config.sparsity
-    if not _is_sparse(config, step) or (step == config.steps and not sparsity.stays):
-        raise WorkdirError(workdir, f"--fit_dense: the FFNs of step {step} are dense already")
-    if not sparsity.recipe.computes:
-        reason = f"--fit_dense: recipe {sparsity.recipe.name!r} computes experts, to which no dense FFN is fitted"
+        reason += "(sparsity.leave = False), and dense FFNs with its weights are another model"
         raise WorkdirError(workdir, reason)
-    return fit_dense_params(workdir, config, params, recipe_state, step), step
+    return params, step
 
 
 def restore_for_sparse(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, Any, int]:
