@@ -63,7 +63,7 @@ class Recipe:
       implementation: "reference", "hopper" or "triton", which must run all sparse operations; None takes the best.
       shards: devices among which neurons are split when the sparse phase is entered (a mesh's tensor axis).
       activation: of the hidden layer, one of `activations.ACTIVATIONS`. With a gate, W1 [2 F, D] has two rows a neuron.
-      precision: of dense products with the weights, and of all of `act24`: "bf16", that is the dtype of x, or "fp8".
+      precision: of the products of `dense` and `act24`: "fp8", or "bf16", the dtype of x, which others always have.
     """
 
     implementation: str | None = None
