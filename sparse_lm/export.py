@@ -4,7 +4,8 @@
 
 It is an `ArceeForCausalLM` (squared ReLU), a `LlamaForCausalLM` (a gate), a `Qwen3ForCausalLM` (a gate, and queries
 and keys normed), a `Glm4MoeForCausalLM` or an `Ernie4_5_MoeForCausalLM` (gated experts; sigmoid or softmax scores), in
-float32. A model in its sparse phase leaves with the weights that its forward uses.
+float32. A checkpoint of the sparse phase has the weights that its forward uses; a run that stays sparse
+(`sparsity.leave=False`) is refused.
 `--format=sparse24` adds a directory `sparse24` in it: the same model with its 2:4 matrices compressed; see
 `interop.bitmask_24`.
 """
