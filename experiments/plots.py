@@ -1,4 +1,4 @@
-"""Draws the figures of experiments/results that there is a page for.
+"""Draws a figure of each file of experiments/results that has products, FFNs, steps or losses.
 
     python -m experiments.plots --output=experiments/plots [--only='step_llama1b_*']
 
