@@ -125,7 +125,7 @@ def _fp8_products(hidden, matrix, classes, weight):
 
 @functools.partial(jax.named_call, name="loss")
 def _backward(chunk, precision, gradients, cotangent):
-    grad_hidden, grad_matrix = (g * cotangent.astype(g.dtype) for g in gradients)
+    grad_hidden, grad_matrix = ((g * cotangent).astype(g.dtype) for g in gradients)  # 1 / 3 is no bfloat16
     return grad_hidden, grad_matrix, None
 
 
