@@ -94,10 +94,10 @@ def whole(w: Float[Array, "M N"]) -> Scaled:
 
 
 def _scaled(x: Array, largest: Array) -> Scaled:
-    """Divides by the power of two that brings `largest` to at most 448, and more than 224.
+    """Divides by the power of two that brings `largest` to 224 or more, and less than 448.
 
     Where `largest` is infinite or NaN the scale is NaN, and with it all that is computed from these numbers: nothing
-    saturates silently. Where it is 0 so are all values.
+    saturates silently. No scale is below 2^-100, so that numbers below 2^-110 become 0.
     """
     _, exponent = jnp.frexp(largest.astype(jnp.float32) / LARGEST)
     exponent = jnp.maximum(exponent, LOWEST_EXPONENT)
