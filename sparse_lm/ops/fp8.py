@@ -59,7 +59,7 @@ class Scaled(NamedTuple):
     scale: Array  # f32[M, 1] of rows, f32[1, N] of columns, f32[1, 1] of a whole matrix
 
     @property
-    def transposed(self) -> Scaled:
+    def T(self) -> Scaled:
         """Returns A^T of A: scales of rows are those of its columns."""
         return Scaled(self.values.T, self.scale.T)
 

@@ -269,7 +269,7 @@ def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Arr
 
 def fp8_rows(x: Array) -> tuple[fp8.Scaled, fp8.Scaled]:
     rows = fp8.by_rows(x)
-    return rows, rows.transposed
+    return rows, rows.T
 
 
 def fp8_squared_relu(h: fp8.Unscaled) -> tuple[tuple[fp8.Scaled, fp8.Scaled], HiddenStats]:

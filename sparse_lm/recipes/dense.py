@@ -38,28 +38,28 @@ class Dense(Recipe):
             with jax.named_scope("up"):
                 product = fp8.product(fp8.by_rows(x), ffn.w1.dense.T)
             with jax.named_scope("down"):
-                (rows, y_t), seen = fp8.squared_relu(product)
-                o = fp8.times(rows, ffn.w2.dense)
-            return o, hidden_stats(seen, *rows.values.shape), (product, y_t)
+                (scaled, y_t), seen = fp8.squared_relu(product)
+                o = fp8.times(scaled, ffn.w2.dense)
+            return o, hidden_stats(seen, *scaled.values.shape), (product, y_t)
         with jax.named_scope("up"):
             h = _times(self._rows(x), ffn.w1.dense.T)
         y, seen, saved = activate(h, self.activation)
         with jax.named_scope("down"):
-            rows, y_t = _both_ways(self._rows(y))
+            rows = self._rows(y)
             o = _times(rows, ffn.w2.dense, unfused_product)
-        return o, hidden_stats(seen, *y.shape), (saved, y_t if self.in_fp8 else None)
+        return o, hidden_stats(seen, *y.shape), (saved, rows.T if self.in_fp8 else None)
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         saved, y_t = saved
-        if self._one_pass:
+        if not self._one_pass:
+            with jax.named_scope("grad_hidden"):
+                dy = _times(self._rows(do), ffn.w2.dense.T)
+            rows = self._rows(gradient(dy, saved, self.activation))
+            dh_t = rows.T
+        else:
             with jax.named_scope("grad_hidden"):
                 product = fp8.product(fp8.by_rows(do), ffn.w2.dense.T)
             rows, dh_t = fp8.squared_relu_gradients(product, saved)
-        else:
-            with jax.named_scope("grad_hidden"):
-                dy = _times(self._rows(do), ffn.w2.dense.T)
-            dh = gradient(dy, saved, self.activation)
-            rows, dh_t = _both_ways(self._rows(dh))
         with jax.named_scope("grad_input"):
             dx = _times(rows, ffn.w1.dense)
         with jax.named_scope("grad_up"):
@@ -107,10 +107,6 @@ class Dense(Recipe):
 
 def _times(rows: Array | fp8.Scaled, weights: Array, product: Callable[[Array, Array], Array] = jnp.matmul) -> Array:
     return fp8.times(rows, weights) if isinstance(rows, fp8.Scaled) else product(rows, weights)
-
-
-def _both_ways(rows: Array | fp8.Scaled) -> tuple[Any, Any]:
-    return rows, rows.transposed if isinstance(rows, fp8.Scaled) else rows.T
 
 
 def _sum_over_rows(transposed: Array | fp8.Scaled, b: Array, ffn: FfnCall) -> Array:
