@@ -17,7 +17,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -110,14 +110,9 @@ def is_leader() -> bool:
     return jax.process_index() == 0
 
 
-@contextlib.contextmanager
-def reports_directory(workdir: str) -> Iterator[str]:
-    """Yields where this process writes its metrics: the leader into `workdir`, others where it is forgotten."""
-    if is_leader():
-        yield workdir
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        yield directory
+def reports_directory(workdir: str) -> contextlib.AbstractContextManager[str]:
+    """Opens where this process writes its metrics: the leader into `workdir`, others where it is forgotten."""
+    return contextlib.nullcontext(workdir) if is_leader() else tempfile.TemporaryDirectory()
 
 
 def any_of(flag: bool) -> bool:
