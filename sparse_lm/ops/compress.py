@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int32
 
 from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_matrix
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
-from sparse_lm.ops.select import Members, magnitude_rank, split_groups, take_two, top_two
+from sparse_lm.ops.select import Members, split_groups, take_two, top_two
 
 
 def compress_24(
@@ -40,8 +40,8 @@ def compress_24(
     if mask.shape != x.shape:
         raise ValueError(f"mask {list(mask.shape)} must have the shape of x, {list(x.shape)}")
     kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
-    first, second = top_two([member.astype(jnp.int32) for member in split_groups(pad_to_tiles(mask), axis)])
-    return pack_24(kept, first, second, axis=axis, shape=x.shape, scale=1.0, dtype=dtype or x.dtype)
+    positions = top_two(split_groups(pad_to_tiles(mask), axis))
+    return pack_24(kept, *positions, axis=axis, shape=x.shape, dtype=dtype or x.dtype)
 
 
 def pack_24(
@@ -49,9 +49,9 @@ def pack_24(
     first: Array,
     second: Array,
     *,
-    axis: int,
+    axis: int = -1,
     shape: tuple[int, ...],
-    scale: ArrayLike,
+    scale: ArrayLike = 1.0,
     dtype: DTypeLike,
 ) -> Sparse24:
     """Compresses a matrix of this logical shape, which `split_groups` has split along `axis`, in whole tiles.
@@ -63,7 +63,8 @@ def pack_24(
     if axis == 0:
         values = jnp.stack([low, high], axis=1).reshape(-1, low.shape[1]).T
         return Sparse24(values, pack_metadata(first.T, second.T), shape[::-1])
-    return Sparse24(_interleave(low, high), pack_metadata(first, second), shape)
+    values = jnp.stack([low, high], axis=-1).reshape(low.shape[0], -1)
+    return Sparse24(values, pack_metadata(first, second), shape)
 
 
 def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) -> Float[Array, "T S"]:
@@ -118,15 +119,10 @@ def compress_venom(
     check_matrix("condensed", condensed)
     check_float("dtype", dtype)
     check_block(v)
-    padded = _pad(condensed.astype(jnp.float32), max(v, TILE), TILE)
-    if like is None:
-        first, second = top_two([magnitude_rank(member) for member in split_groups(padded)])
-        metadata = pack_metadata(first, second)
-    else:
-        first, second = unpack_metadata(like.metadata)
-        metadata = like.metadata
-    values = _interleave(*take_two(split_groups(padded), first, second)).astype(dtype or condensed.dtype)
-    return to_venom(Sparse24(values, metadata, condensed.shape), columns, shape[1], v, m)
+    members = split_groups(_pad(condensed.astype(jnp.float32), max(v, TILE), TILE))
+    positions = top_two(members) if like is None else unpack_metadata(like.metadata)
+    sparse = pack_24(members, *positions, shape=condensed.shape, dtype=dtype or condensed.dtype)
+    return to_venom(sparse, columns, shape[1], v, m)
 
 
 def to_venom(
@@ -174,11 +170,6 @@ def to_venom(
 def pad_to_tiles(x: Array) -> Array:
     """Pads [M, K] with zeros to [Mp, Kp], whole 64 x 64 tiles."""
     return _pad(x, TILE, TILE)
-
-
-def _interleave(low: Array, high: Array) -> Array:
-    """Interleaves two arrays [M, G] to [M, 2 G]."""
-    return jnp.stack([low, high], axis=-1).reshape(low.shape[0], -1)
 
 
 def _pad(x: Array, row_multiple: int, column_multiple: int) -> Array:

@@ -25,7 +25,7 @@ from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.norm import SAVED, rms_norm
 from sparse_lm.ops.row_order import RowOrder, combine
-from sparse_lm.ops.select import magnitude_rank, soft_threshold, split_groups, top_two, venom_columns
+from sparse_lm.ops.select import soft_threshold, split_groups, top_two, venom_columns
 
 _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 
@@ -39,7 +39,7 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
     if method == "mvue":
         first, second, members = sample_two(members, uniform_of_groups(key, members[0].shape, axis))
     else:
-        first, second = top_two([magnitude_rank(member) for member in members])
+        first, second = top_two(members)
     if method == "soft_threshold":
         members = soft_threshold(members)
     return pack_24(members, first, second, axis=axis, shape=x.shape, scale=scale, dtype=dtype)
@@ -48,10 +48,10 @@ def sparsify_24(x: Array, method: str, axis: int, *, scale: ArrayLike, dtype: DT
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
     padded = pad_to_tiles(w.astype(jnp.float32))
     members = split_groups(padded)
-    first, second = top_two([magnitude_rank(member) for member in members])
+    first, second = top_two(members)
     scales = jnp.repeat(scale, w.shape[0] // scale.shape[0])
     scales = jnp.pad(scales, (0, padded.shape[0] - w.shape[0]))[:, None]
-    sparse = pack_24(soft_threshold(members), first, second, axis=-1, shape=w.shape, scale=scales, dtype=dtype)
+    sparse = pack_24(soft_threshold(members), first, second, shape=w.shape, scale=scales, dtype=dtype)
     return sparse, sparse.to_dense()
 
 

@@ -55,8 +55,9 @@ def magnitude_rank(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), _NAN_RANK, bits)
 
 
-def top_two(ranks: Members) -> tuple[Array, Array]:
+def top_two(members: Members) -> tuple[Array, Array]:
     """Finds positions (first < second), uint32, of the two largest of each group; ties go to the lower position."""
+    ranks = [magnitude_rank(member) for member in members]
     wins = {(i, j): ranks[i] >= ranks[j] for i in range(4) for j in range(i + 1, 4)}
     beats = [[wins[i, j] if i < j else ~wins[j, i] for j in range(4) if j != i] for i in range(4)]
     keep = [(a & b) | (a & c) | (b & c) for a, b, c in beats]  # wins two of its three comparisons
