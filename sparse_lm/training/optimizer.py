@@ -85,25 +85,19 @@ def _kept_in(dtype: str, transformation: optax.GradientTransformation) -> optax.
 
 def _matrices(params: optax.Params) -> optax.Params:
     """Returns a tree of bool like `params`: False for norm scales and routers' biases."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: llama.is_matrix(path), params)
+    return jax.tree.map_with_path(lambda path, _: llama.is_matrix(path), params)
 
 
 def _muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
     """Makes Muon for the layers' matrices, with the momentum of its authors, 0.95, and `others` for the rest."""
 
-    def dimensions(updates: optax.Updates) -> optax.Updates:
-        return jax.tree.map(lambda _: _MATRIX, updates)
-
-    def labels(params: optax.Params) -> optax.Params:
-        def label(path: tuple[jax.tree_util.DictKey, ...], _: Array) -> str:
-            return MUON if path[0].key == "layers" and llama.is_matrix(path) else "others"
-
-        return jax.tree_util.tree_map_with_path(label, params)
+    def label(path: tuple[jax.tree_util.DictKey, ...], _: Array) -> str:
+        return MUON if path[0].key == "layers" and llama.is_matrix(path) else "others"
 
     def like_adamw(updates: optax.Updates, params: optax.Params) -> optax.Updates:
         """An orthogonal matrix [m, n] has a root mean square of 1 / sqrt(max(m, n))."""
         return jax.tree.map(lambda u: _RMS_OF_ADAMW * max(u.shape[1:]) ** 0.5 * u, updates)
 
-    orthogonalise = contrib.scale_by_muon(weight_dimension_numbers=dimensions)
+    orthogonalise = contrib.scale_by_muon(weight_dimension_numbers=lambda tree: jax.tree.map(lambda _: _MATRIX, tree))
     muon = optax.chain(orthogonalise, optax.stateless(like_adamw))
-    return optax.partition({MUON: muon, "others": others}, labels)
+    return optax.partition({MUON: muon, "others": others}, lambda params: jax.tree.map_with_path(label, params))
