@@ -14,7 +14,7 @@ from jaxtyping import Float, Int32
 from sparse_lm.ops.row_order import RowOrder
 
 ITERATIONS = 10  # of k-means
-_FAR = 1e30  # farther than any centroid, nearer than one that is full
+_FAR = 1e30  # of an energy that is NaN: farther than all others, nearer than an expert that has turned a neuron down
 
 
 def tokens_of(x: Float[Array, "*tokens D"] | None, call: str) -> Float[Array, "T D"]:
@@ -38,7 +38,7 @@ def assign_tokens(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> Int
     # A token's own length does not change which centroid is nearest in direction: x is read once, as it is.
     directions = unit(centroids).astype(x.dtype)
     dots = jnp.dot(x, directions.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-    return jnp.argmin(-dots, axis=-1).astype(jnp.int32)
+    return jnp.argmax(dots, axis=-1).astype(jnp.int32)
 
 
 def expert_load(assignment: Int32[Array, " T"], experts: int) -> Float[Array, " E"]:
@@ -129,8 +129,7 @@ def assign_neurons(energy: Float[Array, "E F"]) -> Int32[Array, " F"]:
     """
     experts, neurons = energy.shape
     room = neurons // experts
-    distances = -energy.T
-    distances = jnp.where(distances < _FAR, distances, _FAR)
+    distances = jnp.where(jnp.isnan(energy), _FAR, -energy).T
 
     def ask(turned_down: Array) -> Array:
         return jnp.argmin(jnp.where(turned_down, jnp.inf, distances), axis=-1).astype(jnp.int32)
