@@ -77,7 +77,7 @@ class Trainer:
 def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) -> Trainer:
     """Makes the functions of a run, on all its devices if none are given. Nothing is compiled yet."""
     graphdef = llama.graphdef(config.model)
-    seed = np.uint32(config.seed % 2**32)
+    seed = np.uint32(config.seed)
     init = functools.partial(_init, config=config)
     mesh = make_mesh(config, devices)
     layout = Layout(mesh, jax.eval_shape(init, seed), config.sparsity.recipe.neuron_major) if mesh else None
@@ -273,7 +273,7 @@ def in_compute_dtype(params: Params, dtype: str) -> Params:
     def cast(path: Any, leaf: Array) -> Array:
         return leaf.astype(dtype) if llama.is_matrix(path) and path[-1].key != mixture.ROUTER else leaf
 
-    return dict(params, layers=jax.tree_util.tree_map_with_path(cast, params["layers"]))
+    return dict(params, layers=jax.tree.map_with_path(cast, params["layers"]))
 
 
 def forward_loss(
