@@ -119,14 +119,13 @@ class Recipe:
         """Enters the sparse phase.
 
         Args:
-          w1: [F, D] up projection.
-          w2: [F, D] down projection.
+          w1, w2: as in `ffn`.
           x: [..., D], a batch of the FFN's inputs; None will do unless `enter_reads_inputs`.
 
         Returns:
           state: what `ffn` reads.
-          order: int32[F] that the caller must apply to the rows of w1, of w2 and of their moments, `w[order]`; None
-            if neurons stay where they are.
+          order: int32[F] that the caller must apply to the neurons of w1, of w2 and of their moments: `w[order]`, or
+            `routing.sort_neurons(w, order)` of a w1 with a gate. None if neurons stay where they are.
 
         Raises:
           ValueError: see `check`; or a recipe that reads x has none.
