@@ -133,7 +133,7 @@ def _recorded(recipe: Recipe, stride: int) -> Recipe:
             o, _ = super().ffn(x, *args, **kwargs)
             return o, {"inputs": x[::stride]}
 
-    return Recorded(**{field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)})
+    return Recorded(**vars(recipe))
 
 
 def _ffn_inputs(
