@@ -146,8 +146,8 @@ class HiddenGradients(NamedTuple):
     """Results that the backward pass reads of the hidden layer."""
 
     dh: Any  # dH, in the format of Y and stored where Y is
-    dh_t: Sparse24 | None  # its transpose, 2:4 along tokens
-    y_t: Sparse24 | None  # the transpose of Y, 2:4 along tokens
+    dh_t: Sparse24  # its transpose, 2:4 along tokens
+    y_t: Sparse24  # the transpose of Y, 2:4 along tokens
 
 
 def types_24(rows: int, columns: int, dtype: DTypeLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
