@@ -100,9 +100,8 @@ def _outside_ffn(config: Config) -> float:
 
 def _dense_ffn(model: ModelConfig) -> float:
     """Counts forward and backward of the FFN's matrices, per token; of a mixture those that a token meets."""
-    shared_and_router = matrices(model.activation) * model.shared_expert_dim + model.experts
-    beside = shared_and_router if model.experts else 0
-    return 6 * model.layers * (_recipes_weights(model) + beside * model.dim)
+    shared_and_router = matrices(model.activation) * model.shared_expert_dim + model.experts if model.experts else 0
+    return 6 * model.layers * (_recipes_weights(model) + shared_and_router * model.dim)
 
 
 def _recipes_weights(model: ModelConfig) -> int:
