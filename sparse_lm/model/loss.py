@@ -90,9 +90,12 @@ def _forward(hidden, unembedding, targets, chunk, precision):
 
 
 def _products(hidden, matrix, classes, weight):
-    """Returns what is split into chunks, what the matrix' gradient is to be multiplied by, and what a chunk computes.
+    """Prepares the products of all chunks.
 
-    That is, of (hidden, targets, its part of the first): losses [c], and the odds' parts of both gradients.
+    Returns:
+      columns: [T, D], of which each chunk is given its rows.
+      factor: multiplies the sum over chunks of the matrix' gradients.
+      of_chunk: computes losses f32[c] of (hidden, targets, columns), and both gradients less what they owe to targets.
     """
 
     def of_chunk(hidden, targets, _):
