@@ -140,8 +140,7 @@ def product(rows: Scaled, w: Float[Array, "K N"]) -> Unscaled:
 
 @jax.named_call
 def sum_over_rows(transposed: Scaled, b: Float[Array, "T N"], dtype: DTypeLike) -> Float[Array, "M N"]:
-    """Computes A^T B in a dtype, A^T [M, T] in e4m3 and scaled by columns; brings b to e4m3 by columns. Not
-    differentiable."""
+    """Computes A^T B, A^T in e4m3 and scaled by columns; brings b to e4m3 by columns. It is not differentiable."""
     columns = by_columns(b * transposed.scale.T.astype(b.dtype))
     # By default sums stay in the tensor cores, which keep some 14 bits of them: too few for as many summands as tokens.
     precision = lax.Precision.HIGHEST

@@ -161,8 +161,7 @@ def scattered_matmul_24(
     out_dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "F D"]:
-    """Computes the weight gradient of a sampled product: block by block, adds rows of a @ b where the block's neurons
-    lie.
+    """Computes the weight gradient of a sampled product: adds rows of each block's a @ b where its neurons lie.
 
         out[neuron_ids[t // v, j]] += a[j, t] b[t]
 

@@ -30,8 +30,7 @@ def dispatch(x: Shaped[Array, " T *rest"], rows: RowOrder | None) -> Shaped[Arra
 
 
 def combine(y: Shaped[Array, " slots *rest"], rows: RowOrder | None) -> Shaped[Array, " T *rest"]:
-    """Moves rows back from their slots: [Tp, ...] to [T, ...]. Not defined for rows that have none. Inverts
-    `dispatch`."""
+    """Moves rows back from their slots, [Tp, ...] to [T, ...]. What rows without a slot get is not defined."""
     return y if rows is None else y[rows.position]
 
 
