@@ -163,7 +163,8 @@ class Llama(nnx.Module):
         """Computes the hidden states [B, S, D] of the next positions of cached sequences; returns the cache, too.
 
         Tokens int32[B, S] are at positions start .. start + S - 1. The cache of all layers is filled up to `start`, and
-        then up to start + S. Other arguments are those of a call.
+        then up to start + S. A sequence is one document, whatever the `document_separator`. Other arguments are those
+        of a call.
         """
         graphdef, layers = nnx.split(self.layers)
         weights = weights or self.prepare_weights(recipe, recipe_state)
