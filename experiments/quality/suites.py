@@ -231,13 +231,16 @@ SUITES = {
         )
         for name, steps, warmup in (("narrow_afm_4_layers", 12_208, 600), ("narrow_afm_4_layers_rates", 1831, 300))
     },
-    # AFM-4.5B's layer with Muon on both sides.
-    "afm_4_layers_muon": Suite(
-        llama1b,
-        _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **{"model.layers": 4, "optimizer.name": "muon"}),
-        {name: run for name, run in _runs(3052, 18_432, _RATES).items() if "model.experts" not in run},
-        lengths=(0.8, 1.0),
-    ),
+    # AFM-4.5B's layer with Muon, or FP8, on both sides. Mixtures have neither.
+    **{
+        f"afm_4_layers_{name}": Suite(
+            llama1b,
+            _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **{"model.layers": 4}, **change),
+            {name: run for name, run in _runs(3052, 18_432, _RATES).items() if "model.experts" not in run},
+            lengths=(0.8, 1.0),
+        )
+        for name, change in (("muon", {"optimizer.name": "muon"}), ("fp8", {"model.precision": "fp8"}))
+    },
     # The layer of Llama-3.2-1B, with SwiGLU.
     "llama32_1b_4_layers": Suite(
         llama32_1b,
