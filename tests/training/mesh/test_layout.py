@@ -39,21 +39,22 @@ def train(config):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "recipe, activation, mesh, microbatches, steps, sparse, dense_layers",
+    "recipe, model, mesh, microbatches, steps, sparse, dense_layers",
     [
-        ("fst", "swiglu", (2, 4, 1), 2, 3, (0, 3), 1),
-        ("slices", "squared_relu", (2, 2, 2), 1, 10, (3, 8), 0),
-        ("slices", "gated_relu2", (2, 2, 2), 1, 3, (0, 3), 0),
+        ("fst", {"activation": "swiglu"}, (2, 4, 1), 2, 3, (0, 3), 1),
+        ("slices", {}, (2, 2, 2), 1, 10, (3, 8), 0),
+        ("dense", {"precision": "fp8"}, (2, 2, 2), 1, 3, (0, 0), 0),
+        ("slices", {"activation": "gated_relu2"}, (2, 2, 2), 1, 3, (0, 3), 0),
         # From the first step: scores of a new router lie close together, and a step of Adam turns rounding into ties.
-        ("experts24", "gated_relu2", (2, 2, 1, 2), 1, 3, (0, 3), 0),
+        ("experts24", {"activation": "gated_relu2"}, (2, 2, 1, 2), 1, 3, (0, 3), 0),
     ],
 )
-def test_mesh_takes_the_steps_of_one_device(recipe, activation, mesh, microbatches, steps, sparse, dense_layers):
+def test_mesh_takes_the_steps_of_one_device(recipe, model, mesh, microbatches, steps, sparse, dense_layers):
     """One device goes through the parts of a step one after the other, the mesh has them side by side.
 
     experiments/quality/mesh_equality.py does this for every recipe.
     """
-    changes = {"sparsity.dense_layers": dense_layers, "model.activation": activation}
+    changes = {"sparsity.dense_layers": dense_layers, **{f"model.{key}": value for key, value in model.items()}}
     parts = mesh[0] * mesh[1] * microbatches  # devices along `expert` route their tokens together
     _, alone = train(config(recipe, sparse=sparse, steps=steps, microbatches=parts, **changes))
     state, meshed = train(config(recipe, mesh, sparse, steps, microbatches=microbatches, **changes))
