@@ -82,7 +82,7 @@ def _forward(hidden, unembedding, targets, chunk, precision):
         grad_hidden += of_target[:, None] * matrix[targets]
         return grad_matrix + of_matrix, (losses, of_target, grad_hidden.astype(dtype))
 
-    inputs = _split(hidden, chunk), _split(targets, chunk), _split(columns, chunk)
+    inputs = jax.tree.map(functools.partial(_split, chunk=chunk), (hidden, targets, columns))
     grad_matrix, results = lax.scan(step, jnp.zeros(matrix.shape, jnp.float32), inputs)
     losses, of_target, grad_hidden = (array.reshape(-1, *array.shape[2:])[:tokens] for array in results)
     grad_matrix = (factor * grad_matrix).at[targets].add(of_target[:, None] * hidden)
@@ -93,7 +93,7 @@ def _products(hidden, matrix, classes, weight):
     """Prepares the products of all chunks.
 
     Returns:
-      columns: [T, D], of which each chunk is given its rows.
+      columns: hidden [T, D] by columns in FP8, of which each chunk is given its rows; None in bf16.
       factor: multiplies the sum over chunks of the matrix' gradients.
       of_chunk: computes losses f32[c] of (hidden, targets, columns), and both gradients less what they owe to targets.
     """
@@ -105,7 +105,7 @@ def _products(hidden, matrix, classes, weight):
         of_matrix = jnp.matmul(odds.T, weighted, preferred_element_type=jnp.float32)
         return losses, of_odds[:, None] * jnp.matmul(odds, matrix, preferred_element_type=jnp.float32), of_matrix
 
-    return hidden, 1, of_chunk
+    return None, 1, of_chunk
 
 
 def _fp8_products(hidden, matrix, classes, weight):

@@ -132,15 +132,15 @@ def test_fp8_is_the_formula_of_rounded_operands(vocabulary, scale):
     loss, *wanted = expected_in_fp8(hidden, unembedding, np.asarray(targets))
     found_loss, found = in_fp8(hidden, unembedding, targets, 16)
     np.testing.assert_allclose(found_loss, loss, rtol=1e-5)
-    of_bf16, *in_float64 = expected(hidden, unembedding, np.asarray(targets))
-    np.testing.assert_allclose(found_loss, of_bf16.mean(), rtol=0.01)
+    losses, *in_float64 = expected(hidden, unembedding, np.asarray(targets))
+    np.testing.assert_allclose(found_loss, losses.mean(), rtol=0.01)
     for gradient, of_formula, exact in zip(found, wanted, in_float64, strict=True):
         assert relative_error(gradient, of_formula) < 2e-3  # some probabilities are on the edge of two numbers
         assert 1e-4 < relative_error(gradient, exact) < 0.1
 
 
 def test_fp8_sees_probabilities_of_a_millionth():
-    """Of a uniform model each class gets as much of the gradient, though e4m3 would round it to nothing."""
+    """A uniform model gives each class as much of the gradient, which e4m3 would round to nothing."""
     targets = jnp.zeros(16, jnp.int32)
     _, (of_hidden, of_unembedding) = in_fp8(jnp.ones((16, 8)), jnp.zeros((2**20, 8)), targets, 16)
     np.testing.assert_allclose(of_unembedding[1:], 2.0**-20, rtol=1e-3)
