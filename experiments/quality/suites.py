@@ -175,6 +175,7 @@ _EXPERTS = _experts(16, 4, 2048)
 _SHARED = _experts(24, 2, 1536) | {"model.shared_expert_dim": 1536}
 _AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4}
 _NARROW_AFM = {"model.dim": 768, "model.ffn_dim": 6144, "model.heads": 6, "model.kv_heads": 2, "model.layers": 4}
+_LLAMA60M = _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3))
 _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
     **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256, "model.vocab_size": 300},
@@ -251,15 +252,13 @@ SUITES = {
     # 42 M parameters, 200 M tokens.
     "llama60m": Suite(
         llama60m,
-        _base(6120, 612, 1.4e-3, batch_size=64, seq_len=512, **{"model.vocab_size": 16_384}),
-        _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3)),
+        _base(6120, 612, 1.4e-3, **_BATCH),
+        _LLAMA60M
+        | {f"{run}_first_dense": _LLAMA60M[run] | {"sparsity.dense_layers": 1} for run in ("slices_50", "slices_65")},
+        lengths=(0.8, 1.0),
     ),
     # The same with SwiGLU, 50 M parameters: F = 4 D as in Llama-3.2-1B.
-    "llama60m_swiglu": Suite(
-        llama60m,
-        _base(6120, 612, 1.4e-3, batch_size=64, seq_len=512, **{"model.vocab_size": 16_384}),
-        _swiglu_runs(6120),
-    ),
+    "llama60m_swiglu": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _swiglu_runs(6120), lengths=(0.8, 1.0)),
     # Seconds on a CPU, for tests.
     "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16)),
 }
