@@ -28,4 +28,5 @@ def get_config():
     config.optimizer.weight_decay = 0.1
 
     config.sparsity.dense_layers = 0
+    config.sparsity.end_step = 48_000  # the decay begins; there is half a token a parameter
     return config

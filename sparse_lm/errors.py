@@ -15,7 +15,7 @@ class ConfigError(UserError):
 
     def __init__(self, key: str, value: Any, allowed: str):
         super().__init__(f"config.{key} = {value!r}: {allowed}")
-        self.key = key
+        self.key, self.allowed = key, allowed
 
 
 class DataError(UserError):

@@ -32,7 +32,7 @@ from absl import flags
 from sparse_lm import entry_point
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
-from sparse_lm.errors import OutputError
+from sparse_lm.errors import ConfigError, DataError, OutputError
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
@@ -73,7 +73,12 @@ def evaluate(
         params, recipe_state, step = restore_for_sparse(workdir, config, checkpoint)
     else:
         params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
-    opened = open_run_data(workdir, config)
+    try:
+        opened = open_run_data(workdir, config)
+    except ConfigError as error:
+        if data is None or error.key != "data.path":
+            raise
+        raise DataError(f"--data={data}: {error.allowed}") from error
     check_same_tokenizer(workdir, config, opened)
     config = dataclasses.replace(config, batch_size=config.batch_size // config.parts)  # what one device had
     evaluation = make_evaluation(config, llama.graphdef(config.model), opened.bytes_per_token, recipe)
@@ -132,6 +137,7 @@ def evaluate_tasks(
 def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: int) -> tuple[TextModel, int]:
     """Restores a checkpoint for the harness; returns it with its step. See `evaluate_tasks` for the rest."""
     config = load_config(workdir)
+    check_precision(config.model.precision)
     tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, step = restore_for_dense(workdir, config, checkpoint)
     # Several shapes are compiled, each for little work: one layer compiles sooner than all.

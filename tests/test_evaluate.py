@@ -16,7 +16,7 @@ from sparse_lm.config import Config, DataConfig, ModelConfig, SparsityConfig
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import train_tokenizer
-from sparse_lm.errors import ConfigError, OutputError, WorkdirError
+from sparse_lm.errors import ConfigError, DataError, OutputError, WorkdirError
 from sparse_lm.evaluate import evaluate, evaluate_tasks
 from sparse_lm.interop.harness.text_model import HarnessError
 from sparse_lm.model import llama
@@ -107,6 +107,8 @@ def test_another_corpus_of_the_same_tokenizer(workdir, corpus, other_corpus):
     assert other["step"] == 30
     assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4
     assert evaluate(workdir, 20, data=str(corpus)) == evaluate(workdir, 20)
+    with pytest.raises(DataError, match=r"^--data=/nowhere: /nowhere does not exist$"):
+        evaluate(workdir, data="/nowhere")
 
 
 def test_sparse_evaluation_after_the_sparse_phase_fits_beta_to_the_weights(workdir, tmp_path):

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from sparse_lm.errors import ConfigError
+from sparse_lm.evaluate import evaluate, text_model
+from sparse_lm.generate import continue_text
 from sparse_lm.model import llama
 from sparse_lm.ops import fp8
 from sparse_lm.training.loop import train
+from sparse_lm.training.workdir import save_config
 from tests import small
 from tests.ops.numpy_fp8 import rounded
 from tests.ops.operands import relative_error
@@ -48,3 +51,13 @@ def test_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"config.model.precision = 'fp8': needs compute.*allowed here: bf16"):
         train(small_config(corpus, "dense", **FP8), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "use", [evaluate, lambda run: text_model(run, "latest", 64), lambda run: continue_text(run, "", max_new_tokens=1)]
+)
+def test_a_run_in_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path, use):
+    monkeypatch.setattr(fp8, "unavailable", lambda: "needs compute capability 8.9 or more; A100 has 8.0")
+    save_config(tmp_path, small_config(corpus, "dense", **FP8))
+    with pytest.raises(ConfigError, match=r"config.model.precision = 'fp8': needs compute"):
+        use(tmp_path)
