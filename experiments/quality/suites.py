@@ -237,7 +237,11 @@ SUITES = {
         f"afm_4_layers_{name}": Suite(
             llama1b,
             _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **{"model.layers": 4}, **change),
-            {name: run for name, run in _runs(3052, 18_432, _RATES).items() if "model.experts" not in run},
+            {
+                name: run
+                for name, run in _runs(3052, 18_432, _RATES).items()
+                if not {"model.experts", "model.precision"} & set(run)
+            },
             lengths=(0.8, 1.0),
         )
         for name, change in (("muon", {"optimizer.name": "muon"}), ("fp8", {"model.precision": "fp8"}))
