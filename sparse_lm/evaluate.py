@@ -33,6 +33,7 @@ from sparse_lm import entry_point
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.errors import ConfigError, DataError, OutputError
+from sparse_lm.files import replacing
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
@@ -63,6 +64,8 @@ def evaluate(
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
+    if data == "":  # which would be the standard library's source
+        raise DataError("--data: is empty; must be a prepared corpus")
     config = load_config(workdir)
     check_precision(config.model.precision)
     if data is not None:
@@ -129,7 +132,11 @@ def evaluate_tasks(
     scores, table = score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit, samples=samples)
     print(table)
     report = {"step": step, "limit": limit, **scores}
-    file.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    try:
+        with replacing(file) as partial:
+            partial.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(file, f"cannot be written: {error.strerror}") from error
     _log.info("scores are in %s", file)
     return {"step": step, "results": report["results"]}
 
@@ -150,7 +157,7 @@ def main() -> None:
     if options.tasks:
         if options.sparse:
             raise HarnessError("--sparse: tasks are evaluated with dense FFNs; leave out --sparse or --tasks")
-        if options.data:
+        if options.data is not None:
             raise HarnessError("--data: tasks bring their own; leave out --data or --tasks")
         of_tasks = {name: options[name].value for name in TASK_FLAGS}
         result = evaluate_tasks(options.workdir, options.tasks, options.checkpoint, **of_tasks)

@@ -107,6 +107,8 @@ def test_another_corpus_of_the_same_tokenizer(workdir, corpus, other_corpus):
     assert other["step"] == 30
     assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4
     assert evaluate(workdir, 20, data=str(corpus)) == evaluate(workdir, 20)
+    with pytest.raises(DataError, match="--data: is empty"):
+        evaluate(workdir, data="")
     with pytest.raises(DataError, match=r"^--data=/nowhere: /nowhere does not exist$"):
         evaluate(workdir, data="/nowhere")
 
