@@ -48,7 +48,7 @@ def prepare_files(
     tfds: str | None = None,
     vocab_size: int | None = None,
     tokenizer: str | None = None,
-    text_field: str = "text",
+    text_field: str | None = None,
     processes: int = 1,
 ) -> Data:
     """Prepares what the flags of the same names say, and opens the result.
@@ -61,6 +61,8 @@ def prepare_files(
         raise DataError(f"--vocab_size={vocab_size} is for a tokenizer to be trained, but --tokenizer names one")
     if tfds and (files or heldout_files):
         raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
+    if tfds and text_field:
+        raise DataError(f"--text_field={text_field} is for --files: a TFDS directory has `text` or `tokens`")
     if not tfds and not files:
         raise DataError("no text: name it with --files or --tfds")
     directory = replaceable(output)
@@ -68,7 +70,7 @@ def prepare_files(
     if not empty and not is_prepared(directory):
         raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
-    corpus, heldout = open_tfds(tfds, loaded) if tfds else open_files(files, heldout_files, text_field)
+    corpus, heldout = open_tfds(tfds, loaded) if tfds else open_files(files, heldout_files, text_field or "text")
     try:
         prepare(
             directory,
@@ -136,7 +138,8 @@ def _define_flags() -> None:
     flags.DEFINE_integer("vocab_size", None, entries, lower_bound=MIN_VOCAB_SIZE)
     flags.DEFINE_string("tokenizer", None, "A tokenizer.json to use instead of training one.")
     flags.DEFINE_integer("seq_len", 1024, "Tokens that a model reads at one time: config.seq_len.", lower_bound=1)
-    flags.DEFINE_string("text_field", "text", "Field of JSON records, or column of Parquet files, that holds the text.")
+    field = "Field of JSON records, or column of Parquet files, that holds the text (default text)."
+    flags.DEFINE_string("text_field", None, field)
     flags.DEFINE_integer("processes", None, "Processes to use at most (default: as many as there are cores).", 1)
 
 

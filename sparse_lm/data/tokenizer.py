@@ -27,7 +27,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     the end of text are among its `vocab_size` entries, of which a small corpus may give fewer.
 
     Raises:
-      DataError: `vocab_size` is under 257, or `texts` are not text.
+      DataError: `vocab_size` is under 257.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise DataError(f"vocab_size = {vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and the end of text)")

@@ -103,6 +103,7 @@ def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_
         ([], {}, "no text: name it with --files or --tfds"),
         (["*.txt"], {}, "the corpus is empty"),
         (["*.txt"], {"tfds": "c4"}, "--tfds=c4 brings its own documents: leave out --files"),
+        ([], {"tfds": "c4", "text_field": "body"}, "--text_field=body is for --files"),
         ([], {"tfds": "none"}, "no TFDS dataset in .*none"),
         ([], {"tfds": "tokens"}, "holds tokens: name their tokenizer with --tokenizer"),
         (["*.txt"], {"tokenizer": "x", "vocab_size": 300}, "--vocab_size=300 .* but --tokenizer names one"),
