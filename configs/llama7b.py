@@ -30,10 +30,8 @@ def get_config():
     config.model.ffn_dim = 16_384
 
     config.optimizer.learning_rate = 1.5e-4  # of llama1b's by width; not swept
-    config.optimizer.warmup_steps = 2000
     config.optimizer.decay_steps = 9600
     config.optimizer.weight_decay = 0.1
 
-    config.sparsity.start_step = 1000
     config.sparsity.end_step = 11_000
     return config

@@ -2,7 +2,7 @@
 
     python -m sparse_lm.train --config=configs/qwen3_06b.py --config.data.path=data/c4
 
-Batch, rate and phases are those of configs/llama1b.py.
+Batch, rate and phases are those of configs/llama1b.py, but no layer stays dense.
 Hardware: one H100 or H200. Result: not measured yet.
 """
 
