@@ -64,8 +64,6 @@ def evaluate(
       WorkdirError: the workdir has no such checkpoint, or no sparse phase before it.
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
-    if data == "":  # which would be the standard library's source
-        raise DataError("--data: is empty; must be a prepared corpus")
     config = load_config(workdir)
     check_precision(config.model.precision)
     if data is not None:
@@ -157,7 +155,7 @@ def main() -> None:
     if options.tasks:
         if options.sparse:
             raise HarnessError("--sparse: tasks are evaluated with dense FFNs; leave out --sparse or --tasks")
-        if options.data is not None:
+        if options.data:
             raise HarnessError("--data: tasks bring their own; leave out --data or --tasks")
         of_tasks = {name: options[name].value for name in TASK_FLAGS}
         result = evaluate_tasks(options.workdir, options.tasks, options.checkpoint, **of_tasks)

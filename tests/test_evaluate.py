@@ -1,12 +1,14 @@
 """The entry point, on a workdir and a corpus made by hand."""
 
 import dataclasses
+import errno
 import functools
 import json
 import math
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -47,6 +49,7 @@ def workdir(corpus, tmp_path_factory):
 
 MISTAKES = {
     ("--checkpoint=newest",): "must be latest, best or a step",
+    ("--data=",): "--data=: must not be empty",
     ("--tasks=arc_easy", "--sparse"): "--sparse: tasks are evaluated with dense FFNs",
     ("--tasks=arc_easy", "--data=data/other"): "--data: tasks bring their own",
     ("--limit=3",): "--limit: is for tasks; name some with --tasks\n",
@@ -107,8 +110,6 @@ def test_another_corpus_of_the_same_tokenizer(workdir, corpus, other_corpus):
     assert other["step"] == 30
     assert abs(other["loss"] - evaluate(workdir)["loss"]) > 1e-4
     assert evaluate(workdir, 20, data=str(corpus)) == evaluate(workdir, 20)
-    with pytest.raises(DataError, match="--data: is empty"):
-        evaluate(workdir, data="")
     with pytest.raises(DataError, match=r"^--data=/nowhere: /nowhere does not exist$"):
         evaluate(workdir, data="/nowhere")
 
@@ -165,6 +166,20 @@ def test_tasks_from_the_command_line(workdir, tasks, command_lines, tmp_path):
     again = evaluate_tasks(workdir, ["quiz"], "best", **options)
     assert json.loads((tmp_path / "a" / "b.json").read_text())["results"] == again["results"]
     assert again["results"]["quiz"] == pytest.approx(result["results"]["quiz"])
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_no_part_of_the_scores(workdir, tasks, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install -r requirements-test.txt")
+
+    def fill(path, text, **_):
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sparse_lm.interop.harness.tasks.score_tasks", lambda *_, **__: ({"results": {}}, ""))
+    with monkeypatch.context() as full, pytest.raises(OutputError, match="cannot be written: No space left on device"):
+        full.setattr(Path, "write_text", fill)
+        evaluate_tasks(workdir, ["quiz"], include_path=tasks, output=tmp_path / "scores.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_scores_that_cannot_be_written_are_refused_before_any_are_made(workdir, tmp_path):

@@ -257,8 +257,7 @@ SUITES = {
     "llama60m": Suite(
         llama60m,
         _base(6120, 612, 1.4e-3, **_BATCH),
-        _LLAMA60M
-        | {f"{run}_first_dense": _LLAMA60M[run] | {"sparsity.dense_layers": 1} for run in ("slices_50", "slices_65")},
+        _LLAMA60M | {"slices_50_first_dense": _LLAMA60M["slices_50"] | {"sparsity.dense_layers": 1}},
         lengths=(0.8, 1.0),
     ),
     # The same with SwiGLU, 50 M parameters: F = 4 D as in Llama-3.2-1B.
