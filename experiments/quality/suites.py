@@ -104,6 +104,8 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
+    first_dense = {"sparsity.dense_layers": 1}
+    runs |= {f"slices_{share}_first_dense": runs[f"slices_{share}"] | first_dense for share in (50, 80)}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
@@ -175,7 +177,6 @@ _EXPERTS = _experts(16, 4, 2048)
 _SHARED = _experts(24, 2, 1536) | {"model.shared_expert_dim": 1536}
 _AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4}
 _NARROW_AFM = {"model.dim": 768, "model.ffn_dim": 6144, "model.heads": 6, "model.kv_heads": 2, "model.layers": 4}
-_LLAMA60M = _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3))
 _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
     **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256, "model.vocab_size": 300},
@@ -257,7 +258,7 @@ SUITES = {
     "llama60m": Suite(
         llama60m,
         _base(6120, 612, 1.4e-3, **_BATCH),
-        _LLAMA60M | {"slices_50_first_dense": _LLAMA60M["slices_50"] | {"sparsity.dense_layers": 1}},
+        _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3)),
         lengths=(0.8, 1.0),
     ),
     # The same with SwiGLU, 50 M parameters: F = 4 D as in Llama-3.2-1B.
