@@ -6,8 +6,9 @@ Its FFN is 73% of the FLOPs at 4096 tokens, so that sparsity has more to gain th
 its layers with a vocabulary of 16,384 and 32 x 1024 tokens a step, on one H200. A dense step takes 163 ms, a sparse one
 74 ms (experiments/results/step_afm_4_layers_h200.json). 100 M tokens reach dense's held-out loss in about 0.66 of its
 time (experiments/results/time_afm_4_layers_h200.json), at this rate. A step of all 36 layers takes 465 ms densely and
-274 ms sparsely on two H100s, with 2 x 4096 tokens on each (experiments/results/step_afm4b_fsdp_2_h100.json). A run of
-this length is not measured yet. Parameters and moments take 55 GB; gradients and activations come on top.
+274 ms sparsely on two H100s, with 2 x 4096 tokens on each (experiments/results/step_afm4b_fsdp_2_h100.json). All
+layers are sparse in these numbers, where the first one stays dense here. A run of this length is not measured yet.
+Parameters and moments take 55 GB; gradients and activations come on top.
 """
 
 from configs import llama1b
@@ -27,6 +28,5 @@ def get_config():
     config.optimizer.learning_rate = 2.5e-4
     config.optimizer.weight_decay = 0.1
 
-    config.sparsity.dense_layers = 0
     config.sparsity.end_step = 48_000  # the decay begins; there is half a token a parameter
     return config

@@ -48,7 +48,7 @@ from sparse_lm.training.transitions import make_transitions
 
 RECIPES: dict[str, dict[str, Any]] = {  # overrides of `config.sparsity`
     **{name: dict(recipe=name) for name in recipes.RECIPES},
-    "slices_3_dense": dict(recipe="slices", dense_layers=3),
+    "slices_first_dense": dict(recipe="slices", dense_layers=1),
     "slices_2_8": dict(recipe="slices", m=8),
     "slices_2_32": dict(recipe="slices", m=32),
 }
