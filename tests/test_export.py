@@ -58,6 +58,8 @@ def test_exports_what_the_forward_uses(workdir, tmp_path, step):
     jax.tree.map(np.testing.assert_array_equal, written, expected)
     zeros = np.mean(written["layers"]["ffn"]["down"] == 0)
     assert zeros >= 0.5 if step == 20 else zeros == 0
+    # The card names steps that are done, of a phase that ends at 30.
+    assert f"sparse in steps 10 to {min(step, 30)}" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.long

@@ -35,7 +35,8 @@ def model_card(config: Config, step: int, parameters: int, eval_loss: float | No
     `parameters` counts the model's numbers. `eval_loss` is in nats per token, None if the step was not evaluated.
     """
     model, sparsity = config.model, config.sparsity
-    phase = sparsity.phase
+    trained = range(sparsity.phase.start, min(sparsity.phase.stop, step))  # sparsely
+    phase = f"sparse in steps {trained.start} to {trained.stop}"
     shared = f", and {model.shared_expert_dim} of all tokens" if model.shared_expert_dim else ""
     experts = f"{model.experts} experts of {model.expert_dim}, {model.experts_per_token} a token{shared}"
     neurons = experts if model.experts else model.ffn_dim
@@ -47,7 +48,7 @@ def model_card(config: Config, step: int, parameters: int, eval_loss: float | No
         "training sequence": f"{config.seq_len} tokens",
         "steps": f"{step} of {config.steps}",
         "tokens seen": step * config.tokens_per_step,
-        "recipe": f"{sparsity.recipe.name}, sparse in steps {phase.start} to {phase.stop}{but}" if phase else "dense",
+        "recipe": f"{sparsity.recipe.name}, {phase}{but}" if trained else "dense",
         "started from": config.init_from or "random weights",
         "held-out loss": None if eval_loss is None else f"{eval_loss:.4f} nats per token",
     }

@@ -79,7 +79,10 @@ class Pretrained:
         return ConfigError("init_from", self._config.init_from, reason)
 
     def _check_model(self, fixed: dict[str, Any]) -> None:
-        here = {key: getattr(self._config.model, key) for key in fixed}
+        model = self._config.model
+        here = {key: getattr(model, key) for key in fixed}
+        if model.head_width * model.heads == model.dim:
+            here["head_dim"] = 0  # dim / heads, spelled out or not
         different = {key: value for key, value in fixed.items() if value != here[key]}
         if different:
             key = next(iter(different))

@@ -99,6 +99,12 @@ def test_a_config_of_another_model_is_told_what_to_change(save):
         Pretrained(dataclasses.replace(config, model=other))
 
 
+def test_a_head_width_may_be_spelled_out(save):
+    config = save("grouped")
+    assert config.model.head_dim == 0
+    Pretrained(dataclasses.replace(config, model=dataclasses.replace(config.model, head_dim=config.model.head_width)))
+
+
 def test_tokens_are_those_of_the_model(save, tmp_path):
     config = save("grouped")
     own = tmp_path / "hf" / "tokenizer.json"
