@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import shutil
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from absl import app, flags
 
 from experiments.quality import controls, growth
-from experiments.quality.suites import SUITES, Suite
+from experiments.quality.suites import SUITES, Suite, phase_start
 from sparse_lm import logs
 from sparse_lm.config import Config
 from sparse_lm.data.opening import open_data
@@ -33,6 +34,7 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
+from sparse_lm.training.run_data import FILE as DATA
 from sparse_lm.training.run_data import check_same_tokenizer
 from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.metrics import FILE as METRICS
@@ -41,6 +43,7 @@ from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import meaning, save_config
 
 ROW = "row.json"
+_LOGGED = 200  # steps between those whose metrics a row has
 
 
 def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, root: Path) -> bool:
@@ -75,7 +78,7 @@ def of_both_parts(first: dict[str, Any], second: dict[str, Any]) -> dict[str, An
     steps = {phase: sum(part["phase_steps"].get(phase, 0) for part in parts) for phase in ("dense", "sparse")}
     total = {p: sum(part["step_ms"].get(p, 0) * part["phase_steps"].get(p, 0) for part in parts) for p in steps}
     step_ms = {phase: total[phase] / steps[phase] for phase in steps if steps[phase]}
-    return second | times | dict(phase_steps=steps, step_ms=step_ms)
+    return second | times | dict(phase_steps=steps, step_ms=step_ms, first_dense_ms=None)  # it was of another model
 
 
 def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
@@ -138,7 +141,8 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
     """Returns what a finished run took and reached.
 
     Its seconds are those of the training steps, with what training does between them: data, metrics, transitions,
-    refreshes. Compilation is beside them; evaluating and saving count nowhere.
+    refreshes. Compilation is beside them; evaluating and saving count nowhere. `first_dense_ms` is the time of a step
+    before any phase begins, which is the same program in all runs of a model and so tells their GPUs apart.
     """
     summary, lines = read_summary(workdir), list(read_metrics(workdir))
     phases = {phase: summary["seconds"].get(phase, 0.0) for phase in ("dense", "sparse")}
@@ -148,6 +152,8 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
     processes = summary["processes"]
     steps = {phase: sum(process["steps"].get(phase, 0) for process in processes) for phase in phases}
     sparse = [line for line in lines if line["phase"] == "sparse"]
+    sampled = [line for line in lines if line["step"] % _LOGGED == 0]
+    first = [line["step_time"] for line in lines if line.get("step_time") and line["step"] < phase_start(config.steps)]
     return dict(
         steps=config.steps,
         tokens=config.steps * config.tokens_per_step,
@@ -162,6 +168,10 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
         heldout_curve=[[line["tokens"], line["eval_loss"]] for line in lines if line.get("eval_loss") is not None],
         skipped=summary["skipped"],
         expert_load=sparse[-1].get("expert_load") if sparse else None,
+        logged=[[line[key] for key in ("step", "phase", "loss", "step_time")] for line in sampled],
+        first_dense_ms=1e3 * statistics.fmean(first) if first else None,
+        model=dataclasses.asdict(config.model),
+        corpus_sha256=json.loads((workdir / DATA).read_text())["corpus_sha256"],
         gpu=os.environ.get("CUDA_VISIBLE_DEVICES"),
         **{key: processes[-1][key] for key in ("started", "device", "versions", "git_commit")},
     )

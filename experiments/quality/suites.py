@@ -102,7 +102,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (25, 35, 50, 65, 80)}
     # Leaves in the middle of the decay.
-    runs["slices_90"] = slices | {"sparsity.start_step": _start(steps), "sparsity.end_step": round(0.9 * steps)}
+    runs["slices_90"] = slices | {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{share}_first_dense": runs[f"slices_{share}"] | first_dense for share in (50, 80)}
@@ -148,18 +148,19 @@ def _longer(steps: int, times: float) -> Overrides:
 
 def _until(steps: int, share: int) -> Overrides:
     """Returns a sparse phase on a share of the steps, in percent, which ends before the rate falls."""
-    start = _start(steps)
+    start = phase_start(steps)
     end = min(start + round(share / 100 * steps), round((1 - DECAY_SHARE) * steps))
     return {"sparsity.start_step": start, "sparsity.end_step": end}
 
 
 def _stay(steps: int) -> Overrides:
     """Returns a sparse phase that never ends: the sparse model is what the run is for."""
-    return {"sparsity.start_step": _start(steps), "sparsity.end_step": steps, "sparsity.leave": False}
+    return {"sparsity.start_step": phase_start(steps), "sparsity.end_step": steps, "sparsity.leave": False}
 
 
-def _start(steps: int) -> int:
-    return round(steps / 60)  # early: long before the warm-up ends
+def phase_start(steps: int) -> int:
+    """Returns the step at which sparse phases begin: early, long before the warm-up ends."""
+    return round(steps / 60)
 
 
 def _experts(experts: int, per_token: int, width: int) -> Overrides:

@@ -8,8 +8,9 @@ Numbers are of the first file; the figure has a panel for each.
 
 R is a run's time over the time at which dense has the same held-out loss, by the branches of the dense run of the same
 seed: a straight line in the logarithm of time between two of them. Below 1 is a gain. The time is that of the training
-steps, with what training does between them; in a second number each side's compilation is added. A loss that no branch
-reaches, or that all are below of, is extrapolated from the two nearest, and marked with an asterisk.
+steps, with what training does between them; in a second number each side's compilation is added. In a third both sides
+go at the pace of one GPU: dense steps before any phase take as long. A loss that no branch reaches, or that all are
+below of, is extrapolated from the two nearest, and marked with an asterisk.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from scipy import stats
 from experiments import plots
 
 LOSSES = {"heldout": "heldout_loss", "second": "second_heldout_loss"}
+_KINDS = "ratio", "with_compilation", "at_one_pace"  # fields of `Ratio`
 
 Row = dict[str, Any]
 
@@ -41,6 +43,7 @@ class Ratio(NamedTuple):
     seed: int
     ratio: float
     with_compilation: float
+    at_one_pace: float | None  # None if the model is another, or a side's first dense steps are not known
     extrapolated: bool
 
 
@@ -87,10 +90,13 @@ def ratios(rows: Sequence[Row], loss: str) -> dict[str, list[Ratio]]:
         if row["name"] == "dense" or _is_branch(row) or row.get(loss) is None or branches < 2:
             continue
         dense_seconds, extrapolated = time_of_loss(dense_curve(of_seed, loss), row[loss])
-        compiling = next(other["compile_seconds"] for other in of_seed if _is_branch(other))
-        with_compilation = (row["seconds"] + row["compile_seconds"]) / (dense_seconds + compiling)
-        ratio = Ratio(row["seed"], row["seconds"] / dense_seconds, with_compilation, extrapolated)
-        table.setdefault(row["name"], []).append(ratio)
+        dense = next(other for other in of_seed if _is_branch(other))
+        with_compilation = (row["seconds"] + row["compile_seconds"]) / (dense_seconds + dense["compile_seconds"])
+        ratio, paces = row["seconds"] / dense_seconds, [side.get("first_dense_ms") for side in (dense, row)]
+        comparable = all(paces) and row["model"] == dense["model"]
+        at_one_pace = ratio * paces[0] / paces[1] if comparable else None
+        found = Ratio(row["seed"], ratio, with_compilation, at_one_pace, extrapolated)
+        table.setdefault(row["name"], []).append(found)
     return table
 
 
@@ -106,25 +112,28 @@ def summarise(values: Sequence[float]) -> Summary:
 def report(rows: Sequence[Row], loss: str) -> dict[str, Any]:
     """Returns what is known of each run by one set of held-out text: R by seed, and its mean and interval."""
     return {
-        name: dict(
-            seeds=[ratio._asdict() for ratio in found],
-            ratio=summarise([ratio.ratio for ratio in found])._asdict(),
-            with_compilation=summarise([ratio.with_compilation for ratio in found])._asdict(),
-        )
+        name: dict(seeds=[ratio._asdict() for ratio in found]) | {key: _over_seeds(found, key) for key in _KINDS}
         for name, found in ratios(rows, loss).items()
     }
 
 
+def _over_seeds(found: Sequence[Ratio], kind: str) -> dict[str, float | None] | None:
+    values = [getattr(ratio, kind) for ratio in found]
+    return None if None in values else summarise(values)._asdict()
+
+
 def _print(text: str, runs: dict[str, Any]) -> None:
     none = "" if runs else ": no seed has both sides yet"
-    print(f"{text} text: R, mean [95% interval]; with compilation; n seeds{none}")
+    print(f"{text} text: R, mean [95% interval]; with compilation; at one pace; n seeds{none}")
     for name, row in runs.items():
         by_seed = " ".join(f"{r['ratio']:.3f}{'*' * r['extrapolated']}" for r in row["seeds"])
-        numbers = "; ".join(_interval(row[key]) for key in ("ratio", "with_compilation"))
+        numbers = "; ".join(_interval(row[key]) for key in _KINDS)
         print(f"  {name:<24} {numbers}; n {len(row['seeds'])}: {by_seed}")
 
 
-def _interval(summary: dict[str, float | None]) -> str:
+def _interval(summary: dict[str, float | None] | None) -> str:
+    if summary is None:
+        return "unknown"
     interval = "" if summary["low"] is None else f" [{summary['low']:.3f}, {summary['high']:.3f}]"
     return f"{summary['mean']:.3f}{interval}"
 

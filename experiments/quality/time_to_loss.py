@@ -83,14 +83,17 @@ def with_lengths(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[It
     return [[run for item in queue for run in runs(item)] for queue in queues]
 
 
-def check_length(suite: Suite, path: str) -> None:
-    """Refuses a corpus that the runs would learn by heart.
+def check_data(suite: Suite, path: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Refuses a corpus that the runs would learn by heart, or on which losses are no match for those there are.
 
     Raises:
-      DataError: the suite's runs would read it more than four times, or it cannot be opened.
+      DataError: the suite's runs would read it more than four times, a row is of other text, or it cannot be opened.
     """
     config = suite.config("dense", 0, path)
-    windows = len(open_data(config).train)
+    data = open_data(config)
+    if others := {row["corpus_sha256"] for row in rows} - {data.info["corpus_sha256"]}:
+        raise DataError(f"--data={path}: is not the text of the runs in --output, which has sha256 {min(others)[:12]}")
+    windows = len(data.train)
     epochs = suite.steps * config.batch_size / windows
     if epochs > MOST_EPOCHS:
         raise DataError(
@@ -234,11 +237,11 @@ def main(_: Sequence[str]) -> None:
     dense = {item for item in itertools.chain(*queues) if item.name.startswith("dense@")}
     if alone := {item.workdir for item in dense if Item(suite.longest, item.seed) not in dense}:
         raise app.UsageError(f"--queue: {sorted(alone)} are branches of dense runs that no queue names")
+    root, results = Path(values.workdir), Results(Path(values.output), values.suite)
     try:
-        check_length(suite, values.data)
+        check_data(suite, values.data, results.rows)
     except DataError as error:
         sys.exit(str(error))
-    root, results = Path(values.workdir), Results(Path(values.output), values.suite)
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "experiments.quality.one_run", f"--suite={values.suite}", f"--data={values.data}"]
     host = Host([*command, f"--second_data={values.second_data}", f"--root={root}"], root, results)

@@ -14,7 +14,7 @@ from scipy import stats
 from experiments.quality import one_run, time_ratio
 from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
-from experiments.quality.time_to_loss import Host, Item, Results, assign, check_length, read_queue, with_lengths
+from experiments.quality.time_to_loss import Host, Item, Results, assign, check_data, read_queue, with_lengths
 from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError
 from sparse_lm.recipes import RECIPES
@@ -65,10 +65,18 @@ def test_a_corpus_that_runs_would_learn_by_heart_is_refused(data):
     data, _ = data
     windows = len(open_data(TINY.config("dense", 0, data)).train)
     most = 4 * windows // TINY.config("dense", 0, data).batch_size
-    check_length(dataclasses.replace(TINY, base=TINY.base | {"steps": most}), data)
+    check_data(dataclasses.replace(TINY, base=TINY.base | {"steps": most}), data, [])
     message = rf"{windows:,} training windows, which a run of {2 * most:,} steps of 4 would read 8 times"
     with pytest.raises(DataError, match=message):
-        check_length(dataclasses.replace(TINY, base=TINY.base | {"steps": 2 * most}), data)
+        check_data(dataclasses.replace(TINY, base=TINY.base | {"steps": 2 * most}), data, [])
+
+
+def test_runs_on_other_text_than_those_of_the_output_are_refused(data):
+    data, _ = data
+    here = {"corpus_sha256": open_data(TINY.config("dense", 0, data)).info["corpus_sha256"]}
+    check_data(TINY, data, [here])
+    with pytest.raises(DataError, match=r"is not the text of the runs in --output, which has sha256 0123456789ab$"):
+        check_data(TINY, data, [here, {"corpus_sha256": "0123456789abcdef"}])
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -163,7 +171,8 @@ def row_from_scratch(config, root):
 
 
 @pytest.mark.long
-def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
+def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(one_run, "phase_start", lambda steps: 10)  # tiny runs log none of their first 1 / 60
     longest, branch = rows_of_runs(data, tmp_path, "dense@1.2", "dense@0.8")
     config = TINY.dense(0.8, 0, data[0])
     whole = row_from_scratch(config, tmp_path)
@@ -175,6 +184,11 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path):
     own = branch["step_ms"]["dense"] * (config.steps - start) / 1e3
     assert branch["seconds"] == pytest.approx(longest["seconds"] * start / longest["steps"] + own)
     assert branch["compile_seconds"] == longest["compile_seconds"]
+    lines = [json.loads(line) for line in (tmp_path / "dense@1.2-0/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines[:3]] == [0, 4, 8]
+    assert branch["first_dense_ms"] == pytest.approx(500 * (lines[1]["step_time"] + lines[2]["step_time"]))
+    assert branch["logged"] == [[0, "dense", lines[0]["loss"], None]]
+    check_data(TINY, data[0], [branch])
 
 
 @pytest.mark.long
@@ -252,7 +266,15 @@ def made_up(ratios):
 
 def test_ratios_mean_and_interval_are_those_that_the_runs_were_made_of():
     wanted = [0.80, 0.84, 0.90, 0.82]
-    row = time_ratio.report(made_up(wanted), "heldout_loss")["slices_50"]
+    runs = made_up(wanted)
+    assert time_ratio.report(runs, "heldout_loss")["slices_50"]["at_one_pace"] is None
+    for run in runs:
+        run |= dict(model={"layers": 2}, first_dense_ms=110.0 if run["name"] == "slices_50" else 100.0)
+    row = time_ratio.report(runs, "heldout_loss")["slices_50"]
+    assert [seed["at_one_pace"] for seed in row["seeds"]] == pytest.approx([r / 1.1 for r in wanted])
+    assert row["at_one_pace"]["mean"] == pytest.approx(row["ratio"]["mean"] / 1.1)
+    runs[-1]["model"] = {"layers": 1}  # whose dense steps say nothing of the GPU
+    assert time_ratio.report(runs, "heldout_loss")["slices_50"]["at_one_pace"] is None
     assert [seed["ratio"] for seed in row["seeds"]] == pytest.approx(wanted)
     assert [s["with_compilation"] for s in row["seeds"]] == pytest.approx([130 / (80 / r + 10) for r in wanted])
     assert not any(seed["extrapolated"] for seed in row["seeds"])
