@@ -171,7 +171,7 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
         logged=[[line[key] for key in ("step", "phase", "loss", "step_time")] for line in sampled],
         first_dense_ms=1e3 * statistics.fmean(first) if first else None,
         model=dataclasses.asdict(config.model),
-        corpus_sha256=json.loads((workdir / DATA).read_text())["corpus_sha256"],
+        corpus_sha256=json.loads((workdir / DATA).read_text())["corpus_sha256"][:12],
         gpu=os.environ.get("CUDA_VISIBLE_DEVICES"),
         **{key: processes[-1][key] for key in ("started", "device", "versions", "git_commit")},
     )

@@ -91,8 +91,8 @@ def check_data(suite: Suite, path: str, rows: Sequence[dict[str, Any]]) -> None:
     """
     config = suite.config("dense", 0, path)
     data = open_data(config)
-    if others := {row["corpus_sha256"] for row in rows} - {data.info["corpus_sha256"]}:
-        raise DataError(f"--data={path}: is not the text of the runs in --output, which has sha256 {min(others)[:12]}")
+    if others := {row["corpus_sha256"] for row in rows} - {data.info["corpus_sha256"][:12]}:
+        raise DataError(f"--data={path}: is not the text of the runs in --output, which has sha256 {min(others)}")
     windows = len(data.train)
     epochs = suite.steps * config.batch_size / windows
     if epochs > MOST_EPOCHS:

@@ -73,10 +73,10 @@ def test_a_corpus_that_runs_would_learn_by_heart_is_refused(data):
 
 def test_runs_on_other_text_than_those_of_the_output_are_refused(data):
     data, _ = data
-    here = {"corpus_sha256": open_data(TINY.config("dense", 0, data)).info["corpus_sha256"]}
+    here = {"corpus_sha256": open_data(TINY.config("dense", 0, data)).info["corpus_sha256"][:12]}
     check_data(TINY, data, [here])
     with pytest.raises(DataError, match=r"is not the text of the runs in --output, which has sha256 0123456789ab$"):
-        check_data(TINY, data, [here, {"corpus_sha256": "0123456789abcdef"}])
+        check_data(TINY, data, [here, {"corpus_sha256": "0123456789ab"}])
 
 
 @pytest.mark.parametrize("name", SUITES)
