@@ -68,7 +68,7 @@ def _after_dense_steps(config, steps):
     trainer, _ = compiled(config)
     state = trainer.init()
     for step in range(steps):
-        state, _ = trainer.dense_step(state, windows(config, step))
+        state, _ = trainer.steps["dense"](state, windows(config, step))
     return jax.device_get(state)
 
 
@@ -89,7 +89,7 @@ def after_dense_steps(config, steps):
 @functools.cache
 def _entered(config):
     _, transitions = compiled(config)
-    return jax.device_get(transitions.enter_sparse(after_dense_steps(config, 0), windows(config)))
+    return jax.device_get(transitions["enter"](after_dense_steps(config, 0), windows(config))[0])
 
 
 def entered(config):

@@ -1,7 +1,6 @@
 """Disturbs a run from outside, in one process: crashes, signals and a full disk, at the worst moments."""
 
 import contextlib
-import dataclasses
 import os
 import re
 import resource
@@ -128,7 +127,7 @@ def in_compilation(patch, config):
 
     def interrupted(*args):
         transitions = make(*args)
-        return dataclasses.replace(transitions, enter_sparse=compiled_forever(transitions.enter_sparse))
+        return transitions | {"enter": compiled_forever(transitions["enter"])}
 
     patch.setattr(loop, "make_transitions", interrupted)
 

@@ -52,7 +52,7 @@ def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
     trainer = make_trainer(config, devices)
     shape = config.batch_size, config.seq_len + 1
     windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=trainer.layout.batch)
-    lowered = trainer.step(phase).trace(trainer.abstract_state(), windows).lower(lowering_platforms=("cuda",))
+    lowered = trainer.steps[phase].trace(trainer.abstract_state(), windows).lower(lowering_platforms=("cuda",))
     compiled = lowered.compile()
     use = compiled.memory_analysis()
     gib = dict(

@@ -72,9 +72,9 @@ class Variant:
         placed = self.trainer.layout.state.recipe_state if self.trainer.layout else None
         self._recipe_state = jax.jit(lambda: self.trainer.init().recipe_state, out_shardings=placed)
         state = self._own(state)
-        self._lowered = self.trainer.step(self.phase).lower(state, windows)
+        self._lowered = self.trainer.steps[self.phase].lower(state, windows)
         transitions = make_transitions(self.config, self.trainer.graphdef, self.trainer.layout)
-        self._lowered_enter = transitions.enter_sparse.lower(state, windows) if self.phase == "sparse" else None
+        self._lowered_enter = transitions["enter"].lower(state, windows) if self.phase == "sparse" else None
 
     def compile(self) -> None:
         """Compiles the step and the transition into its phase; `compile_seconds` is the step's."""
@@ -91,7 +91,7 @@ class Variant:
     def enter(self, state: TrainState, windows: Array) -> TrainState:
         """Takes any recipe's state to the first step of this one's phase."""
         state = self._own(state)
-        return self._enter(state, windows) if self._enter else state
+        return self._enter(state, windows)[0] if self._enter else state
 
     def _own(self, state: TrainState) -> TrainState:
         return dataclasses.replace(state, recipe_state=self._recipe_state())

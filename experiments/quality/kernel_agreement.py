@@ -53,7 +53,7 @@ def main(_) -> None:
     trainer = make_trainer(config)
     state = trainer.init()
     for windows in itertools.islice(stream, config.sparsity.start_step):
-        state, _ = trainer.step("dense")(state, windows)
+        state, _ = trainer.steps["dense"](state, windows)
     batches = list(itertools.islice(stream, config.steps - config.sparsity.start_step))
 
     def run(implementation: str | None) -> np.ndarray:

@@ -61,8 +61,9 @@ def losses(
     place = trainer.layout.place_batch if trainer.layout else jax.device_put
     state, curve = trainer.init() if state is None else state, []
     for step, windows in enumerate(map(place, batches), first):
-        state, _ = transitions.take(transition_before(config, step), state, windows)
-        state, metrics = trainer.step(config.phase(step))(state, windows)
+        if transition := transition_before(config, step):
+            state, _ = transitions[transition](state, windows)
+        state, metrics = trainer.steps[config.phase(step)](state, windows)
         curve.append(float(metrics["loss"]))
     return np.array(curve)
 

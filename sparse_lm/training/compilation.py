@@ -13,36 +13,30 @@ from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.training.interrupt import Interrupt
-from sparse_lm.training.step import Trainer, TrainState
+from sparse_lm.training.step import Step, Trainer, TrainState
 from sparse_lm.training.telemetry.step_log import StepLog
-from sparse_lm.training.transitions import Transitions, transition_before
-
-Programs = dict[str, tuple[Any, ...]]
-"""Maps a name to a jitted function, and to what that is called with."""
+from sparse_lm.training.transitions import transition_before
 
 
-def programs_from(
-    step: int, config: Config, trainer: Trainer, transitions: Transitions, state: TrainState, windows: Array
-) -> Programs:
-    """Returns the steps of both phases and the transitions between them, as far as they come from `step` to the end."""
+def programs_from(step: int, config: Config, trainer: Trainer, transitions: dict[str, Step]) -> dict[str, Any]:
+    """Returns the steps of both phases and the transitions between them, as far as they come from `step` to the end.
+
+    They are jitted functions of a state and a batch, by name.
+    """
     steps = range(step, config.steps)
-    phases = sorted({config.phase(later) for later in steps})
-    programs: Programs = {phase: (trainer.step(phase), state, windows) for phase in phases}
-    coming = {transition_before(config, later) for later in steps}
-    if "enter" in coming:
-        programs["enter"] = (transitions.enter_sparse, state, windows)
-    if "refresh" in coming:
-        programs["refresh"] = (transitions.refresh, state, windows)
-    if "leave" in coming or ("sparse" in phases and config.sparsity.leave):  # or the phase ends with the run
-        programs["leave"] = (transitions.leave_sparse, state)
-    return programs
+    coming = {name for later in steps for name in (config.phase(later), transition_before(config, later))}
+    if "sparse" in coming and config.sparsity.leave:  # the phase may end with the run
+        coming.add("leave")
+    return {name: program for name, program in (trainer.steps | transitions).items() if name in coming}
 
 
-def compile_programs(programs: Programs, step: int, interrupt: Interrupt, log: StepLog) -> bool:
+def compile_programs(
+    programs: dict[str, Any], state: TrainState, windows: Array, step: int, interrupt: Interrupt, log: StepLog
+) -> bool:
     """Compiles them, and says so beside `step`; returns False if a signal came first: the state can be saved."""
     phases = [name for name in programs if name in ("dense", "sparse")]
     and_transitions = " and the phase transitions" if len(programs) > len(phases) else ""
-    compilations = [lambda f=f, a=arguments: f.lower(*a).compile() for f, *arguments in programs.values()]
+    compilations = [lambda f=f: f.lower(state, windows).compile() for f in programs.values()]
     interrupt.answer = "saving what there is; the compilation is given up"
     with log.busy(step, f"compiling the {' and the '.join(phases)} step{and_transitions}") as tick:
         if jax.process_count() > 1:  # processes could not agree to stop in the middle

@@ -106,8 +106,8 @@ class Loop:
                 return self._stop(state, step)
             windows = next(batches)
             if step == start:
-                programs = programs_from(step, config, self.trainer, self.transitions, state, windows)
-                if not compile_programs(programs, step, self.interrupt, self.log):
+                programs = programs_from(step, config, self.trainer, self.transitions)
+                if not compile_programs(programs, state, windows, step, self.interrupt, self.log):
                     return self._stop(state, step)
             transition = transition_before(config, step)
             profile_turns = self.profile.turns(step)
@@ -116,18 +116,19 @@ class Loop:
             if profile_turns:
                 self.profile.turn()
                 self.log.summary.spent_on("profile")
+            transition_metrics: Metrics = {}
             if transition:
                 self.log.note(step, _LINES[transition])
-            state, transition_metrics = self.transitions.take(transition, state, windows)
+                state, transition_metrics = self.transitions[transition](state, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                state, metrics = self.trainer.step(config.phase(step))(state, windows)
+                state, metrics = self.trainer.steps[config.phase(step)](state, windows)
             before, self.pending = self.pending, (step, transition_metrics | metrics)
             self._handle(before, state)  # the device has the next step to work on
             done = step + 1
             last = done == config.steps
             evaluates, saves = (last or done % every == 0 for every in (config.eval_every, config.checkpoint_every))
             if last and config.phase(step) == "sparse" and config.sparsity.leave:
-                state = self.transitions.leave_sparse(state)
+                state, _ = self.transitions["leave"](state, windows)
             if evaluates or saves:
                 results = self._handle_pending(state, evaluates)
             if saves:

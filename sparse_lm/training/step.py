@@ -25,13 +25,14 @@ from sparse_lm.model import llama, mixture
 from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.model.loss import chunked_cross_entropy
-from sparse_lm.recipes import DENSE, Recipe
+from sparse_lm.recipes import Recipe
 from sparse_lm.recipes.weight_forms import WeightForms
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.mesh.layout import BATCH, Layout, make_mesh
 from sparse_lm.training.optimizer import make_optimizer
 
 Metrics = dict[str, Array]
+Step = Callable[["TrainState", Array], tuple["TrainState", Metrics]]
 SPIKE_WINDOW = 128
 """Losses that a spike is told from: as many as OLMo-core's SkipStepAdamW takes, which skips over six deviations."""
 
@@ -57,21 +58,10 @@ class Trainer:
 
     config: Config
     init: Callable[[], TrainState]
-    dense_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
-    sparse_step: Callable[[TrainState, Array], tuple[TrainState, Metrics]]
+    abstract_state: Callable[[], TrainState]  # shapes and dtypes of the state, and on a mesh its shardings
+    steps: dict[str, Step]  # by phase: (state, windows int32[B, S + 1]) -> (state, metrics)
     graphdef: Any
     layout: Layout | None = None  # None: one device
-
-    def step(self, phase: str) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
-        """Returns the compiled step of a phase: (state, windows int32[B, S + 1]) -> (state, metrics)."""
-        return self.sparse_step if phase == "sparse" else self.dense_step
-
-    def abstract_state(self) -> TrainState:
-        """Returns shapes and dtypes of the state, and on a mesh its shardings."""
-        shapes = jax.eval_shape(self.init)
-        if not self.layout:
-            return shapes
-        return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), shapes, self.layout.state)
 
 
 def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) -> Trainer:
@@ -82,17 +72,18 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
     mesh = make_mesh(config, devices)
     layout = Layout(mesh, jax.eval_shape(init, seed), config.sparsity.recipe.neuron_major) if mesh else None
 
-    def compiled(recipe: Recipe) -> Callable[[TrainState, Array], tuple[TrainState, Metrics]]:
+    def compiled(recipe: Recipe) -> Step:
         step = functools.partial(_train_step, config=config, graphdef=graphdef, layout=layout, recipe=recipe)
         placed = (layout.state, layout.replicated) if layout else None
         options = compiler_options(config.model.precision)
         return jax.jit(step, donate_argnums=0, compiler_options=options, out_shardings=placed)
 
+    placed_init = jax.jit(init, out_shardings=layout.state if layout else None)
     return Trainer(
         config=config,
-        init=functools.partial(jax.jit(init, out_shardings=layout.state if layout else None), seed),
-        dense_step=compiled(DENSE),
-        sparse_step=compiled(config.sparsity.recipe),
+        init=functools.partial(placed_init, seed),
+        abstract_state=functools.partial(jax.eval_shape, placed_init, seed),
+        steps={phase: compiled(config.recipe(phase)) for phase in ("dense", "sparse")},
         graphdef=graphdef,
         layout=layout,
     )

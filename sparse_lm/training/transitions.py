@@ -1,10 +1,10 @@
 """Takes the training state from a dense to a sparse step and back, and refreshes it while sparse.
 
-  enter_sparse  before the first sparse step: the recipe chooses masks, scales or experts;
-  refresh       every `refresh_every` sparse steps: it chooses some of that anew;
-  leave_sparse  before the first dense step: the weights become what the sparse forward used. The loss just after is
-                what it was just before if the recipe left out no activations; otherwise it jumps, as they come back.
-                To leave twice, as a run does that is made longer after its end, changes nothing.
+  enter    before the first sparse step: the recipe chooses masks, scales or experts;
+  refresh  every `refresh_every` sparse steps: it chooses some of that anew;
+  leave    before the first dense step: the weights become what the sparse forward used. The loss just after is
+           what it was just before if the recipe left out no activations; otherwise it jumps, as they come back.
+           To leave twice, as a run does that is made longer after its end, changes nothing.
 
 All three are pure functions of the state and the coming batch, so that a resumed run does the same. They run
 the recipe's functions of arrays layer by layer, on inputs that one forward pass of the coming step's batch records.
@@ -31,49 +31,26 @@ from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
-from sparse_lm.training.step import Metrics, TrainState, forward_loss, no_losses
+from sparse_lm.training.step import Metrics, Step, TrainState, forward_loss, no_losses
 
 SAMPLE = 16_384  # tokens of a batch, of evenly spaced windows, that a recipe sees
-_Transition = Callable[[TrainState, Array], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Transitions:
-    """The three functions, compiled on first use. States are donated.
+def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None) -> dict[str, Step]:
+    """Makes the transitions of a run, by the names above; `layout` is None on one device.
 
-    `enter_sparse(state, windows) -> state`, `refresh(state, windows) -> (state, metrics)`,
-    `leave_sparse(state) -> state`; `windows` int32[B, S + 1] is the batch of the coming step.
+    Each is a function (state, windows) -> (state, metrics), compiled on first use, where windows int32[B, S + 1] are
+    the batch of the coming step. States are donated.
     """
-
-    enter_sparse: _Transition
-    refresh: _Transition
-    leave_sparse: Callable[[TrainState], TrainState]
-
-    def take(self, transition: str | None, state: TrainState, windows: Array) -> tuple[TrainState, Metrics]:
-        """Takes a state through what `transition_before` names; returns it with a refresh's metrics."""
-        match transition:
-            case "enter":
-                return self.enter_sparse(state, windows), {}
-            case "leave":
-                return self.leave_sparse(state), {}
-            case "refresh":
-                return self.refresh(state, windows)
-        return state, {}
-
-
-def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None) -> Transitions:
-    """Makes the transitions of a run; `layout` is None on one device."""
     recorded = functools.partial(_ffn_inputs, config=config, graphdef=graphdef, layout=layout)
-    state, metrics = (layout.state, layout.replicated) if layout else (None, None)
+    placed = (layout.state, layout.replicated) if layout else None
     options = compiler_options(config.model.precision)
-    compiled = functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
-    enter = functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)
-    refresh = functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded)
-    return Transitions(
-        enter_sparse=compiled(enter, out_shardings=state),
-        refresh=compiled(refresh, out_shardings=(state, metrics)),
-        leave_sparse=compiled(functools.partial(_leave_sparse, sparsity=config.sparsity), out_shardings=state),
-    )
+    compiled = functools.partial(jax.jit, donate_argnums=0, compiler_options=options, out_shardings=placed)
+    return {
+        "enter": compiled(functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)),
+        "refresh": compiled(functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded)),
+        "leave": compiled(functools.partial(_leave_sparse, sparsity=config.sparsity)),
+    }
 
 
 def transition_before(config: Config, step: int) -> str | None:
@@ -95,17 +72,19 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) ->
     return ffn_weights.with_matrices(params, *whole)
 
 
-def _enter_sparse(state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable) -> TrainState:
+def _enter_sparse(
+    state: TrainState, windows: Array, *, recipe: Recipe, recorded: Callable
+) -> tuple[TrainState, Metrics]:
     """Takes a state to the sparse phase of a recipe; `recorded` is called with state, windows and the recipe so far."""
     x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
     recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
     state = dataclasses.replace(_forget_losses(state), recipe_state=recipe_state)
     if order is None:
-        return state
+        return state, {}
     # Neurons move with their moments, so that the function computed stays.
     orders = {("layers", "ffn", name): order for name in ffn_weights.MATRICES}
     params, opt_state = sort_moments((state.params, state.opt_state), state.params, orders)
-    return dataclasses.replace(state, params=params, opt_state=opt_state)
+    return dataclasses.replace(state, params=params, opt_state=opt_state), {}
 
 
 def _refresh(
@@ -119,10 +98,10 @@ def _refresh(
     return dataclasses.replace(state, recipe_state=recipe_state), metrics
 
 
-def _leave_sparse(state: TrainState, *, sparsity: SparsityConfig) -> TrainState:
+def _leave_sparse(state: TrainState, _: Array, *, sparsity: SparsityConfig) -> tuple[TrainState, Metrics]:
     params = dense_params(state.params, state.recipe_state, sparsity)
     recipe_state = jax.vmap(sparsity.recipe.refit)(*matrices(params), state.recipe_state)
-    return _forget_losses(dataclasses.replace(state, params=params, recipe_state=recipe_state))
+    return _forget_losses(dataclasses.replace(state, params=params, recipe_state=recipe_state)), {}
 
 
 def _recorded(recipe: Recipe, stride: int) -> Recipe:

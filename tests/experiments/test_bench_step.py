@@ -67,7 +67,7 @@ def test_a_loss_that_is_not_finite_is_an_error():
 def test_products_belong_to_parts_that_have_some():
     config = small.config("slices")
     trainer, _ = small.compiled(config)
-    lowered = trainer.step("sparse").lower(trainer.abstract_state(), small.windows(config))
+    lowered = trainer.steps["sparse"].lower(trainer.abstract_state(), small.windows(config))
     hlo = lowered.compile(compiler_options={"xla_backend_optimization_level": 0}).as_text()
     products = re.findall(r"^ +(?:ROOT )?%?([\w.\-]+) = .* dot\(", hlo, re.M)
     kernels = [step_parts.Kernel(name, name, 1.0) for name in products]

@@ -39,10 +39,10 @@ def test_token_that_the_model_does_not_know(dense):
     bad = good.copy()
     bad[2, 7] = dense.config.model.vocab_size + 5
     for expected in ((1, 1), (2, 2)):
-        state, metrics, same = taken(dense.dense_step, state, bad)
+        state, metrics, same = taken(dense.steps["dense"], state, bad)
         assert not math.isfinite(metrics["loss"]) and all(jax.tree.leaves(same))
         assert counts(state) == expected
-    state, metrics, same = taken(dense.dense_step, state, good)
+    state, metrics, same = taken(dense.steps["dense"], state, good)
     assert math.isfinite(metrics["loss"]) and not any(jax.tree.leaves(same[0]))
     assert (int(state.step), *counts(state)) == (3, 2, 0)
 
@@ -62,11 +62,11 @@ def test_gradient_that_is_not_finite_under_a_loss_that_is(monkeypatch):
     monkeypatch.setattr(step, "forward_loss", poisoned)
     trainer = make_trainer(config)
     transitions = make_transitions(config, trainer.graphdef)
-    state = transitions.enter_sparse(trainer.init(), small.windows(config))
+    state, _ = transitions["enter"](trainer.init(), small.windows(config))
     for number, first_token, expected in ((0, 0, (0, 0)), (1, 1, (1, 1)), (2, 0, (1, 0))):
         windows = small.windows(config, number)
         windows[0, 0] = first_token
-        state, metrics, same = taken(trainer.sparse_step, state, windows)
+        state, metrics, same = taken(trainer.steps["sparse"], state, windows)
         assert math.isfinite(metrics["loss"])
         assert math.isfinite(metrics["grad_norm"]) == (first_token == 0)
         assert counts(state) == expected
@@ -78,7 +78,7 @@ def test_bad_shard_of_a_batch_is_bad_for_every_device():
     trainer = make_trainer(config)
     state, windows = trainer.init(), small.windows(config)
     windows[7, 3] = config.model.vocab_size + 5  # of the last of eight devices
-    state, _, same = taken(trainer.dense_step, state, trainer.layout.place_rows(windows))
+    state, _, same = taken(trainer.steps["dense"], state, trainer.layout.place_rows(windows))
     assert all(jax.tree.leaves(same))
     for count in (state.skipped, state.skipped_in_a_row):
         assert [int(shard.data) for shard in count.addressable_shards] == [1] * 8
@@ -90,13 +90,13 @@ def with_losses(state, losses):
 
 def test_spike_is_skipped_and_remembered(dense):
     windows = small.windows(dense.config)
-    _, metrics = dense.dense_step(dense.init(), windows)
+    _, metrics = dense.steps["dense"](dense.init(), windows)
     loss = float(metrics["loss"])
 
     usual = np.random.default_rng(0).normal(0, 0.01, step.SPIKE_WINDOW)
     for height, skipped in ((5, 0), (7, 1)):
         recent = loss - (height * usual.std() + usual.mean()) + usual
-        state, _, same = taken(dense.dense_step, with_losses(dense.init(), recent), windows)
+        state, _, same = taken(dense.steps["dense"], with_losses(dense.init(), recent), windows)
         assert counts(state) == (skipped, skipped)
         assert all(jax.tree.leaves(same)) == bool(skipped)
         np.testing.assert_array_equal(state.recent_losses, np.float32([loss, *recent[:-1]]))
@@ -117,7 +117,7 @@ def test_losses_are_forgotten_at_both_edges_of_the_sparse_phase():
     config = small.config("sste")
     trainer, transitions = small.compiled(config)
     known = np.ones(step.SPIKE_WINDOW)
-    state = transitions.enter_sparse(with_losses(trainer.init(), known), small.windows(config))
+    state, _ = transitions["enter"](with_losses(trainer.init(), known), small.windows(config))
     assert np.isnan(state.recent_losses).all()
-    state = transitions.leave_sparse(with_losses(state, known))
+    state, _ = transitions["leave"](with_losses(state, known), small.windows(config))
     assert np.isnan(state.recent_losses).all()

@@ -13,7 +13,7 @@ from tests import small
 from tests.clock import Clock
 
 CONFIG = small.config("slices")
-NAMES = "enter_sparse", "refresh", "leave_sparse"
+NAMES = "enter", "refresh", "leave"
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ NAMES = "enter_sparse", "refresh", "leave_sparse"
     [
         (0, ["dense", "sparse", *NAMES]),
         (CONFIG.sparsity.phase.start + 1, ["dense", "sparse", *NAMES[1:]]),
-        (CONFIG.sparsity.phase.stop, ["dense", "leave_sparse"]),
+        (CONFIG.sparsity.phase.stop, ["dense", "leave"]),
         (CONFIG.sparsity.phase.stop + 1, ["dense"]),
     ],
 )
@@ -37,14 +37,16 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
 
         return types.SimpleNamespace(lower=lambda *_: types.SimpleNamespace(compile=compile))
 
-    transitions = types.SimpleNamespace(**{name: program(name) for name in NAMES})
-    programs = programs_from(start, CONFIG, types.SimpleNamespace(step=program), transitions, None, None)
+    transitions = {name: program(name) for name in NAMES}
+    programs = programs_from(
+        start, CONFIG, types.SimpleNamespace(steps={name: program(name) for name in ("dense", "sparse")}), transitions
+    )
     with (
         RunSummary(tmp_path, CONFIG, clock) as summary,
         StepLog(CONFIG, None, tmp_path, summary, start) as log,
         Interrupt() as interrupt,
     ):
-        assert compile_programs(programs, start, interrupt, log)
+        assert compile_programs(programs, None, None, start, interrupt, log)
         clock.now += 3
         summary.step_done("sparse")
     assert sorted(compiled) == sorted(names)

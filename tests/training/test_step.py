@@ -21,15 +21,15 @@ def test_both_steps_share_donated_state_and_compile_once():
     losses = []
     for step in range(config.steps):
         if config.phase(step) == "sparse" and config.phase(step - 1) == "dense":
-            state = transitions.enter_sparse(state, small.windows(config))
+            state, _ = transitions["enter"](state, small.windows(config))
         before = state
-        state, metrics = trainer.step(config.phase(step))(state, small.windows(config, step))
+        state, metrics = trainer.steps[config.phase(step)](state, small.windows(config, step))
         losses.append(float(metrics["loss"]))
         assert jax.tree.structure(before) == jax.tree.structure(state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.opt_state))
-    assert trainer.dense_step._cache_size() == 1
-    assert trainer.sparse_step._cache_size() == 1
+    assert trainer.steps["dense"]._cache_size() == 1
+    assert trainer.steps["sparse"]._cache_size() == 1
     assert losses[-1] < losses[0] - 0.3
     assert int(state.step) == config.steps
 
@@ -42,7 +42,7 @@ def test_weight_gradients_are_drawn_with_each_runs_and_steps_own_key():
     def gradient_norm(step=0, seed=0):
         state = small.entered(config)
         state = dataclasses.replace(state, step=state.step + step, seed=state.seed + np.uint32(seed))
-        return float(trainer.sparse_step(state, small.windows(config))[1]["grad_norm"])
+        return float(trainer.steps["sparse"](state, small.windows(config))[1]["grad_norm"])
 
     assert gradient_norm() == gradient_norm() not in (gradient_norm(step=1), gradient_norm(seed=1))
 

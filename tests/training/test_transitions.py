@@ -35,11 +35,11 @@ def _after_sparse_steps(recipe):
     config = config_of(recipe)
     trainer, transitions = small.compiled(config)
     states = [small.after_dense_steps(config, 3)]
-    states.append(transitions.enter_sparse(small.after_dense_steps(config, 3), small.windows(config, 100)))
+    states.append(transitions["enter"](small.after_dense_steps(config, 3), small.windows(config, 100))[0])
     states[1:] = jax.device_get(states[1:])
     state = jax.device_put(states[1])
     for step in range(2):
-        state, _ = trainer.sparse_step(state, small.windows(config, 50 + step))
+        state, _ = trainer.steps["sparse"](state, small.windows(config, 50 + step))
     return *jax.device_get(states), jax.device_get(state)
 
 
@@ -83,7 +83,7 @@ def test_windows_are_left_out_before_tokens_and_the_same_in_parts(
     monkeypatch.setattr(Slices, "refresh", lambda self, w1, w2, state, x: (state, {"x": x}))
 
     transitions = make_transitions(dataclasses.replace(config, microbatches=microbatches), trainer.graphdef)
-    seen = transitions.refresh(small.entered(config), windows)[1]["x"]
+    seen = transitions["refresh"](small.entered(config), windows)[1]["x"]
     wanted = [x[::every_token] for x in routed(config, entered, windows[::every_window])]
     np.testing.assert_allclose(seen, wanted, rtol=1e-4, atol=1e-4)
 
@@ -125,7 +125,7 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
     config, windows = config_of("slices"), small.windows(config_of("slices"), 7)
     _, transitions = small.compiled(config)
     state = _after_sparse_steps("slices")[2]
-    after, metrics = jax.device_get(transitions.refresh(jax.device_put(state), windows))
+    after, metrics = jax.device_get(transitions["refresh"](jax.device_put(state), windows))
     old, new = state.recipe_state.centroids, after.recipe_state.centroids
     expected = [means(x, c) for x, c in zip(routed(config, state, windows), old, strict=True)]
     np.testing.assert_array_equal(new[0], old[0])
@@ -151,7 +151,7 @@ def test_masked_decay_shrinks_what_the_mask_prunes():
     _, state, _ = states_of("fst")
     before, mask = np.array(matrices(state.params)[0]), np.array(state.recipe_state.mask_up)
     strong = state.recipe_state._replace(decay=jnp.full_like(state.recipe_state.decay, 10.0))
-    state, _ = trainer.sparse_step(dataclasses.replace(state, recipe_state=strong), small.windows(config))
+    state, _ = trainer.steps["sparse"](dataclasses.replace(state, recipe_state=strong), small.windows(config))
     shrunk = np.abs(matrices(state.params)[0]) < np.abs(before)
     assert shrunk[~mask].mean() > 0.95
     assert shrunk[mask].mean() < 0.8
@@ -165,7 +165,7 @@ def test_leaving_changes_the_weights_of_sparse_layers_alone_and_once(recipe):
     before = jax.device_get(state)
     params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(state.params, state.recipe_state)
     params = jax.device_get(params)
-    once = jax.device_get(transitions.leave_sparse(state))
+    once = jax.device_get(transitions["leave"](state, small.windows(config))[0])
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), params, once.params)
     for old, new in zip(matrices(before.params), matrices(once.params), strict=True):
         changed = (old != new).any(axis=(1, 2))
@@ -173,5 +173,5 @@ def test_leaving_changes_the_weights_of_sparse_layers_alone_and_once(recipe):
     whole = dict(once.params, layers=once.params["layers"] | {"ffn": before.params["layers"]["ffn"]})
     jax.tree.map(np.testing.assert_array_equal, whole, before.params)
     jax.tree.map(np.testing.assert_array_equal, once.opt_state, before.opt_state)
-    twice = jax.device_get(transitions.leave_sparse(jax.device_put(once)))
+    twice = jax.device_get(transitions["leave"](jax.device_put(once), small.windows(config))[0])
     jax.tree.map(np.testing.assert_array_equal, once, twice)

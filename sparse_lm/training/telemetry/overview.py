@@ -56,7 +56,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
         _print_table({"dense": f"FFNs of the first {config.sparsity.dense_layers} layers"})
     batch = jax.ShapeDtypeStruct((config.batch_size, config.seq_len + 1), np.int32)
     with backends.record() as used:
-        jax.eval_shape(trainer.sparse_step, state, batch)
+        jax.eval_shape(trainer.steps["sparse"], state, batch)
     if used:  # nothing if this process has traced the step before
         print("implementations:")
         _print_table({op: ", ".join(map(backends.describe, sorted(names))) for op, names in sorted(used.items())})

@@ -27,7 +27,7 @@ def after_a_step(microbatches=1, **devices):
     (trainer, _), windows = small.compiled(config), small.windows(config)
     if trainer.layout:
         windows = trainer.layout.place_batch(windows)
-    state, metrics = trainer.dense_step(trainer.init(), windows)
+    state, metrics = trainer.steps["dense"](trainer.init(), windows)
     return state, jax.device_get(metrics)
 
 
@@ -69,7 +69,7 @@ def test_tokens_travel_and_experts_do_not():
     size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
     config = small.config("dense", **MIXTURE | size | mesh(expert=8))
     trainer, _ = small.compiled(config)
-    found = collectives_of_ffn(trainer.dense_step, trainer)
+    found = collectives_of_ffn(trainer.steps["dense"], trainer)
     shapes = {
         kind: sorted(shape for c in found if c.kind == kind for shape in c.shapes) for kind in {c.kind for c in found}
     }

@@ -31,8 +31,9 @@ def train(config):
     state, trace = trainer.init(), []
     for step in range(config.steps):
         windows = batch(trainer, step)
-        state, _ = transitions.take(transition_before(config, step), state, windows)
-        state, metrics = trainer.step(config.phase(step))(state, windows)
+        if transition := transition_before(config, step):
+            state, _ = transitions[transition](state, windows)
+        state, metrics = trainer.steps[config.phase(step)](state, windows)
         trace.append(jax.device_get(metrics))
     return state, trace
 
@@ -105,10 +106,10 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
     for mesh, microbatches in (((1, 1, 1), 4), ((2, 2, 2), 1)):
         run = config("slices", mesh, microbatches=microbatches, **{"sparsity.dense_layers": 0})
         trainer, transitions = small.compiled(run)
-        entered = transitions.enter_sparse(trainer.init(), batch(trainer, 0))
+        entered, _ = transitions["enter"](trainer.init(), batch(trainer, 0))
         placed = np.asarray(entered.recipe_state.centroids)
         up = np.asarray(entered.params["layers"]["ffn"]["up"])
-        state, _ = transitions.refresh(entered, batch(trainer, 1))
+        state, _ = transitions["refresh"](entered, batch(trainer, 1))
         assert_copies_are_equal(state.recipe_state)
         moved = np.asarray(state.recipe_state.centroids)
         assert np.abs(moved - placed).max() > 1e-2
@@ -133,7 +134,7 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
     run = config("slices", (2, 2, 2))
     trainer, _ = small.compiled(run)
     rows, dim = run.model.ffn_dim // 2, run.model.dim  # of a matrix of one layer, along `tensor`
-    dense, sparse = (collectives_of_ffn(step, trainer) for step in (trainer.dense_step, trainer.sparse_step))
+    dense, sparse = (collectives_of_ffn(step, trainer) for step in (trainer.steps["dense"], trainer.steps["sparse"]))
     assert {c.times for c in dense + sparse} == {run.model.layers}
     assert {c.kind for c in dense} == {"all-gather", "all-reduce", "reduce-scatter"}
     assert {(c.kind, c.devices) for c in sparse} <= {(c.kind, c.devices) for c in dense}
