@@ -48,11 +48,11 @@ def adjust_gradients(recipe: Recipe, recipe_state: Any, dense_layers: int) -> op
     if type(recipe).adjust_gradients is Recipe.adjust_gradients:
         return optax.identity()
 
-    def update(updates: Params, state: optax.EmptyState, params: Params) -> tuple[Params, optax.EmptyState]:
+    def adjust(updates: Params, params: Params) -> Params:
         adjusted = jax.vmap(recipe.adjust_gradients)(*matrices(updates), *matrices(params), recipe_state)
-        return with_matrices(updates, *with_dense_layers(matrices(updates), adjusted, dense_layers)), state
+        return with_matrices(updates, *with_dense_layers(matrices(updates), adjusted, dense_layers))
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(adjust)
 
 
 def patterns(params: Params, recipe: Recipe) -> dict[str, Array]:
