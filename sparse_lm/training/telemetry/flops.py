@@ -59,8 +59,13 @@ teraFLOPS, with sparsity"): 2:4 doubles the rate of every tensor core listed her
 
 
 def dense_flops_per_token(config: Config) -> float:
-    """Counts the FLOPs of a dense training step, per token."""
-    return _outside_ffn(config) + _dense_ffn(config.model)
+    """Counts the FLOPs of a dense training step, per token; of a mixture's FFN those of what a token meets."""
+    model = config.model
+    projections = 2 * model.dim * (model.heads + model.kv_heads) * model.head_width  # query, output; key, value
+    scores = 2 * model.heads * model.head_width * (config.seq_len + 1) / 2  # queries x keys; weights x values
+    shared_and_router = matrices(model.activation) * model.shared_expert_dim + model.experts if model.experts else 0
+    ffn = _recipes_weights(model) + shared_and_router * model.dim
+    return 6 * (model.layers * (projections + scores + ffn) + model.vocab_size * model.dim)
 
 
 def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
@@ -68,7 +73,7 @@ def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
     share = statistics.fmean(recipe.work().values())  # the products are equally large when dense
     dense_share = config.sparsity.dense_layers / config.model.layers
     saved = (1 - dense_share) * (1 - share) * 6 * config.model.layers * _recipes_weights(config.model)
-    return _outside_ffn(config) + _dense_ffn(config.model) - saved
+    return dense_flops_per_token(config) - saved
 
 
 def utilisation(
@@ -88,20 +93,6 @@ def utilisation(
         "executed_utilisation": speed_of_device * executed_flops_per_token(config, recipe) / (2 * peak),
         "executed_peak": 2 * peak,
     }
-
-
-def _outside_ffn(config: Config) -> float:
-    """Counts forward and backward of attention and the unembedding, per token."""
-    model = config.model
-    projections = 2 * model.dim * (model.heads + model.kv_heads) * model.head_width  # query, output; key, value
-    scores = 2 * model.heads * model.head_width * (config.seq_len + 1) / 2  # queries x keys; weights x values
-    return 6 * (model.layers * (projections + scores) + model.vocab_size * model.dim)
-
-
-def _dense_ffn(model: ModelConfig) -> float:
-    """Counts forward and backward of the FFN's matrices, per token; of a mixture those that a token meets."""
-    shared_and_router = matrices(model.activation) * model.shared_expert_dim + model.experts if model.experts else 0
-    return 6 * model.layers * (_recipes_weights(model) + shared_and_router * model.dim)
 
 
 def _recipes_weights(model: ModelConfig) -> int:
