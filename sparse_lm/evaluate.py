@@ -33,7 +33,7 @@ from sparse_lm import entry_point
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.errors import ConfigError, DataError, OutputError
-from sparse_lm.files import replacing
+from sparse_lm.files import replacing, writing
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
@@ -121,20 +121,15 @@ def evaluate_tasks(
     file = Path(output or Path(workdir, "tasks", f"step_{step}_{now:%Y%m%dT%H%M%SZ}.json"))
     if file.is_dir():
         raise OutputError(file, "is a directory; must be a file")
-    try:
+    with writing(OutputError, file):
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()  # now, not after an evaluation of hours
-    except OSError as error:
-        raise OutputError(file, f"cannot be written: {error.strerror}") from error
     loaded = load_tasks(tasks, include_path)
     scores, table = score_tasks(model, loaded, num_fewshot=num_fewshot, limit=limit, samples=samples)
     print(table)
     report = {"step": step, "limit": limit, **scores}
-    try:
-        with replacing(file) as partial:
-            partial.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(file, f"cannot be written: {error.strerror}") from error
+    with writing(OutputError, file), replacing(file) as partial:
+        partial.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     _log.info("scores are in %s", file)
     return {"step": step, "results": report["results"]}
 

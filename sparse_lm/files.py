@@ -11,7 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from sparse_lm.errors import OutputError, WorkdirError
+
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike) -> Iterator[None]:
+    """Raises `refusal`, of this path, for what the system has against writing there."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(path, f"cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager

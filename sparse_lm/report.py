@@ -15,6 +15,7 @@ from absl import flags
 
 from sparse_lm import entry_point
 from sparse_lm.errors import OutputError
+from sparse_lm.files import writing
 from sparse_lm.reporting.page import page
 from sparse_lm.reporting.run import read_runs
 
@@ -30,11 +31,9 @@ def report(workdirs: Sequence[str], output: str) -> Path:
     if path.suffix != ".html":
         raise OutputError(output, "must end in .html")
     text = page(read_runs(workdirs))
-    try:
+    with writing(OutputError, output):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(output, f"cannot be written: {error.strerror}") from error
     return path
 
 

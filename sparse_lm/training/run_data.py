@@ -18,10 +18,10 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, load_tokenizer
 from sparse_lm.errors import ConfigError, WorkdirError
-from sparse_lm.files import replacing, write_json
+from sparse_lm.files import replacing, write_json, writing
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.mesh.layout import Layout, row_share
-from sparse_lm.training.workdir import has_begun, save_config, writing
+from sparse_lm.training.workdir import has_begun, save_config
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def open_data_together(workdir: str | os.PathLike, config: Config) -> Data:
     if processes.is_leader():
         check_same_data(workdir, config, data)
         save_config(workdir, config)
-        with writing(workdir):
+        with writing(WorkdirError, workdir):
             with replacing(Path(workdir, TOKENIZER_FILE)) as partial:
                 shutil.copyfile(data.tokenizer_path, partial)
             write_json(Path(workdir, FILE), {"corpus_sha256": data.info["corpus_sha256"]})

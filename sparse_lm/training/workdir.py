@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict
 
 from sparse_lm.config import Config, parse, to_dict
 from sparse_lm.errors import ConfigError, WorkdirError
-from sparse_lm.files import try_lock, write_json
+from sparse_lm.files import try_lock, write_json, writing
 from sparse_lm.training.mesh import processes
 
 _log = logging.getLogger(__name__)
@@ -39,15 +39,6 @@ mesh, and microbatches, only rounding and, of sparse recipes, which tokens choos
 
 
 @contextlib.contextmanager
-def writing(workdir: str | os.PathLike) -> Iterator[None]:
-    """Raises WorkdirError for what the system has against writing to the directory."""
-    try:
-        yield
-    except OSError as error:
-        raise WorkdirError(workdir, f"cannot be written: {error.strerror}") from error
-
-
-@contextlib.contextmanager
 def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
     """Makes a workdir if need be and holds its lock. The leader of several processes holds it for all of them.
 
@@ -56,7 +47,7 @@ def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         holder = None
-        with writing(workdir):
+        with writing(WorkdirError, workdir):
             Path(workdir).mkdir(parents=True, exist_ok=True)
             file = held.enter_context(open(Path(workdir, LOCK_FILE), "a+", encoding="utf-8"))
             if processes.is_leader() and not try_lock(file):
@@ -74,7 +65,7 @@ def workdir_lock(workdir: str | os.PathLike) -> Iterator[None]:
 
 def save_config(workdir: str | os.PathLike, config: Config) -> None:
     """Writes config.json, all of it or nothing; raises WorkdirError if it cannot be written."""
-    with writing(workdir):
+    with writing(WorkdirError, workdir):
         write_json(Path(workdir, "config.json"), to_dict(config))
 
 
