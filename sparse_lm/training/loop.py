@@ -122,8 +122,8 @@ class Loop:
                 state, transition_metrics = self.transitions[transition](state, windows)
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = self.trainer.steps[config.phase(step)](state, windows)
-            before, self.pending = self.pending, (step, transition_metrics | metrics)
-            self._handle(before, state)  # the device has the next step to work on
+            # Now that the device has this step to work on, handle the one before.
+            self._handle_pending(state, dispatched=(step, transition_metrics | metrics))
             done = step + 1
             last = done == config.steps
             evaluates, saves = (last or done % every == 0 for every in (config.eval_every, config.checkpoint_every))
@@ -142,22 +142,20 @@ class Loop:
 
         Several processes ask each other, which waits for the device, so that they do it every `log_every` steps only.
         """
-        requested = self.interrupt.requested is not None
-        if jax.process_count() == 1:
-            return requested
-        return step % self.config.log_every == 0 and processes.any_of(requested)
+        asks = jax.process_count() == 1 or step % self.config.log_every == 0
+        return asks and processes.any_of(self.interrupt.requested is not None)
 
-    def _handle_pending(self, state: TrainState, evaluates: bool = False) -> dict[str, float] | None:
-        pending, self.pending = self.pending, None
-        return self._handle(pending, state, evaluates)
-
-    def _handle(
-        self, dispatched: tuple[int, Metrics] | None, state: TrainState, evaluates: bool = False
+    def _handle_pending(
+        self, state: TrainState, evaluates: bool = False, dispatched: tuple[int, Metrics] | None = None
     ) -> dict[str, float] | None:
-        """Waits for a dispatched step and writes its metrics, with an evaluation of `state` if asked for."""
-        if dispatched is None:
+        """Waits for the pending step and writes its metrics, with an evaluation of `state` if asked for.
+
+        From then on `dispatched`, the step after it, is pending.
+        """
+        pending, self.pending = self.pending, dispatched
+        if pending is None:
             return None
-        step, metrics = dispatched
+        step, metrics = pending
         bad_in_a_row = self.log.settle(step, metrics)
         too_many = bad_in_a_row >= self.config.optimizer.max_skipped_steps
         results = self._evaluate(state, step) if evaluates and not too_many else None
