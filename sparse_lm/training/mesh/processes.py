@@ -96,8 +96,6 @@ def check_data(info: Mapping[str, Any]) -> None:
 
 def _agree(value: Any, otherwise: str) -> None:
     """Raises LaunchError if a process has another value, which is JSON-ready, than process 0, and says what it has."""
-    if jax.process_count() == 1:
-        return
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     seen = multihost_utils.process_allgather(np.frombuffer(digest, np.uint32))
     different = [index for index, row in enumerate(seen) if not np.array_equal(row, seen[0])]
@@ -117,12 +115,9 @@ def reports_directory(workdir: str) -> contextlib.AbstractContextManager[str]:
 
 def any_of(flag: bool) -> bool:
     """Returns whether `flag` holds in some process. All of them must call this, and wait for each other."""
-    if jax.process_count() == 1:
-        return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def wait_for_all(reason: str) -> None:
     """Returns when all processes have called this with the same reason."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(reason)
+    multihost_utils.sync_global_devices(reason)

@@ -79,7 +79,6 @@ def test_data_that_differs_between_processes_is_refused(monkeypatch):
         of_each.append(row)
         return np.stack(of_each)
 
-    monkeypatch.setattr(processes.jax, "process_count", lambda: 3)
     monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
     data = {"corpus_sha256": "a", "tokenizer_sha256": "b", "vocab_size": 300}
     processes.check_data(data)
