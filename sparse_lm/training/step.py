@@ -56,7 +56,6 @@ class TrainState:
 class Trainer:
     """The pure functions of a run, compiled on first use. `state` arguments are donated."""
 
-    config: Config
     init: Callable[[], TrainState]
     abstract_state: Callable[[], TrainState]  # shapes and dtypes of the state, and on a mesh its shardings
     steps: dict[str, Step]  # by phase: (state, windows int32[B, S + 1]) -> (state, metrics)
@@ -80,7 +79,6 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
     placed_init = jax.jit(init, out_shardings=layout.state if layout else None)
     return Trainer(
-        config=config,
         init=functools.partial(placed_init, seed),
         abstract_state=functools.partial(jax.eval_shape, placed_init, seed),
         steps={phase: compiled(config.recipe(phase)) for phase in ("dense", "sparse")},

@@ -14,10 +14,13 @@ from sparse_lm.training.step import make_trainer
 from sparse_lm.training.transitions import make_transitions
 from tests import small
 
+# A mixture: biases of its routers have a rule of their own.
+CONFIG = small.config("dense", **small.MIXTURE, **{"optimizer.spike_deviations": 6.0})
+
 
 @pytest.fixture(scope="module")
-def dense():  # a mixture: biases of its routers have a rule of their own
-    return make_trainer(small.config("dense", **small.MIXTURE, **{"optimizer.spike_deviations": 6.0}))
+def dense():
+    return make_trainer(CONFIG)
 
 
 def counts(state):
@@ -35,9 +38,9 @@ def taken(step, state, windows):
 
 def test_token_that_the_model_does_not_know(dense):
     """As damaged data would bring it, twice; a good step ends the count of those in a row."""
-    state, good = dense.init(), small.windows(dense.config)
+    state, good = dense.init(), small.windows(CONFIG)
     bad = good.copy()
-    bad[2, 7] = dense.config.model.vocab_size + 5
+    bad[2, 7] = CONFIG.model.vocab_size + 5
     for expected in ((1, 1), (2, 2)):
         state, metrics, same = taken(dense.steps["dense"], state, bad)
         assert not math.isfinite(metrics["loss"]) and all(jax.tree.leaves(same))
@@ -89,7 +92,7 @@ def with_losses(state, losses):
 
 
 def test_spike_is_skipped_and_remembered(dense):
-    windows = small.windows(dense.config)
+    windows = small.windows(CONFIG)
     _, metrics = dense.steps["dense"](dense.init(), windows)
     loss = float(metrics["loss"])
 

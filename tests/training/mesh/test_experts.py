@@ -69,7 +69,7 @@ def test_tokens_travel_and_experts_do_not():
     size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
     config = small.config("dense", **MIXTURE | size | mesh(expert=8))
     trainer, _ = small.compiled(config)
-    found = collectives_of_ffn(trainer.steps["dense"], trainer)
+    found = collectives_of_ffn(trainer.steps["dense"], config, trainer)
     shapes = {
         kind: sorted(shape for c in found if c.kind == kind for shape in c.shapes) for kind in {c.kind for c in found}
     }

@@ -20,8 +20,8 @@ def config(recipe, mesh=(1, 1, 1), sparse=(3, 8), steps=10, **changes):
     return small.config(recipe, **size, **phases, **axes, **changes)
 
 
-def batch(trainer, step):
-    windows = small.windows(trainer.config, step)
+def batch(config, trainer, step):
+    windows = small.windows(config, step)
     return trainer.layout.place_rows(windows) if trainer.layout else windows
 
 
@@ -30,7 +30,7 @@ def train(config):
     trainer, transitions = small.compiled(config)
     state, trace = trainer.init(), []
     for step in range(config.steps):
-        windows = batch(trainer, step)
+        windows = batch(config, trainer, step)
         if transition := transition_before(config, step):
             state, _ = transitions[transition](state, windows)
         state, metrics = trainer.steps[config.phase(step)](state, windows)
@@ -106,10 +106,10 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
     for mesh, microbatches in (((1, 1, 1), 4), ((2, 2, 2), 1)):
         run = config("slices", mesh, microbatches=microbatches, **{"sparsity.dense_layers": 0})
         trainer, transitions = small.compiled(run)
-        entered, _ = transitions["enter"](trainer.init(), batch(trainer, 0))
+        entered, _ = transitions["enter"](trainer.init(), batch(run, trainer, 0))
         placed = np.asarray(entered.recipe_state.centroids)
         up = np.asarray(entered.params["layers"]["ffn"]["up"])
-        state, _ = transitions["refresh"](entered, batch(trainer, 1))
+        state, _ = transitions["refresh"](entered, batch(run, trainer, 1))
         assert_copies_are_equal(state.recipe_state)
         moved = np.asarray(state.recipe_state.centroids)
         assert np.abs(moved - placed).max() > 1e-2
@@ -124,8 +124,8 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
             assert {row.tobytes() for row in own[expert]} == {row.tobytes() for row in shared[expert]}
 
 
-def collectives_of_ffn(step, trainer):
-    windows = jax.ShapeDtypeStruct(small.windows(trainer.config).shape, np.int32, sharding=trainer.layout.batch)
+def collectives_of_ffn(step, config, trainer):
+    windows = jax.ShapeDtypeStruct(small.windows(config).shape, np.int32, sharding=trainer.layout.batch)
     program = step.lower(trainer.abstract_state(), windows).compile().as_text()
     return [c for c in collectives(program) if "feed_forward" in c.scope]
 
@@ -134,7 +134,7 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
     run = config("slices", (2, 2, 2))
     trainer, _ = small.compiled(run)
     rows, dim = run.model.ffn_dim // 2, run.model.dim  # of a matrix of one layer, along `tensor`
-    dense, sparse = (collectives_of_ffn(step, trainer) for step in (trainer.steps["dense"], trainer.steps["sparse"]))
+    dense, sparse = (collectives_of_ffn(trainer.steps[phase], run, trainer) for phase in ("dense", "sparse"))
     assert {c.times for c in dense + sparse} == {run.model.layers}
     assert {c.kind for c in dense} == {"all-gather", "all-reduce", "reduce-scatter"}
     assert {(c.kind, c.devices) for c in sparse} <= {(c.kind, c.devices) for c in dense}
