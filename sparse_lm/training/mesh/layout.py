@@ -68,8 +68,7 @@ class Layout:
             batch=tuple(name for name in BATCH[0] if name in split),
             **{name: name for name in ("fsdp", "tensor", "expert") if name in split},
         )
-        place = functools.partial(NamedSharding, mesh)
-        self.state = jax.tree.map(place, self.specs(state), is_leaf=lambda node: isinstance(node, P))
+        self.state = jax.tree.map(functools.partial(NamedSharding, mesh), self.specs(state))
         self.batch = NamedSharding(mesh, BATCH)
         self.replicated = NamedSharding(mesh, P())
 
