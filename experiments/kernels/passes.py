@@ -67,10 +67,10 @@ class Pass(NamedTuple):
         """Returns the pass as a backend computes it."""
         return self.make(ops) if self.make else functools.partial(getattr(ops, self.op), **self.options)
 
-    def moved(self) -> int:
-        """Counts the bytes read and written, each once."""
+    def moved(self, ops: types.ModuleType) -> int:
+        """Counts the bytes that a backend's function reads and writes, each once."""
         read = jax.eval_shape(self.draw)
-        written = jax.eval_shape(self.function(reference), *read)
+        written = jax.eval_shape(self.function(ops), *read)
         return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves((read, written)))
 
 
@@ -197,7 +197,7 @@ def copy_bandwidth() -> float:
 
 def measure(one: Pass, ops: types.ModuleType, bandwidth: float) -> dict[str, Any]:
     """Times the kernel and XLA's program, and the kernel's share of `bandwidth` in bytes per second."""
-    operands, moved = one.draw(), one.moved()
+    operands, moved = one.draw(), one.moved(ops)
     ours = median_ms(one.function(ops), *operands)
     xla = median_ms(one.function(reference), *operands, iterations=5)
     share = moved / ours * 1e3 / bandwidth

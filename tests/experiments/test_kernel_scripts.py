@@ -76,3 +76,11 @@ def test_passes(timed):
     for one in cases:
         assert passes.measure(one, hopper, bandwidth=1e12)["bytes"] > 0
     assert len(timed) == 2 * len(cases) > 40
+
+
+def test_what_a_kernel_need_not_write_is_not_counted(timed):
+    (backward,) = (one for one in passes.norms() if one.op == "norm backward")
+    array, scale = 512 * 512 * 2, 512 * 4
+    # Three arrays are read and one is written; XLA's program also writes the norm.
+    assert backward.moved(hopper) == 4 * array + 2 * scale
+    assert backward.moved(passes.reference) == 5 * array + 2 * scale
