@@ -24,7 +24,7 @@ class Collective(NamedTuple):
       devices: the groups of devices that take part, as HLO writes them.
       shapes: of its results on one device.
       bytes: of its results on one device.
-      times: how often it runs: in the body of a loop, once for each turn of that.
+      times: how often it runs: in the body of a loop, once for each turn of that and of the loops around it.
       scope: the name of the operation that it came from.
     """
 
@@ -39,8 +39,16 @@ class Collective(NamedTuple):
 def collectives(program: str) -> Iterator[Collective]:
     """Yields those of an HLO module, in the order in which they stand there."""
     bodies = dict(_computations(program))
-    loops = [loop for body in bodies.values() for loop in filter(None, map(_LOOP.search, body))]
-    times = {loop["body"]: int(loop["count"]) for loop in loops}
+    loops = {
+        loop["body"]: (name, int(loop["count"]))
+        for name, body in bodies.items()
+        for loop in filter(None, map(_LOOP.search, body))
+    }
+
+    def times(name: str) -> int:
+        around, turns = loops.get(name, (None, 1))
+        return turns if around is None else turns * times(around)
+
     for name, body in bodies.items():
         for line in body:
             if found := _COLLECTIVE.search(line):
@@ -50,7 +58,7 @@ def collectives(program: str) -> Iterator[Collective]:
                     devices=_DEVICES.search(line)[1],
                     shapes=tuple(shape for _, shape in arrays),
                     bytes=sum(_bits(dtype) * int(np.prod(shape)) // 8 for dtype, shape in arrays),
-                    times=times.get(name, 1),
+                    times=times(name),
                     scope=line.partition('op_name="')[2].partition('"')[0],
                 )
 
@@ -68,12 +76,13 @@ def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _results(found: re.Match[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns (dtype, shape) of each result. An asynchronous start lists the operands first."""
+    """Returns (dtype, shape) of each result. An asynchronous start lists the operands first, save an all-reduce's."""
     arrays = [
         (array["dtype"], tuple(int(size) for size in array["sizes"].split(",") if size))
         for array in _ARRAY.finditer(found["results"])
     ]
-    return arrays[len(arrays) // 2 :] if found["start"] and found["results"].startswith("((") else arrays
+    with_operands = found["start"] and (found["kind"] != "all-reduce" or found["results"].startswith("(("))
+    return arrays[len(arrays) // 2 :] if with_operands else arrays
 
 
 def _bits(dtype: str) -> int:
