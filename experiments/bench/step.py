@@ -143,12 +143,11 @@ def _with_recipe(base: ml_collections.ConfigDict, name: str) -> Config:
 def profile(
     variant: Variant, state: TrainState, batches: Sequence[Array], steps: int
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Returns the mean milliseconds of a step by part of the model, summed over kernels that may overlap."""
+    """Returns the mean milliseconds of a step on a device by part of the model, of kernels that may overlap."""
     step = variant.step_without_graphs
     state, _ = step(state, batches[0])
     jax.block_until_ready(state)
     state, kernels = step_parts.trace_steps(step, state, batches, steps)
-    kernels = [kernel._replace(ms=kernel.ms / steps) for kernel in kernels]
     return state, dict(ms_by_part=step_parts.by_part(kernels, step.as_text()))
 
 

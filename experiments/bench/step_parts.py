@@ -44,36 +44,30 @@ class Kernel(NamedTuple):
     ms: float
 
 
-def trace(run: Callable[[], None]) -> list[Kernel]:
-    """Records the kernels that `run` launches; it must wait for them."""
+def trace_steps(
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: Sequence[Any], count: int
+) -> tuple[Any, list[Kernel]]:
+    """Returns the state after `count` steps, and the kernels that they launched, with a device's time of a step."""
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
-            run()
+            for number in range(count):
+                state, metrics = step(state, batches[number % len(batches)])
+            jax.block_until_ready(metrics)
         (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
         profile = jax.profiler.ProfileData.from_file(str(path))
+    return state, kernels_of(profile, count)
+
+
+def kernels_of(profile: jax.profiler.ProfileData, steps: int) -> list[Kernel]:
+    """Reads the kernels of all devices, each with its share of the mean milliseconds of one step on one device."""
+    devices = [plane for plane in profile.planes if plane.name.startswith("/device:GPU")]
     return [
-        Kernel(event.name, str(dict(event.stats).get("hlo_op", "")), event.duration_ns / 1e6)
-        for plane in profile.planes
-        if plane.name.startswith("/device:GPU")
+        Kernel(event.name, str(dict(event.stats).get("hlo_op", "")), event.duration_ns / 1e6 / steps / len(devices))
+        for plane in devices
         for line in plane.lines
         if line.name.startswith("Stream")
         for event in line.events
     ]
-
-
-def trace_steps(
-    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: Sequence[Any], count: int
-) -> tuple[Any, list[Kernel]]:
-    """Returns the state after `count` steps, and the kernels that all of them launched."""
-
-    def run() -> None:
-        nonlocal state
-        for number in range(count):
-            state, metrics = step(state, batches[number % len(batches)])
-        jax.block_until_ready(metrics)
-
-    kernels = trace(run)
-    return state, kernels
 
 
 def by_part(kernels: Iterable[Kernel], hlo: str, least: float = 0.02) -> dict[str, dict[str, float]]:

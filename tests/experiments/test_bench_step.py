@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import pytest
 
 from experiments import timing
@@ -83,3 +84,13 @@ def test_kernels_of_the_hidden_layer_are_known_by_name():
     assert {part: ms["total"] for part, ms in step_parts.by_part(kernels, hlo).items()} == {
         "FFN hidden layer": 1.0, "FFN, other": 1.0,
     }  # fmt: skip
+
+
+def test_kernels_of_several_devices_and_steps_are_timed_by_device_and_step():
+    stream = """lines { name: "Stream #13(Compute)" events { metadata_id: 1 duration_ps: 6000000000 } }"""
+    names = """event_metadata { key: 1 value { id: 1 name: "gemm" } }"""
+    planes = "".join(f'planes {{ id: {n} name: "/device:GPU:{n}" {stream} {names} }}\n' for n in range(2))
+    profile = jax.profiler.ProfileData.from_serialized_xspace(
+        jax.profiler.ProfileData.text_proto_to_serialized_xspace(planes)
+    )
+    assert step_parts.kernels_of(profile, steps=3) == 2 * [step_parts.Kernel("gemm", "", 1.0)]
