@@ -184,12 +184,12 @@ def losses_over_seconds(*several: Results, names: Sequence[str] = ()) -> Figure:
                 mark, label = "os^vD*"[drawn.index(run["name"]) % 6], run["name"].replace("_", " ")
                 axes.plot(run["seconds"], run["heldout_loss"], mark, label=label, **look)
         for seed in sorted({run["seed"] for run in runs}):
-            dense = sorted((r for r in runs if _is_branch(r) and r["seed"] == seed), key=lambda run: run["seconds"])
+            dense = sorted((r for r in runs if is_branch(r) and r["seed"] == seed), key=lambda run: run["seconds"])
             if dense:
                 axes.plot(*_clocked(dense[-1]), "k", linewidth=0.8)
                 ends = zip(*((run["seconds"], run["heldout_loss"]) for run in dense), strict=True)
                 axes.plot(*ends, "k.:", label="dense, by length")
-        final = [run["heldout_loss"] for run in runs if _is_branch(run) or run["name"] in drawn]
+        final = [run["heldout_loss"] for run in runs if is_branch(run) or run["name"] in drawn]
         axes.set_ylim(min(final) - 0.05, max(final) + 0.6)
         axes.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
         axes.set_title(results.data["suite"].replace("_", " "))
@@ -214,7 +214,8 @@ def _clocked(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return ((steps - sparse) * ms.get("dense", 0.0) + sparse * ms.get("sparse", 0.0)) / 1e3, losses
 
 
-def _is_branch(run: Run) -> bool:
+def is_branch(run: Run) -> bool:
+    """Returns True for a dense run of one of several lengths, such as "dense@0.8"."""
     return run["name"].startswith("dense@")
 
 

@@ -55,21 +55,16 @@ class Summary(NamedTuple):
     high: float | None
 
 
-def dense_curve(rows: Sequence[Row], loss: str) -> list[tuple[float, float]]:
+def dense_curve(branches: Sequence[Row], loss: str) -> list[tuple[float, float]]:
     """Returns (seconds, loss) of the branches of one seed's dense run, by time.
 
     Raises:
       ValueError: a longer branch is no better, so that no time belongs to a loss.
     """
-    branches = [row for row in rows if _is_branch(row)]
     curve = sorted((row["seconds"], row[loss]) for row in branches)
     if any(later[1] >= earlier[1] for earlier, later in itertools.pairwise(curve)):
         raise ValueError(f"seed {branches[0]['seed']}: dense's {loss} does not fall with time: {curve}")
     return curve
-
-
-def _is_branch(row: Row) -> bool:
-    return row["name"].startswith("dense@")
 
 
 def time_of_loss(curve: Sequence[tuple[float, float]], loss: float) -> tuple[float, bool]:
@@ -84,13 +79,13 @@ def time_of_loss(curve: Sequence[tuple[float, float]], loss: float) -> tuple[flo
 def ratios(rows: Sequence[Row], loss: str) -> dict[str, list[Ratio]]:
     """Returns R of all runs but the dense one and its branches, by name; without seeds that have no dense curve yet."""
     table: dict[str, list[Ratio]] = {}
-    for row in sorted(rows, key=lambda row: row["seed"]):
-        of_seed = [other for other in rows if other["seed"] == row["seed"]]
-        branches = sum(_is_branch(other) for other in of_seed)
-        if row["name"] == "dense" or _is_branch(row) or row.get(loss) is None or branches < 2:
+    known = [row for row in rows if row.get(loss) is not None]
+    for row in sorted(known, key=lambda row: row["seed"]):
+        branches = [other for other in known if plots.is_branch(other) and other["seed"] == row["seed"]]
+        if row["name"] == "dense" or plots.is_branch(row) or len(branches) < 2:
             continue
-        dense_seconds, extrapolated = time_of_loss(dense_curve(of_seed, loss), row[loss])
-        dense = next(other for other in of_seed if _is_branch(other))
+        dense_seconds, extrapolated = time_of_loss(dense_curve(branches, loss), row[loss])
+        dense = branches[0]
         with_compilation = (row["seconds"] + row["compile_seconds"]) / (dense_seconds + dense["compile_seconds"])
         ratio, paces = row["seconds"] / dense_seconds, [side.get("first_dense_ms") for side in (dense, row)]
         comparable = all(paces) and row["model"] == dense["model"]

@@ -282,6 +282,15 @@ def test_ratios_mean_and_interval_are_those_that_the_runs_were_made_of():
     assert row["ratio"] == pytest.approx(dict(mean=np.mean(wanted), low=low, high=high))
 
 
+def test_a_seed_without_the_second_text_is_left_out_of_its_ratios():
+    runs = [run | dict(second_heldout_loss=run["heldout_loss"]) for run in made_up([0.8, 0.9])]
+    for run in runs:
+        if run["seed"] == 0 and run["name"].startswith("dense@"):
+            run["second_heldout_loss"] = None
+    (seed,) = time_ratio.report(runs, "second_heldout_loss")["slices_50"]["seeds"]
+    assert seed["seed"] == 1 and seed["ratio"] == pytest.approx(0.9)
+
+
 @pytest.mark.parametrize("ratio", [0.5, 1.1])
 def test_losses_that_dense_was_not_seen_at_are_extrapolated_and_marked(ratio, capsys):
     table = time_ratio.report(made_up([ratio]), "heldout_loss")
