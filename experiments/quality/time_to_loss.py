@@ -83,6 +83,20 @@ def with_lengths(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[It
     return [[run for item in queue for run in runs(item)] for queue in queues]
 
 
+def check_branches(queues: Sequence[Sequence[Item]], suite: Suite) -> None:
+    """Refuses queues in which a branch of a dense run waits for ever.
+
+    Raises:
+      UsageError: no queue has the run that it branches off, or its own has it behind the branch.
+    """
+    branches = {item for item in itertools.chain(*queues) if item.name.startswith("dense@")}
+    if alone := {item.workdir for item in branches if Item(suite.longest, item.seed) not in branches}:
+        raise app.UsageError(f"--queue: {sorted(alone)} are branches of dense runs that no queue names")
+    followed = ((item, queue[number:]) for queue in queues for number, item in enumerate(queue, 1))
+    if early := {i.workdir for i, rest in followed if i in branches and Item(suite.longest, i.seed) in rest}:
+        raise app.UsageError(f"--queue: {sorted(early)} must come behind the dense run that they branch off")
+
+
 def check_data(suite: Suite, path: str, rows: Sequence[dict[str, Any]]) -> None:
     """Refuses a corpus that the runs would learn by heart, or on which losses are no match for those there are.
 
@@ -91,7 +105,7 @@ def check_data(suite: Suite, path: str, rows: Sequence[dict[str, Any]]) -> None:
     """
     config = suite.config("dense", 0, path)
     data = open_data(config)
-    if others := {row["corpus_sha256"] for row in rows} - {data.info["corpus_sha256"][:12]}:
+    if others := {row.get("corpus_sha256", "unknown") for row in rows} - {data.info["corpus_sha256"][:12]}:
         raise DataError(f"--data={path}: is not the text of the runs in --output, which has sha256 {min(others)}")
     windows = len(data.train)
     epochs = suite.steps * config.batch_size / windows
@@ -103,12 +117,19 @@ def check_data(suite: Suite, path: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 class Results:
-    """The rows of finished runs of a suite, in a file that several threads add to."""
+    """The rows of finished runs of a suite, in a file that several threads add to.
+
+    Raises:
+      DataError: the file has runs of another suite.
+    """
 
     def __init__(self, path: Path, suite: str):
         self.name, self.suite = suite, SUITES[suite]
         self._path, self._lock = path, threading.Lock()
-        self.rows = json.loads(path.read_text())["runs"] if path.exists() else []
+        found = json.loads(path.read_text()) if path.exists() else {"suite": suite, "runs": []}
+        if found["suite"] != suite:
+            raise DataError(f"--output={path}: has runs of the suite {found['suite']}, not {suite}")
+        self.rows = found["runs"]
 
     def __contains__(self, item: Item) -> bool:
         return any((row["name"], row["seed"]) == item for row in self.rows)
@@ -234,11 +255,10 @@ def main(_: Sequence[str]) -> None:
     if unknown := {item.name for item in named} - set(known):
         raise app.UsageError(f"{sorted(unknown)} must be among {', '.join(known)}")
     queues = with_lengths(queues, suite)
-    dense = {item for item in itertools.chain(*queues) if item.name.startswith("dense@")}
-    if alone := {item.workdir for item in dense if Item(suite.longest, item.seed) not in dense}:
-        raise app.UsageError(f"--queue: {sorted(alone)} are branches of dense runs that no queue names")
-    root, results = Path(values.workdir), Results(Path(values.output), values.suite)
+    check_branches(queues, suite)
+    root = Path(values.workdir)
     try:
+        results = Results(Path(values.output), values.suite)
         check_data(suite, values.data, results.rows)
     except DataError as error:
         sys.exit(str(error))

@@ -9,12 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import app
 from scipy import stats
 
 from experiments.quality import one_run, time_ratio
 from experiments.quality.controls import FixedQuarter
 from experiments.quality.suites import SUITES
-from experiments.quality.time_to_loss import Host, Item, Results, assign, check_data, read_queue, with_lengths
+from experiments.quality.time_to_loss import (
+    Host,
+    Item,
+    Results,
+    assign,
+    check_branches,
+    check_data,
+    read_queue,
+    with_lengths,
+)
 from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError
 from sparse_lm.recipes import RECIPES
@@ -77,6 +87,22 @@ def test_runs_on_other_text_than_those_of_the_output_are_refused(data):
     check_data(TINY, data, [here])
     with pytest.raises(DataError, match=r"is not the text of the runs in --output, which has sha256 0123456789ab$"):
         check_data(TINY, data, [here, {"corpus_sha256": "0123456789ab"}])
+    with pytest.raises(DataError, match=r"--output, which has sha256 unknown$"):
+        check_data(TINY, data, [here, {"name": "of a file that does not say its text"}])
+
+
+def test_runs_of_another_suite_are_not_taken_for_done(tmp_path):
+    (tmp_path / "out.json").write_text(json.dumps({"suite": "llama60m", "runs": []}))
+    with pytest.raises(DataError, match=r"out\.json: has runs of the suite llama60m, not tiny"):
+        Results(tmp_path / "out.json", "tiny")
+
+
+def test_a_branch_that_would_wait_for_ever_is_refused():
+    check_branches(with_lengths([read_queue("slices_50:0,dense@0.8:0"), read_queue("dense:0")], TINY), TINY)
+    with pytest.raises(app.UsageError, match=r"\['dense@0.8-1'\] are branches of dense runs that no queue names"):
+        check_branches([read_queue("dense@0.8:1,dense@1.2:0")], TINY)
+    with pytest.raises(app.UsageError, match=r"\['dense@0.8-0'\] must come behind the dense run"):
+        check_branches(with_lengths([read_queue("dense@0.8:0,dense:0")], TINY), TINY)
 
 
 @pytest.mark.parametrize("name", SUITES)
