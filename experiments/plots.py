@@ -44,15 +44,10 @@ class Results(NamedTuple):
     data: Any
 
     @property
-    def name(self) -> str:
-        """Returns the file without its ending: what was run, and on what machine."""
-        return self.path.stem
-
-    @property
     def caption(self) -> str:
         """Names the file, the device and the date."""
         known = [self.data[key].split(";")[0] for key in ("device", "date") if key in self.data]
-        return ", ".join([f"{self.name}.json", *known])
+        return ", ".join([self.path.name, *known])
 
 
 def read_results(path: Path) -> Results:

@@ -9,6 +9,7 @@ of one process by less. The exit status is 1 if a number is outside.
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -48,10 +49,6 @@ def step(result: dict[str, Any], recipe: str = "slices") -> Numbers:
     return {"dense ms": dense, f"{recipe} ms": sparse, "gain": dense / sparse}
 
 
-def gated_step(result: dict[str, Any]) -> Numbers:
-    return step(result, "dense_slices")
-
-
 def time_to_loss(result: dict[str, Any], sparse: str = "slices_80") -> Numbers:
     """Places the mean sparse run among the mean dense branches."""
 
@@ -64,17 +61,9 @@ def time_to_loss(result: dict[str, Any], sparse: str = "slices_80") -> Numbers:
     return {"dense seconds": dense, "sparse seconds": seconds, "ratio": seconds / dense}
 
 
-def gated_time_to_loss(result: dict[str, Any]) -> Numbers:
-    return time_to_loss(result, "dense_slices_80")
-
-
 def ffn(result: dict[str, Any]) -> Numbers:
     rows = [row for row in result["ffn"] if (row["tokens"], row["dim"]) == (16384, 2048)]
-    return {row["recipe"].split(",")[0]: row["both_speedup"] for row in rows if "both_speedup" in row}
-
-
-def ffn_venom(result: dict[str, Any]) -> Numbers:
-    return {"venom 128:2:16": ffn(result)["venom 128:2:16"]}
+    return {row["recipe"]: row["both_speedup"] for row in rows if "both_speedup" in row}
 
 
 def experts(result: dict[str, Any]) -> Numbers:
@@ -85,12 +74,7 @@ def experts(result: dict[str, Any]) -> Numbers:
 _STEP = "python -m experiments.bench.step --recipes=dense,slices --output=OUTPUT "
 _FFN = "python -m experiments.bench.ffn --tokens=16384 --shapes=2048x8192 --output=OUTPUT "
 _AFM = "--config=configs/afm4b.py --config.model.layers=4 --config.model.vocab_size=16384"
-_GATED = "python -m experiments.bench.step --config=configs/llama32_1b.py --recipes=dense,dense_slices,fst,sste "
 _TIME = "python -m experiments.quality.time_to_loss --data=data/python --output=OUTPUT "
-_SECONDS = "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices"
-_EXPERTS = "python -m experiments.bench.experts --output=OUTPUT"
-_STEP_AFM, _TIME_AFM = "step_afm_4_layers_h200.json", "time_afm_4_layers_h200.json"
-_TIME_LLAMA1B, _H200 = "time_llama1b_25_layers_h100.json", "one H200"
 ROWS = {
     "step_llama1b": Row(
         _STEP + "--config=configs/llama1b.py --config.batch_size=8",
@@ -99,26 +83,35 @@ ROWS = {
         step,
     ),
     "step_afm": Row(
-        f"{_STEP}{_AFM} --config.batch_size=32 --config.seq_len=1024", "one H200, about 60 s", _STEP_AFM, step
+        f"{_STEP}{_AFM} --config.batch_size=32 --config.seq_len=1024",
+        "one H200, about 60 s",
+        "step_afm_4_layers_h200.json",
+        step,
     ),
-    "step_gated": Row(_GATED + "--rounds=2 --steps=6 --output=OUTPUT", _H200, "step_llama32_1b_h200.json", gated_step),
+    "step_gated": Row(
+        "python -m experiments.bench.step --config=configs/llama32_1b.py --recipes=dense,dense_slices,fst,sste "
+        "--rounds=2 --steps=6 --output=OUTPUT",
+        "one H200",
+        "step_llama32_1b_h200.json",
+        functools.partial(step, recipe="dense_slices"),
+    ),
     "time_llama1b": Row(
         _TIME + "--suite=llama1b_25_layers --runs=dense,slices_80 --workdir=runs/time_llama1b --gpus=0,1 --seeds=10",
         "two H100s; 1,570 s of training for dense with its branch, 990 s for slices",
-        _TIME_LLAMA1B,
+        "time_llama1b_25_layers_h100.json",
         time_to_loss,
     ),
     "time_gated": Row(
         _TIME + "--suite=llama32_1b_4_layers --runs=dense,dense_slices_80 --workdir=runs/gated --gpus=0 --seeds=10,11",
         "one H100; a seed trains 380 s for dense with its branch and 215 s for dense_slices",
         "time_llama32_1b_4_layers_h100.json",
-        gated_time_to_loss,
+        functools.partial(time_to_loss, sparse="dense_slices_80"),
     ),
     "time_afm": Row(
         _TIME
         + "--suite=afm_4_layers --runs=dense,slices_80 --workdir=runs/time_afm --gpus=0,1,2,3 --seeds=10,11,12,13",
-        _SECONDS,
-        _TIME_AFM,
+        "four H200s; a seed trains about 555 s for dense with its branches and 300 s for slices",
+        "time_afm_4_layers_h200.json",
         time_to_loss,
     ),
     "time_afm_fp8": Row(
@@ -127,9 +120,9 @@ ROWS = {
         "time_afm_4_layers_all_fp8_h100.json",
         time_to_loss,
     ),
-    "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", _H200, "ffn_16384_recipes_h200.json", ffn),
-    "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", _H200, "ffn_16384_venom_h200.json", ffn_venom),
-    "experts": Row(_EXPERTS, _H200, "experts_h200.json", experts),
+    "ffn": Row(_FFN + "--recipes='slices 2:16,fst,sste,act24'", "one H200", "ffn_16384_recipes_h200.json", ffn),
+    "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", "one H200", "ffn_16384_venom_h200.json", ffn),
+    "experts": Row("python -m experiments.bench.experts --output=OUTPUT", "one H200", "experts_h200.json", experts),
 }
 """The rows, by name."""
 

@@ -67,12 +67,6 @@ def time_steps(
     return state, np.diff(arrivals)[warmup:].tolist()
 
 
-def step_times(seconds: Sequence[float]) -> dict[str, Any]:
-    """Summarises the times of steps: median and quartiles in milliseconds, and how many were timed."""
-    low, median, high = statistics.quantiles(seconds, n=4)
-    return dict(step_ms=1e3 * median, step_ms_quartiles=(1e3 * low, 1e3 * high), timed_steps=len(seconds))
-
-
 def peak_gib(compiled: jax.stages.Compiled) -> float:
     """Returns what one device holds at its peak: arguments, results (once where memory is donated), temporaries."""
     use = compiled.memory_analysis()

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +39,7 @@ from ml_collections import config_flags
 
 from experiments.bench import step_parts
 from experiments.result_files import write_results
-from experiments.timing import peak_gib, step_times, time_steps
+from experiments.timing import peak_gib, time_steps
 from sparse_lm import recipes
 from sparse_lm.config import Config, default, parse
 from sparse_lm.training.environment import request_memory
@@ -154,11 +155,13 @@ def profile(
 def summarise(variant: Variant, seconds: list[float]) -> dict[str, Any]:
     """Returns a row of the results, from the timed steps' seconds."""
     config, kind = variant.config, jax.devices()[0].device_kind
-    times = step_times(seconds)
-    speed = 1e3 * config.tokens_per_step / times["step_ms"]
+    low, median, high = statistics.quantiles(seconds, n=4)
+    speed = config.tokens_per_step / median
     utilisation = flops.utilisation(config, config.sparsity.recipe, speed, kind)
     return dict(
-        **times,
+        step_ms=1e3 * median,
+        step_ms_quartiles=(1e3 * low, 1e3 * high),
+        timed_steps=len(seconds),
         tokens_per_second=speed,
         mfu=utilisation["mfu"],
         executed_utilisation=utilisation["executed_utilisation"],

@@ -9,17 +9,13 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from absl import app, flags
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from sparse_lm.data.readers import zstd
 
 FOLDERS = ["/usr/share/doc", "/usr/share/man", "/usr/share/perl", "/usr/include"]
 LEVEL = 19  # of compression
