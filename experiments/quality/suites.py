@@ -100,7 +100,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     """Returns dense, slices on shares of the steps, rates of both, controls and mixtures; knobs are those of slices."""
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
-    runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (25, 35, 50, 65, 80)}
+    runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 80)}
     # Leaves in the middle of the decay.
     runs["slices_90"] = slices | {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
@@ -174,9 +174,7 @@ _RATES = (1.5e-4, 2.5e-4, 5e-4, 1e-3)
 # A token meets 4 x 2048 neurons, as many as a dense llama1b has. 4 layers have 0.67 B parameters, and the pairs of a
 # step leave 1 GiB of residuals in each: about 25 GiB with moments, calculated.
 _EXPERTS = _experts(16, 4, 2048)
-# A quarter of AFM's neurons, too: a third of them the same for all tokens, the others of 2 of 24 experts.
-_SHARED = _experts(24, 2, 1536) | {"model.shared_expert_dim": 1536}
-_AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4}
+_AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4, "model.layers": 4}
 _NARROW_AFM = {"model.dim": 768, "model.ffn_dim": 6144, "model.heads": 6, "model.kv_heads": 2, "model.layers": 4}
 _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
@@ -198,10 +196,7 @@ SUITES = {
     "llama1b_4_layers_mixture": Suite(
         llama1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS}
-        | {"mixture_sigmoid": _DENSE | _EXPERTS | {"model.router_scores": "sigmoid"}}
-        | {f"mixture_rate_{rate:g}": _DENSE | _EXPERTS | {"optimizer.learning_rate": rate} for rate in (1.5e-4, 6e-4)}
-        | _experts24(3052, _EXPERTS),
+        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
         lengths=(1.0, 1.5, 2.0),
     ),
     # Sparse experts against dense ones: "dense" is here what "mixture" is there.
@@ -212,17 +207,9 @@ SUITES = {
         lengths=(0.8, 1.0),
     ),
     # The layer of AFM-4.5B.
-    **{
-        f"afm_{layers}_layers": Suite(
-            llama1b,
-            _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **{"model.layers": layers}),
-            _runs(3052, 18_432, _RATES)
-            | {"mixture_quarter_shared": _DENSE | _SHARED}
-            | _experts24(3052, _SHARED, "mixture_quarter_shared_"),
-            lengths=(0.8, 1.0),
-        )
-        for layers in (4, 6)
-    },
+    "afm_4_layers": Suite(
+        llama1b, _base(3052, 300, 2.5e-4, **_BATCH, **_AFM), _runs(3052, 18_432, _RATES), lengths=(0.8, 1.0)
+    ),
     # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps.
     # Rates are compared over 60 M.
     **{
@@ -238,7 +225,7 @@ SUITES = {
     **{
         f"afm_4_layers_{name}": Suite(
             llama1b,
-            _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **{"model.layers": 4}, **change),
+            _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **change),
             {
                 name: run
                 for name, run in _runs(3052, 18_432, _RATES).items()
