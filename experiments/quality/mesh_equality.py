@@ -32,6 +32,7 @@ RECIPES: dict[str, dict[str, float]] = {
     "act24": {},
     "venom": {"v": 16, "m": 8, "experts": 4},
     "slices": {"v": 16, "m": 8},
+    "dense_slices": {"v": 16},
     "experts24": {"v": 16},
 }
 MIXTURES = ("experts24",)  # of which `tensor` splits no experts
