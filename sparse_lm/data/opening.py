@@ -62,7 +62,7 @@ def _parse_mixture(config: Config) -> dict[str, float]:
     items = [re.fullmatch(r"\s*(.+):(\d+\.?\d*|\.\d+)\s*", item) for item in path.split(",")]
     weights = {item[1]: float(item[2]) for item in items if item}
     if len(weights) < len(items) or not all(weights.values()):
-        reason = "must be a directory, or several of them with weights above 0, such as data/a:0.7,data/b:0.3"
+        reason = "must be a directory, or several different ones with weights above 0, such as data/a:0.7,data/b:0.3"
         raise ConfigError("data.path", path, reason)
     return weights
 
