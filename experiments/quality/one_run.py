@@ -23,7 +23,7 @@ from typing import Any
 from absl import app, flags
 
 from experiments.quality import controls, growth
-from experiments.quality.suites import SUITES, Suite, phase_start
+from experiments.quality.suites import ROW, SUITES, Suite, phase_start
 from sparse_lm import logs
 from sparse_lm.config import Config
 from sparse_lm.data.opening import open_data
@@ -42,7 +42,6 @@ from sparse_lm.training.telemetry.metrics import read_metrics, to_json
 from sparse_lm.training.telemetry.summary import read_summary
 from sparse_lm.training.workdir import meaning, save_config
 
-ROW = "row.json"
 _LOGGED = 200  # steps between those whose metrics a row has
 
 

@@ -18,6 +18,7 @@ from sparse_lm import config as config_lib
 
 Overrides = dict[str, Any]
 
+ROW = "row.json"  # in a finished run's workdir
 DECAY_SHARE = 0.2  # of a run's steps, over which its rate falls
 
 

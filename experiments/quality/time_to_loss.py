@@ -33,12 +33,11 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
-from experiments.quality.suites import SUITES, Suite
+from experiments.quality.suites import ROW, SUITES, Suite
 from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError
 from sparse_lm.files import replacing
 
-ROW = "row.json"  # in a finished run's workdir
 MOST_EPOCHS = 4  # with more, repeated text is worth much less than fresh one (2305.16264, section 5)
 
 
