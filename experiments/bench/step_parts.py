@@ -32,8 +32,7 @@ _SCOPES = {
     "optimizer": "optimizer",
 }
 PARTS = {scope: part for part, scopes in _SCOPES.items() for scope in scopes.split()}
-# Of "FFN, other": by what a kernel's name begins with.
-KERNELS = dict.fromkeys(("squared_relu", "gated_squared_relu"), "FFN hidden layer")
+HIDDEN_LAYER = ("squared_relu", "gated_squared_relu")  # how names of kernels begin that are of "FFN, other" by scope
 
 
 class Kernel(NamedTuple):
@@ -78,8 +77,8 @@ def by_part(kernels: Iterable[Kernel], hlo: str, least: float = 0.02) -> dict[st
     by_kernel: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for kernel in kernels:
         part = part_of.get(_as_kernel(kernel.instruction or kernel.name), "other")
-        if part == "FFN, other":
-            part = next((KERNELS[begin] for begin in KERNELS if kernel.name.startswith(begin)), part)
+        if part == "FFN, other" and kernel.name.startswith(HIDDEN_LAYER):
+            part = "FFN hidden layer"
         total[part] += kernel.ms
         by_kernel[part][re.sub(r"_\d+$", "", kernel.name)] += kernel.ms
     return {
