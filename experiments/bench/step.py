@@ -233,4 +233,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("warmup", 2, "Steps of each turn that are not timed.")
     flags.DEFINE_integer("traced", 2, "Steps of each profiled recipe under the profiler, after the timed ones.")
     flags.DEFINE_list("profiled", [], "Recipes that are profiled; all by default.")
+    flags.register_multi_flags_validator(
+        ["profiled", "recipes"], lambda f: set(f["profiled"]) <= set(f["recipes"]), "--profiled must be among --recipes"
+    )
     app.run(main)

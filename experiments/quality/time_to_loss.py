@@ -246,6 +246,8 @@ class Host:
 
 def main(_: Sequence[str]) -> None:
     values, suite = flags.FLAGS, SUITES[flags.FLAGS.suite]
+    if values.queue and values.runs:
+        raise app.UsageError("--queue says itself what runs: leave out --runs")
     queues = [read_queue(text) for text in values.queue]
     queues = queues or assign(values.runs or list(suite.runs), [int(seed) for seed in values.seeds], len(values.gpus))
     if len(queues) > len(values.gpus):
