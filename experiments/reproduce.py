@@ -148,7 +148,10 @@ def main(arguments: Sequence[str]) -> None:
         return
     if len(arguments) != 3 or arguments[1] not in ROWS:
         raise app.UsageError(f"name one of {', '.join(ROWS)} and its result file, or nothing")
-    compared = compare(ROWS[arguments[1]], json.loads(Path(arguments[2]).read_text()))
+    try:
+        compared = compare(ROWS[arguments[1]], json.loads(Path(arguments[2]).read_text()))
+    except (KeyError, StopIteration, statistics.StatisticsError) as error:
+        sys.exit(f"{arguments[2]} is no whole result of {arguments[1]}: {error!r}")
     for name, expected, found, within in compared:
         print(f"{name}: {found:.4g}, expected {expected:.4g} +- {tolerance(name):.0%}{'' if within else ': OUTSIDE'}")
     sys.exit(not all(within for *_, within in compared))

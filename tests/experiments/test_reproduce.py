@@ -46,3 +46,9 @@ def test_numbers_are_compared_within_their_tolerance(tmp_path):
     done = run([sys.executable, "-m", "experiments.reproduce", "step_afm", path])
     assert done.returncode == 1
     assert "gain: 2.064, expected 2.208 +- 5%: OUTSIDE" in done.stdout and "slices ms: 78.77" in done.stdout
+
+
+def test_a_result_that_lacks_a_recipe_is_refused(tmp_path):
+    (path := tmp_path / "new.json").write_text(json.dumps({"recipes": {"dense": {"step_ms": 1.0}}}))
+    with pytest.raises(SystemExit, match=r"new\.json is no whole result of step_afm: KeyError\('slices'\)"):
+        reproduce.main(["reproduce", "step_afm", str(path)])
