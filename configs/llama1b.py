@@ -7,7 +7,7 @@ paper's 3e-3, which trains badly at so few tokens a step.
 Half of the steps, early, and a first layer that stays dense are what docs/recipes.md advises for as many tokens as
 there are parameters.
 Hardware: one H100 or H200. On an H200 a dense step takes 607 ms and a sparse one, all layers sparse, 414 ms
-(experiments/results/step_llama1b_h200.json). The dense layer adds 4% to that by a run with sequences of 1024.
+(experiments/results/step_llama1b_h200.json). With its first layer dense that would be 422 ms, calculated.
 Result: 60k steps are not measured. The table is of 100 M tokens of Python source at this rate and batch, with sequences
 of 1024, a warm-up of 300 steps and a vocabulary of 16,384. Held-out losses; sparse means all layers, the first one
 too, on 80% of the steps, and reaches its last loss in 0.83 of dense's time (time_llama1b_25_layers_h100.json):

@@ -87,7 +87,7 @@ class Pretrained:
         if different:
             key = next(iter(different))
             needed = " ".join(f"--config.model.{key}={value}" for key, value in different.items())
-            raise ConfigError(f"model.{key}", here[key], f"the model in {self._directory} needs {needed}")
+            raise ConfigError(f"model.{key}", getattr(model, key), f"the model in {self._directory} needs {needed}")
 
     def _check_tensors(self) -> None:
         # Llama 1 and 2 were published with RoPE's frequencies, which the configuration decides.

@@ -1,4 +1,4 @@
-"""What is trained on simulated meshes."""
+"""Simulated meshes train every recipe."""
 
 from experiments.quality import mesh_equality
 from sparse_lm.recipes import RECIPES

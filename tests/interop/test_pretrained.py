@@ -105,6 +105,14 @@ def test_a_head_width_may_be_spelled_out(save):
     Pretrained(dataclasses.replace(config, model=dataclasses.replace(config.model, head_dim=config.model.head_width)))
 
 
+def test_a_head_width_that_the_model_has_not_is_refused_as_it_was_spelled(save):
+    config = save("wide_heads")
+    width = config.model.dim // config.model.heads
+    other = dataclasses.replace(config.model, head_dim=width)
+    with pytest.raises(ConfigError, match=rf"model\.head_dim = {width}: .* needs --config\.model\.head_dim=10$"):
+        Pretrained(dataclasses.replace(config, model=other))
+
+
 def test_tokens_are_those_of_the_model(save, tmp_path):
     config = save("grouped")
     own = tmp_path / "hf" / "tokenizer.json"
