@@ -106,7 +106,8 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["slices_90"] = slices | {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
-    runs |= {f"slices_{share}_first_dense": runs[f"slices_{share}"] | first_dense for share in (50, 80)}
+    runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
+    runs["slices_80_two_dense"] = slices | until(80) | {"sparsity.dense_layers": 2}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
@@ -119,6 +120,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs |= {"dense_rounded_moments": dense | rounded, "slices_80_rounded_moments": slices | until(80) | rounded}
     runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
     runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
+    runs["fixed_quarter_80_first_dense"] = runs["fixed_quarter_80"] | first_dense
     quarter = dense | {"model.ffn_dim": ffn_dim // 4}
     runs |= {f"quarter_width{name}": quarter | _longer(steps, times) for name, times in (("", 1.2), ("_longer", 1.6))}
     runs |= {"grown_50": dense, "grown_50_slices": slices | until(80)}
