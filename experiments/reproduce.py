@@ -96,10 +96,11 @@ ROWS = {
         functools.partial(step, recipe="dense_slices"),
     ),
     "time_llama1b": Row(
-        _TIME + "--suite=llama1b_25_layers --runs=dense,slices_80 --workdir=runs/time_llama1b --gpus=0,1 --seeds=10",
-        "two H100s; 1,570 s of training for dense with its branch, 990 s for slices",
-        "time_llama1b_25_layers_h100.json",
-        time_to_loss,
+        _TIME + "--suite=llama1b_25_layers --runs=dense,slices_80_first_dense --workdir=runs/time_llama1b --gpus=0,1 "
+        "--seeds=10",
+        "two H200s; 1,570 s of training for dense with its branch, 990 s for slices",
+        "time_llama1b_25_layers_h200.json",
+        functools.partial(time_to_loss, sparse="slices_80_first_dense"),
     ),
     "time_gated": Row(
         _TIME + "--suite=llama32_1b_4_layers --runs=dense,dense_slices_80 --workdir=runs/gated --gpus=0 --seeds=10,11",
