@@ -61,7 +61,7 @@ class Sparse24:
 
     def mask(self) -> Array:
         """Returns bool [M, K]: the positions that are stored, whatever their value."""
-        return _scatter_groups(jnp.ones_like(self.values, bool), self.metadata)[: self.shape[0], : self.shape[1]]
+        return dataclasses.replace(self, values=jnp.ones_like(self.values, bool)).to_dense()
 
     def to_dense(self) -> Array:
         """Returns the matrix [M, K], dense, in the dtype of the values."""
@@ -120,13 +120,11 @@ class SparseVenom:
 
     def mask(self) -> Array:
         """Returns bool [M, K]: the positions that are stored, whatever their value."""
-        return self._spread(_scatter_groups(jnp.ones_like(self.values, bool), self.metadata))
+        return dataclasses.replace(self, values=jnp.ones_like(self.values, bool)).to_dense()
 
     def to_dense(self) -> Array:
         """Returns the matrix [M, K], dense, in the dtype of the values."""
-        return self._spread(_scatter_groups(self.values, self.metadata))
-
-    def _spread(self, condensed: Array) -> Array:
+        condensed = _scatter_groups(self.values, self.metadata)
         rows, kc = condensed.shape
         blocks = condensed.reshape(rows // self.v, self.v, kc)
         dense = jnp.zeros((rows // self.v, self.v, self.shape[1]), condensed.dtype)
