@@ -36,13 +36,7 @@ def columns_of_store(dtype: jnp.dtype) -> int:
 
 
 def store_tile(
-    tile: Array,
-    slots: Any,
-    out: Any,
-    origin: tuple[Array, Array],
-    first_store: Array | int,
-    *,
-    transposed: bool,
+    tile: Array, slots: Any, out: Any, origin: tuple[Array, Array], first_store: Array | int, *, transposed: bool
 ) -> None:
     """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
 

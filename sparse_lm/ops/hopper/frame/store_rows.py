@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
-from jaxlib.mlir import ir
 
 from sparse_lm.ops.hopper.frame import emit
-from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE, Number
+from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE
 from sparse_lm.ops.hopper.frame.gather import load_number, shuffle
 from sparse_lm.ops.hopper.frame.operands import swizzled
 from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, write_tile
@@ -32,15 +30,32 @@ _ROWS_AT_A_TIME = WARP_SIZE // _CHUNKS
 def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
     """Stores row t of the product in row `numbers[0, t]` of `out`, where there is such a row.
 
-    Args:
-      out: [rows, columns], of columns that whole parts cover; `numbers`, int32 [1, T], is the last operand.
+    Whole parts cover the columns of `out`. `numbers`, int32 [1, T], is the last operand.
     """
-
+    height, width = out.shape
     staged = plgpu.RefType(swizzled(out.dtype))
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, staged, plgpu.RefType(), plgpu.RefType(), SCALAR, SCALAR))
-    def write(_, part, slot, numbers, out_gmem, row, column):
-        _write(part, slot, numbers, out_gmem, emit.scalar(row), emit.scalar(column), out.shape)
+    def write(_, part, slot, numbers, out_gmem, first_row, column):
+        first_row, column = emit.scalar(first_row), emit.scalar(column)
+        warp, lane = emit.warp_and_lane()
+        warp_row = warp * _WARP_ROWS
+        index = first_row + warp_row + lane % _WARP_ROWS
+        # One number a lane, on its way from the cache while the part is written, and exchanged by shuffles.
+        own_number = load_number(numbers, emit.i32(0), index, emit.shape_of(numbers)[1])
+        write_tile(part, slot, transposed=False)
+        mgpu_utils.warpgroup_barrier()
+        in_width = column.compare("ult", width)
+        height_here = emit.select(in_width, emit.i32(height), emit.i32(0))  # past the last column, no row exists
+        row, chunk = lane // _CHUNKS, lane % _CHUNKS
+        own_column = column + chunk * (SWIZZLE_CHUNK // mgpu_utils.bytewidth(emit.element_of(out_gmem)))
+        for first in range(0, _WARP_ROWS, _ROWS_AT_A_TIME):
+            row_of_warp = row + first
+            number = shuffle(own_number, row_of_warp)
+            start = number.wide() * width + own_column.wide()
+            pointer = emit.global_memory(out_gmem).at(start)
+            exists = number.compare("ult", height_here)
+            emit.store_if(exists, pointer, load_chunk(slot, warp_row + row_of_warp, chunk))
 
     def store(
         part: Array, slots: Any, operands: Sequence[Any], outs: Sequence[Any], origin: tuple[Array, Array], number: int
@@ -49,33 +64,3 @@ def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
         write(part, slots.at[number % slots.shape[0]], operands[-1], *outs, *origin)
 
     return Epilogue((out,), store)
-
-
-def _write(
-    part: mgpu.FragmentedArray,
-    slot: ir.Value,
-    numbers: ir.Value,
-    out: ir.Value,
-    first_row: Number,
-    column: Number,
-    shape: tuple[int, int],
-) -> None:
-    height, width = shape
-    warp, lane = emit.warp_and_lane()
-    warp_row = warp * _WARP_ROWS
-    index = first_row + warp_row + lane % _WARP_ROWS
-    # One number a lane, on its way from the cache while the part is written, and exchanged by shuffles.
-    own_number = load_number(numbers, emit.i32(0), index, emit.shape_of(numbers)[1])
-    write_tile(part, slot, transposed=False)
-    mgpu_utils.warpgroup_barrier()
-    in_width = column.compare("ult", width)
-    height_here = emit.select(in_width, emit.i32(height), emit.i32(0))  # past the last column, no row exists
-    row, chunk = lane // _CHUNKS, lane % _CHUNKS
-    own_column = column + chunk * (SWIZZLE_CHUNK // mgpu_utils.bytewidth(emit.element_of(out)))
-    for first in range(0, _WARP_ROWS, _ROWS_AT_A_TIME):
-        row_of_warp = row + first
-        number = shuffle(own_number, row_of_warp)
-        start = number.wide() * width + own_column.wide()
-        pointer = emit.global_memory(out).at(start)
-        exists = number.compare("ult", height_here)
-        emit.store_if(exists, pointer, load_chunk(slot, warp_row + row_of_warp, chunk))
