@@ -1,7 +1,5 @@
 """Cross entropy with the product that makes its logits, against float64."""
 
-import functools
-
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -57,7 +55,7 @@ def test_reference(size, right):
     np.testing.assert_allclose(found_odds, odds, rtol=1e-4, atol=1e-30)
 
 
-def odds_by_tile(x, w, targets, of_targets, classes, cluster=None):
+def odds_by_tile(x, w, targets, of_targets, classes):
     """Computes what the kernel does, in XLA."""
     products = x.astype(jnp.float32) @ w.astype(jnp.float32).T
     odds = jnp.exp(jnp.minimum(products - of_targets[:, None], 60))
@@ -71,17 +69,12 @@ def by_hopper(monkeypatch, odds):
     return jax.jit(lambda *args: hopper.cross_entropy(*args), static_argnums=3)
 
 
-CLUSTERS = [None, 1]  # by default clusters of two where there are tokens for them
-
-
-@pytest.fixture(params=["reference", "around the kernel", *(pytest.param(c, marks=pytest.mark.gpu) for c in CLUSTERS)])
+@pytest.fixture(params=["reference", "around the kernel", pytest.param("hopper", marks=pytest.mark.gpu)])
 def compiled(request, monkeypatch):
     """A compiled function of x, w, targets and the number of classes."""
     if request.param == "reference":
         return jax.jit(reference.cross_entropy, static_argnums=3)
-    around = request.param == "around the kernel"
-    odds = odds_by_tile if around else functools.partial(kernels.odds, cluster=request.param)
-    return by_hopper(monkeypatch, odds)
+    return by_hopper(monkeypatch, odds_by_tile if request.param == "around the kernel" else kernels.odds)
 
 
 def check_padding(compiled, *shape):
@@ -123,10 +116,9 @@ def test_a_bad_number_makes_the_loss_of_its_token_bad(compiled, value):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX's interpreter of Mosaic knows no transposed tile yet")
-@pytest.mark.parametrize("cluster, size", [(1, 0.3), (2, 3.0)])
-def test_kernel_in_the_interpreter(monkeypatch, cluster, size):
-    """The larger weights make some odds that are cut off at the largest."""
+@pytest.mark.parametrize("tokens, size", [(384, 0.3), (512, 3.0)])
+def test_kernel_in_the_interpreter(monkeypatch, tokens, size):
+    """Of an even number of tiles two make a cluster. The larger weights make odds that are cut off at the largest."""
     monkeypatch.setattr(kernels, "core_count", lambda: 4)
-    odds = functools.partial(kernels.odds, cluster=cluster)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
-        check_padding(by_hopper(monkeypatch, odds), 256 * cluster, 256, 512, size)
+        check_padding(by_hopper(monkeypatch, kernels.odds), tokens, 256, 512, size)

@@ -47,32 +47,16 @@ def cross_entropy(x: Array, w: Array, targets: Array, classes: int) -> tuple[Arr
     return jnp.where(jnp.isfinite(of_targets), losses, jnp.nan), values
 
 
-def odds(
-    x: Array, w: Array, targets: Array, of_targets: Array, classes: int, cluster: int | None = None
-) -> tuple[Array, Array]:
-    """Computes exp(x w^T - logit of the target), 0 at the target, and the sums of each row by tile of 256 columns.
+def odds(x: Array, w: Array, targets: Array, of_targets: Array, classes: int) -> tuple[Array, Array]:
+    """Computes the odds of `ops.cross_entropy` [T, V], and of each token their sums by tile of 256 columns.
 
-    Args:
-      x: bf16[T, D], T a multiple of 128 times the cluster, D of 256.
-      w: bf16[V, D], V a multiple of 256.
-      targets: int32[T].
-      of_targets: f32[T], the targets' logits.
-      classes: the first row of w that is padding, or V.
-      cluster: blocks whose tiles are under one another, and share the copies of w; two by default if T has them.
-
-    Returns:
-      odds: bf16[T, V], at most exp(LARGEST_LOG_ODDS).
-      sums: f32[V / 256, T], of the odds before they were rounded.
-
-    Raises:
-      NotImplementedError: sizes are no such multiples, or a dtype is another.
+    The sums, f32[V / 256, T], are of the odds before they are rounded. `of_targets`, f32[T], are the targets' logits.
     """
     (tokens, depth), vocabulary = x.shape, w.shape[0]
     if x.dtype != jnp.bfloat16:
         raise NotImplementedError(f"takes bfloat16, not {x.dtype}")
-    cluster = cluster or (2 if tokens % (2 * _BLOCK) == 0 else 1)
-    units = _BLOCK * cluster, _COLUMNS, _STEP * _STAGES
-    check_multiples({"T": (tokens, units[0]), "V": (vocabulary, units[1]), "D": (depth, units[2])})
+    check_multiples({"T": (tokens, _BLOCK), "V": (vocabulary, _COLUMNS), "D": (depth, _STEP * _STAGES)})
+    cluster = 2 if tokens % (2 * _BLOCK) == 0 else 1
     sums = jax.ShapeDtypeStruct((vocabulary // _COLUMNS, tokens), jnp.float32)
     run = plgpu.kernel(
         functools.partial(_kernel, classes=classes, cluster=cluster),
