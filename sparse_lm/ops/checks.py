@@ -84,8 +84,9 @@ def check_product_dtypes(w: jnp.dtype, b: jnp.dtype, out: jnp.dtype) -> None:
         raise NotImplementedError(f"gives bfloat16, float16 or float32, not {out}")
 
 
-def check_selection_dtypes(x: jnp.dtype, out: jnp.dtype) -> None:
+def check_selection_dtypes(x: jnp.dtype, out: DTypeLike) -> None:
     """Raises NotImplementedError for dtypes of a matrix and of its values that no kernel's selection has."""
+    out = jnp.dtype(out)
     if x not in (jnp.float32, jnp.bfloat16, jnp.float16) or out not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"takes float32 or 16-bit floats and gives 16-bit floats, not {x} to {out}")
 
@@ -97,10 +98,10 @@ def check_multiples(sizes: dict[str, tuple[int, int]]) -> None:
             raise NotImplementedError(f"{name} = {size} must be a multiple of {unit}")
 
 
-def check_hidden_dtype(dtype: jnp.dtype) -> None:
-    """Raises NotImplementedError for a hidden layer that is not of 16-bit floats."""
-    if dtype not in (jnp.bfloat16, jnp.float16):
-        raise NotImplementedError(f"takes bfloat16 or float16, not {dtype}")
+def check_hidden_dtype(*dtypes: jnp.dtype) -> None:
+    """Raises NotImplementedError for arrays of a hidden layer that are not of 16-bit floats, all of one dtype."""
+    if dtypes[0] not in (jnp.bfloat16, jnp.float16) or len(set(dtypes)) > 1:
+        raise NotImplementedError(f"takes bfloat16 or float16 throughout, not {' and '.join(map(str, dtypes))}")
 
 
 def _described(x: Any) -> str:

@@ -237,7 +237,7 @@ BY_HOPPER = [
     ("gives bfloat16 or float32, not float16", lambda: matmul_24_fp8(256, jnp.float16)),
     ("D = 8448 must be at most 8192", lambda: add_norm(8448)),
     ("D = 320 must be a multiple of 256", lambda: add_norm(320)),
-    ("takes bfloat16 or float16, not float32", lambda: add_norm(256, WIDE)),
+    ("takes bfloat16 or float16 throughout, not float32", lambda: add_norm(256, WIDE)),
     ("T = 192 must be a multiple of 128", lambda: cross_entropy(192, 256, 512)),
     ("V = 384 must be a multiple of 256", lambda: cross_entropy(128, 256, 384)),
     ("D = 320 must be a multiple of 256", lambda: cross_entropy(128, 320, 512)),

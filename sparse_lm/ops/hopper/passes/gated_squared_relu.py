@@ -39,8 +39,7 @@ def gated_squared_relu_gradients(dy: Array, h: Array, y: Sparse24, *, key: Array
     """See `sparse_lm.ops.gated_squared_relu_gradients`; refuses what `gated_squared_relu_24` does, dtypes that differ,
     and keys of another generator than JAX's default one."""
     neurons = _check(h)
-    if not dy.dtype == y.dtype == h.dtype:
-        raise NotImplementedError(f"needs dY, H and Y in one dtype, not {dy.dtype}, {h.dtype} and {y.dtype}")
+    check_hidden_dtype(dy.dtype, h.dtype, y.dtype)
     operands = pad_to_tiles(dy), pad_to_tiles(h), y.values, y.metadata, threefry_key(key)
     tokens = operands[0].shape[0]
 

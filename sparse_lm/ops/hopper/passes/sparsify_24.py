@@ -35,7 +35,6 @@ def sparsify_24(
 ) -> Sparse24:
     """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
     "mvue" keys of another generator than JAX's default one."""
-    dtype = jnp.dtype(dtype)
     check_selection_dtypes(x.dtype, dtype)
     padded = pad_to_tiles(x)
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
@@ -47,7 +46,6 @@ def sparsify_24(
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
     """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and rows of one scale that are
     no multiple of 64."""
-    dtype = jnp.dtype(dtype)
     check_selection_dtypes(w.dtype, dtype)
     rows, columns = w.shape
     check_multiples({"rows of a scale": (rows // scale.shape[0], TILE)})
@@ -57,7 +55,7 @@ def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Spar
 
 
 def _call(
-    x: Array, scale: Array, method: str, dtype: jnp.dtype, *, transposed=False, dense=False, key: Array | None = None
+    x: Array, scale: Array, method: str, dtype: DTypeLike, *, transposed=False, dense=False, key: Array | None = None
 ) -> tuple[Array, ...]:
     """Computes values and metadata, and the masked matrix if `dense`; scale i is that of the i-th share of the rows.
 

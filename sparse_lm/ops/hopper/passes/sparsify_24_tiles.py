@@ -30,7 +30,6 @@ _ACROSS = TILE // 4  # tiles of 4 x 4
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
     """See `sparse_lm.ops.sparsify_24_tiles`; refuses the dtypes that `sparsify_24` does."""
-    dtype = jnp.dtype(dtype)
     check_selection_dtypes(x.dtype, dtype)
     x_padded = pad_to_tiles(x)
     rows, columns = x_padded.shape

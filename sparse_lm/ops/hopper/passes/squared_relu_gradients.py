@@ -44,9 +44,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     that does not divide 64 neurons or whose tiles of 16 groups do not divide its width, and columns that are
     contiguous, not four of each m; and a key of another generator than JAX's default one.
     """
-    check_hidden_dtype(dy.dtype)
-    if y.dtype != dy.dtype:
-        raise NotImplementedError(f"needs dY and Y in one dtype, not {dy.dtype} and {y.dtype}")
+    check_hidden_dtype(dy.dtype, y.dtype)
     padded, columns, tile_neurons = pad_to_tiles(dy), None, TILE
     key = None if key is None else threefry_key(key)
     if isinstance(y, SparseVenom):

@@ -119,7 +119,7 @@ def sparsify_24(
 ) -> Sparse24:
     """See `sparse_lm.ops.sparsify_24`; takes float32 or 16-bit floats to 16-bit floats, refuses other dtypes, and for
     "mvue" keys of another generator than JAX's default one."""
-    check_selection_dtypes(x.dtype, jnp.dtype(dtype))
+    check_selection_dtypes(x.dtype, dtype)
     shape = x.shape[::-1] if axis == 0 else x.shape
     scale = jnp.asarray(scale, jnp.float32).reshape(1)
     key = threefry_key(key) if method == "mvue" else NO_KEY
@@ -131,7 +131,7 @@ def sparsify_24(
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
     """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and of several scales rows of
     one that are no multiple of 64."""
-    check_selection_dtypes(w.dtype, jnp.dtype(dtype))
+    check_selection_dtypes(w.dtype, dtype)
     scaled_rows = w.shape[0] // scale.shape[0]
     if scale.shape[0] > 1:
         check_multiples({"rows of a scale": (scaled_rows, TILE)})

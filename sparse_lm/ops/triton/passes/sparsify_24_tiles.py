@@ -112,7 +112,7 @@ def sparsify_24_tiles_kernel(
 
 def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Sparse24]:
     """See `sparse_lm.ops.sparsify_24_tiles`; refuses the dtypes that `sparsify_24` does."""
-    check_selection_dtypes(x.dtype, jnp.dtype(dtype))
+    check_selection_dtypes(x.dtype, dtype)
     mask = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % 4)))
     out = *types_24(*x.shape, dtype), *types_24(*x.shape[::-1], dtype)
     forms = call_by_tiles(sparsify_24_tiles_kernel, x, mask, out=out)

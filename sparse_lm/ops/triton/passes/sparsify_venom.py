@@ -153,7 +153,7 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
 def _sparsify(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
     rows, width = x.shape
     check_hidden_dtype(x.dtype)
-    if v % TILE or m & (m - 1) or not 4 <= m <= _WIDEST_GROUP:
+    if v % TILE or m & (m - 1) or m > _WIDEST_GROUP:
         raise NotImplementedError(
             f"needs v to be a multiple of {TILE}, m a power of two up to {_WIDEST_GROUP}, not {v}, {m}"
         )
@@ -169,13 +169,6 @@ def _sparsify(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom,
         ),
         blocks=blocks * k_tiles,
         warps=max(4, min(16, m // 2)),
-        constants=dict(
-            ROWS=rows,
-            COLUMNS=padded.shape[1],
-            GROUPED_COLUMNS=width,
-            V=v,
-            M=m,
-            ACTIVATE=activate,
-        ),
+        constants=dict(ROWS=rows, COLUMNS=padded.shape[1], GROUPED_COLUMNS=width, V=v, M=m, ACTIVATE=activate),
     )
     return SparseVenom(values, metadata, kept, x.shape, v, m), HiddenStats(*jnp.sum(stats, axis=(0, 1)))

@@ -14,11 +14,11 @@ import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from sparse_lm.ops.checks import check_hidden_dtype
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.mvue import threefry_key
 from sparse_lm.ops.triton.frame import mvue, packed_24
@@ -174,8 +174,7 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     It refuses dy and y that are not of 16-bit floats of one dtype; of a Venom y, a v that is no multiple of 64, and
     contiguous columns; and a key of another generator than JAX's default one.
     """
-    if dy.dtype not in (jnp.bfloat16, jnp.float16) or y.dtype != dy.dtype:
-        raise NotImplementedError(f"needs dY and Y in bfloat16 or in float16, not {dy.dtype} and {y.dtype}")
+    check_hidden_dtype(dy.dtype, y.dtype)
     venom = isinstance(y, SparseVenom)
     if venom and (y.v % TILE or y.contiguous > 1):
         raise NotImplementedError(
