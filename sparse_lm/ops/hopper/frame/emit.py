@@ -5,6 +5,8 @@ All of it emits MLIR: an expression's instructions follow one another as Python 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,10 +28,10 @@ _BYTES = 16  # of an access to global memory
 
 
 def _operator(of_integers: Callable, of_floats: Callable | None = None) -> Callable[[Number, Number | float], Number]:
-    def operator(self, other):
+    def apply(self, other):
         return Number((of_floats if self.is_float else of_integers)(self, self._constant(other)))
 
-    return operator
+    return apply
 
 
 class Number(ir.Value):
@@ -114,10 +116,7 @@ def maximum(a: Number, b: Number) -> Number:
 
 def sum_of(values: Sequence[Number]) -> Number:
     """Adds floats up, in their order."""
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+    return functools.reduce(operator.add, values)
 
 
 def warp_sum(x: Number) -> Number:
