@@ -239,11 +239,7 @@ def store_if(condition: Number, pointer: ir.Value, words: Sequence[Number], spac
 def ptx(code: str, constraints: str, operands: Sequence[ir.Value], result: ir.Type | None = None) -> Number:
     """Emits inline PTX that the compiler neither drops nor moves past other such.
 
-    Args:
-      code: instructions; $0 is the result, if there is one, and operands follow.
-      constraints: LLVM's, of the result and of each operand.
-      operands: values that the code reads.
-      result: its type; void by default.
+    In the code, $0 is the result, if its type is given, and operands follow. Constraints are LLVM's, in that order.
     """
     result = result or ir.Type.parse("!llvm.void")
     return Number(llvm.inline_asm(result, list(operands), code, constraints, has_side_effects=True))

@@ -44,8 +44,7 @@ def load_row_numbers(rows: Any, block: Array, step: Array) -> Array:
 
 
 def load_number(rows: ir.Value, block: Number, index: Number, width: int) -> Number:
-    """Loads rows[block, index] of int32 [B, width]; where no such column exists, the largest unsigned number: no
-    row."""
+    """Loads rows[block, index] of int32 [B, width]; the largest unsigned number, no row, past the columns."""
     address = emit.global_memory(rows).at(block * width + index)
     code = "{ .reg .pred p; mov.b32 $0, -1; setp.lt.u32 p, $2, $3; @p ld.global.nc.b32 $0, [$1]; }"
     return emit.ptx(code, "=&r,l,r,r", [address, index, emit.i32(width)], emit.i32_type())
@@ -77,13 +76,8 @@ def own_numbers(array: mgpu.FragmentedArray) -> list[Number]:
 def start_gather(source: Any, target: Any, row_numbers: Array, column: Array) -> None:
     """Starts copying `source[row, column : column + n]` of the 64 row numbers to `target`.
 
-    Rows past the end of the source, and columns past it, come as zeros.
-
-    Args:
-      source: global memory [K, N] of 16-bit elements, N a multiple of 64.
-      target: shared memory [64, n] with `DENSE_TRANSFORMS`, n a multiple of 64.
-      row_numbers: of `load_row_numbers`.
-      column: the first.
+    Rows past the end of the source, and columns past it, come as zeros. `row_numbers` are of `load_row_numbers`. The
+    source is [K, N] of 16-bit elements, the target [64, n] with `DENSE_TRANSFORMS`; N and n are multiples of 64.
     """
     (height, width), target_columns = source.shape, target.shape[1]
 

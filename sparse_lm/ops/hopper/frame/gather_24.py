@@ -39,16 +39,10 @@ _CHUNKS = KEPT // CHUNK  # of a row's values, in a stage
 
 
 def metadata_by_rows(metadata: Array) -> Array:
-    """Brings a 2:4 matrix' metadata to an order row by row.
+    """Brings a 2:4 matrix' metadata, int32 [F / 64, D / 64, 128], to int32 [F, 4 * ceil(D / 128)], row by row.
 
     Word 4 p + t of a row has the groups of columns 128 p + 16 t to 128 p + 16 t + 15 in its lower half and
     those of the columns 64 further on in its upper half; where these lie past D, they are empty.
-
-    Args:
-      metadata: int32 [F / 64, D / 64, 128], as formats.py says.
-
-    Returns:
-      int32 [F, 4 * ceil(D / 128)].
     """
     tiles, steps, _ = metadata.shape
     gathers = -(-steps // STAGES)
@@ -67,13 +61,8 @@ def load_offsets(
 ) -> tuple[Array, Array]:
     """Computes where this thread's copies of rows `columns[block, first : first + rows]` of a 2:4 matrix start.
 
-    Args:
-      columns: global memory int32 [B, Kc]. What lies past Kc counts as a row that does not exist.
-      values: global memory, the matrix' values.
-      metadata: global memory, the matrix' `metadata_by_rows`.
-      block: row of `columns`.
-      first: of the rows.
-      rows: a multiple of 128.
+    What lies past the end of `columns`, int32 [B, Kc], counts as a row that does not exist. `metadata` is that of
+    `metadata_by_rows`, and `rows` a multiple of 128.
 
     Returns:
       Offsets into values and metadata, in units of 16 bytes; of values that do not exist, -1.
@@ -118,10 +107,10 @@ def start_gather(
     """Starts copying 128 columns, two steps along k, of the rows that `offsets` stand for.
 
     Args:
-      values: global memory [F, D / 2] of 16-bit elements.
-      metadata: global memory, `metadata_by_rows`.
-      values_stages: of the ring: shared memory [rows, 32] with `VALUES_TRANSFORMS`.
-      metadata_stage: of the first of the two: shared memory int32 [rows, 4].
+      values: of 16-bit elements.
+      metadata: that of `metadata_by_rows`.
+      values_stages: of the ring: [rows, 32] each, with `VALUES_TRANSFORMS`.
+      metadata_stage: of the first of the two: int32 [rows, 4].
       offsets: of `load_offsets`.
       gather: which 128 columns. Values of a step past the last become zeros.
     """
@@ -160,12 +149,8 @@ def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | 
     together at the second only: words made while those of the two steps before are still read would need a third
     set of registers, and two take turns (wgmma_sp.py).
 
-    Args:
-      metadata: of the step's stage, shared memory int32 [64 * blocks, 4]; the first's as `start_gather` fills it.
-      read_ahead: at the first step, None; at the second, what the first returned.
-
-    Returns:
-      The words, and what the next step is to be given.
+    Called at the first step with None and at the second with what was read ahead, it returns the words, and what the
+    next step is to be given. `metadata` is int32 [64 * blocks, 4], of the first stage as `start_gather` fills it.
     """
     if read_ahead is None:
         rows = _load_rows(metadata)
@@ -174,8 +159,7 @@ def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | 
 
 
 def _load_rows(metadata: Any) -> Words:
-    """Loads, of each 64 rows, this lane's word of each of the two rows that share a word in the instruction's
-    metadata."""
+    """Loads, of each 64 rows, this lane's words of the two rows that share one in the instruction's metadata."""
     blocks = metadata.shape[0] // ROWS
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=words_type(2 * blocks))
@@ -202,8 +186,7 @@ def _join_halves(rows: Words, selector: int) -> Words:
 
 
 def _value_position() -> tuple[Number, Number, Number]:
-    """Returns (row of 16, stage, chunk) that this thread copies: a warp takes four rows, whose writes meet no bank
-    twice."""
+    """Returns (row of 16, stage, chunk) that this thread copies: a warp writes four rows, and no bank twice."""
     warp, lane = emit.warp_and_lane()
 
     def bits(first, count):

@@ -83,15 +83,13 @@ def sample_halves(
 
 
 def uniform_above_one(word: Number) -> list[Number]:
-    """Computes 1 + `sparse_lm.ops.mvue.uniform_of_groups` of the two groups that share 32 random bits, for
-    `sample_two`."""
+    """Computes 1 + `sparse_lm.ops.mvue.uniform_of_groups` of the two groups that share 32 random bits."""
     halves = (word & 0xFFFF) << 7, (word >> 16) << 7
     return [(half | (_ONE | _HALF_A_UNIT)).as_float() for half in halves]
 
 
 def random_bits(key: tuple[Number, Number], index: Number) -> Number:
-    """Computes element `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon,
-    2011)."""
+    """Computes an element of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon, 2011)."""
     schedule = [*key, key[0] ^ key[1] ^ _PARITY]
     x, y = schedule[0], index + schedule[1]
     for number in range(5):

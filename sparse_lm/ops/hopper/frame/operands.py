@@ -34,6 +34,5 @@ def pad_to(x: Array, shape: tuple[int, int]) -> Array:
 
 
 def result_type(rows: int, columns: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-    """Returns the type of the array that a product [rows, columns] is written to: whole tiles, at least two of
-    columns."""
+    """Returns the type of the array for a product [rows, columns]: whole tiles, at least two along columns."""
     return jax.ShapeDtypeStruct((round_up(rows), max(_FEWEST_COLUMNS, round_up(columns))), dtype)

@@ -175,8 +175,7 @@ def launch(kernel: Callable, out_type: Any, clusters: int, name: str) -> Callabl
 
 
 def _registers(tiling: Tiling, gathers: bool) -> tuple[int, int]:
-    """Shares out the 65,536 registers of a multiprocessor: those of each thread of the producer and of the
-    consumers."""
+    """Shares out a multiprocessor's 65,536 registers: those of a thread of the producer, and of a consumer."""
     accumulators = tiling.tile_m * tiling.tile_n // (CONSUMERS * WARPGROUP_SIZE)
     return (24, 240) if accumulators > _FEW_ACCUMULATORS and not gathers else (56, 224)
 

@@ -40,15 +40,10 @@ def store_tile(
 ) -> None:
     """Starts copying tile [64, n] to `out[row:, column:]`, or to `out[column:, row:]` if `transposed`.
 
-    What lies out of bounds is dropped. The copies read the slots after this returns.
+    The tile is in layout WGMMA and the dtype of `out`. What lies out of bounds is dropped.
 
-    Args:
-      tile: in layout WGMMA and the dtype of `out`.
-      slots: this warpgroup's of `staging`, [slots, ...]; they take turns.
-      out: global memory.
-      origin: (row, column).
-      first_store: number of the first store, from where all slots were known to be free; picks the slots.
-      transposed: whether `out` is [columns, rows].
+    `slots` are this warpgroup's of `staging`. They take turns from store `first_store` on, counted from where all were
+    known to be free. The copies read them after this returns.
     """
     row, column = origin
     count = slots.shape[0]

@@ -35,10 +35,7 @@ class StreamK:
         return Grid(self.clusters, odd=False, contributors=self.clusters - 1, contributor_stride=1)
 
     def shares(self, pairs: Array) -> Array:
-        """Shares out the tiles' steps.
-
-        Args:
-          pairs: int32 [tiles], of steps, of each tile; at least 1. With the most first, whole tiles go farthest.
+        """Shares out the pairs of steps of each tile, at least one. With the most first, whole tiles go farthest.
 
         Returns:
           int32 [clusters, 6], each with: number of whole tiles; first tile and first pair of its stretch;

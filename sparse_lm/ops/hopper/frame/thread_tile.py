@@ -122,11 +122,7 @@ def run_by_tile(
 
     Args:
       body: emits what a thread does, from its part of the tile, and references to operands, outputs and scratch.
-      operands: arrays in global memory.
-      out_type: of the outputs.
-      tiles: rows and columns of tiles.
-      name: of the kernel, in profiles.
-      scratch: what a block allocates.
+      tiles: how many there are along rows and along columns.
       read: from the tile's row and the references, int32 or float32 numbers that `body` is given after these.
     """
 
@@ -179,8 +175,7 @@ def store_thread_columns(
     pairs: Sequence[PackedPair],
     condition: Number | None = None,
 ) -> None:
-    """Stores the survivors of 16 columns of a row, from `column` on, 16 bytes of values and half a word of metadata: if
-    the condition holds."""
+    """Stores survivors of 16 columns of a row, from `column` on, and half a word of metadata, if `condition` holds."""
     start = row.wide() * emit.shape_of(values)[1] + (column >> 1).wide()
     word_tile = (row >> 6) * emit.shape_of(metadata)[1] + (column >> 6)
     warp, half, line = ((row >> shift) & mask for shift, mask in ((4, 3), (3, 1), (0, 7)))

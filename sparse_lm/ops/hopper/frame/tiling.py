@@ -43,9 +43,6 @@ class Tiling:
         operand; else tiles side by side, and share that of the sparse one.
       raster_width: clusters' tiles across the band that the blocks which run together cover, so that the L2 cache
         serves them all: along M, but where a kernel says otherwise.
-
-    Raises:
-      ValueError: sizes that the kernels do not have.
     """
 
     tile_m: int

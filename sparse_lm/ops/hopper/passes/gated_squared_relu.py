@@ -30,8 +30,7 @@ from sparse_lm.ops.mvue import threefry_key
 
 
 def gated_squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.gated_squared_relu_24`; refuses an h that is not of 16-bit floats, and neurons that are no
-    multiple of 64."""
+    """See `sparse_lm.ops.gated_squared_relu_24`; refuses all but 16-bit floats, and an F that is no multiple of 64."""
     return sparsify_hidden(h, _check(h), _gated_squared_relu, signed=True, name="gated_squared_relu_24")
 
 
@@ -112,8 +111,7 @@ def _gated(first: Number, second: Number, element: ir.Type) -> Number:
 def _differentiate_rows(
     tile: Tile, operands: tuple[ir.Value, ...], dh: ir.Value, shared: tuple[ir.Value, ir.Value]
 ) -> None:
-    """Writes dH of a thread's two rows to global memory, gates first; dH and Y, zeros where Y is not stored, to shared
-    memory."""
+    """Writes dH of a thread's two rows, gates first; and to shared memory dH and Y, zeros where Y is not stored."""
     dy, h, values, metadata = operands
     element, thread = element_of(dy), tile.thread
     stored: tuple[list, list] = [], []  # of gates, of own numbers: the words of each row

@@ -167,8 +167,7 @@ def _squared_relu(h: jax.ShapeDtypeStruct) -> Epilogue:
 
 
 def _load_words(slot: ir.Value, thread: Thread, half: int) -> list[Number]:
-    """Loads the 16 neurons of one of a thread's tokens, eight words, from a staging slot, [tokens, neurons] and
-    swizzled."""
+    """Loads the 16 neurons of one of a thread's tokens, eight words, from a staging slot [tokens, neurons]."""
     row = thread.row + 8 * half
     first_chunk = thread.column // (TILE * SWIZZLE_CHUNK // SWIZZLE)
     return [word for number in range(2) for word in load_chunk(slot, row, first_chunk + number)]

@@ -72,8 +72,7 @@ def sampled_rows_24(
             tiles = lax.div(grid[0] * grid[1] - first_tile + clusters - 1, clusters)
 
             def for_each_tile(body):
-                """Calls `body(i, block, row, token)` for this cluster's i-th tile: which row of neuron_ids, where in
-                it."""
+                """Calls `body(i, block, row, token)` for this cluster's i-th tile, at neuron_ids[block, row]."""
 
                 @pl.loop(0, tiles)
                 def _tile(i):

@@ -72,8 +72,7 @@ def tile_at(tile: Array, grid: tuple[int, int], raster_width: int) -> tuple[Arra
 
 
 def by_tile(of_rows: Array, grid: tuple[int, int], raster_width: int) -> Array:
-    """Repeats what is given of each row of a grid for each of its tiles in that order; XLA fuses it, unlike a
-    look-up."""
+    """Repeats what each row of a grid has for each of its tiles in that order; XLA fuses it, unlike a look-up."""
     _, width = grid
     bands = [min(raster_width, width - first) for first in range(0, width, raster_width)]
     return jnp.concatenate([jnp.repeat(of_rows, band) for band in bands])
@@ -133,8 +132,7 @@ def scattered_matmul_24(
         out_slice, offset = lax.div(job.row, contiguous), lax.rem(job.row, contiguous)
 
         def look_up(k):
-            """Returns row of a and step along T: past its end, where copies read zeros, if no further block lists the
-            slice."""
+            """Returns row of a and step along T: past its end, which copies read as zeros, after the last block."""
             place = places[out_slice, lax.div(k, steps)]
             row = lax.rem(place, listings) * contiguous + offset
             return row, lax.div(place, listings) * steps + lax.rem(k, steps)

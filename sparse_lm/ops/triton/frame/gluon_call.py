@@ -84,8 +84,7 @@ def compile_gluon(
     warps: int,
     capability: int,
 ) -> Compiled:
-    """Compiles a kernel, whose pointers have types such as "*bf16" or are None; needs no GPU. A `capability` of 80 is
-    compute capability 8.0."""
+    """Compiles for 8.0 if `capability` is 80, without a GPU. Types are those of pointers, such as "*bf16", or None."""
     target = GPUTarget("cuda", capability, _WARP)
     backend = make_backend(target)
     options = backend.parse_options(dict(num_warps=warps))

@@ -25,14 +25,8 @@ _ROTATIONS = tl.constexpr(((13, 15, 26, 6), (17, 29, 16, 24)))
 def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: gl.constexpr):
     """Computes 1 + `sparse_lm.ops.mvue.uniform_of_groups` of a tile.
 
-    Args:
-      key: int32 [2], as `sparse_lm.ops.mvue.threefry_key` gives it.
-      row: rows [64, 1] of the 2:4 matrix.
-      k_tile: the tile's place in them.
-      ROW_STRIDE, PAIR_STRIDE: of the array of random bits, whose elements two groups of a row share.
-
-    Returns:
-      float32 [64, 16], for `sample_two`.
+    The key is that of `sparse_lm.ops.mvue.threefry_key`, `row` the rows [64, 1] of the 2:4 matrix. Strides are those of
+    the array of random bits, whose elements two groups of a row share. The result is float32 [64, 16].
     """
     pair = k_tile * _PAIRS + indices(_PAIRS, PAIRED_GROUPS_LAYOUT, 1)
     bits = _random_bits(gl.load(key), gl.load(key + 1), row * ROW_STRIDE + pair * PAIR_STRIDE)
@@ -47,8 +41,7 @@ def _above_one(bits):
 
 @triton.jit
 def _random_bits(key, other_key, index):
-    """Computes elements `index` of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon,
-    2011)."""
+    """Computes elements of `jax.random.bits(key, shape)`, of fewer than 2^32: Threefry-2x32-20 (Salmon, 2011)."""
     key, other_key = key.to(tl.uint32, bitcast=True), other_key.to(tl.uint32, bitcast=True)
     keys = key, other_key, key ^ other_key ^ _PARITY
     x, y = key, index.to(tl.uint32, bitcast=True) + other_key
@@ -67,14 +60,9 @@ def _round(x, y, ROTATION: tl.constexpr):
 
 @gluon.jit
 def sample_two(a, b, c, d, above_one):
-    """Estimates two members of each group, and gives their nibbles of metadata.
+    """Estimates two of four members of each group, float32 [64, 16]; returns the two and their nibbles of metadata.
 
-    Args:
-      a, b, c, d: the members, float32 [64, 16].
-      above_one: 1 + random numbers, of `uniform_above_one`.
-
-    Returns:
-      (first, second, nibble): float32, float32 and int32 [64, 16].
+    `above_one` is of `uniform_above_one`.
     """
     above_one = gl.convert_layout(above_one, a.type.layout, assert_trivial=True)
     size_a, size_b, size_c, size_d = tl.abs(a), tl.abs(b), tl.abs(c), tl.abs(d)

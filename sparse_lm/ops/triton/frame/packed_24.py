@@ -41,15 +41,10 @@ def _key(word, POSITION: tl.constexpr, HIGH: tl.constexpr, SIGNED: tl.constexpr)
 
 @triton.jit
 def two_of_four(a, b, c, d, SIGNED: tl.constexpr, HIGH: tl.constexpr = None):
-    """Selects two of each group of four.
+    """Selects two of each group of four; returns words of both survivors, and their nibbles of metadata.
 
-    Args:
-      a, b, c, d: words that have the members in their low halves, or in the high ones if HIGH; by default as they lie
-        in memory, with a and c in low halves, b and d in high ones.
-      SIGNED: whether any can be negative.
-
-    Returns:
-      words of both survivors; their nibbles of metadata.
+    Members are in the low halves of the words, or in the high ones if HIGH; by default as they lie in memory, a and c
+    in low halves, b and d in high ones. If not SIGNED, none is negative.
     """
     a, b = _key(a, 0, HIGH, SIGNED), _key(b, 1, HIGH is None or HIGH, SIGNED)
     c, d = _key(c, 2, HIGH, SIGNED), _key(d, 3, HIGH is None or HIGH, SIGNED)

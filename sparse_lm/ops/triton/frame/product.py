@@ -77,19 +77,13 @@ def multiply(
       name: of the kernel.
       a: 2:4 operand.
       b: dense operand.
-      m: rows of the result.
+      m: rows of the result, which is [M, N], or transposed [N, M].
       out_dtype: of the result; that of b by default.
       tiling: of the result.
       neuron_ids: int32 [blocks, Kc], lists of rows of a or b.
       tables: for lists of rows of the result, places and counts of `row_order.inverted_index`, and int32 [M / tile_m],
         the tiles along M in the order in which they start.
       **options: attributes of `Product`.
-
-    Returns:
-      [M, N], or transposed [N, M].
-
-    Raises:
-      NotImplementedError: the dtypes.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
@@ -120,8 +114,7 @@ def _b_layout(product):
 
 @gluon.constexpr_function
 def _shared_layout(columns):
-    """Returns the layout of a row-major tile of 16-bit numbers; eight rows' vectors of a column are in different
-    banks."""
+    """Returns the layout of a row-major tile of 16-bit numbers: a column's vectors of eight rows share no bank."""
     vectors = 2 * columns // _VECTOR_BYTES
     return gl.SwizzledSharedLayout(_VECTOR_BYTES // 2, max(1, 8 // vectors), min(8, vectors), [1, 0])
 

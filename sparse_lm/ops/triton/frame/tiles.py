@@ -93,13 +93,9 @@ def locate_survivors(values, row_tile, k_tile, K_TILES: gl.constexpr):
 
 @gluon.jit
 def store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Stores survivors of a tile and its metadata.
+    """Stores survivors of a tile and its metadata, of nibbles [64, 16], in a matrix with K_TILES tiles in a row.
 
-    Args:
-      kept: survivors, float32 [64, 32], which are rounded, or words [64, 16] of two each.
-      nibble: metadata of the groups, [64, 16].
-      values, metadata: pointers to the arrays of the matrix, which has K_TILES tiles in a row.
-      row_tile, k_tile: the tile.
+    Survivors are float32 [64, 32], which are rounded, or words [64, 16] of two each.
     """
     if kept.dtype == gl.float32:
         _, _, offset = offsets(row_tile, k_tile, K_TILES * KEPT, KEPT, PAIRS_LAYOUT)

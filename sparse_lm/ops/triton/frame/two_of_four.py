@@ -47,8 +47,7 @@ def _shrink(x, rank, threshold):
 
 @triton.jit
 def two_of_four(x, SOFT: tl.constexpr):
-    """Selects from float32 [R, 4 G]: two survivors, shrunk if SOFT, and their nibbles of metadata, three times [R,
-    G]."""
+    """Selects from float32 [R, 4 G]: two survivors, shrunk if SOFT, and their nibbles of metadata, [R, G] each."""
     a, b, c, d = members(x)
     rank_a, rank_b, rank_c, rank_d = magnitude_rank(a), magnitude_rank(b), magnitude_rank(c), magnitude_rank(d)
     ab, ac, ad = rank_a >= rank_b, rank_a >= rank_c, rank_a >= rank_d

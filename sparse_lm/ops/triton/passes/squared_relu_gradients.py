@@ -92,8 +92,7 @@ def _scatter_rows(kept, nibble, listed, row_tile, values, metadata, NEURONS: gl.
 
 @gluon.jit
 def _not_listed(listed, neuron, first, M: gl.constexpr, NEURONS: gl.constexpr):
-    """Returns true for rows of the transposes that are there and not listed, of a tile of groups from neuron `first`
-    on."""
+    """Returns true for rows of the transposes that exist and are not listed, of groups from neuron `first` on."""
     group = listed + (neuron - first) // M * 4
     missing = (gl.load(group) != neuron) & (gl.load(group + 1) != neuron)
     missing = missing & (gl.load(group + 2) != neuron) & (gl.load(group + 3) != neuron)
@@ -119,8 +118,7 @@ def squared_relu_gradients_kernel(
     BLOCK_TILES: gl.constexpr,
     DRAW: gl.constexpr,
 ):
-    """Differentiates a tile of Y, of a 2:4 one if `columns`, M and BLOCK_TILES are None. If DRAW is false, it reads no
-    key."""
+    """Differentiates a tile of Y, a 2:4 one if `columns`, M and BLOCK_TILES are None. It reads the key if DRAW."""
     dtype: gl.constexpr = dh.dtype.element_ty
     ROW_TILES: gl.constexpr = (ROWS + _TILE - 1) // _TILE
     TILES: gl.constexpr = (COLUMNS + _TILE - 1) // _TILE

@@ -32,8 +32,7 @@ def sampled_matmul_24(
     out_dtype: DTypeLike | None = None,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.sampled_matmul_24`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of
-    64."""
+    """See `sparse_lm.ops.sampled_matmul_24`; refuses all but 16-bit floats, and a v that is no multiple of 64."""
     del contiguous  # neurons are gathered one by one
     kept = neuron_ids.shape[1]
     tiling = config or largest_that_occupies(CANDIDATES, kept, x.shape[0], block_n=v)
