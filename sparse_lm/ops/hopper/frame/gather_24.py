@@ -149,8 +149,12 @@ def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | 
     together at the second only: words made while those of the two steps before are still read would need a third
     set of registers, and two take turns (wgmma_sp.py).
 
-    Called at the first step with None and at the second with what was read ahead, it returns the words, and what the
-    next step is to be given. `metadata` is int32 [64 * blocks, 4], of the first stage as `start_gather` fills it.
+    Args:
+      metadata: of the step's stage, int32 [64 * blocks, 4]; the first's as `start_gather` fills it.
+      read_ahead: at the first step, None; at the second, what the first returned.
+
+    Returns:
+      The words, and what the next step is to be given.
     """
     if read_ahead is None:
         rows = _load_rows(metadata)

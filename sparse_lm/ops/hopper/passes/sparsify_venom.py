@@ -53,7 +53,6 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
 def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
     """Computes the V:2:M form of x, or of relu(x)^2 to `activate` it, and what selection saw."""
     check_hidden_dtype(x.dtype)
-    # A block takes 16 groups of m columns of its rows, or 8 if only then a multiprocessor has room for several blocks.
     groups = TILE // _KEPT
     groups = groups if v * groups * m * x.dtype.itemsize <= _SHARED_TILE else groups // 2
     tile_columns, group_bytes = groups * m, groups * x.dtype.itemsize

@@ -132,7 +132,8 @@ def scattered_matmul_24(
         out_slice, offset = lax.div(job.row, contiguous), lax.rem(job.row, contiguous)
 
         def look_up(k):
-            """Returns row of a and step along T: past its end, which copies read as zeros, after the last block."""
+            """Returns row of a and step along T: past its end, where copies read zeros, if no further block lists the
+            slice."""
             place = places[out_slice, lax.div(k, steps)]
             row = lax.rem(place, listings) * contiguous + offset
             return row, lax.div(place, listings) * steps + lax.rem(k, steps)

@@ -25,8 +25,14 @@ _ROTATIONS = tl.constexpr(((13, 15, 26, 6), (17, 29, 16, 24)))
 def uniform_above_one(key, row, k_tile, ROW_STRIDE: gl.constexpr, PAIR_STRIDE: gl.constexpr):
     """Computes 1 + `sparse_lm.ops.mvue.uniform_of_groups` of a tile.
 
-    The key is that of `sparse_lm.ops.mvue.threefry_key`, `row` the rows [64, 1] of the 2:4 matrix. Strides are those of
-    the array of random bits, whose elements two groups of a row share. The result is float32 [64, 16].
+    Args:
+      key: int32 [2], as `sparse_lm.ops.mvue.threefry_key` gives it.
+      row: rows [64, 1] of the 2:4 matrix.
+      k_tile: the tile's place in them.
+      ROW_STRIDE, PAIR_STRIDE: of the array of random bits, whose elements two groups of a row share.
+
+    Returns:
+      float32 [64, 16], for `sample_two`.
     """
     pair = k_tile * _PAIRS + indices(_PAIRS, PAIRED_GROUPS_LAYOUT, 1)
     bits = _random_bits(gl.load(key), gl.load(key + 1), row * ROW_STRIDE + pair * PAIR_STRIDE)
