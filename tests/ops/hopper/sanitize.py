@@ -18,6 +18,7 @@ from absl import app, flags
 
 from sparse_lm.ops import fp8, hopper
 from sparse_lm.ops.hopper.frame.tiling import Tiling
+from sparse_lm.recipes import routing
 from tests.ops.operands import random, random_24, random_contiguous, random_venom
 
 ONLY = flags.DEFINE_string("only", ".", "Regular expression found in the names of the calls to make.")
@@ -53,6 +54,14 @@ def matmul_24(m: int, k: int, n: int, **options) -> Call:
 def matmul_venom(v: int, *, contiguous: int = 1) -> Call:
     a = random_venom(TOKENS, NEURONS, v, 16, TYPE, 0, contiguous)
     return call(hopper.matmul_venom, a, x(NEURONS, DIM, seed=2))
+
+
+def matmul_venom_to_rows() -> Call:
+    """As `matmul_venom`, stored in the order of the tokens, of which some slots have none."""
+    experts = jax.random.randint(jax.random.key(3), (TOKENS - 300,), 0, 4)
+    rows, _ = routing.dispatch_order(experts, 4, 64, None)
+    a = random_venom(rows.slots.shape[0], NEURONS, 64, 16, TYPE, 0, 64)
+    return call(hopper.matmul_venom, a, x(NEURONS, DIM, seed=2), rows, names=("rows",))
 
 
 def listed(kernel: Callable, v: int, contiguous: int, *shape: int, **options) -> Call:
@@ -129,6 +138,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "matmul_venom 128:2:16": lambda: matmul_venom(128),
     "matmul_venom 256:2:16": lambda: matmul_venom(256),
     "matmul_venom, contiguous 128": lambda: matmul_venom(128, contiguous=128),
+    "matmul_venom, rows in the tokens' order": matmul_venom_to_rows,
     "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, 128, 1, NEURONS, DIM),
     "sampled_matmul_24, contiguous 128": lambda: listed(hopper.sampled_matmul_24, 128, 128, NEURONS, DIM),
     "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, 128, 128, NEURONS, DIM),

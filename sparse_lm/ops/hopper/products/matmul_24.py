@@ -61,8 +61,9 @@ def matmul_24_fp8(
     a: Sparse24, b_t: Array, scale: Array, *, out_dtype: DTypeLike = jnp.bfloat16, config: Tiling | None = None
 ) -> Array:
     """See `sparse_lm.ops.matmul_24_fp8`; refuses other results, and a K that is no multiple of 128."""
+    out_dtype = jnp.dtype(out_dtype)
     if out_dtype not in (jnp.bfloat16, jnp.float32):
-        raise NotImplementedError(f"gives bfloat16 or float32, not {jnp.dtype(out_dtype)}")
+        raise NotImplementedError(f"gives bfloat16 or float32, not {out_dtype}")
     (m, k), n = a.shape, b_t.shape[0]
     check_multiples({"K": (k, _FP8_STEP)})
     config = config or split_k.fastest(CANDIDATES, m, n, k // _FP8_STEP)
