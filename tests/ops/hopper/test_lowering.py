@@ -85,7 +85,7 @@ def _products():
             call = named(hopper.matmul_24, out_transposed=turned, config=config)
             yield f"matmul_24 {config}", call, (_sparse(F, D), _dense(D, T)), 0
         operands = *jax.tree.map(_in_e4m3, (_sparse(F, D), _dense(T, D))), _float32(F, 1)
-        for dtype in ("bfloat16", jnp.float32):
+        for dtype in (jnp.bfloat16, "float32"):
             call = named(hopper.matmul_24_fp8, out_dtype=dtype, config=config)
             yield f"matmul_24_fp8 {config}", call, operands, most(config)
     for rows in (None, RowOrder(_ids(T), _ids(T))):
