@@ -4,7 +4,7 @@ r"""Says in what share of dense's time runs reach dense's loss: R for each seed,
         experiments/results/time_llama32_1b_4_layers_h100.json experiments/results/time_afm_4_layers_h200.json \
         --figure=experiments/plots/time_to_loss.svg --names=slices_80_first_dense,slices_80,dense_slices_80
 
-Numbers are of the first file; the figure has a panel for each.
+Numbers are of the seeds in all files that have the first one's suite; the figure has a panel for each file.
 
 R is a run's time over the time at which dense has the same held-out loss, by the branches of the dense run of the same
 seed: a straight line in the logarithm of time between two of them. Below 1 is a gain. The time is that of the training
@@ -53,6 +53,21 @@ class Summary(NamedTuple):
     mean: float
     low: float | None
     high: float | None
+
+
+def rows_of_suite(files: Sequence[plots.Results]) -> list[Row]:
+    """Returns the runs in all files of the first one's suite.
+
+    Raises:
+      ValueError: two files have a run of the same seed, whose dense losses would be of two texts or machines.
+    """
+    rows: list[Row] = []
+    for file in files:
+        if file.data["suite"] == files[0].data["suite"]:
+            if twice := {row["seed"] for row in rows} & {row["seed"] for row in file.data["runs"]}:
+                raise ValueError(f"{file.path}: another file has runs of seed {min(twice)}, too")
+            rows += file.data["runs"]
+    return rows
 
 
 def dense_curve(branches: Sequence[Row], loss: str) -> list[tuple[float, float]]:
@@ -137,7 +152,10 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) < 2:
         raise app.UsageError("name a file that experiments.quality.time_to_loss wrote")
     several = [plots.read_results(Path(path)) for path in arguments[1:]]
-    rows, tables, refused = several[0].data["runs"], {}, []
+    try:
+        rows, tables, refused = rows_of_suite(several), {}, []
+    except ValueError as error:
+        sys.exit(str(error))
     for text, loss in LOSSES.items():
         if any(row.get(loss) is not None for row in rows):
             try:
