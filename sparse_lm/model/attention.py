@@ -105,7 +105,7 @@ def causal_attention(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
 
     A bool `mask` [B, 1, S, S] takes more positions away.
     """
-    if attention_implementation(q.dtype) == "cudnn":
+    if attention_implementation(q.dtype, q.shape[-1]) == "cudnn":
         return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
     heads = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="xla")
     return checkpoint_name(heads, ATTENTION_OUTPUT)
@@ -120,10 +120,14 @@ def document_mask(tokens: Array, separator: int) -> Array:
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
-def attention_implementation(dtype: jnp.dtype) -> str:
-    """Returns "cudnn" (flash attention) for half precision on a GPU, "xla" for all else."""
-    half = dtype in (jnp.bfloat16, jnp.float16)
-    return "cudnn" if half and jax.default_backend() == "gpu" else "xla"
+def attention_implementation(dtype: jnp.dtype, head_width: int) -> str:
+    """Returns "cudnn" for what its flash attention takes, half precision on Ampere or newer, and "xla" for all else."""
+    device = jax.devices()[0]
+    if device.platform != "gpu" or dtype not in (jnp.bfloat16, jnp.float16):
+        return "xla"
+    generation = int(device.compute_capability.split(".")[0])
+    widest = 256 if generation >= 9 else 128
+    return "cudnn" if generation >= 8 and head_width % 8 == 0 and head_width <= widest else "xla"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -1,6 +1,7 @@
 """Rotary positions, the cache, and flash attention; test_llama.py has attention against float64."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,23 @@ def test_rotation_multiplies_complex_numbers():
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtype", "implementation"),
-    [("gpu", "bfloat16", "cudnn"), ("gpu", "float16", "cudnn"), ("gpu", "float32", "xla"), ("cpu", "bfloat16", "xla")],
+    ("capability", "dtype", "head_width", "implementation"),
+    [
+        ("9.0", "bfloat16", 256, "cudnn"),
+        ("9.0", "float16", 128, "cudnn"),
+        ("9.0", "float32", 128, "xla"),
+        ("9.0", "bfloat16", 36, "xla"),  # widths that cuDNN refuses
+        ("9.0", "bfloat16", 264, "xla"),
+        ("8.6", "bfloat16", 128, "cudnn"),
+        ("8.6", "bfloat16", 136, "xla"),
+        ("7.5", "bfloat16", 64, "xla"),  # GPUs that it has no flash attention for
+        (None, "bfloat16", 64, "xla"),
+    ],
 )
-def test_flash_attention_is_for_half_precision_on_a_gpu(monkeypatch, backend, dtype, implementation):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert attention_implementation(jnp.dtype(dtype)) == implementation
+def test_flash_attention_is_for_what_cudnn_takes(monkeypatch, capability, dtype, head_width, implementation):
+    device = types.SimpleNamespace(platform="gpu" if capability else "cpu", compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert attention_implementation(jnp.dtype(dtype), head_width) == implementation
 
 
 @pytest.mark.gpu

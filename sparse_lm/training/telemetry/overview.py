@@ -29,6 +29,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
     windows = config.steps * config.batch_size
     epochs = {part.directory: windows * share / len(part.train) for part, share in data.shares or ((data, 1.0),)}
     shown = " and ".join(f"{times:.2g}" for times in epochs.values())
+    attention = attention_implementation(np.dtype(model.dtype), model.head_width)
     # Each phase with its first and last step, such as "sparse 60..159".
     groups = [(phase, list(steps)) for phase, steps in itertools.groupby(range(config.steps), config.phase)]
     print(f"{workdir}: {f'going on from step {start}' if start else 'starting'}")
@@ -39,7 +40,7 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
             "tokens": f"{config.tokens_per_step:,} a step, {config.steps * config.tokens_per_step:,} in all, "
             f"{shown} epochs",
             "devices": f"{len(devices)} x {devices[0].device_kind}",
-            "attention": {"xla": "XLA", "cudnn": "cuDNN"}[attention_implementation(np.dtype(model.dtype))],
+            "attention": {"xla": "XLA", "cudnn": "cuDNN"}[attention],
             "phases": ", ".join(f"{phase} {steps[0]}..{steps[-1]}" for phase, steps in groups),
         }
     )
