@@ -33,6 +33,7 @@ from experiments.bench.hlo_collectives import Collective, collectives
 from experiments.result_files import write_results
 from experiments.timing import peak_gib
 from sparse_lm.config import parse, to_dict
+from sparse_lm.model import attention
 from sparse_lm.ops import backends
 from sparse_lm.training.step import make_trainer
 
@@ -69,9 +70,9 @@ def main(_: Sequence[str]) -> None:
     topology = topologies.get_topology_desc(
         topology_name="", platform="cuda", topology=f"1x{flags.FLAGS.hosts}x8", target_config=target
     )
-    gpu = mock.patch.object(jax, "default_backend", lambda: "gpu")
+    flash = mock.patch.object(attention, "attention_implementation", lambda dtype, head_width: "cudnn")
     hopper = mock.patch.object(backends, "unavailable", lambda name: "needs Triton" if name == "triton" else None)
-    with gpu, hopper:
+    with flash, hopper:
         phases = {phase: report(phase, topology.devices) for phase in ("dense", "sparse")}
     config = parse(flags.FLAGS.config)
     write_results(
