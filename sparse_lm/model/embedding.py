@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,18 +21,12 @@ class Embedding(nnx.Module):
         self.config = config
         self.embedding = nnx.Param(initializers.matrix(rngs.params(), config.vocab_size, config.dim))
 
+    @functools.partial(jax.named_call, name="embed")
     def __call__(self, tokens: Array, axes: Axes = ONE_DEVICE) -> Array:
         """Computes int32[...] -> [..., D] in the computation's dtype."""
-        return embed(read(self.embedding[...], axes, self.config.dtype), tokens, self.config.dtype)
-
-
-@jax.named_call
-def embed(table: Array, tokens: Array, dtype: str) -> Array:
-    """Looks up rows of a table f32[V, D] for tokens int32[...]: [..., D] in `dtype`."""
-    # Cast after the lookup, not before: the gradient is then scattered in float32, which a GPU adds
-    # atomically in hardware. In bfloat16 each addition is a compare-and-swap loop, and tokens that
-    # occur often queue up.
-    return table[tokens].astype(dtype)
+        # Cast after the lookup, not before: the gradient is then scattered in float32, which a GPU adds atomically in
+        # hardware. In bfloat16 each addition is a compare-and-swap loop, and tokens that occur often queue up.
+        return read(self.embedding[...], axes, self.config.dtype)[tokens].astype(self.config.dtype)
 
 
 def unembed(hidden: Array, table: Array) -> Array:

@@ -12,8 +12,7 @@ import pytest
 from sparse_lm import config_rules
 from sparse_lm.collectives import ONE_DEVICE
 from sparse_lm.config import ModelConfig
-from sparse_lm.model import llama
-from sparse_lm.model.embedding import embed
+from sparse_lm.model import attention, llama
 from sparse_lm.model.loss import chunked_cross_entropy
 from sparse_lm.recipes import Dense
 from tests.model import numpy_llama
@@ -124,11 +123,12 @@ def test_remat_policies_change_what_is_recomputed_and_nothing_else():
 
 
 def test_the_gradient_of_the_embedding_is_scattered_in_float32():
-    tokens = windows(SMALL)
-    gradient = jax.grad(lambda table: embed(table, tokens, "bfloat16").astype(jnp.float32).sum())
+    graphdef, params = model(dataclasses.replace(SMALL, dtype="bfloat16"))
+    embed = lambda params: llama.merge(graphdef, params).embed(windows(SMALL))  # noqa: E731
+    gradient = jax.grad(lambda params: embed(params).astype(jnp.float32).sum())
     scatters = [
         equation
-        for equation in equations(jax.make_jaxpr(gradient)(jnp.zeros((SMALL.vocab_size, 5))).jaxpr)
+        for equation in equations(jax.make_jaxpr(gradient)(params).jaxpr)
         if equation.primitive.name == "scatter-add"
     ]
     assert [variable.aval.dtype for equation in scatters for variable in equation.outvars] == [jnp.float32]
@@ -238,7 +238,7 @@ def test_gpu_step_lowers_with_flash_attention(monkeypatch, policy):
     from jax._src.cudnn import fused_attention_stablehlo
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(attention, "attention_implementation", lambda dtype, head_width: "cudnn")
     config = dataclasses.replace(SMALL, dtype="bfloat16", remat=policy)
     graphdef, params = model(config)
     step = jax.jit(jax.value_and_grad(functools.partial(loss, graphdef)))
