@@ -63,9 +63,9 @@ def generate(
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     if not lengths.all():
         raise ValueError("the prompt has no tokens; generation needs at least one")
-    if temperature < 0 or not 0 < top_p <= 1 or max_new_tokens < 0:
+    if not temperature >= 0 or not 0 < top_p <= 1 or max_new_tokens < 0:
         raise ValueError(
-            f"temperature = {temperature} and max_new_tokens = {max_new_tokens} must not be negative, "
+            f"temperature = {temperature} and max_new_tokens = {max_new_tokens} must be 0 or more, "
             f"top_p = {top_p} must be in (0, 1]"
         )
     if any(not 0 <= seed < 2**32 for seed in seeds):

@@ -153,6 +153,7 @@ def test_few_compilations(model):
     [
         ([], {}, "no tokens"),
         (PROMPT, dict(temperature=-1.0), "temperature = -1.0"),
+        (PROMPT, dict(temperature=float("nan")), "temperature = nan"),
         (PROMPT, dict(top_p=0.0), "top_p = 0.0"),
         (PROMPT, dict(max_new_tokens=-1), "max_new_tokens = -1"),
         (PROMPT, dict(seed=-1), r"seeds = \[-1\]"),
