@@ -56,7 +56,7 @@ def open_tensors(directory: Path) -> dict[str, Any]:
     """Opens the tensors of a directory, by name, as slices of safetensors: `[:]` reads one, and nothing else does.
 
     Raises:
-      ValueError: there are no files, or one is damaged. The message names it.
+      ValueError: there are no files, or one cannot be read. The message names it.
     """
     tensors = {}
     for file in _files(directory):
@@ -64,7 +64,7 @@ def open_tensors(directory: Path) -> dict[str, Any]:
             opened = safe_open(file, "np")
         except FileNotFoundError as error:
             raise ValueError(f"lacks {file.name}; weights are read from safetensors alone") from error
-        except SafetensorError as error:
-            raise ValueError(f"{file.name} is damaged: {error}") from error
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{file.name} cannot be read: {error}") from error
         tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
     return tensors

@@ -33,9 +33,13 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         open_tensors(tmp_path)
     write_shards(tmp_path, make_tensors(), 400)
     (tmp_path / "model-00002-of-00004.safetensors").write_bytes(b"no such thing")
-    with pytest.raises(ValueError, match=r"model-00002-of-00004\.safetensors is damaged"):
+    with pytest.raises(ValueError, match=r"model-00002-of-00004\.safetensors cannot be read"):
         open_tensors(tmp_path)
     (tmp_path / "model-00002-of-00004.safetensors").unlink()
+    (tmp_path / "model-00002-of-00004.safetensors").mkdir()
+    with pytest.raises(ValueError, match=r"model-00002-of-00004\.safetensors cannot be read"):
+        open_tensors(tmp_path)
+    (tmp_path / "model-00002-of-00004.safetensors").rmdir()
     with pytest.raises(ValueError, match=r"lacks model-00002-of-00004\.safetensors"):
         open_tensors(tmp_path)
 
