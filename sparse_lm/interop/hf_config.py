@@ -126,19 +126,6 @@ def _mixture(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def tokenizer_config(*, seq_len: int, end_of_text: str) -> dict[str, Any]:
-    """Makes a tokenizer_config.json. No token is added to a text, as none was in training."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end_of_text,
-        "eos_token": end_of_text,
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": seq_len,
-    }
-
-
 def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     """Returns the keys of `ModelConfig` that a config.json decides.
 
@@ -172,18 +159,10 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
 
 
 def _activation(name: str, gated: bool) -> str:
-    match name, gated:
-        case (("relu2" | "squared_relu"), False):
-            return "squared_relu"
-        case (("relu2" | "squared_relu"), True):
-            return "gated_relu2"
-        case (("silu" | "swish"), True):
-            return "swiglu"
-        case ("gelu_pytorch_tanh", True):
-            return "geglu"
-    gate = "with" if gated else "without"
-    allowed = "'relu2' without gate projections, or 'silu', 'gelu_pytorch_tanh' or 'relu2' with them"
-    raise _unsupported("hidden_act", name, f"and weights {gate} gate projections; must be {allowed}")
+    name = {"squared_relu": "relu2", "swish": "silu"}.get(name, name)
+    ours = {theirs: ours for ours, theirs in _OURS.items() if (ours in GATES) == gated}
+    _allow("hidden_act", name, tuple(ours), f" {'with' if gated else 'without'} gate projections")
+    return ours[name]
 
 
 def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from sparse_lm.config import ModelConfig
 from sparse_lm.data.tokenizer import end_of_text
 from sparse_lm.files import write_json
 from sparse_lm.interop import bitmask_24
-from sparse_lm.interop.hf_config import to_hf_config, tokenizer_config
+from sparse_lm.interop.hf_config import to_hf_config
 from sparse_lm.interop.hf_weights import hf_tensors
 from sparse_lm.interop.shards import write_shards
 from sparse_lm.model.llama import Params
@@ -46,8 +46,17 @@ def write_hf_directory(
     if tokenizer.num_special_tokens_to_add(is_pair=False):
         tokenizer.post_processor = None  # training added no token to a text either
     tokenizer.save(str(directory / "tokenizer.json"))
-    names = tokenizer_config(seq_len=seq_len, end_of_text=tokenizer.id_to_token(end))
-    write_json(directory / "tokenizer_config.json", names)
+    name = tokenizer.id_to_token(end)
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": name,
+        "eos_token": name,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": seq_len,
+    }
+    write_json(directory / "tokenizer_config.json", tokenizer_config)
     write_json(directory / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
     (directory / "README.md").write_text(card, encoding="utf-8")
     write_json(directory / "config.json", hf_config)
