@@ -22,7 +22,7 @@ def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike) 
     try:
         yield
     except OSError as error:
-        raise refusal(path, f"cannot be written: {error.strerror}") from error
+        raise refusal(path, f"cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from sparse_lm.data.dataset import Data, is_prepared, open_prepared
 from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, end_of_text, load_tokenizer
 from sparse_lm.data.workers import available_cores
 from sparse_lm.errors import DataError, OutputError
+from sparse_lm.files import writing
 from sparse_lm.progress import duration
 
 DEFAULT_VOCAB_SIZE = 32_768
@@ -71,7 +72,7 @@ def prepare_files(
         raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     corpus, heldout = open_tfds(tfds, loaded) if tfds else open_files(files, heldout_files, text_field or "text")
-    try:
+    with writing(OutputError, output):
         prepare(
             directory,
             corpus,
@@ -81,8 +82,6 @@ def prepare_files(
             vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
             processes=processes,
         )
-    except OSError as error:
-        raise OutputError(output, f"cannot be written: {error}") from error
     return open_prepared(output)
 
 
