@@ -8,6 +8,7 @@ TensorFlow is not needed to write or to read it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import itertools
@@ -87,8 +88,13 @@ def prepare(
         if heldout is None:
             train, rest, found = hold_out(corpus, survey)
         else:
-            train, rest, found = corpus, heldout, survey(corpus)
-            survey(heldout)  # which must not be empty
+            train, rest, found, other = corpus, heldout, survey(corpus), survey(heldout)
+            found = dataclasses.replace(
+                found,
+                sha256=hashlib.sha256((found.sha256 + other.sha256).encode()).hexdigest(),
+                documents=found.documents + other.documents,
+                replaced=found.replaced + other.replaced,
+            )
         if found.replaced:
             _log.warning(
                 "%s of %s documents have bytes that are not UTF-8, or a U+FFFD, as which such bytes are read",

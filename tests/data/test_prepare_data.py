@@ -79,6 +79,18 @@ def test_documents_in_another_encoding_are_counted(files, tmp_path, caplog):
     assert "2 of 30 documents have bytes that are not UTF-8" in caplog.text
 
 
+def test_held_out_files_are_part_of_the_text_that_is_hashed_and_whose_encoding_is_checked(files, tmp_path, caplog):
+    heldout = tmp_path / "heldout.txt"
+    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], heldout_files=[str(heldout)])
+    hashes = set()
+    for number, text in enumerate([b"one text", b"another text", "Über Öfen".encode("latin-1")]):
+        heldout.write_bytes(text)
+        data = prepare(tmp_path / f"{number}", seq_len=8, vocab_size=300)
+        hashes.add(data.info["corpus_sha256"])
+    assert len(hashes) == 3
+    assert "1 of 31 documents have bytes that are not UTF-8" in caplog.text
+
+
 def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_no_source(files, tmp_path, monkeypatch):
     target, link = tmp_path / "disk" / "data", tmp_path / "out"
     link.symlink_to(target)
