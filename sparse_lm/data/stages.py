@@ -65,7 +65,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, workers: Work
         with fileinput.input(sample) as lines:
             tokenizer = tokenizer_lib.train_tokenizer(map(json.loads, lines), vocab_size)
         with replacing(path) as partial:
-            tokenizer.save(str(partial))
+            partial.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     return tokenizer_lib.load_tokenizer(path)
 
 
@@ -177,10 +177,13 @@ def write_shard(path: Path, stream: Stream, first: int, last: int, seq_len: int,
     """Writes the windows of a stream from `first` to before `last` to one file."""
     features = window_features(seq_len, dtype)
     with replacing(path) as partial:
-        writer = array_record_module.ArrayRecordWriter(str(partial), "group_size:1")
-        for window in stream.windows(first, last, seq_len):
-            writer.write(features.serialize_example({"tokens": window}))
-        writer.close()
+        try:
+            writer = array_record_module.ArrayRecordWriter(str(partial), "group_size:1")
+            for window in stream.windows(first, last, seq_len):
+                writer.write(features.serialize_example({"tokens": window}))
+            writer.close()
+        except RuntimeError as error:  # its error for a full disk, too
+            raise OSError(str(error)) from error
 
 
 def window_features(seq_len: int, dtype: np.dtype) -> tfds.features.FeaturesDict:

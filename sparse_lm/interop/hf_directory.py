@@ -45,7 +45,7 @@ def write_hf_directory(
         hf_config["quantization_config"] = bitmask_24.quantization_config(modules_24)
     if tokenizer.num_special_tokens_to_add(is_pair=False):
         tokenizer.post_processor = None  # training added no token to a text either
-    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     name = tokenizer.id_to_token(end)
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

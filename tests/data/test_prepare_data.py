@@ -1,5 +1,6 @@
 import functools
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from sparse_lm import prepare_data
-from sparse_lm.data import stages
+from sparse_lm.data import stages, tokenizer
 from sparse_lm.errors import DataError, OutputError
 from tests.command_lines import run_each
 from tests.data.examples import make_documents, write_jsonl, write_tfds
@@ -66,6 +67,27 @@ def test_text_that_changes_meanwhile_is_refused(files, tmp_path, monkeypatch, pa
             prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
     prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
+
+
+@pytest.mark.parametrize("stage", ["train_tokenizer", "write_shard"])
+def test_a_disk_that_fills_up_is_named_and_the_same_command_goes_on(files, tmp_path, monkeypatch, stage):
+    """Libraries have errors of their own for it. No file may grow over 100 bytes once the stage has begun."""
+    module = tokenizer if stage == "train_tokenizer" else stages
+    unlimited, run_stage = resource.getrlimit(resource.RLIMIT_FSIZE), getattr(module, stage)
+
+    def limit_and_run(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, unlimited[1]))
+        return run_stage(*arguments)
+
+    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], seq_len=8, vocab_size=300)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, stage, limit_and_run)
+        try:
+            with pytest.raises(OutputError, match=r"--output=.*/out: cannot be written: .*File too large"):
+                prepare(tmp_path / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert prepare(tmp_path / "out").seq_len == 8
 
 
 def test_documents_in_another_encoding_are_counted(files, tmp_path, caplog):
