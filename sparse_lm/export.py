@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -153,6 +154,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", None, "Directory to write: new or empty.", required=True)
     flags.DEFINE_enum("format", "dense", FORMATS, "Of the weights; sparse24 adds a directory of 2:4 ones.")
     flags.DEFINE_float("shard_gb", SHARD_BYTES / 1e9, "The most gigabytes of weights in a file.", lower_bound=1e-6)
+    flags.register_validator("shard_gb", math.isfinite, "must be finite")
 
 
 cli = functools.partial(entry_point.run, main, _define_flags)
