@@ -1,5 +1,7 @@
 """What `pip install .` installs is whole, and trains from anywhere."""
 
+import ast
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -54,6 +56,27 @@ def test_extras_ask_for_what_the_requirements_files_ask_for():
     asked = {re.sub(r"\s", "", wanted).replace("'", '"') for extra in extras.values() for wanted in extra}
     assert {"gpu", "triton", "test", "wandb", "harness"} == extras.keys()
     assert asked <= required
+
+
+def test_every_package_that_is_imported_is_required():
+    """Others bring it today, and need not tomorrow. jaxlib is a part of JAX, and jinja2 one of lm-eval's interface."""
+
+    def canonical(name):
+        return re.sub(r"[._-]+", "-", name).lower()
+
+    lines = "\n".join(path.read_text() for path in ROOT.glob("requirements*.txt")).splitlines()
+    required = {canonical(match[0]) for line in lines if (match := re.match(r"[\w.-]+", line))}
+    imported = set()
+    for path in (ROOT / "sparse_lm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module.partition(".")[0])
+    installed = importlib.metadata.packages_distributions()
+    others = imported & installed.keys() - {"sparse_lm", "jaxlib", "jinja2"}
+    assert len(others) > 15
+    assert [name for name in others if required.isdisjoint(map(canonical, installed[name]))] == []
 
 
 def test_ops_and_recipes_need_little_more_than_jax():

@@ -88,9 +88,10 @@ def sum_up(parts: Iterable[np.ndarray]) -> Survey:
         ranks, which = np.unique(np.frombuffer(digests, ">u8")[::4], return_inverse=True)
         together = np.bincount(which, sizes).astype(int)
         lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))
+        lowest = Counter(dict(sorted(lowest.items())[:COUNTED]))  # there may be many parts
     if not size:
         raise DataError("the corpus is empty: it has no document with any text")
-    return Survey(size, largest, sorted(lowest.items())[:COUNTED], total.hexdigest(), documents, replaced)
+    return Survey(size, largest, list(lowest.items()), total.hexdigest(), documents, replaced)
 
 
 def survey_corpus(corpus: Corpus) -> Survey:

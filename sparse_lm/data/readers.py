@@ -104,11 +104,8 @@ def _text(record: Any, place: str, field: str) -> str:
 
 
 def _parquet_texts(path: Path, field: str) -> Iterator[str]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(f"cannot read {path}: Parquet files take pyarrow, which is not installed") from error
+    import pyarrow.parquet  # here, since it takes a while, and few corpora are in Parquet
+
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             if field not in (names := file.schema_arrow.names):
