@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from sparse_lm.data import stages
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus
+from sparse_lm.data.corpus import Corpus, file_status
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
 from sparse_lm.data.holdout import SURVEYED, Survey, hold_out, sample
 from sparse_lm.data.workers import Workers
@@ -141,10 +141,7 @@ def _file_stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
     """Returns sizes and times of the files of corpora, by their absolute paths; raises DataError if one is gone."""
     stamps = {}
     for path in itertools.chain.from_iterable(corpus.files() for corpus in corpora if corpus is not None):
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error}") from error
+        status = file_status(path)
         stamps[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
     return stamps
 

@@ -65,11 +65,19 @@ class TextFiles:
                 parts.append([])
                 size = 0
             parts[-1].append(path)
-            size += path.stat().st_size
+            size += file_status(path).st_size
         return [TextFiles(tuple(paths), self.text_field) for paths in parts]
 
     def files(self) -> tuple[Path, ...]:
         return self.paths
+
+
+def file_status(path: Path) -> os.stat_result:
+    """Returns size and times of a file of a corpus; raises DataError if it is gone."""
+    try:
+        return path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error}") from error
 
 
 def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:

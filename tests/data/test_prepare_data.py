@@ -69,6 +69,18 @@ def test_text_that_changes_meanwhile_is_refused(files, tmp_path, monkeypatch, pa
     prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
 
 
+def test_a_file_that_disappears_meanwhile_is_named(files, tmp_path, monkeypatch):
+    train_tokenizer = stages.train_tokenizer
+
+    def remove_and_train(*arguments):
+        (files / "deep" / "3.txt").unlink()
+        return train_tokenizer(*arguments)
+
+    monkeypatch.setattr(stages, "train_tokenizer", remove_and_train)
+    with pytest.raises(DataError, match=rf"cannot read {files}/deep/3.txt: .*No such file"):
+        prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", seq_len=8, vocab_size=300)
+
+
 @pytest.mark.parametrize("stage", ["train_tokenizer", "write_shard"])
 def test_a_disk_that_fills_up_is_named_and_the_same_command_goes_on(files, tmp_path, monkeypatch, stage):
     """Libraries have errors of their own for it. No file may grow over 100 bytes once the stage has begun."""
