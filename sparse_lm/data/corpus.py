@@ -86,11 +86,14 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
     A pattern that is the name of a file stands for that file, whatever its suffix.
 
     Raises:
-      DataError: a pattern matches no file, or nothing that it matches is a kind of text.
+      DataError: a pattern matches no file, a link to none, or nothing that is a kind of text.
     """
     paths: set[Path] = set()
     for pattern in map(os.path.expanduser, patterns):
-        found = [path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()]
+        matched = list(map(Path, glob.glob(pattern, recursive=True)))
+        if gone := [path for path in matched if _is_kind_of_text(path) and not os.path.exists(os.path.realpath(path))]:
+            raise DataError(f"{gone[0]} is a link that leads to no file")
+        found = [path for path in matched if path.is_file()]
         texts = [Path(pattern)] if os.path.isfile(pattern) else list(filter(_is_kind_of_text, found))
         if not texts:
             others = f" but {len(found)} of other kinds, which must be named one by one" if found else ""

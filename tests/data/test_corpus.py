@@ -138,6 +138,15 @@ def test_patterns_without_text_are_refused(tmp_path):
         corpus.find_files([str(tmp_path)])
 
 
+def test_a_link_that_leads_nowhere_is_no_reason_to_read_less(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "picture.png").symlink_to("gone")
+    assert len(corpus.find_files([f"{tmp_path}/*"]).paths) == 1
+    (tmp_path / "b.txt.gz").symlink_to("gone")
+    with pytest.raises(DataError, match=r"b\.txt\.gz is a link that leads to no file"):
+        corpus.find_files([f"{tmp_path}/*"])
+
+
 def test_the_standard_library_is_sorted_source_without_tests_and_packages():
     paths = corpus.python_library().paths
     assert list(paths) == sorted(paths)
