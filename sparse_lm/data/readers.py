@@ -94,13 +94,13 @@ def _parse(text: str, place: str) -> Any:
 
 
 def _text(record: Any, place: str, field: str) -> str:
-    if isinstance(record, dict) and isinstance(record.get(field), str):
-        # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
-        return record[field].encode("utf-8", "replace").decode("utf-8")
-    if isinstance(record, dict) and field in record:
-        raise DataError(f"{place}: field {field!r} is no text but of type {type(record[field]).__name__}")
-    fields = ", ".join(record) if isinstance(record, dict) else "none"
-    raise DataError(f"{place}: no text in field {field!r}; fields here: {fields}")
+    fields = record if isinstance(record, dict) else {}
+    if field not in fields:
+        raise DataError(f"{place}: no text in field {field!r}; fields here: {', '.join(fields) or 'none'}")
+    if not isinstance(fields[field], str):
+        raise DataError(f"{place}: field {field!r} is no text but of type {type(fields[field]).__name__}")
+    # JSON can spell half of a surrogate pair, which is no character and has no UTF-8 form.
+    return fields[field].encode("utf-8", "replace").decode("utf-8")
 
 
 def _parquet_texts(path: Path, field: str) -> Iterator[str]:

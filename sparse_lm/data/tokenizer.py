@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -103,8 +104,10 @@ def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
             lengths[token] = 0 if added[token].special else len(text.encode())
         elif byte_level:
             lengths[token] = len(text)  # the byte-level alphabet spells each byte as one character
+        elif re.fullmatch(r"<0x\w\w>", text):
+            lengths[token] = 1  # a byte by itself, as SentencePiece spells it
         else:
-            lengths[token] = _sentencepiece_bytes(text)
+            lengths[token] = len(text.replace("▁", " ").encode())
     return lengths
 
 
@@ -143,9 +146,3 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _sentencepiece_bytes(token: str) -> int:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return 1  # byte fallback
-    return len(token.replace("▁", " ").encode())
