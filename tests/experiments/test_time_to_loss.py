@@ -14,8 +14,7 @@ from absl import app
 from scipy import stats
 
 from experiments import plots
-from experiments.quality import one_run, time_ratio
-from experiments.quality.controls import FixedQuarter
+from experiments.quality import controls, one_run, time_ratio
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import (
     Host,
@@ -29,6 +28,7 @@ from experiments.quality.time_to_loss import (
 )
 from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError
+from sparse_lm.ops import fp8
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
 from sparse_lm.training.optimizer import learning_rate
@@ -43,8 +43,9 @@ def data(corpus, other_corpus):
 
 
 @pytest.fixture(autouse=True)
-def control_is_registered(monkeypatch):
-    monkeypatch.setitem(RECIPES, FixedQuarter.name, FixedQuarter)
+def controls_are_registered(monkeypatch):
+    for control in controls.CONTROLS:
+        monkeypatch.setitem(RECIPES, control.name, control)
 
 
 RUNS = ["dense", "slices_50", "slices_80"]
@@ -272,6 +273,26 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     np.testing.assert_array_equal(stats["expert_load"], [1, 0, 0, 0])
     others = jnp.arange(256)[:, None] >= 64
     np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
+
+
+def test_rounded_slices_differ_from_slices_by_the_rounding_of_e4m3():
+    keys = jax.random.split(jax.random.key(0), 4)
+    w1, w2 = (jax.random.normal(key, (256, 64)) / 8 for key in keys[:2])
+    x, do = (jax.random.normal(key, (512, 64), jnp.bfloat16) for key in keys[2:])
+    exact, rounded = (RECIPES[name](v=64) for name in ("slices", "fp8_slices"))
+    state, order = jax.jit(exact.enter)(w1, w2, x)
+    # Numbers that e4m3 holds are routed alike, and differ by what is rounded later.
+    x = x.astype(fp8.E4M3).astype(x.dtype)
+
+    def all_of(recipe):
+        def ffn(*arrays):
+            return recipe.ffn(*arrays, state, key=keys[0])[0]
+
+        o, gradients = jax.vjp(jax.jit(ffn), x, w1[order], w2[order])
+        return [np.asarray(array, np.float32) for array in (o, *gradients(do))]
+
+    for a, b in zip(all_of(exact), all_of(rounded), strict=True):
+        assert 0.02 < np.linalg.norm(a - b) / np.linalg.norm(a) < 0.25
 
 
 def dense_loss(seconds, seed=0):
