@@ -185,7 +185,7 @@ def losses_over_seconds(*several: Results, names: Sequence[str] = ()) -> Figure:
                 ends = zip(*((run["seconds"], run["heldout_loss"]) for run in dense), strict=True)
                 axes.plot(*ends, "k.:", label="dense, by length")
         final = [run["heldout_loss"] for run in runs if is_branch(run) or run["name"] in drawn]
-        axes.set_ylim(min(final) - 0.05, max(final) + 0.6)
+        axes.set_ylim(min(final) - 0.1, max(final) + 0.6)
         axes.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
         axes.set_title(results.data["suite"].replace("_", " "))
         by_label = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one of each for all seeds

@@ -4,7 +4,8 @@ r"""Says in what share of dense's time runs reach dense's loss: R for each seed,
         experiments/results/time_llama32_1b_4_layers_h100.json experiments/results/time_afm_4_layers_h200.json \
         --figure=experiments/plots/time_to_loss.svg --names=slices_80_first_dense,slices_80,dense_slices_80
 
-Numbers are of the seeds in all files that have the first one's suite; the figure has a panel for each file.
+Numbers are of the seeds in all files that have the first one's suite; the figure has a panel for each file, with R of
+the runs that `--names` names.
 
 R is a run's time over the time at which dense has the same held-out loss, by the branches of the dense run of the same
 seed: a straight line in the logarithm of time between two of them. Below 1 is a gain. The time is that of the training
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import matplotlib.pyplot as plt
 from absl import app, flags
+from matplotlib.axes import Axes
 from scipy import stats
 
 from experiments import plots
@@ -127,6 +129,18 @@ def report(rows: Sequence[Row], loss: str) -> dict[str, Any]:
     }
 
 
+def mark_ratio(axes: Axes, rows: Sequence[Row], name: str) -> None:
+    """Draws an arrow from the time at which dense has a run's loss to the run's, means over seeds, with R on it."""
+    mean = report(rows, LOSSES["heldout"])[name]["ratio"]["mean"]
+    seconds, loss = (
+        statistics.fmean(row[key] for row in rows if row["name"] == name) for key in ("seconds", LOSSES["heldout"])
+    )
+    arrow = dict(arrowstyle="->", color=plots.GREY, shrinkA=0, shrinkB=6)
+    axes.annotate("", (seconds, loss), (seconds / mean, loss), arrowprops=arrow)
+    middle, below = seconds * (1 + 1 / mean) / 2, dict(xytext=(0, -4), textcoords="offset points", va="top")
+    axes.annotate(f"{mean:.2f} of the time", (middle, loss), ha="center", **below)
+
+
 def _over_seeds(found: Sequence[Ratio], kind: str) -> dict[str, float | None] | None:
     values = [getattr(ratio, kind) for ratio in found]
     return None if None in values else summarise(values)._asdict()
@@ -168,9 +182,11 @@ def main(arguments: Sequence[str]) -> None:
     if flags.FLAGS.figure:
         matplotlib.use("svg")
         plt.style.use(plots.STYLE)
-        plots.losses_over_seconds(*several, names=flags.FLAGS.names).savefig(
-            flags.FLAGS.figure, metadata={"Date": None}
-        )
+        figure = plots.losses_over_seconds(*several, names=flags.FLAGS.names)
+        for axes, results in zip(figure.axes, several, strict=True):
+            for name in set(flags.FLAGS.names) & set(ratios(results.data["runs"], LOSSES["heldout"])):
+                mark_ratio(axes, results.data["runs"], name)
+        figure.savefig(flags.FLAGS.figure, metadata={"Date": None})
     if refused:
         sys.exit("\n".join(refused))
 

@@ -374,10 +374,11 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
     (tmp_path / "time.json").write_text(json.dumps(dict(suite="made_up", runs=runs)))
-    options = [f"--figure={tmp_path / 'time.svg'}", f"--output={tmp_path / 'ratios.json'}"]
+    options = [f"--figure={tmp_path / 'time.svg'}", "--names=slices_50", f"--output={tmp_path / 'ratios.json'}"]
     printed = run_python("-m", "experiments.quality.time_ratio", tmp_path / "time.json", *options).stdout
     tables = json.loads((tmp_path / "ratios.json").read_text())
     assert set(tables) == {"heldout", "second"}
     assert tables["second"]["slices_50"]["ratio"]["mean"] == pytest.approx(0.85)
     assert printed.count("0.850 [0.215, 1.485]") == 2
-    assert "slices 50" in (tmp_path / "time.svg").read_text()
+    figure = (tmp_path / "time.svg").read_text()
+    assert "slices 50" in figure and "0.85 of the time" in figure
