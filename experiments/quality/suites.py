@@ -107,6 +107,8 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
+    runs["slices_80_m_32"] = runs["slices_80"] | {"sparsity.m": 32}
+    runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
