@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,12 +52,12 @@ class Fp8Slices(Slices):
     def prepare(self, w1: Array, w2: Array, state: RoutedState, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
         up, down = super().prepare(w1, w2, state, dtype)
         return tuple(
-            dataclasses.replace(w, along_model=_rounded(w.along_model), dense=_bf16(fp8.whole(w.dense)))
+            dataclasses.replace(w, along_model=_rounded(w.along_model), dense=_round(w.dense, fp8.whole))
             for w in (up, down)
         )
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        x = _bf16(fp8.by_rows(x))
+        x = _round(x, fp8.by_rows)
         o, stats, saved = super().forward(x, ffn._replace(w2=_OfRounded(*ffn.w2)))
         (y, h), rows = saved.rest
         return o, stats, saved._replace(rest=((_rounded(y), h), rows))
@@ -64,7 +65,7 @@ class Fp8Slices(Slices):
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
         (y, _), rows = saved
         do, neuron_ids, options = dispatch(do, rows), y.kept_columns(), dict(implementation=ffn.implementation)
-        dy = ffn.w2.at_neurons(_bf16(fp8.by_rows(do)), neuron_ids, y.v, y.contiguous)
+        dy = ffn.w2.at_neurons(_round(do, fp8.by_rows), neuron_ids, y.v, y.contiguous)
         condensed = Sparse24(y.values, y.metadata, dy.shape)
         gradients = ops.squared_relu_gradients(dy, condensed, key=ffn.subkey(3), **options)
         dx = _OfRounded(*ffn.w1).over_kept(dataclasses.replace(y, values=gradients.dh.values), rows)
@@ -72,7 +73,7 @@ class Fp8Slices(Slices):
         def sum_over_tokens(transposed: Sparse24, b: Array) -> Array:
             where = neuron_ids, y.v, ffn.w2.neurons
             into = dict(contiguous=y.contiguous, out_dtype=ffn.gradient_dtype, **options)
-            return ops.scattered_matmul_24(_rounded(transposed), _bf16(fp8.by_columns(b)), *where, **into)
+            return ops.scattered_matmul_24(_rounded(transposed), _round(b, fp8.by_columns), *where, **into)
 
         return dx, sum_over_tokens(gradients.dh_t, x), sum_over_tokens(gradients.y_t, do)
 
@@ -86,13 +87,13 @@ class _OfRounded(Weight):
 
 def _rounded(a: Any) -> Any:
     """Rounds a compressed matrix to e4m3 with one scale."""
-    return dataclasses.replace(a, values=_bf16(fp8.whole(a.values)))
+    return dataclasses.replace(a, values=_round(a.values, fp8.whole))
 
 
-def _bf16(scaled: fp8.Scaled) -> Array:
-    """Returns the numbers themselves; without the barrier XLA may leave out the rounding with the conversion."""
-    values, scale = lax.optimization_barrier(scaled)
-    return values.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
+def _round(x: Array, scaled: Callable[[Array], fp8.Scaled]) -> Array:
+    """Brings an array to e4m3 and back; without the barrier XLA may leave out the rounding with the conversions."""
+    values, scale = lax.optimization_barrier(scaled(x))
+    return values.astype(x.dtype) * scale.astype(x.dtype)
 
 
 CONTROLS = FixedQuarter, Fp8Slices

@@ -275,10 +275,11 @@ def test_without_a_router_all_tokens_have_the_first_slice():
     np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
 
 
-def test_rounded_slices_differ_from_slices_by_the_rounding_of_e4m3():
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_rounded_slices_differ_from_slices_by_the_rounding_of_e4m3(dtype):
     keys = jax.random.split(jax.random.key(0), 4)
     w1, w2 = (jax.random.normal(key, (256, 64)) / 8 for key in keys[:2])
-    x, do = (jax.random.normal(key, (512, 64), jnp.bfloat16) for key in keys[2:])
+    x, do = (jax.random.normal(key, (512, 64), dtype) for key in keys[2:])
     exact, rounded = (RECIPES[name](v=64) for name in ("slices", "fp8_slices"))
     state, order = jax.jit(exact.enter)(w1, w2, x)
     # Numbers that e4m3 holds are routed alike, and differ by what is rounded later.
