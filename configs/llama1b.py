@@ -9,11 +9,11 @@ there are parameters.
 Hardware: one H100 or H200. On an H200 a dense step takes 607 ms and a sparse one, all layers sparse, 414 ms
 (experiments/results/step_llama1b_h200.json). With its first layer dense that would be 422 ms, calculated.
 Result: 60k steps are not measured. The table is of 100 M tokens of Python source at this rate and batch, with sequences
-of 1024, a warm-up of 300 steps and a vocabulary of 16,384. Held-out losses; sparse on 80% of the steps, which reaches
-its last loss in 0.76 of dense's time (time_llama1b_25_layers_h200.json):
+of 1024, a warm-up of 300 steps and a vocabulary of 16,384. Held-out losses of one seed; sparse on 80% of the steps,
+which reaches its last loss in 0.76 of dense's time (time_llama1b_25_layers_h200.json):
 
     tokens (M)   12.5   25     37.5   50     62    75     87    100
-    dense        3.90   2.76   2.31   2.11   1.98  1.90   1.79  1.662
+    dense        3.90   2.76   2.31   2.10   1.98  1.90   1.79  1.662
     sparse       3.79   2.66   2.29   2.11   2.00  1.92   1.82  1.673
 """
 

@@ -4,7 +4,8 @@
 
 Parameters and moments in float32 take over 80 GB: it needs a larger device than an H100, or sharding over
 eight (`--config.mesh.fsdp=8 --config.batch_size=16`). The first layer is dense, as in llama1b; the steps below have all
-of them sparse. Times are of H200s, and the files are in experiments/results:
+of them sparse, and the last row takes the largest two for its weight gradients. Times are of H200s, and the files are
+in experiments/results:
 
 | flags | dense ms | sparse ms | GiB on each | file |
 |---|---|---|---|---|
