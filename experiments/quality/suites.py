@@ -113,6 +113,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
         runs |= {f"slices_{share}_rate_{rate:g}": slices | until(share) | swept for share in (50, 80)}
+        runs[f"slices_80_first_dense_rate_{rate:g}"] = runs["slices_80_first_dense"] | swept
     # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time;
     # half of the layers on half of the steps.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
