@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
@@ -94,6 +95,8 @@ def _refresh(
     x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
     layers = (*matrices(state.params), state.recipe_state, x)
     new, metrics = lax.map(lambda layer: recipe.refresh(*layer), layers)
+    none = jax.tree.map(jnp.zeros_like, metrics)
+    metrics = ffn_weights.with_dense_layers(none, metrics, sparsity.dense_layers)  # where nothing is chosen anew
     recipe_state = ffn_weights.with_dense_layers(state.recipe_state, new, sparsity.dense_layers)
     return dataclasses.replace(state, recipe_state=recipe_state), metrics
 

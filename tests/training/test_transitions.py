@@ -136,6 +136,17 @@ def test_a_refresh_moves_centroids_to_the_tokens_that_the_sparse_forward_routes(
     assert metrics == {}
 
 
+def test_a_refresh_tells_of_no_flips_in_layers_that_stay_dense():
+    """Their masks stay, however far the weights have moved."""
+    config = small.config("fst", **{"sparsity.dense_layers": 1})
+    _, transitions = small.compiled(config)
+    state = _after_sparse_steps("fst")[2]
+    after, metrics = jax.device_get(transitions["refresh"](jax.device_put(state), small.windows(config)))
+    flipped = [(a != b).mean((1, 2)) for a, b in zip(state.recipe_state[:2], after.recipe_state[:2], strict=True)]
+    np.testing.assert_allclose(metrics["flip_rate"], np.mean(flipped, axis=0), rtol=1e-5)
+    assert metrics["flip_rate"][1] > 0
+
+
 def test_when_refreshes_are_due():
     for recipe, every, due in (("slices", 3, [7]), ("fst", 1, [5, 6, 7]), ("fst", 4, []), ("sste", 1, [])):
         config = small.config(recipe, **{"sparsity.refresh_every": every})
