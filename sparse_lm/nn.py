@@ -12,6 +12,7 @@ It stands on `sparse_lm.recipes` alone, and so fits into any NNX model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -53,11 +54,17 @@ class SquaredReluFFN(nnx.Module):
     def __call__(self, x: Array, *, key: Array | None = None, axes: Axes = ONE_DEVICE) -> Array:
         """Computes [..., D] -> [..., D] in the dtype of x; every leading axis is of tokens.
 
-        A `stochastic` recipe needs a random key to be differentiated, another in each step and layer. `axes` are those
-        of the mesh, under `shard_map`.
+        Training a recipe needs a random key, another in each step and layer. Without one everything about a token is
+        decided from that token alone, as evaluation wants it. `axes` are those of the mesh, under `shard_map`.
         """
-        recipe, state = (self.recipe, self._state()) if self.sparse else (DENSE, None)
-        return recipe.ffn(x, self.up[...], self.down[...], state, key=key, axes=axes)[0]
+        if not self.sparse:
+            return DENSE.ffn(x, self.up[...], self.down[...], axes=axes)[0]
+        recipe, order = self.recipe.for_evaluation(), None
+        if key is not None:
+            recipe = self.recipe
+            # Neighbours in a text would otherwise choose together, and venom's blocks would see later tokens.
+            order = jax.random.permutation(key, math.prod(x.shape[:-1])) if recipe.takes_order else None
+        return recipe.ffn(x, self.up[...], self.down[...], self._state(), key=key, order=order, axes=axes)[0]
 
     def enter(self, x: Array | None = None) -> Array | None:
         """Enters the sparse phase and sorts the neurons.

@@ -12,12 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import Axes
 from sparse_lm.nn import SquaredReluFFN, sort_moments
-from sparse_lm.recipes import Fst, Slices
+from sparse_lm.recipes import Fst, Slices, Venom
 from tests.ops.numpy_sparse import soft_threshold
 from tests.ops.operands import relative_error
 from tests.recipes import examples
 from tests.recipes import masked_dense_ffn as dense64
-from tests.recipes.examples import DIM, DO, INPUTS, KEY, NEURONS, W1, W2, X
+from tests.recipes.examples import DIM, DO, INPUTS, KEY, NEURONS, TOKENS, W1, W2, X
 
 RECIPE = Slices(v=16, m=16)
 
@@ -66,7 +66,8 @@ def test_it_computes_densely_then_by_the_recipe_then_densely_with_the_weights_th
     assert ffn.sparse and (order != jnp.arange(NEURONS)).any()
     state, own_order = jax.jit(RECIPE.enter)(W1, W2, X)
     np.testing.assert_array_equal(order, own_order)
-    *expected, _ = examples.outputs_and_gradients(RECIPE)(X, W1[order], W2[order], DO, state, KEY, None)
+    of_tokens = jax.random.permutation(KEY, TOKENS)
+    *expected, _ = examples.outputs_and_gradients(RECIPE)(X, W1[order], W2[order], DO, state, KEY, of_tokens)
     assert_close(output_and_gradients(ffn), expected, 1e-6)
 
     x = 2 + X
@@ -81,6 +82,18 @@ def test_it_computes_densely_then_by_the_recipe_then_densely_with_the_weights_th
     down = float(state.scale_down) * soft_threshold(INPUTS.w2[order], axis=1)
     assert_close((ffn.up[...], ffn.down[...]), (up, down))
     assert_close([nnx.jit(lambda ffn: ffn(X))(ffn)], [np.square(np.maximum(INPUTS.x @ up.T, 0)) @ down])
+
+
+def test_blocks_are_of_random_tokens_in_training_and_of_one_in_evaluation():
+    """`venom` chooses neurons for a block of tokens; later tokens of a text must not decide over earlier ones."""
+    ffn = dense_ffn(Venom(v=32, m=8, experts=2))
+    nnx.jit(lambda ffn: ffn.enter())(ffn)
+    compute = nnx.jit(lambda ffn, x, key: ffn(x, key=key))
+    changed = X.at[TOKENS // 2 :].set(-X[TOKENS // 2 :])
+    before, after = (np.asarray(compute(ffn, x, None)) for x in (X, changed))
+    np.testing.assert_allclose(before[: TOKENS // 2], after[: TOKENS // 2], atol=1e-5)
+    one, other = (np.asarray(compute(ffn, X, jax.random.key(seed))) for seed in (0, 1))
+    assert relative_error(one, other) > 0.01
 
 
 def test_what_is_out_of_turn_is_refused():
