@@ -8,6 +8,7 @@ within one.
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
@@ -81,13 +82,15 @@ def dispatch_order(
 
 
 def cluster(rows: Float[Array, "N D"], experts: int) -> Float[Array, "E D"]:
-    """Finds f32 centroids by k-means in direction, from evenly spaced rows on, tokens or neurons.
+    """Finds f32 centroids by k-means in direction, of tokens or neurons.
 
-    Rows that are not finite count for nothing.
+    It starts from evenly spaced rows, the first and the last among them: hardly all are then the first tokens of
+    sequences, which may be the same. Rows that are not finite count for nothing.
     """
     if rows.shape[0] < experts:
         raise ValueError(f"{rows.shape[0]} rows are too few for {experts} centroids")
-    start = unit(_finite(rows[jnp.arange(experts) * (rows.shape[0] // experts)]))
+    spread = np.arange(experts) * (rows.shape[0] - 1) // max(experts - 1, 1)
+    start = unit(_finite(rows[spread]))
     return lax.fori_loop(0, ITERATIONS, lambda _, centroids: update_centroids(rows, centroids), start)
 
 

@@ -45,6 +45,15 @@ def test_tokens_that_are_not_finite_count_for_nothing():
         assert np.isfinite(cluster(rows, 5)).all()
 
 
+@pytest.mark.parametrize("sequences", [16, 64])
+def test_every_expert_has_tokens_though_all_sequences_begin_alike(sequences):
+    """As with a token that stands before each text."""
+    x = jnp.reshape(random((sequences * 32, 16)), (sequences, 32, 16))
+    tokens = x.at[:, 0].set(x[0, 0]).reshape(-1, 16)
+    load = routing.expert_load(routing.assign_tokens(tokens, cluster(tokens, 16)), 16)
+    assert min(load) > 0.01
+
+
 @hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.sampled_from([1, 8]))
 def test_blocks_are_of_one_expert_whose_tokens_keep_their_order(seed, used, ordered, v):
