@@ -23,6 +23,7 @@ from jax import Array
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.recipes import DENSE, Recipe, Slices
+from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.routing import sort_neurons
 
 _SLICES = Slices()
@@ -46,6 +47,11 @@ class SquaredReluFFN(nnx.Module):
             raise ValueError(f"dim = {dim} and neurons = {neurons} must be multiples of 4, the groups of 2:4")
         self.up = nnx.Param(_up_init(rngs.params(), (neurons, dim), jnp.float32))
         self.down = nnx.Param(_down_init(rngs.params(), (neurons, dim), jnp.float32))
+        if recipe.activation != SQUARED_RELU or SQUARED_RELU not in recipe.computes:
+            raise ValueError(
+                f"recipe {recipe.name!r} with activation {recipe.activation!r} computes no squared-ReLU FFN"
+            )
+        recipe.check(self.up[...], self.down[...])
         self.recipe = recipe
         self.sparse = False
         state = recipe.init_state(self.up[...], self.down[...])

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import Axes
 from sparse_lm.nn import SquaredReluFFN, sort_moments
-from sparse_lm.recipes import Fst, Slices, Venom
+from sparse_lm.recipes import DenseSlices, Experts24, Fst, Slices, Venom
 from tests.ops.numpy_sparse import soft_threshold
 from tests.ops.operands import relative_error
 from tests.recipes import examples
@@ -109,6 +109,17 @@ def test_what_is_out_of_turn_is_refused():
         SquaredReluFFN(30, 64, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="'slices' are stochastic: ffn needs a key"):
         output_and_gradients(sparse_ffn()[0], key=None)
+
+
+def test_a_recipe_that_could_not_be_entered_is_refused_at_once():
+    refused = {
+        "recipe 'dense_slices' with activation 'swiglu' computes no squared-ReLU FFN": DenseSlices(activation="swiglu"),
+        "recipe 'experts24' with activation 'squared_relu' computes no squared-ReLU FFN": Experts24(),
+        "m = 6 of recipe 'slices': must be a multiple of 4": Slices(m=6),
+    }
+    for message, recipe in refused.items():
+        with pytest.raises(ValueError, match=message):
+            dense_ffn(recipe)
 
 
 def test_gradients_are_adjusted_in_the_sparse_phase_alone():

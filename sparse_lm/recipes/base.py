@@ -177,6 +177,7 @@ class Recipe:
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         """Returns v, the slots of a block, for so many (token, choice) pairs of a mixture."""
+        self._check_activation(self.computes_experts, "experts")
         raise NotImplementedError
 
     def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
@@ -287,11 +288,15 @@ class Recipe:
           stats: "activation_sparsity" and "kept_energy" of `ffn`, of the pairs.
 
         Raises:
-          ValueError: the recipe computes no such experts; and where `ffn` does.
+          ValueError: the recipe computes no such experts; x, gates or weights do not fit the groups; and where `ffn`
+            does.
         """
         self._check_activation(self.computes_experts, "experts")
         if groups.axis != (axis := axes.tensor or axes.expert):
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
+        self._check_arrays(w1, w2, x)
+        if axes == ONE_DEVICE:
+            _check_groups(x, w2, gates, groups)
         state, layer = self._checked_state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
@@ -328,6 +333,18 @@ class Recipe:
                         " enter it with the same knobs and weights"
                     )
         return state
+
+
+def _check_groups(x: Array, w2: Array, gates: Array, groups: Groups) -> None:
+    """Refuses arrays of a mixture on one device that do not fit its groups."""
+    pairs = x.shape[0], groups.choices
+    if x.ndim != 2 or gates.shape != pairs or gates.size != groups.pairs:
+        raise ValueError(
+            f"x {[*x.shape]} and gates {[*gates.shape]} must be [T, D] and [T, k]:"
+            f" the groups have k = {groups.choices} and T k = {groups.pairs}"
+        )
+    if w2.shape[0] % groups.experts:
+        raise ValueError(f"w2 {[*w2.shape]} must be [E Fe, D]: the groups have E = {groups.experts}")
 
 
 def hidden_stats(seen: HiddenStats, tokens: int, neurons: int) -> Stats:

@@ -165,11 +165,11 @@ def entered(recipe, w1=W1, w2=W2):
 STATE24 = Experts24.State(jnp.float32(1.4), jnp.float32(1.3))
 
 
-def mixture(state, **options):
+def mixture(state, x=X, w1=W1, w2=W2, gates=X[:, :1], experts=5, **options):
     """Differentiates experts of which each token chooses the first."""
-    groups = group_by_expert(jnp.zeros((TOKENS, 1), jnp.int32), 5, 16)
-    o = lambda x: Experts24(v=16).mixture(x, W1, W2, X[:, :1], groups, state, **options)[0]  # noqa: E731
-    return jax.grad(lambda x: o(x).sum())(X)
+    groups = group_by_expert(jnp.zeros((TOKENS, 1), jnp.int32), experts, 16)
+    o = lambda x: Experts24(v=16).mixture(x, w1, w2, gates, groups, state, **options)[0]  # noqa: E731
+    return jax.grad(lambda x: o(x).sum())(x)
 
 
 def gathered_of_two_devices(neurons):
@@ -209,7 +209,6 @@ REFUSED = {
         *entered(Slices(m=8, activation="swiglu")),
         lambda: Slices(activation="swiglu").ffn(X, W1, W2),
     ],
-    "recipe 'slices' computes no experts": [lambda: Slices().mixture(X, W1, W2, X[:, :2], None)],
     "recipe 'experts24' computes experts with squared_relu, gated_relu2, not swiglu": [
         lambda: Experts24(activation="swiglu").mixture(X, W1, W2, X[:, :2], None)
     ],
@@ -217,6 +216,17 @@ REFUSED = {
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
     "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
     "recipe 'experts24' reads a state": [lambda: mixture(None)],
+    r"w1 \[160, 24\] and w2 \[100, 24\] must be": [lambda: mixture(STATE24, w2=W2[:100], key=KEY)],
+    r"x \[96, 24\] and gates \[96, 2\] must be \[T, D\] and \[T, k\]: the groups have k = 1 and T k = 96": [
+        lambda: mixture(STATE24, gates=X[:, :2], key=KEY)
+    ],
+    r"x \[48, 24\] and gates \[48, 1\] must be": [lambda: mixture(STATE24, x=X[:48], gates=X[:48, :1], key=KEY)],
+    r"x \[48, 24\] and gates \[96, 1\] must be": [lambda: mixture(STATE24, x=X[:48], key=KEY)],
+    r"w2 \[160, 24\] must be \[E Fe, D\]: the groups have E = 3": [lambda: mixture(STATE24, experts=3, key=KEY)],
+    "recipe 'slices' computes no experts": [
+        lambda: Slices().mixture(X, W1, W2, X[:, :2], None),
+        lambda: Slices().block_of_experts(96, 5),
+    ],
     "weight gradients of recipe 'experts24' are stochastic: ffn needs a key": [lambda: mixture(STATE24)],
     "a shard of 96 neurons must be a multiple of 64": [lambda: gathered_of_two_devices(96)],
 }
