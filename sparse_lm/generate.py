@@ -1,9 +1,9 @@
-"""Continues a prompt with a trained model, from its workdir alone.
+r"""Continues prompts with a trained model, from its workdir alone.
 
-    python -m sparse_lm.generate --workdir=runs/tiny --prompt="def main(" --max_new_tokens=64 --temperature=0.8
-                                 [--checkpoint=best]
+    python -m sparse_lm.generate --workdir=runs/tiny --prompt="def main(" --prompt="class " --max_new_tokens=64 \
+        --temperature=0.8 --checkpoint=best
 
-Prints the prompt and its continuation.
+Prints each prompt and its continuation.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import logging
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -29,23 +30,23 @@ OPTIONS = ("max_new_tokens", "checkpoint", "temperature", "top_p", "seed")
 MOST_NEW_TOKENS = 2**29  # with a prompt, and rounded up to a power of two, positions must be int32
 
 
-def continue_text(
+def continue_texts(
     workdir: str | os.PathLike,
-    prompt: str,
+    prompts: Sequence[str],
     *,
     max_new_tokens: int,
     checkpoint: int | str = "latest",
     seed: int = 0,
     **sampling: float,
-) -> str:
-    """Continues a prompt with a checkpoint of a run; returns both.
+) -> list[str]:
+    """Continues prompts with a checkpoint of a run; returns each with its continuation.
 
     Args:
       workdir: of the run.
-      prompt: text; empty for a new document.
+      prompts: texts; an empty one for a new document.
       max_new_tokens: the most tokens to make; the end of the document ends it sooner.
       checkpoint: "latest", "best" (least held-out loss in training) or a step.
-      seed: of the random numbers.
+      seed: of the first prompt's random numbers; that of each other is one more than the one before it.
       **sampling: temperature and top_p of `model.decode.generate`.
 
     Raises:
@@ -57,34 +58,38 @@ def continue_text(
     params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     _log.info("checkpoint of step %d", step)
     end = end_of_text(tokenizer)
-    prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
-    total = len(prompt_tokens) + max_new_tokens
+    encoded = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end] for prompt in prompts]
+    total = max(map(len, encoded)) + max_new_tokens
     if total > config.seq_len:
-        _log.warning("%d tokens are more than the %d of a training sequence", total, config.seq_len)
-    [made] = decode.generate(
+        _log.warning("a text of %d tokens is longer than a training sequence, %d", total, config.seq_len)
+    made = decode.generate(
         llama.graphdef(config.model),
         params,
-        [prompt_tokens],
+        encoded,
         max_new_tokens=max_new_tokens,
-        seeds=[seed],
+        seeds=[(seed + number) % 2**32 for number in range(len(prompts))],
         stop=end,
         recipe=recipe,
         recipe_state=recipe_state,
         dense_layers=config.sparsity.dense_layers,
         **sampling,
     )
-    return tokenizer.decode([*prompt_tokens, *made])
+    return [tokenizer.decode([*tokens, *new]) for tokens, new in zip(encoded, made, strict=True)]
 
 
 def main() -> None:
     options = {name: flags.FLAGS[name].value for name in OPTIONS}
-    print(continue_text(flags.FLAGS.workdir, flags.FLAGS.prompt, **options))
+    print(*continue_texts(flags.FLAGS.workdir, flags.FLAGS.prompt, **options), sep="\n")
+
+
+def _is_utf8(text: str) -> bool:
+    return text == text.encode(errors="replace").decode()
 
 
 def _define_flags() -> None:
     entry_point.define_run_flags()
-    flags.DEFINE_string("prompt", "", "Text to continue; empty for a new document.")
-    flags.register_validator("prompt", lambda text: text == text.encode(errors="replace").decode(), "must be UTF-8")
+    flags.DEFINE_multi_string("prompt", [""], "Text to continue, empty for a new document; repeated for several.")
+    flags.register_validator("prompt", lambda texts: all(map(_is_utf8, texts)), "must be UTF-8")
     flags.DEFINE_integer("max_new_tokens", 64, "The most tokens to make.", 0, MOST_NEW_TOKENS)
     flags.DEFINE_float("temperature", 0.8, "Divides the logits; 0: the most probable token.", lower_bound=0.0)
     flags.register_validator("temperature", math.isfinite, "must be finite")

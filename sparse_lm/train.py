@@ -26,7 +26,7 @@ from absl import flags
 from sparse_lm import config_flag, entry_point, logs
 from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
-from sparse_lm.generate import continue_text
+from sparse_lm.generate import continue_texts
 from sparse_lm.training.environment import request_determinism, request_memory
 from sparse_lm.training.loop import train
 from sparse_lm.training.mesh import processes
@@ -59,7 +59,7 @@ def main() -> None:
             if finished and jax.process_count() == 1 and config.mesh.data == config.mesh.devices:  # one device holds it
                 data = open_run_data(workdir, load_config(workdir))
                 prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
-                text = continue_text(workdir, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
+                [text] = continue_texts(workdir, [prompt], max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
                 print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
         if not finished:  # at once: Python would abort a compilation that may be under way
             sys.stdout.flush()

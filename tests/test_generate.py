@@ -25,9 +25,11 @@ def workdir(tmp_path_factory):
 
 
 def test_continues_the_prompt_reproducibly(workdir):
-    first, again, other = (generate.continue_text(workdir, "def main(", seed=seed, **OPTIONS) for seed in (0, 0, 1))
+    of_seeds = [generate.continue_texts(workdir, ["def main("], seed=seed, **OPTIONS) for seed in (0, 0, 1)]
+    [first], [again], [other] = of_seeds
     assert first == again
     assert first != other
+    assert generate.continue_texts(workdir, ["def main(", "def main("], seed=0, **OPTIONS) == [first, other]
     assert first.startswith("def main(")
     assert len(first) > len("def main(")
 
@@ -38,7 +40,7 @@ def test_documents_begin_and_end_with_the_end_of_text_and_a_model_that_stays_spa
     tokenizer, (params, *_) = load_tokenizer(workdir / "tokenizer.json"), restore_params(workdir)
     end = end_of_text(tokenizer)
     [made] = decode.generate(llama.graphdef(MODEL), params, [[end]], max_new_tokens=999, recipe=Act24(), dense_layers=1)
-    assert generate.continue_text(workdir, "", max_new_tokens=999) == tokenizer.decode(made[: made.index(end)])
+    assert generate.continue_texts(workdir, [""], max_new_tokens=999) == [tokenizer.decode(made[: made.index(end)])]
 
 
 @pytest.mark.long
@@ -50,9 +52,13 @@ def test_command_line_and_mistakes_in_it(workdir, tmp_path):
         os.fsdecode(b"--prompt=caf\xe9"): "must be UTF-8",
     }
     flags = [f"--workdir={workdir}", "--prompt=def main(", *(f"--{name}={value}" for name, value in OPTIONS.items())]
-    command_lines = [[*flags, "--seed=3000000000", "--checkpoint=best"], *([*flags, flag] for flag in mistakes)]
+    command_lines = [
+        [*flags, "--prompt=class ", "--seed=3000000000", "--checkpoint=best"],
+        *([*flags, flag] for flag in mistakes),
+    ]
     good, *bad = run_each("sparse_lm.generate", command_lines, tmp_path)
-    expected = generate.continue_text(workdir, "def main(", checkpoint="best", seed=3_000_000_000, **OPTIONS)
-    assert good.stdout == expected + "\n"
+    options = dict(checkpoint="best", seed=3_000_000_000, **OPTIONS)
+    expected = generate.continue_texts(workdir, ["def main(", "class "], **options)
+    assert good.stdout == "\n".join(expected) + "\n"
     for message, run in zip(mistakes.values(), bad, strict=True):
         assert_refused(run, message)

@@ -107,7 +107,7 @@ def test_what_is_out_of_turn_is_refused():
         sparse_ffn()[0].enter(X)
     with pytest.raises(ValueError, match="dim = 30 and neurons = 64 must be multiples of 4"):
         SquaredReluFFN(30, 64, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="'slices' are stochastic: ffn needs a key"):
+    with pytest.raises(ValueError, match="'slices' are stochastic: to be differentiated it needs key="):
         output_and_gradients(sparse_ffn()[0], key=None)
 
 

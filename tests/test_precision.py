@@ -10,7 +10,7 @@ import pytest
 
 from sparse_lm.errors import ConfigError
 from sparse_lm.evaluate import evaluate, text_model
-from sparse_lm.generate import continue_text
+from sparse_lm.generate import continue_texts
 from sparse_lm.model import llama
 from sparse_lm.ops import fp8
 from sparse_lm.training.loop import train
@@ -54,7 +54,8 @@ def test_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "use", [evaluate, lambda run: text_model(run, "latest", 64), lambda run: continue_text(run, "", max_new_tokens=1)]
+    "use",
+    [evaluate, lambda run: text_model(run, "latest", 64), lambda run: continue_texts(run, [""], max_new_tokens=1)],
 )
 def test_a_run_in_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path, use):
     monkeypatch.setattr(fp8, "unavailable", lambda: "needs compute capability 8.9 or more; A100 has 8.0")

@@ -14,7 +14,7 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.errors import ConfigError
 from sparse_lm.evaluate import evaluate
-from sparse_lm.generate import continue_text
+from sparse_lm.generate import continue_texts
 from sparse_lm.report import report
 from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints, restore_params
@@ -91,7 +91,8 @@ def test_evaluate_and_generate_from_the_workdir_alone(whole):
         assert evaluated["loss"] == pytest.approx(lines(whole)[step - 1]["eval_loss"], rel=1e-6)
     losses = {line["step"] + 1: line["eval_loss"] for line in lines(whole) if "eval_loss" in line}
     assert restore_params(whole, "best")[2] == min(losses, key=losses.get)
-    assert continue_text(whole, "def", max_new_tokens=8, temperature=0.0).startswith("def")
+    [text] = continue_texts(whole, ["def"], max_new_tokens=8, temperature=0.0)
+    assert text.startswith("def")
 
 
 def test_finished_run_says_so_and_can_be_reported(whole, corpus, tmp_path, capsys):

@@ -138,7 +138,9 @@ def _call(recipe: Recipe, axes: Axes, saved: _Saved, order: Array | None) -> Ffn
 def _call_of_backward(recipe: Recipe, axes: Axes, saved: _Saved) -> FfnCall:
     """Makes or gathers weights again rather than saving them."""
     if recipe.stochastic and saved.key is None:
-        raise ValueError(f"the weight gradients of recipe {recipe.name!r} are stochastic: ffn needs a key")
+        raise ValueError(
+            f"the weight gradients of recipe {recipe.name!r} are stochastic: to be differentiated it needs key="
+        )
     key = collectives.fold_index(saved.key, axes.tensor or axes.expert)
     return _call(recipe, axes, saved._replace(key=key), None)
 

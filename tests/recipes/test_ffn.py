@@ -143,7 +143,9 @@ def test_a_state_and_a_key_are_needed_where_they_are_used(name):
         with pytest.raises(ValueError, match=rf"recipe '{name}' reads a state: make one with enter\(w1, w2, x\)"):
             jax.eval_shape(recipe.ffn, X, W1, W2, other)
     if name in STOCHASTIC:
-        with pytest.raises(ValueError, match=rf"weight gradients of recipe '{name}' are stochastic: ffn needs a key"):
+        with pytest.raises(
+            ValueError, match=rf"weight gradients of recipe '{name}' are stochastic: to be differentiated it needs key="
+        ):
             jax.eval_shape(without_key, X, W1, W2, DO, state, None, None)
     else:
         assert jax.eval_shape(without_key, X, W1, W2, DO, state, None, None)[2].shape == W1.shape
@@ -227,7 +229,9 @@ REFUSED = {
         lambda: Slices().mixture(X, W1, W2, X[:, :2], None),
         lambda: Slices().block_of_experts(96, 5),
     ],
-    "weight gradients of recipe 'experts24' are stochastic: ffn needs a key": [lambda: mixture(STATE24)],
+    "weight gradients of recipe 'experts24' are stochastic: to be differentiated it needs key=": [
+        lambda: mixture(STATE24)
+    ],
     "a shard of 96 neurons must be a multiple of 64": [lambda: gathered_of_two_devices(96)],
 }
 
