@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.scipy.special import entr
 from jaxtyping import Float, Int32
 
 from sparse_lm import collectives
@@ -76,8 +77,7 @@ class Mixture(nnx.Module):
         Returns:
           o: [T, D].
           stats: those of `Recipe.mixture`; "expert_load" f32[E], share of the pairs of tokens and chosen experts that
-            each expert has; "load_entropy" f32[], its entropy over that of an even load; "largest_router_bias" f32[];
-            "router_z_loss" f32[], which alone passes a gradient.
+            each expert has; "largest_router_bias" f32[]; "router_z_loss" f32[], which alone passes a gradient.
         """
         config, experts = self.config, self.config.experts
         router, bias = read_replicated(self.router[...], axes), lax.stop_gradient(self.router_bias[...])
@@ -94,9 +94,7 @@ class Mixture(nnx.Module):
             dense = dataclasses.replace(DENSE, activation=config.activation)
             o += dense.ffn(x, self.shared_up[...], self.shared_down[...], axes=axes)[0]
         load = expert_load(chosen.reshape(-1), experts)
-        entropy = -jnp.sum(load * jnp.log(jnp.maximum(load, jnp.finfo(jnp.float32).tiny))) / math.log(experts)
-        largest = jnp.max(jnp.abs(bias))
-        return o, stats | {LOAD: load, "load_entropy": entropy, "largest_router_bias": largest, Z_LOSS: z_loss}
+        return o, stats | {LOAD: load, "largest_router_bias": jnp.max(jnp.abs(bias)), Z_LOSS: z_loss}
 
 
 @jax.named_call
@@ -126,6 +124,11 @@ def balanced(bias: Float[Array, "L E"], load: Float[Array, "L E"]) -> Float[Arra
     missing = jnp.mean(load, axis=-1, keepdims=True) - load
     # Loads that differ by rounding are even, so that the order in which devices add them up moves no bias.
     return bias + _BIAS_RATE * jnp.where(jnp.abs(missing) > _EVEN, jnp.sign(missing), 0)
+
+
+def load_entropy(load: Float[Array, "L E"]) -> Float[Array, " L"]:
+    """Computes the entropy of each layer's load over that of an even load, 1."""
+    return jnp.sum(entr(load), axis=-1) / math.log(load.shape[-1])
 
 
 def auxiliary_loss(stats: dict[str, Array]) -> Array | float:

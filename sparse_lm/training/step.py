@@ -118,6 +118,7 @@ def _train_step(
     good, params, opt_state, grad_norm = _update(state, loss, grads, config, recipe)
     if config.model.experts:
         params = ffn_weights.balance(params, stats[mixture.LOAD], good)
+        stats |= {"load_entropy": mixture.load_entropy(stats[mixture.LOAD])}
 
     new_state = dataclasses.replace(
         state,
