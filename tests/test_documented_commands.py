@@ -17,12 +17,12 @@ from flax.traverse_util import flatten_dict
 
 from experiments import reproduce
 from sparse_lm import config as config_lib
-from sparse_lm.recipes import Act24, Fst
+from sparse_lm.recipes import DENSE, Act24, Experts24, Fst
 from sparse_lm.training.workdir import RESUMABLE_CHANGES
 from tests.command_lines import ROOT, run_modules
 from tests.documents import PAGES, commands, commands_of_block, python_blocks
 from tests.recipes import examples
-from tests.recipes.examples import DO, W1, W2, X
+from tests.recipes.examples import DO, KEY, W1, W2, X
 
 WITH_DOCSTRINGS = [*(ROOT / "configs").glob("*.py"), *(ROOT / "sparse_lm").glob("*.py")]
 WITH_DOCSTRINGS += [path for path in (ROOT / "experiments").rglob("*.py") if "python -m" in path.read_text()]
@@ -163,6 +163,25 @@ def test_a_training_loop_of_the_library_page_trains(name, recipe, capsys):
     assert (np.diff(means) < (-0.1, -0.05, 0.03)).all(), means
     at_leaving = np.mean(example.losses[LOOPS[name] - 15 : LOOPS[name]])
     assert np.mean(example.losses[LOOPS[name] : LOOPS[name] + 15]) < at_leaving + 0.1  # batches differ by more
+
+
+def test_the_mixture_of_its_page_sums_a_tokens_experts():
+    mixture = jax.jit(run_python("mixtures.md")[0].mixture, static_argnums=0)
+    router, x = W1[:5], X
+    found = mixture(DENSE, x, router, W1, W2, None, KEY)
+    by_expert = [
+        jnp.square(jax.nn.relu(x @ w1.T)) @ w2 for w1, w2 in zip(jnp.split(W1, 5), jnp.split(W2, 5), strict=True)
+    ]
+    scores = np.asarray(x @ router.T)
+    chosen = scores >= np.sort(scores, axis=1)[:, -2:-1]
+    gates = np.exp(scores) * chosen
+    gates /= gates.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, np.einsum("te,etd->td", gates, by_expert), rtol=1e-4, atol=1e-5)
+
+    recipe = Experts24(v=16)
+    state, _ = jax.jit(recipe.enter)(W1, W2)
+    of_router = jax.grad(lambda router: mixture(recipe, x, router, W1, W2, state, KEY).sum())(router)
+    assert np.isfinite(of_router).all() and np.abs(of_router).max() > 0
 
 
 def test_the_recipe_of_the_page_on_adding_one_is_right():
