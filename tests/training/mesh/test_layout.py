@@ -71,7 +71,7 @@ def test_mesh_takes_the_steps_of_one_device(recipe, model, mesh, microbatches, s
         rtol = 0.05 if loose else tolerance
         np.testing.assert_allclose(*(np.array(s, float) for s in series), rtol=rtol, atol=tolerance, err_msg=name)
     losses = [[step["loss"] for step in trace] for trace in (alone, meshed)]
-    np.testing.assert_allclose(*losses, rtol=3e-3)
+    np.testing.assert_allclose(*losses, rtol=5e-3)
     assert_copies_are_equal((state.recipe_state, state.step, state.skipped))
 
 
