@@ -129,9 +129,8 @@ def report(rows: Sequence[Row], loss: str) -> dict[str, Any]:
     }
 
 
-def mark_ratio(axes: Axes, rows: Sequence[Row], name: str) -> None:
+def mark_ratio(axes: Axes, rows: Sequence[Row], name: str, mean: float) -> None:
     """Draws an arrow from the time at which dense has a run's loss to the run's, means over seeds, with R on it."""
-    mean = report(rows, LOSSES["heldout"])[name]["ratio"]["mean"]
     seconds, loss = (
         statistics.fmean(row[key] for row in rows if row["name"] == name) for key in ("seconds", LOSSES["heldout"])
     )
@@ -184,8 +183,9 @@ def main(arguments: Sequence[str]) -> None:
         plt.style.use(plots.STYLE)
         figure = plots.losses_over_seconds(*several, names=flags.FLAGS.names)
         for axes, results in zip(figure.axes, several, strict=True):
-            for name in set(flags.FLAGS.names) & set(ratios(results.data["runs"], LOSSES["heldout"])):
-                mark_ratio(axes, results.data["runs"], name)
+            found = report(results.data["runs"], LOSSES["heldout"])
+            for name in filter(found.get, flags.FLAGS.names):
+                mark_ratio(axes, results.data["runs"], name, found[name]["ratio"]["mean"])
         figure.savefig(flags.FLAGS.figure, metadata={"Date": None})
     if refused:
         sys.exit("\n".join(refused))

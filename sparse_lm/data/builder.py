@@ -119,7 +119,7 @@ def prepare(
             files[name], metadata["splits"][name] = stages.tokenise(what, part, tokenizer, folder / name, workers)
         complete = folder / "complete"
         stages.write(files, complete, metadata, workers)
-        (complete / TOKENIZER_FILE).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)
         now = _file_stamps(corpus, heldout)
         if changed := [path for path in stamps if stamps[path] != now[path]]:
             raise DataError(f"{changed[0]} changed while it was prepared: run the same again")

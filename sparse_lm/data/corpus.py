@@ -91,6 +91,7 @@ def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:
     paths: set[Path] = set()
     for pattern in map(os.path.expanduser, patterns):
         matched = list(map(Path, glob.glob(pattern, recursive=True)))
+        # Of the path without links, since `**` follows a link from a folder to itself further than the system does.
         if gone := [path for path in matched if _is_kind_of_text(path) and not os.path.exists(os.path.realpath(path))]:
             raise DataError(f"{gone[0]} is a link that leads to no file")
         found = [path for path in matched if path.is_file()]

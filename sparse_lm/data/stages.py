@@ -65,7 +65,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, workers: Work
         with fileinput.input(sample) as lines:
             tokenizer = tokenizer_lib.train_tokenizer(map(json.loads, lines), vocab_size)
         with replacing(path) as partial:
-            partial.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+            tokenizer_lib.save_tokenizer(tokenizer, partial)
     return tokenizer_lib.load_tokenizer(path)
 
 

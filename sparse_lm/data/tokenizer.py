@@ -136,6 +136,11 @@ def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np
                 yield tokens.astype(dtype)
 
 
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Writes a tokenizer.json; raises OSError if it cannot, where the library's own `save` raises a plain Exception."""
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     batch, size = [], 0
     for document in documents:

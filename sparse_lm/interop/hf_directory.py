@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from sparse_lm.config import ModelConfig
-from sparse_lm.data.tokenizer import end_of_text
+from sparse_lm.data.tokenizer import end_of_text, save_tokenizer
 from sparse_lm.files import write_json
 from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import to_hf_config
@@ -45,7 +45,7 @@ def write_hf_directory(
         hf_config["quantization_config"] = bitmask_24.quantization_config(modules_24)
     if tokenizer.num_special_tokens_to_add(is_pair=False):
         tokenizer.post_processor = None  # training added no token to a text either
-    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    save_tokenizer(tokenizer, directory / "tokenizer.json")
     name = tokenizer.id_to_token(end)
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -186,7 +186,7 @@ def _by_rows_24(a: Sparse24) -> tuple[Sparse24, Array]:
 
 @jax.custom_vjp
 def linear(x: Float[Array, "*tokens K"], w: Float[Array, "N K"]) -> Float[Array, "*tokens N"]:
-    """Computes x W^T in the dtype of w. Differentiable in reverse mode."""
+    """Computes x W^T in the dtype of w; all leading axes of x are tokens. Differentiable in reverse mode."""
     return _linear_forward(x, w)[0]
 
 

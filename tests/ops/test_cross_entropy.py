@@ -118,7 +118,7 @@ def test_a_bad_number_makes_the_loss_of_its_token_bad(compiled, value):
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX's interpreter of Mosaic knows no transposed tile yet")
 @pytest.mark.parametrize("tokens, size", [(384, 0.3), (512, 3.0)])
 def test_kernel_in_the_interpreter(monkeypatch, tokens, size):
-    """Of an even number of tiles two make a cluster. The larger weights make odds that are cut off at the largest."""
+    """Two tiles make a cluster where their number is even. The larger weights make odds that are cut off."""
     monkeypatch.setattr(kernels, "core_count", lambda: 4)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
         check_padding(by_hopper(monkeypatch, kernels.odds), tokens, 256, 512, size)
