@@ -30,7 +30,7 @@ def get_config():
     config.model.kv_heads = 32
     config.model.ffn_dim = 16_384
 
-    config.optimizer.learning_rate = 1.5e-4  # of llama1b's by width; not swept
+    config.optimizer.learning_rate = 1e-4  # of llama1b's by width; not swept
     config.optimizer.decay_steps = 9600
     config.optimizer.weight_decay = 0.1
 

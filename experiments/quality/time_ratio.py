@@ -2,10 +2,11 @@ r"""Says in what share of dense's time runs reach dense's loss: R for each seed,
 
     python -m experiments.quality.time_ratio experiments/results/time_llama1b_25_layers_h200.json \
         experiments/results/time_llama32_1b_4_layers_h100.json experiments/results/time_afm_4_layers_h200.json \
-        --figure=experiments/plots/time_to_loss.svg --names=slices_80_first_dense,slices_80,dense_slices_80
+        --figure=experiments/plots/time_to_loss.svg \
+        --names=slices_80_first_dense,dense_rate_0.0002,slices_80,dense_slices_80
 
 Numbers are of the seeds in all files that have the first one's suite; the figure has a panel for each file, with R of
-the runs that `--names` names.
+the runs that `--names` names, where none of it is extrapolated.
 
 R is a run's time over the time at which dense has the same held-out loss, by the branches of the dense run of the same
 seed: a straight line in the logarithm of time between two of them. Below 1 is a gain. The time is that of the training
@@ -185,7 +186,8 @@ def main(arguments: Sequence[str]) -> None:
         for axes, results in zip(figure.axes, several, strict=True):
             found = report(results.data["runs"], LOSSES["heldout"])
             for name in filter(found.get, flags.FLAGS.names):
-                mark_ratio(axes, results.data["runs"], name, found[name]["ratio"]["mean"])
+                if not any(ratio["extrapolated"] for ratio in found[name]["seeds"]):
+                    mark_ratio(axes, results.data["runs"], name, found[name]["ratio"]["mean"])
         figure.savefig(flags.FLAGS.figure, metadata={"Date": None})
     if refused:
         sys.exit("\n".join(refused))
