@@ -43,8 +43,6 @@ class SquaredReluFFN(nnx.Module):
     """
 
     def __init__(self, dim: int, neurons: int, recipe: Recipe = _SLICES, *, rngs: nnx.Rngs):
-        if dim % 4 or neurons % 4:
-            raise ValueError(f"dim = {dim} and neurons = {neurons} must be multiples of 4, the groups of 2:4")
         self.up = nnx.Param(_up_init(rngs.params(), (neurons, dim), jnp.float32))
         self.down = nnx.Param(_down_init(rngs.params(), (neurons, dim), jnp.float32))
         if recipe.activation != SQUARED_RELU or SQUARED_RELU not in recipe.computes:

@@ -105,7 +105,7 @@ def test_what_is_out_of_turn_is_refused():
         ffn.enter()
     with pytest.raises(ValueError, match="the FFN is in its sparse phase"):
         sparse_ffn()[0].enter(X)
-    with pytest.raises(ValueError, match="dim = 30 and neurons = 64 must be multiples of 4"):
+    with pytest.raises(ValueError, match=r"w2 \[64, 30\], \[F, D\], must have multiples of 4 for recipe 'slices'"):
         SquaredReluFFN(30, 64, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="'slices' are stochastic: to be differentiated it needs key="):
         output_and_gradients(sparse_ffn()[0], key=None)

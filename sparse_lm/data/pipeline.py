@@ -25,12 +25,7 @@ def train_batches(
 
     Returns:
       An iterator over int32 [batch_size / process_count, seq_len + 1], which raises what `Windows.read` does.
-
-    Raises:
-      ValueError: `process_count` does not divide `batch_size`.
     """
-    if batch_size % process_count:
-        raise ValueError(f"batch_size = {batch_size}: must be a multiple of the {process_count} processes")
     import grain  # here, since it loads JAX, which a process that prepares data has no use for
 
     # Indices are shuffled, mixed and batched before anything is read, so that a batch is one read.
