@@ -63,18 +63,15 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._saving: int | None = None
         self._failure = ""  # what became of the last save, unless it is whole
         policies = ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)
-        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        for item in ITEMS:
-            registry.add(item, ocp.args.StandardSave, ocp.StandardCheckpointHandler())
-        registry.add(MANIFEST, ocp.args.JsonSave, ocp.JsonCheckpointHandler(filename=MANIFEST_FILE))
+        handlers = {item: ocp.StandardCheckpointHandler() for item in ITEMS}
         self._manager = ocp.CheckpointManager(
             Path(workdir, "checkpoints").absolute(),
+            item_handlers=handlers | {MANIFEST: ocp.JsonCheckpointHandler(filename=MANIFEST_FILE)},
             options=ocp.CheckpointManagerOptions(
                 create=True,
                 cleanup_tmp_directories=True,
                 preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
             ),
-            handler_registry=registry,
         )
 
     def save(self, step: int, state: Any, metrics: Mapping[str, float] | None = None) -> None:
