@@ -70,21 +70,23 @@ def make_trainer(config: Config, devices: Sequence[jax.Device] | None = None) ->
     init = functools.partial(_init, config=config)
     mesh = make_mesh(config, devices)
     layout = Layout(mesh, jax.eval_shape(init, seed), config.sparsity.recipe.neuron_major) if mesh else None
-
-    def compiled(recipe: Recipe) -> Step:
-        step = functools.partial(_train_step, config=config, graphdef=graphdef, layout=layout, recipe=recipe)
-        placed = (layout.state, layout.replicated) if layout else None
-        options = compiler_options(config.model.precision)
-        return jax.jit(step, donate_argnums=0, compiler_options=options, out_shardings=placed)
-
+    step = functools.partial(_train_step, config=config, graphdef=graphdef, layout=layout)
+    steps = {phase: functools.partial(step, recipe=config.recipe(phase)) for phase in ("dense", "sparse")}
     placed_init = jax.jit(init, out_shardings=layout.state if layout else None)
     return Trainer(
         init=functools.partial(placed_init, seed),
         abstract_state=functools.partial(jax.eval_shape, placed_init, seed),
-        steps={phase: compiled(config.recipe(phase)) for phase in ("dense", "sparse")},
+        steps={phase: compiled(step, config, layout) for phase, step in steps.items()},
         graphdef=graphdef,
         layout=layout,
     )
+
+
+def compiled(function: Step, config: Config, layout: Layout | None) -> Step:
+    """Compiles a function of a state, which is donated, and a batch on its first use."""
+    placed = (layout.state, layout.replicated) if layout else None
+    options = compiler_options(config.model.precision)
+    return jax.jit(function, donate_argnums=0, compiler_options=options, out_shardings=placed)
 
 
 def _init(seed: Array, *, config: Config) -> TrainState:

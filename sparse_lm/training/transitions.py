@@ -25,14 +25,13 @@ from jax.sharding import PartitionSpec as P
 
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.config import Config, SparsityConfig
-from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.llama import Params
 from sparse_lm.nn import sort_moments
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
-from sparse_lm.training.step import Metrics, Step, TrainState, forward_loss, no_losses
+from sparse_lm.training.step import Metrics, Step, TrainState, compiled, forward_loss, no_losses
 
 SAMPLE = 16_384  # tokens of a batch, of evenly spaced windows, that a recipe sees
 
@@ -44,14 +43,12 @@ def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None
     the batch of the coming step. States are donated.
     """
     recorded = functools.partial(_ffn_inputs, config=config, graphdef=graphdef, layout=layout)
-    placed = (layout.state, layout.replicated) if layout else None
-    options = compiler_options(config.model.precision)
-    compiled = functools.partial(jax.jit, donate_argnums=0, compiler_options=options, out_shardings=placed)
-    return {
-        "enter": compiled(functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded)),
-        "refresh": compiled(functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded)),
-        "leave": compiled(functools.partial(_leave_sparse, sparsity=config.sparsity)),
+    transitions = {
+        "enter": functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded),
+        "refresh": functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded),
+        "leave": functools.partial(_leave_sparse, sparsity=config.sparsity),
     }
+    return {name: compiled(transition, config, layout) for name, transition in transitions.items()}
 
 
 def transition_before(config: Config, step: int) -> str | None:

@@ -77,7 +77,8 @@ class RunSummary:
             "versions": _versions(),
             "git_commit": git_commit(),
         }
-        self._loss, self._skipped, self._evaluation, self._best = None, 0, None, None
+        self._line: Mapping[str, Any] = {"loss": None, "skipped": 0}  # the last one logged
+        self._evaluations: list[dict[str, Any]] = []
         for line in read_metrics(self._workdir):
             self.logged(line)
         self.spent_on("setup")
@@ -107,14 +108,10 @@ class RunSummary:
 
     def logged(self, line: Mapping[str, Any]) -> None:
         """Takes the losses from a line of metrics.jsonl."""
-        self._loss, self._skipped = line["loss"], line["skipped"]
-        if "eval_loss" not in line:
-            return
-        names = ("loss", "perplexity", "bits_per_byte")
-        self._evaluation = {"step": line["step"], **{name: line[f"eval_{name}"] for name in names}}
-        loss = self._evaluation["loss"]
-        if loss is not None and (self._best is None or loss < self._best["loss"]):
-            self._best = self._evaluation
+        self._line = line
+        if "eval_loss" in line:
+            names = ("loss", "perplexity", "bits_per_byte")
+            self._evaluations.append({"step": line["step"], **{name: line[f"eval_{name}"] for name in names}})
 
     def write(self) -> None:
         """Writes the file, all of it or nothing. A full disk leaves the one before, and does not stop the run."""
@@ -124,15 +121,16 @@ class RunSummary:
         speeds = {phase: per_step * steps[phase] / seconds[phase] for phase in steps if seconds[phase]}
         if steps:
             speeds["overall"] = per_step * steps.total() / seconds.total()
+        finite = [evaluation for evaluation in self._evaluations if evaluation["loss"] is not None]
         contents = {
             "state": self.state,
             "step": self._process["step"],
             "steps": self._config.steps,
             "tokens": self._process["step"] * per_step,
-            "loss": self._loss,
-            "skipped": self._skipped,
-            "evaluation": self._evaluation,
-            "best_evaluation": self._best,
+            "loss": self._line["loss"],
+            "skipped": self._line["skipped"],
+            "evaluation": self._evaluations[-1] if self._evaluations else None,
+            "best_evaluation": min(finite, key=lambda evaluation: evaluation["loss"], default=None),
             "wall_time": seconds.total(),
             "seconds": seconds,
             "tokens_per_second": speeds,
