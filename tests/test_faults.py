@@ -60,12 +60,10 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole,
 
 OTHER_RUNS = {
     "gates and Muon": ("sste", {"model.activation": "swiglu", "model.qk_norm": True, "optimizer.name": "muon"}),
-    "routed gates and rounded moments": (
+    "routed gates in FP8 and rounded moments": (
         "slices",
-        {"model.activation": "gated_relu2", "optimizer.moments": "bfloat16"},
+        {"model.activation": "gated_relu2", "model.precision": "fp8", "optimizer.moments": "bfloat16"},
     ),
-    "routed in FP8": ("slices", {"model.precision": "fp8"}),
-    "sparse activations in FP8": ("act24", {"model.precision": "fp8"}),
     "a mixture within documents of two corpora": ("experts24", {"model.document_separator": 0}),
 }
 

@@ -14,7 +14,7 @@ from sparse_lm.generate import continue_texts
 from sparse_lm.model import llama
 from sparse_lm.ops import fp8
 from sparse_lm.training.loop import train
-from sparse_lm.training.workdir import save_config
+from sparse_lm.training.workdir import load_config, save_config
 from tests import small
 from tests.ops.numpy_fp8 import rounded
 from tests.ops.operands import relative_error
@@ -46,19 +46,18 @@ def test_every_linear_layer_is_in_fp8_and_near_its_own_bf16():
     np.testing.assert_allclose(hidden_states(config, moved, tokens), found, rtol=1e-5, atol=1e-5)
 
 
-def test_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path):
-    monkeypatch.setattr(fp8, "unavailable", lambda: "needs compute capability 8.9 or more; A100 has 8.0")
-    with pytest.raises(ConfigError, match=r"config.model.precision = 'fp8': needs compute.*allowed here: bf16"):
-        train(small_config(corpus, "dense", **FP8), str(tmp_path / "run"))
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
 @pytest.mark.parametrize(
     "use",
-    [evaluate, lambda run: text_model(run, "latest", 64), lambda run: continue_texts(run, [""], max_new_tokens=1)],
+    [
+        lambda run: train(load_config(run), str(run)),
+        evaluate,
+        lambda run: text_model(run, "latest", 64),
+        lambda run: continue_texts(run, [""], max_new_tokens=1),
+    ],
 )
-def test_a_run_in_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path, use):
+def test_fp8_is_refused_where_there_is_none(monkeypatch, corpus, tmp_path, use):
     monkeypatch.setattr(fp8, "unavailable", lambda: "needs compute capability 8.9 or more; A100 has 8.0")
     save_config(tmp_path, small_config(corpus, "dense", **FP8))
-    with pytest.raises(ConfigError, match=r"config.model.precision = 'fp8': needs compute"):
+    with pytest.raises(ConfigError, match=r"config.model.precision = 'fp8': needs compute.*allowed here: bf16"):
         use(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()

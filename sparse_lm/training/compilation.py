@@ -6,6 +6,8 @@ compilation takes minutes and cannot be stopped.
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 import jax
@@ -36,7 +38,16 @@ def compile_programs(
     """Compiles them, and says so beside `step`; returns False if a signal came first: the state can be saved."""
     phases = [name for name in programs if name in ("dense", "sparse")]
     and_transitions = " and the phase transitions" if len(programs) > len(phases) else ""
-    compilations = [lambda f=f: f.lower(state, windows).compile() for f in programs.values()]
+    lowering = threading.Lock()
+
+    def compile_program(name: str) -> None:
+        # Python lowers as fast one after the other as all at a time, and so XLA has the first one earlier.
+        with lowering:
+            lowered = programs[name].lower(state, windows)
+        lowered.compile()
+
+    longest_first = sorted(programs, key=lambda name: name != "sparse")
+    compilations = [functools.partial(compile_program, name) for name in longest_first]
     interrupt.answer = "saving what there is; the compilation is given up"
     with log.busy(step, f"compiling the {' and the '.join(phases)} step{and_transitions}") as tick:
         if jax.process_count() > 1:  # processes could not agree to stop in the middle

@@ -82,10 +82,10 @@ def test_tokens_travel_and_experts_do_not():
 
 @pytest.mark.long
 def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_path):
-    config = functools.partial(small_config, corpus, "dense", **MIXTURE | {"batch_size": 8})
+    config = functools.partial(small_config, corpus, "dense", **MIXTURE)
     assert train(config(), str(tmp_path / "alone"))
     workdir = tmp_path / "meshed"
-    train_and_crash(config(**mesh(expert=4, data=2)), workdir, before=7)
+    train_and_crash(config(**mesh(expert=4, fsdp=2)), workdir, before=7)
     evaluated = evaluate.evaluate(str(workdir))
     assert evaluated["step"] == 6
     assert evaluated["loss"] == pytest.approx(lines(workdir)[-1]["eval_loss"], rel=1e-5)
