@@ -59,7 +59,7 @@ def test_exports_what_the_forward_uses(workdir, tmp_path, step):
     zeros = np.mean(written["layers"]["ffn"]["down"] == 0)
     assert zeros >= 0.5 if step == 20 else zeros == 0
     # The card names steps that are done, of a phase that ends at 30.
-    assert f"sparse in steps 10 to {min(step, 30)}" in (tmp_path / "out" / "README.md").read_text()
+    assert f"sparse in steps 10..{min(step, 30) - 1}" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.long
@@ -79,7 +79,7 @@ def test_command_line_writes_the_newest_checkpoint_and_says_what_it_is(workdir, 
         "tokenizer_config.json",
     }  # fmt: skip
     card = (tmp_path / "out" / "README.md").read_text()
-    for part in ("ArceeForCausalLM", "40 of 50", "sste, sparse in steps 10 to 30", "2.5000 nats"):
+    for part in ("ArceeForCausalLM", "40 of 50", "sste, sparse in steps 10..29", "2.5000 nats"):
         assert part in card
 
 

@@ -36,7 +36,7 @@ def model_card(config: Config, step: int, parameters: int, eval_loss: float | No
     """
     model, sparsity = config.model, config.sparsity
     trained = range(sparsity.phase.start, min(sparsity.phase.stop, step))  # sparsely
-    phase = f"sparse in steps {trained.start} to {trained.stop}"
+    phase = f"sparse in steps {trained.start}..{trained.stop - 1}"
     shared = f", and {model.shared_expert_dim} of all tokens" if model.shared_expert_dim else ""
     experts = f"{model.experts} experts of {model.expert_dim}, {model.experts_per_token} a token{shared}"
     neurons = experts if model.experts else model.ffn_dim
