@@ -1,8 +1,11 @@
-"""Asks JAX for what training needs before it starts, and refuses what this machine does not have."""
+"""Asks JAX for what training needs, mostly before it starts, and refuses what this machine does not have."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import jax
 
 from sparse_lm.config import Config
 from sparse_lm.errors import ConfigError
@@ -30,6 +33,16 @@ def request_determinism() -> None:
     kernels are chosen by timing them.
     """
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISM}".strip()
+
+
+def keep_programs(workdir: str) -> None:
+    """Tells JAX to keep in the workdir what it compiles for a GPU, unless the user has named a directory.
+
+    A run that goes on there loads its programs in seconds, and has the kernels that were chosen by timing them. A
+    program for one kind of CPU may not run on another.
+    """
+    if jax.default_backend() == "gpu" and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(workdir, "programs").absolute()))
 
 
 def check_determinism(config: Config) -> None:

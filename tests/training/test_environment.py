@@ -2,10 +2,17 @@
 
 import os
 
+import jax
 import pytest
 
 from sparse_lm.errors import ConfigError
-from sparse_lm.training.environment import DETERMINISM, check_determinism, request_determinism, request_memory
+from sparse_lm.training.environment import (
+    DETERMINISM,
+    check_determinism,
+    keep_programs,
+    request_determinism,
+    request_memory,
+)
 from tests import small
 from tests.command_lines import run, run_python
 from tests.runs import command, trace
@@ -39,6 +46,20 @@ def test_a_deterministic_run_that_nobody_told_xla_of_is_refused(monkeypatch):
     request_determinism()
     assert os.environ["XLA_FLAGS"].split() == ["--xla_one=1", DETERMINISM]
     check_determinism(small.config(deterministic=True))
+
+
+@pytest.mark.parametrize(
+    "backend, given, kept", [("gpu", None, "run/programs"), ("gpu", "/shared", "/shared"), ("cpu", None, None)]
+)
+def test_programs_are_kept_on_a_gpu_where_the_user_says_or_in_the_workdir(backend, given, kept, monkeypatch, tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    jax.config.update("jax_compilation_cache_dir", given)
+    try:
+        keep_programs(str(tmp_path / "run"))
+        assert jax.config.jax_compilation_cache_dir == (kept and str(tmp_path / kept))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_the_entry_point_is_imported_before_jax_starts():
