@@ -138,13 +138,19 @@ def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict
     return {f"{prefix}experts24": sparse | _until(steps, 80), f"{prefix}experts24_stay": sparse | _stay(steps)}
 
 
-def _swiglu_runs(steps: int) -> dict[str, Overrides]:
-    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps; one of them on 80%, too."""
+def _swiglu_runs(steps: int, rates: tuple[float, ...]) -> dict[str, Overrides]:
+    """Returns dense, and the recipes that compute SwiGLU, each on half of the steps; one of them on 80%, and rates."""
     sparse = {
         f"{recipe}_{share}": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, share)
         for recipe, share in (("fst", 50), ("sste", 50), ("dense_slices", 50), ("dense_slices", 80))
     }
-    return {"dense": _SWIGLU | _DENSE} | sparse
+    runs = {"dense": _SWIGLU | _DENSE} | sparse
+    swept = {
+        f"{name}_rate_{rate:g}": runs[name] | {"optimizer.learning_rate": rate}
+        for rate in rates
+        for name in ("dense", "dense_slices_80")
+    }
+    return runs | swept
 
 
 def _longer(steps: int, times: float) -> Overrides:
@@ -250,7 +256,7 @@ SUITES = {
     "llama32_1b_4_layers": Suite(
         llama32_1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        _swiglu_runs(3052),
+        _swiglu_runs(3052, _RATES),
         lengths=(0.8, 1.0),
     ),
     # 42 M parameters, 200 M tokens.
@@ -261,7 +267,7 @@ SUITES = {
         lengths=(0.8, 1.0),
     ),
     # The same with SwiGLU, 50 M parameters: F = 4 D as in Llama-3.2-1B.
-    "llama60m_swiglu": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _swiglu_runs(6120), lengths=(0.8, 1.0)),
+    "llama60m_swiglu": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _swiglu_runs(6120, ()), lengths=(0.8, 1.0)),
     # Seconds on a CPU, for tests.
     "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16)),
 }
