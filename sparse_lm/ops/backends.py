@@ -15,7 +15,7 @@ import functools
 import importlib
 import logging
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -84,24 +84,25 @@ def describe(name: str) -> str:
     return f"{name} ({caveat})" if caveat else name
 
 
-def functions(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def functions(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Makes the `__getattr__` (PEP 562) of a backend's package, which imports kernels when they are asked for.
 
-    `modules` names the module of the package that has a function, by the function's name.
+    `modules` has the names of the functions of each module of the package, by the module's name.
     """
 
     def get(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        for module, names in modules.items():
+            if name in names:
+                return getattr(importlib.import_module(f"{package}.{module}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
 
 
-def import_error(package: str, modules: Mapping[str, str]) -> str | None:
-    """Says why some of these modules cannot be imported, or returns None if all can; arguments as in `functions`."""
+def import_error(package: str, modules: Iterable[str]) -> str | None:
+    """Says why some of these modules of a package cannot be imported, or returns None if all can."""
     try:
-        for module in modules.values():
+        for module in modules:
             importlib.import_module(f"{package}.{module}")
     except ImportError as error:
         return f"cannot be imported: {error}"

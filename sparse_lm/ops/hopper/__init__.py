@@ -23,31 +23,22 @@ import jax
 from sparse_lm.ops import backends
 
 _MODULES = {
-    "add_norm": "passes.add_norm",
-    "cross_entropy": "products.cross_entropy",
-    "fp8_rows": "passes.fp8_rows",
-    "fp8_squared_relu": "passes.fp8_rows",
-    "fp8_squared_relu_gradients": "passes.fp8_rows",
-    "gated_squared_relu_24": "passes.gated_squared_relu",
-    "gated_squared_relu_gradients": "passes.gated_squared_relu",
-    "grouped_down": "products.grouped",
-    "grouped_up": "products.grouped",
-    "grouped_weights": "products.grouped",
-    "matmul_24": "products.matmul_24",
-    "matmul_24_fp8": "products.matmul_24",
-    "matmul_venom": "products.matmul_venom",
-    "sampled_matmul_24": "products.sampled_matmul_24",
-    "sampled_squared_relu_24": "products.sampled_matmul_24",
-    "scattered_matmul_24": "products.scattered_matmul_24",
-    "soft_threshold_24": "passes.sparsify_24",
-    "sparsify_24": "passes.sparsify_24",
-    "sparsify_24_tiles": "passes.sparsify_24_tiles",
-    "sparsify_venom": "passes.sparsify_venom",
-    "squared_relu_24": "passes.squared_relu_24",
-    "squared_relu_gradients": "passes.squared_relu_gradients",
-    "squared_relu_venom": "passes.sparsify_venom",
+    "products.cross_entropy": ("cross_entropy",),
+    "products.grouped": ("grouped_down", "grouped_up", "grouped_weights"),
+    "products.matmul_24": ("matmul_24", "matmul_24_fp8"),
+    "products.matmul_venom": ("matmul_venom",),
+    "products.sampled_matmul_24": ("sampled_matmul_24", "sampled_squared_relu_24"),
+    "products.scattered_matmul_24": ("scattered_matmul_24",),
+    "passes.add_norm": ("add_norm",),
+    "passes.fp8_rows": ("fp8_rows", "fp8_squared_relu", "fp8_squared_relu_gradients"),
+    "passes.gated_squared_relu": ("gated_squared_relu_24", "gated_squared_relu_gradients"),
+    "passes.sparsify_24": ("soft_threshold_24", "sparsify_24"),
+    "passes.sparsify_24_tiles": ("sparsify_24_tiles",),
+    "passes.sparsify_venom": ("sparsify_venom", "squared_relu_venom"),
+    "passes.squared_relu_24": ("squared_relu_24",),
+    "passes.squared_relu_gradients": ("squared_relu_gradients",),
 }
-__all__ = list(_MODULES)
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def unavailable(device: jax.Device) -> str | None:
