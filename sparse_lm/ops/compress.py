@@ -119,7 +119,7 @@ def compress_venom(
     check_matrix("condensed", condensed)
     check_float("dtype", dtype)
     check_block(v)
-    members = split_groups(_pad(condensed.astype(jnp.float32), max(v, TILE), TILE))
+    members = split_groups(pad_to_tiles(condensed.astype(jnp.float32), max(v, TILE)))
     positions = top_two(members) if like is None else unpack_metadata(like.metadata)
     sparse = pack_24(members, *positions, shape=condensed.shape, dtype=dtype or condensed.dtype)
     return to_venom(sparse, columns, shape[1], v, m)
@@ -167,14 +167,10 @@ def to_venom(
     )
 
 
-def pad_to_tiles(x: Array) -> Array:
-    """Pads [M, K] with zeros to [Mp, Kp], whole 64 x 64 tiles."""
-    return _pad(x, TILE, TILE)
-
-
-def _pad(x: Array, row_multiple: int, column_multiple: int) -> Array:
+def pad_to_tiles(x: Array, row_multiple: int = TILE) -> Array:
+    """Pads [M, K] with zeros to [Mp, Kp], whole 64 x 64 tiles, or to another multiple of rows."""
     rows, columns = x.shape
-    return jnp.pad(x, ((0, -rows % row_multiple), (0, -columns % column_multiple)))
+    return jnp.pad(x, ((0, -rows % row_multiple), (0, -columns % TILE)))
 
 
 def _check_lists(columns: Array, rows: int, kept: int, v: int) -> None:

@@ -89,18 +89,17 @@ def soft_threshold(members: Members) -> list[Array]:
     ]
 
 
-def largest(energy: Array, count: int) -> Array:
-    """Finds positions of the `count` largest along the last axis, ascending: int32 [..., count] of float [..., m].
+def _four_largest(energy: Array) -> Array:
+    """Finds positions of the four largest along the last axis, ascending: int32 [..., 4] of float [..., m].
 
     Energies are not negative. Ties go to the lower position; NaN ranks above inf.
     """
-    size = energy.shape[-1]
-    rank, position = magnitude_rank(energy), jnp.arange(size)
+    rank, position = magnitude_rank(energy), jnp.arange(energy.shape[-1])
     mine, other = rank[..., :, None], rank[..., None, :]
     beaten_by = (other > mine) | ((other == mine) & (position < position[:, None]))
-    keep = jnp.sum(beaten_by, axis=-1) < count
+    keep = jnp.sum(beaten_by, axis=-1) < 4
     slot = jnp.cumsum(keep, axis=-1) - 1  # of a kept position, in ascending order
-    chosen = keep[..., None, :] & (slot[..., None, :] == jnp.arange(count)[:, None])
+    chosen = keep[..., None, :] & (slot[..., None, :] == jnp.arange(4)[:, None])
     return jnp.sum(jnp.where(chosen, position, 0), axis=-1, dtype=jnp.int32)
 
 
@@ -122,7 +121,7 @@ def venom_columns(x: Float[Array, "T F"], v: int, m: int) -> Int32[Array, "block
     rows, width = x.shape
     check_group(m, width)
     blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width // m, m)
-    members = largest(jnp.sum(jnp.square(blocks.astype(jnp.float32)), axis=1), 4)
+    members = _four_largest(jnp.sum(jnp.square(blocks.astype(jnp.float32)), axis=1))
     first_of_group = m * jnp.arange(width // m, dtype=jnp.int32)[:, None]
     return (members + first_of_group).reshape(members.shape[0], -1)
 
