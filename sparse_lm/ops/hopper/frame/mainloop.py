@@ -13,11 +13,6 @@ from sparse_lm.ops.hopper.frame.ring import Ring
 from sparse_lm.ops.hopper.frame.wgmma_sp import Words
 
 
-def load_own_words(metadata: Any, _: None) -> tuple[Words, None]:
-    """Loads the words of a step that each stage holds itself; `load_words` of `accumulate`."""
-    return wgmma_sp.load_words(metadata), None
-
-
 def accumulate(
     ring: Ring,
     first_step: Array,
@@ -27,7 +22,7 @@ def accumulate(
     *,
     odd: bool | None = None,
     b_transposed: bool,
-    load_words: Callable[[Any, Any], tuple[Words, Any]] = load_own_words,
+    load_words: Callable[[Any, Any], tuple[Words, Any]] = wgmma_sp.load_words,
 ) -> tuple[Array, ...]:
     """Computes one tile's product over stages `first_step` to `first_step + steps - 1` of the ring, and releases them.
 

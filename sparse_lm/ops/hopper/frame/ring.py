@@ -98,7 +98,8 @@ class Ring:
             mgpu_utils.warpgroup_barrier()  # no warp may start to wait for a phase that is already the last but one
             barrier = _barrier(full, scalar(slot))
             one_thread = mgpu_utils.single_thread_predicate(mgpu_utils.ThreadSubset.WARPGROUP)
-            barrier.arrive_expect_tx(sum(_bytes(target) for _, target, _ in tiles), one_thread)
+            sizes = (math.prod(shape_of(target)) * mgpu_utils.bytewidth(element_of(target)) for _, target, _ in tiles)
+            barrier.arrive_expect_tx(sum(sizes), one_thread)
             for copy, tile in zip(copies, tiles, strict=True):
                 _start_copy(ctx, copy, *tile, barrier, one_thread)
 
@@ -166,7 +167,3 @@ def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
 def _barrier(full: ir.Value, slot: Number) -> mgpu.BarrierRef:
     """Allocates barriers without phases: whoever waits says which parity for."""
     return mgpu.BarrierRef(mgpu_utils.memref_ptr(full), slot, None, 1)
-
-
-def _bytes(ref: ir.Value) -> int:
-    return math.prod(shape_of(ref)) * mgpu_utils.bitwidth(element_of(ref)) // 8

@@ -132,9 +132,7 @@ def plan(tiles: int, clusters: int, steps: int) -> Plan:
     Where the parts are uneven, the last one's last steps lie past the end, where copies read zeros.
     """
     waves, tail_tiles = divmod(tiles, clusters)
-    parts = 1
-    if tail_tiles:
-        parts = max(1, min(clusters // tail_tiles, steps // _MIN_STEPS, _MAX_PARTS))
+    parts = max(1, min(clusters // tail_tiles, steps // _MIN_STEPS, _MAX_PARTS)) if tail_tiles else 1
     part_steps = -(-steps // parts)
     part_steps += (part_steps - steps) % 2
     parts = -(-steps // part_steps)

@@ -94,10 +94,11 @@ def start(blocks: int, n: int, words: int = 1) -> Carry:
     return (zeros,) * blocks, (jnp.int32(0),) * (blocks * words)
 
 
-def load_words(metadata) -> Words:
+def load_words(metadata, _: None) -> tuple[Words, None]:
     """Loads this lane's metadata words of a step, from shared memory [blocks, 1, 128 * n] int32: n of each 64 rows.
 
-    If n is 2, these are words of instructions in e4m3.
+    If n is 2, these are words of instructions in e4m3. It is a `load_words` of `mainloop.accumulate`: nothing is read
+    ahead, since a stage has the words of its step and no others.
     """
     blocks, _, width = metadata.shape
     words, of_e4m3 = blocks * width // WARPGROUP_SIZE, width > WARPGROUP_SIZE
@@ -110,7 +111,7 @@ def load_words(metadata) -> Words:
         indices = [lane + WARPGROUP_SIZE * word for word in range(words)]
         return tuple(splat(load_word(metadata, index)) for index in indices)
 
-    return inline(metadata)
+    return inline(metadata), None
 
 
 def step(carry: Carry, values, words: Words, b, *, b_transposed: bool) -> Carry:

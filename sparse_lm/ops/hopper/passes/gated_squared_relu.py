@@ -114,18 +114,16 @@ def _differentiate_rows(
     """Writes dH of a thread's two rows, gates first; and to shared memory dH and Y, zeros where Y is not stored."""
     dy, h, values, metadata = operands
     element, thread = element_of(dy), tile.thread
-    stored: tuple[list, list] = [], []  # of gates, of own numbers: the words of each row
+    stored = []  # of each row and group, two words: the gradients of the gates, and of the own numbers
     rows_nibbles = tile.load_words(dy), _load_h(h, tile), tile.load_packed(values), tile.load_nibbles(metadata)
     for half, (dy_words, h_words, y_words, row_nibbles) in enumerate(zip(*rows_nibbles, strict=True)):
-        for rows in stored:
-            rows.append([])
+        stored.append([])
         for group, (y_word, nibble) in enumerate(zip(y_words, row_nibbles, strict=True)):
             kept_at = positions(nibble)
             kept = [_one_of(h_words[4 * group : 4 * group + 4], position) for position in kept_at]
             dy_word = packed_24.take_two(dy_words[2 * group : 2 * group + 2], nibble)
             words = _gradients(dy_word, *packed_24.zip_halves(*kept), element)
-            for rows, word in zip(stored, words, strict=True):
-                rows[-1].append(word)
+            stored[-1].append(words)
             row, column = thread.row + 8 * half, thread.column + 4 * group
             for array, pair in zip(shared, (words, (y_word, i32(0))), strict=True):
                 members = shared_words.words_from(array, row, column)
@@ -133,7 +131,8 @@ def _differentiate_rows(
                     llvm.store(i32(0), members.at(i32(member)))
                 for position, word in zip(kept_at, packed_24.zip_halves(*pair), strict=True):
                     members.store(position, word)
-    for first_tile, rows in zip((0, shape_of(dh)[1] // TILE), stored, strict=True):
+    for number, first_tile in enumerate((0, shape_of(dh)[1] // TILE)):
+        rows = [[words[number] for words in row] for row in stored]
         Tile(thread, tile.row, tile.column + first_tile).store_packed(dh, rows)
 
 
