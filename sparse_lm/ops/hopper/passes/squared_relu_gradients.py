@@ -27,7 +27,7 @@ from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import EMPTY_GROUP, TILE, HiddenGradients, Sparse24, SparseVenom, types_24
 from sparse_lm.ops.hopper.frame import emit, mvue, packed_24, shared_words
 from sparse_lm.ops.hopper.frame.emit import WARPGROUP_SIZE, Number
-from sparse_lm.ops.hopper.frame.operands import pad_to
+from sparse_lm.ops.hopper.frame.operands import pad_to, round_up
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.thread_tile import HALVES, THREAD_COLUMNS, Tile, run_by_tile, store_thread_columns
 from sparse_lm.ops.hopper.frame.two_of_four import groups_of_four, positions
@@ -45,61 +45,40 @@ def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array |
     contiguous, not four of each m; and a key of another generator than JAX's default one.
     """
     check_hidden_dtype(dy.dtype, y.dtype)
-    padded, columns, tile_neurons = pad_to_tiles(dy), None, TILE
-    key = None if key is None else threefry_key(key)
+    padded, columns, tile_neurons = pad_to_tiles(dy), (), TILE
+    keys = () if key is None else (threefry_key(key),)
     if isinstance(y, SparseVenom):
         if y.contiguous > 1:
             raise NotImplementedError(f"needs columns that are four of each {y.m}, not {y.contiguous} contiguous ones")
-        columns, tile_neurons = y.columns, TILE // 4 * y.m
+        # A block's tile has 64 columns, four of each m of so many neurons.
+        columns, tile_neurons = (y.columns,), TILE // 4 * y.m
         check_multiples({"v": (y.v, TILE), "m": (y.m, 4), "F": (y.shape[1], tile_neurons)})
         padded = pad_to(padded, (y.values.shape[0], padded.shape[1]))
-    dh, *transposes = _call(padded, y.values, y.metadata, columns, key, tile_neurons)
-    # Rows of a ragged last block may be padded by more than a tile.
-    width = -(-y.shape[0] // TILE) * TILE
-    dh_t, y_t = (
-        Sparse24(values[:, : width // 2], metadata[:, : width // TILE], y.shape[::-1])
-        for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
-    )
-    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
-
-
-def _call(
-    dy: Array, values: Array, metadata: Array, columns: Array | None, key: Array | None, tile_neurons: int
-) -> tuple[Array, ...]:
-    """Computes dH's values; values and metadata of dH^T; those of Y^T; of a dY [T, Kc] in whole tiles and Venom blocks.
-
-    There are `columns`, int32 [T / v, Kc], of a Venom Y. The 64 columns of a block's tile are four of each m of
-    `tile_neurons` neurons. A key, int32 [2], is to draw with; else the largest are taken.
-    """
-    tokens, kept = dy.shape
+    tokens, kept = padded.shape
     token_tiles, column_tiles = tokens // TILE, kept // TILE
     neurons = column_tiles * tile_neurons
-    operands = [dy, values, metadata, *(operand for operand in (columns, key) if operand is not None)]
-    block_tiles = None if columns is None else token_tiles // columns.shape[0]  # tiles of 64 tokens in a Venom block
 
     def differentiate_tile(tile, dy_gmem, values_gmem, metadata_gmem, *rest):
         *optional_gmem, dh_gmem, dh_t_values, dh_t_words, y_t_values, y_t_words, words, places = rest
         thread = tile.thread
-        if columns is not None:
-            columns_gmem, block = optional_gmem[0], tile.row // block_tiles
+        if columns:
+            columns_gmem, block = optional_gmem[0], tile.row // (y.v // TILE)
 
-            def neuron_at(tile_column):
-                column = tile.column * TILE + tile_column
-                start = block.wide() * emit.shape_of(columns_gmem)[1] + column.wide()
-                return emit.global_memory(columns_gmem).load(start)
+        def neuron_at(tile_column):
+            column = tile.column * TILE + tile_column
+            if not columns:
+                return column
+            start = block.wide() * emit.shape_of(columns_gmem)[1] + column.wide()
+            return emit.global_memory(columns_gmem).load(start)
 
+        if columns:
             _invert(neuron_at, tile, places, tile_neurons)
         _differentiate_rows(tile, dy_gmem, values_gmem, metadata_gmem, dh_gmem, words)
         mgpu_utils.warpgroup_barrier()
         tile_columns = [thread.row + 8 * half for half in HALVES]
-        if columns is None:
-            out_rows = [tile.column * TILE + tile_column for tile_column in tile_columns]
-        else:
-            out_rows = [neuron_at(tile_column) for tile_column in tile_columns]
+        out_rows = [neuron_at(tile_column) for tile_column in tile_columns]
         loaded = [shared_words.load_column(words, thread, tile_column) for tile_column in tile_columns]
-        if key is None:
-            selected = [_select_along_tokens(tokens) for tokens in loaded]
-        else:
+        if keys:
             key_words = mvue.load_key(optional_gmem[-1])
 
             def draw(row, tokens):
@@ -108,18 +87,20 @@ def _call(
                 return mvue.sample_halves(key_words, tokens, lambda i: (first + i) * neurons + row, halves, element)
 
             selected = [draw(row, tokens) for row, tokens in zip(out_rows, loaded, strict=True)]
+        else:
+            selected = [_select_along_tokens(tokens) for tokens in loaded]
         dh_pairs, y_pairs = zip(*selected, strict=True)
         outs = (dh_pairs, dh_t_values, dh_t_words), (y_pairs, y_t_values, y_t_words)
-        if columns is None:
+        if columns:
+            _scatter_rows(outs, out_rows, places, tile, tile_neurons)
+        else:
             transpose = Tile(thread, tile.column, tile.row)
             for pairs, out, out_words in outs:
                 transpose.store_24(out, out_words, pairs)
-        else:
-            _scatter_rows(outs, out_rows, places, tile, tile_neurons)
 
-    return run_by_tile(
+    dh, *transposes = run_by_tile(
         differentiate_tile,
-        operands,
+        (padded, y.values, y.metadata, *columns, *keys),
         (types_24(tokens, kept, dy.dtype)[0], *types_24(neurons, tokens, dy.dtype) * 2),
         (token_tiles, column_tiles),
         scratch=[
@@ -128,6 +109,13 @@ def _call(
         ],
         name="squared_relu_gradients",
     )
+    # Rows of a ragged last block may be padded by more than a tile.
+    width = round_up(y.shape[0])
+    dh_t, y_t = (
+        Sparse24(values[:, : width // 2], metadata[:, : width // TILE], y.shape[::-1])
+        for values, metadata in zip(transposes[::2], transposes[1::2], strict=True)
+    )
+    return HiddenGradients(dataclasses.replace(y, values=dh), dh_t, y_t)
 
 
 def _differentiate_rows(tile: Tile, dy: ir.Value, values: ir.Value, metadata: ir.Value, dh: ir.Value, words: ir.Value):
