@@ -257,12 +257,11 @@ def _advance(operands, smem, slot: gl.constexpr, tile_m, tile_n, of_tile, step, 
         words = low & 0xFFFF | high << 16
     else:
         words = mma_sp.load_words(words, tiling)
+    if product.b_transposed:
+        b = b.permute([1, 0])
     for half in gl.static_range(2):
         a = mma_sp.load_a(values.slice(half * mma_sp.KEPT, mma_sp.KEPT, dim=1), tiling)
-        if product.b_transposed:
-            left, right = mma_sp.load_b(b.slice(half * mma_sp.STEP, mma_sp.STEP, dim=1).permute([1, 0]), tiling)
-        else:
-            left, right = mma_sp.load_b(b.slice(half * mma_sp.STEP, mma_sp.STEP, dim=0), tiling)
+        left, right = mma_sp.load_b(b.slice(half * mma_sp.STEP, mma_sp.STEP, dim=0), tiling)
         sums = mma_sp.mma_sp(a, left, right, words, sums, half)
     return sums
 
