@@ -26,7 +26,8 @@ def matmul_24(
     Args:
       w: 2:4 matrix [M, K], float.
       b: [K, N] in the dtype of w. Kernels take bfloat16 and float16, and refuse others and mixed ones; the reference
-        takes any.
+        takes any. Kernels read no row of b for a pruned position: an inf or NaN there does not reach the result, unlike
+        in `w.to_dense() @ b`.
       out_transposed: give the result as [N, M], without another pass over memory.
       out_dtype: of the result; that of b by default.
       implementation: backend that must run this, or NotImplementedError is raised; the best one by default.

@@ -42,11 +42,7 @@ def matmul_24(
     out_transposed: bool = False,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.matmul_24`; refuses dtypes that are no 16-bit floats.
-
-    Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an inf or nan there does not reach the
-    result.
-    """
+    """See `sparse_lm.ops.matmul_24`; refuses dtypes that are no 16-bit floats."""
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(w.dtype, b.dtype, out_dtype)
     (m, k), n = w.shape, b.shape[1]

@@ -60,8 +60,8 @@ def matmul_venom(
 ) -> Array:
     """See `sparse_lm.ops.matmul_venom`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64.
 
-    Rows of b that no stored position names are not read. Last blocks that list only K cost little if columns are
-    contiguous. A config whose clusters' tiles do not lie in one block raises ValueError.
+    Last blocks that list only K cost little if columns are contiguous. A config whose clusters' tiles do not lie in one
+    block raises ValueError.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)

@@ -26,11 +26,6 @@ def matmul_24(
     out_transposed: bool = False,
     config: Tiling | None = None,
 ) -> Array:
-    """See `sparse_lm.ops.matmul_24`; refuses dtypes that are no 16-bit floats.
-
-    Rows of b at pruned positions are not read: unlike in `w.to_dense() @ b`, an inf or nan there does not reach the
-    result.
-    """
+    """See `sparse_lm.ops.matmul_24`; refuses dtypes that are no 16-bit floats."""
     tiling = config or largest_that_occupies(CANDIDATES, w.shape[0], b.shape[1])
-    options = dict(out_dtype=out_dtype, tiling=tiling, out_transposed=out_transposed)
-    return multiply("matmul_24", w, b, w.shape[0], **options)
+    return multiply("matmul_24", w, b, w.shape[0], out_dtype=out_dtype, tiling=tiling, out_transposed=out_transposed)

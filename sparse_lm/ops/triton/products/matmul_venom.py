@@ -33,7 +33,7 @@ def matmul_venom(
 ) -> Array:
     """See `sparse_lm.ops.matmul_venom`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64.
 
-    Rows of b that no stored position names are not read. A pass of its own puts rows back into the order of the tokens.
+    A pass of its own puts rows back into the order of the tokens.
     """
     tiling = config or largest_that_occupies(CANDIDATES, a.shape[0], b.shape[1], block_m=a.v)
     options = dict(out_dtype=out_dtype, tiling=tiling, lists="b", v=a.v)
