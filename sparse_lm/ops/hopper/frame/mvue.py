@@ -16,8 +16,7 @@ from sparse_lm.ops.hopper.frame.emit import Number, global_memory, i32, maximum,
 from sparse_lm.ops.hopper.frame.packed_24 import PackedPair
 from sparse_lm.ops.hopper.frame.two_of_four import INF, NAN, SIGN, Pair, groups_of_four
 
-_ONE = 0x3F800000  # bits of 1 in float32
-_HALF_A_UNIT = 1 << 6  # 2^-17 in the mantissa of a number between 1 and 2
+_ONE_AND_HALF_A_UNIT = 0x3F800040  # bits of 1 + 2^-17 in float32
 
 # Threefry-2x32: rotations of four rounds each, by turns, and the parity constant of the key schedule.
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
@@ -85,7 +84,7 @@ def sample_halves(
 def uniform_above_one(word: Number) -> list[Number]:
     """Computes 1 + `sparse_lm.ops.mvue.uniform_of_groups` of the two groups that share 32 random bits."""
     halves = (word & 0xFFFF) << 7, (word >> 16) << 7
-    return [(half | (_ONE | _HALF_A_UNIT)).as_float() for half in halves]
+    return [(half | _ONE_AND_HALF_A_UNIT).as_float() for half in halves]
 
 
 def random_bits(key: tuple[Number, Number], index: Number) -> Number:

@@ -88,7 +88,6 @@ def _call(
     cluster, together = _blocks(columns)
     parts = cluster * _WARPGROUPS
     tiles = columns // (parts * _COLUMNS)
-    of_rows = jax.ShapeDtypeStruct((tokens,), jnp.float32)
     of_parts = jax.ShapeDtypeStruct((parts, tokens), jnp.float32)
 
     def tiles_of(count: int, rows: int, width: int, dtype: jnp.dtype) -> plgpu.SMEM:
@@ -100,7 +99,7 @@ def _call(
         out_type=(
             jax.ShapeDtypeStruct((tokens, columns), E4M3),
             jax.ShapeDtypeStruct((columns, tokens), E4M3),
-            of_rows,
+            jax.ShapeDtypeStruct((tokens,), jnp.float32),
             of_parts,
             *([of_parts] * 2 if with_stats else []),
         ),

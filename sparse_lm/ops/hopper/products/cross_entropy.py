@@ -79,15 +79,14 @@ def _kernel(x, w, targets, of_targets, out, sums, *, classes: int, cluster: int)
 
     def pipeline(body, compute_context):
         def spec(rows, **shared):
-            options = dict(transforms=swizzled(x.dtype), memory_space=plgpu.SMEM, **shared)
-            return plgpu.BlockSpec((rows, _STEP), lambda k: (0, k), **options)
+            return plgpu.BlockSpec((rows, _STEP), lambda k: (0, k), transforms=swizzled(x.dtype), **shared)
 
-        shared = dict(collective_axes=("cluster",)) if cluster > 1 else {}
+        collective_axes = ("cluster",) if cluster > 1 else ()
         return plgpu.emit_pipeline_warp_specialized(
             body,
             grid=(depth // _STEP,),
             memory_registers=40,
-            in_specs=[spec(_BLOCK), spec(_COLUMNS, **shared)],
+            in_specs=[spec(_BLOCK), spec(_COLUMNS, collective_axes=collective_axes)],
             wg_axis="warpgroup",
             num_compute_wgs=_CONSUMERS,
             max_concurrent_steps=_STAGES,
