@@ -27,7 +27,7 @@ from sparse_lm import config_flag, entry_point, logs
 from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_texts
-from sparse_lm.training.environment import request_determinism, request_memory
+from sparse_lm.training.environment import keep_programs, request_determinism, request_memory
 from sparse_lm.training.loop import train
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import open_run_data
@@ -53,6 +53,7 @@ def main() -> None:
             check_installed()
         processes.join()
         processes.check(config)
+        keep_programs(workdir)
         speaks = processes.is_leader() and not options.quiet
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if speaks else nowhere):
             finished = train(config, workdir, profiled, options.wandb)

@@ -182,7 +182,7 @@ def _experts(experts: int, per_token: int, width: int) -> Overrides:
 _DENSE = {"sparsity.recipe": "dense"}
 _SWIGLU = {"model.activation": "swiglu"}
 _BATCH = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.loss_chunk": 8192}
-_RATES = (1.5e-4, 2e-4, 2.5e-4, 4e-4, 5e-4, 1e-3)
+_RATES = (1.5e-4, 2e-4, 2.5e-4, 4e-4, 5e-4)
 # A token meets 4 x 2048 neurons, as many as a dense llama1b has. 4 layers have 0.67 B parameters, and the pairs of a
 # step leave 1 GiB of residuals in each: about 25 GiB with moments, calculated.
 _EXPERTS = _experts(16, 4, 2048)

@@ -16,7 +16,7 @@ from sparse_lm.errors import UserError
 from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.compilation import compile_programs, programs_from
-from sparse_lm.training.environment import check_determinism, check_implementation, check_precision, keep_programs
+from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
@@ -53,7 +53,6 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
     check_determinism(config)
     check_implementation(config.sparsity.recipe)
     check_precision(config.model.precision)
-    keep_programs(workdir)
     config, pretrained = open_pretrained(config, workdir)
     with workdir_lock(workdir), processes.reports_directory(workdir) as reports, RunSummary(reports, config) as summary:
         check_same_config(workdir, config)
