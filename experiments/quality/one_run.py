@@ -5,24 +5,21 @@
     python -m experiments.quality.one_run --suite=tiny --run=slices_50 --seed=0 --data=data/python --root=runs/tiny
 
 "dense@0.8" is the dense run of that length; it goes on from a checkpoint of the longest one.
-"grown_50" is of two parts, see growth.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
-from experiments.quality import controls, growth
+from experiments.quality import controls
 from experiments.quality.suites import ROW, SUITES, Suite, phase_start
 from sparse_lm import logs
 from sparse_lm.config import Config
@@ -30,17 +27,15 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
-from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_model
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.loop import train
 from sparse_lm.training.run_data import FILE as DATA
 from sparse_lm.training.run_data import check_same_tokenizer
-from sparse_lm.training.step import make_trainer
 from sparse_lm.training.telemetry.metrics import FILE as METRICS
 from sparse_lm.training.telemetry.metrics import read_metrics, to_json
 from sparse_lm.training.telemetry.summary import read_summary
-from sparse_lm.training.workdir import meaning, save_config
+from sparse_lm.training.workdir import save_config
 
 _LOGGED = 200  # steps between those whose metrics a row has
 
@@ -49,35 +44,16 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
     """Trains, or goes on, and writes the row; returns False, without one, if a signal stopped the run."""
     workdir = root / f"{name}-{seed}"
     config, before = plan(suite, name, seed, data, root)
-    first = None
     if before:
         start_from(root / f"{suite.longest}-{seed}", workdir, config, before["steps"])
-    elif name.startswith(growth.PREFIX):
-        begun, trained = growth.first_part(config, name), root / f"{name}-{seed}-first"
-        if not train(begun, str(trained)):
-            return False
-        first = read_run(trained, begun, None)
-        start_from(trained, workdir, config, begun.steps, functools.partial(save_second_part, begun, trained))
     if not train(config, str(workdir)):
         return False
     row = dict(name=name, seed=seed, **read_run(workdir, config, before))
-    if first:
-        row = of_both_parts(first, row)
     if second_data:
         row["second_heldout_loss"] = evaluate_on(workdir, config, second_data)
     with replacing(workdir / ROW) as partial:
         partial.write_text(json.dumps(row) + "\n")
     return True
-
-
-def of_both_parts(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Returns the second part's row with the time and the steps of both."""
-    parts = (first, second)
-    times = {key: first[key] + second[key] for key in ("seconds", "compile_seconds")}
-    steps = {phase: sum(part["phase_steps"].get(phase, 0) for part in parts) for phase in ("dense", "sparse")}
-    total = {p: sum(part["step_ms"].get(p, 0) * part["phase_steps"].get(p, 0) for part in parts) for p in steps}
-    step_ms = {phase: total[phase] / steps[phase] for phase in steps if steps[phase]}
-    return second | times | dict(phase_steps=steps, step_ms=step_ms, first_dense_ms=None)  # it was of another model
 
 
 def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
@@ -97,17 +73,10 @@ def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:
     return dict(steps=steps, seconds=seconds["dense"] * steps / taken, compile_seconds=seconds["compile"])
 
 
-def start_from(
-    source: Path, workdir: Path, config: Config, step: int, save: Callable[[Config, Path], None] | None = None
-) -> None:
+def start_from(source: Path, workdir: Path, config: Config, step: int) -> None:
     """Makes a workdir, unless there is one, as a run of `config` that was stopped at that step would have left it.
 
-    Args:
-      source: workdir of the run that took these steps.
-      workdir: what to make.
-      config: of the run that goes on.
-      step: how many steps were taken.
-      save: saves the state in a workdir; by default the checkpoint of `source` is linked.
+    The run of `source` took these steps; its checkpoint is linked.
     """
     if workdir.exists():
         return
@@ -115,25 +84,13 @@ def start_from(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     checkpoint = f"checkpoints/{step}"
-    if save:
-        save(config, partial)
-    else:
-        shutil.copytree(source / checkpoint, partial / checkpoint, copy_function=os.link)
+    shutil.copytree(source / checkpoint, partial / checkpoint, copy_function=os.link)
     for file in ("data.json", "tokenizer.json"):
         shutil.copy(source / file, partial / file)
     lines = [line for line in read_metrics(source) if line["step"] < step]
     (partial / METRICS).write_text("".join(f"{to_json(line)}\n" for line in lines))
     save_config(partial, config)
     partial.rename(workdir)
-
-
-def save_second_part(first: Config, trained: Path, config: Config, workdir: Path) -> None:
-    """Saves in a workdir what the second part of a run begins with, of what the first part ends with."""
-    with Checkpoints(trained, 1, meaning(first)) as checkpoints:
-        state = checkpoints.restore_latest(make_trainer(first).abstract_state())
-    with Checkpoints(workdir, 1, meaning(config)) as checkpoints:
-        checkpoints.save(first.steps, growth.second_part(state, config))
-        checkpoints.wait()
 
 
 def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> dict[str, Any]:

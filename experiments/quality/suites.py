@@ -76,12 +76,6 @@ class Suite:
         return self.config("dense", seed, data, changes)
 
 
-def first_steps(config: config_lib.Config, steps: int, **changes: Any) -> config_lib.Config:
-    """Returns the configuration of a run's first steps, whose rate does not fall and whose end is saved."""
-    optimizer = dataclasses.replace(config.optimizer, decay_steps=1, final_fraction=1.0)
-    return dataclasses.replace(config, steps=steps, checkpoint_every=steps, optimizer=optimizer, **changes)
-
-
 def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:
     """Returns warm-up, a constant rate, and a straight line down over the last fifth of the steps."""
     return {
@@ -114,8 +108,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
         runs[f"dense_rate_{rate:g}"] = dense | swept
         runs |= {f"slices_{share}_rate_{rate:g}": slices | until(share) | swept for share in (50, 80)}
         runs[f"slices_80_first_dense_rate_{rate:g}"] = runs["slices_80_first_dense"] | swept
-    # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time;
-    # half of the layers on half of the steps.
+    # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
     fp8 = {"model.precision": "fp8"}
     rounded = {"optimizer.moments": "bfloat16"}
@@ -126,7 +119,6 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["fixed_quarter_80_first_dense"] = runs["fixed_quarter_80"] | first_dense
     quarter = dense | {"model.ffn_dim": ffn_dim // 4}
     runs |= {f"quarter_width{name}": quarter | _longer(steps, times) for name, times in (("", 1.2), ("_longer", 1.6))}
-    runs |= {"grown_50": dense, "grown_50_slices": slices | until(80)}
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
     return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")

@@ -220,22 +220,6 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path, monkeypatch):
     check_data(TINY, data[0], [branch])
 
 
-@pytest.mark.long
-def test_a_run_of_two_parts_counts_the_time_of_both(data, tmp_path):
-    name, steps = "grown_50_slices", [{"dense": 1, "sparse": 24}, {"sparse": 15, "dense": 10}]
-    (row,) = rows_of_runs(data, tmp_path, name)
-    parts = [json.loads((tmp_path / part / "summary.json").read_text()) for part in (f"{name}-0-first", f"{name}-0")]
-    assert [part["processes"][0]["steps"] for part in parts] == steps
-    seconds = {phase: sum(part["seconds"].get(phase, 0) for part in parts) for phase in ("dense", "sparse")}
-    assert row["seconds"] == pytest.approx(sum(seconds.values()))
-    assert row["compile_seconds"] == pytest.approx(sum(part["seconds"]["compile"] for part in parts))
-    assert row["phase_steps"] == {"dense": 11, "sparse": 39}
-    milliseconds = {phase: 1e3 * seconds[phase] / count for phase, count in row["phase_steps"].items()}
-    assert row["step_ms"] == pytest.approx(milliseconds)
-    tokens, losses = zip(*row["heldout_curve"], strict=True)
-    assert tokens[-1] == row["tokens"] == 50 * 128 and losses[-1] < losses[0]
-
-
 @pytest.mark.parametrize("name", SUITES)
 def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
