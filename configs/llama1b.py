@@ -10,14 +10,12 @@ there are parameters.
 Hardware: one H100 or H200. On an H200 a dense step takes 607 ms and a sparse one, all layers sparse, 414 ms
 (experiments/results/step_llama1b_h200.json). With its first layer dense that would be 422 ms, calculated.
 Result: 60k steps are not measured. The table is of 100 M tokens of Python source at this batch, with sequences of 1024,
-a warm-up of 300 steps and a vocabulary of 16,384. Held-out losses of one seed. Sparse on 80% of the steps, a run at
-3e-4 has its last loss in 0.75 of the time of dense at 3e-4 (two seeds), and in about 0.88 of that of dense at 2e-4
-(calculated). Sparse steps have not run at 2e-4 (time_llama1b_25_layers_h200.json):
+a warm-up of 300 steps and a vocabulary of 16,384. Held-out losses of one seed. Sparse on 80% of the steps, a run has
+its last loss in 0.76 of the time that dense takes to it (time_llama1b_h100.json):
 
-    tokens (M)     12.5   25     37.5   50     62     75    87    100
-    dense, 2e-4    4.03   2.98   2.36   2.09   1.95   1.85  1.73  1.606
-    dense, 3e-4    3.90   2.76   2.31   2.10   1.98   1.90  1.79  1.662
-    sparse, 3e-4   3.79   2.66   2.29   2.11   2.00   1.92  1.82  1.673
+    tokens (M)   12.5   25     37.5   50     62     75    87    100
+    dense        4.01   2.94   2.34   2.09   1.95   1.85  1.73  1.609
+    sparse       3.87   2.78   2.30   2.08   1.95   1.87  1.77  1.630
 """
 
 from sparse_lm import config as config_lib

@@ -96,10 +96,9 @@ ROWS = {
         functools.partial(step, recipe="dense_slices"),
     ),
     "time_llama1b": Row(
-        _TIME + "--suite=llama1b_25_layers --runs=dense,slices_80_first_dense --workdir=runs/time_llama1b "
-        "--gpus=0,1,2,3 --seeds=10,11",
-        "four H200s; a seed trains 1,570 s for dense with its branch and 980 s for slices",
-        "time_llama1b_25_layers_h200.json",
+        _TIME + "--suite=llama1b --runs=dense,slices_80_first_dense --workdir=runs/time_llama1b --gpus=0,1 --seeds=12",
+        "two H100s; 1,600 s of training for dense with its branch, 1,000 s for slices",
+        "time_llama1b_h100.json",
         functools.partial(time_to_loss, sparse="slices_80_first_dense"),
     ),
     "time_gated": Row(

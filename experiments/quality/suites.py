@@ -188,17 +188,16 @@ _TINY = _base(
 SUITES = {
     # llama1b, whole or with fewer layers: 100 M tokens in 3052 steps.
     **{
-        f"llama1b_{name}": Suite(
+        name: Suite(
             llama1b,
             _base(3052, 300, rate, **_BATCH, **{"model.layers": layers}),
             _runs(3052, 8192, _RATES),
             lengths=(0.8, 1.0),
         )
         for name, layers, rate in (
-            ("4_layers", 4, 3e-4),
-            ("8_layers", 8, 3e-4),
-            ("25_layers", 25, 3e-4),
-            ("25_layers_at_2e-4", 25, 2e-4),
+            ("llama1b", 25, 2e-4),
+            ("llama1b_8_layers", 8, 3e-4),
+            ("llama1b_4_layers", 4, 3e-4),
         )
     },
     # Mixtures against the dense llama1b of as many active neurons. They are to have the loss that it has much later.

@@ -1,9 +1,8 @@
 r"""Says in what share of dense's time runs reach dense's loss: R for each seed, its mean and 95% interval.
 
-    python -m experiments.quality.time_ratio experiments/results/time_llama1b_25_layers_h200.json \
+    python -m experiments.quality.time_ratio experiments/results/time_llama1b_h100.json \
         experiments/results/time_llama32_1b_4_layers_h100.json experiments/results/time_afm_4_layers_h200.json \
-        --figure=experiments/plots/time_to_loss.svg \
-        --names=slices_80_first_dense,dense_rate_0.0002,slices_80,dense_slices_80
+        --figure=experiments/plots/time_to_loss.svg --names=slices_80_first_dense,slices_80,dense_slices_80
 
 Numbers are of the seeds in all files that have the first one's suite; the figure has a panel for each file, with R of
 the runs that `--names` names, where none of it is extrapolated.
