@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/tiny.py
+# On a machine with an NVIDIA GPU: requirements-gpu.txt.
+REQUIREMENTS ?= requirements.txt
 # Python compiles what it imports; pip would compile all of PyTorch and transformers.
 export PIP_NO_COMPILE = 1
 PYTEST = $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
@@ -33,11 +35,11 @@ lint: $(VENV)/installed
 reproduce: $(VENV)/installed
 	$(BIN)/python -m experiments.reproduce
 
-$(VENV)/installed: requirements.txt requirements-dev.txt
+$(VENV)/installed: $(REQUIREMENTS) requirements-dev.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sparse_lm needs Python >= 3.11; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -r requirements.txt -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet -r $(REQUIREMENTS) -r requirements-dev.txt
 	touch $@
 
 # Triton after the rest, by itself: a CUDA build of PyTorch asks for another version, which the tests do not need.
