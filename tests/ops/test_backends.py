@@ -115,6 +115,16 @@ def test_the_gpu_decides_and_it_is_said_where_a_backend_has_never_run(capability
     assert capability != "9.0" or backends.describe("triton") == "triton"
 
 
+def test_weights_of_fst_are_compressed_by_the_reference_where_no_kernel_does(monkeypatch, caplog):
+    on(monkeypatch, "NVIDIA X", "8.0")
+    monkeypatch.setattr(backends, "import_error", lambda package, modules: None)
+    caplog.set_level(logging.INFO)
+    with backends.record() as used:
+        jax.eval_shape(ops.sparsify_24_tiles, W.to_dense(), W.to_dense() > 0)
+    assert used == {"sparsify_24_tiles": {"reference"}}
+    assert "sparsify_24_tiles passes over 'triton': that backend has no sparsify_24_tiles" in caplog.messages
+
+
 @pytest.mark.parametrize("name", ["hopper", "triton"])
 def test_a_backend_that_cannot_be_used_says_why(name, monkeypatch):
     on(monkeypatch, "NVIDIA X", "9.0")

@@ -19,7 +19,7 @@ from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
 from sparse_lm.ops.triton.frame.product import Product, multiply_kernel
 from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
-from sparse_lm.ops.triton.passes import sparsify_24, sparsify_24_tiles, sparsify_venom
+from sparse_lm.ops.triton.passes import sparsify_24, sparsify_venom
 from sparse_lm.ops.triton.passes import squared_relu_gradients as gradients
 from sparse_lm.ops.triton.products import matmul_24, matmul_venom, sampled_matmul_24
 from tests.ops.operands import random, random_24
@@ -116,11 +116,6 @@ PASSES = {
     "sparsify_24 mvue of float32": _sparsify("*fp32", "*i32", "mvue", **OF_ACTIVATIONS),
     "sparsify_24 mvue along columns": _sparsify("*bf16", "*i32", "mvue", transposed=True, **OF_ACTIVATIONS),
     "soft_threshold_24": _sparsify("*fp32", None, "soft_threshold", ROWS=F, COLUMNS=D, SCALED_TILES=F // 64),
-    "sparsify_24_tiles": (
-        sparsify_24_tiles.sparsify_24_tiles_kernel,
-        ("*fp32", "*i1", *("*bf16", "*i32") * 2),
-        dict(ROWS=F, COLUMNS=D),
-    ),
     "squared_relu_24": (
         sparsify_24.squared_relu_24_kernel,
         ("*bf16", "*bf16", "*i32", "*fp32"),

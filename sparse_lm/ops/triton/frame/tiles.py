@@ -104,11 +104,5 @@ def store_sparse(kept, nibble, values, metadata, row_tile, k_tile, K_TILES: gl.c
     else:
         kept = gl.convert_layout(kept, GROUPS_LAYOUT, assert_trivial=True)
         gl.store(locate_survivors(values, row_tile, k_tile, K_TILES), kept)
-    store_metadata(nibble, metadata, row_tile, k_tile, K_TILES)
-
-
-@gluon.jit
-def store_metadata(nibble, metadata, row_tile, k_tile, K_TILES: gl.constexpr):
-    """Stores metadata of a tile, of nibbles [64, 16]."""
     words = gl.convert_layout(pack_words(nibble), WORDS_LAYOUT, assert_trivial=True)
     gl.store(metadata + (row_tile * K_TILES + k_tile) * WORDS + gl.arange(0, WORDS, WORDS_LAYOUT), words)
