@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterator
 
@@ -43,29 +42,6 @@ def train_batches(
     )
     iterator.set_state({"next_index": start_step})
     return iterator
-
-
-def drawn_shares(data: Data, windows: int) -> dict[str, float]:
-    """Computes the share of each part of a mixture in the first `windows` windows of its stream, by directory.
-
-    It counts exactly, in a time that does not grow with `windows`.
-    """
-    import grain
-
-    # The key of a part's next element is how many elements came before it, so each part is looked up once.
-    size = 2**40
-    keys = [grain.MapDataset.range(number * size, (number + 1) * size) for number in range(len(data.shares))]
-    mixed = grain.MapDataset.mix(keys, [share for _, share in data.shares])
-    counts: dict[int, int] = {}
-    for position in itertools.count(windows):
-        number, count = divmod(int(mixed[position]), size)
-        counts.setdefault(number, count)
-        if len(counts) == len(keys):
-            break
-    shares: collections.Counter[str] = collections.Counter()
-    for number, (part, _) in enumerate(data.shares):
-        shares[str(part.directory)] += counts[number] / windows
-    return dict(shares)
 
 
 def heldout_batches(data: Data, *, batch_size: int, windows: int = 0) -> Iterator[np.ndarray]:

@@ -67,7 +67,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
                 return True
             print_overview(config, workdir, trainer, data, state)
             with (
-                StepLog(config, data, reports, summary, start, wandb and processes.is_leader()) as log,
+                StepLog(config, reports, summary, start, wandb and processes.is_leader()) as log,
                 StepProfile(reports, profiled) as profile,
             ):
                 return Loop(config, workdir, trainer, data, checkpoints, interrupt, profile, log).run(state, start)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.data.dataset import Data, Windows, mix
-from sparse_lm.data.pipeline import drawn_shares, heldout_batches, train_batches
+from sparse_lm.data.pipeline import heldout_batches, train_batches
 
 SEQ_LEN = 3
 
@@ -36,13 +36,13 @@ def make_data(train: int = 50, heldout: int = 23, offset: int = 0) -> Data:
     )
 
 
-def make_mixture(weights=(2.0, 0.5, 1.5)) -> Data:
+def make_mixture() -> Data:
     """Windows 0 to 49, 1000 to 1006 and 2000 to 2019."""
     parts = [
         dataclasses.replace(make_data(size, size, 1000 * number), directory=Path(str(number)))
         for number, size in enumerate((50, 7, 20))
     ]
-    return mix("a mixture", parts, weights)
+    return mix("a mixture", parts, (2.0, 0.5, 1.5))
 
 
 DATA = {"one": make_data(), "mixture": make_mixture()}
@@ -80,19 +80,6 @@ def test_a_mixture_has_its_shares_in_every_stretch_and_its_parts_whole_epochs():
         assert (first != second).any()
     for stretch in stream.reshape(-1, 80) // 1000:
         np.testing.assert_allclose(np.bincount(stretch, minlength=3) / 80, [0.5, 0.125, 0.375], atol=0.03)
-
-
-def test_the_shares_drawn_so_far_are_those_of_the_stream():
-    weights = 0.013, 0.3, 0.7
-    mixture = make_mixture(weights)
-    stream = np.concatenate(list(itertools.islice(train_batches(mixture, batch_size=8, seed=3), 100)))[:, 0]
-    for windows in (1, 8, 203, 800):
-        counted = np.bincount(stream[:windows] // 1000, minlength=3) / windows
-        shares = drawn_shares(mixture, windows)
-        assert list(shares) == ["0", "1", "2"]
-        np.testing.assert_allclose(list(shares.values()), counted, rtol=1e-12)
-    late = drawn_shares(mixture, 2**33)
-    np.testing.assert_allclose(list(late.values()), np.array(weights) / sum(weights), rtol=0.01)
 
 
 def test_a_mixture_holds_out_windows_in_its_shares():

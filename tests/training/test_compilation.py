@@ -43,7 +43,7 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
     )
     with (
         RunSummary(tmp_path, CONFIG, clock) as summary,
-        StepLog(CONFIG, None, tmp_path, summary, start) as log,
+        StepLog(CONFIG, tmp_path, summary, start) as log,
         Interrupt() as interrupt,
     ):
         assert compile_programs(programs, None, None, start, interrupt, log)

@@ -59,10 +59,10 @@ class MetricsWriter(contextlib.AbstractContextManager):
     def write(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Writes one step, and returns the line as `read_metrics` gives it.
 
-        Metrics are, by name, a number, string, None, numbers by name, or array of any rank (device arrays are fetched
-        here, all at once). NaN and infinities become null, which JSON has and TensorBoard skips. TensorBoard gets
-        scalars, and vectors and numbers by name as one scalar per entry ("name/0", "name/1", ...); strings and arrays
-        of higher rank are in the JSON lines only.
+        Metrics are, by name, a number, string, None, or array of any rank (device arrays are fetched here, all at
+        once). NaN and infinities become null, which JSON has and TensorBoard skips. TensorBoard gets scalars, and
+        vectors as one scalar per entry ("name/0", "name/1", ...); strings and arrays of higher rank are in the JSON
+        lines only.
         """
         line = _plain({"step": step, **dict(zip(metrics, jax.device_get(list(metrics.values())), strict=True))})
         _append(self._lines, f"{to_json(line)}\n".encode())
@@ -145,6 +145,6 @@ def _plain(value: Any) -> Any:
 
 def _scalars(name: str, value: Any) -> list[tuple[str, float]]:
     """Lists (tag, value) for all that TensorBoard can plot in `value`."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
-    tagged = [(name, value), *((f"{name}/{index}", entry) for index, entry in entries)]
+    entries = value if isinstance(value, list) else []
+    tagged = [(name, value), *((f"{name}/{index}", entry) for index, entry in enumerate(entries))]
     return [(tag, scalar) for tag, scalar in tagged if isinstance(scalar, (bool, int, float))]

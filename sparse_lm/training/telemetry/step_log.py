@@ -10,8 +10,6 @@ from collections.abc import Callable
 import jax
 
 from sparse_lm.config import Config
-from sparse_lm.data.dataset import Data
-from sparse_lm.data.pipeline import drawn_shares
 from sparse_lm.progress import Progress, show_time_left
 from sparse_lm.training.optimizer import learning_rate
 from sparse_lm.training.step import Metrics
@@ -30,10 +28,8 @@ class StepLog(contextlib.AbstractContextManager):
     process writes (`processes.reports_directory`), `start` its first step.
     """
 
-    def __init__(
-        self, config: Config, data: Data, directory: str, summary: RunSummary, start: int, wandb: bool = False
-    ):
-        self._config, self._data, self.summary = config, data, summary
+    def __init__(self, config: Config, directory: str, summary: RunSummary, start: int, wandb: bool = False):
+        self._config, self.summary = config, summary
         self._device_kind = jax.devices()[0].device_kind
         self._schedule = learning_rate(config)
         float(self._schedule(start))  # compiles, which is no step's time
@@ -74,13 +70,11 @@ class StepLog(contextlib.AbstractContextManager):
             _log.warning("step %d skipped: loss %s, gradient norm %s", step, loss, float(metrics["grad_norm"]))
         if step % config.log_every and not results:
             return
-        step_time, speed, shares = None, None, {}
+        step_time, speed = None, None
         if self._times:
             step_time = self._step_times[phase] = statistics.fmean(self._times)
             speed = config.tokens_per_step / step_time if step_time else None
             self._times.clear()
-        if self._data.shares:
-            shares = {"data_shares": drawn_shares(self._data, (step + 1) * config.batch_size)}
         line = {
             "phase": phase,
             "learning_rate": float(self._schedule(step - skipped_before)),  # Optax does not count skipped steps
@@ -89,7 +83,6 @@ class StepLog(contextlib.AbstractContextManager):
             "step_time": step_time,
             "wall_time": self.summary.wall_time(),
             "memory": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-            **shares,
             **flops.utilisation(config, config.recipe(phase), speed, self._device_kind),
             **metrics,
             **{f"eval_{name}": value for name, value in (results or {}).items()},

@@ -37,16 +37,14 @@ def test_scalars_vectors_and_text(tmp_path):
                 "zeros": jnp.asarray([0.25, 0.5, -jnp.inf]),
                 "load": np.ones((2, 2), np.float32),
                 "speed": 7.5,
-                "shares": {"data/a": 0.25, "b": float("nan")},
             },
         )
     expected = {"step": 3, "phase": "sparse", "loss": float(np.float32(0.1)), "scale": 1.5, "skipped": 2, "mfu": None}
     expected |= {"zeros": [0.25, 0.5, None], "load": [[1.0, 1.0], [1.0, 1.0]], "speed": 7.5}
-    expected["shares"] = {"data/a": 0.25, "b": None}
     assert lines(tmp_path) == [expected]
     assert list(lines(tmp_path)[0]) == list(expected)  # in the order given, for people
     plotted = events(tmp_path)
-    assert set(plotted) == {"loss", "scale", "skipped", "zeros/0", "zeros/1", "speed", "shares/data/a"}
+    assert set(plotted) == {"loss", "scale", "skipped", "zeros/0", "zeros/1", "speed"}
     assert plotted["zeros/1"] == [(3, 0.5)]
     assert plotted["loss"] == [(3, pytest.approx(0.1))]
 

@@ -1,7 +1,5 @@
 """The times of steps, and how long a run still takes."""
 
-import types
-
 from sparse_lm.training.telemetry.metrics import read_metrics
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import RunSummary
@@ -15,8 +13,8 @@ RESULTS = {"loss": 2.0, "perplexity": 7.4, "bits_per_byte": 1.0}
 
 def test_steps_are_timed_by_phase_without_what_lies_between_them(tmp_path, capsys):
     """The first step of a phase, which takes 50 s more, has no time; an evaluation of 1000 s is no step's."""
-    clock, data = Clock(), types.SimpleNamespace(shares=())
-    with RunSummary(tmp_path, CONFIG, clock) as summary, StepLog(CONFIG, data, str(tmp_path), summary, 0) as log:
+    clock = Clock()
+    with RunSummary(tmp_path, CONFIG, clock) as summary, StepLog(CONFIG, str(tmp_path), summary, 0) as log:
         for step in range(CONFIG.steps):
             phase = CONFIG.phase(step)
             clock.now += step + (50 if phase != CONFIG.phase(step - 1) or step == 0 else 0)
