@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparse_lm.config import Config, ModelConfig, OptimizerConfig, SparsityConfig
-from sparse_lm.errors import ConfigError, OutputError, WorkdirError
+from sparse_lm.errors import ConfigError, OutputError
 from sparse_lm.evaluate import evaluate
 from sparse_lm.export import export
 from sparse_lm.interop.pretrained import Pretrained
@@ -25,12 +25,10 @@ from sparse_lm.training.starting import restore_or_start
 from sparse_lm.training.workdir import load_config, save_config
 from tests.command_lines import assert_refused, run_each, run_python
 from tests.interop.models import random_params, save_run, write_model
-from tests.interop.test_bitmask_24 import decode
 from tests.runs import small_config, train_and_crash
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=283, dtype="float32")
 SIGMOID = {"experts": 4, "expert_dim": 8, "activation": "swiglu", "router_scores": "sigmoid"}
-GATED = dataclasses.replace(MODEL, activation="swiglu", qk_norm=True)
 
 
 def make_run(path, recipe, dense_layers=0, model=MODEL):
@@ -38,8 +36,6 @@ def make_run(path, recipe, dense_layers=0, model=MODEL):
     sparsity = SparsityConfig(recipe=RECIPES[recipe](), start_step=10, end_step=30, dense_layers=dense_layers)
     config = Config(steps=50, seq_len=32, model=model, sparsity=sparsity, optimizer=OptimizerConfig(warmup_steps=1))
     state = {"scale_up": jnp.full(MODEL.layers, 1.5), "scale_down": jnp.full(MODEL.layers, 1.5)}
-    if recipe != "sste":
-        state["centroids"] = jnp.ones((MODEL.layers, 16, MODEL.dim))
     return save_run(path, config, {20: 4.0, 40: 3.0}, state)
 
 
@@ -48,18 +44,24 @@ def workdir(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run"), "sste")
 
 
-@pytest.mark.parametrize("step", [20, 40])
-def test_exports_what_the_forward_uses(workdir, tmp_path, step):
+@pytest.mark.parametrize("step, dense_layers", [(20, 0), (20, 1), (40, 0)])
+def test_exports_what_the_forward_uses(tmp_path, step, dense_layers):
     """In the sparse phase those are not the master weights."""
+    (tmp_path / "run").mkdir()
+    workdir = make_run(tmp_path / "run", "sste", dense_layers)
     export(workdir, tmp_path / "out", checkpoint=step, shard_bytes=5000)
     config = load_config(workdir)
     written = Pretrained(Config(init_from=str(tmp_path / "out"), model=config.model)).params()
     expected, _ = restore_for_dense(workdir, config, step)
     jax.tree.map(np.testing.assert_array_equal, written, expected)
-    zeros = np.mean(written["layers"]["ffn"]["down"] == 0)
+    down = written["layers"]["ffn"]["down"]
+    zeros = np.mean(down[dense_layers:] == 0)
     assert zeros >= 0.5 if step == 20 else zeros == 0
+    assert (down[:dense_layers] != 0).all()
     # The card names steps that are done, of a phase that ends at 30.
-    assert f"sparse in steps 10..{min(step, 30) - 1}" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"sparse in steps 10..{min(step, 30) - 1}" in card
+    assert ("FFNs of the first 1 layers" in card) == (dense_layers == 1)
 
 
 @pytest.mark.long
@@ -108,54 +110,6 @@ def test_what_cannot_be_written_whole_leaves_nothing(workdir, tmp_path, monkeypa
         patched.setattr("sparse_lm.export.write_hf_directory", write_some)
         export(workdir, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "recipe, dense_layers, model, layers",
-    [
-        ("sste", 1, MODEL, {"up_proj", "down_proj"}),
-        ("venom", 0, MODEL, {"up_proj"}),
-        ("sste", 0, GATED, {"up_proj", "gate_proj", "down_proj"}),
-    ],
-)
-def test_sparse24_adds_compressed_weights(recipe, dense_layers, model, layers, tmp_path):
-    make_run(tmp_path, recipe, dense_layers, model)
-    export(tmp_path, tmp_path / "out", checkpoint=20, weight_format="sparse24", shard_bytes=9000)
-    dense, compressed = open_tensors(tmp_path / "out"), open_tensors(tmp_path / "out" / "sparse24")
-    modules = {name.removesuffix(".compressed") for name in compressed if name.endswith(".compressed")}
-    sparse = range(dense_layers, MODEL.layers)
-    assert modules == {f"model.layers.{layer}.mlp.{name}" for layer in sparse for name in layers}
-    for name in dense:
-        module, expected = name.removesuffix(".weight"), dense[name][:]
-        if module in modules:
-            parts = {part: compressed[part][:] for part in compressed if part.startswith(f"{module}.")}
-            np.testing.assert_array_equal(decode(module, parts), expected)
-        else:
-            np.testing.assert_array_equal(compressed[name][:], expected)
-    assert ("FFNs of the first 1 layers" in (tmp_path / "out" / "README.md").read_text()) == (dense_layers == 1)
-    configs = [json.loads((tmp_path / "out" / part / "config.json").read_text()) for part in (".", "sparse24")]
-    assert set(configs[1].pop("quantization_config")["sparsity_config"]["targets"]) == modules
-    assert configs[0] == configs[1]
-
-
-def test_sparse24_is_for_the_states_behind_the_steps_of_the_phase(workdir, tmp_path):
-    shutil.copytree(workdir, tmp_path / "run")
-    config = load_config(workdir)
-
-    def export_20(output, **changes):
-        sparsity = dataclasses.replace(config.sparsity, **changes)
-        save_config(tmp_path / "run", dataclasses.replace(config, sparsity=sparsity))
-        export(tmp_path / "run", tmp_path / output, checkpoint=20, weight_format="sparse24")
-
-    export_20("last", end_step=20)
-    assert (tmp_path / "last" / "sparse24").is_dir()
-    for changes, message in (
-        ({"start_step": 20}, r"needs a checkpoint of the sparse phase \(steps 21\.\.30\); 20 is a dense one"),
-        ({"recipe": RECIPES["act24"]()}, r"needs a recipe with 2:4 weights .* not 'act24'"),
-    ):
-        with pytest.raises(WorkdirError, match=message):
-            export_20("other", **changes)
-        assert not (tmp_path / "other").exists()
 
 
 def test_an_output_that_holds_something_is_refused(workdir, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -10,7 +9,6 @@ from tokenizers import Tokenizer
 from sparse_lm.config import ModelConfig
 from sparse_lm.data.tokenizer import end_of_text, save_tokenizer
 from sparse_lm.files import write_json
-from sparse_lm.interop import bitmask_24
 from sparse_lm.interop.hf_config import to_hf_config
 from sparse_lm.interop.hf_weights import hf_tensors
 from sparse_lm.interop.shards import write_shards
@@ -26,23 +24,16 @@ def write_hf_directory(
     tokenizer_file: Path,
     card: str,
     shard_bytes: int,
-    modules_24: Sequence[str] = (),
 ) -> None:
     """Writes safetensors, tokenizer files, model card and config.json to an existing, empty directory.
 
     `params` are float32 arrays of NumPy, `seq_len` the tokens of a training sequence, `shard_bytes` the most bytes of
-    weights in a file, unless one tensor is larger. Linear layers `modules_24`, by their names in transformers, are
-    written in the layout of `bitmask_24`.
+    weights in a file, unless one tensor is larger.
     """
-    tensors = hf_tensors(params, model)
-    for module in modules_24:
-        tensors |= bitmask_24.compress(module, tensors.pop(f"{module}.weight"))
-    write_shards(directory, tensors, shard_bytes)
+    write_shards(directory, hf_tensors(params, model), shard_bytes)
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     end = end_of_text(tokenizer)
     hf_config = to_hf_config(model, seq_len=seq_len, end_of_text=end)
-    if modules_24:
-        hf_config["quantization_config"] = bitmask_24.quantization_config(modules_24)
     if tokenizer.num_special_tokens_to_add(is_pair=False):
         tokenizer.post_processor = None  # training added no token to a text either
     save_tokenizer(tokenizer, directory / "tokenizer.json")

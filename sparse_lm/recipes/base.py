@@ -92,8 +92,6 @@ class Recipe:
     """Arrays of the state that have a row for each neuron, and are laid out on a mesh as the weights are."""
     sparse_weights: ClassVar[bool] = False
     """The weights are sparsified, for all layers at once (`prepare`)."""
-    sparse_along_inputs: ClassVar[tuple[str, ...]] = ()
-    """Which of "up" and "down" `leave` leaves 2:4 along the inputs of its linear layer, as export formats want it."""
     takes_order: ClassVar[bool] = False
     """`ffn` takes the tokens in an order that should be random in training."""
     stochastic: ClassVar[bool] = False

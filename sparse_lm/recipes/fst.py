@@ -61,7 +61,6 @@ class Fst(Recipe):
     State = Masks
     neuron_major = ("mask_up", "mask_down")
     sparse_weights = True
-    sparse_along_inputs = ("up", "down")
     stochastic = True
     computes = ACTIVATIONS
     refreshes = True

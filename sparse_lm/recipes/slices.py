@@ -74,7 +74,6 @@ class Slices(SoftThreshold24):
     }
     State = RoutedState
     computes = (SQUARED_RELU, "gated_relu2")
-    sparse_along_inputs = ("up",)
     takes_order = True
     stochastic = True
     enter_reads_inputs = True

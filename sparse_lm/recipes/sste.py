@@ -36,7 +36,6 @@ class SSte(SoftThreshold24):
         "grad_up": "dH 2:4, stochastic",
         "grad_down": "dO 2:4, stochastic",
     }
-    sparse_along_inputs = ("up", "down")
     stochastic = True
     axis_down = 0  # as the down product contracts neurons
     computes = ACTIVATIONS

@@ -58,7 +58,6 @@ class Venom(SoftThreshold24):
         "grad_down": "Y 2:4, stochastic",
     }
     State = RoutedState
-    sparse_along_inputs = ("up",)
     takes_order = True
     stochastic = True
 
