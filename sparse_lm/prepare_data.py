@@ -23,14 +23,13 @@ import time
 from pathlib import Path
 
 from absl import flags
-from tokenizers import Tokenizer
 
 from sparse_lm import entry_point
 from sparse_lm.data import tfds_corpus
 from sparse_lm.data.builder import prepare, replaceable
 from sparse_lm.data.corpus import Corpus, find_files
 from sparse_lm.data.dataset import Data, is_prepared, open_prepared
-from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, end_of_text, load_tokenizer
+from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 from sparse_lm.data.workers import available_cores
 from sparse_lm.errors import DataError, OutputError
 from sparse_lm.files import writing
@@ -63,7 +62,7 @@ def prepare_files(
     if tfds and (files or heldout_files):
         raise DataError(f"--tfds={tfds} brings its own documents: leave out --files and --heldout_files")
     if tfds and text_field:
-        raise DataError(f"--text_field={text_field} is for --files: a TFDS directory has `text` or `tokens`")
+        raise DataError(f"--text_field={text_field} is for --files: of a TFDS directory `text` is read")
     if not tfds and not files:
         raise DataError("no text: name it with --files or --tfds")
     directory = replaceable(output)
@@ -71,7 +70,7 @@ def prepare_files(
     if not empty and not is_prepared(directory):
         raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
-    corpus, heldout = open_tfds(tfds, loaded) if tfds else open_files(files, heldout_files, text_field or "text")
+    corpus, heldout = open_tfds(tfds) if tfds else open_files(files, heldout_files, text_field or "text")
     with writing(OutputError, output):
         prepare(
             directory,
@@ -99,14 +98,11 @@ def open_files(
     return corpus, heldout
 
 
-def open_tfds(path: str, tokenizer: Tokenizer | None) -> tuple[Corpus, Corpus | None]:
+def open_tfds(path: str) -> tuple[Corpus, Corpus | None]:
     """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them."""
     if is_prepared(Path(path)):  # windows that overlap: joined, they would repeat a token each
         raise DataError(f"--tfds={path} holds packed windows, prepared by this library: name their source")
-    corpus, heldout = tfds_corpus.open_splits(Path(path).absolute(), end_of_text(tokenizer) if tokenizer else None)
-    if corpus.feature == "tokens" and tokenizer is None:
-        raise DataError(f"--tfds={path} holds tokens: name their tokenizer with --tokenizer")
-    return corpus, heldout
+    return tfds_corpus.open_splits(Path(path).absolute())
 
 
 def main() -> None:
@@ -129,7 +125,7 @@ def _define_flags() -> None:
     flags.DEFINE_multi_string("files", None, files)
     heldout = "Files to evaluate on, like --files. Without it about 2% of the text is held out."
     flags.DEFINE_multi_string("heldout_files", None, heldout)
-    tfds = "A TFDS directory with `text` or `tokens`, instead of --files. Its validation split is held out."
+    tfds = "A TFDS directory with `text`, instead of --files. Its validation split is held out."
     flags.DEFINE_string("tfds", None, tfds)
     output = "Directory to write, for --config.data.path; a link stays. Other prepared data there is replaced."
     flags.DEFINE_string("output", None, output, required=True)

@@ -1,8 +1,8 @@
 """Text corpora: streams documents from local files, in a fixed order.
 
 A corpus is an object that can be iterated again and again, each time yielding the same documents in the same order. A
-document is a `str`, or a 1-D integer array if its text is already tokenised. Documents come one at a time, so that a
-corpus may be larger than memory, and a corpus comes in parts, which several processes can read at the same time.
+document is a `str`. Documents come one at a time, so that a corpus may be larger than memory, and a corpus comes in
+parts, which several processes can read at the same time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from sparse_lm.data.readers import COMPRESSIONS, JSON, LINES, PARQUET, read_documents, split_suffix
 from sparse_lm.errors import DataError
-
-Document = str | np.ndarray
 
 SUFFIXES = (".txt", ".py", ".md", LINES)
 # A .json file is text only where it is compressed, as C4 is published, or named: settings are more often in one.
@@ -37,7 +33,7 @@ class Corpus(Protocol):
     Corpora are picklable, and their `repr` says all that decides the documents but for what is in the files.
     """
 
-    def __iter__(self) -> Iterator[Document]: ...
+    def __iter__(self) -> Iterator[str]: ...
 
     def parts(self) -> Sequence[Corpus]:
         """Returns corpora with the same documents, one after the other."""

@@ -1,6 +1,6 @@
 """Decides which documents are held out of training, for evaluation only.
 
-The choice is by content: a document's rank is 64 bits of the SHA-256 of its text (or tokens), and the documents of
+The choice is by content: a document's rank is 64 bits of the SHA-256 of its text, and the documents of
 lowest rank are held out. The same document is thus on the same side in every run and on every machine, wherever it
 stands in the corpus, and two copies of it are never apart.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparse_lm.data.corpus import Corpus, Document
+from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.readers import pieces
 from sparse_lm.errors import DataError
 
@@ -41,10 +41,10 @@ class Selection:
     others: bool = False
     limit: int | None = None
 
-    def __iter__(self) -> Iterator[Document]:
+    def __iter__(self) -> Iterator[str]:
         for document in self.corpus:
             for piece in _cut(document, self.limit) if self.limit else (document,):
-                rank = int.from_bytes(hashlib.sha256(_content(piece)).digest()[:8], "big")
+                rank = int.from_bytes(hashlib.sha256(piece.encode()).digest()[:8], "big")
                 if (self.start <= rank < self.stop) != self.others:
                     yield piece
 
@@ -59,7 +59,7 @@ class Selection:
 class Survey:
     """Sums up a corpus that was read once."""
 
-    size: int  # bytes of text, or of int64 tokens
+    size: int  # bytes of text
     largest: int  # bytes of the largest document
     lowest: list[tuple[int, int]]  # the `COUNTED` lowest ranks and the bytes of their documents, in order
     sha256: str  # over the digests of the documents in order
@@ -71,8 +71,8 @@ def survey_documents(corpus: Corpus) -> np.ndarray:
     """Reads a corpus once, and returns `SURVEYED`[documents]."""
     rows = bytearray()
     for document in corpus:
-        content, replaced = _content(document), isinstance(document, str) and "\ufffd" in document
-        rows += hashlib.sha256(content).digest() + len(content).to_bytes(8, "little") + bytes([replaced])
+        content = document.encode()
+        rows += hashlib.sha256(content).digest() + len(content).to_bytes(8, "little") + bytes(["\ufffd" in document])
     return np.frombuffer(rows, SURVEYED)
 
 
@@ -138,16 +138,7 @@ def sample(corpus: Corpus, share: float) -> Selection:
     return Selection(corpus, int(RANKS * (1 - share)))
 
 
-def _content(document: Document) -> bytes:
-    """Returns what a document is told by: UTF-8, or its tokens as int64."""
-    return document.encode("utf-8") if isinstance(document, str) else np.asarray(document, "<i8").tobytes()
-
-
-def _cut(document: Document, limit: int) -> Iterable[Document]:
-    """Cuts a document of more than `limit` bytes into about equal pieces, a text at line ends."""
-    count = -(-len(_content(document)) // limit)
-    if count <= 1:
-        return [document]
-    if isinstance(document, str):
-        return pieces(io.StringIO(document, newline=""), -(-len(document) // count))
-    return filter(len, np.array_split(document, count))
+def _cut(document: str, limit: int) -> Iterable[str]:
+    """Cuts a document of more than `limit` bytes into about equal pieces, at line ends."""
+    count = -(-len(document.encode()) // limit)
+    return [document] if count <= 1 else pieces(io.StringIO(document, newline=""), -(-len(document) // count))

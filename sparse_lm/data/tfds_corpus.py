@@ -14,42 +14,37 @@ import numpy as np
 import tensorflow_datasets as tfds
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from sparse_lm.data.corpus import Document
 from sparse_lm.errors import DataError
 
 INFO_FILE = "dataset_info.json"
-FEATURES = ("tokens", "text")  # the first one that a dataset has is read
+FEATURE = "text"  # what is read of a record
 HELDOUT_SPLITS = ("heldout", "validation", "test")  # the first one that a dataset has
 READ_RECORDS = 256  # fetched at one time
 
 
-def open_splits(directory: Path, end_of_text: int | None = None) -> tuple[TfdsCorpus, TfdsCorpus | None]:
+def open_splits(directory: Path) -> tuple[TfdsCorpus, TfdsCorpus | None]:
     """Returns the training documents, and the held-out ones if the dataset has a split for them.
 
-    Tokenised documents may end with `end_of_text`, which is taken off.
-
     Raises:
-      DataError: there is no dataset, or it has no train split, neither tokens nor text, or files that only TensorFlow
-        reads.
+      DataError: there is no dataset, or it has no train split, no text, or files that only TensorFlow reads.
     """
     if not (directory / INFO_FILE).is_file():
         raise DataError(f"no TFDS dataset in {directory}: there is no {INFO_FILE} in it")
     info = _info(directory)
     if "train" not in info.splits:
         raise DataError(f"{directory} has no split 'train', but {', '.join(info.splits) or 'none'}")
-    feature = next((name for name in FEATURES if name in info.features), None)
-    if feature is None:
-        raise DataError(f"{directory} has no feature {' or '.join(FEATURES)}, but {', '.join(info.features)}")
-    shape, dtype = info.features[feature].shape, info.features[feature].np_dtype
-    if feature == "tokens" and (shape != (None,) or not np.issubdtype(dtype, np.integer)):
-        raise DataError(f"{directory}: tokens must be 1-D integers of any length, not {shape} {np.dtype(dtype)}")
+    if FEATURE not in info.features:
+        raise DataError(f"{directory} has no feature {FEATURE!r}, a string a record, but {', '.join(info.features)}")
+    shape, dtype = info.features[FEATURE].shape, np.dtype(info.features[FEATURE].np_dtype)
+    if shape != () or dtype.kind != "O":  # as which TFDS has strings
+        raise DataError(f"{directory}: the feature {FEATURE!r} must be a string a record, not {dtype} {list(shape)}")
     if info.file_format.value not in _READERS:
         raise DataError(f"{directory} holds {info.file_format.value} files; readable: {', '.join(_READERS)}")
 
     def corpus(name: str) -> TfdsCorpus:
         split = info.splits[name]
         shards = zip(map(Path, split.filepaths), split.shard_lengths, strict=True)
-        return TfdsCorpus(directory, feature, end_of_text, tuple(shards))
+        return TfdsCorpus(directory, tuple(shards))
 
     heldout = next((name for name in HELDOUT_SPLITS if name in info.splits), None)
     return corpus("train"), heldout and corpus(heldout)
@@ -60,21 +55,21 @@ class TfdsCorpus:
     """Reads a split of a TFDS directory, a document a record."""
 
     directory: Path
-    feature: str  # "tokens" or "text"
-    end_of_text: int | None
     shards: tuple[tuple[Path, int], ...]  # files, each with the number of its records
 
-    def __iter__(self) -> Iterator[Document]:
+    def __iter__(self) -> Iterator[str]:
         """Yields non-empty documents in stored order; raises DataError if the files are damaged."""
         info = _info(self.directory)
         read = _READERS[info.file_format.value]
-        wanted = tfds.features.FeaturesDict({self.feature: info.features[self.feature]})
+        wanted = tfds.features.FeaturesDict({FEATURE: info.features[FEATURE]})
         for path, length in self.shards:
             try:
                 for record in read(path, length):
-                    document = self._document(wanted.deserialize_example_np(record)[self.feature])
-                    if len(document):
-                        yield document
+                    document = wanted.deserialize_example_np(record)[FEATURE]
+                    if document is None:
+                        raise ValueError(f"a record without {FEATURE}")
+                    if document:
+                        yield document.decode("utf-8", "replace") if isinstance(document, bytes) else str(document)
             except DataError:
                 raise
             except Exception as error:  # what damage leads to, in the words of several libraries
@@ -86,14 +81,6 @@ class TfdsCorpus:
 
     def files(self) -> list[Path]:
         return [self.directory / INFO_FILE, *(path for path, _ in self.shards)]
-
-    def _document(self, value: bytes | np.ndarray | None) -> Document:
-        if value is None:
-            raise ValueError(f"a record without {self.feature}")
-        if self.feature == "text":
-            return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-        tokens = np.asarray(value)
-        return tokens[:-1] if len(tokens) and tokens[-1] == self.end_of_text else tokens
 
 
 def _info(directory: Path) -> tfds.core.DatasetInfo:

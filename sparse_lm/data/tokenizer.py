@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sparse_lm.data.corpus import Document
 from sparse_lm.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -111,29 +110,18 @@ def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
     return lengths
 
 
-def tokenize(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def tokenize(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Yields the token ids of each document, 1-D in `token_dtype`, without special tokens.
 
-    Text that spells a special token is text like any other. Documents that are already tokens are only checked.
-
-    Raises:
-      DataError: a tokenised document has an id that the tokenizer lacks.
+    Text that spells a special token is text like any other.
     """
     # A copy: this setting is for corpora, not for whoever else holds the tokenizer.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.encode_special_tokens = True
-    vocab_size = vocabulary_size(tokenizer)
-    dtype = token_dtype(vocab_size)
+    dtype = token_dtype(vocabulary_size(tokenizer))
     for batch in _batches(documents):
-        if isinstance(batch[0], str):
-            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                yield np.array(encoding.ids, dtype)
-        else:
-            for tokens in batch:
-                if tokens.min() < 0 or tokens.max() >= vocab_size:
-                    bad = tokens.min() if tokens.min() < 0 else tokens.max()
-                    raise DataError(f"the data has token {bad}, the tokenizer has ids 0..{vocab_size - 1}")
-                yield tokens.astype(dtype)
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            yield np.array(encoding.ids, dtype)
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
@@ -141,7 +129,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
     batch, size = [], 0
     for document in documents:
         batch.append(document)

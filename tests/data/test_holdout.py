@@ -1,4 +1,5 @@
 import hashlib
+import string
 
 import hypothesis
 import hypothesis.strategies as st
@@ -46,7 +47,8 @@ def test_of_one_file_about_a_fiftieth_is_held_out(lines, tmp_path):
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.lists(st.integers(0, 14), min_size=2, max_size=40, unique=True), st.integers(0, 2**32))
 def test_few_documents_of_any_sizes_are_held_out_by_size(exponents, seed):
-    documents = [np.random.default_rng([seed, e]).integers(0, 1000, int(1.8**e)) for e in exponents]
+    letters = [*string.ascii_letters, "\n"]
+    documents = ["".join(np.random.default_rng([seed, e]).choice(letters, int(8 * 1.8**e))) for e in exponents]
     documents *= 1 + seed % 2
     train, heldout = (sum(map(len, part)) for part in hold_out(documents)[:2])
     size = sum(map(len, documents))

@@ -3,15 +3,13 @@ import os
 import resource
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 from sparse_lm import prepare_data
 from sparse_lm.data import stages, tokenizer
 from sparse_lm.errors import DataError, OutputError
 from tests.command_lines import run_each
-from tests.data.examples import make_documents, write_jsonl, write_tfds
+from tests.data.examples import make_documents, write_jsonl
 
 
 @pytest.fixture
@@ -151,16 +149,11 @@ def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_
         (["*.txt"], {"tfds": "c4"}, "--tfds=c4 brings its own documents: leave out --files"),
         ([], {"tfds": "c4", "text_field": "body"}, "--text_field=body is for --files"),
         ([], {"tfds": "none"}, "no TFDS dataset in .*none"),
-        ([], {"tfds": "tokens"}, "holds tokens: name their tokenizer with --tokenizer"),
         (["*.txt"], {"tokenizer": "x", "vocab_size": 300}, "--vocab_size=300 .* but --tokenizer names one"),
     ],
 )
 def test_sources_that_contradict_each_other_or_hold_nothing_are_refused(tmp_path, files, options, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("")
-    if options.get("tfds") == "tokens":
-        feature = tfds.features.Tensor(shape=(None,), dtype=np.int64)
-        made = write_tfds(tmp_path / "made", {"tokens": feature}, train=[{"tokens": np.arange(5)}])
-        made.rename("tokens")
     with pytest.raises(DataError, match=message):
         prepare_data.prepare_files(files, Path("out"), seq_len=8, **options)

@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -122,19 +123,24 @@ def test_a_tfrecord_file_that_is_cut_off_is_refused_wherever_it_is_cut(tmp_path)
             list(train)
 
 
-def test_token_documents_come_in_parts_and_other_features_are_refused(tmp_path):
-    rows = [{"tokens": np.arange(length, dtype=np.int64)} for length in (5, 0, 7, 3, 9, 1)]
-    ragged = {"tokens": tfds.features.Tensor(shape=(None,), dtype=np.int64)}
-    train, _ = tfds_corpus.open_splits(write_tfds(tmp_path / "ragged", ragged, shards=3, train=rows), end_of_text=8)
-    assert [len(tokens) for part in train.parts() for tokens in part] == [5, 7, 3, 8, 1]
+def test_empty_documents_are_left_out_and_other_features_than_text_are_refused(tmp_path):
+    rows = [{"text": "x" * length} for length in (5, 0, 7, 3, 9, 1)]
+    train, _ = tfds_corpus.open_splits(
+        write_tfds(tmp_path / "text", {"text": tfds.features.Text()}, shards=3, train=rows)
+    )
+    assert [len(text) for part in train.parts() for text in part] == [5, 7, 3, 9, 1]
     assert len(train.parts()) == 3
-    fixed = {"tokens": tfds.features.Tensor(shape=(4,), dtype=np.int64)}
-    windows = write_tfds(tmp_path / "windows", fixed, train=[{"tokens": np.arange(4)}])
-    with pytest.raises(DataError, match=r"tokens must be 1-D integers of any length, not \(4,\) int64"):
-        tfds_corpus.open_splits(windows)
-    images = write_tfds(tmp_path / "images", {"image": np.int32}, train=[{"image": 1}])
-    with pytest.raises(DataError, match=r"no feature tokens or text, but image"):
-        tfds_corpus.open_splits(images)
+    tokens = tfds.features.Tensor(shape=(None,), dtype=np.int64)
+    for name, feature, row, message in (
+        ("tokens", tokens, np.arange(4), "has no feature 'text', a string a record, but tokens"),
+        ("text", tokens, np.arange(4), r"the feature 'text' must be a string a record, not int64 \[None\]"),
+        ("text", np.int32, 1, r"the feature 'text' must be a string a record, not int32 \[\]"),
+        ("text", tfds.features.Sequence(tfds.features.Text()), ["a", "b"], r"a string a record, not object \[None\]"),
+    ):
+        directory = write_tfds(tmp_path / "others", {name: feature}, train=[{name: row}])
+        with pytest.raises(DataError, match=message):
+            tfds_corpus.open_splits(directory)
+        shutil.rmtree(directory)
 
 
 def test_a_file_is_not_both_read_and_held_out_however_its_path_is_spelled(tmp_path, monkeypatch):

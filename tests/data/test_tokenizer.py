@@ -67,13 +67,3 @@ def test_bytes_of_a_sentencepiece_vocabulary():
 @pytest.mark.parametrize(("entries", "dtype"), [(257, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
 def test_the_dtype_is_the_smallest_that_holds_every_id(entries, dtype):
     assert tokenizer_lib.token_dtype(entries) == dtype
-
-
-@pytest.mark.parametrize("bad", [-1, 400])
-def test_tokens_that_the_tokenizer_lacks_are_refused(bad):
-    size = tokenizer_lib.vocabulary_size(TOKENIZER)
-    good = np.array([0, size - 1], np.int64)
-    (passed,) = tokenizer_lib.tokenize([good], TOKENIZER)
-    np.testing.assert_array_equal(passed, good)
-    with pytest.raises(DataError, match=f"has token {bad}, the tokenizer has ids 0..{size - 1}"):
-        list(tokenizer_lib.tokenize([good, np.array([0, bad])], TOKENIZER))
