@@ -45,7 +45,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"sparsity.recipe": "venom", "sparsity.experts": 0}, "sparsity.experts", "1..1024"),
         ({"sparsity.dense_layers": 4}, "sparsity.dense_layers", "0..3"),
         ({"sparsity.m": 24}, "sparsity.m", "must divide the 1024 neurons"),
-        ({"batch_size": 3, "seq_len": 100}, "sparsity.v", "must divide the 300 tokens"),
+        ({"batch_size": 2, "seq_len": 100}, "sparsity.v", "must be at most the 200 tokens"),
         ({"sparsity.start_step": 600}, "sparsity.end_step", "600 (start_step) or more"),
         ({"sparsity.end_step": 1001}, "sparsity.end_step", "config.steps = 1000"),
         ({"sparsity.implementation": "cuda"}, "sparsity.implementation", "reference, hopper, triton"),

@@ -205,6 +205,7 @@ def _rows_of_w1(neuron_ids: Array, ffn: FfnCall) -> Array:
 def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
     """Yields what blocks of v tokens, which keep 4 of every m neurons, must fulfil."""
     yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
-    yield "v", v, shape.tokens % v == 0, f"must divide the {shape.tokens} tokens of a microbatch on one device"
+    allowed = f"must be at most the {shape.tokens} tokens of a microbatch on one device"
+    yield "v", v, not shape.tokens or v <= shape.tokens, allowed
     yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"
     yield "m", m, shape.neurons % m == 0, f"must divide the {shape.neurons} neurons"
