@@ -31,7 +31,8 @@ RESUMABLE_CHANGES = frozenset(
         "mesh.data", "mesh.fsdp", "mesh.expert", "mesh.tensor",
         # What the paths of data and tokenizer lead to is compared: run_data.py.
         "data.path", "data.tokenizer", "data.cache_dir", "data.eval_windows",
-        "model.remat", "model.loss_chunk", "optimizer.max_skipped_steps", "sparsity.implementation",
+        "model.remat", "model.unroll_layers", "model.loss_chunk",
+        "optimizer.max_skipped_steps", "sparsity.implementation",
     )
 )  # fmt: skip
 """Keys that may differ between a run and its resumption: they do not change what is trained. Of those of the

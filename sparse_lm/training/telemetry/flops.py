@@ -23,8 +23,9 @@ import statistics
 
 from sparse_lm.config import Config, ModelConfig
 from sparse_lm.recipes import Recipe
-from sparse_lm.recipes.activations import matrices
+from sparse_lm.recipes.activations import matrices, rows_per_neuron
 
+_OF_W1 = ("up", "grad_input", "grad_up")
 _A100 = 312e12  # A100 Tensor Core GPU data sheet, all form factors
 _H100_SXM = 989e12  # H100 Tensor Core GPU data sheet, 1,979 with sparsity
 PEAKS: dict[str, float] = {
@@ -70,7 +71,10 @@ def dense_flops_per_token(config: Config) -> float:
 
 def executed_flops_per_token(config: Config, recipe: Recipe) -> float:
     """Counts the FLOPs of a training step whose sparse FFNs a recipe computes, per token."""
-    share = statistics.fmean(recipe.work().values())  # the products are equally large when dense
+    work = recipe.work()
+    # When dense, products of W1 are as large as those of W2, and with a gate twice as large.
+    rows = rows_per_neuron(config.model.activation)
+    share = statistics.fmean(work.values(), [rows if product in _OF_W1 else 1 for product in work])
     dense_share = config.sparsity.dense_layers / config.model.layers
     saved = (1 - dense_share) * (1 - share) * 6 * config.model.layers * _recipes_weights(config.model)
     return dense_flops_per_token(config) - saved

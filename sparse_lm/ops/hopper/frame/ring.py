@@ -165,5 +165,5 @@ def _start_copy(ctx, copy, source, target, origin, barrier, one_thread) -> None:
 
 
 def _barrier(full: ir.Value, slot: Number) -> mgpu.BarrierRef:
-    """Allocates barriers without phases: whoever waits says which parity for."""
+    """Refers to the barrier of a slot without a phase: whoever waits says which parity for."""
     return mgpu.BarrierRef(mgpu_utils.memref_ptr(full), slot, None, 1)

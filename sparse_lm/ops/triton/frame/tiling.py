@@ -46,12 +46,15 @@ def largest_that_occupies(
     Passes over those that need more shared memory than it has, or whose sides do not divide those of blocks.
 
     Raises:
-      NotImplementedError: no tile divides a block.
+      NotImplementedError: no tile divides a block, or none that does fits the shared memory.
     """
     candidates = [tiling for tiling in candidates if block_m % tiling.tile_m == block_n % tiling.tile_n == 0]
     if not candidates:
         raise NotImplementedError(f"needs v to be a multiple of {TILE}, not {block_m or block_n}")
     available = device.shared_bytes(device.compute_capability())
     fitting = [tiling for tiling in candidates if tiling.shared_bytes <= available]
+    if not fitting:
+        least = min(tiling.shared_bytes for tiling in candidates)
+        raise NotImplementedError(f"needs {least} bytes of shared memory in a thread block, which has {available}")
     enough = [tiling for tiling in fitting if math.prod(tiling.grid(m, n)) >= device.core_count()]
     return (enough or fitting[-1:])[0]
