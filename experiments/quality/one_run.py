@@ -25,6 +25,7 @@ from sparse_lm import logs
 from sparse_lm.config import Config
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches
+from sparse_lm.errors import WorkdirError
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_model
@@ -99,8 +100,13 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
     Its seconds are those of the training steps, with what training does between them: data, metrics, transitions,
     refreshes. Compilation is beside them; evaluating and saving count nowhere. `first_dense_ms` is the time of a step
     before any phase begins, which is the same program in all runs of a model and so tells their GPUs apart.
+
+    Raises:
+      WorkdirError: the last step was one too many that was skipped, so that the run ended without its last evaluation.
     """
     summary, lines = read_summary(workdir), list(read_metrics(workdir))
+    if lines[-1]["step"] != config.steps - 1 or "eval_loss" not in lines[-1]:
+        raise WorkdirError(workdir, f"has no held-out loss of the last step: {summary['state']}")
     phases = {phase: summary["seconds"].get(phase, 0.0) for phase in ("dense", "sparse")}
     seconds, compile_seconds = sum(phases.values()), summary["seconds"]["compile"]
     if before:

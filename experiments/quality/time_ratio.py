@@ -183,7 +183,11 @@ def main(arguments: Sequence[str]) -> None:
         plt.style.use(plots.STYLE)
         figure = plots.losses_over_seconds(*several, names=flags.FLAGS.names)
         for axes, results in zip(figure.axes, several, strict=True):
-            found = report(results.data["runs"], LOSSES["heldout"])
+            try:
+                found = report(results.data["runs"], LOSSES["heldout"])
+            except ValueError as error:
+                refused.append(f"{results.path} is drawn without R: {error}")
+                continue
             for name in filter(found.get, flags.FLAGS.names):
                 if not any(ratio["extrapolated"] for ratio in found[name]["seeds"]):
                     mark_ratio(axes, results.data["runs"], name, found[name]["ratio"]["mean"])

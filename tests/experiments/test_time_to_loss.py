@@ -27,12 +27,12 @@ from experiments.quality.time_to_loss import (
     with_lengths,
 )
 from sparse_lm.data.opening import open_data
-from sparse_lm.errors import DataError
+from sparse_lm.errors import DataError, WorkdirError
 from sparse_lm.ops import backends
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
 from sparse_lm.training.optimizer import learning_rate
-from tests.command_lines import run_python
+from tests.command_lines import assert_refused, run_each, run_python
 
 TINY = SUITES["tiny"]
 
@@ -220,6 +220,14 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path, monkeypatch):
     check_data(TINY, data[0], [branch])
 
 
+def test_a_run_that_ends_with_skipped_steps_is_not_finished(tmp_path):
+    """Its checkpoint has all steps, so that the next process finds nothing left to train."""
+    (tmp_path / "summary.json").write_text(json.dumps({"state": "failed: TooManyBadSteps", "processes": []}))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval_loss": 2.0}\n')
+    with pytest.raises(WorkdirError, match="no held-out loss of the last step: failed: TooManyBadSteps"):
+        one_run.read_run(tmp_path, TINY.config("dense", 0, "data"), None)
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
@@ -367,3 +375,9 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     assert printed.count("0.850 [0.215, 1.485]") == 2
     figure = (tmp_path / "time.svg").read_text()
     assert "slices 50" in figure and "0.85 of the time" in figure
+    runs[2]["heldout_loss"] = 5.0
+    (tmp_path / "rising.json").write_text(json.dumps(dict(suite="others", runs=runs)))
+    both = [str(tmp_path / name) for name in ("time.json", "rising.json")]
+    (result,) = run_each("experiments.quality.time_ratio", [[*both, *options]], tmp_path)
+    assert_refused(result, "rising.json is drawn without R: seed 0: dense's heldout_loss does not fall with time")
+    assert (tmp_path / "time.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
