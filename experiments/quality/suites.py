@@ -114,6 +114,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     rounded = {"optimizer.moments": "bfloat16"}
     runs |= {"dense_rounded_moments": dense | rounded, "slices_80_rounded_moments": slices | until(80) | rounded}
     runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
+    runs["slices_80_first_dense_fp8"] = runs["slices_80_first_dense"] | fp8
     runs["fp8_slices_80"] = slices | until(80) | {"sparsity.recipe": "fp8_slices"}
     runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
     runs["fixed_quarter_80_first_dense"] = runs["fixed_quarter_80"] | first_dense
