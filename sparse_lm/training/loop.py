@@ -178,6 +178,7 @@ class Loop:
         has_left = step + 1 == config.steps and not config.sparsity.stays
         batches = heldout_batches(self.data, batch_size=config.batch_size, windows=config.data.eval_windows)
         evaluate = self.evaluations["dense" if has_left else config.phase(step)]
+        self.log.begin(step + 1, "evaluating")
         results = evaluate(state.params, state.recipe_state, batches)
         self.log.summary.spent_on("evaluation")
         return results

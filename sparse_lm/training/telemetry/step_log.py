@@ -57,6 +57,10 @@ class StepLog(contextlib.AbstractContextManager):
         """Prints a line that stays, about the state after `step` steps."""
         self._progress.note(f"step {step}: {text}")
 
+    def begin(self, step: int, what: str) -> None:
+        """Shows on a terminal what is done after `step` steps, until the next line is written."""
+        self._progress.move(step, what)
+
     def busy(self, step: int, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Shows work that takes long, before `step`, and how long it takes; see `Progress.busy`."""
         return self._progress.busy(step, f"step {step}: {what}")
