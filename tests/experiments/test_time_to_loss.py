@@ -14,7 +14,7 @@ from absl import app
 from scipy import stats
 
 from experiments import plots
-from experiments.quality import controls, one_run, time_ratio
+from experiments.quality import controls, one_run, overview, time_ratio
 from experiments.quality.suites import SUITES
 from experiments.quality.time_to_loss import (
     Host,
@@ -381,3 +381,20 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     (result,) = run_each("experiments.quality.time_ratio", [[*both, *options]], tmp_path)
     assert_refused(result, "rising.json is drawn without R: seed 0: dense's heldout_loss does not fall with time")
     assert (tmp_path / "time.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
+
+
+def test_the_overview_has_a_run_of_all_seeds_where_it_ends_and_where_it_would_end_level():
+    """Dense's whole run takes 100 s; a run of another suite, or of a rate of dense, is not drawn."""
+    by_seed = [[run for run in made_up([0.8, 0.9, 1.0]) if run["seed"] == seed] for seed in range(3)]
+    suites = ["llama1b", "llama1b", "llama1b", "made_up"]
+    rated = [run | dict(name="dense_rate_0.1") if run["name"] == "slices_50" else run for run in by_seed[0]]
+    rated = [run | dict(seed=3) for run in rated]
+    files = zip(suites, [*by_seed[:2], by_seed[2] + rated, by_seed[0]], strict=True)
+    (point,) = overview.points([plots.Results(Path(suite), dict(suite=suite, runs=runs)) for suite, runs in files])
+    assert point.label == "llama1b, 25 layers: slices 50% (3)" and not point.rival
+    assert point.ratio == pytest.approx(time_ratio.summarise([0.8, 0.9, 1.0]))
+    seconds = {run["name"]: run["seconds"] for run in by_seed[0]}
+    assert seconds["dense@1.0"] == 100 and point.level == pytest.approx(0.01 * seconds["slices_50"])
+    (axes,) = overview.draw([point]).axes
+    drawn = [list(line.get_xdata()) for line in axes.get_lines()]
+    assert [point.level] in drawn and [point.ratio.mean] in drawn and [point.ratio.low, point.ratio.high] in drawn
