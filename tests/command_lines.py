@@ -24,7 +24,7 @@ def run_python(*arguments, **options) -> Done:
 
 
 FORK_FOR_EACH = """
-import importlib, json, os, runpy, sys
+import importlib, json, os, runpy, sys, traceback
 
 first, command_lines, outputs = json.loads(sys.argv[1])
 exec(first)
@@ -37,8 +37,18 @@ for number, (module, arguments) in enumerate(command_lines):
         os.dup2(os.open(f"{outputs}/{number}.{stream}", os.O_WRONLY | os.O_CREAT), stream)
     sys.argv[1:] = arguments
     sys.modules.pop(module, None)  # what it imports stays
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit()
+    code = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code or 0
+        if isinstance(code, str):
+            code = print(code, file=sys.stderr) or 1
+    except BaseException:
+        code = traceback.print_exc() or 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: collecting all that was imported takes half a second
 print(codes)
 """
 
