@@ -17,6 +17,7 @@ from sparse_lm.errors import DataError, WorkdirError
 from sparse_lm.evaluate import evaluate
 from sparse_lm.training import evaluation, loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.telemetry.summary import read_summary
 from tests.data.examples import damage_records
 from tests.runs import lines, small_config, trace, train_and_crash
@@ -88,6 +89,27 @@ def test_other_models_and_optimizers_go_on_as_if_they_had_not_stopped(name, corp
     if "two corpora" in name:
         sparse = evaluate(str(tmp_path / "stopped"), sparse=True)["loss"]
         assert sparse != logged[-1]["eval_loss"] == pytest.approx(sparse, rel=0.3)
+        assert_experts_are_watched_and_balanced(tmp_path / "stopped", config)
+
+
+def assert_experts_are_watched_and_balanced(workdir, config):
+    """Biases of routers move by loads alone: one step each way in each step, whatever optimizer and decay do."""
+    names = "phase", "grad_norm", "router_z_loss", "load_entropy", "largest_router_bias", "expert_load"
+    phases, norms, z_losses, entropies, largest, loads = zip(
+        *(map(line.get, names) for line in lines(workdir)), strict=True
+    )
+    assert phases == ("dense",) * 4 + ("sparse",) * 4 + ("dense",) * 4
+    assert np.isfinite(norms).all() and np.isfinite(z_losses).all()
+    assert np.min(entropies) > 0.3 and np.max(entropies) <= 1 + 1e-6
+    loads = np.array(loads)
+    assert loads.shape == (config.steps, config.model.layers, config.model.experts)
+    np.testing.assert_allclose(loads.sum(axis=-1), 1, rtol=1e-5)
+    missing = loads.mean(axis=-1, keepdims=True) - loads
+    expected = 1e-3 * np.where(np.abs(missing) > 1e-6, np.sign(missing), 0).sum(axis=0)
+    params, step = restore_for_dense(str(workdir), config)
+    assert step == config.steps
+    np.testing.assert_allclose(params["layers"]["ffn"]["router_bias"], expected, atol=1e-7)
+    assert np.max(largest[0]) == 0 and np.max(largest[-1]) > 0
 
 
 def terminate_once(function, *, before: bool):
