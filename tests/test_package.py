@@ -81,11 +81,25 @@ def test_every_package_that_is_imported_is_required():
     assert [name for name in others if required.isdisjoint(map(canonical, installed[name]))] == []
 
 
-def test_ops_and_recipes_need_little_more_than_jax():
-    """Nothing heavy is imported with them: jaxtyping is light."""
-    others = ("flax", "optax", "orbax", "ml_collections", "grain", "tensorflow_datasets", "rich")
-    code = f"import sys; import sparse_lm.recipes, sparse_lm.ops; print([m for m in {others} if m in sys.modules])"
-    assert run_python("-c", code).stdout.strip() == "[]"
+IMPORTS = """
+import sys
+sys.modules.update(triton=None)  # importing it raises ImportError
+from sparse_lm import ops, recipes
+print(sys.modules.keys() & {"flax", "optax", "orbax", "ml_collections", "grain", "tensorflow_datasets", "rich"})
+import sparse_lm.train
+from jax._src import xla_bridge
+print(xla_bridge.backends_are_initialized())
+import jax.numpy as jnp
+print(ops.matmul_24(ops.sparsify_24(jnp.ones((8, 8))), jnp.ones((8, 4))).shape)
+"""
+
+
+def test_ops_and_recipes_need_little_more_than_jax_and_training_does_not_start_it_as_it_is_imported():
+    """Nothing heavy comes with ops: jaxtyping is light. What training asks of JAX would come too late otherwise.
+
+    Without a GPU nothing imports Triton.
+    """
+    assert run_python("-c", IMPORTS).stdout.splitlines() == ["set()", "False", "(8, 4)"]
 
 
 def test_preparing_data_does_not_import_jax():

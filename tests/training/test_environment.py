@@ -14,16 +14,10 @@ from sparse_lm.training.environment import (
     request_memory,
 )
 from tests import small
-from tests.command_lines import run, run_python
+from tests.command_lines import run
 from tests.runs import command, trace
 
 NAMES = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"  # of jaxlib, which refuses both together
-NOT_STARTED = """
-import sparse_lm.train
-from jax._src import xla_bridge
-
-assert not xla_bridge.backends_are_initialized()
-"""
 
 
 @pytest.mark.parametrize("given", [{}, {NAMES[0]: "0.5"}, {NAMES[1]: "0.5"}], ids=["nothing", "now", "formerly"])
@@ -60,11 +54,6 @@ def test_programs_are_kept_on_a_gpu_where_the_user_says_or_in_the_workdir(backen
         assert jax.config.jax_compilation_cache_dir == (kept and str(tmp_path / kept))
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
-
-
-def test_the_entry_point_is_imported_before_jax_starts():
-    """Its requests would come too late otherwise."""
-    run_python("-c", NOT_STARTED)
 
 
 @pytest.mark.gpu
