@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from sparse_lm.training.workdir import load_config, save_config
-from tests.command_lines import ROOT, assert_refused, run, run_each
+from tests.command_lines import ROOT, assert_refused, run, run_each, run_modules
 from tests.runs import command, small_config
 
 
 @pytest.mark.long
-def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
+def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
     mistakes = {
         "--config.sparsity.m=6": "config.sparsity.m = 6: must be a multiple of 4",
         "--config.sparsity.recipee=fst": "did you mean --config.sparsity.recipe?",
@@ -39,10 +39,16 @@ def test_bad_training_command_is_one_clear_line(corpus, tmp_path):
     plain.write_text("def get_config():\n    return {'steps': 3}\n")
     command_lines = [[config, *arguments, mistake] for mistake in mistakes]
     command_lines += [["--config.steps=3", config], [f"--config={plain}"], [f"--config={faulty}"], ["--help"]]
-    *results, before, no_config_dict, of_the_file, help_ = run_each("sparse_lm.train", command_lines, tmp_path)
+    commands = [("sparse_lm.train", line) for line in command_lines]
+    export = ["--workdir=/nowhere", "--output=/nowhere/hf"]
+    commands += [("sparse_lm.export", [*export, f"--shard_gb={size}"]) for size in ("nan", "inf")]
+    done = run_modules(commands, tmp_path, "import sparse_lm.export, sparse_lm.train")
+    *results, before, no_config_dict, of_the_file, help_, nan, inf = done
     for words, result in zip(mistakes.values(), results, strict=True):
         assert_refused(result, words)
     assert_refused(before, "config.sparsity.end_step = 8: must not be after config.steps = 3")
+    for result in (nan, inf):
+        assert_refused(result, "--shard_gb", "must be finite")
     assert_refused(no_config_dict, "--config: get_config() must return a ConfigDict, not a dict")
     assert not (tmp_path / "run" / "config.json").exists()
     assert not list(ROOT.glob("gs:*"))
