@@ -197,42 +197,32 @@ def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):
 
 
 @pytest.mark.long
-def test_killed_run_goes_on_as_if_it_had_not_been(corpus, whole, tmp_path, capsys):
-    """SIGKILL just behind the flip. `experiments/results/kills_cpu.json`: at 50 moments."""
+def test_killed_run_goes_on_as_if_it_had_not_been_and_sigterm_saves_and_exits_cleanly(corpus, whole, tmp_path, capsys):
+    """SIGKILL just behind the flip, and SIGTERM as it goes on. `experiments/results/kills_cpu.json`: at 50 moments."""
     workdir = tmp_path / "killed"
     process = start_until(command(corpus, workdir, *flags(LONG)), workdir, 25)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert loop.train(small_config(corpus, **LONG), str(workdir))
-    output = capsys.readouterr().out
-    for line in (
-        "going on from step",
-        "and the sparse step and the phase transitions",
-        ": saving",
-        "step 80: held-out loss",
-    ):
-        assert line in output
-    assert trace(workdir) == trace(whole)
-    summary = read_summary(workdir)
-    assert (summary["state"], summary["step"], len(summary["processes"])) == ("finished", 80, 2)
-    walls = [line["wall_time"] for line in lines(workdir)]
-    assert walls == sorted(walls) and walls[-1] < summary["wall_time"]
-
-
-@pytest.mark.long
-def test_sigterm_saves_and_exits_cleanly(corpus, tmp_path):
-    arguments = command(corpus, tmp_path / "run", *flags(LONG), "--config.checkpoint_every=1000")
-    process = start_until(arguments, tmp_path / "run", 10)
+    process = start_until(command(corpus, workdir, *flags(LONG)), workdir, 45)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    (saved,) = [int(name) for name in os.listdir(tmp_path / "run" / "checkpoints") if name.isdecimal()]
-    assert saved > 10
+    saved = max(int(name) for name in os.listdir(workdir / "checkpoints") if name.isdecimal())
+    assert saved > 45
     assert "SIGTERM: finishing the step under way, saving; again to stop now" in output
     assert f"stopped by SIGTERM after step {saved}, saved" in output
-    summary = read_summary(tmp_path / "run")
+    summary = read_summary(workdir)
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
+    assert loop.train(small_config(corpus, **LONG), str(workdir))
+    output += capsys.readouterr().out
+    for line in ("going on from step", "and the sparse step and the phase transitions", "step 80: held-out loss"):
+        assert line in output
+    assert trace(workdir) == trace(whole)
+    summary = read_summary(workdir)
+    assert (summary["state"], summary["step"], len(summary["processes"])) == ("finished", 80, 3)
+    walls = [line["wall_time"] for line in lines(workdir)]
+    assert walls == sorted(walls) and walls[-1] < summary["wall_time"]
 
 
 @pytest.mark.long
