@@ -74,27 +74,19 @@ def test_queues_are_read_and_dense_is_runs_of_all_lengths():
     ]
 
 
-def test_a_corpus_that_runs_would_learn_by_heart_is_refused(data):
-    data, _ = data
-    windows = len(open_data(TINY.config("dense", 0, data)).train)
-    most = 4 * windows // TINY.config("dense", 0, data).batch_size
-    check_data(dataclasses.replace(TINY, base=TINY.base | {"steps": most}), data, [])
+def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_suite_are_refused(data, tmp_path):
+    data, config = data[0], TINY.config("dense", 0, data[0])
+    opened = open_data(config)
+    windows, here = len(opened.train), {"corpus_sha256": opened.info["corpus_sha256"][:12]}
+    most = 4 * windows // config.batch_size
+    check_data(dataclasses.replace(TINY, base=TINY.base | {"steps": most}), data, [here])
     message = rf"{windows:,} training windows, which a run of {2 * most:,} steps of 4 would read 8 times"
     with pytest.raises(DataError, match=message):
         check_data(dataclasses.replace(TINY, base=TINY.base | {"steps": 2 * most}), data, [])
-
-
-def test_runs_on_other_text_than_those_of_the_output_are_refused(data):
-    data, _ = data
-    here = {"corpus_sha256": open_data(TINY.config("dense", 0, data)).info["corpus_sha256"][:12]}
-    check_data(TINY, data, [here])
     with pytest.raises(DataError, match=r"is not the text of the runs in --output, which has sha256 0123456789ab$"):
         check_data(TINY, data, [here, {"corpus_sha256": "0123456789ab"}])
     with pytest.raises(DataError, match=r"--output, which has sha256 unknown$"):
         check_data(TINY, data, [here, {"name": "of a file that does not say its text"}])
-
-
-def test_runs_of_another_suite_are_not_taken_for_done(tmp_path):
     (tmp_path / "out.json").write_text(json.dumps({"suite": "llama60m", "runs": []}))
     with pytest.raises(DataError, match=r"out\.json: has runs of the suite llama60m, not tiny"):
         Results(tmp_path / "out.json", "tiny")

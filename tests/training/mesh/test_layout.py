@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from experiments.bench.hlo_collectives import collectives
+from experiments.quality import mesh_equality
+from sparse_lm.recipes import RECIPES
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.transitions import transition_before
 from tests import small
@@ -56,6 +58,7 @@ def test_mesh_takes_the_steps_of_one_device(recipe, changes, mesh, microbatches,
 
     experiments/quality/mesh_equality.py does this for every recipe.
     """
+    assert mesh_equality.RECIPES.keys() == RECIPES.keys()
     changes = changes | {"sparsity.dense_layers": dense_layers}
     parts = mesh[0] * mesh[1] * microbatches  # devices along `expert` route their tokens together
     _, alone = train(config(recipe, sparse=sparse, steps=steps, microbatches=parts, **changes))
