@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_lines import ROOT, run_python
+from tests.command_lines import ROOT, run, run_python
 
 TRAIN = """
 import jax, jax.numpy as jnp
@@ -49,6 +49,21 @@ def test_a_fresh_environment_installs_imports_and_trains_from_another_directory(
     assert (package / "py.typed").exists()
     assert {path.name for path in package.parent.iterdir()}.isdisjoint({"configs", "experiments", "tests"})
     assert (fresh / "bin/sparse-lm-train").exists()
+
+
+@pytest.mark.long
+def test_the_type_checker_passes_on_what_other_code_bases_import(tmp_path):
+    """Ops, recipes and the NNX module. Its cache is that of `make lint`."""
+    pytest.importorskip("mypy", reason="needs mypy")
+    wrong = tmp_path / "caller.py"
+    wrong.write_text("from sparse_lm.recipes import Slices\n\nSlices(m='16').ffn(1)\n")
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    found = run([sys.executable, "-m", "mypy", *checked, str(wrong)]).stdout
+    *errors, summary = found.splitlines()
+    assert " errors in 1 file (checked " in summary, found
+    assert all("caller.py" in error for error in errors), found  # annotations reach a caller
+    assert 'Argument "m" to "Slices" has incompatible type "str"' in found
+    assert 'Missing positional arguments "w1", "w2" in call to "ffn"' in found
 
 
 def test_extras_ask_for_what_the_requirements_files_ask_for():
