@@ -173,6 +173,11 @@ class Config:
         """Says how `step` (0-based) is trained, "sparse" or "dense"."""
         return "sparse" if step in self.sparsity.phase else "dense"
 
+    def phase_after(self, steps: int) -> str:
+        """Says how the state after so many steps computes: as their last one did, unless the run ends and leaves."""
+        has_left = steps == self.steps and not self.sparsity.stays
+        return "dense" if has_left else self.phase(steps - 1)
+
     def recipe(self, phase: str) -> Recipe:
         """Returns the recipe of a phase."""
         return self.sparsity.recipe if phase == "sparse" else DENSE

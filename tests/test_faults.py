@@ -15,9 +15,10 @@ import pytest
 
 from sparse_lm.errors import DataError, WorkdirError
 from sparse_lm.evaluate import evaluate
-from sparse_lm.training import evaluation, loop, run_data
+from sparse_lm.training import loop, run_data
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
+from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.telemetry.summary import read_summary
 from tests.data.examples import damage_records
 from tests.runs import lines, small_config, trace, train_and_crash
@@ -151,8 +152,7 @@ def in_compilation(patch, config):
 
 
 def in_evaluation(patch, config):
-    original = evaluation.make_evaluation
-    patch.setattr(evaluation, "make_evaluation", lambda *args: terminate_once(original(*args), before=True))
+    patch.setattr(Evaluation, "__call__", terminate_once(Evaluation.__call__, before=True))
 
 
 def in_a_save(patch, config):

@@ -216,7 +216,11 @@ def test_killed_run_goes_on_as_if_it_had_not_been_and_sigterm_saves_and_exits_cl
     assert (summary["state"], summary["step"]) == ("stopped by SIGTERM", saved)
     assert loop.train(small_config(corpus, **LONG), str(workdir))
     output += capsys.readouterr().out
-    for line in ("going on from step", "and the sparse step and the phase transitions", "step 80: held-out loss"):
+    for line in (
+        "going on from step",
+        "and the sparse step, the phase transitions and evaluation",
+        "step 80: held-out loss",
+    ):
         assert line in output
     assert trace(workdir) == trace(whole)
     summary = read_summary(workdir)

@@ -14,22 +14,28 @@ import jax
 from jax import Array
 
 from sparse_lm.config import Config
+from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.step import Step, Trainer, TrainState
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.transitions import transition_before
 
 
-def programs_from(step: int, config: Config, trainer: Trainer, transitions: dict[str, Step]) -> dict[str, Any]:
-    """Returns the steps of both phases and the transitions between them, as far as they come from `step` to the end.
+def programs_from(
+    step: int, config: Config, trainer: Trainer, transitions: dict[str, Step], evaluations: dict[str, Evaluation]
+) -> dict[str, Any]:
+    """Returns steps, transitions and evaluations of both phases, as far as they come from `step` to the end, by name.
 
-    They are jitted functions of a state and a batch, by name.
+    Each is lowered by a state and a batch.
     """
     steps = range(step, config.steps)
     coming = {name for later in steps for name in (config.phase(later), transition_before(config, later))}
     if "sparse" in coming and config.sparsity.leave:  # the phase may end with the run
         coming.add("leave")
-    return {name: program for name, program in (trainer.steps | transitions).items() if name in coming}
+    evaluated = [later + 1 for later in steps if later + 1 == config.steps or (later + 1) % config.eval_every == 0]
+    coming |= {f"{config.phase_after(done)} evaluation" for done in evaluated}
+    programs = trainer.steps | transitions | {f"{phase} evaluation": made for phase, made in evaluations.items()}
+    return {name: program for name, program in programs.items() if name in coming}
 
 
 def compile_programs(
@@ -37,7 +43,7 @@ def compile_programs(
 ) -> bool:
     """Compiles them, and says so beside `step`; returns False if a signal came first: the state can be saved."""
     phases = [name for name in programs if name in ("dense", "sparse")]
-    and_transitions = " and the phase transitions" if len(programs) > len(phases) else ""
+    transitions = ", the phase transitions" if {"enter", "refresh", "leave"} & set(programs) else ""
     lowering = threading.Lock()
 
     def compile_program(name: str) -> None:
@@ -49,7 +55,7 @@ def compile_programs(
     longest_first = sorted(programs, key=lambda name: name != "sparse")
     compilations = [functools.partial(compile_program, name) for name in longest_first]
     interrupt.answer = "saving what there is; the compilation is given up"
-    with log.busy(step, f"compiling the {' and the '.join(phases)} step{and_transitions}") as tick:
+    with log.busy(step, f"compiling the {' and the '.join(phases)} step{transitions} and evaluation") as tick:
         if jax.process_count() > 1:  # processes could not agree to stop in the middle
             for compilation in compilations:
                 compilation()

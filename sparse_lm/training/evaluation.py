@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,8 +20,40 @@ from sparse_lm.model.linear import compiler_options
 from sparse_lm.model.loss import token_losses
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.mesh.layout import BATCH, Layout
+from sparse_lm.training.step import TrainState
 
-Evaluation = Callable[[llama.Params, Any, Iterable[np.ndarray]], dict[str, float]]
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Computes the held-out loss with one program, which may be compiled ahead (`lower`); see `make_evaluation`.
+
+    Attributes:
+      window_nats: jitted, of (params, recipe_state, windows): f32[B], the sum of each window's token losses.
+      place: puts a batch on the devices.
+      batch_size: windows of a batch.
+      bytes_per_token: int32[V].
+    """
+
+    window_nats: Any
+    place: Callable[[np.ndarray], Array]
+    batch_size: int
+    bytes_per_token: np.ndarray
+
+    def lower(self, state: TrainState, windows: Array) -> Any:
+        """Lowers the program, as a step of training is lowered."""
+        return self.window_nats.lower(state.params, state.recipe_state, windows)
+
+    def __call__(self, params: llama.Params, recipe_state: Any, batches: Iterable[np.ndarray]) -> dict[str, float]:
+        pending, tokens, text_bytes = [], 0, 0
+        for windows in batches:
+            full = np.resize(windows, (self.batch_size, windows.shape[1]))  # a short batch repeats its windows
+            pending.append((self.window_nats(params, recipe_state, self.place(full)), len(windows)))
+            tokens += windows[:, 1:].size
+            text_bytes += int(self.bytes_per_token[windows[:, 1:]].sum())
+        nats = float(sum(sums[:count].sum(dtype=np.float64) for sums, count in jax.device_get(pending)))
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp(nats / tokens))
+        return {"loss": nats / tokens, "perplexity": perplexity, "bits_per_byte": nats / math.log(2) / text_bytes}
 
 
 def make_evaluation(
@@ -30,7 +63,7 @@ def make_evaluation(
     recipe: Recipe = DENSE,
     layout: Layout | None = None,
 ) -> Evaluation:
-    """Makes an evaluation, which compiles on its first use.
+    """Makes an evaluation, which compiles on its first use unless it was compiled before.
 
     `bytes_per_token` int32[V] are the UTF-8 bytes that each token stands for. Each token's loss is computed from it and
     its past alone (`Recipe.for_evaluation`). With a layout every process gives all batches, whole.
@@ -64,18 +97,4 @@ def make_evaluation(
         compiler_options=compiler_options(config.model.precision),
         out_shardings=layout.replicated if layout else None,
     )
-    place = layout.place_batch if layout else jax.device_put
-
-    def evaluate(params: llama.Params, recipe_state: Any, batches: Iterable[np.ndarray]) -> dict[str, float]:
-        pending, tokens, text_bytes = [], 0, 0
-        for windows in batches:
-            full = np.resize(windows, (config.batch_size, windows.shape[1]))  # a short batch repeats its windows
-            pending.append((compiled(params, recipe_state, place(full)), len(windows)))
-            tokens += windows[:, 1:].size
-            text_bytes += int(bytes_per_token[windows[:, 1:]].sum())
-        nats = float(sum(sums[:count].sum(dtype=np.float64) for sums, count in jax.device_get(pending)))
-        with np.errstate(over="ignore"):
-            perplexity = float(np.exp(nats / tokens))
-        return {"loss": nats / tokens, "perplexity": perplexity, "bits_per_byte": nats / math.log(2) / text_bytes}
-
-    return evaluate
+    return Evaluation(compiled, layout.place_batch if layout else jax.device_put, config.batch_size, bytes_per_token)

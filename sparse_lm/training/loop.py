@@ -106,7 +106,7 @@ class Loop:
                 return self._stop(state, step)
             windows = next(batches)
             if step == start:
-                programs = programs_from(step, config, self.trainer, self.transitions)
+                programs = programs_from(step, config, self.trainer, self.transitions, self.evaluations)
                 if not compile_programs(programs, state, windows, step, self.interrupt, self.log):
                     return self._stop(state, step)
             transition = transition_before(config, step)
@@ -173,11 +173,10 @@ class Loop:
         return results
 
     def _evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-        """Evaluates the state after `step` on `data.eval_windows` held-out windows, computed as that step was."""
+        """Evaluates the state after `step` on `data.eval_windows` held-out windows."""
         config = self.config
-        has_left = step + 1 == config.steps and not config.sparsity.stays
         batches = heldout_batches(self.data, batch_size=config.batch_size, windows=config.data.eval_windows)
-        evaluate = self.evaluations["dense" if has_left else config.phase(step)]
+        evaluate = self.evaluations[config.phase_after(step + 1)]
         self.log.begin(step + 1, "evaluating")
         results = evaluate(state.params, state.recipe_state, batches)
         self.log.summary.spent_on("evaluation")

@@ -1,11 +1,14 @@
 """Checks what is compiled before the first step, and that this counts as that and as nothing else."""
 
+import dataclasses
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from sparse_lm.training.compilation import compile_programs, programs_from
+from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import COMPILE_EVENTS, RunSummary, read_summary
@@ -19,10 +22,10 @@ NAMES = "enter", "refresh", "leave"
 @pytest.mark.parametrize(
     "start, names",
     [
-        (0, ["dense", "sparse", *NAMES]),
-        (CONFIG.sparsity.phase.start + 1, ["dense", "sparse", *NAMES[1:]]),
-        (CONFIG.sparsity.phase.stop, ["dense", "leave"]),
-        (CONFIG.sparsity.phase.stop + 1, ["dense"]),
+        (0, ["dense", "sparse", *NAMES, "dense evaluation", "sparse evaluation"]),
+        (CONFIG.sparsity.phase.start + 1, ["dense", "sparse", *NAMES[1:], "dense evaluation", "sparse evaluation"]),
+        (CONFIG.sparsity.phase.stop, ["dense", "leave", "dense evaluation"]),
+        (CONFIG.sparsity.phase.stop + 1, ["dense", "dense evaluation"]),
     ],
 )
 def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_path):
@@ -37,10 +40,11 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
 
         return types.SimpleNamespace(lower=lambda *_: types.SimpleNamespace(compile=compile))
 
-    transitions = {name: program(name) for name in NAMES}
-    programs = programs_from(
-        start, CONFIG, types.SimpleNamespace(steps={name: program(name) for name in ("dense", "sparse")}), transitions
-    )
+    transitions, phases = {name: program(name) for name in NAMES}, ("dense", "sparse")
+    trainer = types.SimpleNamespace(steps={name: program(name) for name in phases})
+    evaluations = {name: program(f"{name} evaluation") for name in phases}
+    config = dataclasses.replace(CONFIG, eval_every=CONFIG.sparsity.phase.stop)
+    programs = programs_from(start, config, trainer, transitions, evaluations)
     with (
         RunSummary(tmp_path, CONFIG, clock) as summary,
         StepLog(CONFIG, tmp_path, summary, start) as log,
@@ -52,3 +56,18 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
     assert sorted(compiled) == sorted(names)
     seconds = read_summary(tmp_path)["seconds"]
     assert (seconds["compile"], seconds["sparse"]) == (10 * len(names), 3)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"mesh.data": 4, "mesh.fsdp": 2, "batch_size": 8}])
+def test_an_evaluation_that_was_compiled_ahead_compiles_nothing(mesh, caplog):
+    config = small.config("slices", **mesh)
+    trainer, _ = small.compiled(config)
+    layout, windows = trainer.layout, np.asarray(small.windows(config))
+    state, bytes_per_token = trainer.init(), np.ones(config.model.vocab_size, np.int32)
+    evaluation = make_evaluation(config, trainer.graphdef, bytes_per_token, config.recipe("sparse"), layout)
+    with jax.log_compiles():
+        evaluation.lower(state, (layout.place_rows if layout else jax.device_put)(windows)).compile()
+        assert any(message.startswith("Compiling") for message in caplog.messages)
+        caplog.clear()
+        evaluation(state.params, state.recipe_state, [windows])
+    assert not [message for message in caplog.messages if message.startswith("Compiling")]
