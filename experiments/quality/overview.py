@@ -1,4 +1,4 @@
-"""Draws R of every run that a time to dense's loss was measured of: the figure of docs/recipes.md.
+"""Draws R of every run whose time to dense's loss was measured: the figure of docs/recipes.md.
 
     python -m experiments.quality.overview --output=experiments/plots/ratios.svg
 
@@ -32,8 +32,8 @@ MODELS = {
     "llama60m": "D 512, 8 layers",
     "narrow_afm_4_layers": "AFM's shape at D 768",
 }
-"""What a suite trains; those with more tokens for each parameter of the layers below."""
-_LEFT_OUT = "dense_rate", "stages", "grown"  # rates of dense; what was tried and removed
+"""Titles say what a suite trains. They are drawn in this order."""
+_LEFT_OUT = "dense_rate", "stages", "grown"  # dense at other rates, and what was tried and removed
 
 
 class Point(NamedTuple):

@@ -168,6 +168,11 @@ def phase_start(steps: int) -> int:
     return round(steps / 60)
 
 
+def _rates_but(own: float) -> tuple[float, ...]:
+    """Returns the rates that are tried beside a suite's own."""
+    return tuple(rate for rate in (1.5e-4, 2e-4, 2.5e-4, 3e-4, 4e-4, 5e-4) if rate != own)
+
+
 def _experts(experts: int, per_token: int, width: int) -> Overrides:
     return {"model.experts": experts, "model.experts_per_token": per_token, "model.expert_dim": width}
 
@@ -175,7 +180,6 @@ def _experts(experts: int, per_token: int, width: int) -> Overrides:
 _DENSE = {"sparsity.recipe": "dense"}
 _SWIGLU = {"model.activation": "swiglu"}
 _BATCH = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.loss_chunk": 8192}
-_RATES = (1.5e-4, 2e-4, 2.5e-4, 4e-4, 5e-4)
 # A token meets 4 x 2048 neurons, as many as a dense llama1b has. 4 layers have 0.67 B parameters, and the pairs of a
 # step leave 1 GiB of residuals in each: about 25 GiB with moments, calculated.
 _EXPERTS = _experts(16, 4, 2048)
@@ -192,7 +196,7 @@ SUITES = {
         name: Suite(
             llama1b,
             _base(3052, 300, rate, **_BATCH, **{"model.layers": layers}),
-            _runs(3052, 8192, _RATES),
+            _runs(3052, 8192, _rates_but(rate)),
             lengths=(0.8, 1.0),
         )
         for name, layers, rate in (
@@ -217,7 +221,7 @@ SUITES = {
     ),
     # The layer of AFM-4.5B.
     "afm_4_layers": Suite(
-        llama1b, _base(3052, 300, 2.5e-4, **_BATCH, **_AFM), _runs(3052, 18_432, _RATES), lengths=(0.8, 1.0)
+        llama1b, _base(3052, 300, 2.5e-4, **_BATCH, **_AFM), _runs(3052, 18_432, _rates_but(2.5e-4)), lengths=(0.8, 1.0)
     ),
     # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps.
     # Rates are compared over 60 M.
@@ -237,7 +241,7 @@ SUITES = {
             _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **change),
             {
                 name: run
-                for name, run in _runs(3052, 18_432, _RATES).items()
+                for name, run in _runs(3052, 18_432, _rates_but(2.5e-4)).items()
                 if not {"model.experts", "model.precision"} & set(run)
             },
             lengths=(0.8, 1.0),
@@ -248,7 +252,7 @@ SUITES = {
     "llama32_1b_4_layers": Suite(
         llama32_1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        _swiglu_runs(3052, _RATES),
+        _swiglu_runs(3052, _rates_but(3e-4)),
         lengths=(0.8, 1.0),
     ),
     # 42 M parameters, 200 M tokens.
