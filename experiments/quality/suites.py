@@ -223,16 +223,20 @@ SUITES = {
     "afm_4_layers": Suite(
         llama1b, _base(3052, 300, 2.5e-4, **_BATCH, **_AFM), _runs(3052, 18_432, _rates_but(2.5e-4)), lengths=(0.8, 1.0)
     ),
-    # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps.
-    # Rates are compared over 60 M.
+    # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps; or
+    # twenty, 880 M, at a lower rate. Rates are compared over 60 M.
     **{
-        name: Suite(
+        f"narrow_afm_4_layers{name}": Suite(
             llama1b,
-            _base(steps, warmup, 8e-4, **_BATCH, **_NARROW_AFM),
+            _base(steps, warmup, rate, **_BATCH, **_NARROW_AFM),
             _runs(steps, 6144, (4e-4, 8e-4, 1.1e-3, 1.6e-3)),
             lengths=(0.8, 1.0),
         )
-        for name, steps, warmup in (("narrow_afm_4_layers", 12_208, 600), ("narrow_afm_4_layers_rates", 1831, 300))
+        for name, steps, warmup, rate in (
+            ("", 12_208, 600, 8e-4),
+            ("_twenty_tokens", 26_856, 600, 6e-4),
+            ("_rates", 1831, 300, 8e-4),
+        )
     },
     # AFM-4.5B's layer with Muon, or FP8, on both sides. Mixtures have neither.
     **{
