@@ -42,6 +42,7 @@ from sparse_lm.ops.row_order import RowOrder, dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, InSlots, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.groups import fitting_block
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, soft_threshold
 
 
@@ -57,7 +58,8 @@ class Slices(SoftThreshold24):
 
     Attributes:
       m: a token computes 4 of every m neurons, and keeps 2 of these; m / 4 is the number of experts.
-      v: tokens of a block, as kernels take them. An expert's tokens are padded to whole blocks.
+      v: tokens of a block, as kernels take them; fewer tokens than that take smaller blocks. An expert's tokens are
+        padded to whole blocks.
     """
 
     m: int = 16
@@ -111,16 +113,18 @@ class Slices(SoftThreshold24):
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         tokens, neurons = x.shape[0], ffn.w2.neurons
         experts = routing.assign_tokens(x, ffn.state.centroids)
-        rows, block_experts = routing.dispatch_order(experts, self.experts, self.v, ffn.order)
+        # Training has no fewer tokens than a block (`rules`); generation has one.
+        v = self.v if tokens >= self.v else fitting_block(self.v, tokens, self.experts)
+        rows, block_experts = routing.dispatch_order(experts, self.experts, v, ffn.order)
         # Neurons are sorted in equal parts, one a device, each of which has a contiguous part of every slice.
         parts = self.shards // collectives.size(ffn.axes.tensor)
         contiguous = neurons // self.experts // parts
         slices = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, self.experts, contiguous).swapaxes(0, 1)
         neuron_ids = slices.reshape(self.experts, -1)[block_experts]
-        has_token = rows.slots[:: self.v, None] < tokens  # a block is filled from its first slot on
+        has_token = rows.slots[::v, None] < tokens  # a block is filled from its first slot on
         neuron_ids = jnp.where(has_token, neuron_ids, neurons)
         x = dispatch(x, rows)
-        o, hidden, seen = forward_blocks(x, neuron_ids, rows, self.v, contiguous, ffn)
+        o, hidden, seen = forward_blocks(x, neuron_ids, rows, v, contiguous, ffn)
         stats = hidden_stats(seen, tokens, neurons // self.experts)
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (hidden, rows))
 

@@ -69,6 +69,14 @@ def test_evaluation_takes_tokens_as_they_come_each_for_itself(name):
     np.testing.assert_allclose(reversed_o[::-1], o, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("recipe", [Slices(v=256), DenseSlices(v=256)], ids=lambda recipe: recipe.name)
+def test_one_token_takes_one_slot(recipe):
+    """Generation computes one at a time: a block of 256 for each expert would be work for nothing."""
+    jaxpr = jax.make_jaxpr(examples.output(recipe))(X[:1], W1, W2, examples.state_of(recipe)).jaxpr
+    products = [e.outvars[0].aval.size for e in jaxprs.equations(jaxpr) if e.primitive.name == "dot_general"]
+    assert max(products) == max(DIM, W1.shape[0] // recipe.experts)
+
+
 @pytest.mark.parametrize("name", ["dense", "fst", "sste", "slices"])
 def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
     recipe, state = examples.RECIPES[name], examples.state_of(examples.RECIPES[name])
