@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_batching import sequential_vmap
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
@@ -218,6 +219,7 @@ def grouped_down(y: Array, w: Array, block_experts: Array, v: int, experts: int,
 def grouped_weights(y: Array, x: Array, block_experts: Array, v: int, experts: int, *, out_dtype: DTypeLike) -> Array:
     numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
+    @sequential_vmap
     def ragged(y: Array, x: Array, block_experts: Array) -> Array:
         sizes = group_sizes(block_experts, v, experts)
         return lax.ragged_dot_general(y, x, sizes, numbers, preferred_element_type=jnp.float32)
@@ -244,6 +246,7 @@ def _ragged_dot(x: Array, w: Array, block_experts: Array, v: int, *, contracted:
         return lax.dot_general(x, w[block_experts], dimensions, preferred_element_type=jnp.float32).astype(x.dtype)
     numbers = lax.RaggedDotDimensionNumbers((contracted, ((), ())), [0], [0])
 
+    @sequential_vmap  # the ragged product has no vmap over all of its operands
     def ragged(x: Array, w: Array, block_experts: Array) -> Array:
         sizes = group_sizes(block_experts, v, w.shape[0])
         return lax.ragged_dot_general(x, w, sizes, numbers, preferred_element_type=jnp.float32)

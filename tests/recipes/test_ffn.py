@@ -100,6 +100,16 @@ def test_models_side_by_side_under_vmap(name):
             np.testing.assert_allclose(b[number], a, rtol=1e-4, atol=1e-4 * float(jnp.abs(a).max()))
 
 
+def test_batches_of_one_model_under_vmap():
+    """Gradients of each batch by itself, by weights that they share."""
+    recipe = examples.RECIPES["dense_slices"]
+    loss = lambda w1, x: jnp.sum(jnp.square(recipe.ffn(x, w1, W2, examples.state_of(recipe))[0]))  # noqa: E731
+    gradient, batches = jax.grad(loss), jnp.stack([X, X[::-1] / 2])
+    together = jax.jit(jax.vmap(gradient, (None, 0)))(W1, batches)
+    for x, dw1 in zip(batches, together, strict=True):
+        np.testing.assert_allclose(dw1, jax.jit(gradient)(W1, x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", OF_FFNS)
 def test_in_bfloat16_only_rounding_is_lost(name):
     """Tokens go to the same experts; of neurons, two of nearly equal activation can change places."""
