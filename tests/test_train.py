@@ -173,6 +173,11 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert lines[-1]["skipped"] == summary["skipped"] == int(state.skipped)
     assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
+    config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 12})  # as many as there are
+    for message in ("12 steps in a row, up to step 11", "at its end, 12 steps; bad were the last 12"):
+        with pytest.raises(loop.TooManyBadSteps, match=message):
+            loop.train(config, str(tmp_path / "to_the_end"))
+
 
 @pytest.mark.parametrize(
     "fingerprint, difference", [("tokenizer_sha256", "another tokenizer"), ("corpus_sha256", "other text")]

@@ -63,6 +63,8 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
             state = restore_or_start(trainer, checkpoints, pretrained)
             start = int(state.step)
             if start >= config.steps:
+                if (bad := int(state.skipped_in_a_row)) >= config.optimizer.max_skipped_steps:
+                    raise TooManyBadSteps(f"{workdir}: this run is at its end, {start} steps; bad were the last {bad}")
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
             print_overview(config, workdir, trainer, data, state)
