@@ -70,7 +70,7 @@ def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Con
 
 def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:
     """Returns what the first `steps` steps of a dense run took, whose steps all take alike; it compiles once."""
-    seconds, taken = summary["seconds"], sum(process["steps"]["dense"] for process in summary["processes"])
+    seconds, taken = summary["seconds"], sum(process["steps"].get("dense", 0) for process in summary["processes"])
     return dict(steps=steps, seconds=seconds["dense"] * steps / taken, compile_seconds=seconds["compile"])
 
 

@@ -204,6 +204,13 @@ def test_a_branch_ends_as_a_run_of_its_length_does(data, tmp_path, monkeypatch):
     check_data(TINY, data[0], [branch])
 
 
+def test_first_steps_take_their_share_whatever_processes_there_were():
+    """One of them was stopped while it compiled."""
+    processes = [{"steps": {}}, {"steps": {"dense": 30}}, {"steps": {"dense": 10}}]
+    before = one_run.first_steps_of(dict(seconds=dict(dense=20.0, compile=5.0), processes=processes), 10)
+    assert before == dict(steps=10, seconds=5.0, compile_seconds=5.0)
+
+
 def test_a_run_that_ends_with_skipped_steps_is_not_finished(tmp_path):
     """Its checkpoint has all steps, so that the next process finds nothing left to train."""
     (tmp_path / "summary.json").write_text(json.dumps({"state": "failed: TooManyBadSteps", "processes": []}))
