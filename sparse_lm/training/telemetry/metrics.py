@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from absl import logging as absl_logging
 
-from sparse_lm.files import replacing
+from sparse_lm.errors import WorkdirError
+from sparse_lm.files import replacing, writing
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
     `resume_step` is the first step that will be written. `wandb_run`, of `wandb_run.open_run`, gets what TensorBoard
     gets, and is finished with this writer.
+
+    Raises:
+      WorkdirError: the files cannot be opened, or what is kept of them finds no room on the disk.
     """
 
     def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: Any = None):
@@ -45,13 +49,14 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
         self._event, self._summary, self._wandb_run = event_pb2.Event, summary_pb2.Summary, wandb_run
         lines, events = Path(workdir, FILE), Path(workdir, "tensorboard")
-        if lines.exists():
-            with replacing(lines) as partial, partial.open("wb") as kept:
-                kept.writelines(line for line, values in _whole_lines(lines) if values["step"] < resume_step)
-        events.mkdir(exist_ok=True)
-        self._lines = lines.open("ab", _WAITING_BYTES)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
-        self._events = (events / name).open("ab", _WAITING_BYTES)
+        with writing(WorkdirError, workdir):
+            if lines.exists():
+                with replacing(lines) as partial, partial.open("wb") as kept:
+                    kept.writelines(line for line, values in _whole_lines(lines) if values["step"] < resume_step)
+            events.mkdir(exist_ok=True)
+            self._lines = lines.open("ab", _WAITING_BYTES)
+            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+            self._events = (events / name).open("ab", _WAITING_BYTES)
         self._write_event(file_version="brain.Event:2")
         # TensorBoard hides what earlier files have of this step and later ones.
         self._write_event(step=resume_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))

@@ -1,4 +1,5 @@
 import logging
+import resource
 import struct
 
 import jax.numpy as jnp
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
+from sparse_lm.errors import WorkdirError
 from sparse_lm.training.telemetry.metrics import MetricsWriter, read_metrics
 from tests.runs import lines
 
@@ -60,3 +62,16 @@ def test_damaged_lines_in_the_middle_are_left_out_with_a_warning(tmp_path, damag
     with MetricsWriter(tmp_path, resume_step=4) as writer:
         writer.write(4, {"loss": 2.0})
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(0, 1.0), (3, 1.0), (4, 2.0)]
+
+
+def test_a_disk_with_no_room_for_the_lines_that_are_kept_is_an_error_of_the_workdir(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"loss": 1.0})
+    before, unlimited = lines(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, unlimited[1]))
+    try:
+        with pytest.raises(WorkdirError, match="cannot be written: File too large"):
+            MetricsWriter(tmp_path, resume_step=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert lines(tmp_path) == before
