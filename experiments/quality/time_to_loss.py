@@ -35,7 +35,7 @@ from absl import app, flags
 
 from experiments.quality.suites import ROW, SUITES, Suite
 from sparse_lm.data.opening import open_data
-from sparse_lm.errors import DataError
+from sparse_lm.errors import DataError, UserError
 from sparse_lm.files import replacing
 
 MOST_EPOCHS = 4  # with more, repeated text is worth much less than fresh one (2305.16264, section 5)
@@ -100,7 +100,8 @@ def check_data(suite: Suite, path: str, rows: Sequence[dict[str, Any]]) -> None:
     """Refuses a corpus that the runs would learn by heart, or on which losses are no match for those there are.
 
     Raises:
-      DataError: the suite's runs would read it more than four times, a row is of other text, or it cannot be opened.
+      DataError: the suite's runs would read it more than four times, or a row is of other text.
+      UserError: it cannot be opened.
     """
     config = suite.config("dense", 0, path)
     data = open_data(config)
@@ -261,7 +262,7 @@ def main(_: Sequence[str]) -> None:
     try:
         results = Results(Path(values.output), values.suite)
         check_data(suite, values.data, results.rows)
-    except DataError as error:
+    except UserError as error:
         sys.exit(str(error))
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "experiments.quality.one_run", f"--suite={values.suite}", f"--data={values.data}"]

@@ -92,6 +92,12 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
         Results(tmp_path / "out.json", "tiny")
 
 
+def test_data_that_are_not_there_are_named_in_one_line(tmp_path):
+    options = ["--suite=tiny", "--data=nowhere", "--workdir=runs", "--output=out.json"]
+    (result,) = run_each("experiments.quality.time_to_loss", [options], tmp_path)
+    assert_refused(result, "nowhere does not exist")
+
+
 def test_a_branch_that_would_wait_for_ever_is_refused():
     check_branches(with_lengths([read_queue("slices_50:0,dense@0.8:0"), read_queue("dense:0")], TINY), TINY)
     with pytest.raises(app.UsageError, match=r"\['dense@0.8-1'\] are branches of dense runs that no queue names"):
