@@ -14,16 +14,13 @@ from tests.runs import lines, small_config, train_and_crash
 from tests.training.mesh.test_layout import collectives_of_ffn
 
 MIXTURE = small.MIXTURE | {"batch_size": 16}
-
-
-def mesh(**devices):
-    return {f"mesh.{axis}": count for axis, count in devices.items()}
+MESH = {"mesh.expert": 2, "mesh.fsdp": 2, "mesh.data": 2, "microbatches": 2}
 
 
 @functools.cache
-def after_a_step(microbatches=1, **devices):
-    """The state and the metrics after a dense step on a mesh."""
-    config = small.config("dense", microbatches=microbatches, **MIXTURE | mesh(**devices))
+def after_a_step(meshed):
+    """The state and the metrics after a dense step, on a mesh or not."""
+    config = small.config("dense", **MIXTURE | (MESH if meshed else {}))
     (trainer, _), windows = small.compiled(config), small.windows(config)
     if trainer.layout:
         windows = trainer.layout.place_batch(windows)
@@ -37,10 +34,8 @@ def gradients(state):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("microbatches, devices", [(1, dict(expert=4, fsdp=2)), (2, dict(expert=2, data=4))])
-def test_gradients_are_those_of_one_device(microbatches, devices):
-    alone, expected = after_a_step()
-    state, metrics = after_a_step(microbatches, **devices)
+def test_gradients_are_those_of_one_device():
+    (alone, expected), (state, metrics) = after_a_step(False), after_a_step(True)
     for key, value in expected.items():
         np.testing.assert_allclose(metrics[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
     for (path, wanted), found in zip(
@@ -53,12 +48,12 @@ def test_gradients_are_those_of_one_device(microbatches, devices):
 
 
 def test_a_device_stores_its_experts_alone():
-    state, _ = after_a_step(expert=4, fsdp=2)
+    state, _ = after_a_step(True)
     layers, rows, dim = state.params["layers"]["ffn"]["up"].shape
     for tree in (state.params, gradients(state)):
         ffn = tree["layers"]["ffn"]
         for name in ("up", "down"):
-            assert ffn[name].sharding.shard_shape(ffn[name].shape) == (layers, rows // 8, dim)
+            assert ffn[name].sharding.shard_shape(ffn[name].shape) == (layers, rows // 4, dim)
         assert ffn["shared_up"].addressable_shards[0].data.shape[1] == ffn["shared_up"].shape[1] // 2
 
 
@@ -66,7 +61,7 @@ def test_a_device_stores_its_experts_alone():
 def test_tokens_travel_and_experts_do_not():
     """docs/mixtures.md says what travels: tokens of all devices, thrice, and sums of a device's own, twice."""
     size = {"model.experts": 8, "model.expert_dim": 96, "model.shared_expert_dim": 0}
-    config = small.config("dense", **MIXTURE | size | mesh(expert=8))
+    config = small.config("dense", **MIXTURE | size | {"mesh.expert": 8})
     trainer, _ = small.compiled(config)
     found = collectives_of_ffn(trainer.steps["dense"], config, trainer)
     shapes = {
@@ -85,7 +80,7 @@ def test_a_run_goes_on_on_another_mesh_and_is_used_on_one_device(corpus, tmp_pat
     config = functools.partial(small_config, corpus, "dense", **MIXTURE)
     assert train(config(), str(tmp_path / "alone"))
     workdir = tmp_path / "meshed"
-    train_and_crash(config(**mesh(expert=4, fsdp=2)), workdir, before=7)
+    train_and_crash(config(**MESH), workdir, before=7)
     evaluated = evaluate.evaluate(str(workdir))
     assert evaluated["step"] == 6
     assert evaluated["loss"] == pytest.approx(lines(workdir)[-1]["eval_loss"], rel=1e-5)
