@@ -61,12 +61,15 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole,
 
 
 OTHER_RUNS = {
-    "gates and Muon": ("sste", {"model.activation": "swiglu", "model.qk_norm": True, "optimizer.name": "muon"}),
-    "routed gates in FP8 and rounded moments": (
-        "slices",
-        {"model.activation": "gated_relu2", "model.precision": "fp8", "optimizer.moments": "bfloat16"},
+    "gates in FP8, Muon and rounded moments": (
+        "sste",
+        {"model.activation": "swiglu", "model.qk_norm": True, "model.precision": "fp8"}
+        | {"optimizer.name": "muon", "optimizer.moments": "bfloat16"},
     ),
-    "a mixture within documents of two corpora": ("experts24", {"model.document_separator": 0}),
+    "a mixture of gates within documents of two corpora": (
+        "experts24",
+        {"model.activation": "gated_relu2", "model.document_separator": 0},
+    ),
 }
 
 
