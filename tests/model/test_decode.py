@@ -9,7 +9,7 @@ import pytest
 
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import decode, llama
-from sparse_lm.recipes import Experts24, Venom
+from sparse_lm.recipes import Venom
 
 CONFIG = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=40, dtype="float32")
 PROMPT = [7, 1, 30, 30, 2]
@@ -44,7 +44,7 @@ def by_pieces(net, tokens, **options):
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, dict(activation="swiglu", tie_embeddings=True, kv_heads=4), dict(qk_norm=True, head_dim=6), MIXTURE],
+    [dict(activation="swiglu", tie_embeddings=True, kv_heads=4), dict(qk_norm=True, head_dim=6), MIXTURE],
     ids=str,
 )
 def test_cached_logits_equal_the_whole_forward(overrides):
@@ -82,17 +82,10 @@ CENTROIDS = jax.random.normal(jax.random.key(1), (CONFIG.layers, 2, CONFIG.dim))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "overrides, recipe, state",
-    [
-        (MIXTURE, Experts24(v=64), (SCALES, SCALES)),
-        ({}, Venom(v=16, m=8, experts=2), (SCALES, SCALES, CENTROIDS)),  # in training tokens of a block choose together
-    ],
-    ids=["experts24", "venom"],
-)
-def test_sparse_models_continue_a_batch_as_its_prompts_alone(overrides, recipe, state):
-    ffns = dict(recipe=recipe, recipe_state=recipe.State(*state))
-    model, prompts = sharp_model(**overrides), [PROMPT, [3]]
+def test_a_sparse_model_continues_a_batch_as_its_prompts_alone(model):
+    """In training, tokens of a block of V:N:M choose their neurons together."""
+    recipe, prompts = Venom(v=16, m=8, experts=2), [PROMPT, [3]]
+    ffns = dict(recipe=recipe, recipe_state=recipe.State(SCALES, SCALES, CENTROIDS))
     options = dict(max_new_tokens=6, temperature=0.0)
     alone = [generate(model, prompt, **ffns, **options) for prompt in prompts]
     assert decode.generate(*model, prompts, **ffns, **options) == alone
