@@ -32,7 +32,7 @@ from sparse_lm.ops import backends
 from sparse_lm.recipes import RECIPES
 from sparse_lm.training.loop import train
 from sparse_lm.training.optimizer import learning_rate
-from tests.command_lines import assert_refused, run_each, run_python
+from tests.command_lines import assert_refused, run_each
 
 TINY = SUITES["tiny"]
 
@@ -358,19 +358,20 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
     (tmp_path / "time.json").write_text(json.dumps(dict(suite="made_up", runs=runs)))
     options = [f"--figure={tmp_path / 'time.svg'}", "--names=slices_50", f"--output={tmp_path / 'ratios.json'}"]
-    printed = run_python("-m", "experiments.quality.time_ratio", tmp_path / "time.json", *options).stdout
+    rising = [run | dict(heldout_loss=5.0) if number == 2 else run for number, run in enumerate(runs)]
+    (tmp_path / "rising.json").write_text(json.dumps(dict(suite="others", runs=rising)))
+    one, other = (str(tmp_path / name) for name in ("time.json", "rising.json"))
+    both = [f"--figure={tmp_path / 'both.svg'}", *options[1:2], f"--output={tmp_path / 'both.json'}"]
+    done, result = run_each("experiments.quality.time_ratio", [[one, *options], [one, other, *both]], tmp_path)
+    assert done.returncode == 0, done.stderr
     tables = json.loads((tmp_path / "ratios.json").read_text())
     assert set(tables) == {"heldout", "second"}
     assert tables["second"]["slices_50"]["ratio"]["mean"] == pytest.approx(0.85)
-    assert printed.count("0.850 [0.215, 1.485]") == 2
+    assert done.stdout.count("0.850 [0.215, 1.485]") == 2
     figure = (tmp_path / "time.svg").read_text()
     assert "slices 50" in figure and "0.85 of the time" in figure
-    runs[2]["heldout_loss"] = 5.0
-    (tmp_path / "rising.json").write_text(json.dumps(dict(suite="others", runs=runs)))
-    both = [str(tmp_path / name) for name in ("time.json", "rising.json")]
-    (result,) = run_each("experiments.quality.time_ratio", [[*both, *options]], tmp_path)
     assert_refused(result, "rising.json is drawn without R: seed 0: dense's heldout_loss does not fall with time")
-    assert (tmp_path / "time.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
+    assert (tmp_path / "both.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
 
 
 def test_the_overview_has_a_run_of_all_seeds_where_it_ends_and_where_it_would_end_level():
