@@ -135,7 +135,7 @@ def collectives_of_ffn(step, config, trainer):
 
 
 def test_sparse_ffn_communicates_as_the_dense_one_but_less():
-    run = config("slices", (2, 2, 2))
+    run = config("slices", (2, 2, 2), **GATED)
     trainer, _ = small.compiled(run)
     rows, dim = run.model.ffn_dim // 2, run.model.dim  # of a matrix of one layer, along `tensor`
     dense, sparse = (collectives_of_ffn(trainer.steps[phase], run, trainer) for phase in ("dense", "sparse"))
@@ -146,9 +146,11 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
     def gathered(found):
         return sorted(c.shapes for c in found if c.kind == "all-gather")
 
-    whole, compressed, metadata = ((rows, dim),), ((rows, dim // 2),), ((rows // 64, dim // 64, 128),)
-    assert gathered(dense) == 4 * [whole]  # both matrices, forward and backward
-    assert gathered(sparse) == sorted(2 * [whole, compressed, metadata])
+    (up, *up_24), (down, *down_24) = (
+        [((n, dim),), ((n, dim // 2),), ((n // 64, dim // 64, 128),)] for n in (2 * rows, rows)
+    )
+    assert gathered(dense) == sorted(2 * [up, down])  # forward and backward
+    assert gathered(sparse) == sorted([up, down, *up_24, *down_24])  # compressed in one of the two
     for kind in ("all-reduce", "reduce-scatter"):  # tokens' results and gradients: none is larger
         assert Counter(c.shapes for c in sparse if c.kind == kind) == Counter(c.shapes for c in dense if c.kind == kind)
 
