@@ -24,10 +24,11 @@ def run_python(*arguments, **options) -> Done:
 
 
 FORK_FOR_EACH = """
-import importlib, json, os, runpy, sys, traceback
+import gc, importlib, json, os, runpy, sys, traceback
 
 first, command_lines, outputs = json.loads(sys.argv[1])
 exec(first)
+gc.freeze()
 codes = []
 for number, (module, arguments) in enumerate(command_lines):
     if child := os.fork():

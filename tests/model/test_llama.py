@@ -82,7 +82,6 @@ def test_forward_matches_float64(overrides):
     [
         {},
         dict(tie_embeddings=True, activation="swiglu", **QWEN3),
-        MIXTURE,
         dict(MIXTURE, shared_expert_dim=24, experts_per_token=3, router_scores="sigmoid"),
         dict(MIXTURE, shared_expert_dim=16, activation="geglu"),
     ],
