@@ -13,8 +13,6 @@ from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.transitions import transition_before
 from tests import small
 
-GATED = {"model.activation": "gated_relu2", "sparsity.dense_layers": 0}
-
 
 def config(recipe, mesh=(1, 1, 1), sparse=(3, 8), steps=10, **changes):
     """A run some of whose steps are sparse; shards of 64 neurons. A mesh is data, fsdp, tensor, and perhaps expert."""
@@ -47,10 +45,10 @@ def train(config):
     "recipe, changes, mesh, microbatches, steps, sparse, dense_layers",
     [
         ("fst", {"model.activation": "swiglu"}, (2, 4, 1), 2, 3, (0, 3), 1),
-        ("slices", GATED, (2, 2, 2), 1, 10, (3, 8), 0),
+        ("slices", {}, (2, 2, 2), 1, 10, (3, 8), 0),
         ("dense", {"model.precision": "fp8"}, (2, 2, 2), 1, 3, (0, 0), 0),
         # From the first step: scores of a new router lie close together, and a step of Adam turns rounding into ties.
-        ("experts24", GATED, (2, 2, 1, 2), 1, 3, (0, 3), 0),
+        ("experts24", {"model.activation": "gated_relu2"}, (2, 2, 1, 2), 1, 3, (0, 3), 0),
     ],
 )
 def test_mesh_takes_the_steps_of_one_device(recipe, changes, mesh, microbatches, steps, sparse, dense_layers):
@@ -108,7 +106,7 @@ def test_experts_and_their_neurons_are_chosen_among_the_tokens_of_all_devices():
     """Devices along `tensor` each have a part of every expert's neurons, whichever shards hold the weights."""
     states = {}
     for mesh, microbatches in (((1, 1, 1), 4), ((2, 2, 2), 1)):
-        run = config("slices", mesh, microbatches=microbatches, **GATED)
+        run = config("slices", mesh, microbatches=microbatches, **{"sparsity.dense_layers": 0})
         trainer, transitions = small.compiled(run)
         entered, _ = transitions["enter"](trainer.init(), batch(run, trainer, 0))
         placed = np.asarray(entered.recipe_state.centroids)
@@ -135,7 +133,7 @@ def collectives_of_ffn(step, config, trainer):
 
 
 def test_sparse_ffn_communicates_as_the_dense_one_but_less():
-    run = config("slices", (2, 2, 2), **GATED)
+    run = config("slices", (2, 2, 2))
     trainer, _ = small.compiled(run)
     rows, dim = run.model.ffn_dim // 2, run.model.dim  # of a matrix of one layer, along `tensor`
     dense, sparse = (collectives_of_ffn(trainer.steps[phase], run, trainer) for phase in ("dense", "sparse"))
@@ -146,23 +144,21 @@ def test_sparse_ffn_communicates_as_the_dense_one_but_less():
     def gathered(found):
         return sorted(c.shapes for c in found if c.kind == "all-gather")
 
-    (up, *up_24), (down, *down_24) = (
-        [((n, dim),), ((n, dim // 2),), ((n // 64, dim // 64, 128),)] for n in (2 * rows, rows)
-    )
-    assert gathered(dense) == sorted(2 * [up, down])  # forward and backward
-    assert gathered(sparse) == sorted([up, down, *up_24, *down_24])  # compressed in one of the two
+    whole, compressed, metadata = ((rows, dim),), ((rows, dim // 2),), ((rows // 64, dim // 64, 128),)
+    assert gathered(dense) == 4 * [whole]  # both matrices, forward and backward
+    assert gathered(sparse) == sorted(2 * [whole, compressed, metadata])
     for kind in ("all-reduce", "reduce-scatter"):  # tokens' results and gradients: none is larger
         assert Counter(c.shapes for c in sparse if c.kind == kind) == Counter(c.shapes for c in dense if c.kind == kind)
 
 
 @pytest.mark.long
 def test_checkpoint_is_restored_on_another_mesh_bit_for_bit(tmp_path):
-    saved = small.compiled(config("slices", (2, 2, 2), **GATED))[0].init()
+    saved = small.compiled(config("slices", (2, 2, 2)))[0].init()
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(3, saved)
         checkpoints.wait()
         for mesh in ((1, 8, 1), (1, 1, 1)):
-            wanted = small.compiled(config("slices", mesh, **GATED))[0].abstract_state()
+            wanted = small.compiled(config("slices", mesh))[0].abstract_state()
             restored = checkpoints.restore_latest(wanted)
             for entry, before, after in zip(*map(jax.tree.leaves, (wanted, saved, restored)), strict=True):
                 np.testing.assert_array_equal(before, after)
