@@ -65,9 +65,17 @@ class Sparse24:
 
     def to_dense(self) -> Array:
         """Returns the matrix [M, K], dense, in the dtype of the values."""
-        return _scatter_groups(self.values, self.metadata)[: self.shape[0], : self.shape[1]]
+        return _scatter_groups(self.values, *unpack_metadata(self.metadata))[: self.shape[0], : self.shape[1]]
 
-    def take(self, columns: Array) -> Array:
+    def take_rows(self, rows: Array) -> Array:
+        """Takes some rows of the dense matrix, [n, K] for int32 [n]; the others are not unpacked.
+
+        M stands for a row of zeros.
+        """
+        values = jnp.where((rows < self.shape[0])[:, None], self.values[rows], jnp.zeros((), self.dtype))
+        return _scatter_groups(values, *unpack_metadata_rows(self.metadata, rows))[:, : self.shape[1]]
+
+    def take_columns(self, columns: Array) -> Array:
         """Takes some columns of the dense matrix, [M, n] for int32 [n]; the others are not unpacked."""
         first, second = (position[:, columns // 4] for position in unpack_metadata(self.metadata))
         low, high = (self.values[:, columns // 4 * 2 + member] for member in range(2))
@@ -112,7 +120,8 @@ class SparseVenom:
 
     def condensed(self) -> Array:
         """Returns the kept columns of each row's block, [M, Kc], with zeros where 2:4 dropped a value."""
-        return _scatter_groups(self.values, self.metadata)[: self.shape[0], : 4 * self.shape[1] // self.m]
+        condensed = _scatter_groups(self.values, *unpack_metadata(self.metadata))
+        return condensed[: self.shape[0], : 4 * self.shape[1] // self.m]
 
     def kept_columns(self) -> Array:
         """Returns `columns` without the padding, int32 [ceil(M / v), Kc]."""
@@ -124,7 +133,7 @@ class SparseVenom:
 
     def to_dense(self) -> Array:
         """Returns the matrix [M, K], dense, in the dtype of the values."""
-        condensed = _scatter_groups(self.values, self.metadata)
+        condensed = _scatter_groups(self.values, *unpack_metadata(self.metadata))
         rows, kc = condensed.shape
         blocks = condensed.reshape(rows // self.v, self.v, kc)
         dense = jnp.zeros((rows // self.v, self.v, self.shape[1]), condensed.dtype)
@@ -176,15 +185,27 @@ def unpack_metadata(metadata: Array) -> tuple[Array, Array]:
     words = lax.bitcast_convert_type(metadata, jnp.uint32)
     words = words.reshape(row_tiles, k_tiles, 4, 8, 4).transpose(0, 2, 3, 1, 4)
     halves = jnp.stack([words & 0xFFFF, words >> 16], axis=2)  # tile, warp, half, g, k tile, t
-    halves = halves.reshape(row_tiles * TILE, k_tiles * 4, 1)
-    nibbles = halves >> (4 * jnp.arange(4, dtype=jnp.uint32)) & 0xF
-    nibbles = nibbles.reshape(row_tiles * TILE, k_tiles * 16)
+    return _positions(halves.reshape(row_tiles * TILE, k_tiles * 4))
+
+
+def unpack_metadata_rows(metadata: Array, rows: Array) -> tuple[Array, Array]:
+    """Returns what `unpack_metadata` does of some rows int32[n], uint32 [n, Kp / 4] each."""
+    tile, row = rows[:, None] // TILE, rows[:, None] % TILE
+    lanes = 32 * (row // 16) + 4 * (row % 8) + jnp.arange(4)
+    words = lax.bitcast_convert_type(metadata, jnp.uint32)[tile, :, lanes].swapaxes(1, 2)  # row, k tile, t
+    halves = words >> (16 * (row // 8 % 2)).astype(jnp.uint32)[..., None] & 0xFFFF
+    return _positions(halves.reshape(rows.shape[0], -1))
+
+
+def _positions(halves: Array) -> tuple[Array, Array]:
+    """Splits halves of words, of four groups each, uint32 [n, groups / 4], into positions [n, groups]."""
+    nibbles = halves[..., None] >> (4 * jnp.arange(4, dtype=jnp.uint32)) & 0xF
+    nibbles = nibbles.reshape(halves.shape[0], -1)
     return nibbles & 3, nibbles >> 2
 
 
-def _scatter_groups(values: Array, metadata: Array) -> Array:
-    """Spreads values [Mp, Kp / 2] to [Mp, Kp], each at its position in its group of four."""
-    first, second = unpack_metadata(metadata)
+def _scatter_groups(values: Array, first: Array, second: Array) -> Array:
+    """Spreads values [n, Kp / 2] to [n, Kp], each at its position, [n, Kp / 4] in all, in its group of four."""
     pairs, lane = values.reshape(*first.shape, 2), jnp.arange(4, dtype=jnp.uint32)
     zero = jnp.zeros((), values.dtype)
     second_or_zero = jnp.where(second[..., None] == lane, pairs[..., 1:], zero)

@@ -9,6 +9,7 @@ rows of the other operand are read, so that the work shrinks with the density on
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -146,10 +147,11 @@ def sampled_matmul_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, out_dtype: DTypeLike
 ) -> Array:
     del contiguous  # single rows will do
-    weights = w.to_dense()
+    # Of a model's weights, a layer's few tokens read few rows.
+    take = w.take_rows if neuron_ids.size < w.shape[0] else functools.partial(_rows, w.to_dense())
 
     def product(block: Array, neurons: Array) -> Array:
-        return _dot(block, _rows(weights, neurons).T).astype(out_dtype)
+        return _dot(block, take(neurons).T).astype(out_dtype)
 
     return _map_blocks(product, x, neuron_ids, min(v, x.shape[0]), width=x.shape[1])
 

@@ -96,7 +96,7 @@ class Act24(Recipe):
         product = multiply(a_t, b, out_dtype=ffn.gradient_dtype, implementation=ffn.implementation)
         if busy is None:
             return product
-        return product.at[busy].set(jnp.matmul(a.take(busy).T, b, preferred_element_type=ffn.gradient_dtype))
+        return product.at[busy].set(jnp.matmul(a.take_columns(busy).T, b, preferred_element_type=ffn.gradient_dtype))
 
 
 @jax.named_call

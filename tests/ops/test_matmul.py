@@ -18,7 +18,7 @@ CASES = [
     ("matmul_venom", (128, 64, 16, 24, 64, 1), {}),
     ("matmul_venom", (37, 60, 20, 10, 16, 1), {}),
     ("matmul_venom", (56, 32, 16, 5, 8, 1), dict(rows=random_rows(50, 56, seed=11))),
-    ("sampled_matmul_24", (64, 32, 48, 16, 32, 8), {}),
+    ("sampled_matmul_24", (64, 32, 48, 16, 8, 8), {}),
     ("sampled_matmul_24", (37, 20, 30, 7, 16, 1), {}),
     ("scattered_matmul_24", (64, 32, 16, 48, 32, 8), {}),
     ("scattered_matmul_24", (37, 20, 7, 30, 16, 1), {}),
