@@ -129,11 +129,11 @@ def report(rows: Sequence[Row], loss: str) -> dict[str, Any]:
     }
 
 
-def mark_ratio(axes: Axes, rows: Sequence[Row], name: str, mean: float) -> None:
-    """Draws an arrow from the time at which dense has a run's loss to the run's, means over seeds, with R on it."""
-    seconds, loss = (
-        statistics.fmean(row[key] for row in rows if row["name"] == name) for key in ("seconds", LOSSES["heldout"])
-    )
+def mark_ratio(axes: Axes, rows: Sequence[Row], name: str, found: dict[str, Any]) -> None:
+    """Draws an arrow from the time at which dense has a run's loss to the run's, means over R's seeds, with R on it."""
+    mean, seeds = found["ratio"]["mean"], [ratio["seed"] for ratio in found["seeds"]]
+    of_seeds = [row for row in rows if row["name"] == name and row["seed"] in seeds]
+    seconds, loss = (statistics.fmean(row[key] for row in of_seeds) for key in ("seconds", LOSSES["heldout"]))
     arrow = dict(arrowstyle="->", color=plots.GREY, shrinkA=0, shrinkB=6)
     axes.annotate("", (seconds, loss), (seconds / mean, loss), arrowprops=arrow)
     middle, below = seconds * (1 + 1 / mean) / 2, dict(xytext=(0, -4), textcoords="offset points", va="top")
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str]) -> None:
                 continue
             for name in filter(found.get, flags.FLAGS.names):
                 if not any(ratio["extrapolated"] for ratio in found[name]["seeds"]):
-                    mark_ratio(axes, results.data["runs"], name, found[name]["ratio"]["mean"])
+                    mark_ratio(axes, results.data["runs"], name, found[name])
         figure.savefig(flags.FLAGS.figure, metadata={"Date": None})
     if refused:
         sys.exit("\n".join(refused))
