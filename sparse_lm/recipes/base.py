@@ -311,8 +311,8 @@ class Recipe:
         shapes = f"w1 {[*w1.shape]} and w2 {[*w2.shape]}"
         if w2.ndim != 2 or w1.shape != (per_neuron * w2.shape[0], w2.shape[1]):
             raise ValueError(f"{shapes} must be [{rows}, D] and [F, D] with activation {self.activation!r}")
-        if x is not None and x.shape[-1:] != w2.shape[1:]:
-            raise ValueError(f"x {[*x.shape]} must be [..., D]; {shapes} are [{rows}, D] and [F, D]")
+        if x is not None and (x.shape[-1:] != w2.shape[1:] or not x.size):
+            raise ValueError(f"x {[*x.shape]} must be [..., D], not empty; {shapes} are [{rows}, D] and [F, D]")
         for name, array in (("w1", w1), ("w2", w2), ("x", x)):
             if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
                 raise ValueError(f"{name} is {array.dtype}: must be of a dtype of floats")

@@ -200,7 +200,8 @@ def gathered_of_two_devices(neurons):
 
 
 REFUSED = {
-    r"x \[96, 20\] must be \[\.\.\., D\]; w1 \[160, 24\]": entered_or_called(x=X[:, :20]),
+    r"x \[96, 20\] must be \[\.\.\., D\], not empty; w1 \[160, 24\]": entered_or_called(x=X[:, :20]),
+    r"x \[0, 24\] must be \[\.\.\., D\], not empty": entered_or_called(x=X[:0]),
     r"w1 \[24, 160\] and w2 \[160, 24\] must be \[F, D\] and \[F, D\] with": entered_or_called(w1=W1.T),
     r"w1 \[160, 24\] and w2 \[80, 24\] must be": entered_or_called(w2=W2[:80]),
     "w1 is int32: must be of a dtype of floats": entered_or_called(w1=W1.astype(int)),
