@@ -174,7 +174,7 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
     assert {line["learning_rate"] for line in lines} == {float(learning_rate(config)(0))}
 
     config = small_config(corpus, "dense", **{"optimizer.max_skipped_steps": 12})  # as many as there are
-    for message in ("12 steps in a row, up to step 11", "at its end, 12 steps; bad were the last 12"):
+    for message in ("12 steps in a row, up to step 11", "at its end, and the last 12 of its 12 steps were bad"):
         with pytest.raises(loop.TooManyBadSteps, match=message):
             loop.train(config, str(tmp_path / "to_the_end"))
 

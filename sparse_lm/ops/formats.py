@@ -205,7 +205,7 @@ def _positions(halves: Array) -> tuple[Array, Array]:
 
 
 def _scatter_groups(values: Array, first: Array, second: Array) -> Array:
-    """Spreads values [n, Kp / 2] to [n, Kp], each at its position, [n, Kp / 4] in all, in its group of four."""
+    """Spreads values [n, Kp / 2] to [n, Kp]: the two of each group of four to its positions [n, Kp / 4]."""
     pairs, lane = values.reshape(*first.shape, 2), jnp.arange(4, dtype=jnp.uint32)
     zero = jnp.zeros((), values.dtype)
     second_or_zero = jnp.where(second[..., None] == lane, pairs[..., 1:], zero)

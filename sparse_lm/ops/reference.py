@@ -147,7 +147,7 @@ def sampled_matmul_24(
     w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1, out_dtype: DTypeLike
 ) -> Array:
     del contiguous  # single rows will do
-    # Of a model's weights, a layer's few tokens read few rows.
+    # The weights are those of all layers; the tokens of one may read few of their rows.
     take = w.take_rows if neuron_ids.size < w.shape[0] else functools.partial(_rows, w.to_dense())
 
     def product(block: Array, neurons: Array) -> Array:

@@ -64,7 +64,8 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
             start = int(state.step)
             if start >= config.steps:
                 if (bad := int(state.skipped_in_a_row)) >= config.optimizer.max_skipped_steps:
-                    raise TooManyBadSteps(f"{workdir}: this run is at its end, {start} steps; bad were the last {bad}")
+                    ended = f"this run is at its end, and the last {bad} of its {start} steps were bad"
+                    raise TooManyBadSteps(f"{workdir}: {ended}")
                 print(f"{workdir}: this run is finished, {start} steps")
                 return True
             print_overview(config, workdir, trainer, data, state)

@@ -83,7 +83,7 @@ CENTROIDS = jax.random.normal(jax.random.key(1), (CONFIG.layers, 2, CONFIG.dim))
 
 @pytest.mark.long
 def test_a_sparse_model_continues_a_batch_as_its_prompts_alone(model):
-    """In training, tokens of a block of V:N:M choose their neurons together."""
+    """Tokens of a block of V:N:M choose their neurons together in training, and each for itself in generation."""
     recipe, prompts = Venom(v=16, m=8, experts=2), [PROMPT, [3]]
     ffns = dict(recipe=recipe, recipe_state=recipe.State(SCALES, SCALES, CENTROIDS))
     options = dict(max_new_tokens=6, temperature=0.0)

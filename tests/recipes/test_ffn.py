@@ -3,6 +3,7 @@
 The formulas take a recipe's own draws: that these are unbiased, tests/ops/test_mvue.py says.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -70,9 +71,12 @@ def test_evaluation_takes_tokens_as_they_come_each_for_itself(name):
 
 
 @pytest.mark.parametrize("recipe", [Slices(v=256), DenseSlices(v=256)], ids=lambda recipe: recipe.name)
-def test_one_token_takes_one_slot(recipe):
-    """Generation computes one at a time: a block of 256 for each expert would be work for nothing."""
-    jaxpr = jax.make_jaxpr(examples.output(recipe))(X[:1], W1, W2, examples.state_of(recipe)).jaxpr
+def test_few_tokens_take_small_blocks(recipe):
+    """Generation computes one at a time, in one slot: a block of 256 for each expert would be work for nothing."""
+    state = examples.state_of(recipe)
+    nine, of_fours = (examples.output(r)(X[:9], W1, W2, state) for r in (recipe, dataclasses.replace(recipe, v=4)))
+    np.testing.assert_allclose(nine, of_fours, rtol=1e-5, atol=1e-6)
+    jaxpr = jax.make_jaxpr(examples.output(recipe))(X[:1], W1, W2, state).jaxpr
     products = [e.outvars[0].aval.size for e in jaxprs.equations(jaxpr) if e.primitive.name == "dot_general"]
     assert max(products) == max(DIM, W1.shape[0] // recipe.experts)
 
@@ -84,8 +88,9 @@ def test_prepared_weights_of_several_layers_give_what_a_layers_own_give(name):
     jax.tree.map(np.testing.assert_array_equal, run(), run(**examples.among_layers(recipe, W1, W2, state)))
 
 
-def test_models_side_by_side_under_vmap():
-    recipe, keys = examples.RECIPES["venom"], jax.random.split(KEY, 2)
+@pytest.mark.parametrize("name", ["venom", "slices"])
+def test_models_side_by_side_under_vmap(name):
+    recipe, keys = examples.RECIPES[name], jax.random.split(KEY, 2)
     models = [jnp.stack([a, a[::-1] / 2]) for a in (X, W1, W2)], examples.state_of(recipe), keys
 
     def gradients(arrays, state, key):
