@@ -63,7 +63,7 @@ def points(files: Sequence[plots.Results]) -> list[Point]:
         for name, measured in by_name.items():
             if not name.startswith(_LEFT_OUT):
                 each, levels, extrapolated = zip(*measured, strict=True)
-                label = re.sub(r"_(\d\d)(?=_|$)", r" \1%", name).replace("_", " ")
+                label = re.sub(r"(?<!_m)_(\d\d)(?=_|$)", r" \1%", name).replace("_", " ")
                 label = f"{model}: {label} ({len(each)})"
                 rival, level = "slices" not in name and "experts24" not in name, statistics.fmean(levels)
                 found.append(Point(label, model, rival, summarise(each), level, len(each), any(extrapolated)))

@@ -1,6 +1,6 @@
 r"""Says in what share of dense's time runs reach dense's loss: R for each seed, its mean and 95% interval.
 
-    python -m experiments.quality.time_ratio experiments/results/time_llama1b_h100.json \
+    python -m experiments.quality.time_ratio experiments/results/time_llama1b_h200.json \
         experiments/results/time_llama32_1b_4_layers_h100.json experiments/results/time_afm_4_layers_h200.json \
         --figure=experiments/plots/time_to_loss.svg --names=slices_80_first_dense,slices_80,dense_slices_80
 
