@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.scipy.sparse.linalg import cg
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.row_order import RowOrder, dispatch
-from sparse_lm.recipes import RECIPES, Slices
+from sparse_lm.recipes import RECIPES, Slices, routing
 from sparse_lm.recipes.base import FfnCall, Stats
 from sparse_lm.recipes.slices import RoutedState
 from sparse_lm.recipes.weight_forms import Weight, WeightForms
@@ -96,7 +97,61 @@ def _round(x: Array, scaled: Callable[[Array], fp8.Scaled]) -> Array:
     return values.astype(x.dtype) * scale.astype(x.dtype)
 
 
-CONTROLS = FixedQuarter, Fp8Slices
+class PartedState(NamedTuple):
+    scale_up: Array  # f32[], beta of W1
+    scale_down: Array  # f32[], beta of W2
+    centroids: Array  # f32[E, D]
+    away: Array  # f32[E, D]: with a token's direction about 0 for an expert's own tokens, and -1 for others
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartedSlices(Slices):
+    """`Slices` that turn the neurons of each expert away from all other experts' tokens as they leave the phase.
+
+    A token then meets all neurons, and those of other slices add what no step has trained. Here a row of W1 gets a
+    vector that takes, on average, `by` standard deviations off its products with others' tokens, and nothing off those
+    with its own: a linear regression on the tokens of the last refresh says which, each side with half of the weight.
+    """
+
+    name = "parted_slices"
+    by: ClassVar = 1.0
+    State = PartedState
+
+    def init_state(self, w1: Array, w2: Array) -> PartedState:
+        state = super().init_state(w1, w2)
+        return PartedState(*state, away=state.centroids)
+
+    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[PartedState, Array]:
+        state, order = super().enter(w1, w2, x)
+        return PartedState(*state, away=jnp.zeros_like(state.centroids)), order
+
+    def refresh(self, w1: Array, w2: Array, state: PartedState, x: Array | None = None) -> tuple[PartedState, Stats]:
+        moved, stats = super().refresh(w1, w2, state, x)
+        x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
+        return moved._replace(away=self._away(x, moved.centroids, moved.away)), stats
+
+    def _away(self, x: Array, centroids: Array, start: Array) -> Array:
+        """Fits f32[E, D] to tokens [T, D] by conjugate gradients, a few steps on from the last fit."""
+        directions = routing.unit(x)
+        own = routing.assign_tokens(x, centroids)[:, None] == jnp.arange(self.experts)
+        counts = jnp.maximum(jnp.stack([jnp.sum(own, axis=0), jnp.sum(~own, axis=0)]), 1)
+        weights = jnp.where(own, 0.5 / counts[0], 0.5 / counts[1])
+        ridge = 0.03 / x.shape[1]  # of the mean variance along an axis: a direction has length 1
+
+        def normal(away: Array) -> Array:
+            return (weights * (directions @ away.T)).T @ directions + ridge * away
+
+        away, _ = cg(normal, -jnp.where(own, 0, weights).T @ directions, x0=start, tol=1e-2, maxiter=30)
+        return away
+
+    def leave(self, w1: Array, w2: Array, state: PartedState) -> tuple[Array, Array]:
+        length = jnp.sqrt(jnp.mean(jnp.sum(jnp.square(w1), axis=-1)))  # a product's deviation for |x| = sqrt(D)
+        turned = self.by * length / w1.shape[1] ** 0.5 * state.away
+        of_part = jnp.repeat(turned, w1.shape[0] // self.experts // self.shards, axis=0)
+        return super().leave(w1 + jnp.tile(of_part, (self.shards, 1)), w2, state)
+
+
+CONTROLS = FixedQuarter, Fp8Slices, PartedSlices
 
 
 def register() -> None:

@@ -96,19 +96,23 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 80)}
-    # Leaves in the middle of the decay.
-    runs["slices_90"] = slices | {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
+    late = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
+    runs["slices_90"] = slices | late  # leaves in the middle of the decay
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
-    runs["slices_80_m_32"] = runs["slices_80"] | {"sparsity.m": 32}
-    runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
+    # Fewer neurons for a token; with neurons that turn away from other experts' tokens as the phase is left.
+    for m in (32, 64):
+        runs |= {f"slices_{share}_m_{m}": runs[f"slices_{share}"] | {"sparsity.m": m} for share in (80, 90)}
+        runs[f"slices_80_m_{m}_first_dense"] = runs[f"slices_80_m_{m}"] | first_dense
+    parted = {"sparsity.recipe": "parted_slices"}
+    runs |= {f"parted_{name}": runs[name] | parted for name in ("slices_80", "slices_80_m_32", "slices_90_m_32")}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
         runs |= {f"slices_{share}_rate_{rate:g}": slices | until(share) | swept for share in (50, 80)}
         runs[f"slices_80_first_dense_rate_{rate:g}"] = runs["slices_80_first_dense"] | swept
-    # Routing alone; one quarter of the neurons for all tokens; a dense model that has no others, in about slices' time.
+    # Routing alone; one quarter of the neurons for all tokens; dense models that have no others, in about slices' time.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
     fp8 = {"model.precision": "fp8"}
     rounded = {"optimizer.moments": "bfloat16"}
@@ -118,8 +122,9 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["fp8_slices_80"] = slices | until(80) | {"sparsity.recipe": "fp8_slices"}
     runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
     runs["fixed_quarter_80_first_dense"] = runs["fixed_quarter_80"] | first_dense
-    quarter = dense | {"model.ffn_dim": ffn_dim // 4}
-    runs |= {f"quarter_width{name}": quarter | _longer(steps, times) for name, times in (("", 1.2), ("_longer", 1.6))}
+    narrow = {name: dense | {"model.ffn_dim": ffn_dim // part} for name, part in (("quarter", 4), ("eighth", 8))}
+    runs |= {f"{name}_width": run | _longer(steps, 1.2) for name, run in narrow.items()}
+    runs["quarter_width_longer"] = narrow["quarter"] | _longer(steps, 1.6)
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
     return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")
