@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
@@ -119,12 +120,11 @@ class PartedSlices(Slices):
     """`Slices` that turn the neurons of each expert away from all other experts' tokens as they leave the phase.
 
     A token then meets all neurons, and those of other slices add what no step has trained. Here a row of W1 gets a
-    vector that takes, on average, `by` standard deviations off its products with others' tokens, and nothing off those
-    with its own: a linear regression on the tokens of the last refresh says which, each side with half of the weight.
+    vector that takes, on average, one standard deviation off its products with others' tokens, and nothing off those
+    with its own: a linear regression on the tokens of the last refresh finds it, each side with half of the weight.
     """
 
     name = "parted_slices"
-    by: ClassVar = 1.0
     State = PartedState
 
     def init_state(self, w1: Array, w2: Array) -> PartedState:
@@ -151,12 +151,12 @@ class PartedSlices(Slices):
         def normal(away: Array) -> Array:
             return (weights * (directions @ away.T)).T @ directions + ridge * away
 
-        away, _ = cg(normal, -jnp.where(own, 0, weights).T @ directions, x0=start, tol=1e-2, maxiter=30)
-        return away
+        with jax.default_matmul_precision("highest"):
+            return cg(normal, -jnp.where(own, 0, weights).T @ directions, x0=start, tol=1e-2, maxiter=30)[0]
 
     def leave(self, w1: Array, w2: Array, state: PartedState) -> tuple[Array, Array]:
         length = jnp.sqrt(jnp.mean(jnp.sum(jnp.square(w1), axis=-1)))  # a product's deviation for |x| = sqrt(D)
-        turned = self.by * length / w1.shape[1] ** 0.5 * state.away
+        turned = length / w1.shape[1] ** 0.5 * state.away
         of_part = jnp.repeat(turned, w1.shape[0] // self.experts // self.shards, axis=0)
         return super().leave(w1 + jnp.tile(of_part, (self.shards, 1)), w2, state)
 

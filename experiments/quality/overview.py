@@ -33,7 +33,7 @@ MODELS = {
     "narrow_afm_4_layers": "AFM's shape at D 768",
 }
 """Titles say what a suite trains. They are drawn in this order."""
-_LEFT_OUT = "dense_rate", "dense_short", "stages", "grown"  # dense otherwise, and what was tried and removed
+_LEFT_OUT = "dense_rate", "stages", "grown"  # dense at other rates, and what was tried and removed
 
 
 class Point(NamedTuple):

@@ -101,15 +101,13 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
-    # Fewer neurons for a token; a decay of a tenth of the steps; leaving otherwise.
-    for m in (32, 64):
-        runs |= {f"slices_{share}_m_{m}": runs[f"slices_{share}"] | {"sparsity.m": m} for share in (80, 90)}
-        runs[f"slices_80_m_{m}_first_dense"] = runs[f"slices_80_m_{m}"] | first_dense
-    short = {"optimizer.decay_steps": round(0.1 * steps)}
-    runs |= {f"{name}_short_decay": runs[name] | short for name in ("dense", "slices_90", "slices_90_m_32")}
-    for left in ("parted", "whole"):
-        recipe = {"sparsity.recipe": f"{left}_slices"}
-        runs |= {f"{left}_{name}": runs[name] | recipe for name in ("slices_80", "slices_80_m_32", "slices_90_m_32")}
+    # Fewer neurons for a token; other ways of leaving.
+    for share, m in ((80, 32), (90, 32), (80, 64)):
+        runs[f"slices_{share}_m_{m}"] = runs[f"slices_{share}"] | {"sparsity.m": m}
+    runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
+    for name in ("slices_80_m_32", "slices_90_m_32"):
+        runs[f"parted_{name}"] = runs[name] | {"sparsity.recipe": "parted_slices"}
+    runs["whole_slices_80_m_32"] = runs["slices_80_m_32"] | {"sparsity.recipe": "whole_slices"}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
