@@ -136,7 +136,7 @@ def mix(name: str, parts: Sequence[Data], weights: Sequence[float]) -> Data:
     """
     shares = [weight / sum(weights) for weight in weights]
     fullest = min(len(part.heldout) / share for part, share in zip(parts, shares, strict=True))
-    heldout = [max(1, int(fullest * share)) for share in shares]
+    heldout = [max(1, int(fullest * share * (1 + 1e-12))) for share in shares]  # 3 / 0.7 * 0.7 is below 3
     content = [[part.info["corpus_sha256"], share] for part, share in zip(parts, shares, strict=True)]
     splits = {
         name: {key: sum(part.info["splits"][name][key] for part in parts) for key in counts}

@@ -88,6 +88,8 @@ def test_a_mixture_holds_out_windows_in_its_shares():
     assert counts.tolist() == [26, 6, 20]  # all 20 of the part that has fewest for its share
     assert len(set(heldout)) == 52
     assert heldout[25] > 45
+    few = mix("few", [make_data(heldout=3), make_data(heldout=2)], (0.7, 0.3))
+    assert len(few.heldout) == 3 + 1  # all 3, though 3 / 0.7 * 0.7 is below 3
 
 
 @pytest.mark.parametrize("data", DATA)
