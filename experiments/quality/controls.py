@@ -98,16 +98,6 @@ def _round(x: Array, scaled: Callable[[Array], fp8.Scaled]) -> Array:
     return values.astype(x.dtype) * scale.astype(x.dtype)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WholeSlices(Slices):
-    """`Slices` that leave the sparse phase with all of each weight, not with what the soft threshold keeps of it."""
-
-    name = "whole_slices"
-
-    def leave(self, w1: Array, w2: Array, state: RoutedState) -> tuple[Array, Array]:
-        return w1, w2
-
-
 class PartedState(NamedTuple):
     scale_up: Array  # f32[], beta of W1
     scale_down: Array  # f32[], beta of W2
@@ -161,7 +151,7 @@ class PartedSlices(Slices):
         return super().leave(w1 + jnp.tile(of_part, (self.shards, 1)), w2, state)
 
 
-CONTROLS = FixedQuarter, Fp8Slices, WholeSlices, PartedSlices
+CONTROLS = FixedQuarter, Fp8Slices, PartedSlices
 
 
 def register() -> None:

@@ -96,18 +96,18 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 80)}
-    late = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
-    runs["slices_90"] = slices | late  # leaves in the middle of the decay
+    for share in (90, 95):  # left in the middle of the decay, and in its last quarter
+        late = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(share / 100 * steps)}
+        runs[f"slices_{share}"] = slices | late
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
     # Fewer neurons for a token; other ways of leaving.
-    for share, m in ((80, 32), (90, 32), (80, 64)):
+    for share, m in ((80, 32), (90, 32), (95, 32), ("stay", 32), (90, 64)):
         runs[f"slices_{share}_m_{m}"] = runs[f"slices_{share}"] | {"sparsity.m": m}
     runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
-    for name in ("slices_80_m_32", "slices_90_m_32"):
+    for name in ("slices_80_m_32", "slices_90_m_32", "slices_95_m_32"):
         runs[f"parted_{name}"] = runs[name] | {"sparsity.recipe": "parted_slices"}
-    runs["whole_slices_80_m_32"] = runs["slices_80_m_32"] | {"sparsity.recipe": "whole_slices"}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
