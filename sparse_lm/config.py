@@ -88,7 +88,6 @@ class OptimizerConfig:
     moments: str = "float32"  # what they are kept in; "bfloat16" takes 4 bytes a parameter less, and their time
     weight_decay: float = 0.1
     clip_norm: float = 1.0
-    spike_deviations: float = 0.0  # skip a step whose loss is so many over the mean of the last 128; 0: none
     max_skipped_steps: int = 10  # skipped steps in a row before the run stops
 
 

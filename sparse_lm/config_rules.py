@@ -27,8 +27,7 @@ _POSITIVE = (
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "model.head_dim", "model.experts", "model.shared_expert_dim", "data.eval_windows", "optimizer.warmup_steps",
-    "optimizer.decay_steps", "optimizer.weight_decay", "optimizer.spike_deviations", "sparsity.start_step",
-    "sparsity.end_step",
+    "optimizer.decay_steps", "optimizer.weight_decay", "sparsity.start_step", "sparsity.end_step",
 )  # fmt: skip
 _ONE_OF = {
     "model.activation": ACTIVATIONS,

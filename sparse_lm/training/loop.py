@@ -33,7 +33,7 @@ _LINES = {"enter": "entering the sparse phase", "leave": "leaving the sparse pha
 
 
 class TooManyBadSteps(UserError):
-    """Loss or gradient was not finite, or the loss a spike, for too many steps in a row."""
+    """Loss or gradient was not finite for too many steps in a row."""
 
 
 def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool = False) -> bool:
@@ -170,7 +170,7 @@ class Loop:
             self._save(state, int(state.step))
             self.checkpoints.wait()
             raise TooManyBadSteps(
-                f"loss or gradient was not finite, or the loss a spike, in {bad_in_a_row} steps in a row, "
+                f"loss or gradient was not finite in {bad_in_a_row} steps in a row, "
                 f"up to step {step}; they changed nothing, and the state is saved in {self.workdir}"
             )
         return results

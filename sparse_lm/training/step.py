@@ -33,8 +33,6 @@ from sparse_lm.training.optimizer import make_optimizer
 
 Metrics = dict[str, Array]
 Step = Callable[["TrainState", Array], tuple["TrainState", Metrics]]
-SPIKE_WINDOW = 128
-"""Losses that a spike is told from: as many as OLMo-core's SkipStepAdamW takes, which skips over six deviations."""
 
 
 @jax.tree_util.register_dataclass
@@ -47,9 +45,8 @@ class TrainState:
     params: Params  # float32 master weights; layers are stacked on a leading axis
     opt_state: optax.OptState
     recipe_state: Any  # what the recipe reads and does not train, [L, ...]
-    skipped: Array  # int32[], steps skipped because loss or gradient was not finite, or the loss a spike
+    skipped: Array  # int32[], steps skipped because loss or gradient was not finite
     skipped_in_a_row: Array  # int32[]
-    recent_losses: Array | None = None  # f32[SPIKE_WINDOW], see `is_spike`; None if none is called a spike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +98,6 @@ def _init(seed: Array, *, config: Config) -> TrainState:
         recipe_state=jax.tree.map(lambda x: jnp.broadcast_to(x, (config.model.layers, *x.shape)), one_layer),
         skipped=zero,
         skipped_in_a_row=zero,
-        recent_losses=no_losses() if config.optimizer.spike_deviations else None,
     )
 
 
@@ -129,7 +125,6 @@ def _train_step(
         opt_state=opt_state,
         skipped=state.skipped + ~good,
         skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
-        recent_losses=None if state.recent_losses is None else remember_loss(loss, state.recent_losses),
     )
     metrics = dict(
         stats | ffn_weights.watch(patterns, params, recipe, config.sparsity.dense_layers),
@@ -227,31 +222,11 @@ def _update(
     updates, opt_state = make_optimizer(config, after_clip).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    if state.recent_losses is not None:
-        good &= ~is_spike(loss, state.recent_losses, config.optimizer.spike_deviations)
 
     def unless_bad(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
     return good, unless_bad(params, state.params), unless_bad(opt_state, state.opt_state), grad_norm
-
-
-def no_losses() -> Array:
-    """Returns f32[SPIKE_WINDOW] of NaN: what a run remembers before its first step and after a phase transition."""
-    return jnp.full(SPIKE_WINDOW, jnp.nan, jnp.float32)
-
-
-def is_spike(loss: Array, recent: Array, deviations: float) -> Array:
-    """Returns bool[]: true if a loss is that many standard deviations over the mean of `recent`.
-
-    No loss is before `recent` is full, since its mean is NaN until then.
-    """
-    return loss > jnp.mean(recent) + deviations * jnp.std(recent)
-
-
-def remember_loss(loss: Array, recent: Array) -> Array:
-    """Replaces the oldest loss, if the new one is finite. Spikes count too: a loss that stays high is soon none."""
-    return jnp.where(jnp.isfinite(loss), jnp.roll(recent, 1).at[0].set(loss), recent)
 
 
 @jax.named_call

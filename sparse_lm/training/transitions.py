@@ -31,7 +31,7 @@ from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.mesh.layout import BATCH, Layout
-from sparse_lm.training.step import Metrics, Step, TrainState, compiled, forward_loss, no_losses
+from sparse_lm.training.step import Metrics, Step, TrainState, compiled, forward_loss
 
 SAMPLE = 16_384  # tokens of a batch, of evenly spaced windows, that a recipe sees
 
@@ -76,7 +76,7 @@ def _enter_sparse(
     """Takes a state to the sparse phase of a recipe; `recorded` is called with state, windows and the recipe so far."""
     x = recorded(state, windows, DENSE) if recipe.enter_reads_inputs else None
     recipe_state, order = lax.map(lambda layer: recipe.enter(*layer), (*matrices(state.params), x))
-    state = dataclasses.replace(_forget_losses(state), recipe_state=recipe_state)
+    state = dataclasses.replace(state, recipe_state=recipe_state)
     if order is None:
         return state, {}
     # Neurons move with their moments, so that the function computed stays.
@@ -101,7 +101,7 @@ def _refresh(
 def _leave_sparse(state: TrainState, _: Array, *, sparsity: SparsityConfig) -> tuple[TrainState, Metrics]:
     params = dense_params(state.params, state.recipe_state, sparsity)
     recipe_state = jax.vmap(sparsity.recipe.refit)(*matrices(params), state.recipe_state)
-    return _forget_losses(dataclasses.replace(state, params=params, recipe_state=recipe_state)), {}
+    return dataclasses.replace(state, params=params, recipe_state=recipe_state), {}
 
 
 def _recorded(recipe: Recipe, stride: int) -> Recipe:
@@ -144,8 +144,3 @@ def _ffn_inputs(
         record = layout.local(record, (*specs, BATCH), P(None, BATCH[0]))
     inputs = record(state.params, state.recipe_state, windows)
     return lax.with_sharding_constraint(inputs, layout.replicated) if layout else inputs
-
-
-def _forget_losses(state: TrainState) -> TrainState:
-    """Resets the spike statistics, since the loss may jump at a phase transition."""
-    return state if state.recent_losses is None else dataclasses.replace(state, recent_losses=no_losses())

@@ -1,6 +1,5 @@
 """Bad steps, by what makes them bad: each leaves no trace but a count."""
 
-import dataclasses
 import math
 
 import jax
@@ -15,7 +14,7 @@ from sparse_lm.training.transitions import make_transitions
 from tests import small
 
 # A mixture: biases of its routers have a rule of their own.
-CONFIG = small.config("dense", **small.MIXTURE, **{"optimizer.spike_deviations": 6.0})
+CONFIG = small.config("dense", **small.MIXTURE)
 
 
 @pytest.fixture(scope="module")
@@ -85,42 +84,3 @@ def test_bad_shard_of_a_batch_is_bad_for_every_device():
     assert all(jax.tree.leaves(same))
     for count in (state.skipped, state.skipped_in_a_row):
         assert [int(shard.data) for shard in count.addressable_shards] == [1] * 8
-
-
-def with_losses(state, losses):
-    return dataclasses.replace(state, recent_losses=jnp.asarray(losses, jnp.float32))
-
-
-def test_spike_is_skipped_and_remembered(dense):
-    windows = small.windows(CONFIG)
-    _, metrics = dense.steps["dense"](dense.init(), windows)
-    loss = float(metrics["loss"])
-
-    usual = np.random.default_rng(0).normal(0, 0.01, step.SPIKE_WINDOW)
-    for height, skipped in ((5, 0), (7, 1)):
-        recent = loss - (height * usual.std() + usual.mean()) + usual
-        state, _, same = taken(dense.steps["dense"], with_losses(dense.init(), recent), windows)
-        assert counts(state) == (skipped, skipped)
-        assert all(jax.tree.leaves(same)) == bool(skipped)
-        np.testing.assert_array_equal(state.recent_losses, np.float32([loss, *recent[:-1]]))
-
-
-def test_nothing_is_a_spike_before_enough_losses_are_known():
-    """And a loss that is not finite is not remembered."""
-    recent = step.no_losses()
-    for number in range(step.SPIKE_WINDOW):
-        assert not step.is_spike(jnp.float32(1e9), recent, 1.0)
-        recent = step.remember_loss(jnp.float32(number % 2), step.remember_loss(jnp.float32(math.nan), recent))
-    assert step.is_spike(jnp.float32(1e9), recent, 1.0)
-    assert not step.is_spike(jnp.float32(0.9), recent, 1.0)  # 0.5 over a mean of 0.5 is one deviation
-    assert step.is_spike(jnp.float32(1.1), recent, 1.0)
-
-
-def test_losses_are_forgotten_at_both_edges_of_the_sparse_phase():
-    config = small.config("sste")
-    trainer, transitions = small.compiled(config)
-    known = np.ones(step.SPIKE_WINDOW)
-    state, _ = transitions["enter"](with_losses(trainer.init(), known), small.windows(config))
-    assert np.isnan(state.recent_losses).all()
-    state, _ = transitions["leave"](with_losses(state, known), small.windows(config))
-    assert np.isnan(state.recent_losses).all()
