@@ -144,7 +144,6 @@ class Config:
     eval_every: int = 100
     checkpoint_every: int = 100
     keep_checkpoints: int = 2  # the newest, and besides these the best
-    deterministic: bool = False  # on a GPU: the same bits from each run, at some cost in speed
     init_from: str = ""  # a directory of a transformers model to start from; empty for random weights
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

@@ -27,7 +27,7 @@ from sparse_lm import config_flag, entry_point, logs
 from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_texts
-from sparse_lm.training.environment import keep_programs, request_determinism, request_memory
+from sparse_lm.training.environment import keep_programs, request_memory
 from sparse_lm.training.loop import train
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import open_run_data
@@ -47,8 +47,6 @@ def main() -> None:
         config = parse(options.config)
         profiled = _profiled(config.steps)
         request_memory()
-        if config.deterministic:
-            request_determinism()
         if options.wandb:
             check_installed()
         processes.join()

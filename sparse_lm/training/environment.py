@@ -7,12 +7,10 @@ from pathlib import Path
 
 import jax
 
-from sparse_lm.config import Config
 from sparse_lm.errors import ConfigError
 from sparse_lm.ops import backends, fp8
 from sparse_lm.recipes import Recipe
 
-DETERMINISM = "--xla_gpu_deterministic_ops=true"
 _MEMORY = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _MEMORY_SHARE = "0.9"  # cuDNN, NCCL and programs themselves live in the rest
 
@@ -26,15 +24,6 @@ def request_memory() -> None:
         os.environ[_MEMORY[0]] = _MEMORY_SHARE
 
 
-def request_determinism() -> None:
-    """Tells XLA, through the environment, that a program is to give the same bits each time. JAX must not have started.
-
-    On a CPU, XLA's programs do so anyway. On a GPU some add with atomics, in the order in which threads come, and
-    kernels are chosen by timing them.
-    """
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISM}".strip()
-
-
 def keep_programs(workdir: str) -> None:
     """Tells JAX to keep in the workdir what it compiles for a GPU, unless the user has named a directory.
 
@@ -43,13 +32,6 @@ def keep_programs(workdir: str) -> None:
     """
     if jax.default_backend() == "gpu" and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(Path(workdir, "programs").absolute()))
-
-
-def check_determinism(config: Config) -> None:
-    """Raises ConfigError if the run asks for determinism and nobody has told XLA."""
-    if config.deterministic and DETERMINISM not in os.environ.get("XLA_FLAGS", "").split():
-        needs = f"needs {DETERMINISM} in XLA_FLAGS before JAX starts; python -m sparse_lm.train sees to it"
-        raise ConfigError("deterministic", True, needs)
 
 
 def check_implementation(recipe: Recipe) -> None:

@@ -16,7 +16,7 @@ from sparse_lm.errors import UserError
 from sparse_lm.training import evaluation
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.compilation import compile_programs, programs_from
-from sparse_lm.training.environment import check_determinism, check_implementation, check_precision
+from sparse_lm.training.environment import check_implementation, check_precision
 from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.mesh import processes
 from sparse_lm.training.run_data import device_batches, open_data_together
@@ -50,7 +50,6 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
       DataError: later, too, if a window cannot be read; checkpoints stay as they are.
       WorkdirError: at the end, too, if the last checkpoint could not be written.
     """
-    check_determinism(config)
     check_implementation(config.sparsity.recipe)
     check_precision(config.model.precision)
     config, pretrained = open_pretrained(config, workdir)

@@ -27,7 +27,7 @@ LOCK_FILE = ".lock"
 RESUMABLE_CHANGES = frozenset(
     (
         # The learning-rate schedule follows another number of steps.
-        "steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "deterministic", "microbatches",
+        "steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "microbatches",
         "mesh.data", "mesh.fsdp", "mesh.expert", "mesh.tensor",
         # What the paths of data and tokenizer lead to is compared: run_data.py.
         "data.path", "data.tokenizer", "data.cache_dir", "data.eval_windows",

@@ -1,19 +1,11 @@
-"""Training asks of JAX before it starts: a GPU's memory, and the same bits from each run."""
+"""Training asks JAX for a GPU's memory before it starts, and says where programs are kept; runs repeat to the bit."""
 
 import os
 
 import jax
 import pytest
 
-from sparse_lm.errors import ConfigError
-from sparse_lm.training.environment import (
-    DETERMINISM,
-    check_determinism,
-    keep_programs,
-    request_determinism,
-    request_memory,
-)
-from tests import small
+from sparse_lm.training.environment import keep_programs, request_memory
 from tests.command_lines import run
 from tests.runs import command, trace
 
@@ -32,16 +24,6 @@ def test_a_user_who_has_said_how_much_memory_is_not_overruled(given, monkeypatch
     assert found == (given or {NAMES[0]: "0.9"})
 
 
-def test_a_deterministic_run_that_nobody_told_xla_of_is_refused(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_one=1")
-    check_determinism(small.config())
-    with pytest.raises(ConfigError, match=r"config\.deterministic = True: needs --xla_gpu_determin"):
-        check_determinism(small.config(deterministic=True))
-    request_determinism()
-    assert os.environ["XLA_FLAGS"].split() == ["--xla_one=1", DETERMINISM]
-    check_determinism(small.config(deterministic=True))
-
-
 @pytest.mark.parametrize(
     "backend, given, kept", [("gpu", None, "run/programs"), ("gpu", "/shared", "/shared"), ("cpu", None, None)]
 )
@@ -58,12 +40,12 @@ def test_programs_are_kept_on_a_gpu_where_the_user_says_or_in_the_workdir(backen
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("end_of_phase", [4, 8])  # dense throughout, and with a sparse phase
-def test_two_runs_on_a_gpu_are_the_same_to_the_bit(end_of_phase, corpus, tmp_path):
+def test_two_runs_on_a_gpu_are_the_same_to_the_bit(end_of_phase, corpus, tmp_path, monkeypatch):
     """In bfloat16, with flash attention, at widths that kernels take."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
     overrides = [
         f"--config.sparsity.end_step={end_of_phase}", "--config.sparsity.v=64", "--config.model.dtype=bfloat16",
         "--config.model.dim=256", "--config.model.ffn_dim=1024", "--config.seq_len=32", "--config.batch_size=64",
-        "--config.deterministic",
     ]  # fmt: skip
     traces = []
     for name in ("first", "second"):
