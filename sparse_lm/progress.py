@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TextIO
 
 from rich.console import Console
@@ -51,12 +51,13 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     @contextlib.contextmanager
-    def busy(self, done: int, what: str) -> Iterator[Callable[[], None]]:
-        """Says what is being done, and at the end how long it took; yields a function that shows how long so far."""
+    def busy(self, done: int, what: str) -> Iterator[None]:
+        """Says what is being done, and at the end how long it took."""
         start = time.monotonic()
+        self.move(done, what)
         if not self._bar:
             self.note(what)
-        yield lambda: self.move(done, f"{what}, {duration(time.monotonic() - start)}")
+        yield
         self.note(f"{what}: {duration(time.monotonic() - start)}")
 
     def close(self) -> None:

@@ -60,11 +60,7 @@ def main() -> None:
                 prompt = load_tokenizer(data.tokenizer_path).decode(data.heldout[0][:PROMPT_TOKENS].tolist())
                 [text] = continue_texts(workdir, [prompt], max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
                 print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
-        if not finished:  # at once: Python would abort a compilation that may be under way
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-    except KeyboardInterrupt:  # while data is prepared, say, or a second one in training
+    except KeyboardInterrupt:  # while data is prepared, say
         sys.exit(f"interrupted{'' if has_begun(workdir) else ' before training began'}; the same command goes on")
 
 

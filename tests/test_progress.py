@@ -31,12 +31,11 @@ def test_terminal_sees_a_bar_and_lines_that_stay(monkeypatch):
     for stream in (log, terminal):
         steps = Progress("step", 9, stream=stream)
         steps.move(4)
-        with steps.busy(5, "compiling [x]") as tick:
+        with steps.busy(5, "compiling [x]"):
             clock.now += 62
-            tick()
         steps.note("step 5: saving")
         steps.close()
     lines = ["compiling [x]: 1 min 02 s", "step 5: saving"]
     assert log.getvalue().splitlines() == ["compiling [x]", *lines]
-    for shown in ("5/9", "compiling [x], 1 min 02 s", *lines):
+    for shown in ("5/9", "compiling [x]", *lines):
         assert shown in terminal.getvalue()

@@ -1,13 +1,12 @@
 """Compiles the programs of a run before its first step, side by side.
 
 A program that does not compile, for want of memory, say, so ends a run at once and not after a dense phase. A
-compilation takes minutes and cannot be stopped.
+compilation cannot be stopped: a signal is obeyed after it.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from jax import Array
 
 from sparse_lm.config import Config
 from sparse_lm.training.evaluation import Evaluation
-from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.step import Step, Trainer, TrainState
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.transitions import transition_before
@@ -38,31 +36,19 @@ def programs_from(
     return {name: program for name, program in programs.items() if name in coming}
 
 
-def compile_programs(
-    programs: dict[str, Any], state: TrainState, windows: Array, step: int, interrupt: Interrupt, log: StepLog
-) -> bool:
-    """Compiles them, and says so beside `step`; returns False if a signal came first: the state can be saved."""
+def compile_programs(programs: dict[str, Any], state: TrainState, windows: Array, step: int, log: StepLog) -> None:
+    """Compiles them, and says so beside `step`. What one compilation raises is raised once all have ended."""
     phases = [name for name in programs if name in ("dense", "sparse")]
     transitions = ", the phase transitions" if {"enter", "refresh", "leave"} & set(programs) else ""
-    lowering = threading.Lock()
-
-    def compile_program(name: str) -> None:
-        # Python lowers as fast one after the other as all at a time, and so XLA has the first one earlier.
-        with lowering:
-            lowered = programs[name].lower(state, windows)
-        lowered.compile()
-
     longest_first = sorted(programs, key=lambda name: name != "sparse")
-    compilations = [functools.partial(compile_program, name) for name in longest_first]
-    interrupt.answer = "saving what there is; the compilation is given up"
-    with log.busy(step, f"compiling the {' and the '.join(phases)} step{transitions} and evaluation") as tick:
-        if jax.process_count() > 1:  # processes could not agree to stop in the middle
-            for compilation in compilations:
-                compilation()
-        elif not interrupt.wait_for(*compilations, meanwhile=tick):
-            return False
+    with (
+        log.busy(step, f"compiling the {' and the '.join(phases)} step{transitions} and evaluation"),
+        ThreadPoolExecutor(1 if jax.process_count() > 1 else None) as threads,  # all processes in the same order
+    ):
+        # Python lowers as fast one after the other as all at a time, and so XLA has the first one earlier.
+        compilations = [threads.submit(programs[name].lower(state, windows).compile) for name in longest_first]
+        for compilation in compilations:
+            compilation.result()
     # Now: threads that compile side by side take more seconds together than pass, and those too many would be taken
     # from what follows, the first step.
     log.summary.spent_on("compile")
-    interrupt.answer = "finishing the step under way, saving"
-    return True

@@ -109,8 +109,7 @@ class Loop:
             windows = next(batches)
             if step == start:
                 programs = programs_from(step, config, self.trainer, self.transitions, self.evaluations)
-                if not compile_programs(programs, state, windows, step, self.interrupt, self.log):
-                    return self._stop(state, step)
+                compile_programs(programs, state, windows, step, self.log)
             transition = transition_before(config, step)
             profile_turns = self.profile.turns(step)
             if profile_turns or transition in ("enter", "leave"):

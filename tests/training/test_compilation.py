@@ -1,6 +1,8 @@
 """Checks what is compiled before the first step, and that this counts as that and as nothing else."""
 
 import dataclasses
+import threading
+import time
 import types
 
 import jax
@@ -9,7 +11,6 @@ import pytest
 
 from sparse_lm.training.compilation import compile_programs, programs_from
 from sparse_lm.training.evaluation import make_evaluation
-from sparse_lm.training.interrupt import Interrupt
 from sparse_lm.training.telemetry.step_log import StepLog
 from sparse_lm.training.telemetry.summary import COMPILE_EVENTS, RunSummary, read_summary
 from tests import small
@@ -45,17 +46,35 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
     evaluations = {name: program(f"{name} evaluation") for name in phases}
     config = dataclasses.replace(CONFIG, eval_every=CONFIG.sparsity.phase.stop)
     programs = programs_from(start, config, trainer, transitions, evaluations)
-    with (
-        RunSummary(tmp_path, CONFIG, clock) as summary,
-        StepLog(CONFIG, tmp_path, summary, start) as log,
-        Interrupt() as interrupt,
-    ):
-        assert compile_programs(programs, None, None, start, interrupt, log)
+    with RunSummary(tmp_path, CONFIG, clock) as summary, StepLog(CONFIG, tmp_path, summary, start) as log:
+        compile_programs(programs, None, None, start, log)
         clock.now += 3
         summary.step_done("sparse")
     assert sorted(compiled) == sorted(names)
     seconds = read_summary(tmp_path)["seconds"]
     assert (seconds["compile"], seconds["sparse"]) == (10 * len(names), 3)
+
+
+def test_programs_compile_side_by_side_and_an_error_is_raised_once_all_have_ended(tmp_path):
+    both, ended = threading.Barrier(2, timeout=60), []
+
+    def fail():
+        both.wait()
+        raise NotImplementedError("no such kernel")
+
+    def succeed():
+        both.wait()
+        time.sleep(0.1)
+        ended.append("dense")
+
+    programs = {
+        name: types.SimpleNamespace(lower=lambda *_, compile=compile: types.SimpleNamespace(compile=compile))
+        for name, compile in (("sparse", fail), ("dense", succeed))
+    }
+    with RunSummary(tmp_path, CONFIG) as summary, StepLog(CONFIG, tmp_path, summary, 0) as log:
+        with pytest.raises(NotImplementedError, match="no such kernel"):
+            compile_programs(programs, None, None, 0, log)
+        assert ended == ["dense"]
 
 
 @pytest.mark.parametrize("mesh", [{}, {"mesh.data": 4, "mesh.fsdp": 2, "batch_size": 8}])

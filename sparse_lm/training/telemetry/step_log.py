@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import statistics
-from collections.abc import Callable
 
 import jax
 
@@ -61,8 +60,8 @@ class StepLog(contextlib.AbstractContextManager):
         """Shows on a terminal what is done after `step` steps, until the next line is written."""
         self._progress.move(step, what)
 
-    def busy(self, step: int, what: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """Shows work that takes long, before `step`, and how long it takes; see `Progress.busy`."""
+    def busy(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
+        """Says what takes long, before `step`, and how long it took."""
         return self._progress.busy(step, f"step {step}: {what}")
 
     def write(self, step: int, metrics: Metrics, results: dict[str, float] | None = None) -> None:
