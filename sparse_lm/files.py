@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike) -> Iterator[None]:
-    """Raises `refusal`, of this path, for what the system has against writing there."""
+def writing(refusal: type[OutputError | WorkdirError], path: str | os.PathLike, file: str = "") -> Iterator[None]:
+    """Raises `refusal`, of this path, for what the system has against writing there, or to a file below."""
     try:
         yield
     except OSError as error:
-        raise refusal(path, f"cannot be written: {error.strerror or error}") from error
+        raise refusal(path, f"{file} cannot be written: {error.strerror or error}".lstrip()) from error
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ class _StandardError:
 
 
 def _is_worth_reading(record: logging.LogRecord) -> bool:
-    """Drops the tracebacks of a save that failed, hundreds of lines: `Checkpoints` says it in one."""
+    """Drops the tracebacks of a save that failed: `Checkpoints` says it in one line."""
     return not (record.exc_info and "/orbax/" in record.pathname)
 
 

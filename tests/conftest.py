@@ -80,13 +80,6 @@ def _read_by_jax():
     return {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_"))}
 
 
-@pytest.fixture
-def collected():
-    """What a test leaves to the garbage collector is collected before the next one."""
-    yield
-    gc.collect()
-
-
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """A prepared corpus of a few hundred short documents, whose text lies beside it."""

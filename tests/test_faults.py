@@ -1,11 +1,10 @@
 """Disturbs a run from outside, in one process: crashes, signals and a full disk, at the worst moments."""
 
-import contextlib
 import os
 import re
-import resource
 import shutil
 import signal
+import sys
 
 import jax
 import numpy as np
@@ -13,13 +12,14 @@ import pytest
 
 from sparse_lm.errors import DataError, WorkdirError
 from sparse_lm.evaluate import evaluate
-from sparse_lm.training import loop, run_data
+from sparse_lm.training import loop
 from sparse_lm.training.checkpoints.checkpoint import Checkpoints
 from sparse_lm.training.checkpoints.restored import restore_for_dense
 from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.telemetry.summary import read_summary
+from tests.command_lines import run
 from tests.data.examples import damage_records
-from tests.runs import lines, small_config, trace, train_and_crash
+from tests.runs import command, lines, small_config, trace, train_and_crash
 from tests.training.checkpoints.test_checkpoint import steps_on_disk
 
 
@@ -157,36 +157,30 @@ def test_sigterm_is_obeyed(moments, config, whole, tmp_path, monkeypatch, capsys
     assert_same_end(tmp_path, whole, config)
 
 
-@pytest.mark.usefixtures("collected")  # of a save that failed, the libraries leave writes unfinished
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_training_goes_on_over_a_full_disk(config, whole, tmp_path, monkeypatch, caplog):
-    """From the batch of step 4 to that of step 10 on, no file grows over 2 KiB."""
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    original, save = run_data.train_batches, Checkpoints.save
+NO_ROOM = """
+import resource, runpy
+from sparse_lm.training.checkpoints.checkpoint import Checkpoints
+save = Checkpoints.save
+def save_with_no_room(self, step, *args):
+    if step == 6:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+    save(self, step, *args)
+    self.wait()
+Checkpoints.save = save_with_no_room
+runpy.run_module("sparse_lm.train", run_name="__main__", alter_sys=True)
+"""
 
-    def batches(*args, start_step, **kwargs):
-        for step, windows in enumerate(original(*args, start_step=start_step, **kwargs), start_step):
-            if step in (4, 10):
-                resource.setrlimit(resource.RLIMIT_FSIZE, (2048, unlimited[1]) if step == 4 else unlimited)
-            yield windows
 
-    def save_at_once(self, step, *args):
-        """Saves, or fails, before the limit is set or lifted."""
-        save(self, step, *args)
-        with contextlib.suppress(WorkdirError):
-            self.wait()
-
-    monkeypatch.setattr(run_data, "train_batches", batches)
-    monkeypatch.setattr(Checkpoints, "save", save_at_once)
-    try:
-        assert loop.train(config, str(tmp_path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    failure = f"checkpoint 6 could not be saved in {tmp_path}/checkpoints, and the newest is 3: .*File too large"
-    assert re.search(failure, caplog.text)
-    assert "metrics.jsonl cannot be written" in caplog.text
-    assert steps_on_disk(tmp_path)[-1] == 12
-    assert not list((tmp_path / "checkpoints").glob("*tmp*"))
+@pytest.mark.long
+def test_a_save_that_fails_ends_a_run_in_one_line_and_it_goes_on_from_the_checkpoint_before(
+    config, whole, tmp_path, corpus
+):
+    _, _, _, *arguments = command(corpus, tmp_path, "--quiet", recipe="fst")
+    result = run([sys.executable, "-c", NO_ROOM, *arguments])
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch(f"--workdir={tmp_path}: checkpoint 6 could not be saved: .*File too large.*\n", result.stderr)
+    assert steps_on_disk(tmp_path) == [3]
+    assert loop.train(config, str(tmp_path))
     assert_same_end(tmp_path, whole, config)
 
 

@@ -48,7 +48,7 @@ def train(config: Config, workdir: str, profiled: range = range(0), wandb: bool 
       ConfigError, WorkdirError, DataError, WandbError, LaunchError: before anything compiles.
       TooManyBadSteps: the state, which bad steps do not change, is saved.
       DataError: later, too, if a window cannot be read; checkpoints stay as they are.
-      WorkdirError: at the end, too, if the last checkpoint could not be written.
+      WorkdirError: later, too, if a file cannot be written; the run goes on from its newest checkpoint.
     """
     check_implementation(config.sparsity.recipe)
     check_precision(config.model.precision)

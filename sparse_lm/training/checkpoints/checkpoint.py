@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,8 +43,6 @@ from sparse_lm.training.mesh import processes
 
 _log = logging.getLogger(__name__)
 
-_SAVE_ERRORS = (OSError, ValueError)  # a full disk is the one in Python and the other in TensorStore
-
 _T = TypeVar("_T")
 
 
@@ -52,16 +50,15 @@ class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints of a run in training: the newest `keep`, and the one of least eval_loss.
 
     Saves are asynchronous: the state is written behind the next steps, and its buffers may be
-    donated as soon as `save` returns. A save that fails, as on a full disk, is logged and leaves
-    nothing behind: the checkpoints before it stay, and training goes on. `wait` raises if it was the
-    last one. `run` says what the arrays mean, by configuration key: a checkpoint that says otherwise is refused.
+    donated as soon as `save` returns. If that fails, as on a full disk, `wait`, the next `save` or the
+    end of the context raises WorkdirError; the checkpoints before it stay. `run` says what the arrays
+    mean, by configuration key: a checkpoint that says otherwise is refused.
     """
 
     def __init__(self, workdir: str | os.PathLike, keep: int, run: Mapping[str, Any] | None = None):
         self._workdir, self._run = workdir, run or {}
         self._eval_losses = {step: checkpoint.eval_loss for step, checkpoint in saved_checkpoints(workdir).items()}
-        self._saving: int | None = None
-        self._failure = ""  # what became of the last save, unless it is whole
+        self._saving: int | None = None  # the last step given to `save`
         policies = ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)
         handlers = {item: ocp.StandardCheckpointHandler() for item in ITEMS}
         self._manager = ocp.CheckpointManager(
@@ -80,10 +77,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         `state` is a pytree of arrays with attributes or keys `params` and `recipe_state` among others; `metrics` has
         "eval_loss" if the state was evaluated.
         """
-        self._finish_save()
+        self.wait()
         if step == self._manager.latest_step():
             return
-        self._remove_rests()
         arrays = arrays_by_path(state)
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         manifest = make_manifest(step, arrays, self._run, numbers)
@@ -91,10 +87,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         items[MANIFEST] = ocp.args.JsonSave(manifest)
         self._eval_losses[step] = eval_loss(manifest)
         self._saving = step
-        try:
+        with self._failure_named():
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)  # whether to save is decided
-        except _SAVE_ERRORS as error:
-            self._save_failed(error)
 
     def restore_latest(self, abstract_state: Any) -> Any | None:
         """Restores the newest checkpoint's state, bit for bit; None if there is none.
@@ -126,42 +120,20 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def wait(self) -> None:
         """Returns when the last save is whole on disk; raises WorkdirError if it could not be written."""
-        self._finish_save()
-        if self._failure:
-            raise WorkdirError(self._workdir, self._failure)
+        with self._failure_named():
+            self._manager.wait_until_finished()
 
     def __exit__(self, *_: object) -> None:
-        self._finish_save()
-        self._remove_rests()
-        self._manager.close()
+        with self._failure_named():
+            self._manager.close()
 
-    def _finish_save(self) -> None:
-        if self._saving is None:
-            return
+    @contextlib.contextmanager
+    def _failure_named(self) -> Iterator[None]:
         try:
-            self._manager.wait_until_finished()
-        except _SAVE_ERRORS as error:
-            self._save_failed(error)
-        else:
-            self._saving, self._failure = None, ""
-
-    def _save_failed(self, error: Exception) -> None:
-        step, self._saving = self._saving, None
-        self._manager.reload()  # it has forgotten those that the failed one was to replace
-        newest = self._manager.latest_step()
-        there_is = "there is none" if newest is None else f"the newest is {newest}"
-        failed = f"checkpoint {step} could not be saved in {self._manager.directory}"
-        self._failure = f"{failed}, and {there_is}: {first_line(error)}"
-        _log.error("%s", self._failure)
-
-    def _remove_rests(self) -> None:
-        """Deletes what failed saves left; those of earlier processes Orbax deletes. Nothing may be being saved.
-
-        Where one array could not be written, Orbax goes on to write others after the error was raised.
-        """
-        if processes.is_leader():
-            for rest in Path(self._manager.directory).glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(rest, ignore_errors=True)
+            yield
+        except (OSError, ValueError) as error:  # a full disk is the one in Python and the other in TensorStore
+            reason = f"checkpoint {self._saving} could not be saved: {first_line(error)}"
+            raise WorkdirError(self._workdir, reason) from error
 
     def _set_aside(self, damaged: Iterable[int]) -> None:
         for step in damaged:

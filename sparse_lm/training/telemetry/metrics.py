@@ -12,11 +12,10 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import numpy as np
-from absl import logging as absl_logging
 
 from sparse_lm.errors import WorkdirError
 from sparse_lm.files import replacing, writing
@@ -24,7 +23,6 @@ from sparse_lm.files import replacing, writing
 _log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
-_WAITING_BYTES = 2**24  # that a full disk refuses, kept in memory for each file
 
 
 class MetricsWriter(contextlib.AbstractContextManager):
@@ -32,31 +30,29 @@ class MetricsWriter(contextlib.AbstractContextManager):
 
     A resumed run repeats the steps since its checkpoint. What an earlier process wrote about them is
     dropped first, so that each step has one line, and a run that was killed leaves the same trace as
-    one that was not. A disk that is full does not stop a run: what it refuses waits in memory,
-    up to 16 MiB a file; what comes then is lost.
+    one that was not.
 
     `resume_step` is the first step that will be written. `wandb_run`, of `wandb_run.open_run`, gets what TensorBoard
     gets, and is finished with this writer.
 
     Raises:
-      WorkdirError: the files cannot be opened, or what is kept of them finds no room on the disk.
+      WorkdirError: a file cannot be written, now or later.
     """
 
     def __init__(self, workdir: str | os.PathLike, resume_step: int = 0, wandb_run: Any = None):
         # tensorboardX imports PyTorch where that is installed: seconds that only a run which logs should take. Its own
-        # writer hands events to a thread, which an error ends; the next event would then wait for ever.
+        # writer syncs each event to disk, which waits for a checkpoint that is being written there.
         from tensorboardX.proto import event_pb2, summary_pb2
 
         self._event, self._summary, self._wandb_run = event_pb2.Event, summary_pb2.Summary, wandb_run
-        lines, events = Path(workdir, FILE), Path(workdir, "tensorboard")
+        self._workdir = workdir
+        self._events = f"tensorboard/events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        lines = Path(workdir, FILE)
         with writing(WorkdirError, workdir):
             if lines.exists():
                 with replacing(lines) as partial, partial.open("wb") as kept:
                     kept.writelines(line for line, values in _whole_lines(lines) if values["step"] < resume_step)
-            events.mkdir(exist_ok=True)
-            self._lines = lines.open("ab", _WAITING_BYTES)
-            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
-            self._events = (events / name).open("ab", _WAITING_BYTES)
+            Path(workdir, "tensorboard").mkdir(exist_ok=True)
         self._write_event(file_version="brain.Event:2")
         # TensorBoard hides what earlier files have of this step and later ones.
         self._write_event(step=resume_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
@@ -70,7 +66,7 @@ class MetricsWriter(contextlib.AbstractContextManager):
         lines only.
         """
         line = _plain({"step": step, **dict(zip(metrics, jax.device_get(list(metrics.values())), strict=True))})
-        _append(self._lines, f"{to_json(line)}\n".encode())
+        self._append(FILE, f"{to_json(line)}\n".encode())
         scalars = dict(pair for name in metrics for pair in _scalars(name, line[name]))
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._write_event(step=step, summary=self._summary(value=values))
@@ -85,26 +81,15 @@ class MetricsWriter(contextlib.AbstractContextManager):
         event = self._event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(event))
         of_length, of_event = (struct.pack("<I", masked_crc32c(part)) for part in (length, event))
-        _append(self._events, length + of_length + event + of_event)
+        self._append(self._events, length + of_length + event + of_event)
+
+    def _append(self, file: str, content: bytes) -> None:
+        with writing(WorkdirError, self._workdir, file), Path(self._workdir, file).open("ab") as opened:
+            opened.write(content)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        for file in (self._lines, self._events):
-            try:
-                file.close()
-            except OSError as full:
-                _log.error("%s lacks its end: %s", file.name, full.strerror)
         if self._wandb_run:
             self._wandb_run.finish(exit_code=int(error is not None))
-
-
-def _append(file: BinaryIO, content: bytes) -> None:
-    """Appends to a file, at once if the disk takes it. What a full disk refuses waits in the file's buffer."""
-    try:
-        file.write(content)
-        file.flush()
-    except OSError as error:
-        message = "%s cannot be written, what comes now waits: %s"
-        absl_logging.log_every_n_seconds(absl_logging.ERROR, message, 600, file.name, error.strerror)
 
 
 def to_json(values: Mapping[str, Any]) -> str:

@@ -19,7 +19,8 @@ from typing import Any
 import jax
 
 from sparse_lm.config import Config
-from sparse_lm.files import write_json
+from sparse_lm.errors import WorkdirError
+from sparse_lm.files import write_json, writing
 from sparse_lm.training.telemetry.metrics import read_metrics
 
 _log = logging.getLogger(__name__)
@@ -114,8 +115,7 @@ class RunSummary:
             self._evaluations.append({"step": line["step"], **{name: line[f"eval_{name}"] for name in names}})
 
     def write(self) -> None:
-        """Writes the file, all of it or nothing. A full disk leaves the one before, and does not stop the run."""
-        path = Path(self._workdir, FILE)
+        """Writes the file, all of it or nothing; raises WorkdirError if it cannot be written."""
         seconds, steps = self._sum("seconds"), self._sum("steps")
         per_step = self._config.tokens_per_step
         speeds = {phase: per_step * steps[phase] / seconds[phase] for phase in steps if seconds[phase]}
@@ -136,10 +136,8 @@ class RunSummary:
             "tokens_per_second": speeds,
             "processes": [*self._earlier, self._process],
         }
-        try:
-            write_json(path, contents)
-        except OSError as error:
-            _log.error("%s cannot be written: %s", path, error.strerror)
+        with writing(WorkdirError, self._workdir, FILE):
+            write_json(Path(self._workdir, FILE), contents)
 
     def _sum(self, table: str) -> Counter[str]:
         """Adds up a table of numbers over all processes."""
@@ -163,7 +161,8 @@ class RunSummary:
         if error is not None:
             self.state = f"failed: {type(error).__name__}"
         self.spent_on("other" if error else "checkpoint")  # a last one may have been waited for
-        self.write()
+        with contextlib.suppress(*([WorkdirError] if error else [])):  # the disk may be what ended the run
+            self.write()
 
 
 def read_summary(workdir: str | os.PathLike) -> dict[str, Any] | None:

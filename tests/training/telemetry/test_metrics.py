@@ -64,7 +64,7 @@ def test_damaged_lines_in_the_middle_are_left_out_with_a_warning(tmp_path, damag
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(0, 1.0), (3, 1.0), (4, 2.0)]
 
 
-def test_a_disk_with_no_room_for_the_lines_that_are_kept_is_an_error_of_the_workdir(tmp_path):
+def test_a_disk_with_no_room_is_an_error_of_the_workdir(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(0, {"loss": 1.0})
     before, unlimited = lines(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -72,6 +72,8 @@ def test_a_disk_with_no_room_for_the_lines_that_are_kept_is_an_error_of_the_work
     try:
         with pytest.raises(WorkdirError, match="cannot be written: File too large"):
             MetricsWriter(tmp_path, resume_step=1)
+        with pytest.raises(WorkdirError, match=f"={tmp_path}: metrics.jsonl cannot be written: File too large"):
+            writer.write(1, {"loss": 1.0})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert lines(tmp_path) == before
