@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sparse_lm.ops import backends, formats
 from sparse_lm.recipes import RECIPES
 from sparse_lm.recipes.activations import ACTIVATIONS
@@ -95,10 +93,7 @@ def _model_rules(c: Config) -> Iterator[Rule]:
 
 
 def _optimizer_rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
-    o, smallest, largest = c.optimizer, *(float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
-    for key in ("optimizer.learning_rate", "optimizer.epsilon", "optimizer.weight_decay", "optimizer.clip_norm"):
-        held = values[key] == 0 or smallest <= values[key] <= largest
-        yield key, held, f"must be 0 or in {smallest:.0e}..{largest:.0e}, as float32 is"
+    o = c.optimizer
     yield "optimizer.warmup_steps", o.warmup_steps < c.steps, f"must be under config.steps = {c.steps}"
     falling = c.steps - o.warmup_steps
     if o.schedule == "wsd":
@@ -108,7 +103,7 @@ def _optimizer_rules(c: Config, values: Mapping[str, Any]) -> Iterator[Rule]:
         yield "optimizer.decay_steps", o.decay_steps == 0, "must be 0 with schedule cosine, which decays all along"
     yield "optimizer.final_fraction", 0 <= o.final_fraction <= 1, "must be in 0..1"
     for key in ("optimizer.beta1", "optimizer.beta2"):
-        yield key, 0 <= values[key] < 1 and np.float32(values[key]) < 1, "must be in [0, 1), in float32, too"
+        yield key, 0 <= values[key] < 1, "must be in [0, 1)"
         rounded = o.moments == "bfloat16"  # which swallows changes of less than 0.4%
         yield key, not rounded or values[key] <= 0.99, "must be at most 0.99 with moments in bfloat16"
 
