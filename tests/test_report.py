@@ -41,12 +41,13 @@ def lines(steps=40, sparse=(10, 20), loss=lambda step: 8.0 - step / 20, layers=L
 
 def summary(steps=40, state="finished"):
     evaluation = {"step": steps - 1, "loss": 6.54321, "perplexity": None, "bits_per_byte": None}
+    seconds = {"setup": 7.0, "sparse": 36.0, "dense": 84.0}
+    device = {"kind": "abacus <5>", "platform": "cpu", "count": 2}
     return {
         "state": state, "step": steps, "steps": 40, "tokens": 1000 * steps, "loss": 6.05, "skipped": 0,
-        "evaluation": evaluation, "best_evaluation": evaluation, "wall_time": 127.0,
-        "seconds": {"setup": 7.0, "sparse": 36.0, "dense": 84.0},
+        "evaluation": evaluation, "best_evaluation": evaluation, "wall_time": 127.0, "seconds": seconds,
         "tokens_per_second": {"dense": 2500.0, "overall": 315.0},
-        "processes": [{"device": {"kind": "abacus <5>", "platform": "cpu", "count": 2}, "git_commit": "0123456789"}],
+        "processes": [{"device": device, "git_commit": "0123456789", "seconds": seconds, "steps": {"dense": 40}}],
     }  # fmt: skip
 
 

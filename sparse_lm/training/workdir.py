@@ -113,10 +113,13 @@ def check_same_config(workdir: str | os.PathLike, config: Config) -> None:
     """
     if not Path(workdir, "config.json").exists() or not has_begun(workdir):
         return
-    before, now = (flatten_dict(to_dict(c), sep=".") for c in (load_config(workdir), config))
+    earlier = load_config(workdir)
+    before, now = (flatten_dict(to_dict(c), sep=".") for c in (earlier, config))
     changed = {key: value for key, value in now.items() if value != before.get(key)}
+    stay = earlier.sparsity.stays and config.sparsity.stays  # whose sparse phase ends with the run, however long
+    allowed = RESUMABLE_CHANGES | ({"sparsity.end_step"} if stay else set())
     for key, value in changed.items():
-        if key not in RESUMABLE_CHANGES or (key == "mesh.tensor" and config.sparsity.phase):
+        if key not in allowed or (key == "mesh.tensor" and config.sparsity.phase):
             reason = f"the run in {os.fspath(workdir)} has {before.get(key)!r}; use that, or another --workdir"
             raise ConfigError(key, value, reason)
     if config.steps < before["steps"]:

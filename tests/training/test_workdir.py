@@ -80,6 +80,18 @@ def test_harmless_changes_are_allowed_and_logged_but_a_run_is_not_made_shorter(t
     assert load_config(tmp_path).steps == 500
 
 
+def test_a_run_that_stays_sparse_is_made_longer_with_its_phase(tmp_path):
+    def staying(steps, leave=False):
+        sparsity = dataclasses.replace(CONFIG.sparsity, end_step=steps, leave=leave)
+        return dataclasses.replace(CONFIG, steps=steps, sparsity=sparsity)
+
+    begin_run(tmp_path, staying(500))
+    check_same_config(tmp_path, staying(800))
+    for refused in (staying(400), staying(800, leave=True)):
+        with pytest.raises(ConfigError):
+            check_same_config(tmp_path, refused)
+
+
 HOLD = """
 import sys, time
 from sparse_lm.training.workdir import workdir_lock

@@ -57,7 +57,10 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def __init__(self, workdir: str | os.PathLike, keep: int, run: Mapping[str, Any] | None = None):
         self._workdir, self._run = workdir, run or {}
-        self._eval_losses = {step: checkpoint.eval_loss for step, checkpoint in saved_checkpoints(workdir).items()}
+        self._eval_losses: dict[int, float] = {}
+        for step, checkpoint in saved_checkpoints(workdir).items():
+            with contextlib.suppress(DamagedCheckpoint):  # `restore_latest` says so
+                self._eval_losses[step] = checkpoint.eval_loss
         self._saving: int | None = None  # the last step given to `save`
         policies = ocp.checkpoint_managers.LatestN(keep), _Best(self._eval_losses)
         handlers = {item: ocp.StandardCheckpointHandler() for item in ITEMS}
@@ -151,8 +154,8 @@ def restore_params(
 ) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Reads parameters and the recipe's state of a checkpoint, from the workdir alone.
 
-    The run may still be training. `step` is a step, "best" (least eval_loss) or "latest", the newest that is not
-    damaged; see `Checkpoints` for `run`.
+    The run may still be training. `step` is a step, "best" (least eval_loss, which damage to any manifest leaves
+    unknown) or "latest", the newest that is not damaged; see `Checkpoints` for `run`.
 
     Returns:
       params: nested dicts of arrays, on the default device.

@@ -106,11 +106,8 @@ class SavedCheckpoint:
 
     @property
     def eval_loss(self) -> float:
-        """Returns the held-out loss; infinity, too, where the manifest is damaged, which whoever reads it will say."""
-        try:
-            return eval_loss(self.manifest)
-        except DamagedCheckpoint:
-            return math.inf
+        """Reads the held-out loss; infinity where there is none. Raises what `manifest` does."""
+        return eval_loss(self.manifest)
 
     def check_run(self, run: Mapping[str, Any]) -> None:
         """Raises WorkdirError if this checkpoint is of a run that has another value for one of these keys."""

@@ -113,6 +113,15 @@ def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
     assert sorted(workdir.rglob("*")) == before
 
 
+def test_the_best_is_refused_by_name_while_a_manifest_is_damaged(workdir):
+    """Of the better checkpoint: the other must not be taken in silence."""
+    manifest = workdir / "checkpoints" / "2" / "manifest" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    with pytest.raises(DamagedCheckpoint, match="checkpoint 2 is damaged"):
+        restore_params(workdir, "best")
+    assert restore_params(workdir, 1)[2] == 1
+
+
 def test_nothing_is_renamed_while_no_checkpoint_is_whole(workdir):
     for step in (1, 2):
         shutil.rmtree(workdir / "checkpoints" / str(step) / "params" / "d")

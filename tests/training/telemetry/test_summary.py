@@ -101,6 +101,16 @@ def test_a_process_that_finds_nothing_to_do_changes_nothing(tmp_path):
     assert read_summary(tmp_path / "nowhere") is None
 
 
+@pytest.mark.parametrize("damage", ["[]", '{"processes": 3}', '{"processes": [{"start_step": 0}]}'])
+def test_a_summary_that_cannot_be_added_up_counts_as_none(damage, tmp_path, caplog):
+    go(tmp_path, 0, 6)
+    (tmp_path / "summary.json").write_text(damage)
+    assert read_summary(tmp_path) is None
+    assert "summary.json cannot be read and counts as none" in caplog.text
+    go(tmp_path, 6, 12, state="finished")
+    assert len(read_summary(tmp_path)["processes"]) == 1
+
+
 def compile_for(seconds):
     """Tells JAX's listeners what it tells them when it has compiled."""
     jax.monitoring.record_event_duration_secs(f"{COMPILE_EVENTS}backend_compile_duration", seconds)
