@@ -1,6 +1,10 @@
 """Operations on arrays: sparse formats, selections, products. Knows nothing of models or training.
 
 In shape annotations, which tests check, T are tokens, D is the model width, F are neurons, and S those that are kept.
+
+`implementation` names the backend that must run an op, or `NotImplementedError` is raised; the best one by default.
+An operand of another format raises `TypeError`; one that is empty, and shapes, dtypes and numbers other than an op's
+arguments say, raise `ValueError`.
 """
 
 from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom

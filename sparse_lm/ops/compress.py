@@ -30,9 +30,6 @@ def compress_24(
 
     Returns:
       Sparse24 [M, K]; [K, M] for axis 0.
-
-    Raises:
-      ValueError: another axis, or a mask of another shape.
     """
     check_matrix("x", x)
     check_axis(axis)
@@ -77,9 +74,6 @@ def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) 
 
     Returns:
       [M, Kc].
-
-    Raises:
-      ValueError: not a list for each block.
     """
     check_matrix("x", x)
     rows, width = x.shape
@@ -112,9 +106,6 @@ def compress_venom(
 
     Returns:
       SparseVenom [M, K].
-
-    Raises:
-      ValueError: v is not allowed, or the lists do not fit `condensed`.
     """
     check_matrix("condensed", condensed)
     check_float("dtype", dtype)
@@ -145,9 +136,6 @@ def to_venom(
 
     Returns:
       SparseVenom [M, K].
-
-    Raises:
-      ValueError: v is not allowed, or the lists do not fit `condensed`.
     """
     check_format("condensed", condensed, Sparse24)
     check_block(v)

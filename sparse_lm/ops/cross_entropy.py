@@ -48,14 +48,10 @@ def cross_entropy(
       w: [V, D] in the dtype of x.
       targets: int32 [T], in 0..classes - 1.
       classes: how many rows of w are classes, all by default; rows after them are padding, whose odds are 0.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       losses: float32 [T]. The loss of a row of x that has a NaN or an inf is not finite.
       odds: [T, V] in the dtype of x.
-
-    Raises:
-      ValueError: shapes or dtypes do not match, or the dtype's range is less than bfloat16's.
     """
     check_matrix("x", x)
     check_matrix("w", w)

@@ -34,13 +34,9 @@ def grouped_up(
       v: tokens of a block.
       experts: E, which divides F.
       padded: the last blocks may be padding, tokens of zeros whose expert is E. Kernels then skip these.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [T, S] in the dtype of x, S = F / E.
-
-    Raises:
-      ValueError: shapes do not match.
     """
     _check(x, w.shape[1], block_experts, v)
     _check_weights(w, experts)
@@ -57,7 +53,7 @@ def grouped_down(
     padded: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "T D"]:
-    """Computes y @ w[slice], each block with its expert's slice; arguments and errors as in `grouped_up`."""
+    """Computes y @ w[slice], each block with its expert's slice; arguments as in `grouped_up`."""
     _check_weights(w, experts)
     _check(y, w.shape[0] // experts, block_experts, v)
     return backends.dispatch("grouped_down", implementation, y, w, block_experts, v, experts, padded=padded)
@@ -82,13 +78,9 @@ def grouped_weights(
       v: tokens of a block.
       experts: E.
       out_dtype: of the result; that of x by default.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [E * S, D]; zero for an expert that has no block.
-
-    Raises:
-      ValueError: shapes do not match.
     """
     check_matrix("y", y)
     _check(x, x.shape[1], block_experts, v)

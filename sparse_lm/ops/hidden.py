@@ -27,13 +27,9 @@ def squared_relu_24(
 
     Args:
       h: [T, F] float.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, F], 2:4 along F, in the dtype of h: squared in float32, rounded once; and what selection saw.
-
-    Raises:
-      ValueError: not a matrix, or empty.
     """
     check_matrix("h", h)
     return backends.dispatch("squared_relu_24", implementation, h)
@@ -56,13 +52,9 @@ def sampled_squared_relu_24(
       neuron_ids: int32 [ceil(T / v), Kc], the neurons of each block, as in `sampled_matmul_24`.
       v: rows of a block.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, Kc], 2:4 along the listed neurons, of H rounded to the dtype of x; and what selection saw.
-
-    Raises:
-      ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
     """
     check_sampled(w, x, neuron_ids, v, contiguous)
     return backends.dispatch("sampled_squared_relu_24", implementation, w, x, neuron_ids, v, contiguous=contiguous)
@@ -77,13 +69,9 @@ def squared_relu_venom(
       h: [T, F] float.
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides F.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, F] in the dtype of h, and what selection saw.
-
-    Raises:
-      ValueError: not a matrix, empty, or v or m is not allowed.
     """
     check_matrix("h", h)
     check_block(v)
@@ -105,15 +93,11 @@ def squared_relu_gradients(
       y: [T, F], not negative. Of a Venom one whose `contiguous` is 1, every block must list four columns of each
         group of m, in the order of the groups. That is not checked: with others kernels write where they must not.
       key: PRNG key, which makes the transposes stochastic (MVUE).
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       dH [T, F] like y, in the dtype of dy, rounded once; the transposes of dH and of Y as stored, [F, T],
       of each four tokens the two of largest magnitude. With a key, these are `sparsify_24(., "mvue", 0, key=key)`
       of the two: both use the same random numbers, which leaves each unbiased, and no product reads both.
-
-    Raises:
-      ValueError: shapes do not match, or columns are not int32.
     """
     check_format("y", y, Sparse24, SparseVenom)
     check_matrix("dy", dy)
@@ -132,13 +116,9 @@ def gated_squared_relu_24(
 
     Args:
       h: [T, 2 F] float, a neuron's gate g and its own u side by side.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Y [T, F], 2:4 along F, in the dtype of h: computed in float32, rounded once; and what selection saw.
-
-    Raises:
-      ValueError: not a matrix, empty, or of an odd number of columns.
     """
     _check_gated(h)
     return backends.dispatch("gated_squared_relu_24", implementation, h)
@@ -159,15 +139,11 @@ def gated_squared_relu_gradients(
       h: [T, 2 F], as in `gated_squared_relu_24`.
       y: [T, F], what that gave.
       key: PRNG key of the transposes, which are stochastic (MVUE).
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       dH [T, 2 F], all gates and then all others, 2:4 along F where y is, in the dtype of dy, rounded once; the
       transposes [2 F, T] of dH, a neuron's two rows side by side, and [F, T] of Y: `sparsify_24(., "mvue", 0, key=key)`
       of each.
-
-    Raises:
-      ValueError: shapes do not match.
     """
     check_format("y", y, Sparse24)
     _check_gated(h)

@@ -30,13 +30,9 @@ def matmul_24(
         in `w.to_dense() @ b`.
       out_transposed: give the result as [N, M], without another pass over memory.
       out_dtype: of the result; that of b by default.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [M, N] or [N, M].
-
-    Raises:
-      ValueError: shapes do not match, or an operand is empty.
     """
     check_format("w", w, Sparse24)
     _check_operand("b", b, ("w", w.shape))
@@ -64,13 +60,9 @@ def matmul_24_fp8(
       scale: f32[M, 1], of the rows of a times what b_t has as a whole.
       out_dtype: of the result. The kernel gives bfloat16 and float32, for a K that is a multiple of 128, and refuses
         others; the reference takes any.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [M, N].
-
-    Raises:
-      ValueError: shapes do not match, an operand is empty, or one is not e4m3.
     """
     check_format("a", a, Sparse24)
     _check_operand("b_t", b_t, ("a", a.shape), transposed=True)
@@ -99,13 +91,9 @@ def matmul_venom(
       rows: the order of the tokens that a's rows are in. The result's are put back into the tokens' own, as
         `row_order.combine` does, without a pass over memory where the kernel stores them there. Not by default.
       out_dtype: of the result; that of b by default.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [M, N], or [T, N] of the T tokens of `rows`.
-
-    Raises:
-      ValueError: shapes do not match, an operand is empty, or columns are not int32.
     """
     check_format("a", a, SparseVenom)
     _check_operand("b", b, ("a", a.shape))
@@ -136,13 +124,9 @@ def sampled_matmul_24(
       v: rows of a block.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
       out_dtype: of the result; that of x by default.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [T, Kc]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t.
-
-    Raises:
-      ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
     """
     check_sampled(w, x, neuron_ids, v, contiguous)
     check_float("out_dtype", out_dtype)
@@ -175,13 +159,9 @@ def scattered_matmul_24(
       rows: F, of the result.
       contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
       out_dtype: of the result; that of b by default.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       [F, D]; neurons that no block lists have zeros.
-
-    Raises:
-      ValueError: shapes do not match, an operand is empty, or neuron_ids are not int32.
     """
     check_format("a", a, Sparse24)
     _check_operand("b", b, ("a", a.shape))

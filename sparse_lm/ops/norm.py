@@ -39,13 +39,9 @@ def add_norm(
         from, the gradients that come by it and by the norm are summed in the pass that computes the norm's.
       scale: of the norm, [D].
       epsilon: what the mean square is increased by.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       The sum and its norm, in the dtype of x.
-
-    Raises:
-      ValueError: shapes or dtypes do not match.
     """
     check_array("x", x)
     if update is not None and (update.shape, update.dtype) != (x.shape, x.dtype):

@@ -109,13 +109,10 @@ def venom_columns(x: Float[Array, "T F"], v: int, m: int) -> Int32[Array, "block
     Args:
       x: [M, K] float; a last, ragged block counts as padded with zeros.
       v: rows of a block.
-      m: columns of a group; divides K.
+      m: columns of a group: a multiple of 4 that divides K.
 
     Returns:
       int32 [ceil(M / v), 4 K / m]: absolute columns, ascending.
-
-    Raises:
-      ValueError: not a matrix, empty, or m is no multiple of 4 that divides K.
     """
     check_matrix("x", x)
     rows, width = x.shape
@@ -144,9 +141,6 @@ def transposable_mask(x: Float[Array, "F D"]) -> Bool[Array, "F D"]:
     Returns:
       [M, N] bool; exactly 8 of each whole 4 x 4 tile. `sparse_lm.ops.select` says what ties, inf and
       NaN give.
-
-    Raises:
-      ValueError: not a matrix, or empty.
     """
     check_matrix("x", x)
     rows, columns = x.shape

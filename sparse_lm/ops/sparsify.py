@@ -37,14 +37,10 @@ def sparsify_24(
       axis: -1, or 0 for the compressed form of the transpose, grouped along M.
       scale: multiplies the kept values; a number or a scalar array.
       dtype: of the values; that of x by default. Computed in float32 and rounded once.
-      key: PRNG key, for "mvue".
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
+      key: PRNG key, which "mvue" needs.
 
     Returns:
       Sparse24 [M, K]; [K, M] for axis 0.
-
-    Raises:
-      ValueError: not a matrix, empty, unknown method or axis, or "mvue" without a key.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
@@ -71,13 +67,9 @@ def soft_threshold_24(
       w: [M, K] float, of one or more layers, one under the other; groups of four run along K.
       scale: f32[n], the beta of each M / n rows.
       dtype: of the results; that of w by default. Computed in float32 and rounded once.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       Sparse24 [M, K], and the same matrix dense.
-
-    Raises:
-      ValueError: not a matrix, empty, or n does not divide M.
     """
     check_matrix("w", w)
     check_float("dtype", dtype)
@@ -99,13 +91,9 @@ def sparsify_24_tiles(
       x: [M, K] float.
       mask: [M, K] bool, 2:4 along both dimensions, such as `transposable_mask(x)`.
       dtype: of the values; that of x by default.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       (Sparse24 [M, K], Sparse24 [K, M]) of the same masked matrix.
-
-    Raises:
-      ValueError: not a matrix, empty, or a mask of another shape.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
@@ -123,9 +111,6 @@ def soft_threshold_scale(w: Float[Array, "F D"], axis: int = -1) -> Float[Array,
 
     Returns:
       float32 scalar; 1 when S(w) is zero.
-
-    Raises:
-      ValueError: not a matrix, empty, or another axis.
     """
     check_matrix("w", w)
     check_axis(axis)
@@ -151,13 +136,9 @@ def sparsify_venom(
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides K.
       dtype: of the values; that of x by default.
-      implementation: backend that must run this, or NotImplementedError is raised; the best one by default.
 
     Returns:
       SparseVenom [M, K].
-
-    Raises:
-      ValueError: not a matrix, empty, or v or m is not allowed.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
