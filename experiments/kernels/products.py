@@ -102,8 +102,7 @@ def matmul_venom(ops: types.ModuleType) -> Rows:
 def slices(ops: types.ModuleType) -> Rows:
     """Times products of slices of neurons against `matmul_24` with the same work in one product.
 
-    Blocks of tokens list their expert's contiguous neurons; tables made of the lists are included. Last comes the
-    sampled product with the activation, in a pass after it and as its epilogue.
+    Blocks of tokens list their expert's contiguous neurons; tables made of the lists are included.
     """
     for shape in SLICES:
         about, share, kept = shape._asdict(), shape.tokens // shape.experts, shape.kept
@@ -126,9 +125,6 @@ def slices(ops: types.ModuleType) -> Rows:
         )
         for product, (ms, ungrouped) in products.items():
             yield dict(product=product, **about, ms=ms, ungrouped_ms=ungrouped, rate=ungrouped / ms)
-        two_kernels = median_ms(lambda *args, sampled=sampled: ops.squared_relu_24(sampled(*args)), w1, x, ids)
-        fused = median_ms(functools.partial(ops.sampled_squared_relu_24, **listing), w1, x, ids)
-        yield dict(product="squared_relu", **about, two_kernels_ms=two_kernels, fused_ms=fused)
 
 
 def loss(_: types.ModuleType, tokens: int = 32_768, dim: int = 2048) -> Rows:

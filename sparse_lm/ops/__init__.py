@@ -14,7 +14,6 @@ from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
 from sparse_lm.ops.hidden import (
     gated_squared_relu_24,
     gated_squared_relu_gradients,
-    sampled_squared_relu_24,
     squared_relu_24,
     squared_relu_gradients,
     squared_relu_venom,
@@ -52,7 +51,6 @@ __all__ = [
     "matmul_24_fp8",
     "matmul_venom",
     "sampled_matmul_24",
-    "sampled_squared_relu_24",
     "scattered_matmul_24",
     "soft_threshold_24",
     "soft_threshold_scale",

@@ -12,12 +12,11 @@ docs/kernels.md).
 from __future__ import annotations
 
 from jax import Array
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 
 from sparse_lm.ops import backends
 from sparse_lm.ops.checks import check_block, check_format, check_group, check_ids, check_matrix
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.matmul import check_sampled
 
 
 def squared_relu_24(
@@ -33,31 +32,6 @@ def squared_relu_24(
     """
     check_matrix("h", h)
     return backends.dispatch("squared_relu_24", implementation, h)
-
-
-def sampled_squared_relu_24(
-    w: Float[Sparse24, "F D"],
-    x: Float[Array, "T D"],
-    neuron_ids: Int32[Array, "blocks S"],
-    v: int,
-    *,
-    contiguous: int = 1,
-    implementation: str | None = None,
-) -> tuple[Float[Sparse24, "T S"], HiddenStats]:
-    """Computes `squared_relu_24` of the H that `sampled_matmul_24` gives, which a kernel need not write.
-
-    Args:
-      w: 2:4 matrix [F, D], one row a neuron.
-      x: [T, D].
-      neuron_ids: int32 [ceil(T / v), Kc], the neurons of each block, as in `sampled_matmul_24`.
-      v: rows of a block.
-      contiguous: how many neurons at a time are consecutive, as in `SparseVenom`.
-
-    Returns:
-      Y [T, Kc], 2:4 along the listed neurons, of H rounded to the dtype of x; and what selection saw.
-    """
-    check_sampled(w, x, neuron_ids, v, contiguous)
-    return backends.dispatch("sampled_squared_relu_24", implementation, w, x, neuron_ids, v, contiguous=contiguous)
 
 
 def squared_relu_venom(

@@ -128,7 +128,9 @@ def sampled_matmul_24(
     Returns:
       [T, Kc]; row t, column j is the pre-activation of neuron `neuron_ids[t // v, j]` for token t.
     """
-    check_sampled(w, x, neuron_ids, v, contiguous)
+    check_format("w", w, Sparse24)
+    _check_operand("x", x, ("w", w.shape), transposed=True)
+    _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
     check_float("out_dtype", out_dtype)
     return backends.dispatch(
         "sampled_matmul_24", implementation, w, x, neuron_ids, v, contiguous=contiguous, out_dtype=out_dtype or x.dtype
@@ -173,13 +175,6 @@ def scattered_matmul_24(
         )
     options = dict(contiguous=contiguous, out_dtype=out_dtype or b.dtype)
     return backends.dispatch("scattered_matmul_24", implementation, a, b, neuron_ids, v, rows, **options)
-
-
-def check_sampled(w: Sparse24, x: Array, neuron_ids: Array, v: int, contiguous: int) -> None:
-    """Requires operands of a sampled product that fit each other."""
-    check_format("w", w, Sparse24)
-    _check_operand("x", x, ("w", w.shape), transposed=True)
-    _check_neuron_ids(neuron_ids, v, contiguous, "rows of x", x.shape[0])
 
 
 def _check_operand(name: str, b: Array, left: tuple[str, tuple[int, ...]], *, transposed: bool = False) -> None:

@@ -72,12 +72,6 @@ def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
     return sparse, _stats(y, sparse.values)
 
 
-def sampled_squared_relu_24(
-    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
-) -> tuple[Sparse24, HiddenStats]:
-    return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous, out_dtype=x.dtype))
-
-
 def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
     y = _squared_relu(h)
     sparse = sparsify_venom(y, v, m, dtype=h.dtype)

@@ -7,7 +7,7 @@ Activations are 2:4 by the two largest of four. The weight gradients are stochas
 
 T k pairs of tokens and chosen experts, in blocks of one expert each:
 
-    up           Y   = relu(X W1[expert]^T)^2    W1 2:4 along D; Y 2:4 along Fe in the same kernel
+    up           Y   = relu(X W1[expert]^T)^2    W1 2:4 along D
     down         O   = Y W2[expert]              Y 2:4 along Fe
     grad_hidden  dY  = dO W2[expert]^T           W2 2:4 along D
     grad_input   dX  = dH W1[expert]             dH 2:4 along Fe, where Y is

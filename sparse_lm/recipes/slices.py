@@ -8,16 +8,16 @@ each token alone, hence causal. All six products shrink to 1 / E, and then by 2:
 Weights are 2:4 by soft threshold (2409.09099). The weight gradients are stochastic (2203.10991). Every
 `sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to.
 
-    up           Y   = relu(X W1[slice]^T)^2    W1 2:4 along D; Y 2:4 along S in the same kernel
+    up           Y   = relu(X W1[slice]^T)^2    W1 2:4 along D
     down         O   = Y W2[slice]              Y 2:4 along S
     grad_hidden  dY  = dO W2[slice]^T           W2 2:4 along D
     grad_input   dX  = dH W1[slice]             dH 2:4 along S, where Y is
     grad_up      dW1[slice] += dH^T X           dH^T 2:4 along T, stochastic
     grad_down    dW2[slice] += Y^T dO           Y^T 2:4 along T, stochastic
 
-Bytes that move around the products on Hopper, bf16: dispatching X and dO moves 4 T D each; the up product writes Y,
-1.125 T S; one pass reads 3.125 T S and writes dH and both transposes, 3.25 T S. O and dX are combined as the products
-store them.
+Bytes that move around the products on Hopper, bf16: dispatching X and dO moves 4 T D each; one pass reads H, 2 T S, and
+writes Y, 1.125 T S; another reads 3.125 T S and writes dH and both transposes, 3.25 T S. O and dX are combined as the
+products store them.
 
 With the gate relu(G)^2, `gated_relu2`, Y = relu(G)^2 U is as sparse, and all nine products are 2:4: `up`, `grad_input`
 and `grad_up` are two each, computed as one. W1 [2 F, D] has a neuron's gate and its own row by turns, and so has
@@ -147,16 +147,16 @@ def forward_blocks(
     neurons of each block, `contiguous` at a time consecutive. A block without tokens lists F throughout, no neuron, and
     products skip it.
     """
-    neurons, h = ffn.w2.neurons, None
+    neurons = ffn.w2.neurons
     options: dict[str, Any] = dict(implementation=ffn.implementation)
     up = ffn.w1.forms.along_model, x, ffn.w1.among_layers(_rows_of_w1(neuron_ids, ffn)), v
-    if ffn.w1.neurons > neurons:
-        with jax.named_scope("up"):
-            h = ops.sampled_matmul_24(*up, contiguous=2 * contiguous, **options)
+    rows_of_neuron = ffn.w1.neurons // neurons
+    with jax.named_scope("up"):
+        h = ops.sampled_matmul_24(*up, contiguous=rows_of_neuron * contiguous, **options)
+    if rows_of_neuron > 1:
         condensed, seen = ops.gated_squared_relu_24(h, **options)
     else:
-        with jax.named_scope("up"):
-            condensed, seen = ops.sampled_squared_relu_24(*up, contiguous=contiguous, **options)
+        (condensed, seen), h = ops.squared_relu_24(h, **options), None
     y = ops.to_venom(condensed, neuron_ids, neurons, v, 4 * neurons // neuron_ids.shape[1], contiguous)
     with jax.named_scope("down"):
         o = ffn.w2.over_kept(y, rows)

@@ -8,7 +8,7 @@ import pytest
 from sparse_lm import ops
 from tests.ops import jitted
 from tests.ops.numpy_sparse import top_two_of_four
-from tests.ops.operands import exact_product, product_operands, random
+from tests.ops.operands import random
 from tests.recipes.masked_dense_ffn import venom_mask
 
 CASES = [("2:4", (64, 64)), ("2:4", (37, 52)), ("venom", (48, 64)), ("venom", (37, 40))]
@@ -43,23 +43,6 @@ def test_gradients_are_stored_where_y_is_and_their_transposes_are_2_of_4_tokens(
     for found, wanted in ((dh_t, expected), (y_t, stored)):
         wanted = (wanted * top_two_of_four(wanted, axis=0)).T
         np.testing.assert_allclose(jitted.dense(found), wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_sampled_squared_relu_is_of_listed_neurons(dtype):
-    """Sums are rounded to the dtype of x; the last block lists no neuron, as blocks without tokens do."""
-    operands, options = product_operands("sampled_matmul_24", (21, 20, 24, 12, 8, 1), dtype)
-    w, x, ids = *operands[:2], operands[2].at[-1].set(24)
-    h = exact_product("sampled_matmul_24", jitted.dense(w), x, ids, **options)
-    y = np.square(np.maximum(np.asarray(jnp.asarray(h, dtype), np.float64), 0))
-    sparse, stats = jax.jit(lambda *args: ops.sampled_squared_relu_24(*args, v=8))(w, x, ids)
-    assert sparse.dtype == dtype and float(stats.nonzeros) == np.count_nonzero(y)
-    np.testing.assert_allclose(
-        np.asarray(jitted.dense(sparse), np.float64),
-        y * top_two_of_four(y),
-        rtol=float(jnp.finfo(dtype).eps),
-        atol=1e-5,
-    )
 
 
 def test_energy_is_added_up_in_float32():

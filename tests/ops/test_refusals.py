@@ -66,7 +66,6 @@ FORMATS = [
     ("a must be a SparseVenom", lambda a: ops.matmul_venom(a, X.T)),
     ("w must be a Sparse24", lambda w: ops.sampled_matmul_24(w, X, IDS, 4)),
     ("a must be a Sparse24", lambda a: ops.scattered_matmul_24(a, X, IDS, 4, 16)),
-    ("w must be a Sparse24", lambda w: ops.sampled_squared_relu_24(w, X, IDS, 4)),
     ("y must be a Sparse24 or SparseVenom", lambda y: ops.squared_relu_gradients(X, y)),
     ("condensed must be a Sparse24", lambda c: ops.to_venom(c, IDS, 16, 4, 16)),
 ]
@@ -83,7 +82,6 @@ PRODUCTS = [  # with an operand [16, n], or transposed [n, 16]
     ("a", "b_t^T", lambda b: ops.matmul_24_fp8(W, b.T, SCALES)),
     ("a", "b", functools.partial(ops.matmul_venom, A)),
     ("w", "x^T", lambda b: ops.sampled_matmul_24(W, b.T, IDS, 4)),
-    ("w", "x^T", lambda b: ops.sampled_squared_relu_24(W, b.T, IDS, 4)),
     ("a", "b", lambda b: ops.scattered_matmul_24(W, b, IDS, 4, 16)),
 ]
 
@@ -98,7 +96,6 @@ def test_operands_that_do_not_fit(left, right, product):
 
 LISTS = [
     ("neuron_ids", lambda ids: ops.sampled_matmul_24(W, X, ids, 4)),
-    ("neuron_ids", lambda ids: ops.sampled_squared_relu_24(W, X, ids, 4)),
     ("neuron_ids", lambda ids: ops.scattered_matmul_24(SELECTED, X, ids, 4, 16)),
     ("a.columns", lambda ids: ops.matmul_venom(dataclasses.replace(A, columns=ids), X.T)),
     ("y.columns", lambda ids: ops.squared_relu_gradients(X, dataclasses.replace(A, columns=ids))),
@@ -116,7 +113,6 @@ def test_lists_that_are_none(name, op):
 OTHERS = [
     (r"w \[0, 16\] and b \[16, 8\] must not be", lambda: ops.matmul_24(dataclasses.replace(W, shape=(0, 16)), X.T)),
     ("a row for each 4 of the 8 rows of x", lambda: ops.sampled_matmul_24(W, X, IDS[:1], 4)),
-    ("a row for each 16 of the 8 rows of x", lambda: ops.sampled_squared_relu_24(W, X, IDS, 16)),
     ("a row for each 4 of the 8 columns of a", lambda: ops.scattered_matmul_24(SELECTED, X, IDS[:1], 4, 16)),
     (r"neuron_ids \[2, 3\] must list a neuron for", lambda: ops.scattered_matmul_24(SELECTED, X, IDS[:, :3], 4, 16)),
     ("v = 0 and contiguous = 1 must be positive", lambda: ops.sampled_matmul_24(W, X, IDS, 0)),

@@ -27,7 +27,7 @@ _MODULES = {
     "products.grouped": ("grouped_down", "grouped_up", "grouped_weights"),
     "products.matmul_24": ("matmul_24", "matmul_24_fp8"),
     "products.matmul_venom": ("matmul_venom",),
-    "products.sampled_matmul_24": ("sampled_matmul_24", "sampled_squared_relu_24"),
+    "products.sampled_matmul_24": ("sampled_matmul_24",),
     "products.scattered_matmul_24": ("scattered_matmul_24",),
     "passes.add_norm": ("add_norm",),
     "passes.fp8_rows": ("fp8_rows", "fp8_squared_relu", "fp8_squared_relu_gradients"),

@@ -141,7 +141,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "matmul_venom, rows in the tokens' order": matmul_venom_to_rows,
     "sampled_matmul_24": lambda: listed(hopper.sampled_matmul_24, 128, 1, NEURONS, DIM),
     "sampled_matmul_24, contiguous 128": lambda: listed(hopper.sampled_matmul_24, 128, 128, NEURONS, DIM),
-    "sampled_squared_relu_24": lambda: listed(hopper.sampled_squared_relu_24, 128, 128, NEURONS, DIM),
     **{
         f"scattered_matmul_24, contiguous {v}": lambda v=v: listed(
             hopper.scattered_matmul_24, v, v, KEPT, TOKENS, rows=NEURONS

@@ -99,7 +99,6 @@ def _products():
         v = 2 * config.tile_n
         operands, options = (_sparse(F, D), _dense(T, D), _ids(T // v, KEPT)), dict(v=v, contiguous=256, config=config)
         yield f"sampled_matmul_24 {config}", named(hopper.sampled_matmul_24, **options), operands, 0
-        yield f"sampled_squared_relu_24 {config}", named(hopper.sampled_squared_relu_24, **options), operands, 0
     for v in sampled_rows_24.CANDIDATES:
         operands = _sparse(F, D), _dense(T, D), _ids(T // v, KEPT)
         yield f"sampled_rows_24 {v}", named(sampled_rows_24.sampled_rows_24, v=v), operands, 0

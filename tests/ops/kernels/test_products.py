@@ -20,9 +20,7 @@ from tests.ops.kernels import BACKENDS, candidates, each_backend
 from tests.ops.operands import (
     assert_as_good_as_reference,
     assert_repeats,
-    assert_same_bits,
     exact_product,
-    exact_stats,
     product_operands,
     random,
     random_24,
@@ -246,40 +244,6 @@ def test_tilings_agree_bit_for_bit(op, kernel):
     )
     for other in others:
         np.testing.assert_array_equal(other, first)
-
-
-@each_backend
-@pytest.mark.parametrize("contiguous, v", [(128, 128), (64, 64), (1, 64)])
-def test_sampled_squared_relu_keeps_what_the_reference_keeps(contiguous, v, backend):
-    """Takes integers, whose sums are exact in any order. Some lists fit no kernel's tile; the last lists no neuron."""
-    (w, x, ids), _ = product_operands("sampled_matmul_24", (500, 128, 256, 128, v, contiguous))
-    rng = np.random.default_rng(0)
-    w = dataclasses.replace(w, values=jnp.asarray(rng.integers(-2, 3, w.values.shape), jnp.bfloat16))
-    x = jnp.asarray(rng.integers(-2, 3, x.shape), jnp.bfloat16)
-    operands, options = (w, x, ids.at[-1].set(256)), dict(v=v, contiguous=contiguous)
-    (ours, stats), (expected, wanted) = (
-        jax.jit(functools.partial(f.sampled_squared_relu_24, **options))(*operands) for f in (backend, reference)
-    )
-    assert_same_bits((ours, stats.nonzeros), (expected, wanted.nonzeros))
-    w, x, ids = operands
-    h = reference.sampled_matmul_24(w, x, ids, v, contiguous=contiguous, out_dtype=x.dtype)
-    np.testing.assert_allclose(stats, exact_stats(h, expected.values), rtol=1e-5)
-
-
-@pytest.mark.parametrize("config", candidates("hopper", "sampled_matmul_24"))
-@pytest.mark.parametrize(
-    "shape", [(1000, 333, 1280, 640, 1, 128), (1, 100, 256, 64, 1, 64), (1536, 1024, 4096, 1024, 1, 256)]
-)
-@pytest.mark.parametrize("dtype, bad", [(jnp.bfloat16, np.nan), (jnp.float16, np.inf)])
-def test_sampled_squared_relu_equals_two_kernels_bit_for_bit(shape, dtype, bad, config):
-    """The last of several blocks lists no neuron, and one of several tokens has a bad number."""
-    tiling = Tiling("sampled_matmul_24", hopper.sampled_matmul_24, config, config.tile_n, contiguous=True)
-    (w, x, ids), options = operands_of(tiling, shape, dtype)
-    x, ids = (x.at[77, 5].set(bad), ids.at[-1].set(w.shape[0])) if shape[0] > 1 else (x, ids)
-    options |= dict(config=config)
-    fused = assert_repeats(lambda *args: hopper.sampled_squared_relu_24(*args, **options), w, x, ids)
-    h = lambda *args: hopper.sampled_matmul_24(*args, **options)  # noqa: E731
-    assert_same_bits(fused, jax.jit(lambda *args: hopper.squared_relu_24(h(*args)))(w, x, ids))
 
 
 def test_the_error_of_fp8_is_that_of_the_rounding_to_e4m3():

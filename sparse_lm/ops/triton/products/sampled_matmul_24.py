@@ -9,10 +9,9 @@ from __future__ import annotations
 from jax import Array
 from jax.typing import DTypeLike
 
-from sparse_lm.ops.formats import HiddenStats, Sparse24
+from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.triton.frame.product import multiply
 from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
-from sparse_lm.ops.triton.passes.sparsify_24 import squared_relu_24
 
 # Largest first. M counts listed rows, N tokens.
 CANDIDATES = (
@@ -38,10 +37,3 @@ def sampled_matmul_24(
     tiling = config or largest_that_occupies(CANDIDATES, kept, x.shape[0], block_n=v)
     options = dict(tiling=tiling, out_dtype=out_dtype, b_transposed=True, out_transposed=True, lists="a", v=v)
     return multiply("sampled_matmul_24", w, x, kept, neuron_ids=neuron_ids, **options)
-
-
-def sampled_squared_relu_24(
-    w: Sparse24, x: Array, neuron_ids: Array, v: int, *, contiguous: int = 1
-) -> tuple[Sparse24, HiddenStats]:
-    """See `sparse_lm.ops.sampled_squared_relu_24`; takes two kernels, and refuses what `sampled_matmul_24` does."""
-    return squared_relu_24(sampled_matmul_24(w, x, neuron_ids, v, contiguous=contiguous))
