@@ -10,8 +10,8 @@ What limits the products is what instructions read of shared memory, at most 128
 is as large as registers allow.
 
 In CUTLASS' terms `Ring` is a PipelineTmaAsync, whose step number is index and phase in one; `Jobs` the persistent tile
-scheduler, with split_k.py and stream_k.py as its stream-K modes and partial_sums.py as their fix-up; `Epilogue` the
-epilogue visitor; `planar_snake` the swizzle of thread blocks.
+scheduler, with split_k.py and stream_k.py as its stream-K modes and partial_sums.py as their fix-up; `store` the
+epilogue; `planar_snake` the swizzle of thread blocks.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ from sparse_lm.ops.hopper.frame.partial_sums import Sums, opaque
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, Grid, Job, Jobs, Work
 from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
-from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Epilogue, Loads, Stage, Tiling
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Loads, Stage, Tiling
 
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
 _LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
+
+Store = Callable[[Array, Any, Sequence[Any], Any, tuple[Array, Array], int], None]
+"""Called with a part [64, columns] of a consumer's tile, rounded, in layout WGMMA; the consumer's staging; the operands
+and the result in global memory; the part's first row and column in the product; and its number in the tile."""
 
 
 def multiply(
@@ -50,9 +54,9 @@ def multiply(
     b_transposed: bool = False,
     out_transposed: bool = False,
     gathers: bool = False,
-    epilogue: Epilogue | None = None,
-) -> list[Array]:
-    """Runs the jobs; gives the product, or the outputs of the epilogue.
+    store: Store | None = None,
+) -> Array:
+    """Runs the jobs; gives the product.
 
     Args:
       tiling: of the product.
@@ -64,14 +68,14 @@ def multiply(
       b_transposed: whether the dense operand's tiles have the contracted dimension last, as those of e4m3 must.
       out_transposed: whether `out` is.
       gathers: whether the loads have `gather`.
-      epilogue: what to write instead of `out`; the product itself by default.
+      store: how to write a part of `out`; as it is by default.
     """
 
-    def store_product(part, slots, _, outs_gmem, origin, number):
-        store_tile(part, slots, *outs_gmem, origin, first_store=number, transposed=out_transposed)
+    def store_product(part, slots, _, out_gmem, origin, number):
+        store_tile(part, slots, out_gmem, origin, first_store=number, transposed=out_transposed)
 
     grid, jobs = schedule
-    outs, store = (epilogue.out_types, epilogue.store) if epilogue else ((out,), store_product)
+    store = store or store_product
     dtype = operands[0].dtype
     own_m, own_n = tiling.consumer_tile
     blocks = own_m // wgmma_sp.ROWS
@@ -80,8 +84,7 @@ def multiply(
     workspace = (grid.contributors, CLUSTER, CONSUMERS)
 
     def kernel(*refs):
-        operands_gmem, results_gmem = refs[: len(operands)], refs[len(operands) :]
-        outs_gmem, sums_gmem = results_gmem[: len(outs)], results_gmem[len(outs) :]
+        operands_gmem, (out_gmem, *sums_gmem) = refs[: len(operands)], refs[len(operands) :]
         semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR(workspace)) if grid.contributors else None
 
         def scope(values_smem, metadata_smem, b_smem, out_smem, full, empty):
@@ -123,7 +126,7 @@ def multiply(
                             where = block, pl.ds(first * wgmma_sp.ROWS, width * wgmma_sp.ROWS)
                             part = sums.collect(part, job.parts, where)
                         origin = job.row + first_row + block * wgmma_sp.ROWS, job.column + first_column + first
-                        store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, outs_gmem, origin, number)
+                        store(part.astype(out.dtype), out_smem.at[warpgroup], operands_gmem, out_gmem, origin, number)
 
                 def compute(i, first_step):
                     steps = job_at(i).steps
@@ -152,8 +155,8 @@ def multiply(
         )
 
     sums = jax.ShapeDtypeStruct((*workspace, blocks, wgmma_sp.ROWS * own_n), jnp.float32)
-    out_types = [*outs, sums] if grid.contributors else [*outs]
-    return launch(kernel, out_types, grid.clusters, name)(*operands)[: len(outs)]
+    out_types = [out, sums] if grid.contributors else [out]
+    return launch(kernel, out_types, grid.clusters, name)(*operands)[0]
 
 
 def launch(kernel: Callable, out_type: Any, clusters: int, name: str) -> Callable[..., Any]:

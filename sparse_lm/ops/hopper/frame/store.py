@@ -20,7 +20,7 @@ from sparse_lm.ops.hopper.frame.wgmma_sp import ROWS
 
 SWIZZLE = 128  # bytes, of a row of a staging slot
 SWIZZLE_CHUNK = 16  # bytes that the swizzle keeps together
-_SLOTS = 2  # of a warpgroup: epilogues write one while slower threads read the other
+_SLOTS = 2  # of a warpgroup: one is written while slower threads read the other
 
 
 def staging(dtype: jnp.dtype, *, transposed: bool) -> Any:

@@ -1,4 +1,4 @@
-"""An epilogue (persistent.py) that puts the rows of a product where a list says.
+"""A `Store` of persistent.py that puts the rows of a product where a list says.
 
 TMA on Hopper stores boxes only. Here the rows take the way through shared memory, and come back in chunks
 of 16 bytes, eight lanes a row: a warp stores 128 neighbouring bytes each of four rows at a time, whole
@@ -7,27 +7,23 @@ lines of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
-from jax import Array
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 
 from sparse_lm.ops.hopper.frame import emit
 from sparse_lm.ops.hopper.frame.emit import SCALAR, WARP_SIZE
 from sparse_lm.ops.hopper.frame.gather import load_number, shuffle
 from sparse_lm.ops.hopper.frame.operands import swizzled
+from sparse_lm.ops.hopper.frame.persistent import Store
 from sparse_lm.ops.hopper.frame.store import SWIZZLE, SWIZZLE_CHUNK, load_chunk, write_tile
-from sparse_lm.ops.hopper.frame.tiling import Epilogue
 
 _CHUNKS = SWIZZLE // SWIZZLE_CHUNK  # of a row; a lane moves one
 _WARP_ROWS = 16  # of a part, which a warp holds in layout WGMMA
 _ROWS_AT_A_TIME = WARP_SIZE // _CHUNKS
 
 
-def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
+def store_rows(out: jax.ShapeDtypeStruct) -> Store:
     """Stores row t of the product in row `numbers[0, t]` of `out`, where there is such a row.
 
     Whole parts cover the columns of `out`. `numbers`, int32 [1, T], is the last operand.
@@ -57,10 +53,8 @@ def store_rows(out: jax.ShapeDtypeStruct) -> Epilogue:
             exists = number.compare("ult", height_here)
             emit.store_if(exists, pointer, load_chunk(slot, warp_row + row_of_warp, chunk))
 
-    def store(
-        part: Array, slots: Any, operands: Sequence[Any], outs: Sequence[Any], origin: tuple[Array, Array], number: int
-    ) -> None:
+    def store(part, slots, operands, out_gmem, origin, number):
         # Of two slots that take turns, one may be written while slower threads still read the other.
-        write(part, slots.at[number % slots.shape[0]], operands[-1], *outs, *origin)
+        write(part, slots.at[number % slots.shape[0]], operands[-1], out_gmem, *origin)
 
-    return Epilogue((out,), store)
+    return store

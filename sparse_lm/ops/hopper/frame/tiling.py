@@ -1,4 +1,4 @@
-"""Tilings of a product with a 2:4 operand, and a kernel's word on what to copy and what to write.
+"""Tilings of a product with a 2:4 operand, and a kernel's word on what to copy.
 
 The frame that runs it is persistent.py.
 """
@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax import Array, lax
@@ -133,18 +132,3 @@ class Loads:
     copies: Callable[[Array, Any, Stage], Sequence[Copy]]
     look_up: Callable[[Array], Any] = lambda k: ()
     gather: Callable[[Any, Stage], None] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Epilogue:
-    """Outputs that are written instead of the product.
-
-    Attributes:
-      out_types: of the outputs.
-      store: called with a part [64, columns] of a consumer's tile, rounded, in layout WGMMA; the consumer's staging;
-        the operands and the outputs in global memory; the part's first row and column in the product; and its
-        number in the tile.
-    """
-
-    out_types: Sequence[jax.ShapeDtypeStruct]
-    store: Callable[[Array, Any, Sequence[Any], Sequence[Any], tuple[Array, Array], int], None]

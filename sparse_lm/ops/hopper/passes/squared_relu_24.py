@@ -43,8 +43,8 @@ def sparsify_hidden(
     """
 
     def sparsify_tile(tile, h, values, metadata, stats):
-        element, seen, pairs = element_of(values), Seen.nothing(), []
-        for words in load_y(h, tile):
+        y, element, seen, pairs = load_y(h, tile), element_of(values), Seen.nothing(), []
+        for words in y:
             pairs.append([packed_24.two_of_four(four, signed=signed) for four in packed_24.groups(words)])
             magnitudes = [word & _MAGNITUDES for word in words] if signed else words
             seen = seen.add(magnitudes, [pair.values for pair in pairs[-1]], element)

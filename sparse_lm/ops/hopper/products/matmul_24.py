@@ -25,7 +25,7 @@ from sparse_lm.ops.hopper.frame import compat, split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, pad_to, result_type, round_up
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.store import store_tile
-from sparse_lm.ops.hopper.frame.tiling import STEP, Epilogue, Loads, Tiling
+from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 
 _FP8_STEP = wgmma_sp.step_columns(E4M3)
 _ROW_SCALES = plgpu.Layout.WGMMA.reduce(1)
@@ -70,13 +70,13 @@ def matmul_24_fp8(
     # Rows past the end are computed, too.
     scale = pad_to(scale, (config.grid(*sizes)[0] * config.cluster_m, 1))[:, 0]
 
-    def store(part, slots, operands, outs, origin, number):
+    def store(part, slots, operands, out_gmem, origin, number):
         rows = compat.load(operands[-1].at[pl.ds(origin[0], TILE)], _ROW_SCALES, optimized=False)
         scaled = part * lax.broadcast_in_dim(rows.astype(part.dtype), part.shape, (0,))
-        store_tile(scaled, slots, *outs, origin, first_store=number, transposed=False)
+        store_tile(scaled, slots, out_gmem, origin, first_store=number, transposed=False)
 
     out = result_type(m, n, out_dtype)
-    options = dict(name="matmul_24_fp8", b_transposed=True, epilogue=Epilogue((out,), store))
+    options = dict(name="matmul_24_fp8", b_transposed=True, store=store)
     return _multiply(config, sizes, (a.values, metadata, b_t, scale), out, **options)[:m, :n]
 
 
@@ -103,4 +103,4 @@ def _multiply(
         return Loads(copies)
 
     schedule = split_k.schedule_product(config, *sizes, 2 * operands[0].shape[1] // step)
-    return multiply(config, schedule, loads, operands, out, b_transposed=b_transposed, **options)[0]
+    return multiply(config, schedule, loads, operands, out, b_transposed=b_transposed, **options)

@@ -102,12 +102,12 @@ def matmul_venom(
 
         return Loads(copy_both, look_up_box) if in_boxes else Loads(copy_sparse, look_up_numbers, gather_b)
 
-    out, numbers, epilogue = result_type(m, b.shape[1], out_dtype), (), None
+    out, numbers, store = result_type(m, b.shape[1], out_dtype), (), None
     if rows is not None:
         m = rows.position.shape[0]
         out, numbers = jax.ShapeDtypeStruct((m, b.shape[1]), out_dtype), (rows.slots[None],)
-        epilogue = store_rows(out)
-    (product,) = multiply(
+        store = store_rows(out)
+    product = multiply(
         config,
         schedule,
         loads,
@@ -115,6 +115,6 @@ def matmul_venom(
         out,
         name="matmul_venom_contiguous" if in_boxes else "matmul_venom",
         gathers=not in_boxes,
-        epilogue=epilogue,
+        store=store,
     )
     return product[:m, :n]

@@ -83,5 +83,5 @@ def sampled_matmul_24(
     schedule = split_k.schedule_product(config, kept, x.shape[0], steps, in_use)
     padding = rows_in_use(neuron_ids[:, ::contiguous], v, w.shape[0])
     operands, turned = (w.values, w.metadata, x, neuron_ids, padding), dict(b_transposed=True, out_transposed=True)
-    (product,) = multiply(config, schedule, loads, operands, out, name="sampled_matmul_24", **turned)
+    product = multiply(config, schedule, loads, operands, out, name="sampled_matmul_24", **turned)
     return product[:tokens, :kept]

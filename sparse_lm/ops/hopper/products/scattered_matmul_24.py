@@ -145,5 +145,5 @@ def scattered_matmul_24(
         return Loads(copies, look_up)
 
     operands = a.values, a.metadata, b, places, shares, tile_rows, pairs
-    (product,) = multiply(config, (stream.grid, jobs), loads, operands, out, name="scattered_matmul_24")
+    product = multiply(config, (stream.grid, jobs), loads, operands, out, name="scattered_matmul_24")
     return product[:, :n]
