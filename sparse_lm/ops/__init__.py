@@ -7,7 +7,7 @@ An operand of another format raises `TypeError`; one that is empty, and shapes, 
 arguments say, raise `ValueError`.
 """
 
-from sparse_lm.ops.compress import compress_24, compress_venom, condense, to_venom
+from sparse_lm.ops.compress import compress_24, condense, to_venom
 from sparse_lm.ops.cross_entropy import cross_entropy
 from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
 from sparse_lm.ops.grouped import grouped_down, grouped_up, grouped_weights
@@ -39,7 +39,6 @@ __all__ = [
     "SparseVenom",
     "add_norm",
     "compress_24",
-    "compress_venom",
     "condense",
     "cross_entropy",
     "gated_squared_relu_24",

@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float, Int32
 
 from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_matrix
-from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata, unpack_metadata
+from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata
 from sparse_lm.ops.select import Members, split_groups, take_two, top_two
 
 
@@ -83,39 +83,6 @@ def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) 
     return condensed.reshape(-1, columns.shape[1])[:rows]
 
 
-def compress_venom(
-    condensed: Float[Array, "T S"],
-    columns: Int32[Array, "blocks S"],
-    shape: tuple[int, ...],
-    v: int,
-    m: int,
-    *,
-    like: SparseVenom | None = None,
-    dtype: DTypeLike | None = None,
-) -> Float[SparseVenom, "T F"]:
-    """Brings a matrix whose columns are already condensed to V:2:M form.
-
-    Args:
-      condensed: [M, Kc] float, Kc = 4 K / m.
-      columns: int32 [ceil(M / v), Kc], the column that each condensed column of a block is.
-      shape: (M, K) of the matrix.
-      v: rows of a block: divides 64 or is a multiple of it.
-      m: columns of a group.
-      like: keep the positions of this one instead of each group's two largest magnitudes.
-      dtype: of the values; that of `condensed` by default.
-
-    Returns:
-      SparseVenom [M, K].
-    """
-    check_matrix("condensed", condensed)
-    check_float("dtype", dtype)
-    check_block(v)
-    members = split_groups(pad_to_tiles(condensed.astype(jnp.float32), max(v, TILE)))
-    positions = top_two(members) if like is None else unpack_metadata(like.metadata)
-    sparse = pack_24(members, *positions, shape=condensed.shape, dtype=dtype or condensed.dtype)
-    return to_venom(sparse, columns, shape[1], v, m)
-
-
 def to_venom(
     condensed: Float[Sparse24, "T S"],
     columns: Int32[Array, "blocks S"],
@@ -155,10 +122,9 @@ def to_venom(
     )
 
 
-def pad_to_tiles(x: Array, row_multiple: int = TILE) -> Array:
-    """Pads [M, K] with zeros to [Mp, Kp], whole 64 x 64 tiles, or to another multiple of rows."""
-    rows, columns = x.shape
-    return jnp.pad(x, ((0, -rows % row_multiple), (0, -columns % TILE)))
+def pad_to_tiles(x: Array) -> Array:
+    """Pads [M, K] with zeros to [Mp, Kp], whole 64 x 64 tiles."""
+    return jnp.pad(x, [(0, -size % TILE) for size in x.shape])
 
 
 def _check_lists(columns: Array, rows: int, kept: int, v: int) -> None:

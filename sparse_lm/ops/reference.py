@@ -20,14 +20,14 @@ from jax.custom_batching import sequential_vmap
 from jax.typing import ArrayLike, DTypeLike
 
 from sparse_lm.ops import fp8
-from sparse_lm.ops.compress import compress_24, compress_venom, condense, pack_24, pad_to_tiles
+from sparse_lm.ops.compress import compress_24, condense, pack_24, pad_to_tiles, to_venom
 from sparse_lm.ops.cross_entropy import odds_of_logits
-from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom
+from sparse_lm.ops.formats import HiddenGradients, HiddenStats, Sparse24, SparseVenom, unpack_metadata
 from sparse_lm.ops.grouped import group_sizes
 from sparse_lm.ops.mvue import sample_two, uniform_of_groups
 from sparse_lm.ops.norm import SAVED, rms_norm
 from sparse_lm.ops.row_order import RowOrder, combine
-from sparse_lm.ops.select import soft_threshold, split_groups, top_two, venom_columns
+from sparse_lm.ops.select import soft_threshold, split_groups, take_two, top_two, venom_columns
 
 _GATHERED_ELEMENTS = 2**20  # gathered rows that exist at one time: what a CPU's caches hold
 
@@ -63,7 +63,8 @@ def sparsify_24_tiles(x: Array, mask: Array, *, dtype: DTypeLike) -> tuple[Spars
 
 def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
     kept = venom_columns(x, v, m)
-    return compress_venom(condense(x, kept, v), kept, x.shape, v, m, dtype=dtype)
+    condensed = sparsify_24(condense(x, kept, v), "magnitude", -1, scale=1.0, dtype=dtype, key=None)
+    return to_venom(condensed, kept, x.shape[1], v, m)
 
 
 def squared_relu_24(h: Array) -> tuple[Sparse24, HiddenStats]:
@@ -79,12 +80,11 @@ def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenSta
 
 
 def squared_relu_gradients(dy: Array, y: Sparse24 | SparseVenom, *, key: Array | None = None) -> HiddenGradients:
-    if isinstance(y, Sparse24):
-        values = compress_24(dy, y.mask()).values
-    else:
-        values = compress_venom(dy, y.kept_columns(), y.shape, y.v, y.m, like=y).values
+    rows, kept = y.values.shape
+    padded = jnp.pad(dy.astype(jnp.float32), ((0, rows - dy.shape[0]), (0, 2 * kept - dy.shape[1])))
+    pairs = take_two(split_groups(padded), *unpack_metadata(y.metadata))
     slope = 2 * jnp.sqrt(y.values.astype(jnp.float32))
-    dh = dataclasses.replace(y, values=(values.astype(jnp.float32) * slope).astype(dy.dtype))
+    dh = dataclasses.replace(y, values=(jnp.stack(pairs, axis=-1).reshape(rows, kept) * slope).astype(dy.dtype))
 
     def transpose(x: Sparse24 | SparseVenom) -> Sparse24:
         method = "magnitude" if key is None else "mvue"

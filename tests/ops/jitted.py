@@ -5,7 +5,6 @@ import jax
 from sparse_lm import ops
 
 compress_24 = jax.jit(ops.compress_24, static_argnames=("axis", "dtype"))
-compress_venom = jax.jit(ops.compress_venom, static_argnames=("shape", "v", "m", "dtype"))
 condense = jax.jit(ops.condense, static_argnames="v")
 sparsify_24 = jax.jit(ops.sparsify_24, static_argnames=("method", "axis", "dtype"))
 sparsify_24_tiles = jax.jit(ops.sparsify_24_tiles, static_argnames="dtype")

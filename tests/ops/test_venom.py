@@ -39,16 +39,6 @@ def test_condense_reads_the_columns_of_each_block():
         np.testing.assert_array_equal(condensed[row], padded[row, columns[row // 4]])
 
 
-@pytest.mark.parametrize("rows, v", [(37, 16), (150, 256)])
-def test_like_keeps_the_positions_of_another(rows, v):
-    x, other = random((rows, 64), seed=7), random((rows, 64), seed=8)
-    like = jitted.sparsify_venom(x, v, 8)
-    columns = jitted.venom_columns(x, v, 8)
-    sparse = jitted.compress_venom(jitted.condense(other, columns, v), columns, (rows, 64), v, 8, like=like)
-    np.testing.assert_array_equal(jitted.dense(sparse), jnp.where(jitted.mask(like), other, 0))
-    np.testing.assert_array_equal(sparse.metadata, like.metadata)
-
-
 def test_rows_blocks_and_columns_are_padded():
     sparse = jitted.sparsify_venom(random((40, 48), seed=3), v=16, m=8)
     assert sparse.values.shape == (64, 32) and sparse.metadata.shape == (1, 1, 128)
