@@ -46,7 +46,13 @@ class Sliced(NamedTuple):
 SLICES = [Sliced(16384, 2048, 8192, experts=4, v=256), Sliced(16384, 4096, 16384, experts=4, v=256)]
 
 BACKENDS = dict(hopper=hopper, triton=triton)
-KERNELS = dict(matmul_24_fp8="matmul_24_fp8", masked="sparsify_24_tiles", e4m3="fp8_rows", norms="add_norm")
+KERNELS = dict(
+    matmul_24_fp8="matmul_24_fp8",
+    masked="sparsify_24_tiles",
+    venom="squared_relu_venom",
+    e4m3="fp8_rows",
+    norms="add_norm",
+)
 """A kernel of each table that some backend has none of."""
 _VALID_NIBBLES = (4, 8, 12, 9, 13, 14)
 

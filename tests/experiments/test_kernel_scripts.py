@@ -59,7 +59,7 @@ def test_products(timed, table, count):
 
 
 def test_a_table_without_kernels_and_a_backend_without_a_gpu_are_refused():
-    for table in ("matmul_24_fp8", "masked", "norms", "e4m3"):
+    for table in ("matmul_24_fp8", "masked", "venom", "norms", "e4m3"):
         with pytest.raises(SystemExit, match=f"--tables: {table} must be left out with --backend=triton"):
             operands.backend("triton", ["slices", table])
     with pytest.raises(SystemExit, match="--backend=hopper: needs an NVIDIA GPU"):

@@ -194,10 +194,6 @@ BY_KERNELS = [
     ("float16", lambda b: b.squared_relu_24(H.astype(WIDE))),
     ("threefry2x32, not of rbg", lambda b: b.sparsify_24(H, "mvue", -1, key=RBG, **OPTIONS)),
     ("threefry2x32, not of rbg", lambda b: b.squared_relu_gradients(H, y(), key=RBG)),
-    ("contiguous", lambda b: b.squared_relu_gradients(H, random_venom(64, 128, 64, 8, NARROW, 0, contiguous=64))),
-    ("in the dtype of the matrix", lambda b: b.sparsify_venom(H, 64, 16, dtype=jnp.float16)),
-    ("v to be a multiple of 64", lambda b: b.squared_relu_venom(jnp.zeros((96, 768), NARROW), 96, 16)),
-    (", m ", lambda b: b.squared_relu_venom(jnp.zeros((64, 768), NARROW), 64, 12)),
     ("rows of a scale = 96 must be", lambda b: b.soft_threshold_24(jnp.zeros((192, 64)), jnp.ones(2), dtype=NARROW)),
 ]
 
@@ -237,6 +233,9 @@ BY_HOPPER = [
     ("D = 320 must be a multiple of 256", lambda: cross_entropy(128, 320, 512)),
     ("takes bfloat16, not float32", lambda: cross_entropy(128, 256, 512, WIDE)),
     ("v = 64 must be a multiple of 128", lambda: grouped_up(64)),
+    ("contiguous", lambda: hopper.squared_relu_gradients(H, random_venom(64, 128, 64, 8, NARROW, 0, contiguous=64))),
+    ("v to be a multiple of 64", lambda: hopper.squared_relu_venom(jnp.zeros((96, 768), NARROW), 96, 16)),
+    (", m ", lambda: hopper.squared_relu_venom(jnp.zeros((64, 768), NARROW), 64, 12)),
     ("multiple of 128", lambda: scattered(hopper, 128, 64, 256, 64)),
     ("more than 64 columns", lambda: scattered(hopper, 64, 64, 256, 128)),
 ]

@@ -9,7 +9,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
       results      store, store_rows
-    passes         sparsify_24, sparsify_24_tiles, sparsify_venom, squared_relu_24, squared_relu_gradients,
+    passes         sparsify_24, sparsify_24_tiles, squared_relu_24, squared_relu_venom, squared_relu_gradients,
                    gated_squared_relu; add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue; hidden_stats
       threads      thread_tile, shared_words
@@ -34,9 +34,9 @@ _MODULES = {
     "passes.gated_squared_relu": ("gated_squared_relu_24", "gated_squared_relu_gradients"),
     "passes.sparsify_24": ("soft_threshold_24", "sparsify_24"),
     "passes.sparsify_24_tiles": ("sparsify_24_tiles",),
-    "passes.sparsify_venom": ("sparsify_venom", "squared_relu_venom"),
     "passes.squared_relu_24": ("squared_relu_24",),
     "passes.squared_relu_gradients": ("squared_relu_gradients",),
+    "passes.squared_relu_venom": ("squared_relu_venom",),
 }
 __all__ = [name for names in _MODULES.values() for name in names]
 

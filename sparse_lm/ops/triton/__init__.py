@@ -7,7 +7,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
 
     products       matmul_24, matmul_venom, sampled_matmul_24, scattered_matmul_24
       frame        product, tiling, and the instruction in mma_sp
-    passes         sparsify_24, sparsify_venom, squared_relu_gradients, gated_squared_relu
+    passes         sparsify_24, squared_relu_gradients, gated_squared_relu
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue
       tiles        tiles
     both           gluon_call, device
@@ -27,7 +27,6 @@ _MODULES = {
     "products.scattered_matmul_24": ("scattered_matmul_24",),
     "passes.gated_squared_relu": ("gated_squared_relu_24", "gated_squared_relu_gradients"),
     "passes.sparsify_24": ("soft_threshold_24", "sparsify_24", "squared_relu_24"),
-    "passes.sparsify_venom": ("sparsify_venom", "squared_relu_venom"),
     "passes.squared_relu_gradients": ("squared_relu_gradients",),
 }
 __all__ = [name for names in _MODULES.values() for name in names]

@@ -156,7 +156,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "sparsify_24_tiles": lambda: call(
         hopper.sparsify_24_tiles, random((100, 300), jnp.float32), random((100, 300)) > 0, dtype=TYPE
     ),
-    "sparsify_venom 128:2:16": lambda: call(hopper.sparsify_venom, x(300, NEURONS), v=128, m=16, dtype=TYPE),
     "squared_relu_venom 128:2:8": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=128, m=8),
     "squared_relu_venom 256:2:32": lambda: call(hopper.squared_relu_venom, x(300, NEURONS), v=256, m=32),
     "squared_relu_24": lambda: call(hopper.squared_relu_24, x(100, 300)),

@@ -116,12 +116,11 @@ def test_squared_relu_gradients(dtype, special, keys, backend):
         _check_gradients(backend, random_or_special(shape, dtype, 2, special), y, keys=keys)
 
 
-@each_backend
 @pytest.mark.parametrize("keys", [(None,), KEYS], ids=["magnitude", "drawn"])
 @pytest.mark.parametrize("tokens, v, m", [(256, 64, 8), (300, 128, 16), (300, 256, 16), (256, 128, 32)])
-def test_squared_relu_gradients_of_a_venom_matrix(tokens, v, m, keys, backend):
+def test_squared_relu_gradients_of_a_venom_matrix(tokens, v, m, keys):
     y, _ = _compiled(reference, "squared_relu_venom", random_or_special((tokens, 1024), NARROW, 3), v=v, m=m)
-    _check_gradients(backend, random_or_special((tokens, 4096 // m), NARROW, 4), y, keys=keys)
+    _check_gradients(hopper, random_or_special((tokens, 4096 // m), NARROW, 4), y, keys=keys)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e10, 1e19])
@@ -133,40 +132,32 @@ def test_hidden_layers_of_any_scale(scale):
     _check_gradients(BACKENDS["hopper"], dy, y)
 
 
-BLOCKS = {
-    "hopper": [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32), (256, 32), (64, 32), (512, 16)],
-    "triton": [(64, 8), (128, 16), (256, 16), (128, 32), (64, 64), (64, 4)],
-}
+BLOCKS = [(64, 8), (128, 8), (128, 16), (256, 16), (128, 32), (256, 32), (64, 32), (512, 16)]
 
 
 @HALF_PRECISIONS
-@pytest.mark.parametrize("backend, v, m", [(b, *block) for name, b in BACKENDS.items() for block in BLOCKS[name]])
+@pytest.mark.parametrize("v, m", BLOCKS)
 @pytest.mark.parametrize("tokens", [512, 300])
-def test_venom_of_integers(tokens, v, m, dtype, backend):
+def test_venom_of_integers(tokens, v, m, dtype):
     """Squares of integers add up exactly in any order: so do the norms that columns are chosen by."""
-    neurons = 1024 if tokens == 512 or backend is BACKENDS["hopper"] else -(-480 // m) * m
-    x = jnp.asarray(np.random.default_rng(7).integers(-8, 9, (tokens, neurons)), dtype)
-    _assert_as_reference(backend, "sparsify_venom", x, v=v, m=m, dtype=dtype)
+    x = jnp.asarray(np.random.default_rng(7).integers(-8, 9, (tokens, 1024)), dtype)
     y_expected, stats_expected = _compiled(reference, "squared_relu_venom", x, v=v, m=m)
-    y, stats = _compiled(backend, "squared_relu_venom", x, v=v, m=m)
+    y, stats = _compiled(hopper, "squared_relu_venom", x, v=v, m=m)
     assert_same_bits(y, y_expected)
     np.testing.assert_allclose(stats, stats_expected, rtol=1e-5)
 
 
-@each_backend
 @pytest.mark.parametrize("special", [0.0, -0.0, np.inf, np.nan])
-def test_venom_of_special_numbers(special, backend):
+def test_venom_of_special_numbers(special):
     x = integers_and_special(special, NARROW)
-    _assert_as_reference(backend, "sparsify_venom", x, v=128, m=16, dtype=NARROW)
-    y, expected = (_compiled(b, "squared_relu_venom", x, v=128, m=16)[0] for b in (backend, reference))
+    y, expected = (_compiled(b, "squared_relu_venom", x, v=128, m=16)[0] for b in (hopper, reference))
     assert_same_bits(y, expected)
 
 
-@each_backend
-def test_venom_keeps_as_much_as_the_reference(backend):
+def test_venom_keeps_as_much_as_the_reference():
     """Nearly equal norms of normal numbers may rank otherwise; what is kept is then as large."""
     h = random_or_special((512, 2048), NARROW, 8)
-    y, stats = _compiled(backend, "squared_relu_venom", h, v=128, m=16)
+    y, stats = _compiled(hopper, "squared_relu_venom", h, v=128, m=16)
     _, expected = _compiled(reference, "squared_relu_venom", h, v=128, m=16)
     np.testing.assert_allclose(stats.kept_energy, expected.kept_energy, rtol=1e-2)
     mask = np.asarray(y.mask())

@@ -18,11 +18,12 @@ from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.triton.frame import device
 from sparse_lm.ops.triton.frame.gluon_call import compile_gluon
 from sparse_lm.ops.triton.frame.product import Product, multiply_kernel
+from sparse_lm.ops.triton.frame.tiles import WARPS
 from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
-from sparse_lm.ops.triton.passes import sparsify_24, sparsify_venom
+from sparse_lm.ops.triton.passes import sparsify_24
 from sparse_lm.ops.triton.passes import squared_relu_gradients as gradients
 from sparse_lm.ops.triton.products import matmul_24, matmul_venom, sampled_matmul_24
-from tests.ops.operands import random, random_24
+from tests.ops.operands import random, random_24, random_venom
 from tests.ops.triton import needs_gpu_build
 
 T, F, D = 8192, 8192, 2048
@@ -103,14 +104,12 @@ def _sparsify(x, key, method, *, transposed=False, **shape):
     return sparsify_24.sparsify_24_kernel, (x, "*fp32", key, "*bf16", "*i32", *dense), constants
 
 
-def _gradients(dtype, draw, columns=None, **shape):
-    constants = dict(ROWS=T, NEURONS=F, DRAW=draw) | shape
-    types = dtype, dtype, "*i32", columns, "*i32", dtype, *(dtype, "*i32") * 2
+def _gradients(dtype, draw):
+    constants = dict(ROWS=T, COLUMNS=F, DRAW=draw)
+    types = dtype, dtype, "*i32", "*i32", dtype, *(dtype, "*i32") * 2
     return gradients.squared_relu_gradients_kernel, types, constants
 
 
-WHOLE = dict(COLUMNS=F, M=None, BLOCK_TILES=None)
-CONDENSED = dict(columns="*i32", COLUMNS=D, M=16, BLOCK_TILES=2)
 OF_ACTIVATIONS = dict(ROWS=T, COLUMNS=F, dense=None, SCALED_TILES=None)
 PASSES = {
     "sparsify_24 mvue of float32": _sparsify("*fp32", "*i32", "mvue", **OF_ACTIVATIONS),
@@ -121,15 +120,8 @@ PASSES = {
         ("*bf16", "*bf16", "*i32", "*fp32"),
         dict(ROWS=T, COLUMNS=F),
     ),
-    "squared_relu_gradients": _gradients("*fp16", False, **WHOLE),
-    "squared_relu_gradients drawn": _gradients("*fp16", True, **WHOLE),
-    "squared_relu_gradients of a Venom matrix": _gradients("*bf16", False, **CONDENSED),
-    "squared_relu_gradients of a Venom matrix drawn": _gradients("*bf16", True, **CONDENSED),
-    "squared_relu_venom": (
-        sparsify_venom.sparsify_venom_kernel,
-        ("*bf16", "*bf16", "*i32", "*i32", "*fp32"),
-        dict(ROWS=T, COLUMNS=F, GROUPED_COLUMNS=F, V=128, M=16, ACTIVATE=True),
-    ),
+    "squared_relu_gradients": _gradients("*fp16", False),
+    "squared_relu_gradients drawn": _gradients("*fp16", True),
 }
 
 
@@ -139,8 +131,7 @@ PASSES = {
 def test_passes_leave_room_for_several_thread_blocks(name, capability, tmp_path):
     """Three others have room in shared memory, and no register is spilled."""
     kernel, types, constants = PASSES[name]
-    warps = 8 if name == "squared_relu_venom" else 4
-    compiled = compile_gluon(kernel, types, tuple(constants.items()), warps, capability)
+    compiled = compile_gluon(kernel, types, tuple(constants.items()), WARPS, capability)
     assert compiled.shared_bytes <= device.shared_bytes(capability) // 4
     assert _spilled_bytes(compiled, tmp_path, capability) == 0
 
@@ -182,3 +173,10 @@ def test_tilings_that_do_not_fit_are_refused():
     w, b = random_24(64, 64, jnp.bfloat16, seed=0), random((64, 64), jnp.bfloat16, seed=1)
     with pytest.raises(ValueError, match="bytes of shared memory"):
         triton.matmul_24(w, b, config=config)
+
+
+def test_gradients_of_venom_matrices_are_left_to_the_reference():
+    dy, y = random((64, 64), jnp.bfloat16, seed=0), random_venom(64, 128, 64, 8, jnp.bfloat16, seed=1)
+    with pytest.raises(NotImplementedError, match="takes a 2:4 y, no Venom one"):
+        triton.squared_relu_gradients(dy, y)
+    assert "squared_relu_venom" not in triton.__all__

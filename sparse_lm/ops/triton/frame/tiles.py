@@ -16,8 +16,8 @@ WORDS = gl.constexpr(2 * TILE)
 
 
 @gluon.constexpr_function
-def tile_layout(columns, warps=WARPS):
-    """Returns the layout of a tile's [64, columns] numbers; from the fifth on, warps have what the first four have.
+def tile_layout(columns):
+    """Returns the layout of a tile's [64, columns] numbers.
 
     Lane 4 g + t of a warp has a fourth of the columns of rows g and g + 8, those that its word of metadata is about:
     nothing but loads and stores leaves the registers of a thread.
@@ -26,7 +26,7 @@ def tile_layout(columns, warps=WARPS):
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1 << bit] for bit in range(fourth.bit_length() - 1)] + [[8, 0]],
         lane_bases=[[0, fourth], [0, 2 * fourth], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]] + [[0, 0]] * (warps.bit_length() - 3),
+        warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
         shape=[TILE, columns],
     )
@@ -45,7 +45,6 @@ TILE_LAYOUT = gl.constexpr(tile_layout(TILE))
 PAIRS_LAYOUT = gl.constexpr(tile_layout(TILE // 2))  # of 16-bit floats in words, or of survivors, two a group
 GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 4))  # of one number a group
 PAIRED_GROUPS_LAYOUT = gl.constexpr(tile_layout(TILE // 8))  # of one number for two groups
-HALVES_LAYOUT = gl.constexpr(tile_layout(TILE // 16))  # of halves of words of metadata, four groups each
 WORDS_LAYOUT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS], [0]))
 
 

@@ -84,21 +84,11 @@ def spread(low, high, nibble):
 
 
 @triton.jit
-def join_nibbles(first, second, third, fourth):
-    """Joins four bits each to 16."""
-    return first | second << 4 | third << 8 | fourth << 12
-
-
-@triton.jit
-def pack_halves(nibble):
-    """Packs four bits each of [R, 4 G] to 16 bits, [R, G]: of a row's nibbles, to halves of words of metadata."""
-    return join_nibbles(*members(nibble))
-
-
-@triton.jit
 def pack_words(nibble):
     """Packs nibbles [64, 16] to the 128 words of metadata of a tile; `sparse_lm.ops.formats` has the layout."""
-    low, high = tl.split(pack_halves(nibble).reshape([4, 2, 8, 4]).permute([0, 2, 3, 1]))  # warp, g, t
+    first, second, third, fourth = members(nibble)
+    halves = first | second << 4 | third << 8 | fourth << 12
+    low, high = tl.split(halves.reshape([4, 2, 8, 4]).permute([0, 2, 3, 1]))  # warp, g, t
     return (low | high << 16).reshape([128])
 
 

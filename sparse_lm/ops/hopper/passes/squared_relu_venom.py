@@ -1,4 +1,4 @@
-"""Sparsifies a dense matrix, or Y = relu(H)^2 of one, to V:2:M in one pass over memory.
+"""Computes the V:2:M form of Y = relu(H)^2 in one pass over memory.
 
 A block takes a tile of v rows and 16 groups of m columns, or 8 groups, if only then a multiprocessor has
 room for several blocks, of which one reads while another selects. Its warps read a row each at a time,
@@ -17,7 +17,6 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
-from jax.typing import DTypeLike
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, math
 
@@ -37,43 +36,31 @@ _LARGEST_TILE = 200 * 2**10  # bytes
 _SHARED_TILE = 72 * 2**10  # bytes: two or three blocks have room on a multiprocessor
 
 
-def sparsify_venom(x: Array, v: int, m: int, *, dtype: DTypeLike) -> SparseVenom:
-    """See `sparse_lm.ops.sparsify_venom`; refuses what `squared_relu_venom` does, and values of another dtype."""
-    if x.dtype != dtype:
-        raise NotImplementedError(f"needs values in the dtype of the matrix, {x.dtype}, not {dtype}")
-    return _call(x, v, m, activate=False)[0]
-
-
 def squared_relu_venom(h: Array, v: int, m: int) -> tuple[SparseVenom, HiddenStats]:
     """See `sparse_lm.ops.squared_relu_venom`; refuses matrices that are not of 16-bit floats, a v that is no multiple
     of 64, an m that is not 8, 16 or 32, and blocks that shared memory cannot hold."""
-    return _call(h, v, m, activate=True)
-
-
-def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, HiddenStats]:
-    """Computes the V:2:M form of x, or of relu(x)^2 to `activate` it, and what selection saw."""
-    check_hidden_dtype(x.dtype)
+    check_hidden_dtype(h.dtype)
     groups = TILE // _KEPT
-    groups = groups if v * groups * m * x.dtype.itemsize <= _SHARED_TILE else groups // 2
-    tile_columns, group_bytes = groups * m, groups * x.dtype.itemsize
+    groups = groups if v * groups * m * h.dtype.itemsize <= _SHARED_TILE else groups // 2
+    tile_columns, group_bytes = groups * m, groups * h.dtype.itemsize
     if v % TILE or v > _LARGEST_BLOCK or m not in (8, 16, 32) or v * m * group_bytes > _LARGEST_TILE:
         raise NotImplementedError(
             f"needs v to be a multiple of {TILE} up to {_LARGEST_BLOCK}, m 8, 16 or 32, and v m at most "
             f"{_LARGEST_TILE // group_bytes}, not v = {v}, m = {m}"
         )
-    shape = rows, width = x.shape
+    shape = rows, width = h.shape
     check_multiples({"F": (width, TILE // _KEPT * m)})
-    x = jnp.pad(x, ((0, -rows % v), (0, 0))) if rows % v else x
+    h = jnp.pad(h, ((0, -rows % v), (0, 0))) if rows % v else h
     warpgroups = v // TILE
-    blocks, tiles = x.shape[0] // v, width // tile_columns
+    blocks, tiles = h.shape[0] // v, width // tile_columns
     stride = tile_columns + _PAD
     warps = warpgroups * WARPGROUP_SIZE // WARP_SIZE
     kept_columns = groups * _KEPT
 
     @plgpu.inline_mgpu(arg_types=(*(plgpu.RefType(),) * 8, SCALAR, SCALAR))
-    def sparsify_tile(_, x_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
+    def sparsify_tile(_, h_gmem, values_gmem, metadata_gmem, columns_gmem, stats_gmem, tile_smem, norms, kept, *at):
         block, tile_number = map(emit.scalar, at)
-        seen = _load_tile(x_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate)
+        seen = _load_tile(h_gmem, tile_smem, norms, block, tile_number, v, tile_columns, warps)
         gpu.barrier()
         _choose_columns(norms, kept, columns_gmem, block, tile_number, m, warps)
         gpu.barrier()
@@ -82,10 +69,10 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         column, first_row = thread % threads_of_row * THREAD_COLUMNS, thread // threads_of_row
         for row in [first_row + first for first in range(0, v, warps * WARP_SIZE // threads_of_row)]:
             members = [(word, 0) for word in _gather(tile_smem, kept, row, column, stride)]
-            pairs = [packed_24.two_of_four(four, signed=not activate) for four in groups_of_four(members)]
+            pairs = [packed_24.two_of_four(four, signed=False) for four in groups_of_four(members)]
             matrix_row, matrix_column = block * v + row, tile_number * kept_columns + column
             store_thread_columns(values_gmem, metadata_gmem, matrix_row, matrix_column, pairs)
-            seen = seen.add([], [pair.values for pair in pairs], emit.element_of(x_gmem))
+            seen = seen.add([], [pair.values for pair in pairs], emit.element_of(h_gmem))
         store_stats(stats_gmem, block * tiles + tile_number, seen)
 
     def kernel(*refs):
@@ -94,7 +81,7 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
     values, metadata, columns, stats = plgpu.kernel(
         kernel,
         out_type=(
-            *types_24(x.shape[0], tiles * kept_columns, x.dtype),
+            *types_24(h.shape[0], tiles * kept_columns, h.dtype),
             jax.ShapeDtypeStruct((blocks, tiles * kept_columns), jnp.int32),
             stats_type(blocks * tiles, warpgroups),
         ),
@@ -103,23 +90,23 @@ def _call(x: Array, v: int, m: int, *, activate: bool) -> tuple[SparseVenom, Hid
         num_threads=warpgroups,
         thread_name="warpgroup",
         scratch_types=[
-            plgpu.SMEM((v * stride,), x.dtype),
+            plgpu.SMEM((v * stride,), h.dtype),
             plgpu.SMEM((warps * tile_columns,), jnp.float32),
             plgpu.SMEM((kept_columns,), jnp.int32),
         ],
         compiler_params=COMPILER_PARAMS,
-        kernel_name="squared_relu_venom" if activate else "sparsify_venom",
-    )(x)
+        kernel_name="squared_relu_venom",
+    )(h)
     return SparseVenom(values, metadata, columns, shape, v, m), sum_stats(stats)
 
 
-def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, activate) -> Seen:
-    """Loads the tile to shared memory, takes the squared relu if `activate`, and sums up each column's squares by warp.
+def _load_tile(h, tile_smem, norms, block, tile_number, v, tile_columns, warps) -> Seen:
+    """Loads the tile's squared relu to shared memory, and sums up each column's squares by warp.
 
     A lane keeps to its 8 columns; where a row has fewer than 32 lanes' worth of them, a warp takes
     several rows at a time, and of more, the row in parts.
     """
-    element = emit.element_of(x)
+    element = emit.element_of(h)
     lanes = emit.vector_lanes(element)
     thread = emit.thread_index()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
@@ -143,12 +130,11 @@ def _load_tile(x, tile_smem, norms, block, tile_number, v, tile_columns, warps, 
             rows = [step_row + rows_per_pass * number for number in range(at_once)]
             loaded = []
             for row in rows:
-                offset = (block * v + row).wide() * emit.shape_of(x)[1] + first.wide()
-                loaded.append(emit.load_words(x, offset, lanes // 2))
+                offset = (block * v + row).wide() * emit.shape_of(h)[1] + first.wide()
+                loaded.append(emit.load_words(h, offset, lanes // 2))
             for row, words in zip(rows, loaded, strict=True):
-                if activate:
-                    words = [packed_24.squared_relu(word, element) for word in words]
-                    nonzeros = nonzeros + count_nonzeros(words)
+                words = [packed_24.squared_relu(word, element) for word in words]
+                nonzeros = nonzeros + count_nonzeros(words)
                 numbers = [number for word in words for number in packed_24.unpack(word, element)]
                 squares = [math.fma(number, number, sum_) for number, sum_ in zip(numbers, squares, strict=True)]
                 index = row * (tile_columns + _PAD) + column
