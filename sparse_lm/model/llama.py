@@ -42,7 +42,7 @@ Of a mixture, up and down are [L, E Fe, D], and layers/ffn has router [L, E, D],
 {shared_up, shared_down} [L, Fs, D].
 """
 
-_OF_FEW_TOKENS = dict(implementation="reference")  # texts are decoded under vmap, and kernels have none
+_OF_FEW_TOKENS = dict(implementation="reference")  # texts are decoded under vmap: a kernel would take one at a time
 
 
 class Layer(nnx.Module):

@@ -47,9 +47,12 @@ LOWEST_EXPONENT = -100  # of a scale, so that its reciprocal is a number, too
 def unavailable() -> str | None:
     """Says why the device has no FP8 products; None if it has them, or is a CPU, which emulates them."""
     device = jax.devices()[0]
-    if device.platform != "gpu" or tuple(map(int, device.compute_capability.split("."))) >= (8, 9):
+    if device.platform != "gpu":
         return None
-    return f"needs compute capability 8.9 or more; {device.device_kind} has {device.compute_capability}"
+    kind, capability = device.device_kind, device.compute_capability  # "gfx942" and the like on other GPUs
+    if kind.startswith("NVIDIA") and tuple(map(int, capability.split("."))) >= (8, 9):
+        return None
+    return f"needs an NVIDIA GPU of compute capability 8.9 or more; {kind} has {capability}"
 
 
 class Scaled(NamedTuple):

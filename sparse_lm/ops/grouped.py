@@ -38,8 +38,8 @@ def grouped_up(
     Returns:
       [T, S] in the dtype of x, S = F / E.
     """
-    _check(x, w.shape[1], block_experts, v)
     _check_weights(w, experts)
+    _check(x, w.shape[1], block_experts, v)
     return backends.dispatch("grouped_up", implementation, x, w, block_experts, v, experts, padded=padded)
 
 

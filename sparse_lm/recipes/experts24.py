@@ -33,7 +33,7 @@ from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.recipes.activations import SQUARED_RELU
 from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
 from sparse_lm.recipes.groups import fitting_block
-from sparse_lm.recipes.slices import backward_blocks, forward_blocks
+from sparse_lm.recipes.slices import backward_blocks, forward_blocks, rule_of_v
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
 
 
@@ -62,8 +62,7 @@ class Experts24(SoftThreshold24):
     stochastic = True
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
-        v = self.v
-        yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
+        yield rule_of_v(self.v)
 
     def block_of_experts(self, pairs: int, experts: int) -> int:
         return fitting_block(self.v, pairs, experts)

@@ -206,9 +206,14 @@ def _rows_of_w1(neuron_ids: Array, ffn: FfnCall) -> Array:
     return jnp.minimum(pairs, ffn.w1.neurons).reshape(neuron_ids.shape[0], -1)
 
 
+def rule_of_v(v: int) -> Rule:
+    """Returns what a number of tokens of a block must fulfil for kernels."""
+    return "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
+
+
 def block_rules(v: int, m: int, shape: Shape) -> Iterator[Rule]:
     """Yields what blocks of v tokens, which keep 4 of every m neurons, must fulfil."""
-    yield "v", v, v >= 4 and (64 % v == 0 or v % 64 == 0), "must be 4 or more, and divide 64 or be a multiple of it"
+    yield rule_of_v(v)
     allowed = f"must be at most the {shape.tokens} tokens of a microbatch on one device"
     yield "v", v, not shape.tokens or v <= shape.tokens, allowed
     yield "m", m, m >= 4 and m % 4 == 0, "must be a multiple of 4"

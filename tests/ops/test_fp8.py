@@ -116,9 +116,11 @@ def test_a_gpu_multiplies_in_fp8(rng):
 
 def test_other_gpus_are_refused(monkeypatch):
     class Device:
-        platform, device_kind, compute_capability = "gpu", "A100", "8.0"
+        platform, device_kind, compute_capability = "gpu", "NVIDIA A100", "8.0"
 
     monkeypatch.setattr(fp8.jax, "devices", lambda: [Device])
-    assert fp8.unavailable() == "needs compute capability 8.9 or more; A100 has 8.0"
+    assert fp8.unavailable() == "needs an NVIDIA GPU of compute capability 8.9 or more; NVIDIA A100 has 8.0"
     Device.compute_capability = "12.0"
     assert fp8.unavailable() is None
+    Device.device_kind, Device.compute_capability = "AMD Instinct MI300X", "gfx942"
+    assert fp8.unavailable().endswith("8.9 or more; AMD Instinct MI300X has gfx942")

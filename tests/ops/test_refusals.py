@@ -44,7 +44,11 @@ MATRICES = {
         lambda x: ops.compress_24(x, x),
         lambda x: ops.condense(x, IDS, 4),
     ],
-    "w": [ops.soft_threshold_scale, lambda w: ops.soft_threshold_24(w, jnp.ones(1))],
+    "w": [
+        ops.soft_threshold_scale,
+        lambda w: ops.soft_threshold_24(w, jnp.ones(1)),
+        lambda w: ops.grouped_up(X12, w, BLOCKS, 4, 3),
+    ],
     "h": [ops.squared_relu_24, ops.squared_relu_venom],
     "dy": [lambda dy: ops.squared_relu_gradients(dy, W)],
 }

@@ -153,6 +153,9 @@ CALLS: dict[str, Callable[[], Call]] = {
     "soft_threshold_24": lambda: call(
         hopper.soft_threshold_24, random((2 * 64, 200), jnp.float32), jnp.ones(2), dtype=TYPE
     ),
+    "soft_threshold_24, one scale": lambda: call(
+        hopper.soft_threshold_24, random((100, 200), jnp.float32), jnp.ones(1), dtype=TYPE
+    ),
     "sparsify_24_tiles": lambda: call(
         hopper.sparsify_24_tiles, random((100, 300), jnp.float32), random((100, 300)) > 0, dtype=TYPE
     ),

@@ -44,11 +44,12 @@ def sparsify_24(
 
 
 def soft_threshold_24(w: Array, scale: Array, *, dtype: DTypeLike) -> tuple[Sparse24, Array]:
-    """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and rows of one scale that are
-    no multiple of 64."""
+    """See `sparse_lm.ops.soft_threshold_24`; refuses the dtypes that `sparsify_24` does, and of several scales rows of
+    one that are no multiple of 64."""
     check_selection_dtypes(w.dtype, dtype)
     rows, columns = w.shape
-    check_multiples({"rows of a scale": (rows // scale.shape[0], TILE)})
+    if scale.shape[0] > 1:
+        check_multiples({"rows of a scale": (rows // scale.shape[0], TILE)})
     scale = scale.astype(jnp.float32)
     values, metadata, dense = _call(pad_to_tiles(w), scale, "soft_threshold", dtype, dense=True)
     return Sparse24(values, metadata, w.shape), dense[:rows, :columns]
