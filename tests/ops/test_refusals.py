@@ -12,7 +12,6 @@ from sparse_lm import ops
 from sparse_lm.ops import fp8, hopper, reference
 from sparse_lm.ops.hopper.frame.compat import TRANSPOSING_LOADS
 from sparse_lm.ops.hopper.frame.tiling import Tiling
-from sparse_lm.ops.hopper.products import sampled_rows_24
 from tests.ops import jitted
 from tests.ops.kernels import each_backend
 from tests.ops.operands import random_24, random_columns, random_rows, random_venom
@@ -156,6 +155,7 @@ OTHERS = [
     (r"block_experts must be int32 \[12 / 3\]", lambda: ops.grouped_up(X12, W18, BLOCKS, 3, 3)),
     ("do not fit weights that contract 6", lambda: ops.grouped_down(X12, W18, BLOCKS, 4, 3)),
     ("experts = 4 must divide the 18 rows", lambda: ops.grouped_up(X12, W18, BLOCKS, 4, 4)),
+    ("tile_m must be 64, 128 or 256", lambda: Tiling(192, 128)),
     ("y has 12 tokens and x 8", lambda: ops.grouped_weights(Y12, X12[:8], BLOCKS[:2], 4, 3)),
 ]
 
@@ -163,7 +163,7 @@ OTHERS = [
 # Kernels.
 
 WIDE, NARROW = jnp.float32, jnp.bfloat16
-H, H2 = jnp.zeros((64, 64), NARROW), jnp.zeros((64, 128), NARROW)
+H = jnp.zeros((64, 64), NARROW)
 RBG = jax.random.key(0, impl="rbg")
 OPTIONS = dict(scale=1.0, dtype=NARROW)
 
@@ -257,34 +257,6 @@ def test_hopper_takes_no(message, call):
     refuses(message, call, NotImplementedError)
 
 
-def lowered(kernel, *operands, **options):
-    kernel = functools.partial(kernel, **options)
-    return jax.jit(kernel).trace(*operands).lower(lowering_platforms=("cuda",))
-
-
-def venom(config):
-    a = random_venom(256, 128, 128, 8, NARROW, 0, contiguous=64)
-    return lowered(hopper.matmul_venom, a, H2.T, config=config)
-
-
-def sampled(kernel, v, **options):
-    return lowered(kernel, w(256, 64), jnp.zeros((256, 64), NARROW), ids(256, v), v=v, **options)
-
-
-TILINGS = [
-    ("tile_m must be 64, 128 or 256", lambda: Tiling(192, 128)),
-    ("256 rows of a tile must divide the 128", lambda: venom(Tiling(256, 192, share_b=False))),
-    (
-        "192 tokens of a tile must divide the 128",
-        lambda: sampled(hopper.sampled_matmul_24, 128, contiguous=64, config=Tiling(256, 192)),
-    ),
-    (
-        "128 tokens of a tile must divide the 64",
-        lambda: sampled(sampled_rows_24.sampled_rows_24, 64, config=sampled_rows_24.CANDIDATES[0]),
-    ),
-]
-
-
-@pytest.mark.parametrize("message, call", [*OTHERS, *TILINGS])
+@pytest.mark.parametrize("message, call", OTHERS)
 def test_numbers_shapes_dtypes_and_tilings_that_are_not_allowed(message, call):
     refuses(message, call)

@@ -23,12 +23,6 @@ PRODUCER = CONSUMERS  # index of the warpgroup that copies
 STAGES = 4  # of the ring, each of 64 logical columns of the sparse operand, 128 in e4m3
 
 
-def check_in_block(tile: int, block: int, what: str) -> None:
-    """Raises ValueError for a configuration whose tiles do not lie in one block or slice of `what` each."""
-    if block % tile:
-        raise ValueError(f"config: the {tile} {what} of a tile must divide the {block} of a block or slice")
-
-
 @dataclasses.dataclass(frozen=True)
 class Tiling:
     """A way to cut up a product, of which the 2:4 operand has the rows and the dense one the columns.

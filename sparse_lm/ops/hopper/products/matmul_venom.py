@@ -23,7 +23,7 @@ from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
 from sparse_lm.ops.hopper.frame.store_rows import store_rows
-from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
+from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.row_order import RowOrder
 
 # What a cluster has of rows divides v. A band's tiles are along N: the L2 cache should hold the part of b under them.
@@ -60,8 +60,8 @@ def matmul_venom(
 ) -> Array:
     """See `sparse_lm.ops.matmul_venom`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64.
 
-    Last blocks that list only K cost little if columns are contiguous. A config whose clusters' tiles do not lie in one
-    block raises ValueError.
+    Last blocks that list only K cost little if columns are contiguous. The clusters' tiles of a `config` must lie in
+    one block.
     """
     out_dtype = jnp.dtype(out_dtype or b.dtype)
     check_product_dtypes(a.dtype, b.dtype, out_dtype)
@@ -69,7 +69,6 @@ def matmul_venom(
     # Contiguous columns of whole steps need no gather, if the rows of a block fill a tile.
     in_boxes = a.contiguous % STEP == 0 and a.v % (2 * wgmma_sp.ROWS) == 0
     config = config or heuristic_config(m, n, kept, a.v, in_boxes=in_boxes)
-    check_in_block(config.cluster_m, a.v, "rows")
     # For gathers, rows stay as they are: a padded column of a is row k, past the end of b.
     b = pad(b, rows=in_boxes)
     steps = a.values.shape[1] // wgmma_sp.KEPT

@@ -24,7 +24,7 @@ from sparse_lm.ops.hopper.frame import split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
-from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
+from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.hopper.products.sampled_rows_24 import sampled_rows_24
 
 # M counts listed rows, N tokens. With the time of a tile (measured on an H200).
@@ -50,9 +50,8 @@ def sampled_matmul_24(
     """See `sparse_lm.ops.sampled_matmul_24`; refuses dtypes that are no 16-bit floats, and a v that is no multiple of
     64.
 
-    Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones: one
-    whose clusters' tiles do not lie in one block raises ValueError. Last blocks that list only F cost little if they
-    are contiguous.
+    Neurons whose runs no tile here fits are taken one by one (sampled_rows_24.py); `config` is for contiguous ones, and
+    its clusters' tiles must lie in one block. Last blocks that list only F cost little if they are contiguous.
     """
     if contiguous % wgmma_sp.ROWS or all(v % candidate.tile_n for candidate, _ in CANDIDATES):
         return sampled_rows_24(w, x, neuron_ids, v, out_dtype=out_dtype)
@@ -61,7 +60,6 @@ def sampled_matmul_24(
     check_product_dtypes(w.dtype, x.dtype, out.dtype)
     x = pad(x)
     config = config or heuristic_config(x.shape[0], kept, x.shape[1], v)
-    check_in_block(config.cluster_n, v, "tokens")
     steps = w.values.shape[1] // wgmma_sp.KEPT
     box = math.gcd(contiguous, config.tile_m)
 

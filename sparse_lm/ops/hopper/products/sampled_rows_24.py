@@ -27,7 +27,7 @@ from sparse_lm.ops.hopper.frame.persistent import launch
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
 from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
-from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, check_in_block
+from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER
 
 # Of each thread, together at most the 65,536 of a multiprocessor: a producer's thread keeps the offsets of its copies.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 72, 216
@@ -46,15 +46,14 @@ def sampled_rows_24(
 ) -> Array:
     """See `sparse_lm.ops.sampled_matmul_24`; neurons may be in any order.
 
-    It refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64. `config` is the tokens of a tile:
-    the most of `CANDIDATES` that divide v, by default. Others, if they do not divide v, raise ValueError.
+    It refuses dtypes that are no 16-bit floats, and a v that is no multiple of 64. `config` is the tokens of a tile,
+    which divide v: the most of `CANDIDATES` by default.
     """
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     check_product_dtypes(w.dtype, x.dtype, out_dtype)
     check_multiples({"v": (v, CANDIDATES[-1])})
     tokens, kept = x.shape[0], neuron_ids.shape[1]
     tile_tokens = config or next(tokens for tokens in CANDIDATES if v % tokens == 0)
-    check_in_block(tile_tokens, v, "tokens")
     x, out = pad(x), result_type(tokens, kept, out_dtype)
     stages = _STAGES[tile_tokens]
     gathers = pl.cdiv(w.metadata.shape[1], gather_24.STAGES)

@@ -25,7 +25,7 @@ from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import cluster_count
 from sparse_lm.ops.hopper.frame.stream_k import StreamK, descending
-from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling, check_in_block
+from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.row_order import inverted_index
 
 # A band's tiles lie side by side, and it is computed row by row before the next band. Those of a row read the same
@@ -92,8 +92,7 @@ def scattered_matmul_24(
     """See `sparse_lm.ops.scattered_matmul_24`.
 
     It refuses dtypes that are no 16-bit floats, a `contiguous` that is no multiple of 128 or does not divide `rows`, a
-    v that is no multiple of 64, and a T of 64 at most. A config whose clusters' tiles do not lie in one slice raises
-    ValueError.
+    v that is no multiple of 64, and a T of 64 at most. The clusters' tiles of a `config` must lie in one slice.
 
     Slices past the last row are left out: a block of slots that hold no token, if it lists only such, costs nothing.
     """
@@ -103,7 +102,6 @@ def scattered_matmul_24(
     listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     config = config or heuristic_config(contiguous, listings, n)
     check_multiples({"v": (v, STEP), "rows": (rows, contiguous)})
-    check_in_block(config.cluster_m, contiguous, "rows")
     # Steps past the end must read zeros, but copies ignore the index into a dimension of a single tile (operands.py).
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")
