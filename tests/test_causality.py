@@ -14,20 +14,17 @@ from sparse_lm.model import llama
 from tests import small
 
 PERTURBED = 20  # the first position that changes, of 32
-CHANGES = {"dense_slices": {"model.activation": "swiglu"}}
 
 
-@pytest.mark.parametrize("name", ["act24", "slices", "experts24", "dense_slices", "venom"])
+@pytest.mark.parametrize("name", ["act24", "slices", "experts24"])
 def test_outputs_are_causal(name):
-    """Recipes that permute tokens are causal in training, and `venom` is in evaluation.
+    """Recipes that choose neurons or permute tokens are causal in training.
 
-    Others compute in training what they do in evaluation; tests/recipes/test_ffn.py says of all recipes that they
-    evaluate each token for itself.
+    Others, and `dense_slices`, which routes as `slices` does, compute in training what they do in evaluation;
+    tests/recipes/test_ffn.py says of all recipes that they evaluate each token for itself.
     """
-    config = small.config(name, **CHANGES.get(name, {}))
+    config = small.config(name)
     recipe, key = config.sparsity.recipe, jax.random.key(3)
-    if name == "venom":
-        recipe, key = recipe.for_evaluation(), None
     trainer, _ = small.compiled(config)
     state = small.entered(config)
     inputs = small.windows(config)[:, :-1]

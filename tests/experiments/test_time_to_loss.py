@@ -32,7 +32,7 @@ from sparse_lm.ops import backends
 from sparse_lm.recipes import RECIPES, routing
 from sparse_lm.training.loop import train
 from sparse_lm.training.optimizer import learning_rate
-from tests.command_lines import assert_refused, run_each
+from tests.command_lines import assert_refused, run_modules
 
 TINY = SUITES["tiny"]
 
@@ -92,12 +92,6 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
         Results(tmp_path / "out.json", "tiny")
 
 
-def test_data_that_are_not_there_are_named_in_one_line(tmp_path):
-    options = ["--suite=tiny", "--data=nowhere", "--workdir=runs", "--output=out.json"]
-    (result,) = run_each("experiments.quality.time_to_loss", [options], tmp_path)
-    assert_refused(result, "nowhere does not exist")
-
-
 def test_a_branch_that_would_wait_for_ever_is_refused():
     check_branches(with_lengths([read_queue("slices_50:0,dense@0.8:0"), read_queue("dense:0")], TINY), TINY)
     with pytest.raises(app.UsageError, match=r"\['dense@0.8-1'\] are branches of dense runs that no queue names"):
@@ -106,7 +100,7 @@ def test_a_branch_that_would_wait_for_ever_is_refused():
         check_branches(with_lengths([read_queue("dense@0.8:0,dense:0")], TINY), TINY)
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", {(suite.steps, suite.lengths): name for name, suite in SUITES.items()}.values())
 def test_a_branch_has_the_rates_of_the_longest_dense_run_until_they_fall(name):
     suite = SUITES[name]
     longest = suite.dense(suite.lengths[-1], 0, "data")
@@ -375,7 +369,7 @@ def test_seeds_of_several_files_of_a_suite_are_put_together():
         time_ratio.rows_of_suite([*files, files[1]])
 
 
-def test_both_texts_are_reported_and_drawn(tmp_path):
+def test_both_texts_are_reported_and_drawn_and_mistakes_named_in_one_line(tmp_path):
     runs = [run | dict(second_heldout_loss=2 * run["heldout_loss"]) for run in made_up([0.8, 0.9])]
     common = dict(tokens_per_step=1, step_ms={}, sparse_steps=None)
     runs = [run | common | dict(heldout_curve=[[1, run["heldout_loss"]]]) for run in runs]
@@ -385,7 +379,13 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     (tmp_path / "rising.json").write_text(json.dumps(dict(suite="others", runs=rising)))
     one, other = (str(tmp_path / name) for name in ("time.json", "rising.json"))
     both = [f"--figure={tmp_path / 'both.svg'}", *options[1:2], f"--output={tmp_path / 'both.json'}"]
-    done, result = run_each("experiments.quality.time_ratio", [[one, *options], [one, other, *both]], tmp_path)
+    command_lines = [
+        ("experiments.quality.time_ratio", [one, *options]),
+        ("experiments.quality.time_ratio", [one, other, *both]),
+        ("experiments.quality.time_to_loss", ["--suite=tiny", "--data=nowhere", "--workdir=runs", "--output=out.json"]),
+    ]
+    imports = "import experiments.quality.time_ratio, experiments.quality.time_to_loss"
+    done, result, without_data = run_modules(command_lines, tmp_path, imports)
     assert done.returncode == 0, done.stderr
     tables = json.loads((tmp_path / "ratios.json").read_text())
     assert set(tables) == {"heldout", "second"}
@@ -395,6 +395,7 @@ def test_both_texts_are_reported_and_drawn(tmp_path):
     assert "slices 50" in figure and "0.85 of the time" in figure
     assert_refused(result, "rising.json is drawn without R: seed 0: dense's heldout_loss does not fall with time")
     assert (tmp_path / "both.svg").read_text().count("0.85 of the time") == figure.count("0.85 of the time")
+    assert_refused(without_data, "nowhere does not exist")
 
 
 def test_the_overview_has_a_run_of_all_seeds_where_it_ends_and_where_it_would_end_level():

@@ -14,15 +14,13 @@ SMALL = dict(dim=16, layers=3, heads=4, ffn_dim=24, dtype="float32")
 MODELS = {
     "grouped": ModelConfig(**SMALL, kv_heads=2, vocab_size=283),
     "tied": ModelConfig(**SMALL, kv_heads=4, vocab_size=281, tie_embeddings=True, rope_theta=500_000.0),
-    "one_kv_head": ModelConfig(**SMALL, kv_heads=1, vocab_size=293, rope_theta=100.0, norm_epsilon=1e-3),
+    "one_kv_head": ModelConfig(**SMALL, kv_heads=1, head_dim=10, vocab_size=293, rope_theta=100.0, norm_epsilon=1e-3),
     "swiglu": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="swiglu", rope_theta=1e6),
     "geglu": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="geglu"),
     "gated_relu2": ModelConfig(**SMALL, kv_heads=2, vocab_size=307, activation="gated_relu2"),
     "qwen3": ModelConfig(
         **SMALL, kv_heads=2, head_dim=6, qk_norm=True, vocab_size=307, activation="swiglu", tie_embeddings=True
     ),
-    "qwen3_relu2": ModelConfig(**SMALL, kv_heads=2, qk_norm=True, vocab_size=307, activation="gated_relu2"),
-    "wide_heads": ModelConfig(**SMALL, kv_heads=2, head_dim=10, vocab_size=283),
     "swiglu_tied": ModelConfig(**SMALL, kv_heads=1, vocab_size=311, activation="swiglu", tie_embeddings=True),
 }
 _SIGMOID = dict(experts=4, experts_per_token=2, expert_dim=8, router_scores="sigmoid", kv_heads=2, vocab_size=307)

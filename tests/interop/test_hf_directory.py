@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -r requi
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -r requirements-test.txt")
 
 
-@pytest.mark.parametrize("name", ["one_kv_head", "wide_heads", "swiglu_tied", "qwen3", "qwen3_relu2", *MIXTURES])
+@pytest.mark.parametrize("name", ["one_kv_head", "swiglu_tied", "qwen3", *MIXTURES])
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of a shared expert without neurons
 def test_transformers_computes_the_same_model(name, tmp_path):
     """No key missing or unexpected, logits within 1e-4, the same greedy tokens; what it saves is read back."""

@@ -106,7 +106,7 @@ def test_a_head_width_may_be_spelled_out(save):
 
 
 def test_a_head_width_that_the_model_has_not_is_refused_as_it_was_spelled(save):
-    config = save("wide_heads")
+    config = save("one_kv_head")
     width = config.model.dim // config.model.heads
     other = dataclasses.replace(config.model, head_dim=width)
     with pytest.raises(ConfigError, match=rf"model\.head_dim = {width}: .* needs --config\.model\.head_dim=10$"):

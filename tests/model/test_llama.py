@@ -106,18 +106,14 @@ def test_gradients_match_finite_differences(overrides):
         np.testing.assert_allclose(slope, (along(step) - along(-step)) / (2 * step), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.long
-def test_remat_policies_change_what_is_recomputed_and_nothing_else():
+def test_remat_policies_change_what_is_recomputed():
     tokens = windows(SMALL)
-    products, gradients = {}, {}
+    products = {}
     for name in config_rules.REMAT_POLICIES:
         graphdef, params = model(dataclasses.replace(SMALL, remat=name, **MIXTURE))
         gradient = jax.grad(functools.partial(loss, graphdef))
         traced = equations(jax.make_jaxpr(gradient)(params, tokens).jaxpr)
         products[name] = sum(equation.primitive.name == "dot_general" for equation in traced)
-        gradients[name] = jax.jit(gradient)(params, tokens)
-    for other in gradients.values():
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), gradients["none"], other)
     assert products["none"] < products["save_dots"] < products["save_attention"] < products["full"]
 
 

@@ -55,9 +55,8 @@ def check_loss_and_gradients(hidden, unembedding, targets, chunk):
             np.testing.assert_allclose(found, factor * of_formula, rtol=1e-4, atol=factor * 1e-7)
 
 
-@pytest.mark.parametrize("vocabulary", [8192, 8200])
-def test_a_large_vocabulary_is_padded_and_nothing_is_seen_of_it(vocabulary):
-    check_loss_and_gradients(*inputs(20, seed=8, dim=8, vocabulary=vocabulary), 8)
+def test_a_large_vocabulary_is_padded_and_nothing_is_seen_of_it():
+    check_loss_and_gradients(*inputs(20, seed=8, dim=8, vocabulary=8200), 8)
 
 
 def test_bfloat16_hidden_keeps_float32_sums():

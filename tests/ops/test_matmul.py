@@ -10,23 +10,22 @@ from sparse_lm.ops import reference
 from tests.ops import jitted
 from tests.ops.operands import exact_product, product_operands, random_rows
 
-# As `product_operands` takes them, and options; second ragged ones.
+# As `product_operands` takes them, options, and a dtype: whole shapes in float32, ragged ones in bfloat16.
 CASES = [
-    ("matmul_24", (64, 128, 32), {}),
-    ("matmul_24", (33, 52, 7), {}),
-    ("matmul_24", (33, 52, 7), dict(out_transposed=True)),
-    ("matmul_venom", (128, 64, 16, 24, 64, 1), {}),
-    ("matmul_venom", (37, 60, 20, 10, 16, 1), {}),
-    ("matmul_venom", (56, 32, 16, 5, 8, 1), dict(rows=random_rows(50, 56, seed=11))),
-    ("sampled_matmul_24", (64, 32, 48, 16, 8, 8), {}),
-    ("sampled_matmul_24", (37, 20, 30, 7, 16, 1), {}),
-    ("scattered_matmul_24", (64, 32, 16, 48, 32, 8), {}),
-    ("scattered_matmul_24", (37, 20, 7, 30, 16, 1), {}),
+    ("matmul_24", (64, 128, 32), {}, jnp.float32),
+    ("matmul_24", (33, 52, 7), {}, jnp.bfloat16),
+    ("matmul_24", (33, 52, 7), dict(out_transposed=True), jnp.bfloat16),
+    ("matmul_venom", (128, 64, 16, 24, 64, 1), {}, jnp.float32),
+    ("matmul_venom", (37, 60, 20, 10, 16, 1), {}, jnp.bfloat16),
+    ("matmul_venom", (56, 32, 16, 5, 8, 1), dict(rows=random_rows(50, 56, seed=11)), jnp.bfloat16),
+    ("sampled_matmul_24", (64, 32, 48, 16, 8, 8), {}, jnp.float32),
+    ("sampled_matmul_24", (37, 20, 30, 7, 16, 1), {}, jnp.bfloat16),
+    ("scattered_matmul_24", (64, 32, 16, 48, 32, 8), {}, jnp.float32),
+    ("scattered_matmul_24", (37, 20, 7, 30, 16, 1), {}, jnp.bfloat16),
 ]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("op, shape, options", CASES)
+@pytest.mark.parametrize("op, shape, options, dtype", CASES)
 def test_products_are_summed_in_float32_and_rounded_once(op, shape, options, dtype):
     operands, more = product_operands(op, shape, dtype)
     options = options | more

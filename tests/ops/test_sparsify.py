@@ -34,10 +34,9 @@ def test_values_and_metadata_are_laid_out_as_described(shape):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype, out", [(jnp.float32, None), (jnp.bfloat16, None), (jnp.float32, jnp.bfloat16)])
-@pytest.mark.parametrize("shape", [(64, 128), (37, 54)])
-def test_groups_are_scaled_in_float32_and_rounded_once(shape, dtype, out, method):
+def test_groups_are_scaled_in_float32_and_rounded_once(dtype, out, method):
     """A width that is no multiple of four counts as padded with zeros."""
-    x, scale = random(shape, dtype), np.float32(1.4826)
+    x, scale = random((37, 54), dtype), np.float32(1.4826)
     expected, mask = numpy_sparse.sparsify_rows(x, method)
     sparse = jitted.sparsify_24(x, method, scale=scale, dtype=out)
     np.testing.assert_array_equal(jitted.mask(sparse), mask)

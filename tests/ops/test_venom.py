@@ -19,14 +19,13 @@ def test_columns_of_zeros_ties_and_non_finite_values():
     np.testing.assert_array_equal(jitted.venom_columns(spoilt, 8, 8), [[0, 1, 6, 7]])
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("shape, v, m", [((128, 64), 64, 8), ((37, 60), 16, 12), ((150, 64), 4, 4)])
-def test_sparsify_venom_keeps_two_of_the_four_columns_of_largest_norm(shape, v, m, dtype):
-    x = random(shape, dtype, seed=3)
+@pytest.mark.parametrize("shape, v, m", [((37, 60), 16, 12), ((150, 64), 4, 4)])
+def test_sparsify_venom_keeps_two_of_the_four_columns_of_largest_norm(shape, v, m):
+    x = random(shape, jnp.bfloat16, seed=3)
     sparse = jitted.sparsify_venom(x, v, m)
     exact = np.asarray(x, np.float64)
     np.testing.assert_array_equal(np.asarray(jitted.dense(sparse), np.float64), exact * venom_mask(exact, v, m))
-    assert sparse.dtype == dtype and (sparse.v, sparse.m, sparse.shape) == (v, m, shape)
+    assert sparse.dtype == jnp.bfloat16 and (sparse.v, sparse.m, sparse.shape) == (v, m, shape)
     assert np.asarray(jitted.mask(sparse)).sum() == shape[0] * shape[1] * 2 // m
 
 

@@ -36,8 +36,7 @@ def test_both_steps_share_donated_state_and_compile_once():
 
 @pytest.mark.long
 def test_weight_gradients_are_drawn_with_each_runs_and_steps_own_key():
-    """Also where the 96 tokens of a step are no whole number of blocks."""
-    config = small.config("slices", batch_size=3, **{"sparsity.v": 64})
+    config = small.config("slices")
     trainer, _ = small.compiled(config)
 
     def gradient_norm(step=0, seed=0):

@@ -22,7 +22,7 @@ from sparse_lm.training.transitions import dense_params, make_transitions, trans
 from tests import small
 from tests.recipes.numpy_routing import clusters, means
 
-DENSE_LAYERS = {"fst": 0, "sste": 1, "slices": 1}
+DENSE_LAYERS = {"fst": 0, "slices": 1}
 
 
 def config_of(recipe):

@@ -104,8 +104,8 @@ def _sparsify(x, key, method, *, transposed=False, **shape):
     return sparsify_24.sparsify_24_kernel, (x, "*fp32", key, "*bf16", "*i32", *dense), constants
 
 
-def _gradients(dtype, draw):
-    constants = dict(ROWS=T, COLUMNS=F, DRAW=draw)
+def _gradients(dtype):
+    constants = dict(ROWS=T, COLUMNS=F, DRAW=True)
     types = dtype, dtype, "*i32", "*i32", dtype, *(dtype, "*i32") * 2
     return gradients.squared_relu_gradients_kernel, types, constants
 
@@ -120,8 +120,7 @@ PASSES = {
         ("*bf16", "*bf16", "*i32", "*fp32"),
         dict(ROWS=T, COLUMNS=F),
     ),
-    "squared_relu_gradients": _gradients("*fp16", False),
-    "squared_relu_gradients drawn": _gradients("*fp16", True),
+    "squared_relu_gradients": _gradients("*fp16"),
 }
 
 
