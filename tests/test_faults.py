@@ -19,14 +19,19 @@ from sparse_lm.training.evaluation import Evaluation
 from sparse_lm.training.telemetry.summary import read_summary
 from tests.command_lines import run
 from tests.data.examples import damage_records
-from tests.runs import command, lines, small_config, trace, train_and_crash
+from tests.runs import command, flags, lines, small_config, trace, train_and_crash
 from tests.training.checkpoints.test_checkpoint import steps_on_disk
+
+DEMANDING = {
+    **{"model.activation": "gated_relu2", "model.qk_norm": True, "model.precision": "fp8"},
+    **{"optimizer.name": "muon", "optimizer.moments": "bfloat16"},
+}
 
 
 @pytest.fixture(scope="module")
 def config(corpus):
     """12 steps, sparse on 4..8, masks chosen anew at 6, evaluated after 6 and 12, saved after 3, 6, 9 and 12."""
-    return small_config(corpus, "fst")
+    return small_config(corpus, "fst", **DEMANDING)
 
 
 @pytest.fixture(scope="module")
@@ -56,30 +61,15 @@ def test_a_run_that_crashed_in_any_phase_goes_on_as_if_it_had_not(config, whole,
     logged = lines(whole)
     assert [line["step"] for line in logged if "flip_rate" in line] == [6]
     assert logged[-1]["loss"] < logged[0]["loss"] - 1
-
-
-OTHER_RUNS = {
-    "gates in FP8, Muon and rounded moments": (
-        "sste",
-        {"model.activation": "swiglu", "model.qk_norm": True, "model.precision": "fp8"}
-        | {"optimizer.name": "muon", "optimizer.moments": "bfloat16"},
-    ),
-    "a mixture of gates within documents of two corpora": (
-        "experts24",
-        {"model.activation": "gated_relu2", "model.document_separator": 0},
-    ),
-}
+    assert evaluate(str(tmp_path))["loss"] == pytest.approx(logged[-1]["eval_loss"], rel=1e-6)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", OTHER_RUNS)
-def test_other_models_and_optimizers_go_on_as_if_they_had_not_stopped(name, corpus, tmp_path):
+def test_a_mixture_of_gates_within_documents_of_two_corpora_goes_on_as_if_it_had_not_stopped(corpus, tmp_path):
     """Stopped within the sparse phase."""
-    recipe, changes = OTHER_RUNS[name]
-    if "two corpora" in name:
-        other = shutil.copytree(corpus, tmp_path / "other")
-        changes = changes | {"data.path": f"{corpus}:0.7,{other}:0.3"}
-    config = small_config(corpus, recipe, **changes)
+    other = shutil.copytree(corpus, tmp_path / "other")
+    changes = {"model.activation": "gated_relu2", "model.document_separator": 0}
+    config = small_config(corpus, "experts24", **changes, **{"data.path": f"{corpus}:0.7,{other}:0.3"})
     assert loop.train(config, str(tmp_path / "whole"))
     train_and_crash(config, tmp_path / "stopped", before=7)
     assert loop.train(config, str(tmp_path / "stopped"))
@@ -88,10 +78,9 @@ def test_other_models_and_optimizers_go_on_as_if_they_had_not_stopped(name, corp
     assert logged[-1]["loss"] < logged[0]["loss"] - 2
     assert abs(logged[-1]["eval_loss"] - logged[-1]["loss"]) < 1
     assert evaluate(str(tmp_path / "stopped"))["loss"] == pytest.approx(logged[-1]["eval_loss"], rel=1e-6)
-    if "two corpora" in name:
-        sparse = evaluate(str(tmp_path / "stopped"), sparse=True)["loss"]
-        assert sparse != logged[-1]["eval_loss"] == pytest.approx(sparse, rel=0.3)
-        assert_experts_are_watched_and_balanced(tmp_path / "stopped", config)
+    sparse = evaluate(str(tmp_path / "stopped"), sparse=True)["loss"]
+    assert sparse != logged[-1]["eval_loss"] == pytest.approx(sparse, rel=0.3)
+    assert_experts_are_watched_and_balanced(tmp_path / "stopped", config)
 
 
 def assert_experts_are_watched_and_balanced(workdir, config):
@@ -175,7 +164,7 @@ runpy.run_module("sparse_lm.train", run_name="__main__", alter_sys=True)
 def test_a_save_that_fails_ends_a_run_in_one_line_and_it_goes_on_from_the_checkpoint_before(
     config, whole, tmp_path, corpus
 ):
-    _, _, _, *arguments = command(corpus, tmp_path, "--quiet", recipe="fst")
+    _, _, _, *arguments = command(corpus, tmp_path, "--quiet", *flags(DEMANDING), recipe="fst")
     result = run([sys.executable, "-c", NO_ROOM, *arguments])
     assert (result.returncode, result.stdout) == (1, "")
     assert re.fullmatch(f"--workdir={tmp_path}: checkpoint 6 could not be saved: .*File too large.*\n", result.stderr)
@@ -210,4 +199,4 @@ def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whol
     (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")
     message = "is of another run: config.sparsity.recipe is 'fst' in the checkpoint and 'slices' here"
     with pytest.raises(WorkdirError, match=message):
-        loop.train(small_config(corpus), str(tmp_path))
+        loop.train(small_config(corpus, **DEMANDING), str(tmp_path))
