@@ -1,4 +1,3 @@
-import inspect
 import logging
 import sys
 import types
@@ -13,7 +12,6 @@ from sparse_lm.ops import backends, hopper, reference, triton
 from tests.command_lines import ROOT
 from tests.documents import python_blocks
 
-FUNCTIONS = [value for value in map(vars(ops).get, ops.__all__) if inspect.isfunction(value)]
 W = jax.jit(ops.sparsify_24)(jnp.ones((8, 8)))
 B = jnp.ones((8, 4))
 
@@ -159,13 +157,3 @@ def test_records_nest_and_end_also_with_an_error():
         ops.sparsify_24(B, "top_k")
     _used(B)
     assert set(inner) == {"matmul_24"} and set(outer) == {"matmul_24", "sparsify_24"} and not failed
-
-
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_annotations_give_every_array_a_shape(function):
-    """Keys and scales aside, which are scalars."""
-    annotations = dict(inspect.get_annotations(function))
-    for name in ("key", "scale"):
-        if annotations.get(name) in ("Array", "Array | None", "ArrayLike"):
-            del annotations[name]
-    assert not [name for name, text in annotations.items() if text.split(" | ")[0] in ("Array", "ArrayLike")]

@@ -223,29 +223,6 @@ def test_bad_numbers_reach_what_reads_them_and_nothing_else(bad, tiling):
     np.testing.assert_array_equal(bad_in(out), reads > 0)
 
 
-UNSPLIT = {
-    "matmul_24": (2048, 960, 2048),
-    "matmul_24_fp8": (2048, 1920, 2048),
-    "matmul_venom": (4096, 1024, 512, 4096, 256, 1),
-    "sampled_matmul_24": (4096, 1024, 4096, 1024, 256, 1),
-}
-SAME_ORDER = list(dict.fromkeys((t.op, t.kernel) for t in TILINGS if t.op in UNSPLIT and not t.contiguous))
-
-
-@pytest.mark.parametrize("op, kernel", SAME_ORDER)
-def test_tilings_agree_bit_for_bit(op, kernel):
-    """Splits no sum, since columns are few: its order is that of k in every tiling, and a race makes a difference."""
-    operands, options = operands_of(Tiling(op, kernel, None), UNSPLIT[op])
-    configs = [tiling.config for tiling in TILINGS if tiling.kernel is kernel and not tiling.contiguous]
-    if kernel.__module__.startswith(hopper.__name__) and op.startswith("matmul_24"):
-        configs = [*configs, hopper_tiling.Tiling(128, 192), hopper_tiling.Tiling(128, 64)]
-    first, *others = (
-        assert_repeats(functools.partial(kernel, config=config, **options), *operands, runs=5) for config in configs
-    )
-    for other in others:
-        np.testing.assert_array_equal(other, first)
-
-
 def test_the_error_of_fp8_is_that_of_the_rounding_to_e4m3():
     y = ops.sparsify_24(jnp.square(jax.nn.relu(random((512, 2048), seed=4))), "magnitude", dtype=jnp.bfloat16)
     w = random((2048, 384), jnp.bfloat16, seed=5)
