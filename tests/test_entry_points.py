@@ -59,7 +59,7 @@ def test_a_bad_command_is_one_clear_line(corpus, tmp_path):
 
 @pytest.mark.long
 def test_a_run_is_repeated_from_its_config_json(corpus, tmp_path):
-    config = small_config(corpus, "dense", steps=2, **{"optimizer.warmup_steps": 1, "data.eval_windows": 4})
+    config = small_config(corpus, "dense", **{"data.eval_windows": 4})
     save_config(tmp_path / "first", config)
     again = [f"--config={tmp_path / 'first' / 'config.json'}", "--config.seed=7"]
     repeated, nameless = run_each("sparse_lm.train", [[*again, f"--workdir={tmp_path / 'second'}"], again], tmp_path)

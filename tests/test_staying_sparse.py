@@ -25,7 +25,7 @@ def test_evaluation_is_that_of_the_last_sparse_step(run):
     workdir, _ = run
     in_training = list(read_metrics(workdir))[-1]["eval_loss"]
     assert evaluate.evaluate(str(workdir))["loss"] == evaluate.evaluate(str(workdir), sparse=True)["loss"]
-    assert in_training == pytest.approx(evaluate.evaluate(str(workdir))["loss"], rel=0.05)
+    assert in_training == pytest.approx(evaluate.evaluate(str(workdir))["loss"], rel=1e-6)
 
 
 @pytest.mark.long

@@ -108,7 +108,7 @@ def test_finished_run_says_so_and_can_be_reported(whole, corpus, tmp_path, capsy
 
 def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monkeypatch):
     """And logs what it finds, also of steps that are not to be logged; steps after it are not the longer for it."""
-    config = small_config(corpus, "dense", steps=5, log_every=3, eval_every=2, **{"data.eval_windows": 1})
+    config = small_config(corpus, "dense", log_every=3, eval_every=5, checkpoint_every=6, **{"data.eval_windows": 1})
     assert len(open_data(config).heldout) > 1
     read = []
 
@@ -122,7 +122,7 @@ def test_training_evaluates_as_many_windows_as_it_is_told(corpus, tmp_path, monk
     assert loop.train(config, str(tmp_path))
     assert read == [1, 1, 1]
     logged = [(line["step"], "eval_loss" in line, line["step_time"]) for line in lines(tmp_path)]
-    assert logged == [(0, False, None), (1, True, 0), (3, True, 0), (4, True, 0)]
+    assert logged == [(0, False, None), (3, False, 0), (4, True, 0), (6, False, 0), (9, True, 0), (11, True, 0)]
 
 
 def test_the_seed_decides_the_order_of_the_data(corpus):
@@ -182,14 +182,18 @@ def test_too_many_bad_steps_stop_the_run(corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "fingerprint, difference", [("tokenizer_sha256", "another tokenizer"), ("corpus_sha256", "other text")]
 )
-def test_other_data_is_refused(fingerprint, difference, whole, corpus, monkeypatch):
+def test_other_data_is_refused(fingerprint, difference, corpus, tmp_path, monkeypatch):
+    config = small_config(corpus)
+    run_data.open_data_together(tmp_path, config)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+
     def open_other(config):
         data = open_data(config)
         return dataclasses.replace(data, info=data.info | {fingerprint: "0" * 64})
 
     monkeypatch.setattr(run_data, "open_data", open_other)
-    with pytest.raises(ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {whole};"):
-        loop.train(small_config(corpus, **LONG), str(whole))
+    with pytest.raises(ConfigError, match=rf"data\.path = .* has {difference} .*than the run in {tmp_path};"):
+        loop.train(config, str(tmp_path))
 
 
 def test_missing_backend_is_refused_before_anything_compiles(corpus, tmp_path):
