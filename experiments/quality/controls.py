@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
 from jax.typing import DTypeLike
@@ -98,40 +100,28 @@ def _round(x: Array, scaled: Callable[[Array], fp8.Scaled]) -> Array:
     return values.astype(x.dtype) * scale.astype(x.dtype)
 
 
-class PartedState(NamedTuple):
-    scale_up: Array  # f32[], beta of W1
-    scale_down: Array  # f32[], beta of W2
-    centroids: Array  # f32[E, D]
-    away: Array  # f32[E, D]: with a token's direction about 0 for an expert's own tokens, and -1 for others
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartedSlices(Slices):
     """`Slices` that turn the neurons of each expert away from all other experts' tokens as they leave the phase.
 
     A token then meets all neurons, and those of other slices add what no step has trained. Here a row of W1 gets a
     vector that takes, on average, one standard deviation off its products with others' tokens, and nothing off those
-    with its own: a linear regression on the tokens of the last refresh finds it, each side with half of the weight.
+    with its own: a linear regression on a batch of tokens finds it, each side with half of the weight.
     """
 
     name = "parted_slices"
-    State = PartedState
+    leave_reads_inputs = True
 
-    def init_state(self, w1: Array, w2: Array) -> PartedState:
-        state = super().init_state(w1, w2)
-        return PartedState(*state, away=state.centroids)
+    def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:
+        if x is None:
+            return super().leave(w1, w2, state)
+        tokens = routing.tokens_of(x, "leave(w1, w2, state, x)")
+        length = jnp.sqrt(jnp.mean(jnp.sum(jnp.square(w1), axis=-1)))  # a product's deviation for |x| = sqrt(D)
+        turned = length / w1.shape[1] ** 0.5 * self._away(tokens, state.centroids)
+        return super().leave(w1 + _of_neurons(turned, w1.shape[0], self.shards), w2, state)
 
-    def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[PartedState, Array]:
-        state, order = super().enter(w1, w2, x)
-        return PartedState(*state, away=jnp.zeros_like(state.centroids)), order
-
-    def refresh(self, w1: Array, w2: Array, state: PartedState, x: Array | None = None) -> tuple[PartedState, Stats]:
-        moved, stats = super().refresh(w1, w2, state, x)
-        x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
-        return moved._replace(away=self._away(x, moved.centroids, moved.away)), stats
-
-    def _away(self, x: Array, centroids: Array, start: Array) -> Array:
-        """Fits f32[E, D] to tokens [T, D] by conjugate gradients, a few steps on from the last fit."""
+    def _away(self, x: Array, centroids: Array) -> Array:
+        """Fits f32[E, D] to tokens [T, D]: with a token's direction about 0 for an expert's own, -1 for others."""
         directions = routing.unit(x)
         own = routing.assign_tokens(x, centroids)[:, None] == jnp.arange(self.experts)
         counts = jnp.maximum(jnp.stack([jnp.sum(own, axis=0), jnp.sum(~own, axis=0)]), 1)
@@ -142,16 +132,72 @@ class PartedSlices(Slices):
             return (weights * (directions @ away.T)).T @ directions + ridge * away
 
         with jax.default_matmul_precision("highest"):
-            return cg(normal, -jnp.where(own, 0, weights).T @ directions, x0=start, tol=1e-2, maxiter=30)[0]
-
-    def leave(self, w1: Array, w2: Array, state: PartedState) -> tuple[Array, Array]:
-        length = jnp.sqrt(jnp.mean(jnp.sum(jnp.square(w1), axis=-1)))  # a product's deviation for |x| = sqrt(D)
-        turned = length / w1.shape[1] ** 0.5 * state.away
-        of_part = jnp.repeat(turned, w1.shape[0] // self.experts // self.shards, axis=0)
-        return super().leave(w1 + jnp.tile(of_part, (self.shards, 1)), w2, state)
+            return cg(normal, -jnp.where(own, 0, weights).T @ directions, tol=1e-2, maxiter=100)[0]
 
 
-CONTROLS = FixedQuarter, Fp8Slices, PartedSlices
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistilledSlices(Slices):
+    """`Slices` whose weights learn, as the phase is left, to give densely what they gave by slices.
+
+    Each FFN for itself, on the inputs [T, D] that a batch's sparse forward gives it: steps of Adam on W1 and W2 bring
+    the mean square of the difference between both outputs down. Weights that come no nearer stay what they were.
+    """
+
+    name = "distilled_slices"
+    leave_reads_inputs = True
+
+    def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:
+        left = super().leave(w1, w2, state)
+        if x is None:  # a checkpoint of the sparse phase, to be read as a dense model
+            return left
+        tokens = routing.tokens_of(x, "leave(w1, w2, state, x)")
+        own = routing.assign_tokens(tokens, state.centroids)
+        return _distilled(*left, tokens, jax.nn.one_hot(own, self.experts, dtype=x.dtype), self.shards)
+
+
+DISTILLING_STEPS, DISTILLING_BATCH = 100, 4096
+
+
+def _distilled(w1: Array, w2: Array, x: Array, own: Array, shards: int) -> tuple[Array, Array]:
+    """Fits W1 and W2 [F, D] to what each token [T, D] gets from the neurons of its own expert, one-hot [T, E]."""
+    size = min(DISTILLING_BATCH, len(x))
+    batches = len(x) // size
+    x, own = (a[: batches * size].reshape(batches, size, -1) for a in (x, own))
+
+    def output(weights: tuple[Array, Array], x: Array, own: Array | None = None) -> Array:
+        up, down = (w.astype(x.dtype) for w in weights)
+        y = jnp.square(jax.nn.relu(x @ up.T))
+        if own is not None:
+            y = y * _of_neurons(own.T, w1.shape[0], shards).T
+        return jnp.matmul(y, down, preferred_element_type=jnp.float32)
+
+    wanted = lax.map(lambda batch: output((w1, w2), *batch), (x, own))
+    scales = tuple(jnp.sqrt(jnp.mean(jnp.square(w))) for w in (w1, w2))
+
+    def error(scaled: tuple[Array, Array], number: Array) -> Array:
+        weights = tuple(w * scale for w, scale in zip(scaled, scales, strict=True))
+        return jnp.mean(jnp.square(output(weights, x[number]) - wanted[number])) / jnp.mean(jnp.square(wanted))
+
+    # A coherent change of all D weights of a row adds up: D products, where their sum's deviation is of sqrt(D).
+    optimizer = optax.adam(optax.linear_schedule(0.4 / w1.shape[1] ** 0.5, 0, DISTILLING_STEPS))
+
+    def step(carry: tuple[Any, Any], number: Array) -> tuple[tuple[Any, Any], None]:
+        scaled, moments = carry
+        updates, moments = optimizer.update(jax.grad(error)(scaled, number % batches), moments)
+        return (optax.apply_updates(scaled, updates), moments), None
+
+    start = tuple(w / scale for w, scale in zip((w1, w2), scales, strict=True))
+    (end, _), _ = lax.scan(step, (start, optimizer.init(start)), jnp.arange(DISTILLING_STEPS))
+    before, after = (jnp.mean(lax.map(functools.partial(error, s), jnp.arange(batches))) for s in (start, end))
+    return tuple(jnp.where(after < before, new * s, w) for new, s, w in zip(end, scales, (w1, w2), strict=True))
+
+
+def _of_neurons(of_expert: Array, neurons: int, shards: int) -> Array:
+    """Gives each neuron [F, ...] what its expert has, [E, ...]; each of `shards` devices has a part of every slice."""
+    return jnp.tile(jnp.repeat(of_expert, neurons // len(of_expert) // shards, axis=0), (shards, 1))
+
+
+CONTROLS = FixedQuarter, Fp8Slices, PartedSlices, DistilledSlices
 
 
 def register() -> None:

@@ -96,18 +96,19 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 80)}
-    for share in (90, 95):  # left in the middle of the decay, and in its last quarter
+    for share in (90, 95, 100):  # left in the middle of the decay, in its last quarter, and after the last step
         late = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(share / 100 * steps)}
         runs[f"slices_{share}"] = slices | late
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
     # Fewer neurons for a token; other ways of leaving.
-    for share, m in ((80, 32), (90, 32), (95, 32), ("stay", 32), (90, 64)):
+    for share, m in ((80, 32), (90, 32), (95, 32), (100, 32), ("stay", 32), (90, 64)):
         runs[f"slices_{share}_m_{m}"] = runs[f"slices_{share}"] | {"sparsity.m": m}
     runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
-    for name in ("slices_80_m_32", "slices_90_m_32", "slices_95_m_32"):
-        runs[f"parted_{name}"] = runs[name] | {"sparsity.recipe": "parted_slices"}
+    late = [f"slices_{share}{m}" for share in (80, 90, 95, 100) for m in ("", "_m_32")]
+    for way in ("parted", "distilled"):
+        runs |= {f"{way}_{name}": runs[name] | {"sparsity.recipe": f"{way}_slices"} for name in late}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept

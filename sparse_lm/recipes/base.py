@@ -97,6 +97,7 @@ class Recipe:
     stochastic: ClassVar[bool] = False
     """The backward pass draws random numbers, so that `ffn` needs a key to be differentiated."""
     enter_reads_inputs: ClassVar[bool] = False
+    leave_reads_inputs: ClassVar[bool] = False
     refreshes: ClassVar[bool] = False
 
     def rules(self, shape: Shape) -> Iterator[Rule]:
@@ -139,8 +140,11 @@ class Recipe:
         """Returns the state with what follows from the weights alone, such as scales, as they now are."""
         return state
 
-    def leave(self, w1: Array, w2: Array, state: Any) -> tuple[Array, Array]:
-        """Returns the weights that the sparse forward used, so that a dense step goes on where a sparse one stopped."""
+    def leave(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Array, Array]:
+        """Returns the weights that the sparse forward used, so that a dense step goes on where a sparse one stopped.
+
+        A recipe that `leave_reads_inputs` may fit them to a batch x [..., D] of the FFN's inputs, if it is given one.
+        """
         return w1, w2
 
     def adjust_gradients(self, dw1: Array, dw2: Array, w1: Array, w2: Array, state: Any) -> tuple[Array, Array]:

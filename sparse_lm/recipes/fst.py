@@ -82,7 +82,7 @@ class Fst(Recipe):
         flips = jnp.mean(state.mask_up ^ new.mask_up) + jnp.mean(state.mask_down ^ new.mask_down)
         return new, {"flip_rate": flips / 2}
 
-    def leave(self, w1: Array, w2: Array, state: Masks) -> tuple[Array, Array]:
+    def leave(self, w1: Array, w2: Array, state: Masks, x: Array | None = None) -> tuple[Array, Array]:
         return jnp.where(state.mask_up, w1, 0), jnp.where(state.mask_down, w2, 0)
 
     def adjust_gradients(self, dw1: Array, dw2: Array, w1: Array, w2: Array, state: Masks) -> tuple[Array, Array]:

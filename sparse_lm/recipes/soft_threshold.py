@@ -56,7 +56,7 @@ class SoftThreshold24(Recipe):
     def refit(self, w1: Array, w2: Array, state: Any) -> Any:
         return state._replace(**self.fit_scales(w1, w2)._asdict())
 
-    def leave(self, w1: Array, w2: Array, state: Any) -> tuple[Array, Array]:
+    def leave(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Array, Array]:
         return state.scale_up * soft_threshold(w1), state.scale_down * soft_threshold(w2, self.axis_down)
 
     def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:

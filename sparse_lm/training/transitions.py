@@ -46,7 +46,7 @@ def make_transitions(config: Config, graphdef: Any, layout: Layout | None = None
     transitions = {
         "enter": functools.partial(_enter_sparse, recipe=config.sparsity.recipe, recorded=recorded),
         "refresh": functools.partial(_refresh, sparsity=config.sparsity, recorded=recorded),
-        "leave": functools.partial(_leave_sparse, sparsity=config.sparsity),
+        "leave": functools.partial(_leave_sparse, sparsity=config.sparsity, recorded=recorded),
     }
     return {name: compiled(transition, config, layout) for name, transition in transitions.items()}
 
@@ -60,12 +60,13 @@ def transition_before(config: Config, step: int) -> str | None:
     return "refresh" if due and sparsity.recipe.refreshes else None
 
 
-def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig) -> Params:
+def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig, x: Array | None = None) -> Params:
     """Returns the parameters that a run leaves the sparse phase with: FFN weights as the sparse forward uses them.
 
-    Those of the first `sparsity.dense_layers` stay what they were.
+    Those of the first `sparsity.dense_layers` stay what they were. `x` are inputs [L, n, D] for recipes that read them.
     """
-    effective = jax.vmap(sparsity.recipe.leave)(*matrices(params), recipe_state)
+    layers = (*matrices(params), recipe_state, x)
+    effective = lax.map(lambda layer: sparsity.recipe.leave(*layer), layers)
     whole = ffn_weights.with_dense_layers(matrices(params), effective, sparsity.dense_layers)
     return ffn_weights.with_matrices(params, *whole)
 
@@ -98,8 +99,11 @@ def _refresh(
     return dataclasses.replace(state, recipe_state=recipe_state), metrics
 
 
-def _leave_sparse(state: TrainState, _: Array, *, sparsity: SparsityConfig) -> tuple[TrainState, Metrics]:
-    params = dense_params(state.params, state.recipe_state, sparsity)
+def _leave_sparse(
+    state: TrainState, windows: Array, *, sparsity: SparsityConfig, recorded: Callable
+) -> tuple[TrainState, Metrics]:
+    x = recorded(state, windows, sparsity.recipe) if sparsity.recipe.leave_reads_inputs else None
+    params = dense_params(state.params, state.recipe_state, sparsity, x)
     recipe_state = jax.vmap(sparsity.recipe.refit)(*matrices(params), state.recipe_state)
     return dataclasses.replace(state, params=params, recipe_state=recipe_state), {}
 
