@@ -23,6 +23,8 @@ from sparse_lm.recipes.base import FfnCall, Stats
 from sparse_lm.recipes.slices import RoutedState
 from sparse_lm.recipes.weight_forms import Weight, WeightForms
 
+DISTILLING_STEPS, DISTILLING_BATCH = 100, 4096  # of Adam; tokens of each
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedQuarter(Slices):
@@ -139,8 +141,8 @@ class PartedSlices(Slices):
 class DistilledSlices(Slices):
     """`Slices` whose weights learn, as the phase is left, to give densely what they gave by slices.
 
-    Each FFN for itself, on the inputs [T, D] that a batch's sparse forward gives it: steps of Adam on W1 and W2 bring
-    the mean square of the difference between both outputs down. Weights that come no nearer stay what they were.
+    Each FFN learns by itself, on the inputs [T, D] that a batch's sparse forward gives it: steps of Adam on W1 and W2
+    bring the mean square of the difference between both outputs down. Weights that come no nearer stay what they were.
     """
 
     name = "distilled_slices"
@@ -153,9 +155,6 @@ class DistilledSlices(Slices):
         tokens = routing.tokens_of(x, "leave(w1, w2, state, x)")
         own = routing.assign_tokens(tokens, state.centroids)
         return _distilled(*left, tokens, jax.nn.one_hot(own, self.experts, dtype=x.dtype), self.shards)
-
-
-DISTILLING_STEPS, DISTILLING_BATCH = 100, 4096
 
 
 def _distilled(w1: Array, w2: Array, x: Array, own: Array, shards: int) -> tuple[Array, Array]:

@@ -103,12 +103,13 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
     # Fewer neurons for a token; other ways of leaving.
-    for share, m in ((80, 32), (90, 32), (95, 32), (100, 32), ("stay", 32), (90, 64)):
-        runs[f"slices_{share}_m_{m}"] = runs[f"slices_{share}"] | {"sparsity.m": m}
+    for share in (80, 90, 95, 100, "stay"):
+        runs[f"slices_{share}_m_32"] = runs[f"slices_{share}"] | {"sparsity.m": 32}
     runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
-    late = [f"slices_{share}{m}" for share in (80, 90, 95, 100) for m in ("", "_m_32")]
-    for way in ("parted", "distilled"):
-        runs |= {f"{way}_{name}": runs[name] | {"sparsity.recipe": f"{way}_slices"} for name in late}
+    ways = {"parted": ("80_m_32", "90_m_32"), "distilled": ("80", "95", "90_m_32", "95_m_32", "100_m_32")}
+    for way, left in ways.items():
+        recipe = {"sparsity.recipe": f"{way}_slices"}
+        runs |= {f"{way}_slices_{name}": runs[f"slices_{name}"] | recipe for name in left}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept

@@ -300,7 +300,7 @@ def test_parted_slices_turn_neurons_away_from_tokens_of_others_alone():
 
 
 def test_distilled_slices_give_densely_what_they_gave_by_slices():
-    """To tokens that they were not fitted to, too; tokens that are not finite change no weight."""
+    """They do so to tokens that they were not fitted to, too; tokens that are not finite change no weight."""
     keys = jax.random.split(jax.random.key(0), 5)
     w1, w2 = (jax.random.normal(key, (256, 64)) / 8 for key in keys[:2])
     towards = jax.random.randint(keys[2], (4096,), 0, 4)

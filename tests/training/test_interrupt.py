@@ -22,7 +22,7 @@ def test_a_signal_is_a_request_and_the_handlers_of_before_come_back(number, capf
 
 @pytest.mark.parametrize("number, second", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])
 def test_a_second_signal_kills_at_once(number, second):
-    """Even while a thread works that no end of the process would leave unfinished."""
+    """It does so even while a thread works that no end of the process would leave unfinished."""
     code = f"""
 import os, time
 from concurrent.futures import ThreadPoolExecutor

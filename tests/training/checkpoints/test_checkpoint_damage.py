@@ -114,7 +114,7 @@ def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
 
 
 def test_the_best_is_refused_by_name_while_a_manifest_is_damaged(workdir):
-    """Of the better checkpoint: the other must not be taken in silence."""
+    """The damaged one is the better: the other must not be taken in silence."""
     manifest = workdir / "checkpoints" / "2" / "manifest" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:100])
     with pytest.raises(DamagedCheckpoint, match="checkpoint 2 is damaged"):
