@@ -99,5 +99,10 @@ def _muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
         return jax.tree.map(lambda u: _RMS_OF_ADAMW * max(u.shape[1:]) ** 0.5 * u, updates)
 
     orthogonalise = contrib.scale_by_muon(weight_dimension_numbers=lambda tree: jax.tree.map(lambda _: _MATRIX, tree))
-    muon = optax.chain(orthogonalise, optax.stateless(like_adamw))
+
+    def update(*args: Any) -> tuple[optax.Updates, optax.OptState]:
+        with jax.default_matmul_precision("BF16_BF16_F32"):  # as its authors do; JAX itself takes TF32 on a GPU
+            return orthogonalise.update(*args)
+
+    muon = optax.chain(orthogonalise._replace(update=update), optax.stateless(like_adamw))
     return optax.partition({MUON: muon, "others": others}, lambda params: jax.tree.map_with_path(label, params))
