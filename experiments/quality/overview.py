@@ -28,6 +28,7 @@ MODELS = {
     "llama1b_8_layers": "llama1b, 8 layers",
     "afm_4_layers": "AFM's width, 4 layers",
     "afm_4_layers_fp8": "AFM's width, 4 layers, all FP8",
+    "afm_4_layers_muon": "AFM's width, 4 layers, Muon",
     "llama32_1b_4_layers": "Llama-3.2-1B, 4 layers, SwiGLU",
     "llama60m": "D 512, 8 layers",
     "narrow_afm_4_layers": "AFM's shape at D 768",
