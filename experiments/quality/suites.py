@@ -250,15 +250,18 @@ SUITES = {
     **{
         f"afm_4_layers_{name}": Suite(
             llama1b,
-            _base(3052, 300, 2.5e-4, **_BATCH, **_AFM, **change),
+            _base(3052, 300, rate, **_BATCH, **_AFM, **change),
             {
                 name: run
-                for name, run in _runs(3052, 18_432, _rates_but(2.5e-4)).items()
+                for name, run in _runs(3052, 18_432, rates).items()
                 if not {"model.experts", "model.precision"} & set(run)
             },
             lengths=(0.8, 1.0),
         )
-        for name, change in (("muon", {"optimizer.name": "muon"}), ("fp8", {"model.precision": "fp8"}))
+        for name, change, rate, rates in (
+            ("muon", {"optimizer.name": "muon"}, 4e-4, (2.5e-4, 6e-4, 9e-4)),
+            ("fp8", {"model.precision": "fp8"}, 2.5e-4, _rates_but(2.5e-4)),
+        )
     },
     # The layer of Llama-3.2-1B, with SwiGLU.
     "llama32_1b_4_layers": Suite(

@@ -1,0 +1,99 @@
+"""The recipes that are there to be compared with: each does what its name says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_lm.ops import backends
+from sparse_lm.recipes import RECIPES, routing
+
+
+def test_without_a_router_all_tokens_have_the_first_slice():
+    keys = jax.random.split(jax.random.key(0), 3)
+    w1, w2, x = (jax.random.normal(key, (size, 32)) for key, size in zip(keys, (256, 256, 512), strict=True))
+    recipe = RECIPES["fixed_quarter"](v=16)
+    state, order = jax.jit(recipe.enter)(w1, w2, x)
+    o, stats = jax.jit(recipe.ffn)(x, w1, w2, state)
+    assert order is None and not recipe.refreshes
+    np.testing.assert_array_equal(stats["expert_load"], [1, 0, 0, 0])
+    others = jnp.arange(256)[:, None] >= 64
+    np.testing.assert_array_equal(o, jax.jit(recipe.ffn)(x, jnp.where(others, 7.0, w1), w2, state)[0])
+
+
+def test_rounded_slices_multiply_what_e4m3_holds(monkeypatch):
+    keys = jax.random.split(jax.random.key(0), 4)
+    w1, w2 = (jax.random.normal(key, (256, 64)) / 8 for key in keys[:2])
+    x, do = (jax.random.normal(key, (512, 64), jnp.bfloat16) for key in keys[2:])
+    multiplied, dispatch = [], backends.dispatch
+
+    def watched(op, implementation, *operands, **options):
+        if "matmul" in op:
+            multiplied.extend(getattr(operand, "values", operand) for operand in operands[:2])
+        return dispatch(op, implementation, *operands, **options)
+
+    monkeypatch.setattr(backends, "dispatch", watched)
+
+    def share_held(recipe):
+        """Computes the smallest share of an operand's numbers that have no more than the four bits of e4m3."""
+
+        @jax.jit
+        def operands(w1, w2):
+            state, order = recipe.enter(w1, w2, x)
+            multiplied.clear()
+            _, gradients = jax.vjp(lambda *arrays: recipe.ffn(*arrays, state, key=keys[0])[0], x, w1[order], w2[order])
+            gradients(do)
+            return multiplied
+
+        found = operands(w1, w2)
+        assert len(found) == 2 * len(recipe.products)
+        mantissas = (np.frexp(np.asarray(operand, np.float32))[0] for operand in found)
+        return min(np.mean(16 * mantissa == np.round(16 * mantissa)) for mantissa in mantissas)
+
+    assert share_held(RECIPES["fp8_slices"](v=64)) == 1
+    assert share_held(RECIPES["slices"](v=64)) < 0.5
+
+
+def test_parted_slices_turn_neurons_away_from_tokens_of_others_alone():
+    """Neurons give others' tokens less than half of what they gave; to their own they give about what they did."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    w1, w2 = (jax.random.normal(key, (256, 64)) / 8 for key in keys[:2])
+    towards = jax.random.randint(keys[2], (1024,), 0, 4)
+    x = jax.random.normal(keys[3], (1024, 64)) + 4 * jax.random.normal(keys[4], (4, 64))[towards]
+
+    def left(name):
+        """Returns the neurons' outputs relu(H)^2 [T, E, S] with the weights that are left, and each token's expert."""
+        recipe = RECIPES[name](v=64)
+        state, order = recipe.enter(w1, w2, x)
+        up, _ = recipe.leave(w1[order], w2[order], state, x)
+        y = jnp.square(jax.nn.relu(x @ up.T)).reshape(len(x), recipe.experts, -1)
+        return y, routing.assign_tokens(x, state.centroids)[:, None] == jnp.arange(recipe.experts)
+
+    (plain, own), (parted, same) = left("slices"), left("parted_slices")
+    np.testing.assert_array_equal(own, same)
+    kept = jnp.linalg.norm(parted[~own]) / jnp.linalg.norm(plain[~own])
+    changed = jnp.linalg.norm(parted[own] - plain[own]) / jnp.linalg.norm(plain[own])
+    assert kept < 0.5 and changed < kept
+
+
+def test_distilled_slices_give_densely_what_they_gave_by_slices():
+    """They do so to tokens that they were not fitted to, too; tokens that are not finite change no weight."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    w1, w2 = (jax.random.normal(key, (256, 64)) / 8 for key in keys[:2])
+    towards = jax.random.randint(keys[2], (4096,), 0, 4)
+    x, others = jnp.split(jax.random.normal(keys[3], (4096, 64)) + 2 * jax.random.normal(keys[4], (4, 64))[towards], 2)
+    recipe, plain = RECIPES["distilled_slices"](v=64), RECIPES["slices"](v=64)
+    state, order = recipe.enter(w1, w2, x)
+    w1, w2 = w1[order], w2[order]
+    left = plain.leave(w1, w2, state)
+    own = routing.assign_tokens(others, state.centroids)[:, None] == jnp.arange(recipe.experts)
+
+    def error(up, down):
+        """Computes the error of O [T, D], over what the weights gave by slices."""
+        y = jnp.square(jax.nn.relu(others @ left[0].T)) * jnp.repeat(own, 64, axis=1)
+        wanted = y @ left[1]
+        return jnp.linalg.norm(jnp.square(jax.nn.relu(others @ up.T)) @ down - wanted) / jnp.linalg.norm(wanted)
+
+    leave = jax.jit(recipe.leave)
+    assert error(*leave(w1, w2, state, x)) < 0.5 * error(*left)
+    for unchanged in (leave(w1, w2, state), leave(w1, w2, state, x.at[7, 7].set(jnp.nan))):
+        jax.tree.map(np.testing.assert_array_equal, unchanged, left)
