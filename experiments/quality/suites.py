@@ -145,11 +145,13 @@ def _swiglu_runs(steps: int, rates: tuple[float, ...]) -> dict[str, Overrides]:
         f"{recipe}_{share}": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, share)
         for recipe, share in (("fst", 50), ("sste", 50), ("dense_slices", 50), ("dense_slices", 80))
     }
-    runs = {"dense": _SWIGLU | _DENSE} | sparse
+    return _with_rates({"dense": _SWIGLU | _DENSE} | sparse, rates)
+
+
+def _with_rates(runs: dict[str, Overrides], rates: tuple[float, ...]) -> dict[str, Overrides]:
+    """Returns runs, and each of them at other rates."""
     swept = {
-        f"{name}_rate_{rate:g}": runs[name] | {"optimizer.learning_rate": rate}
-        for rate in rates
-        for name in ("dense", "dense_slices_80")
+        f"{name}_rate_{rate:g}": run | {"optimizer.learning_rate": rate} for rate in rates for name, run in runs.items()
     }
     return runs | swept
 
@@ -217,7 +219,7 @@ SUITES = {
     "llama1b_4_layers_mixture": Suite(
         llama1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        {"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
+        _with_rates({"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS), (2e-4, 4e-4, 6e-4)),
         lengths=(1.0, 1.5, 2.0),
     ),
     # Sparse experts against dense ones: "dense" is here what "mixture" is there.
