@@ -219,7 +219,8 @@ SUITES = {
     "llama1b_4_layers_mixture": Suite(
         llama1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        _with_rates({"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS), (2e-4, 4e-4, 6e-4)),
+        _with_rates({"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS), (2e-4, 4e-4, 6e-4))
+        | {"mixture_fine": _DENSE | _experts(32, 8, 1024)},
         lengths=(1.0, 1.5, 2.0),
     ),
     # Sparse experts against dense ones: "dense" is here what "mixture" is there.
