@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
 from jax.typing import DTypeLike
@@ -22,8 +20,6 @@ from sparse_lm.recipes import RECIPES, Slices, routing
 from sparse_lm.recipes.base import FfnCall, Stats
 from sparse_lm.recipes.slices import RoutedState
 from sparse_lm.recipes.weight_forms import Weight, WeightForms
-
-DISTILLING_STEPS, DISTILLING_BATCH = 100, 4096  # of Adam; tokens of each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +116,8 @@ class PartedSlices(Slices):
         tokens = routing.tokens_of(x, "leave(w1, w2, state, x)")
         length = jnp.sqrt(jnp.mean(jnp.sum(jnp.square(w1), axis=-1)))  # a product's deviation for |x| = sqrt(D)
         turned = length / w1.shape[1] ** 0.5 * self._away(tokens, state.centroids)
-        return super().leave(w1 + _of_neurons(turned, w1.shape[0], self.shards), w2, state)
+        of_part = jnp.repeat(turned, w1.shape[0] // self.experts // self.shards, axis=0)
+        return super().leave(w1 + jnp.tile(of_part, (self.shards, 1)), w2, state)
 
     def _away(self, x: Array, centroids: Array) -> Array:
         """Fits f32[E, D] to tokens [T, D]: with a token's direction about 0 for an expert's own, -1 for others."""
@@ -137,66 +134,7 @@ class PartedSlices(Slices):
             return cg(normal, -jnp.where(own, 0, weights).T @ directions, tol=1e-2, maxiter=100)[0]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DistilledSlices(Slices):
-    """`Slices` whose weights learn, as the phase is left, to give densely what they gave by slices.
-
-    Each FFN learns by itself, on the inputs [T, D] that a batch's sparse forward gives it: steps of Adam on W1 and W2
-    bring the mean square of the difference between both outputs down. Weights that come no nearer stay what they were.
-    """
-
-    name = "distilled_slices"
-    leave_reads_inputs = True
-
-    def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:
-        left = super().leave(w1, w2, state)
-        if x is None:  # a checkpoint of the sparse phase, to be read as a dense model
-            return left
-        tokens = routing.tokens_of(x, "leave(w1, w2, state, x)")
-        own = routing.assign_tokens(tokens, state.centroids)
-        return _distilled(*left, tokens, jax.nn.one_hot(own, self.experts, dtype=x.dtype), self.shards)
-
-
-def _distilled(w1: Array, w2: Array, x: Array, own: Array, shards: int) -> tuple[Array, Array]:
-    """Fits W1 and W2 [F, D] to what each token [T, D] gets from the neurons of its own expert, one-hot [T, E]."""
-    size = min(DISTILLING_BATCH, len(x))
-    batches = len(x) // size
-    x, own = (a[: batches * size].reshape(batches, size, -1) for a in (x, own))
-
-    def output(weights: tuple[Array, Array], x: Array, own: Array | None = None) -> Array:
-        up, down = (w.astype(x.dtype) for w in weights)
-        y = jnp.square(jax.nn.relu(x @ up.T))
-        if own is not None:
-            y = y * _of_neurons(own.T, w1.shape[0], shards).T
-        return jnp.matmul(y, down, preferred_element_type=jnp.float32)
-
-    wanted = lax.map(lambda batch: output((w1, w2), *batch), (x, own))
-    scales = tuple(jnp.sqrt(jnp.mean(jnp.square(w))) for w in (w1, w2))
-
-    def error(scaled: tuple[Array, Array], number: Array) -> Array:
-        weights = tuple(w * scale for w, scale in zip(scaled, scales, strict=True))
-        return jnp.mean(jnp.square(output(weights, x[number]) - wanted[number])) / jnp.mean(jnp.square(wanted))
-
-    # A coherent change of all D weights of a row adds up: D products, where their sum's deviation is of sqrt(D).
-    optimizer = optax.adam(optax.linear_schedule(0.4 / w1.shape[1] ** 0.5, 0, DISTILLING_STEPS))
-
-    def step(carry: tuple[Any, Any], number: Array) -> tuple[tuple[Any, Any], None]:
-        scaled, moments = carry
-        updates, moments = optimizer.update(jax.grad(error)(scaled, number % batches), moments)
-        return (optax.apply_updates(scaled, updates), moments), None
-
-    start = tuple(w / scale for w, scale in zip((w1, w2), scales, strict=True))
-    (end, _), _ = lax.scan(step, (start, optimizer.init(start)), jnp.arange(DISTILLING_STEPS))
-    before, after = (jnp.mean(lax.map(functools.partial(error, s), jnp.arange(batches))) for s in (start, end))
-    return tuple(jnp.where(after < before, new * s, w) for new, s, w in zip(end, scales, (w1, w2), strict=True))
-
-
-def _of_neurons(of_expert: Array, neurons: int, shards: int) -> Array:
-    """Gives each neuron [F, ...] what its expert has, [E, ...]; each of `shards` devices has a part of every slice."""
-    return jnp.tile(jnp.repeat(of_expert, neurons // len(of_expert) // shards, axis=0), (shards, 1))
-
-
-CONTROLS = FixedQuarter, Fp8Slices, PartedSlices, DistilledSlices
+CONTROLS = FixedQuarter, Fp8Slices, PartedSlices
 
 
 def register() -> None:

@@ -96,20 +96,17 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     dense, until = _DENSE, functools.partial(_until, steps)
     slices = {"sparsity.recipe": "slices"} | {f"sparsity.{name}": value for name, value in knobs.items()}
     runs = {"dense": dense} | {f"slices_{share}": slices | until(share) for share in (35, 50, 80)}
-    for share in (90, 95, 100):  # left in the middle of the decay, in its last quarter, and after the last step
-        late = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(share / 100 * steps)}
-        runs[f"slices_{share}"] = slices | late
+    in_the_decay = {"sparsity.start_step": phase_start(steps), "sparsity.end_step": round(0.9 * steps)}
+    runs["slices_90"] = slices | in_the_decay
     runs["slices_stay"] = slices | _stay(steps)
     first_dense = {"sparsity.dense_layers": 1}
     runs |= {f"slices_{part}_first_dense": runs[f"slices_{part}"] | first_dense for part in (50, 80, 90, "stay")}
     # Fewer neurons for a token; other ways of leaving.
-    for share in (80, 90, 95, 100, "stay"):
+    for share in (80, 90, "stay"):
         runs[f"slices_{share}_m_32"] = runs[f"slices_{share}"] | {"sparsity.m": 32}
     runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
-    ways = {"parted": ("80_m_32", "90_m_32"), "distilled": ("80", "95", "90_m_32", "95_m_32", "100_m_32")}
-    for way, left in ways.items():
-        recipe = {"sparsity.recipe": f"{way}_slices"}
-        runs |= {f"{way}_slices_{name}": runs[f"slices_{name}"] | recipe for name in left}
+    parted = {"sparsity.recipe": "parted_slices"}
+    runs |= {f"parted_{name}": runs[name] | parted for name in ("slices_80", "slices_80_m_32", "slices_90_m_32")}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept
@@ -145,13 +142,13 @@ def _swiglu_runs(steps: int, rates: tuple[float, ...]) -> dict[str, Overrides]:
         f"{recipe}_{share}": _SWIGLU | {"sparsity.recipe": recipe} | _until(steps, share)
         for recipe, share in (("fst", 50), ("sste", 50), ("dense_slices", 50), ("dense_slices", 80))
     }
-    return _with_rates({"dense": _SWIGLU | _DENSE} | sparse, rates)
+    return _with_rates({"dense": _SWIGLU | _DENSE} | sparse, ("dense", "dense_slices_80"), rates)
 
 
-def _with_rates(runs: dict[str, Overrides], rates: tuple[float, ...]) -> dict[str, Overrides]:
-    """Returns runs, and each of them at other rates."""
+def _with_rates(runs: dict[str, Overrides], names: tuple[str, ...], rates: tuple[float, ...]) -> dict[str, Overrides]:
+    """Returns runs, and some of them at other rates."""
     swept = {
-        f"{name}_rate_{rate:g}": run | {"optimizer.learning_rate": rate} for rate in rates for name, run in runs.items()
+        f"{name}_rate_{rate:g}": runs[name] | {"optimizer.learning_rate": rate} for rate in rates for name in names
     }
     return runs | swept
 
@@ -219,8 +216,12 @@ SUITES = {
     "llama1b_4_layers_mixture": Suite(
         llama1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        _with_rates({"dense": _DENSE, "mixture": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS), (2e-4, 4e-4, 6e-4))
-        | {"mixture_fine": _DENSE | _experts(32, 8, 1024)},
+        _with_rates(
+            {"dense": _DENSE, "mixture": _DENSE | _EXPERTS, "mixture_fine": _DENSE | _experts(32, 8, 1024)}
+            | _experts24(3052, _EXPERTS),
+            ("dense", "mixture"),
+            (2e-4, 4e-4, 6e-4),
+        ),
         lengths=(1.0, 1.5, 2.0),
     ),
     # Sparse experts against dense ones: "dense" is here what "mixture" is there.
