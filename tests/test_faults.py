@@ -96,7 +96,7 @@ def assert_experts_are_watched_and_balanced(workdir, config):
     assert loads.shape == (config.steps, config.model.layers, config.model.experts)
     np.testing.assert_allclose(loads.sum(axis=-1), 1, rtol=1e-5)
     missing = loads.mean(axis=-1, keepdims=True) - loads
-    expected = 1e-3 * np.where(np.abs(missing) > 1e-6, np.sign(missing), 0).sum(axis=0)
+    expected = 4e-3 / config.model.experts * np.where(np.abs(missing) > 1e-6, np.sign(missing), 0).sum(axis=0)
     params, step = restore_for_dense(str(workdir), config)
     assert step == config.steps
     np.testing.assert_allclose(params["layers"]["ffn"]["router_bias"], expected, atol=1e-7)
@@ -162,7 +162,7 @@ runpy.run_module("sparse_lm.train", run_name="__main__", alter_sys=True)
 
 @pytest.mark.long
 def test_a_save_that_fails_ends_a_run_in_one_line_and_leaves_the_checkpoint_before(tmp_path, corpus):
-    _, _, _, *arguments = command(corpus, tmp_path, "--quiet")
+    _, _, _, *arguments = command(corpus, tmp_path, "--quiet", recipe="dense")
     result = run([sys.executable, "-c", NO_ROOM, *arguments])
     assert (result.returncode, result.stdout) == (1, "")
     assert re.fullmatch(f"--workdir={tmp_path}: checkpoint 6 could not be saved: .*File too large.*\n", result.stderr)

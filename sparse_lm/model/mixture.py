@@ -42,7 +42,7 @@ from sparse_lm.recipes.routing import expert_load
 
 ROUTER, BIAS = "router", "router_bias"  # names of parameters
 LOAD, Z_LOSS = "expert_load", "router_z_loss"  # names of statistics
-_BIAS_RATE = 1e-3  # how much a bias moves in a step, in units of a score
+_BIAS_RATE = 4e-3  # how much a bias moves in a step, in units of 1 / E: an even score, where scores are a softmax
 _EVEN = 1e-6  # a share of the pairs: less than a single one has
 _Z_LOSS_WEIGHT = 1e-3  # of the mean over layers, beside the cross entropy
 
@@ -120,10 +120,14 @@ def route(
 
 
 def balanced(bias: Float[Array, "L E"], load: Float[Array, "L E"]) -> Float[Array, "L E"]:
-    """Moves biases after a step: up for experts that had less than the mean load, down for those that had more."""
+    """Moves biases after a step: up for experts that had less than the mean load, down for those that had more.
+
+    New routers score all experts nearly alike, and wide models most of all. A step of many times that difference would
+    choose in their place, and send most tokens to the same few.
+    """
     missing = jnp.mean(load, axis=-1, keepdims=True) - load
     # Loads that differ by rounding are even, so that the order in which devices add them up moves no bias.
-    return bias + _BIAS_RATE * jnp.where(jnp.abs(missing) > _EVEN, jnp.sign(missing), 0)
+    return bias + _BIAS_RATE / load.shape[-1] * jnp.where(jnp.abs(missing) > _EVEN, jnp.sign(missing), 0)
 
 
 def load_entropy(load: Float[Array, "L E"]) -> Float[Array, " L"]:
