@@ -84,6 +84,11 @@ def test_statistics():
     np.testing.assert_allclose(stats["largest_router_bias"], np.abs(BIAS).max())
 
 
+def test_biases_move_against_the_loads_and_by_no_more_than_a_new_routers_scores_differ():
+    moved = mixture.balanced(BIAS[None], jnp.array([[0.2, 0.5, 0.1, 0.05, 0.15]])) - BIAS
+    np.testing.assert_allclose(moved, 4e-3 / 5 * np.array([[0, -1, 1, 1, 1]]), atol=1e-7)
+
+
 def test_loads_that_differ_by_rounding_move_no_bias():
     load = 0.2 + 1e-7 * random(4, 1, 5)
     np.testing.assert_array_equal(mixture.balanced(BIAS[None], load), BIAS[None])
