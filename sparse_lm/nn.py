@@ -5,7 +5,7 @@ y = ffn(x)                                  # dense
 order = ffn.enter(x)                        # from here on sparse; x: a batch of its inputs
 opt_state = sort_moments(opt_state, nnx.state(model, nnx.Param), {("ffn",): order})
 y = ffn(x, key=key)
-ffn.leave()                                 # dense again
+ffn.leave(x)                                # dense again
 
 It stands on `sparse_lm.recipes` alone, and so fits into any NNX model.
 """
@@ -93,10 +93,13 @@ class SquaredReluFFN(nnx.Module):
         self._set(state)
         return changed
 
-    def leave(self) -> None:
-        """Leaves the sparse phase, with the weights that the sparse forward used."""
+    def leave(self, x: Array | None = None) -> None:
+        """Leaves the sparse phase, with the weights that the sparse forward used.
+
+        `x` [..., D] is a batch of this FFN's inputs, to which a recipe that `leave_reads_inputs` fits them.
+        """
         self._require(sparse=True)
-        self.up[...], self.down[...] = self.recipe.leave(self.up[...], self.down[...], self._state())
+        self.up[...], self.down[...] = self.recipe.leave(self.up[...], self.down[...], self._state(), x)
         self.sparse = False
 
     def adjust_gradients(self, up: Array, down: Array) -> tuple[Array, Array]:

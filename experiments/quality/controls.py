@@ -6,17 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.scipy.sparse.linalg import cg
 from jax.typing import DTypeLike
 
 from sparse_lm import ops
 from sparse_lm.ops import fp8
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.row_order import RowOrder, dispatch
-from sparse_lm.recipes import RECIPES, Slices, routing
+from sparse_lm.recipes import RECIPES, Slices
 from sparse_lm.recipes.base import FfnCall, Stats
 from sparse_lm.recipes.slices import RoutedState
 from sparse_lm.recipes.weight_forms import Weight, WeightForms
@@ -99,42 +97,14 @@ def _round(x: Array, scaled: Callable[[Array], fp8.Scaled]) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PartedSlices(Slices):
-    """`Slices` that turn the neurons of each expert away from all other experts' tokens as they leave the phase.
+class UnturnedSlices(Slices):
+    """`Slices` that leave with the weights of the sparse forward, whatever tokens of other experts then meet."""
 
-    A token then meets all neurons, and those of other slices add what no step has trained. Here a row of W1 gets a
-    vector that takes, on average, one standard deviation off its products with others' tokens, and nothing off those
-    with its own: a linear regression on a batch of tokens finds it, each side with half of the weight.
-    """
-
-    name = "parted_slices"
-    leave_reads_inputs = True
-
-    def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:
-        if x is None:
-            return super().leave(w1, w2, state)
-        tokens = routing.tokens_of(x, "leave(w1, w2, state, x)")
-        length = jnp.sqrt(jnp.mean(jnp.sum(jnp.square(w1), axis=-1)))  # a product's deviation for |x| = sqrt(D)
-        turned = length / w1.shape[1] ** 0.5 * self._away(tokens, state.centroids)
-        of_part = jnp.repeat(turned, w1.shape[0] // self.experts // self.shards, axis=0)
-        return super().leave(w1 + jnp.tile(of_part, (self.shards, 1)), w2, state)
-
-    def _away(self, x: Array, centroids: Array) -> Array:
-        """Fits f32[E, D] to tokens [T, D]: with a token's direction about 0 for an expert's own, -1 for others."""
-        directions = routing.unit(x)
-        own = routing.assign_tokens(x, centroids)[:, None] == jnp.arange(self.experts)
-        counts = jnp.maximum(jnp.stack([jnp.sum(own, axis=0), jnp.sum(~own, axis=0)]), 1)
-        weights = jnp.where(own, 0.5 / counts[0], 0.5 / counts[1])
-        ridge = 0.03 / x.shape[1]  # of the mean variance along an axis: a direction has length 1
-
-        def normal(away: Array) -> Array:
-            return (weights * (directions @ away.T)).T @ directions + ridge * away
-
-        with jax.default_matmul_precision("highest"):
-            return cg(normal, -jnp.where(own, 0, weights).T @ directions, tol=1e-2, maxiter=100)[0]
+    name = "unturned_slices"
+    leave_reads_inputs = False
 
 
-CONTROLS = FixedQuarter, Fp8Slices, PartedSlices
+CONTROLS = FixedQuarter, Fp8Slices, UnturnedSlices
 
 
 def register() -> None:

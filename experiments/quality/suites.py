@@ -105,8 +105,8 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     for share in (80, 90, "stay"):
         runs[f"slices_{share}_m_32"] = runs[f"slices_{share}"] | {"sparsity.m": 32}
     runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
-    parted = {"sparsity.recipe": "parted_slices"}
-    runs |= {f"parted_{name}": runs[name] | parted for name in ("slices_80", "slices_80_m_32", "slices_90_m_32")}
+    unturned = {"sparsity.recipe": "unturned_slices"}
+    runs |= {f"unturned_{name}": runs[name] | unturned for name in ("slices_80", "slices_80_first_dense")}
     for rate in rates:
         swept = {"optimizer.learning_rate": rate}
         runs[f"dense_rate_{rate:g}"] = dense | swept

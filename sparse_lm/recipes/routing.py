@@ -7,9 +7,11 @@ within one.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.scipy.sparse.linalg import cg
 from jaxtyping import Float, Int32
 
 from sparse_lm.ops.row_order import RowOrder
@@ -105,6 +107,25 @@ def update_centroids(rows: Float[Array, "N D"], centroids: Float[Array, "E D"]) 
     count = jnp.sum(member, axis=1, keepdims=True)
     total = jnp.dot(member, unit(_finite(rows)), precision=lax.Precision.HIGHEST)
     return jnp.where(count > 0, total / jnp.maximum(count, 1), centroids)
+
+
+def away_from_others(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> Float[Array, "E D"]:
+    """Fits a vector for each expert, whose product with a token's direction is about 0 for its own and -1 for others'.
+
+    A linear regression with a small ridge, own tokens and others with half of the weight each. Rows of x that are not
+    finite count for nothing.
+    """
+    directions = unit(_finite(x))
+    own = assign_tokens(x, centroids)[:, None] == jnp.arange(centroids.shape[0])
+    of_own, of_others = (0.5 / jnp.maximum(jnp.sum(side, axis=0), 1) for side in (own, ~own))
+    ridge = 0.03 / x.shape[1]  # of the mean variance along an axis
+
+    def normal(away: Array) -> Array:
+        weighted = jnp.where(own, of_own, of_others) * (directions @ away.T)
+        return weighted.T @ directions + ridge * away
+
+    with jax.default_matmul_precision("highest"):
+        return cg(normal, -jnp.where(own, 0, of_others).T @ directions, tol=1e-2, maxiter=100)[0]
 
 
 def order_neurons(

@@ -6,7 +6,8 @@ its expert's slice and nothing else, 2:4 inside it: V:2:M activations whose V ro
 each token alone, hence causal. All six products shrink to 1 / E, and then by 2:4.
 
 Weights are 2:4 by soft threshold (2409.09099). The weight gradients are stochastic (2203.10991). Every
-`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to.
+`sparsity.refresh_every` steps a centroid moves to the mean of the tokens that it was nearest to. As the phase is left,
+the neurons of each expert are turned away from the tokens of the others, which meet them from then on.
 
     up           Y   = relu(X W1[slice]^T)^2    W1 2:4 along D
     down         O   = Y W2[slice]              Y 2:4 along S
@@ -79,6 +80,7 @@ class Slices(SoftThreshold24):
     takes_order = True
     stochastic = True
     enter_reads_inputs = True
+    leave_reads_inputs = True
     refreshes = True
 
     @property
@@ -109,6 +111,22 @@ class Slices(SoftThreshold24):
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
         x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
+
+    def leave(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[Array, Array]:
+        """Returns the weights that the sparse forward used, with neurons turned away from tokens of other experts.
+
+        A row of W1 (with a gate, the gate's) gets a vector that takes, on average, one standard deviation off its
+        products with others' tokens in x, and nothing off those with its own. Without x it gets none, nor once it has
+        been left: a scale of 1 says that W1 is 2:4 already.
+        """
+        if x is not None:
+            x = routing.tokens_of(x, "leave(w1, w2, state, x)")
+            rows = w1.reshape(w2.shape[0], -1, w1.shape[1])
+            deviation = jnp.sqrt(jnp.mean(jnp.square(rows[:, 0])))  # of a product, for |x| = 1
+            away = jnp.where(state.scale_up == 1, 0, deviation) * routing.away_from_others(x, state.centroids)
+            part = jnp.repeat(away, w2.shape[0] // self.experts // self.shards, axis=0)
+            w1 = rows.at[:, 0].add(jnp.tile(part, (self.shards, 1))).reshape(w1.shape)
+        return super().leave(w1, w2, state)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         tokens, neurons = x.shape[0], ffn.w2.neurons

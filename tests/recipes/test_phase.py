@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sparse_lm import ops
-from sparse_lm.recipes import Dense, DenseSlices, Recipe, Slices
-from sparse_lm.recipes.activations import rows_per_neuron
+from sparse_lm.recipes import Dense, DenseSlices, Recipe, Slices, routing
+from sparse_lm.recipes.activations import activate, rows_per_neuron
 from sparse_lm.recipes.routing import sort_neurons
 from tests.ops.numpy_sparse import soft_threshold
 from tests.recipes import examples
@@ -139,6 +139,30 @@ def test_leaving_keeps_the_function_that_the_sparse_weights_computed(case):
     assert np.abs(dense(X, w1, W2, None) - sparse).max() > 0.1
 
 
+@pytest.mark.parametrize("activation", ["squared_relu", "gated_relu2"])
+def test_slices_turn_neurons_away_from_tokens_of_other_experts_alone(activation):
+    """Neurons give others' tokens less than half of what they gave; to their own they give about what they did."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    recipe, rows = Slices(v=64, activation=activation), 256 * rows_per_neuron(activation)
+    w1, w2 = (jax.random.normal(key, (n, 64)) / 8 for key, n in zip(keys[:2], (rows, 256), strict=True))
+    towards = jax.random.randint(keys[2], (1024,), 0, 4)
+    x = jax.random.normal(keys[3], (1024, 64)) + 4 * jax.random.normal(keys[4], (4, 64))[towards]
+    x = x.at[7].set(jnp.nan)  # counts for nothing
+    state, order = jax.jit(recipe.enter)(w1, w2, x)
+    w1, w2 = sort_neurons(w1, order), w2[order]
+    own = np.delete(routing.assign_tokens(x, state.centroids), 7)[:, None] == np.arange(4)
+
+    def hidden(*batch):
+        """Returns Y [T, E, S] with the weights that are left."""
+        up, _ = jax.jit(recipe.leave)(w1, w2, state, *batch)
+        return np.delete(activate(x @ up.T, activation)[0], 7, axis=0).reshape(-1, 4, 64)
+
+    plain, turned = hidden(), hidden(x)
+    kept = np.linalg.norm(turned[~own]) / np.linalg.norm(plain[~own])
+    changed = np.linalg.norm(turned[own] - plain[own]) / np.linalg.norm(plain[own])
+    assert kept < 0.5 and changed < kept
+
+
 @pytest.mark.parametrize("name", CHANGING)
 def test_weights_that_are_left_are_two_of_four_along_what_products_contract(name):
     recipe = examples.RECIPES[name]
@@ -154,7 +178,8 @@ def test_weights_that_are_left_are_two_of_four_along_what_products_contract(name
 def test_leaving_again_changes_nothing(name):
     """The state follows from the weights as they are left, or is that of a new sparse phase."""
     recipe = examples.RECIPES[name]
-    leave, (state, _) = jax.jit(recipe.leave), entered(name)
+    (state, _), x = entered(name), X if recipe.leave_reads_inputs else None
+    leave = jax.jit(lambda *arrays: recipe.leave(*arrays, x))
     once = leave(W1, W2, state)
     refit = jax.jit(recipe.refit)(*once, state)
     jax.tree.map(np.testing.assert_array_equal, once, leave(*once, refit))

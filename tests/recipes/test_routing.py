@@ -10,7 +10,7 @@ import pytest
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.groups import fitting_block
 from tests.ops.operands import random
-from tests.recipes.numpy_routing import means
+from tests.recipes.numpy_routing import means, nearest, unit
 
 assign_neurons = jax.jit(routing.assign_neurons)
 cluster = jax.jit(routing.cluster, static_argnums=1)
@@ -93,3 +93,15 @@ def test_neurons_are_shared_out_evenly_whatever_their_energy(value):
     energy = random((4, 24)).at[1:3, ::5].set(value)
     for given in (energy, np.full((4, 24), value)):
         np.testing.assert_array_equal(np.bincount(assign_neurons(given)), 6)
+
+
+def test_vectors_away_from_others_solve_the_weighted_regression():
+    x, centroids = np.array(random((600, 24), seed=1)), np.array(random((3, 24), seed=2))
+    away = jax.jit(routing.away_from_others)(np.concatenate([x, np.full((1, 24), np.inf, np.float32)]), centroids)
+    directions, experts = unit(x), nearest(x, centroids)
+    for expert, found in enumerate(away):
+        own = experts == expert
+        weights = np.where(own, 0.5 / own.sum(), 0.5 / (~own).sum())
+        curvature = (weights * directions.T) @ directions + 0.03 / 24 * np.eye(24)
+        wanted = np.linalg.solve(curvature, directions.T @ np.where(own, 0, -weights))
+        assert np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
