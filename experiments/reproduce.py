@@ -88,6 +88,13 @@ ROWS = {
         "step_afm_4_layers_h200.json",
         step,
     ),
+    "step_afm4b": Row(
+        "NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/afm4b.py --config.mesh.fsdp=4 "
+        "--config.batch_size=16 --recipes=dense,slices --traced=0 --rounds=3 --steps=5 --output=OUTPUT",
+        "four H200s of one host",
+        "step_afm4b_fsdp_4_h200.json",
+        step,
+    ),
     "step_gated": Row(
         "python -m experiments.bench.step --config=configs/llama32_1b.py --recipes=dense,dense_slices,fst,sste "
         "--rounds=2 --steps=6 --output=OUTPUT",
