@@ -11,14 +11,13 @@ C4 as published, with its own held-out documents and Llama 3's tokenizer:
 --files takes .txt, .py, .md and .jsonl files, each also with .gz or .zst, .json.gz and .json.zst (JSON lines or an
 array), .parquet, and any other text file that is named without a pattern; --tfds takes a TFDS directory instead. Unless
 --tokenizer names one, a byte-level BPE is trained on the corpus. The corpus is never held in memory. Files are read by
-several processes, and the result does not depend on how many. The same command goes on where it was stopped, or killed.
+several processes, and the result does not depend on how many.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -107,15 +106,12 @@ def open_tfds(path: str) -> tuple[Corpus, Corpus | None]:
 
 def main() -> None:
     options, start = flags.FLAGS, time.monotonic()
-    try:
-        data = prepare_files(
-            options.files or [],
-            Path(options.output),
-            processes=options.processes or available_cores(),
-            **{name: options[name].value for name in OPTIONS},
-        )
-    except KeyboardInterrupt:
-        sys.exit("interrupted: the same command goes on from here")
+    data = prepare_files(
+        options.files or [],
+        Path(options.output),
+        processes=options.processes or available_cores(),
+        **{name: options[name].value for name in OPTIONS},
+    )
     print(data.describe())
     print(f"prepared in {duration(time.monotonic() - start)}")
 

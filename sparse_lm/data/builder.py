@@ -7,32 +7,31 @@ TensorFlow is not needed to write or to read it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
+import functools
 import hashlib
 import itertools
-import json
 import logging
 import os
-import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from sparse_lm.data import stages
+from sparse_lm.data import packing
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.corpus import Corpus, file_status
-from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE, open_prepared
-from sparse_lm.data.holdout import SURVEYED, Survey, hold_out, sample
+from sparse_lm.data.corpus import Corpus
+from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE
+from sparse_lm.data.holdout import Survey, hold_out, sample, sum_up, survey_documents
 from sparse_lm.data.workers import Workers
-from sparse_lm.errors import DataError, OutputError
-from sparse_lm.files import replacing, try_lock
+from sparse_lm.errors import OutputError
 
 _log = logging.getLogger(__name__)
 
-STAMP_FILE = "stamp"  # tells what a preparation is made from
+TOKENIZER_SAMPLE = 512 * 2**20  # bytes of text that a tokenizer is trained on at most
 
 
 def prepare(
@@ -48,10 +47,7 @@ def prepare(
     """Writes prepared data to `directory`, or to what it leads to if it is a link, replacing what is there.
 
     The directory appears complete, by one rename, or not at all. Until then everything is in a hidden folder beside
-    it, which nothing reads but the next run of the same preparation: that one goes on from there, after an error or a
-    kill, and ends with the same bytes.
-
-    What is there stays if it is whole and was prepared from the same.
+    it, which only a kill leaves behind.
 
     Args:
       directory: the result.
@@ -65,25 +61,22 @@ def prepare(
     Raises:
       DataError: the text cannot be read, or does not go with the tokenizer.
       OutputError: `directory` cannot be replaced.
-      OSError: it cannot be written.
+      OSError: it cannot be written, or was not there at first and another process has made it meanwhile.
     """
     directory = replaceable(directory)
-    folder = directory.with_name(f".{directory.name}.incomplete")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    replaces = directory.exists()
+    hidden = tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent)
     # One part is read by this process, and tokenised by as many threads as there are cores.
     used = max(1, min(processes, len(corpus.parts())))
-    with locked(folder.with_suffix(".lock")), Workers(used, threads=processes // used) as workers:
-        stamps = _file_stamps(corpus, heldout)
-        stamp = stamp_of(corpus, heldout, seq_len, tokenizer, vocab_size)
-        with contextlib.suppress(DataError):  # there is none, or it is damaged
-            if open_prepared(directory).info.get("stamp") == stamp:
-                _log.info("%s is already prepared from the same files", directory)
-                _remove(folder)
-                return
-        _begin(folder, stamp)
-        numbers = itertools.count()
+    with hidden as name, Workers(used, threads=processes // used) as workers:
+        folder = Path(name)
+
+        def on_parts(what: str, function: Callable, corpus: Corpus) -> Iterator[Any]:
+            return workers.map(what, function, [(part,) for part in corpus.parts()])
 
         def survey(corpus: Corpus) -> Survey:
-            return stages.survey(corpus, folder / f"survey-{next(numbers)}", workers)
+            return sum_up(on_parts("reading the text", survey_documents, corpus))
 
         if heldout is None:
             train, rest, found = hold_out(corpus, survey)
@@ -102,77 +95,51 @@ def prepare(
                 f"{found.documents:,}",
             )
         if tokenizer is None:
-            sampled = sample(train, min(1.0, stages.TOKENIZER_SAMPLE / found.size))
-            tokenizer = stages.train_tokenizer(sampled, vocab_size, folder / "sample", workers)
-        vocab_size = tokenizer_lib.vocabulary_size(tokenizer)
+            sampled = sample(train, min(1.0, TOKENIZER_SAMPLE / found.size))
+            texts = list(on_parts("sampling text for the tokenizer", list, sampled))
+            _log.info("training the tokenizer")
+            tokenizer = tokenizer_lib.train_tokenizer(itertools.chain.from_iterable(texts), vocab_size)
         metadata = {
             "format": FORMAT,
-            "stamp": stamp,
             "corpus_sha256": found.sha256,
             "tokenizer_sha256": tokenizer_lib.fingerprint(tokenizer),
-            "vocab_size": vocab_size,
+            "vocab_size": tokenizer_lib.vocabulary_size(tokenizer),
             "end_of_text": tokenizer_lib.end_of_text(tokenizer),
             "seq_len": seq_len,
+            "splits": {},
         }
-        files, metadata["splits"] = {}, {}
-        for name, what, part in (("train", "training text", train), ("heldout", "held-out text", rest)):
-            files[name], metadata["splits"][name] = stages.tokenise(what, part, tokenizer, folder / name, workers)
+        files = {}
+        for split, what, part in (("train", "training text", train), ("heldout", "held-out text", rest)):
+            spelled = tokenizer.to_str()
+            tasks = [(folder / f"{split}-{number}", part, spelled) for number, part in enumerate(part.parts())]
+            counts = np.sum(list(workers.map(f"tokenising {what}", _tokenise, tasks)), axis=0).tolist()
+            metadata["splits"][split] = dict(zip(("documents", "tokens", "bytes"), counts, strict=True))
+            files[split] = [path for path, *_ in tasks]
         complete = folder / "complete"
-        stages.write(files, complete, metadata, workers)
+        packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)
-        now = _file_stamps(corpus, heldout)
-        if changed := [path for path in stamps if stamps[path] != now[path]]:
-            raise DataError(f"{changed[0]} changed while it was prepared: run the same again")
-        if directory.exists():
+        if replaces:
             directory.rename(folder / "replaced")
-        complete.rename(directory)
-        _remove(folder)
+        complete.rename(directory)  # fails where another process has put files meanwhile
 
 
-def stamp_of(corpus: Corpus, heldout: Corpus | None, seq_len: int, tokenizer: Tokenizer | None, vocab_size: int) -> str:
-    """Returns a hash of all that decides what `prepare` makes of these; of files names, sizes and times."""
-    corpora = [repr(part.parts()) for part in (corpus, heldout) if part is not None]
-    entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else vocab_size
-    deciding = [FORMAT, str(SURVEYED), stages.SHARD_BYTES, seq_len, entries, corpora, _file_stamps(corpus, heldout)]
-    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
+def _tokenise(path: Path, corpus: Corpus, json_text: str) -> tuple[int, int, int]:
+    """Writes documents as tokens, an end of text behind each; returns how many documents, tokens and bytes of text."""
+    tokenizer, lengths = _load(json_text)
+    dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
+    documents, count, size = 0, 0, 0
+    with open(path, "wb") as file:
+        for tokens in tokenizer_lib.tokenize(corpus, tokenizer):
+            file.write(np.append(tokens, dtype.type(end_of_text)))
+            documents, count, size = documents + 1, count + len(tokens) + 1, size + int(lengths[tokens].sum())
+    return documents, count, size
 
 
-def _file_stamps(*corpora: Corpus | None) -> dict[str, list[int]]:
-    """Returns sizes and times of the files of corpora, by their absolute paths; raises DataError if one is gone."""
-    stamps = {}
-    for path in itertools.chain.from_iterable(corpus.files() for corpus in corpora if corpus is not None):
-        status = file_status(path)
-        stamps[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
-    return stamps
-
-
-def _begin(folder: Path, stamp: str) -> None:
-    """Makes a folder for the files of a preparation, empty unless an earlier run of the same one has left some."""
-    file = folder / STAMP_FILE
-    if not file.exists() or file.read_text() != stamp:
-        _remove(folder)
-        with replacing(file) as partial:
-            partial.write_text(stamp)
-    for partial in folder.rglob("*.part"):
-        partial.unlink()
-
-
-def _remove(folder: Path) -> None:
-    """Deletes a folder of `_begin`, its stamp first: what is half removed must not be taken for work to go on from."""
-    (folder / STAMP_FILE).unlink(missing_ok=True)
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a lock on a file, which stays; another process waits until the first one has left, or ended."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        if not try_lock(lock):
-            _log.info("waiting for another process, which holds %s", path)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+@functools.lru_cache(maxsize=1)
+def _load(json_text: str) -> tuple[Tokenizer, np.ndarray]:
+    """Returns a tokenizer and the bytes of text that each of its tokens stands for."""
+    tokenizer = Tokenizer.from_str(json_text)
+    return tokenizer, tokenizer_lib.bytes_per_token(tokenizer)
 
 
 def replaceable(directory: Path) -> Path:

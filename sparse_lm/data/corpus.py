@@ -28,18 +28,12 @@ LIBRARY_FILE_LIMIT = 512 * 1024  # bytes; larger files are tables of data
 
 
 class Corpus(Protocol):
-    """Yields documents in a fixed order; every iteration starts again from the first.
-
-    Corpora are picklable, and their `repr` says all that decides the documents but for what is in the files.
-    """
+    """Yields documents in a fixed order; every iteration starts again from the first. Corpora are picklable."""
 
     def __iter__(self) -> Iterator[str]: ...
 
     def parts(self) -> Sequence[Corpus]:
         """Returns corpora with the same documents, one after the other."""
-
-    def files(self) -> Sequence[Path]:
-        """Returns the files that the documents are read from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,19 +55,11 @@ class TextFiles:
                 parts.append([])
                 size = 0
             parts[-1].append(path)
-            size += file_status(path).st_size
+            try:
+                size += path.stat().st_size
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error}") from error
         return [TextFiles(tuple(paths), self.text_field) for paths in parts]
-
-    def files(self) -> tuple[Path, ...]:
-        return self.paths
-
-
-def file_status(path: Path) -> os.stat_result:
-    """Returns size and times of a file of a corpus; raises DataError if it is gone."""
-    try:
-        return path.stat()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
 
 
 def find_files(patterns: Iterable[str], text_field: str = "text") -> TextFiles:

@@ -11,8 +11,7 @@ import dataclasses
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -50,9 +49,6 @@ class Selection:
 
     def parts(self) -> list[Selection]:
         return [dataclasses.replace(self, corpus=part) for part in self.corpus.parts()]
-
-    def files(self) -> Sequence[Path]:
-        return self.corpus.files()
 
 
 @dataclasses.dataclass(frozen=True)

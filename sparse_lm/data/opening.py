@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from pathlib import Path
@@ -10,9 +11,9 @@ from tokenizers import Tokenizer
 
 from sparse_lm.config import Config
 from sparse_lm.data import tokenizer as tokenizer_lib
-from sparse_lm.data.builder import prepare, stamp_of
+from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import python_library
-from sparse_lm.data.dataset import Data, is_prepared, mix, open_prepared
+from sparse_lm.data.dataset import FORMAT, Data, is_prepared, mix, open_prepared
 from sparse_lm.data.workers import available_cores
 from sparse_lm.errors import ConfigError, DataError
 
@@ -87,7 +88,9 @@ def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
     """Opens the standard library's source in windows for this config, or makes them."""
     _check_vocabulary(config, tokenizer_lib.vocabulary_size(tokenizer) if tokenizer else tokenizer_lib.MIN_VOCAB_SIZE)
     corpus = python_library()
-    key = stamp_of(corpus, None, config.seq_len, tokenizer, config.model.vocab_size)
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in corpus.paths]
+    entries = tokenizer_lib.fingerprint(tokenizer) if tokenizer else config.model.vocab_size
+    key = hashlib.sha256(repr((FORMAT, config.seq_len, entries, files)).encode()).hexdigest()
     directory = Path(config.data.cache_dir, f"python-{key[:16]}")
     try:
         return open_prepared(directory)
@@ -103,7 +106,8 @@ def _open_library(config: Config, tokenizer: Tokenizer | None) -> Data:
             processes=available_cores(),
         )
     except OSError as error:
-        raise ConfigError("data.cache_dir", config.data.cache_dir, f"must be writable: {error}") from error
+        if not is_prepared(directory):  # by another process, meanwhile
+            raise ConfigError("data.cache_dir", config.data.cache_dir, f"must be writable: {error}") from error
     return open_prepared(directory)
 
 

@@ -22,54 +22,24 @@ HELDOUT_SPLITS = ("heldout", "validation", "test")  # the first one that a datas
 READ_RECORDS = 256  # fetched at one time
 
 
-def open_splits(directory: Path) -> tuple[TfdsCorpus, TfdsCorpus | None]:
-    """Returns the training documents, and the held-out ones if the dataset has a split for them.
-
-    Raises:
-      DataError: there is no dataset, or it has no train split, no text, or files that only TensorFlow reads.
-    """
-    if not (directory / INFO_FILE).is_file():
-        raise DataError(f"no TFDS dataset in {directory}: there is no {INFO_FILE} in it")
-    info = _info(directory)
-    if "train" not in info.splits:
-        raise DataError(f"{directory} has no split 'train', but {', '.join(info.splits) or 'none'}")
-    if FEATURE not in info.features:
-        raise DataError(f"{directory} has no feature {FEATURE!r}, a string a record, but {', '.join(info.features)}")
-    shape, dtype = info.features[FEATURE].shape, np.dtype(info.features[FEATURE].np_dtype)
-    if shape != () or dtype.kind != "O":  # as which TFDS has strings
-        raise DataError(f"{directory}: the feature {FEATURE!r} must be a string a record, not {dtype} {list(shape)}")
-    if info.file_format.value not in _READERS:
-        raise DataError(f"{directory} holds {info.file_format.value} files; readable: {', '.join(_READERS)}")
-
-    def corpus(name: str) -> TfdsCorpus:
-        split = info.splits[name]
-        shards = zip(map(Path, split.filepaths), split.shard_lengths, strict=True)
-        return TfdsCorpus(directory, tuple(shards))
-
-    heldout = next((name for name in HELDOUT_SPLITS if name in info.splits), None)
-    return corpus("train"), heldout and corpus(heldout)
-
-
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
     """Reads a split of a TFDS directory, a document a record."""
 
-    directory: Path
+    file_format: str
     shards: tuple[tuple[Path, int], ...]  # files, each with the number of its records
 
     def __iter__(self) -> Iterator[str]:
         """Yields non-empty documents in stored order; raises DataError if the files are damaged."""
-        info = _info(self.directory)
-        read = _READERS[info.file_format.value]
-        wanted = tfds.features.FeaturesDict({FEATURE: info.features[FEATURE]})
+        features = tfds.features.FeaturesDict({FEATURE: tfds.features.Text()})
         for path, length in self.shards:
             try:
-                for record in read(path, length):
-                    document = wanted.deserialize_example_np(record)[FEATURE]
+                for record in _READERS[self.file_format](path, length):
+                    document = features.deserialize_example_np(record)[FEATURE]
                     if document is None:
                         raise ValueError(f"a record without {FEATURE}")
                     if document:
-                        yield document.decode("utf-8", "replace") if isinstance(document, bytes) else str(document)
+                        yield document.decode("utf-8", "replace")
             except DataError:
                 raise
             except Exception as error:  # what damage leads to, in the words of several libraries
@@ -79,21 +49,40 @@ class TfdsCorpus:
         """Returns a file each."""
         return [dataclasses.replace(self, shards=(shard,)) for shard in self.shards if shard[1]]
 
-    def files(self) -> list[Path]:
-        return [self.directory / INFO_FILE, *(path for path, _ in self.shards)]
 
+def open_splits(directory: Path) -> tuple[TfdsCorpus, TfdsCorpus | None]:
+    """Returns the training documents, and the held-out ones if the dataset has a split for them.
 
-def _info(directory: Path) -> tfds.core.DatasetInfo:
+    Raises:
+      DataError: there is no dataset, or it has no train split, no text, or files that only TensorFlow reads.
+    """
+    if not (directory / INFO_FILE).is_file():
+        raise DataError(f"no TFDS dataset in {directory}: there is no {INFO_FILE} in it")
     try:
-        return tfds.builder_from_directory(directory).info
+        info = tfds.builder_from_directory(directory).info
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
         raise DataError(f"cannot read {directory} as a TFDS dataset: {error}") from error
+    if "train" not in info.splits:
+        raise DataError(f"{directory} has no split 'train', but {', '.join(info.splits) or 'none'}")
+    if FEATURE not in info.features:
+        raise DataError(f"{directory} has no feature {FEATURE!r}, a string a record, but {', '.join(info.features)}")
+    shape, dtype = info.features[FEATURE].shape, np.dtype(info.features[FEATURE].np_dtype)
+    if shape != () or dtype.kind != "O":  # as which TFDS has strings
+        raise DataError(f"{directory}: the feature {FEATURE!r} must be a string a record, not {dtype} {list(shape)}")
+    file_format = info.file_format.value
+    if file_format not in _READERS:
+        raise DataError(f"{directory} holds {file_format} files; readable: {', '.join(_READERS)}")
+
+    def corpus(name: str) -> TfdsCorpus:
+        split = info.splits[name]
+        return TfdsCorpus(file_format, tuple(zip(map(Path, split.filepaths), split.shard_lengths, strict=True)))
+
+    heldout = next((name for name in HELDOUT_SPLITS if name in info.splits), None)
+    return corpus("train"), heldout and corpus(heldout)
 
 
 def _array_records(path: Path, count: int) -> Iterator[bytes]:
     source = ArrayRecordDataSource(str(path))
-    if len(source) != count:
-        raise DataError(f"{path} is damaged: it has {len(source)} records, {INFO_FILE} tells of {count}")
     for start in range(0, count, READ_RECORDS):
         yield from source.__getitems__(range(start, min(start + READ_RECORDS, count)))
 

@@ -1,8 +1,9 @@
-"""Runs tasks on several processes. A task writes one file, whole or not at all, and one that is there is done."""
+"""Runs tasks on several processes."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import os
@@ -10,10 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
+from typing import Any
 
 from sparse_lm.errors import DataError
 from sparse_lm.progress import Progress, duration, show_time_left
@@ -44,36 +45,28 @@ class Workers(contextlib.AbstractContextManager):
             return
         if kind:
             for process in list((self._pool._processes or {}).values()):
-                process.kill()  # nothing is lost, as files appear whole or not at all
+                process.kill()
         self._pool.shutdown()
 
-    def run(self, what: str, function: Callable, tasks: Mapping[Path, tuple]) -> None:
-        """Has a picklable `function(path, *arguments)` write every file that is not there, and shows how far that is.
+    def map(self, what: str, function: Callable, tasks: Sequence[tuple]) -> Iterator[Any]:
+        """Yields the results of a picklable `function(*task)` in the order of the tasks, and shows how far that is.
 
         Raises:
           DataError: a process died.
           Exception: what `function` raised.
         """
-        missing = {path: arguments for path, arguments in tasks.items() if not path.exists()}
-        start, done = time.monotonic(), len(tasks) - len(missing)
-        _log.info("%s: %d of %d parts are done", what, done, len(tasks))
+        start = time.monotonic()
         progress = Progress(f"{what}, parts", len(tasks), stream=sys.stderr, line_seconds=LINE_SECONDS)
         with contextlib.closing(progress):
-            for finished, _ in enumerate(self._results(function, missing), 1):
-                seconds = (time.monotonic() - start) / finished
-                progress.update(done + finished, show_time_left((len(missing) - finished) * seconds))
-        if missing:
-            _log.info("%s: done in %s", what, duration(time.monotonic() - start))
-
-    def _results(self, function: Callable, tasks: Mapping[Path, tuple]) -> Iterator[None]:
-        if self._pool is None:
-            yield from (function(path, *arguments) for path, arguments in tasks.items())
-            return
-        try:
-            futures = [self._pool.submit(function, path, *arguments) for path, arguments in tasks.items()]
-            yield from (future.result() for future in as_completed(futures))
-        except BrokenProcessPool as error:
-            raise DataError("a process was killed: if memory ran out, use fewer with --processes") from error
+            try:
+                pool = self._pool
+                run = pool.map(function, *zip(*tasks, strict=True)) if pool else itertools.starmap(function, tasks)
+                for done, result in enumerate(run, 1):
+                    progress.update(done, show_time_left((len(tasks) / done - 1) * (time.monotonic() - start)))
+                    yield result
+            except BrokenProcessPool as error:
+                raise DataError("a process was killed: if memory ran out, use fewer with --processes") from error
+        _log.info("%s: done in %s", what, duration(time.monotonic() - start))
 
 
 def _begin(threads: int) -> None:

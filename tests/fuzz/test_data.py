@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparse_lm.data.stages import Stream
+from sparse_lm.data.packing import Stream
 from tests.fuzz.cases import cases
 
 seeds = st.integers(0, 2**32 - 1)
