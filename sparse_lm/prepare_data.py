@@ -24,10 +24,10 @@ from pathlib import Path
 from absl import flags
 
 from sparse_lm import entry_point
-from sparse_lm.data import tfds_corpus
-from sparse_lm.data.builder import prepare, replaceable
-from sparse_lm.data.corpus import Corpus, find_files
+from sparse_lm.data.builder import prepare
+from sparse_lm.data.corpus import find_files
 from sparse_lm.data.dataset import Data, is_prepared, open_prepared
+from sparse_lm.data.tfds_corpus import open_splits
 from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 from sparse_lm.data.workers import available_cores
 from sparse_lm.errors import DataError, OutputError
@@ -64,12 +64,20 @@ def prepare_files(
         raise DataError(f"--text_field={text_field} is for --files: of a TFDS directory `text` is read")
     if not tfds and not files:
         raise DataError("no text: name it with --files or --tfds")
-    directory = replaceable(output)
+    directory = Path(os.path.realpath(output))  # Path.resolve raises RuntimeError where links go in a circle
+    if directory.is_mount() or directory == Path.cwd():  # which a rename cannot replace, or must not
+        raise OutputError(directory, "is a mount point or the current directory: name a directory in it")
     empty = not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir()))
     if not empty and not is_prepared(directory):
         raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
-    corpus, heldout = open_tfds(tfds) if tfds else open_files(files, heldout_files, text_field or "text")
+    if tfds:
+        corpus, heldout = open_splits(Path(tfds).absolute())
+    else:
+        corpus, heldout = (find_files(some, text_field or "text") if some else None for some in (files, heldout_files))
+        resolved = {path.resolve() for path in corpus.paths}
+        if both := [path for path in (heldout.paths if heldout else ()) if path.resolve() in resolved]:
+            raise DataError(f"{both[0]} is among --files and among --heldout_files: match it with one of them")
     with writing(OutputError, output):
         prepare(
             directory,
@@ -81,27 +89,6 @@ def prepare_files(
             processes=processes,
         )
     return open_prepared(output)
-
-
-def open_files(
-    patterns: list[str], heldout_patterns: list[str] | None, text_field: str
-) -> tuple[Corpus, Corpus | None]:
-    """Finds documents to train on and, if patterns name them, to evaluate on; no file is among both."""
-    corpus = find_files(patterns, text_field)
-    if not heldout_patterns:
-        return corpus, None
-    heldout = find_files(heldout_patterns, text_field)
-    files = {path.resolve() for path in corpus.paths}
-    if both := [path for path in heldout.paths if path.resolve() in files]:
-        raise DataError(f"{both[0]} is among --files and among --heldout_files: match it with one of them")
-    return corpus, heldout
-
-
-def open_tfds(path: str) -> tuple[Corpus, Corpus | None]:
-    """Finds the training documents of a TFDS directory, and held-out ones if it has a split for them."""
-    if is_prepared(Path(path)):  # windows that overlap: joined, they would repeat a token each
-        raise DataError(f"--tfds={path} holds packed windows, prepared by this library: name their source")
-    return tfds_corpus.open_splits(Path(path).absolute())
 
 
 def main() -> None:

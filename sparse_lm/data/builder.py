@@ -12,8 +12,9 @@ import functools
 import hashlib
 import itertools
 import logging
-import os
+import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from sparse_lm.data.corpus import Corpus
 from sparse_lm.data.dataset import FORMAT, TOKENIZER_FILE
 from sparse_lm.data.holdout import Survey, hold_out, sample, sum_up, survey_documents
 from sparse_lm.data.workers import Workers
-from sparse_lm.errors import OutputError
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def prepare(
     vocab_size: int = 4096,
     processes: int = 1,
 ) -> None:
-    """Writes prepared data to `directory`, or to what it leads to if it is a link, replacing what is there.
+    """Writes prepared data to `directory`, which is no link, replacing what is there.
 
     The directory appears complete, by one rename, or not at all. Until then everything is in a hidden folder beside
     it, which only a kill leaves behind.
@@ -60,10 +60,8 @@ def prepare(
 
     Raises:
       DataError: the text cannot be read, or does not go with the tokenizer.
-      OutputError: `directory` cannot be replaced.
-      OSError: it cannot be written, or was not there at first and another process has made it meanwhile.
+      OSError: `directory` cannot be written, or was not there at first and another process has made it meanwhile.
     """
-    directory = replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     replaces = directory.exists()
     hidden = tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent)
@@ -110,11 +108,15 @@ def prepare(
         }
         files = {}
         for split, what, part in (("train", "training text", train), ("heldout", "held-out text", rest)):
-            spelled = tokenizer.to_str()
-            tasks = [(folder / f"{split}-{number}", part, spelled) for number, part in enumerate(part.parts())]
-            counts = np.sum(list(workers.map(f"tokenising {what}", _tokenise, tasks)), axis=0).tolist()
-            metadata["splits"][split] = dict(zip(("documents", "tokens", "bytes"), counts, strict=True))
-            files[split] = [path for path, *_ in tasks]
+            parts, counts = part.parts(), Counter()
+            tasks = [(folder / f"{split}-{n}", part, tokenizer.to_str()) for n, part in enumerate(parts)]
+            files[split], metadata["splits"][split] = folder / split, counts
+            with open(folder / split, "wb") as stream:
+                for (path, *_), more in zip(tasks, workers.map(f"tokenising {what}", _tokenise, tasks), strict=True):
+                    counts.update(more)
+                    with open(path, "rb") as tokens:
+                        shutil.copyfileobj(tokens, stream)
+                    path.unlink()
         complete = folder / "complete"
         packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)
@@ -123,8 +125,8 @@ def prepare(
         complete.rename(directory)  # fails where another process has put files meanwhile
 
 
-def _tokenise(path: Path, corpus: Corpus, json_text: str) -> tuple[int, int, int]:
-    """Writes documents as tokens, an end of text behind each; returns how many documents, tokens and bytes of text."""
+def _tokenise(path: Path, corpus: Corpus, json_text: str) -> dict[str, int]:
+    """Writes documents as tokens, an end of text behind each, and counts documents, tokens and bytes of text."""
     tokenizer, lengths = _load(json_text)
     dtype, end_of_text = tokenizer_lib.token_dtype(len(lengths)), tokenizer_lib.end_of_text(tokenizer)
     documents, count, size = 0, 0, 0
@@ -132,7 +134,7 @@ def _tokenise(path: Path, corpus: Corpus, json_text: str) -> tuple[int, int, int
         for tokens in tokenizer_lib.tokenize(corpus, tokenizer):
             file.write(np.append(tokens, dtype.type(end_of_text)))
             documents, count, size = documents + 1, count + len(tokens) + 1, size + int(lengths[tokens].sum())
-    return documents, count, size
+    return {"documents": documents, "tokens": count, "bytes": size}
 
 
 @functools.lru_cache(maxsize=1)
@@ -140,14 +142,3 @@ def _load(json_text: str) -> tuple[Tokenizer, np.ndarray]:
     """Returns a tokenizer and the bytes of text that each of its tokens stands for."""
     tokenizer = Tokenizer.from_str(json_text)
     return tokenizer, tokenizer_lib.bytes_per_token(tokenizer)
-
-
-def replaceable(directory: Path) -> Path:
-    """Returns the directory without links, if a rename can move another one there, and else raises OutputError.
-
-    It cannot to a mount point, and must not to the current directory, which whoever works in it would lose.
-    """
-    directory = Path(os.path.realpath(directory))  # Path.resolve raises RuntimeError where links go in a circle
-    if directory.is_mount() or directory == Path.cwd():
-        raise OutputError(directory, "is a mount point or the current directory: name a directory in it")
-    return directory

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,8 +27,6 @@ HELDOUT_BYTES = 64 * 2**20  # but about this much at most: evaluation reads a fi
 LARGEST = 0.05  # of the text; larger documents are cut
 SHORTEST_PIECE = 512  # bytes
 COUNTED = 64  # documents of lowest rank, whose sizes a survey keeps
-# SHA-256 and bytes of a document, and 1 if it has a U+FFFD, as which bytes that are no UTF-8 are read.
-SURVEYED = np.dtype([("digest", "V32"), ("size", "<u8"), ("replaced", "u1")])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +62,25 @@ class Survey:
     replaced: int  # documents with a U+FFFD, as which bytes that are no UTF-8 are read
 
 
-def survey_documents(corpus: Corpus) -> np.ndarray:
-    """Reads a corpus once, and returns `SURVEYED`[documents]."""
-    rows = bytearray()
+def survey_documents(corpus: Corpus) -> tuple[bytes, np.ndarray, int]:
+    """Reads a corpus once; returns the digests and the sizes of its documents, and how many have a U+FFFD."""
+    digests, sizes, replaced = bytearray(), array("Q"), 0
     for document in corpus:
         content = document.encode()
-        rows += hashlib.sha256(content).digest() + len(content).to_bytes(8, "little") + bytes(["\ufffd" in document])
-    return np.frombuffer(rows, SURVEYED)
+        digests += hashlib.sha256(content).digest()
+        sizes.append(len(content))
+        replaced += "\ufffd" in document
+    return bytes(digests), np.array(sizes), replaced
 
 
-def sum_up(parts: Iterable[np.ndarray]) -> Survey:
+def sum_up(parts: Iterable[tuple[bytes, np.ndarray, int]]) -> Survey:
     """Sums up a corpus whose parts `survey_documents` has read; raises DataError if there is no text in them."""
     total, size, largest, documents, replaced = hashlib.sha256(), 0, 0, 0, 0
     lowest: Counter[int] = Counter()
-    for part in parts:
-        digests, sizes = part["digest"].tobytes(), part["size"]
+    for digests, sizes, more in parts:
         total.update(digests)
         size, largest = size + int(sizes.sum()), max(largest, int(sizes.max(initial=0)))
-        documents, replaced = documents + len(part), replaced + int(part["replaced"].sum())
+        documents, replaced = documents + len(sizes), replaced + more
         ranks, which = np.unique(np.frombuffer(digests, ">u8")[::4], return_inverse=True)
         together = np.bincount(which, sizes).astype(int)
         lowest.update(dict(zip(ranks[:COUNTED].tolist(), together[:COUNTED].tolist(), strict=True)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +16,18 @@ SHARD_BYTES = 256 * 2**20
 SHARD_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"  # for TFDS to find the files by
 
 
-class Stream:
-    """Packs the tokens in files into windows of one length, with no token lost or repeated.
+def window(stream: np.ndarray, number: int, seq_len: int) -> np.ndarray:
+    """Returns tokens number * seq_len - 1 to (number + 1) * seq_len - 1, both included, of a stream that goes round.
 
-    The tokens form one stream that goes round: after the last one comes the first. Window w is the tokens from
-    w * seq_len - 1 to (w + 1) * seq_len - 1, both included. As a model reads a window as inputs w[:-1] and targets
-    w[1:], every token is a target exactly once, the first one predicted from the end of text that closes the stream;
-    what the last window lacks is filled up from the start.
+    After the last token comes the first. As a model reads a window as inputs w[:-1] and targets w[1:], every token is a
+    target exactly once, the first one predicted from the end of text that closes the stream; what the last window lacks
+    is filled up from the start.
     """
-
-    def __init__(self, paths: Sequence[Path], dtype: np.dtype):
-        self._paths, self._dtype = paths, np.dtype(dtype)
-        self._ends = np.cumsum([path.stat().st_size // self._dtype.itemsize for path in paths], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def windows(self, first: int, last: int, seq_len: int) -> np.ndarray:
-        """Reads the windows from `first` to before `last`, as a view [last - first, seq_len + 1]."""
-        tokens = self._read(first * seq_len - 1, last * seq_len)
-        return np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[::seq_len]
-
-    def _read(self, start: int, stop: int) -> np.ndarray:
-        pieces = []
-        while start < stop:
-            position = start % len(self)
-            index = int(np.searchsorted(self._ends, position, side="right"))
-            offset = position - int(self._ends[index - 1] if index else 0)
-            count = min(stop - start, int(self._ends[index]) - position)
-            pieces.append(np.fromfile(self._paths[index], self._dtype, count, offset=offset * self._dtype.itemsize))
-            start += count
-        return np.concatenate(pieces)
+    return stream.take(np.arange(number * seq_len - 1, (number + 1) * seq_len), mode="wrap")
 
 
-def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], workers: Workers) -> None:
-    """Cuts each split's files of tokens into windows and writes these, in ArrayRecord files, to a folder it makes.
+def write(files: dict[str, Path], folder: Path, metadata: dict[str, Any], workers: Workers) -> None:
+    """Cuts each split's file of tokens into windows and writes these, in ArrayRecord files, to a folder it makes.
 
     `seq_len` and `vocab_size` are among the metadata.
     """
@@ -61,15 +37,13 @@ def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], 
     record_bytes = len(features.serialize_example({"tokens": np.zeros(seq_len + 1, dtype)}))
     most = max(1, SHARD_BYTES // ((seq_len + 1) * dtype.itemsize))
     tasks, splits = [], []
-    for name, paths in files.items():
-        stream = Stream(paths, dtype)
-        windows = -(-len(stream) // seq_len)
-        ranges = [(first, min(first + most, windows)) for first in range(0, windows, most)]
-        for number, (first, last) in enumerate(ranges):
-            shard = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it
-            tasks.append((shard, stream, first, last, seq_len, dtype))
-        lengths = [last - first for first, last in ranges]
-        splits.append(tfds.core.SplitInfo(name, lengths, windows * record_bytes, template))
+    for name, tokens in files.items():
+        count = -(-tokens.stat().st_size // (dtype.itemsize * seq_len))
+        shards = [range(count)[first : first + most] for first in range(0, count, most)]
+        for number, numbers in enumerate(shards):
+            path = folder / f"packed_text-{name}.array_record-{number:05d}"  # as `SHARD_TEMPLATE` has it
+            tasks.append((path, tokens, numbers, seq_len, dtype))
+        splits.append(tfds.core.SplitInfo(name, list(map(len, shards)), count * record_bytes, template))
     folder.mkdir()
     list(workers.map("writing", write_shard, tasks))
     tfds.folder_dataset.write_metadata(
@@ -84,13 +58,13 @@ def write(files: dict[str, list[Path]], folder: Path, metadata: dict[str, Any], 
     )
 
 
-def write_shard(path: Path, stream: Stream, first: int, last: int, seq_len: int, dtype: np.dtype) -> None:
-    """Writes the windows of a stream from `first` to before `last` to one file."""
-    features = window_features(seq_len, dtype)
+def write_shard(path: Path, tokens: Path, numbers: range, seq_len: int, dtype: np.dtype) -> None:
+    """Writes windows of a file of tokens to one file."""
+    features, stream = window_features(seq_len, dtype), np.memmap(tokens, dtype, "r")
     try:
         writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
-        for window in stream.windows(first, last, seq_len):
-            writer.write(features.serialize_example({"tokens": window}))
+        for number in numbers:
+            writer.write(features.serialize_example({"tokens": window(stream, number, seq_len)}))
         writer.close()
     except RuntimeError as error:  # its error for a full disk, too
         raise OSError(str(error)) from error

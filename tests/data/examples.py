@@ -30,9 +30,6 @@ class Documents(tuple):
     def parts(self) -> list["Documents"]:
         return [self]
 
-    def files(self) -> list[Path]:
-        return []
-
 
 def make_tokenizer(vocab_size: int = 400) -> Tokenizer:
     return train_tokenizer(make_documents(50, seed=1), vocab_size)

@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 
 from sparse_lm.config import Config, DataConfig, ModelConfig
-from sparse_lm.data import builder, corpus, dataset, opening
+from sparse_lm.data import builder, corpus, dataset, opening, packing
+from sparse_lm.data.corpus import TextFiles
 from sparse_lm.data.holdout import hold_out
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, train_tokenizer
 from sparse_lm.errors import ConfigError, DataError
-from tests.data.examples import Documents, damage_records, make_documents, make_tokenizer, stream_of, targets_of
+from tests.data.examples import (
+    Documents,
+    damage_records,
+    make_documents,
+    make_tokenizer,
+    stream_of,
+    targets_of,
+    write_jsonl,
+)
 
 SEQ_LEN = 32
 TOKENIZER = make_tokenizer()
@@ -22,7 +31,8 @@ DOCUMENTS = Documents(make_documents(120))
 @pytest.fixture
 def config(tmp_path, monkeypatch) -> Config:
     """A run on a small stand-in for the embedded corpus."""
-    monkeypatch.setattr(opening, "python_library", lambda: DOCUMENTS)
+    write_jsonl(tmp_path / "library.jsonl", DOCUMENTS)
+    monkeypatch.setattr(opening, "python_library", lambda: TextFiles((tmp_path / "library.jsonl",)))
     data = DataConfig(cache_dir=str(tmp_path / "cache"))
     return Config(seq_len=SEQ_LEN, model=ModelConfig(vocab_size=500), data=data)
 
@@ -50,7 +60,7 @@ def all_windows(windows) -> np.ndarray:
 # The embedded corpus.
 
 
-def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, monkeypatch, tokenizer_path):
+def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, tmp_path, tokenizer_path):
     variants = [
         config,
         changed(config, "model", vocab_size=300),
@@ -61,7 +71,7 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, monkeypa
     stamp = (first.directory / "metadata.json").stat().st_mtime_ns
     assert open_data(config).directory == first.directory
     assert (first.directory / "metadata.json").stat().st_mtime_ns == stamp
-    monkeypatch.setattr(opening, "python_library", lambda: Documents(make_documents(60)))
+    write_jsonl(tmp_path / "library.jsonl", make_documents(60))
     opened.append(open_data(config))
     assert len({data.directory for data in opened}) == 5
     assert [data.seq_len for data in opened] == [32, 32, 16, 32, 32]
@@ -86,6 +96,18 @@ def test_a_damaged_cache_is_rebuilt(config, damage):
     else:
         (data.directory / "metadata.json").write_text("{")
     np.testing.assert_array_equal(all_windows(open_data(config).train), expected)
+
+
+def test_what_another_process_has_prepared_meanwhile_is_opened(config, monkeypatch):
+    write, inodes = packing.write, []
+
+    def write_after_another(*arguments):
+        monkeypatch.setattr(packing, "write", write)
+        inodes.append(open_data(config).directory.stat().st_ino)
+        write(*arguments)
+
+    monkeypatch.setattr(packing, "write", write_after_another)
+    assert [open_data(config).directory.stat().st_ino] == inodes
 
 
 def test_the_real_library_is_prepared(tmp_path, monkeypatch):

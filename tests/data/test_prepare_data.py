@@ -3,13 +3,15 @@ import os
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparse_lm import prepare_data
-from sparse_lm.data import stages, tokenizer
+from sparse_lm.data import corpus, packing, tokenizer
+from sparse_lm.data.dataset import Data, open_prepared
 from sparse_lm.errors import DataError, OutputError
 from tests.command_lines import run_each
-from tests.data.examples import make_documents, write_jsonl
+from tests.data.examples import make_documents, write_c4, write_dclm, write_jsonl
 
 
 @pytest.fixture
@@ -47,77 +49,82 @@ def test_command_line(files, tmp_path):
         assert message in result.stderr
 
 
-@pytest.mark.parametrize("part", ["files", "heldout_files"])
-def test_text_that_changes_meanwhile_is_refused(files, tmp_path, monkeypatch, part):
-    (tmp_path / "other").mkdir()
-    write_jsonl(tmp_path / "other" / "lines.jsonl", make_documents(30, seed=2))
-    changed = files / "deep" / "3.txt" if part == "files" else tmp_path / "other" / "lines.jsonl"
-    arguments = dict(heldout_files=[f"{tmp_path}/other/*"], seq_len=8, vocab_size=300)
-    write = stages.write
+@pytest.mark.long
+def test_processes_change_nothing_and_parts_and_shards_nothing_but_files(tmp_path, monkeypatch):
+    documents = make_documents(150)
+    write_c4(tmp_path / "c4-train.00000-of-01024.json.gz", documents[:60])
+    write_dclm(tmp_path / "shard_00000000_processed.jsonl.zst", documents[60:])
 
-    def change_and_write(*arguments):
-        changed.write_text(changed.read_text() + "\n")
-        write(*arguments)
+    def prepare(name: str, size: int, processes: int) -> Data:
+        monkeypatch.setattr(corpus, "PART_BYTES", size)
+        monkeypatch.setattr(packing, "SHARD_BYTES", 8000 * size)
+        arguments = dict(seq_len=16, vocab_size=300, processes=processes)
+        return prepare_data.prepare_files([f"{tmp_path}/*.gz", f"{tmp_path}/*.zst"], tmp_path / name, **arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "write", change_and_write)
-        with pytest.raises(DataError, match=rf"{changed} changed while it was prepared"):
-            prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
-    assert not (tmp_path / "out").exists()
-    prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **arguments)
+    small, several, large = prepare("small", 1, 1), prepare("several", 1, 2), prepare("large", 2**30, 1)
+    first, second, third = (
+        {path.name: path.read_bytes() for path in data.directory.iterdir()} for data in (small, several, large)
+    )
+    assert first == second and len(first) > len(third)
+    assert small.info["splits"] == large.info["splits"]
+    every = np.arange(len(small.train))
+    np.testing.assert_array_equal(small.train.read(every), large.train.read(every))
 
 
 def test_a_file_that_disappears_meanwhile_is_named(files, tmp_path, monkeypatch):
-    train_tokenizer = stages.train_tokenizer
+    train_tokenizer = tokenizer.train_tokenizer
 
     def remove_and_train(*arguments):
         (files / "deep" / "3.txt").unlink()
         return train_tokenizer(*arguments)
 
-    monkeypatch.setattr(stages, "train_tokenizer", remove_and_train)
+    monkeypatch.setattr(tokenizer, "train_tokenizer", remove_and_train)
     with pytest.raises(DataError, match=rf"cannot read {files}/deep/3.txt: .*No such file"):
         prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", seq_len=8, vocab_size=300)
 
 
-@pytest.mark.parametrize("stage", ["train_tokenizer", "write_shard"])
-def test_a_disk_that_fills_up_is_named_and_the_same_command_goes_on(files, tmp_path, monkeypatch, stage):
+@pytest.mark.parametrize("module, stage", [(tokenizer, "train_tokenizer"), (packing, "write_shard")])
+def test_a_disk_that_fills_up_is_named_and_nothing_is_left(files, tmp_path, monkeypatch, module, stage):
     """Libraries have errors of their own for it. No file may grow over 100 bytes once the stage has begun."""
-    module = tokenizer if stage == "train_tokenizer" else stages
     unlimited, run_stage = resource.getrlimit(resource.RLIMIT_FSIZE), getattr(module, stage)
 
     def limit_and_run(*arguments):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, unlimited[1]))
         return run_stage(*arguments)
 
-    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], seq_len=8, vocab_size=300)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, stage, limit_and_run)
-        try:
-            with pytest.raises(OutputError, match=r"--output=.*/out: cannot be written: .*File too large"):
-                prepare(tmp_path / "out")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    assert prepare(tmp_path / "out").seq_len == 8
+    monkeypatch.setattr(module, stage, limit_and_run)
+    try:
+        with pytest.raises(OutputError, match=r"--output=.*/out: cannot be written: .*File too large"):
+            prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", seq_len=8, vocab_size=300)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert list(tmp_path.iterdir()) == [files]
 
 
-def test_documents_in_another_encoding_are_counted(files, tmp_path, caplog):
-    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], seq_len=8, vocab_size=300)
-    prepare(tmp_path / "out")
-    assert "UTF-8" not in caplog.text
-    for number in (4, 7):
-        with (files / "deep" / f"{number}.txt").open("ab") as file:
-            file.write("Über Öfen\n".encode("latin-1"))
-    prepare(tmp_path / "out")
-    assert "2 of 30 documents have bytes that are not UTF-8" in caplog.text
+def test_what_another_process_has_prepared_meanwhile_stays(files, tmp_path, monkeypatch):
+    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], tmp_path / "out", vocab_size=300)
+    write = packing.write
+
+    def write_after_another(*arguments):
+        monkeypatch.undo()
+        prepare(seq_len=16)
+        write(*arguments)
+
+    monkeypatch.setattr(packing, "write", write_after_another)
+    with pytest.raises(OutputError, match=r"--output=.*/out: cannot be written: Directory not empty"):
+        prepare(seq_len=8)
+    assert open_prepared(tmp_path / "out").seq_len == 16 and len(list(tmp_path.iterdir())) == 2
 
 
-def test_held_out_files_are_part_of_the_text_that_is_hashed_and_whose_encoding_is_checked(files, tmp_path, caplog):
-    heldout = tmp_path / "heldout.txt"
-    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], heldout_files=[str(heldout)])
-    hashes = set()
-    for number, text in enumerate([b"one text", b"another text", "Über Öfen".encode("latin-1")]):
+def test_held_out_files_are_part_of_the_text_that_is_hashed_and_documents_in_another_encoding_are_counted(
+    files, tmp_path, caplog
+):
+    heldout, hashes = tmp_path / "heldout.txt", set()
+    for text in (b"one text", b"another text", "Über Öfen".encode("latin-1")):
+        assert "UTF-8" not in caplog.text
         heldout.write_bytes(text)
-        data = prepare(tmp_path / f"{number}", seq_len=8, vocab_size=300)
+        options = dict(heldout_files=[str(heldout)], seq_len=8, vocab_size=300)
+        data = prepare_data.prepare_files([f"{files}/**/*.txt"], tmp_path / "out", **options)
         hashes.add(data.info["corpus_sha256"])
     assert len(hashes) == 3
     assert "1 of 31 documents have bytes that are not UTF-8" in caplog.text
@@ -130,12 +137,11 @@ def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_
     for seq_len in (8, 16):
         assert prepare(link, seq_len=seq_len).seq_len == seq_len
         assert link.readlink() == target
-    assert {path.name for path in target.parent.iterdir()} == {"data", ".data.lock"}
+    assert {path.name for path in target.parent.iterdir()} == {"data"}
     with pytest.raises(OutputError, match="exists and is not prepared data"):
         prepare(files, seq_len=8)
-    source = dict(tfds=str(target), tokenizer=str(target / "tokenizer.json"))
-    with pytest.raises(DataError, match=rf"--tfds={target} holds packed windows, .*: name their source"):
-        prepare_data.prepare_files([], tmp_path / "again", seq_len=8, **source)  # a token of each would be repeated
+    with pytest.raises(DataError, match=rf"^{target} has no feature 'text', a string a record, but tokens"):
+        prepare_data.prepare_files([], tmp_path / "again", seq_len=8, tfds=str(target))
     monkeypatch.chdir(target)
     with pytest.raises(OutputError, match=rf"^--output={target}: is a mount point or the current directory: name"):
         prepare(Path("."), seq_len=8)
