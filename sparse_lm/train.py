@@ -61,7 +61,7 @@ def main() -> None:
                 [text] = continue_texts(workdir, [prompt], max_new_tokens=SAMPLE_TOKENS, temperature=0.7)
                 print(f"held-out text:\n{prompt}\ncontinued:\n{text.removeprefix(prompt)}")
     except KeyboardInterrupt:  # while data is prepared, say
-        sys.exit(f"interrupted{'' if has_begun(workdir) else ' before training began'}; the same command goes on")
+        sys.exit(f"interrupted{'; the same command goes on' if has_begun(workdir) else ' before training began'}")
 
 
 def _profiled(steps: int) -> range:

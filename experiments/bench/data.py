@@ -63,7 +63,7 @@ def measure(cores: int) -> dict[str, Any]:
         for number in range(FILES):
             lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[number::FILES])
             (folder / f"{number}.jsonl.zst").write_bytes(zstd.compress(lines.encode()))
-        for processes in sorted({1, cores}):  # what is prepared already is not prepared again
+        for processes in sorted({1, cores}):
             prepared = least_seconds(lambda n=processes: prepare_in(folder / f"by_{n}", 1024, tokenizer, n), 1)
             rates["preparing"][processes] = round(tokens / prepared)
         for seq_len in SEQ_LENS:
