@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from sparse_lm.data.dataset import Windows
 from sparse_lm.data.readers import zstd
 from sparse_lm.data.tokenizer import END_OF_TEXT, train_tokenizer
 
@@ -65,8 +66,9 @@ def stream_of(documents: list[str], tokenizer: Tokenizer) -> np.ndarray:
     return np.array([token for text in documents for token in [*tokenizer.encode(text).ids, end]])
 
 
-def targets_of(windows: np.ndarray) -> np.ndarray:
-    """[n, seq_len + 1] windows -> the stream of their targets, after checking that they join up."""
+def targets_of(split: Windows) -> np.ndarray:
+    """The stream of the targets of all windows, after checking that they join up."""
+    windows = split.read(np.arange(len(split)))
     np.testing.assert_array_equal(windows[1:, 0], windows[:-1, -1])
     return windows[:, 1:].ravel()
 

@@ -12,24 +12,18 @@ from sparse_lm.errors import DataError
 from tests.data.examples import make_documents
 
 
-def test_every_document_is_in_exactly_one_part_in_order_and_no_more_than_so_many_bytes_are_held_out(monkeypatch):
+def test_a_part_is_decided_by_content_each_is_in_order_and_no_more_than_so_many_bytes_are_held_out(monkeypatch):
     documents = make_documents(5000)
     train, heldout = map(list, hold_out(documents)[:2])
-    assert not set(train) & set(heldout)
-    held = set(heldout)
+    shuffled = list(np.random.default_rng(0).permutation(documents))
+    held, again, of_two = (set(hold_out(corpus)[1]) for corpus in (documents, shuffled, documents * 2))
+    assert held == again and held <= of_two
     assert train == [text for text in documents if text not in held]
     assert heldout == [text for text in documents if text in held]
     assert 0.01 < len(heldout) / len(documents) < 0.03
     size = sum(len(text.encode()) for text in documents)
     monkeypatch.setattr(holdout, "HELDOUT_BYTES", size // 500)
     assert 1 <= len(list(hold_out(documents)[1])) < 25  # about 10; 2% are 100
-
-
-def test_a_documents_part_depends_on_its_content_alone():
-    documents = make_documents(3000)
-    shuffled = list(np.random.default_rng(0).permutation(documents))
-    heldout, again, of_two = (set(hold_out(corpus)[1]) for corpus in (documents, shuffled, documents * 2))
-    assert heldout == again and heldout <= of_two
 
 
 LINES = [f"line {number} of a text\r\n" for number in range(20_000)]

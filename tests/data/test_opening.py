@@ -13,15 +13,8 @@ from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import train_batches
 from sparse_lm.data.tokenizer import fingerprint, train_tokenizer
 from sparse_lm.errors import ConfigError, DataError
-from tests.data.examples import (
-    Documents,
-    damage_records,
-    make_documents,
-    make_tokenizer,
-    stream_of,
-    targets_of,
-    write_jsonl,
-)
+from tests.data import examples
+from tests.data.examples import Documents, damage_records, make_documents, make_tokenizer, write_jsonl
 
 SEQ_LEN = 32
 TOKENIZER = make_tokenizer()
@@ -80,8 +73,8 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, tmp_path
     train, _, found = hold_out(DOCUMENTS)
     assert first.info["corpus_sha256"] == found.sha256
     assert first.info["tokenizer_sha256"] == fingerprint(train_tokenizer(train, 500))  # of what is held out it saw none
-    stream = stream_of(list(train), TOKENIZER.from_file(str(first.tokenizer_path)))
-    np.testing.assert_array_equal(targets_of(all_windows(first.train))[: len(stream)], stream)
+    stream = examples.stream_of(list(train), TOKENIZER.from_file(str(first.tokenizer_path)))
+    np.testing.assert_array_equal(examples.targets_of(first.train)[: len(stream)], stream)
 
 
 @pytest.mark.parametrize("damage", ["cut shard", "other tokenizer", "no metadata"])
@@ -110,7 +103,11 @@ def test_what_another_process_has_prepared_meanwhile_is_opened(config, monkeypat
     assert [open_data(config).directory.stat().st_ino] == inodes
 
 
-def test_the_real_library_is_prepared(tmp_path, monkeypatch):
+def test_the_real_library_is_prepared_of_sorted_source_without_tests_and_packages(tmp_path, monkeypatch):
+    paths = corpus.python_library().paths
+    assert list(paths) == sorted(paths) and len(paths) > 300
+    assert {"argparse.py", "ast.py"} <= {path.name for path in paths}
+    assert not any({"site-packages", "test", "tests"} & set(path.parts) for path in paths)
     monkeypatch.setattr(corpus, "LIBRARY_FILE_LIMIT", 8 * 2**10)  # the small files, to be quick
     data = open_data(changed(Config(data=DataConfig(cache_dir=str(tmp_path))), "model", vocab_size=512))
     assert len(data.train) > 500
@@ -119,35 +116,40 @@ def test_the_real_library_is_prepared(tmp_path, monkeypatch):
     assert 0 <= batch.min() <= batch.max() < 512
 
 
-def test_what_nothing_can_be_prepared_with_is_refused(config, tokenizer_path, tmp_path):
+# Prepared windows.
+
+
+def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, tokenizer_path, tmp_path):
     (tmp_path / "file").write_text("")
-    size = TOKENIZER.get_vocab_size()
+    other, size, end = str(tmp_path / "other.json"), TOKENIZER.get_vocab_size(), TOKENIZER.token_to_id("<|endoftext|>")
+    make_tokenizer(300).save(other)
+    builder.prepare(tmp_path / "other", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=make_tokenizer(300))
+    builder.prepare(tmp_path / "short", DOCUMENTS, seq_len=8, tokenizer=TOKENIZER)
+    prepared = changed(config, "data", path=path)
     named = changed(config, "data", tokenizer=tokenizer_path)
+    mixtures = {
+        f"{path}:1,{tmp_path}/other:1": r"data\.path = .*/other has another tokenizer than .*/prepared: prepare",
+        f"{path}:1,{tmp_path}/short:1": r"seq_len = 32: must be 8, with which .*/short",
+        f"{path}:1,{tmp_path}/none:1": r"data\.path = '.*': .*/none does not exist",
+        str(tmp_path): r"data\.path = .*: .* is not prepared data: make it with",
+        **{
+            mixture: "data.path = .* must be a directory, or several different ones with"
+            for mixture in (f"{path},{path}", f"{path}:1,", f"{path}:0,{path}x:1", f"{path}:1,{path}:1")
+        },
+    }
     for refused, message in (
         (changed(config, "model", vocab_size=256), r"model\.vocab_size = 256: must be at least 257"),
         (changed(named, "model", vocab_size=size - 1), rf"model\.vocab_size = {size - 1}: must be at least {size}"),
         (changed(config, "data", tokenizer="no.json"), r"data\.tokenizer = 'no\.json': no tokenizer file"),
         (changed(config, "data", cache_dir=str(tmp_path / "file")), r"data\.cache_dir = '.*/file': must be writable"),
-    ):
-        with pytest.raises(ConfigError, match=rf"^config\.{message}"):
-            open_data(refused)
-
-
-# Prepared windows.
-
-
-def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, tmp_path):
-    other = str(tmp_path / "other.json")
-    make_tokenizer(300).save(other)
-    end = TOKENIZER.token_to_id("<|endoftext|>")
-    prepared = changed(config, "data", path=path)
-    separated = changed(prepared, "model", document_separator=9)
-    for refused, message in (
         (dataclasses.replace(prepared, seq_len=64), rf"seq_len = 64: must be {SEQ_LEN}, with which"),
         (changed(prepared, "model", vocab_size=300), r"model\.vocab_size = 300: must be at least"),
-        (separated, rf"model\..*separator = 9: must be {end}, the end of text of"),
+        (
+            changed(prepared, "model", document_separator=9),
+            rf"model\..*separator = 9: must be {end}, the end of text of",
+        ),
         (changed(prepared, "data", tokenizer=other), r"data\.tokenizer = '.*': must be empty or the one of the"),
-        (changed(config, "data", path=str(tmp_path)), r"data\.path = .*: .* is not prepared data: make it with"),
+        *((changed(config, "data", path=mixture), message) for mixture, message in mixtures.items()),
     ):
         with pytest.raises(ConfigError, match=rf"^config\.{message}"):
             open_data(refused)
@@ -168,20 +170,6 @@ def test_they_are_read_where_they_are_and_several_are_mixed_by_weight(config, pa
     batch = next(train_batches(data, batch_size=40, seed=0))
     first = {window.tobytes() for window in all_windows(parts[0].train)}
     assert sum(window.tobytes() in first for window in batch) == 30
-
-
-def test_mixtures_of_what_does_not_go_together_are_refused(config, path, tmp_path):
-    builder.prepare(tmp_path / "other", DOCUMENTS, seq_len=SEQ_LEN, tokenizer=make_tokenizer(300))
-    builder.prepare(tmp_path / "short", DOCUMENTS, seq_len=8, tokenizer=TOKENIZER)
-    weights = (f"{path},{path}", f"{path}:1,", f"{path}:0,{path}x:1", f"{path}:1,{path}:1")
-    for mixture, message in (
-        (f"{path}:1,{tmp_path}/other:1", r"data\.path = .*/other has another tokenizer than .*/prepared: prepare"),
-        (f"{path}:1,{tmp_path}/short:1", r"seq_len = 32: must be 8, with which .*/short"),
-        (f"{path}:1,{tmp_path}/none:1", r"data\.path = '.*': .*/none does not exist"),
-        *((mixture, "data.path = .* must be a directory, or several different ones with") for mixture in weights),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            open_data(changed(config, "data", path=mixture))
 
 
 def test_damage_and_another_version_are_reported_not_repaired(config, path):

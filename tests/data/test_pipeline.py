@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 from pathlib import Path
 
@@ -11,38 +10,22 @@ from sparse_lm.data.pipeline import heldout_batches, train_batches
 SEQ_LEN = 3
 
 
-class Records:
-    """Window i is (offset + i) four times."""
-
-    def __init__(self, count: int, offset: int = 0):
-        self.count, self.offset = count, offset
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index):
-        return {"tokens": np.full(SEQ_LEN + 1, self.offset + index, np.uint16)}
-
+class Records(list):
     def __getitems__(self, indices):
-        return [self[index] for index in indices]
+        return [{"tokens": np.full(SEQ_LEN + 1, self[index], np.uint16)} for index in indices]
 
 
 def make_data(train: int = 50, heldout: int = 23, offset: int = 0) -> Data:
+    """Window i is (offset + i) four times."""
     counts = dict(train=train, heldout=heldout)
-    windows = {split: Windows(Records(count, offset), Path()) for split, count in counts.items()}
+    windows = {split: Windows(Records(range(offset, offset + count)), Path()) for split, count in counts.items()}
     info = {"corpus_sha256": str(offset), "splits": {"train": {"tokens": train}}}
-    return Data(
-        Path(), Path("tokenizer.json"), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info=info, **windows
-    )
+    return Data(Path(str(offset)), Path(), 100, SEQ_LEN, bytes_per_token=np.ones(100, np.int32), info=info, **windows)
 
 
 def make_mixture() -> Data:
     """Windows 0 to 49, 1000 to 1006 and 2000 to 2019."""
-    parts = [
-        dataclasses.replace(make_data(size, size, 1000 * number), directory=Path(str(number)))
-        for number, size in enumerate((50, 7, 20))
-    ]
-    return mix("a mixture", parts, (2.0, 0.5, 1.5))
+    return mix("a mixture", [make_data(size, size, 1000 * n) for n, size in enumerate((50, 7, 20))], (2.0, 0.5, 1.5))
 
 
 DATA = {"one": make_data(), "mixture": make_mixture()}
