@@ -64,9 +64,9 @@ def prepare(
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     replaces = directory.exists()
-    hidden = tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent)
     # One part is read by this process, and tokenised by as many threads as there are cores.
     used = max(1, min(processes, len(corpus.parts())))
+    hidden = tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent)
     with hidden as name, Workers(used, threads=processes // used) as workers:
         folder = Path(name)
 
@@ -94,8 +94,8 @@ def prepare(
             )
         if tokenizer is None:
             sampled = sample(train, min(1.0, TOKENIZER_SAMPLE / found.size))
-            texts = list(on_parts("sampling text for the tokenizer", list, sampled))
-            _log.info("training the tokenizer")
+            _log.info("training the tokenizer, on a sample of the text")
+            texts = on_parts("sampling text for the tokenizer", list, sampled)
             tokenizer = tokenizer_lib.train_tokenizer(itertools.chain.from_iterable(texts), vocab_size)
         metadata = {
             "format": FORMAT,
@@ -108,8 +108,8 @@ def prepare(
         }
         files = {}
         for split, what, part in (("train", "training text", train), ("heldout", "held-out text", rest)):
-            parts, counts = part.parts(), Counter()
-            tasks = [(folder / f"{split}-{n}", part, tokenizer.to_str()) for n, part in enumerate(parts)]
+            spelled, counts = tokenizer.to_str(), Counter()
+            tasks = [(folder / f"{split}-{n}", documents, spelled) for n, documents in enumerate(part.parts())]
             files[split], metadata["splits"][split] = folder / split, counts
             with open(folder / split, "wb") as stream:
                 for (path, *_), more in zip(tasks, workers.map(f"tokenising {what}", _tokenise, tasks), strict=True):
