@@ -14,7 +14,9 @@ _COMPILE_FAST = (
 )
 if version("jaxlib").startswith("0.10."):  # as of 0.11 there is no older code generator, which compiled twice as fast
     _COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", f"{_COMPILE_FAST} --xla_force_host_platform_device_count=8")
+# Devices that wait for another longer than 40 s, as on a busy machine, end the process unless told to wait longer.
+_WAIT = "--xla_cpu_collective_call_terminate_timeout_seconds=200"
+os.environ.setdefault("XLA_FLAGS", f"{_COMPILE_FAST} {_WAIT} --xla_force_host_platform_device_count=8")
 
 # Processes that tests start, and tests of the same small model, compile the same functions again. Workers have the
 # directory of the process that started them.
