@@ -28,6 +28,7 @@ class FixedQuarter(Slices):
     """
 
     name = "fixed_quarter"
+    leave_reads_inputs = False  # there is no other expert's token
     refreshes = False
 
     def enter(self, w1: Array, w2: Array, x: Array | None = None) -> tuple[RoutedState, None]:

@@ -3,7 +3,8 @@
   enter    before the first sparse step: the recipe chooses masks, scales or experts;
   refresh  every `refresh_every` sparse steps: it chooses some of that anew;
   leave    before the first dense step: the weights become what the sparse forward used. The loss just after is
-           what it was just before if the recipe left out no activations; otherwise it jumps, as they come back.
+           what it was just before if the recipe left out no activations; otherwise it jumps, as they come back. A
+           recipe may fit the weights to the batch, so that it jumps less.
            To leave twice, as a run does that is made longer after its end, changes nothing.
 
 All three are pure functions of the state and the coming batch, so that a resumed run does the same. They run
