@@ -121,7 +121,6 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     runs["slices_80_first_dense_fp8"] = runs["slices_80_first_dense"] | fp8
     runs["fp8_slices_80"] = slices | until(80) | {"sparsity.recipe": "fp8_slices"}
     runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
-    runs["fixed_quarter_80_first_dense"] = runs["fixed_quarter_80"] | first_dense
     narrow = {name: dense | {"model.ffn_dim": ffn_dim // part} for name, part in (("quarter", 4), ("eighth", 8))}
     runs |= {f"{name}_width": run | _longer(steps, 1.2) for name, run in narrow.items()}
     runs["quarter_width_longer"] = narrow["quarter"] | _longer(steps, 1.6)
