@@ -137,10 +137,10 @@ def _experts24(steps: int, experts: Overrides, prefix: str = "mixture_") -> dict
 
 def _narrow_mixtures(steps: int) -> dict[str, Overrides]:
     """Returns a dense llama and mixtures of as many active neurons, with dense and with sparse experts, and rates."""
-    experts = {f"_{number}": _experts(number, 2, 768) for number in (16, 32, 64)}
-    runs = {"dense": _DENSE} | {f"mixture{name}": _DENSE | change for name, change in experts.items()}
-    for name, change in experts.items():
-        runs |= _experts24(steps, change, f"mixture{name}_")
+    runs = {"dense": _DENSE}
+    for number in (16, 32, 64):
+        experts = _experts(number, 2, 768)
+        runs |= {f"mixture_{number}": _DENSE | experts} | _experts24(steps, experts, f"mixture_{number}_")
     return _with_rates(runs, tuple(runs), (8e-4, 1.2e-3, 1.7e-3))
 
 
@@ -200,7 +200,7 @@ _BATCH = {"batch_size": 32, "seq_len": 1024, "model.vocab_size": 16_384, "model.
 _EXPERTS = _experts(16, 4, 2048)
 _AFM = {"model.dim": 2560, "model.ffn_dim": 18_432, "model.heads": 20, "model.kv_heads": 4, "model.layers": 4}
 _NARROW_AFM = {"model.dim": 768, "model.ffn_dim": 6144, "model.heads": 6, "model.kv_heads": 2, "model.layers": 4}
-_NARROW_MIXTURE = {"model.dim": 768, "model.ffn_dim": 1536, "model.heads": 6, "model.kv_heads": 2, "model.layers": 4}
+_NARROW_MIXTURE = _NARROW_AFM | {"model.ffn_dim": 1536}
 _TINY = _base(
     50, 4, 4e-3, batch_size=4, seq_len=32, eval_every=25, log_every=4,
     **{"data.eval_windows": 8, "model.dim": 32, "model.layers": 2, "model.ffn_dim": 256, "model.vocab_size": 300},
@@ -233,7 +233,7 @@ SUITES = {
         ),
         lengths=(1.0, 1.5, 2.0),
     ),
-    # Mixtures that have read 14 tokens for each active parameter of their layers, and the narrow dense llama of as many
+    # Mixtures that have read 13 tokens for each active parameter of their layers, and the narrow dense llama of as many
     # active neurons: 200 M tokens in 6104 steps. Rates and numbers of experts are compared over 100 M.
     **{
         f"narrow_mixture{name}": Suite(
