@@ -104,7 +104,7 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Fewer neurons for a token; other ways of leaving.
     for share in (80, 90, "stay"):
         runs[f"slices_{share}_m_32"] = runs[f"slices_{share}"] | {"sparsity.m": 32}
-    runs["slices_80_m_32_first_dense"] = runs["slices_80_m_32"] | first_dense
+    runs |= {f"slices_{part}_m_32_first_dense": runs[f"slices_{part}_m_32"] | first_dense for part in (80, 90)}
     unturned = {"sparsity.recipe": "unturned_slices"}
     runs |= {f"unturned_{name}": runs[name] | unturned for name in ("slices_80", "slices_80_first_dense")}
     for rate in rates:
