@@ -1,7 +1,8 @@
 """The `dense_slices` recipe: each token computes its expert's slice of the neurons, densely, whatever the activation.
 
 Routing is that of `slices`: each token goes to its nearest of E = m / 4 centroids, and neurons are sorted once by the
-expert whose tokens use them most. Nothing is 2:4, so that the six products are grouped dense ones, on any GPU.
+expert whose tokens use them most. Nothing is 2:4, so that the six products are grouped dense ones, on any GPU: those of
+a mixture's experts in `dense`, of which each token has one.
 
     up           H   = X W1[slice]^T                grad_hidden  dY  = dO W2[slice]^T
     down         O   = Y W2[slice]                  grad_input   dX  = dH W1[slice]
@@ -18,16 +19,17 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sparse_lm import collectives, ops
-from sparse_lm.ops.row_order import combine, dispatch
+from sparse_lm import collectives
+from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
-from sparse_lm.recipes.activations import ACTIVATIONS, activate, gradient, hidden
-from sparse_lm.recipes.base import PRODUCTS, FfnCall, InSlots, Recipe, Rule, Shape, Stats, hidden_stats
-from sparse_lm.recipes.groups import fitting_block
+from sparse_lm.recipes.activations import ACTIVATIONS, activate
+from sparse_lm.recipes.base import PRODUCTS, FfnCall, InSlots, Recipe, Rule, Shape, Stats
+from sparse_lm.recipes.dense import Dense
+from sparse_lm.recipes.groups import Groups, fitting_block, group_by_expert
+from sparse_lm.recipes.weight_forms import Weight, dense_forms
 
 
 class Centroids(NamedTuple):
@@ -84,38 +86,25 @@ class DenseSlices(Recipe):
         return Centroids(routing.update_centroids(x, state.centroids)), {}
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        tokens, experts = x.shape[0], routing.assign_tokens(x, ffn.state.centroids)
-        v = fitting_block(self.v, tokens, self.experts)
-        rows, block_experts = routing.dispatch_order(experts, self.experts, v, ffn.order)
-        groups = self._groups(block_experts, v, ffn)
-        x = dispatch(x, rows)
-        with jax.named_scope("up"):
-            h = ops.grouped_up(x, self._sorted(ffn.w1.dense, ffn), **groups)
-        y, seen, saved = activate(h, self.activation)
-        with jax.named_scope("down"):
-            o = combine(ops.grouped_down(y, self._sorted(ffn.w2.dense, ffn), **groups), rows)
+        experts = routing.assign_tokens(x, ffn.state.centroids)
+        v = fitting_block(self.v, x.shape[0], self.experts)
+        groups = group_by_expert(experts[:, None], self.experts, v, ffn.order)
+        x = dispatch(x, groups.rows)
+        o, stats, saved = Dense(activation=self.activation).forward_experts(x, self._of_experts(ffn, groups))
         o = jnp.where(jnp.isfinite(ffn.state.centroids).all(), o, jnp.nan)  # a state that was never entered
-        stats = hidden_stats(seen, tokens, ffn.w2.neurons // self.experts)
-        stats |= {"expert_load": routing.expert_load(experts, self.experts)}
-        return o, stats, InSlots(x, (saved, rows, block_experts))
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (saved, groups))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        saved, rows, block_experts = saved
-        groups = self._groups(block_experts, fitting_block(self.v, do.shape[0], self.experts), ffn)
-        do = dispatch(do, rows)
-        with jax.named_scope("grad_hidden"):
-            dy = ops.grouped_up(do, self._sorted(ffn.w2.dense, ffn), **groups)
-        dh, y = gradient(dy, saved, self.activation), hidden(saved, self.activation)
-        with jax.named_scope("grad_input"):
-            dx = combine(ops.grouped_down(dh, self._sorted(ffn.w1.dense, ffn), **groups), rows)
-        with jax.named_scope("grad_up"):
-            dw1 = ops.grouped_weights(dh, x, **groups, out_dtype=ffn.gradient_dtype)
-        with jax.named_scope("grad_down"):
-            dw2 = ops.grouped_weights(y, do, **groups, out_dtype=ffn.gradient_dtype)
+        saved, groups = saved
+        do, of_experts = dispatch(do, groups.rows), self._of_experts(ffn, groups)
+        dx, dw1, dw2, _ = Dense(activation=self.activation).backward_experts(x, saved, do, of_experts)
         return dx, self._sorted(dw1, ffn, back=True), self._sorted(dw2, ffn, back=True)
 
-    def _groups(self, block_experts: Array, v: int, ffn: FfnCall) -> dict[str, Any]:
-        return dict(block_experts=block_experts, v=v, experts=self.experts, implementation=ffn.implementation)
+    def _of_experts(self, ffn: FfnCall, groups: Groups) -> FfnCall:
+        """Makes a mixture's call of an FFN's: each slice is an expert, and tokens choose one."""
+        w1, w2 = self._sorted(ffn.w1.dense, ffn), self._sorted(ffn.w2.dense, ffn)
+        up, down = (Weight(dense_forms(w[None], w.dtype), jnp.int32(0), ffn.implementation) for w in (w1, w2))
+        return ffn._replace(w1=up, w2=down, groups=groups)
 
     def _sorted(self, w: Array, ffn: FfnCall, back: bool = False) -> Array:
         """Brings rows of weights whose neurons were sorted in several parts to the order of the experts, or back."""
