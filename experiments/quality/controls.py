@@ -60,16 +60,16 @@ class Fp8Slices(Slices):
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
         x = _round(x, fp8.by_rows)
         o, stats, saved = super().forward(x, ffn._replace(w2=_OfRounded(*ffn.w2)))
-        (y, h), rows = saved.rest
-        return o, stats, saved._replace(rest=((_rounded(y), h), rows))
+        (y, h), groups = saved.rest
+        return o, stats, saved._replace(rest=((_rounded(y), h), groups))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        (y, _), rows = saved
-        do, neuron_ids, options = dispatch(do, rows), y.kept_columns(), dict(implementation=ffn.implementation)
+        (y, _), groups = saved
+        do, neuron_ids, options = dispatch(do, groups.rows), y.kept_columns(), dict(implementation=ffn.implementation)
         dy = ffn.w2.at_neurons(_round(do, fp8.by_rows), neuron_ids, y.v, y.contiguous)
         condensed = Sparse24(y.values, y.metadata, dy.shape)
         gradients = ops.squared_relu_gradients(dy, condensed, key=ffn.subkey(3), **options)
-        dx = _OfRounded(*ffn.w1).over_kept(dataclasses.replace(y, values=gradients.dh.values), rows)
+        dx = _OfRounded(*ffn.w1).over_kept(dataclasses.replace(y, values=gradients.dh.values), groups.rows)
 
         def sum_over_tokens(transposed: Sparse24, b: Array) -> Array:
             where = neuron_ids, y.v, ffn.w2.neurons

@@ -31,9 +31,9 @@ from jax import Array
 
 from sparse_lm.ops.formats import SparseVenom
 from sparse_lm.recipes.activations import SQUARED_RELU
-from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats, hidden_stats
+from sparse_lm.recipes.base import FfnCall, Rule, Shape, Stats
 from sparse_lm.recipes.groups import fitting_block
-from sparse_lm.recipes.slices import backward_blocks, forward_blocks, rule_of_v
+from sparse_lm.recipes.slices import backward_experts, forward_experts, rule_of_v
 from sparse_lm.recipes.soft_threshold import SoftThreshold24
 
 
@@ -68,15 +68,10 @@ class Experts24(SoftThreshold24):
         return fitting_block(self.v, pairs, experts)
 
     def forward_experts(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        groups, width = ffn.groups, ffn.w2.neurons // ffn.groups.experts
-        # Lists each block's neurons: its expert's, or E Fe throughout where it has no pairs.
-        ids = groups.block_experts[:, None] * width + jnp.arange(width, dtype=jnp.int32)
-        ids = jnp.where(groups.blocks_with_pairs()[:, None], ids, groups.experts * width)
-        o, hidden, seen = forward_blocks(x, ids, groups.rows, groups.v, width, ffn)
-        return o, hidden_stats(groups.total(seen), groups.pairs, width), hidden
+        return forward_experts(x, ffn)
 
     def backward_experts(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, Array]:
-        dx, dw1, dw2, dh = backward_blocks(x, saved, do, ffn.groups.rows, ffn)
+        dx, dw1, dw2, dh = backward_experts(x, saved, do, ffn)
         y, h = saved
         return dx, dw1, dw2, _y_dy(y, dh, ffn.w2.neurons // ffn.groups.experts, gated=h is not None)
 

@@ -38,12 +38,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from sparse_lm import collectives, ops
-from sparse_lm.ops.formats import HiddenStats, Sparse24, SparseVenom
-from sparse_lm.ops.row_order import RowOrder, dispatch
+from sparse_lm.ops.formats import Sparse24, SparseVenom
+from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import SQUARED_RELU, activate
 from sparse_lm.recipes.base import FfnCall, InSlots, Rule, Shape, Stats, hidden_stats
-from sparse_lm.recipes.groups import fitting_block
+from sparse_lm.recipes.groups import fitting_block, group_by_expert
 from sparse_lm.recipes.soft_threshold import Scales, SoftThreshold24, soft_threshold
 
 
@@ -129,26 +129,18 @@ class Slices(SoftThreshold24):
         return super().leave(w1, w2, state)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:
-        tokens, neurons = x.shape[0], ffn.w2.neurons
-        experts = routing.assign_tokens(x, ffn.state.centroids)
+        tokens, experts = x.shape[0], routing.assign_tokens(x, ffn.state.centroids)
         # Training has no fewer tokens than a block (`rules`); generation has one.
         v = self.v if tokens >= self.v else fitting_block(self.v, tokens, self.experts)
-        rows, block_experts = routing.dispatch_order(experts, self.experts, v, ffn.order)
-        # Neurons are sorted in equal parts, one a device, each of which has a contiguous part of every slice.
+        groups = group_by_expert(experts[:, None], self.experts, v, ffn.order)
+        x = dispatch(x, groups.rows)
         parts = self.shards // collectives.size(ffn.axes.tensor)
-        contiguous = neurons // self.experts // parts
-        slices = jnp.arange(neurons, dtype=jnp.int32).reshape(parts, self.experts, contiguous).swapaxes(0, 1)
-        neuron_ids = slices.reshape(self.experts, -1)[block_experts]
-        has_token = rows.slots[::v, None] < tokens  # a block is filled from its first slot on
-        neuron_ids = jnp.where(has_token, neuron_ids, neurons)
-        x = dispatch(x, rows)
-        o, hidden, seen = forward_blocks(x, neuron_ids, rows, v, contiguous, ffn)
-        stats = hidden_stats(seen, tokens, neurons // self.experts)
-        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (hidden, rows))
+        o, stats, hidden = forward_experts(x, ffn._replace(groups=groups), parts)
+        return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (hidden, groups))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:
-        hidden, rows = saved
-        dx, dw1, dw2, _ = backward_blocks(x, hidden, dispatch(do, rows), rows, ffn)
+        hidden, groups = saved
+        dx, dw1, dw2, _ = backward_experts(x, hidden, dispatch(do, groups.rows), ffn._replace(groups=groups))
         return dx, dw1, dw2
 
 
@@ -156,16 +148,18 @@ Hidden = tuple[SparseVenom, Array | None]
 """The hidden layer in slots: Y as the down product reads it, and with a gate H [Tp, 2 S]."""
 
 
-def forward_blocks(
-    x: Array, neuron_ids: Array, rows: RowOrder, v: int, contiguous: int, ffn: FfnCall
-) -> tuple[Array, Hidden, HiddenStats]:
-    """Computes O [T, D], the hidden layer, and what selection saw of it, for tokens in blocks of one expert each.
+def forward_experts(x: Array, ffn: FfnCall, parts: int = 1) -> tuple[Array, Stats, Hidden]:
+    """Computes O [T, D] of x [Tp, D] in the slots of the call's groups, statistics, and the hidden layer.
 
-    x [Tp, D] is in slots, `rows` the order of T rows in them, v slots a block. `neuron_ids` int32[Tp / v, S] are the
-    neurons of each block, `contiguous` at a time consecutive. A block without tokens lists F throughout, no neuron, and
-    products skip it.
+    Neurons are sorted in equal parts, one a device, each of which has a contiguous part of every expert's. A block
+    without tokens lists F throughout, no neuron, and products skip it.
     """
-    neurons = ffn.w2.neurons
+    groups, neurons = ffn.groups, ffn.w2.neurons
+    v, contiguous = groups.v, neurons // groups.experts // parts
+    starts = jnp.arange(0, neurons, neurons // parts, dtype=jnp.int32)  # of the first expert's part in each
+    of_first = starts[:, None] + jnp.arange(contiguous, dtype=jnp.int32)
+    neuron_ids = groups.block_experts[:, None] * contiguous + of_first.reshape(-1)
+    neuron_ids = jnp.where(groups.blocks_with_pairs()[:, None], neuron_ids, neurons)
     options: dict[str, Any] = dict(implementation=ffn.implementation)
     up = ffn.w1.forms.along_model, x, ffn.w1.among_layers(_rows_of_w1(neuron_ids, ffn)), v
     rows_of_neuron = ffn.w1.neurons // neurons
@@ -177,18 +171,16 @@ def forward_blocks(
         (condensed, seen), h = ops.squared_relu_24(h, **options), None
     y = ops.to_venom(condensed, neuron_ids, neurons, v, 4 * neurons // neuron_ids.shape[1], contiguous)
     with jax.named_scope("down"):
-        o = ffn.w2.over_kept(y, rows)
-    return o, (y, h), seen
+        o = ffn.w2.over_kept(y, groups.rows)
+    return o, hidden_stats(groups.total(seen), groups.pairs, neuron_ids.shape[1]), (y, h)
 
 
-def backward_blocks(
-    x: Array, hidden: Hidden, do: Array, rows: RowOrder, ffn: FfnCall
-) -> tuple[Array, Array, Array, SparseVenom]:
+def backward_experts(x: Array, hidden: Hidden, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array, SparseVenom]:
     """Computes dX [T, D], dW1 and dW2 [F, D], and dH, of x and dO [Tp, D] in slots.
 
     Without a gate, entries of dH stand where those of Y do.
     """
-    (y, h), neurons = hidden, ffn.w2.neurons
+    (y, h), rows, neurons = hidden, ffn.groups.rows, ffn.w2.neurons
     options: dict[str, Any] = dict(implementation=ffn.implementation)
     into: dict[str, Any] = dict(out_dtype=ffn.gradient_dtype, **options)
     neuron_ids = y.kept_columns()
