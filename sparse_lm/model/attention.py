@@ -123,7 +123,7 @@ def document_mask(tokens: Array, separator: int) -> Array:
 def attention_implementation(dtype: jnp.dtype, head_width: int) -> str:
     """Returns "cudnn" for what its flash attention takes, half precision on Ampere or newer, and "xla" for all else."""
     device = jax.devices()[0]
-    if device.platform != "gpu" or dtype not in (jnp.bfloat16, jnp.float16):
+    if not device.device_kind.startswith("NVIDIA") or dtype not in (jnp.bfloat16, jnp.float16):
         return "xla"
     generation = int(device.compute_capability.split(".")[0])
     widest = 256 if generation >= 9 else 128

@@ -34,10 +34,12 @@ def test_rotation_multiplies_complex_numbers():
         ("8.6", "bfloat16", 136, "xla"),
         ("7.5", "bfloat16", 64, "xla"),  # GPUs that it has no flash attention for
         (None, "bfloat16", 64, "xla"),
+        ("gfx942", "bfloat16", 64, "xla"),
     ],
 )
 def test_flash_attention_is_for_what_cudnn_takes(monkeypatch, capability, dtype, head_width, implementation):
-    device = types.SimpleNamespace(platform="gpu" if capability else "cpu", compute_capability=capability)
+    kind = "cpu" if capability is None else "AMD Instinct MI300X" if capability.startswith("gfx") else "NVIDIA H100"
+    device = types.SimpleNamespace(device_kind=kind, compute_capability=capability)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     assert attention_implementation(jnp.dtype(dtype), head_width) == implementation
 
