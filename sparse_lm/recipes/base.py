@@ -28,6 +28,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
+from sparse_lm import collectives
 from sparse_lm.collectives import ONE_DEVICE, Axes
 from sparse_lm.ops.formats import HiddenStats
 from sparse_lm.recipes import differentiable
@@ -47,7 +48,7 @@ class Shape(NamedTuple):
     """Sizes that a recipe's knobs must fit."""
 
     dim: int  # D
-    neurons: int  # F
+    neurons: int  # F, of one device along a mesh's tensor axis
     tokens: int = 0  # T of one call: a microbatch on one device; 0 for any
 
 
@@ -205,11 +206,24 @@ class Recipe:
         self._check_activation(tuple(known), "FFNs" if self.computes else "experts")
         self._check_arrays(w1, w2, x)
         neurons, dim = w2.shape
-        for knob, value, ok, allowed in self.rules(Shape(dim, neurons)):
+        if self.shards < 1 or neurons % self.shards:
+            raise ValueError(f"shards = {self.shards} of recipe {self.name!r}: must divide the {neurons} neurons")
+        for knob, value, ok, allowed in self.rules(Shape(dim, neurons // self.shards)):
             if not ok:
                 raise ValueError(f"{knob} = {value!r} of recipe {self.name!r}: {allowed}")
         if (self.products and neurons % 4) or (self.sparse_weights and dim % 4):
             raise ValueError(f"w2 {[neurons, dim]}, [F, D], must have multiples of 4 for recipe {self.name!r}")
+
+    def parts(self, axes: Axes) -> int:
+        """Counts the parts, of `shards`, in which the neurons of a device are sorted.
+
+        Raises:
+          ValueError: `enter` did not sort them for the devices along `tensor`.
+        """
+        devices = collectives.size(axes.tensor)
+        if self.shards % devices:
+            raise ValueError(f"shards = {self.shards} of recipe {self.name!r}: must be a multiple of {devices} devices")
+        return self.shards // devices
 
     def ffn(
         self,

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from sparse_lm import collectives
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
 from sparse_lm.recipes.activations import ACTIVATIONS, activate
@@ -108,6 +107,6 @@ class DenseSlices(Recipe):
 
     def _sorted(self, w: Array, ffn: FfnCall, back: bool = False) -> Array:
         """Brings rows of weights whose neurons were sorted in several parts to the order of the experts, or back."""
-        parts = self.shards // collectives.size(ffn.axes.tensor)
+        parts = self.parts(ffn.axes)
         outer, inner = (self.experts, parts) if back else (parts, self.experts)
         return w if parts == 1 else w.reshape(outer, inner, -1, w.shape[1]).swapaxes(0, 1).reshape(w.shape)

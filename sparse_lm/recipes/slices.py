@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from sparse_lm import collectives, ops
+from sparse_lm import ops
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.row_order import dispatch
 from sparse_lm.recipes import routing
@@ -134,8 +134,7 @@ class Slices(SoftThreshold24):
         v = self.v if tokens >= self.v else fitting_block(self.v, tokens, self.experts)
         groups = group_by_expert(experts[:, None], self.experts, v, ffn.order)
         x = dispatch(x, groups.rows)
-        parts = self.shards // collectives.size(ffn.axes.tensor)
-        o, stats, hidden = forward_experts(x, ffn._replace(groups=groups), parts)
+        o, stats, hidden = forward_experts(x, ffn._replace(groups=groups), self.parts(ffn.axes))
         return o, stats | {"expert_load": routing.expert_load(experts, self.experts)}, InSlots(x, (hidden, groups))
 
     def backward(self, x: Array, saved: Any, do: Array, ffn: FfnCall) -> tuple[Array, Array, Array]:

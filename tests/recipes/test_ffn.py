@@ -183,6 +183,12 @@ def entered(recipe, w1=W1, w2=W2):
     return [lambda: recipe.enter(w1, w2, X)]
 
 
+def on_two_devices(recipe):
+    """Calls a recipe along a mesh's axis of two devices, each with the weights of the tests."""
+    call = functools.partial(unchecked, recipe, state=examples.state_of(recipe), axes=Axes(tensor="tensor"))
+    return lambda: jax.vmap(call, in_axes=None, axis_size=2, axis_name="tensor")(X, W1, W2)
+
+
 STATE24 = Experts24.State(jnp.float32(1.4), jnp.float32(1.3))
 
 
@@ -211,6 +217,11 @@ REFUSED = {
     "m = 6 of recipe 'slices': must be a multiple of 4": entered(Slices(m=6)),
     "m = 0 of recipe 'slices': must be a multiple of 4": entered(Slices(m=0)),
     "m = 24 of recipe 'dense_slices': must divide": entered(DenseSlices(m=24)),
+    "shards = 3 of recipe 'slices': must divide the 160 neurons": entered(Slices(shards=3)),
+    "shards = 0 of recipe 'dense_slices': must divide": entered(DenseSlices(shards=0)),
+    "m = 16 of recipe 'slices': must divide the 40 neurons": entered(Slices(shards=4)),
+    "shards = 1 of recipe 'dense_slices': must be a multiple of 2 devices": [on_two_devices(DenseSlices())],
+    "shards = 3 of recipe 'slices': must be a multiple of 2 devices": [on_two_devices(Slices(shards=3))],
     "v = 48 of recipe 'slices': must be 4 or more, and divide 64": entered(Slices(v=48)),
     "v = 2 of recipe 'venom': must be 4 or more, and divide 64": entered(Venom(v=2)),
     "m = 10 of recipe 'venom': must be a multiple of 4": entered(Venom(m=10)),
