@@ -156,3 +156,9 @@ def test_few_compilations(model):
 def test_bad_arguments_are_refused(model, prompt, options, message):
     with pytest.raises(ValueError, match=message):
         generate(model, prompt, **(dict(max_new_tokens=3) | options))
+
+
+def test_there_is_a_seed_for_each_prompt(model):
+    with pytest.raises(ValueError, match=r"seeds = \[1\] must be in 0..2\^32 - 1, one for each of the 2 prompts"):
+        decode.generate(*model, [PROMPT, PROMPT], seeds=[1], max_new_tokens=3)
+    assert decode.generate(*model, [], max_new_tokens=3) == []
