@@ -270,6 +270,8 @@ class Recipe:
         self._check_arrays(w1, w2, x)
         state = self._checked_state(state, w1, w2, axes)
         tokens = x.reshape(-1, x.shape[-1])
+        if order is not None and order.shape != tokens.shape[:1]:
+            raise ValueError(f"order {[*order.shape]} must be [{tokens.shape[0]}], a permutation of the tokens")
         layer = jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             o, stats = differentiable.ffn(self, axes, tokens, w1, w2, state, key, order, weights, layer)

@@ -245,6 +245,10 @@ REFUSED = {
     "recipe 'experts24' computes experts with squared_relu, gated_relu2, not swiglu": [
         lambda: Experts24(activation="swiglu").mixture(X, W1, W2, X[:, :2], None)
     ],
+    r"order \[95\] must be \[96\], a permutation of the tokens": [
+        lambda: unchecked(Act24(), X, W1, W2, order=ORDER[:95]),
+        lambda: unchecked(Slices(v=16), X, W1, W2, examples.state_of(Slices(v=16)), order=ORDER[:95]),
+    ],
     "recipe 'experts24' computes no FFNs": [lambda: Experts24().ffn(X, W1, W2)],
     "along None are not split along the mesh's axis 'tensor'": [lambda: mixture(STATE24, axes=Axes(tensor="tensor"))],
     "along None are not split along the mesh's axis 'expert'": [lambda: mixture(STATE24, axes=Axes(expert="expert"))],
