@@ -52,9 +52,8 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
     if not config.sparsity.phase:
         return
     print("sparse phase:")
-    _print_table(config.sparsity.recipe.products)
-    if config.sparsity.dense_layers:
-        _print_table({"dense": f"FFNs of the first {config.sparsity.dense_layers} layers"})
+    dense = config.sparsity.dense_layers
+    _print_table(config.sparsity.recipe.products | ({"dense layers": f"0..{dense - 1}"} if dense else {}))
     batch = jax.ShapeDtypeStruct((config.batch_size, config.seq_len + 1), np.int32)
     with backends.record() as used:
         jax.eval_shape(trainer.steps["sparse"], state, batch)
