@@ -123,7 +123,7 @@ def test_a_backend_that_cannot_be_used_says_why(name, monkeypatch):
     if name == "hopper":
         with jax.enable_x64(True):
             assert backends.unavailable("hopper") == "needs jax_enable_x64 off: its kernels count in int32"
-    monkeypatch.setitem(sys.modules, f"sparse_lm.ops.{name}.products.matmul_24", None)
+    monkeypatch.setitem(sys.modules, f"sparse_lm.ops.{name}.passes.sparsify_24", None)
     assert backends.unavailable(name).startswith("cannot be imported: ")
 
 

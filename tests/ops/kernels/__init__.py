@@ -12,6 +12,9 @@ each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKEND
 
 
 def candidates(backend, product, name="CANDIDATES"):
-    """The tilings that a product chooses from."""
-    module = importlib.import_module(f"sparse_lm.ops.{backend}.products.{product}")
+    """The tilings that a product chooses from: those of its module, or under its name in the module of all products."""
+    products = importlib.import_module(f"sparse_lm.ops.{backend}.products")
+    if hasattr(products, name):
+        return getattr(products, name)[product]
+    module = importlib.import_module(f"{products.__name__}.{product}")
     return [candidate[0] if isinstance(candidate, tuple) else candidate for candidate in getattr(module, name)]

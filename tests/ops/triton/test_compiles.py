@@ -22,7 +22,7 @@ from sparse_lm.ops.triton.frame.tiles import WARPS
 from sparse_lm.ops.triton.frame.tiling import Tiling, largest_that_occupies
 from sparse_lm.ops.triton.passes import sparsify_24
 from sparse_lm.ops.triton.passes import squared_relu_gradients as gradients
-from sparse_lm.ops.triton.products import matmul_24, matmul_venom, sampled_matmul_24
+from sparse_lm.ops.triton.products import CANDIDATES
 from tests.ops.operands import random, random_24, random_venom
 from tests.ops.triton import needs_gpu_build
 
@@ -67,13 +67,13 @@ def _scattered_matmul_24(config, _):
     return multiply_kernel, ("*bf16", "*i32", None, "*bf16", *["*i32"] * 3, "*fp32"), dict(product=product)
 
 
-DENSE, VENOM, SAMPLED = (product.CANDIDATES for product in (matmul_24, matmul_venom, sampled_matmul_24))
-PRODUCTS = [(_matmul_24, DENSE), (_matmul_venom, VENOM), (_sampled_matmul_24, SAMPLED), (_scattered_matmul_24, DENSE)]
+DENSE = CANDIDATES["matmul_24"]
 
 
 def _cases():
     """The largest tiling that fits for each GPU, and every other one for an A100."""
-    for product, candidates in PRODUCTS:
+    for product in (_matmul_24, _matmul_venom, _sampled_matmul_24, _scattered_matmul_24):
+        candidates = CANDIDATES[product.__name__.removeprefix("_")]
         for tiling in candidates[1:]:
             yield pytest.param(product, 80, tiling, marks=pytest.mark.slow)
         for gpu in CAPABILITIES:
