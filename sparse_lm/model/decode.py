@@ -57,7 +57,7 @@ def generate(
       The new tokens of each prompt, at most `max_new_tokens`.
 
     Raises:
-      ValueError: an empty prompt, or an argument out of its range.
+      ValueError: an empty prompt, a token that the model has not, or an argument out of its range.
     """
     seeds = [0] * len(prompts) if seeds is None else seeds
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
@@ -72,6 +72,9 @@ def generate(
         raise ValueError(f"seeds = {list(seeds)} must be in 0..2^32 - 1, one for each of the {len(prompts)} prompts")
     if not len(prompts):
         return []
+    most, vocabulary = max(map(max, prompts)), params["embed"]["embedding"].shape[0]
+    if most >= vocabulary or min(map(min, prompts)) < 0:
+        raise ValueError(f"prompts have the tokens {min(map(min, prompts))} to {most}: must be in 0..{vocabulary - 1}")
     longest = int(lengths.max())
     padded = np.zeros((len(prompts), round_up(longest)), np.int32)
     for row, prompt in zip(padded, prompts, strict=True):

@@ -145,6 +145,8 @@ def test_few_compilations(model):
     ("prompt", "options", "message"),
     [
         ([], {}, "no tokens"),
+        ([5, CONFIG.vocab_size], {}, f"tokens 5 to {CONFIG.vocab_size}: must be in 0..{CONFIG.vocab_size - 1}"),
+        ([-1, 5], {}, "tokens -1 to 5"),
         (PROMPT, dict(temperature=-1.0), "temperature = -1.0"),
         (PROMPT, dict(temperature=float("nan")), "temperature = nan"),
         (PROMPT, dict(top_p=0.0), "top_p = 0.0"),
