@@ -59,7 +59,7 @@ def continue_texts(
     _log.info("checkpoint of step %d", step)
     end = end_of_text(tokenizer)
     encoded = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end] for prompt in prompts]
-    total = max(map(len, encoded)) + max_new_tokens
+    total = max(map(len, encoded), default=0) + max_new_tokens
     if total > config.seq_len:
         _log.warning("a text of %d tokens is longer than a training sequence, %d", total, config.seq_len)
     made = decode.generate(

@@ -30,6 +30,7 @@ def test_continues_the_prompt_reproducibly(workdir):
     assert first == again
     assert first != other
     assert generate.continue_texts(workdir, ["def main(", "def main("], seed=0, **OPTIONS) == [first, other]
+    assert generate.continue_texts(workdir, [], **OPTIONS) == []
     assert first.startswith("def main(")
     assert len(first) > len("def main(")
 

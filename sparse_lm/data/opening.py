@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def _parse_mixture(config: Config) -> dict[str, float]:
         return {path: 1.0}
     items = [re.fullmatch(r"\s*(.+):(\d+\.?\d*|\.\d+)\s*", item) for item in path.split(",")]
     weights = {item[1]: float(item[2]) for item in items if item}
-    if len(weights) < len(items) or not all(weights.values()):
+    if len(weights) < len(items) or not all(0 < weight < math.inf for weight in weights.values()):
         reason = "must be a directory, or several different ones with weights above 0, such as data/a:0.7,data/b:0.3"
         raise ConfigError("data.path", path, reason)
     return weights

@@ -30,7 +30,7 @@ class TfdsCorpus:
     shards: tuple[tuple[Path, int], ...]  # files, each with the number of its records
 
     def __iter__(self) -> Iterator[str]:
-        """Yields non-empty documents in stored order; raises DataError if the files are damaged."""
+        """Yields non-empty documents in stored order; raises DataError if a file is cut off or cannot be parsed."""
         features = tfds.features.FeaturesDict({FEATURE: tfds.features.Text()})
         for path, length in self.shards:
             try:
@@ -88,7 +88,7 @@ def _array_records(path: Path, count: int) -> Iterator[bytes]:
 
 
 def _tfrecords(path: Path, count: int) -> Iterator[bytes]:
-    """Reads a TFRecord file: each record has its length and a checksum in front, another checksum behind."""
+    """Reads a TFRecord file, whose records have a length and a checksum in front, another checksum behind, unread."""
     with open(path, "rb") as file:
         left = os.fstat(file.fileno()).st_size
         for number in range(count):

@@ -134,7 +134,13 @@ def test_what_does_not_go_with_the_data_is_refused_by_its_key(config, path, toke
         str(tmp_path): r"data\.path = .*: .* is not prepared data: make it with",
         **{
             mixture: "data.path = .* must be a directory, or several different ones with"
-            for mixture in (f"{path},{path}", f"{path}:1,", f"{path}:0,{path}x:1", f"{path}:1,{path}:1")
+            for mixture in (
+                f"{path},{path}",
+                f"{path}:1,",
+                f"{path}:0,{path}x:1",
+                f"{path}:1,{path}:1",
+                f"{path}:1,{path}x:1{'0' * 309}",
+            )
         },
     }
     for refused, message in (
