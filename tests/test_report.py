@@ -103,6 +103,13 @@ def test_page_has_what_was_logged_by_tokens_and_by_time(tmp_path):
     np.testing.assert_allclose([shape["x0"], shape["x1"]], (7 + 3 * np.array([10.5, 20.5])) / 60)
 
 
+def test_layers_that_stay_dense_have_no_part_in_the_load_of_experts(tmp_path):
+    written = [line | {"expert_load": [[0.0, 0.0], [0.25, 0.75], [0.5, 0.5]]} for line in lines(2, sparse=(0, 2))]
+    found, _ = curves(make_run(tmp_path / "a_run", written))
+    ((_, _, load),) = found["load of the busiest expert (1: even)"]
+    np.testing.assert_allclose(load, (1.5 + 1) / 2)
+
+
 def test_several_runs_that_disagree_in_their_phases(tmp_path):
     """One was cut short in its sparse phase and in its last line, one has nothing sparse, no layers, and no times."""
     dense = [{key: v for key, v in line.items() if key != "wall_time"} for line in lines(sparse=(0, 0), layers=0)]

@@ -33,13 +33,14 @@ class Run:
     def numbers(self, key: str) -> np.ndarray:
         """Returns f64[lines]: a number by line, the mean over layers where each has one; NaN where it is not finite.
 
-        "expert_load" is that of the busiest expert, as a multiple of an even load.
+        "expert_load" is that of the busiest expert, as a multiple of an even load. Layers that stay dense have
+        zeros, and are left out.
         """
 
         def number(value: Any) -> float:
             array = np.array(np.nan if value is None else value, dtype=float)
             if key == "expert_load" and array.ndim == 2:
-                array = array.max(axis=1) * array.shape[1]
+                array = array[array.any(axis=1)].max(axis=1) * array.shape[1]
             return float(array.mean())
 
         return np.array([number(line.get(key)) for line in self.lines])
