@@ -129,6 +129,7 @@ def test_a_model_that_transformers_does_not_have_is_refused(workdir, tmp_path):
     config = load_config(workdir)
     for changes, message in (
         ({"qk_norm": True}, r"config\.model\.qk_norm = True: must be False without a gate to export"),
+        ({"heads": 3, "kv_heads": 3, "head_dim": 8}, r"config\.model\.heads = 3: must be a divisor of model\.dim = 16"),
         ({"experts": 4}, r"config\.model\.activation = 'squared_relu': must be one of swiglu, geglu"),
         (SIGMOID | {"router_scores": "softmax", "qk_norm": True}, r"config\.model\.qk_norm = True: must be False with"),
         (SIGMOID | {"shared_expert_dim": 12}, r"config\.model\.shared_expert_dim = 12: must be a multiple of model"),

@@ -35,7 +35,11 @@ def check_has_architecture(model: ModelConfig) -> None:
     """Raises ConfigError, naming the key, for a model that no architecture of transformers computes."""
     gated, width = model.activation in GATES, model.expert_dim
     if not model.experts:
-        rules = [("qk_norm", gated or not model.qk_norm, "False without a gate")]
+        whole = model.qk_norm or model.dim % model.heads == 0  # else transformers 5 refuses an Arcee and a Llama
+        rules = [
+            ("qk_norm", gated or not model.qk_norm, "False without a gate"),
+            ("heads", whole, f"a divisor of model.dim = {model.dim} without model.qk_norm"),
+        ]
     else:
         rules = [
             ("activation", gated, f"one of {', '.join(GATES)} with model.experts"),
