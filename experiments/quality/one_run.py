@@ -102,10 +102,11 @@ def read_run(workdir: Path, config: Config, before: dict[str, Any] | None) -> di
     before any phase begins, which is the same program in all runs of a model and so tells their GPUs apart.
 
     Raises:
-      WorkdirError: the last step was one too many that was skipped, so that the run ended without its last evaluation.
+      WorkdirError: the last step was one too many that was skipped, so that the run ended without its last evaluation,
+        or that loss is not finite.
     """
     summary, lines = read_summary(workdir), list(read_metrics(workdir))
-    if lines[-1]["step"] != config.steps - 1 or "eval_loss" not in lines[-1]:
+    if lines[-1]["step"] != config.steps - 1 or lines[-1].get("eval_loss") is None:
         raise WorkdirError(workdir, f"has no held-out loss of the last step: {summary['state']}")
     phases = {phase: summary["seconds"].get(phase, 0.0) for phase in ("dense", "sparse")}
     seconds, compile_seconds = sum(phases.values()), summary["seconds"]["compile"]

@@ -206,6 +206,15 @@ def test_a_run_that_ends_with_skipped_steps_is_not_finished(tmp_path):
         one_run.read_run(tmp_path, TINY.config("dense", 0, "data"), None)
 
 
+def test_a_run_whose_last_loss_is_not_finite_has_no_row(tmp_path):
+    """Metrics have null then, and whoever waits for a row could not show it."""
+    (tmp_path / "summary.json").write_text(json.dumps({"state": "finished", "processes": []}))
+    config = TINY.config("dense", 0, "data")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": config.steps - 1, "eval_loss": None}) + "\n")
+    with pytest.raises(WorkdirError, match="no held-out loss of the last step: finished"):
+        one_run.read_run(tmp_path, config, None)
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_every_run_of_a_suite_is_allowed(name):
     suite = SUITES[name]
