@@ -102,7 +102,7 @@ def ratios(rows: Sequence[Row], loss: str) -> dict[str, list[Ratio]]:
         if row["name"] == "dense" or plots.is_branch(row) or len(branches) < 2:
             continue
         dense_seconds, extrapolated = time_of_loss(dense_curve(branches, loss), row[loss])
-        dense = branches[0]
+        dense = min(branches, key=lambda branch: branch["seconds"])  # the longest may have compiled once more since
         with_compilation = (row["seconds"] + row["compile_seconds"]) / (dense_seconds + dense["compile_seconds"])
         ratio, paces = row["seconds"] / dense_seconds, [side.get("first_dense_ms") for side in (dense, row)]
         comparable = all(paces) and row["model"] == dense["model"]

@@ -266,6 +266,16 @@ def test_ratios_mean_and_interval_are_those_that_the_runs_were_made_of():
     assert row["ratio"] == pytest.approx(dict(mean=np.mean(wanted), low=low, high=high))
 
 
+def test_ratios_are_the_same_in_whatever_order_runs_are_written():
+    """Dense's longest run was stopped after its branches began, and compiled a second time."""
+    runs = made_up([0.8, 0.9])
+    for run in runs:
+        run |= dict(model={}, first_dense_ms=100.0 + run["seconds"])
+        run["compile_seconds"] += 7.0 * (run["name"] == "dense@1.2")
+    expected = time_ratio.report(runs, "heldout_loss")
+    assert time_ratio.report(runs[::-1], "heldout_loss") == expected
+
+
 def test_a_seed_without_the_second_text_is_left_out_of_its_ratios():
     runs = [run | dict(second_heldout_loss=run["heldout_loss"]) for run in made_up([0.8, 0.9])]
     for run in runs:
