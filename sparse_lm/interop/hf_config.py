@@ -142,7 +142,7 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     kind = hf.get("model_type")
     _allow("model_type", kind, tuple(_ABSENT))
     hf = _ABSENT[kind] | dict(hf)
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}  # of both, either version reads the first
     _refuse_variants(hf, rope)
     dim, heads = _count(hf, "hidden_size"), _count(hf, "num_attention_heads")
     head_dim = _count(hf, "head_dim") if hf.get("head_dim") else 0

@@ -48,6 +48,7 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
         (ARCEE | {"head_dim": "8"}, False, "head_dim = '8': must be a positive integer"),
         (QWEN3 | {"use_sliding_window": True}, True, "use_sliding_window = True: must be False"),
         (ARCEE | {"rope_parameters": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
+        (ARCEE | {"rope_scaling": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
         (ARCEE | {"rope_parameters": {"partial_rotary_factor": 0.5}}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"partial_rotary_factor": 0.5}, False, r"partial_rotary_factor = 0\.5: must be"),
         (ARCEE | {"quantization_config": {"quant_method": "fp8"}}, False, "quant_method = 'fp8': must be None"),
