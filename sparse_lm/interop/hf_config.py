@@ -142,7 +142,7 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     kind = hf.get("model_type")
     _allow("model_type", kind, tuple(_ABSENT))
     hf = _ABSENT[kind] | dict(hf)
-    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}  # of both, either version reads the first
+    rope = _object(hf, "rope_scaling") or _object(hf, "rope_parameters")  # of both, either version reads the first
     _refuse_variants(hf, rope)
     dim, heads = _count(hf, "hidden_size"), _count(hf, "num_attention_heads")
     head_dim = _count(hf, "head_dim") if hf.get("head_dim") else 0
@@ -163,7 +163,7 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
 
 
 def _activation(name: str, gated: bool) -> str:
-    name = {"squared_relu": "relu2", "swish": "silu"}.get(name, name)
+    name = {"squared_relu": "relu2", "swish": "silu"}.get(str(name), name)
     ours = {theirs: ours for ours, theirs in _OURS.items() if (ours in GATES) == gated}
     _allow("hidden_act", name, tuple(ours), f" {'with' if gated else 'without'} gate projections")
     return ours[name]
@@ -173,7 +173,7 @@ def _refuse_variants(hf: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Refuses keys that change what a Llama computes."""
     _allow("attention_bias", hf.get("attention_bias", False), (False,))
     _allow("mlp_bias", hf.get("mlp_bias", False), (False,))
-    quantization = (hf.get("quantization_config") or {}).get("quant_method")
+    quantization = _object(hf, "quantization_config").get("quant_method")
     _allow("quant_method", quantization, (None,), " (weights are read as they are)")
     _allow("use_sliding_window", hf.get("use_sliding_window") or False, (False,), " (attention sees all positions)")
     _allow("rope_type", rope.get("rope_type", rope.get("type", "default")), ("default",), " (positions are not scaled)")
@@ -185,6 +185,13 @@ def _count(hf: Mapping[str, Any], key: str) -> int:
     value = hf.get(key)
     if type(value) is not int or value < 1:
         raise _unsupported(key, value, "must be a positive integer")
+    return value
+
+
+def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = hf.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise _unsupported(key, value, "must be an object or null")
     return value
 
 
