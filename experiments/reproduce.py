@@ -157,7 +157,7 @@ def main(arguments: Sequence[str]) -> None:
         raise app.UsageError(f"name one of {', '.join(ROWS)} and its result file, or nothing")
     try:
         compared = compare(ROWS[arguments[1]], json.loads(Path(arguments[2]).read_text()))
-    except (KeyError, StopIteration, statistics.StatisticsError) as error:
+    except (OSError, ValueError, LookupError, TypeError, StopIteration) as error:
         sys.exit(f"{arguments[2]} is no whole result of {arguments[1]}: {error!r}")
     for name, expected, found, within in compared:
         print(f"{name}: {found:.4g}, expected {expected:.4g} +- {tolerance(name):.0%}{'' if within else ': OUTSIDE'}")
