@@ -65,8 +65,15 @@ def assign(runs: Sequence[str], seeds: Sequence[int], gpus: int) -> list[list[It
 
 
 def read_queue(text: str) -> list[Item]:
-    """Reads "dense:0,slices_50:1"."""
-    return [Item(name, int(seed)) for name, seed in (entry.split(":") for entry in text.split(","))]
+    """Reads "dense:0,slices_50:1".
+
+    Raises:
+      UsageError: it is something else.
+    """
+    entries = [entry.split(":") for entry in text.split(",")]
+    if not all(len(entry) == 2 and entry[1].isdecimal() for entry in entries):
+        raise app.UsageError(f"--queue={text}: must be name:seed,name:seed,...")
+    return [Item(name, int(seed)) for name, seed in entries]
 
 
 def with_lengths(queues: Sequence[Sequence[Item]], suite: Suite) -> list[list[Item]]:

@@ -63,6 +63,12 @@ def test_queues_are_read_and_dense_is_runs_of_all_lengths():
     ]
 
 
+@pytest.mark.parametrize("text", ["", "dense", "dense:0,slices_50", "dense:0:1", "dense:x", "dense:0,"])
+def test_a_queue_that_cannot_be_read_is_refused(text):
+    with pytest.raises(app.UsageError, match=f"--queue={text}: must be name:seed,name:seed,..."):
+        read_queue(text)
+
+
 def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_suite_are_refused(data, tmp_path):
     data, config = data[0], TINY.config("dense", 0, data[0])
     opened = open_data(config)
