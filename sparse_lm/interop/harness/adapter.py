@@ -89,6 +89,11 @@ class HarnessModel(TemplateLM):
             raise HarnessError(
                 f"{task}: max_gen_toks = {new} must be 1 to {seq_len - 1}, the model takes {seq_len} tokens"
             )
+        temperature = kwargs.get("temperature", 0.0) if kwargs["do_sample"] else 0.0
+        top_p = kwargs.get("top_p", 1.0)
+        if not temperature >= 0 or not 0 < top_p <= 1:
+            allowed = "must be 0 or more and in (0, 1]"
+            raise HarnessError(f"{task}: temperature = {temperature} and top_p = {top_p} {allowed}")
         prompts = [self.tok_encode(request.args[0]) or [self.prefix_token_id] for request in requests]
         room = seq_len - new
         self._log_truncated(sum(len(prompt) > room for prompt in prompts))
@@ -103,8 +108,8 @@ class HarnessModel(TemplateLM):
                 self._model.params,
                 [prompts[row] for row in rows],
                 max_new_tokens=new,
-                temperature=kwargs.get("temperature", 0.0) if kwargs["do_sample"] else 0.0,
-                top_p=kwargs.get("top_p", 1.0),
+                temperature=temperature,
+                top_p=top_p,
                 seeds=rows,
                 stop=self._model.end_of_text,
             )
