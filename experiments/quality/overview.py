@@ -1,4 +1,4 @@
-"""Draws R of every run whose time to dense's loss was measured: the figure of docs/recipes.md.
+"""Draws R of runs of the suites in MODELS whose time to dense's loss was measured: the figure of docs/recipes.md.
 
     python -m experiments.quality.overview --output=experiments/plots/ratios.svg
 
