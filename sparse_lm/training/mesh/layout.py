@@ -98,10 +98,11 @@ class Layout:
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None) -> Mesh | None:
     """Makes the mesh of `config.mesh`, of all devices of this run if none are given; None for one device.
 
-    Raises ConfigError if this machine, or all processes together, have another number of devices.
+    Raises ConfigError if this machine, or all processes together, have another number of devices. One process may have
+    more of them than one; of several, each would train the whole model by itself.
     """
     axes, wanted = dataclasses.asdict(config.mesh), config.mesh.devices
-    if wanted == 1:
+    if wanted == 1 and jax.process_count() == 1:
         return None
     devices = jax.devices() if devices is None else devices
     if wanted != len(devices):

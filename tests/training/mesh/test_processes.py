@@ -7,9 +7,12 @@ import subprocess
 import numpy as np
 import pytest
 
+from sparse_lm.errors import ConfigError
 from sparse_lm.training import loop
 from sparse_lm.training.mesh import processes
+from sparse_lm.training.mesh.layout import make_mesh
 from sparse_lm.training.mesh.processes import LaunchError
+from tests import small
 from tests.command_lines import ROOT
 from tests.runs import command, flags, lines, small_config
 from tests.training.checkpoints.test_checkpoint_damage import spoil_a_chunk
@@ -70,6 +73,13 @@ def test_half_a_launch_is_refused(monkeypatch, environment, words):
         monkeypatch.setenv(name, value)
     with pytest.raises(LaunchError, match=words):
         processes.join()
+
+
+def test_several_processes_of_a_mesh_of_one_device_are_refused(monkeypatch):
+    """Each would train the whole model by itself, up to a checkpoint that none of them can save."""
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match=rf"mesh.*takes 1 devices; the processes of this run have {DEVICES} \("):
+        make_mesh(small.config("dense"), None)
 
 
 def test_data_that_differs_between_processes_is_refused(monkeypatch):
