@@ -39,7 +39,8 @@ def print_overview(config: Config, workdir: str, trainer: Trainer, data: Data, s
             "data": data.describe(),
             "tokens": f"{config.tokens_per_step:,} a step, {config.steps * config.tokens_per_step:,} in all, "
             f"{shown} epochs",
-            "devices": f"{len(devices)} x {devices[0].device_kind}",
+            "devices": f"{config.mesh.devices} x {devices[0].device_kind}"
+            + (f", of {len(devices)}" if len(devices) > config.mesh.devices else ""),
             "attention": {"xla": "XLA", "cudnn": "cuDNN"}[attention],
             "phases": ", ".join(f"{phase} {steps[0]}..{steps[-1]}" for phase, steps in groups),
         }

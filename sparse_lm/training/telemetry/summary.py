@@ -66,7 +66,7 @@ class RunSummary:
     def begin(self, step: int) -> None:
         """Starts a process that trains from `step` on; metrics.jsonl has the steps before it, and no others."""
         before = read_summary(self._workdir)
-        devices = jax.devices()
+        device = jax.devices()[0]
         self._earlier = before["processes"] if before else []
         self._process = {
             "start_step": step,
@@ -74,7 +74,11 @@ class RunSummary:
             "steps": Counter(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "seconds": self._seconds,
-            "device": {"kind": devices[0].device_kind, "platform": devices[0].platform, "count": len(devices)},
+            "device": {
+                "kind": device.device_kind,
+                "platform": device.platform,
+                "count": self._config.mesh.devices,  # this machine may have more
+            },
             "versions": _versions(),
             "git_commit": git_commit(),
         }

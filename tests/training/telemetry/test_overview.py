@@ -1,6 +1,7 @@
 import dataclasses
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -31,8 +32,10 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(reci
     assert lines[0] == "runs/small: starting"
     facts = dict(line.strip().split("  ", 1) for line in lines[1:7])
     tokens = config.tokens_per_step
-    assert {name: fact.strip() for name, fact in facts.items() if name != "devices"} == {
+    kind = jax.devices()[0].device_kind
+    assert {name: fact.strip() for name, fact in facts.items()} == {
         "parameters": PARAMETERS[recipe], "data": "a corpus", "attention": "XLA",
+        "devices": f"1 x {kind}" + (f", of {len(jax.devices())}" if len(jax.devices()) > 1 else ""),
         "tokens": f"{tokens} a step, {12 * tokens:,} in all, {epochs} epochs",
         "phases": "dense 0..11" if recipe == "dense" else "dense 0..3, sparse 4..7, dense 8..11",
     }  # fmt: skip

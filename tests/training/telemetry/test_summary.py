@@ -59,6 +59,7 @@ def test_a_stopped_run_and_its_resumption_add_up(tmp_path):
     processes = [(p["start_step"], p["step"], p["steps"]) for p in summary["processes"]]
     assert processes == [(0, 6, {"dense": 4, "sparse": 2}), (6, 12, {"dense": 4, "sparse": 2})]
     assert {"device", "versions", "git_commit", "started"} <= summary["processes"][0].keys()
+    assert [p["device"]["count"] for p in summary["processes"]] == [1, 1]  # however many this machine has
     assert walls(tmp_path) == sorted(walls(tmp_path)) and len(walls(tmp_path)) == 12
 
 
