@@ -168,4 +168,5 @@ def _sparsity_rules(c: Config) -> Iterator[Rule]:
 
 
 def _parts(c: Config) -> str:
-    return f"mesh.data * mesh.fsdp *{' mesh.expert *' if c.model.experts else ''} microbatches"
+    of_experts = " mesh.expert *" if c.model.experts or c.mesh.expert > 1 else ""
+    return f"mesh.data * mesh.fsdp *{of_experts} microbatches"

@@ -88,6 +88,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         (MIXTURE | {"mesh.expert": 8, "batch_size": 4}, "batch_size", "mesh.data * mesh.fsdp * mesh.expert * microb"),
         (MIXTURE | {"mesh.fsdp": 4, "model.expert_dim": 4}, "mesh.fsdp", "model.experts * model.expert_dim = 32"),
         ({"mesh.expert": 2}, "mesh.expert", "must be 1 without model.experts"),
+        ({"mesh.expert": 2, "batch_size": 5}, "batch_size", "mesh.data * mesh.fsdp * mesh.expert * microbatches = 2"),
         (MIXTURE | {"init_from": "runs/hf"}, "init_from", "must be empty with model.experts"),
     ],
 )
