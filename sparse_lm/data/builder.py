@@ -120,9 +120,15 @@ def prepare(
         complete = folder / "complete"
         packing.write(files, complete, metadata, workers)
         tokenizer_lib.save_tokenizer(tokenizer, complete / TOKENIZER_FILE)
-        if replaces:
-            directory.rename(folder / "replaced")
-        complete.rename(directory)  # fails where another process has put files meanwhile
+        replaced = folder / "replaced"
+        try:
+            if replaces:
+                directory.rename(replaced)
+            complete.rename(directory)  # fails where another process has put files meanwhile
+        except BaseException:  # also an interrupt between the two
+            if replaced.exists() and not directory.exists():
+                replaced.rename(directory)
+            raise
 
 
 def _tokenise(path: Path, corpus: Corpus, json_text: str) -> dict[str, int]:

@@ -147,6 +147,24 @@ def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_
         prepare(Path("."), seq_len=8)
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_data_stay_where_what_replaces_them_cannot_take_their_place(files, tmp_path, monkeypatch, error):
+    output, rename = tmp_path / "out" / "data", Path.rename
+
+    def rename_or_fail(path: Path, target: Path) -> Path:
+        if target == output and path.name == "complete":
+            raise error
+        return rename(path, target)
+
+    prepare = functools.partial(prepare_data.prepare_files, [f"{files}/**/*.txt"], output, vocab_size=300)
+    prepare(seq_len=8)
+    monkeypatch.setattr(Path, "rename", rename_or_fail)
+    with pytest.raises((OutputError, KeyboardInterrupt)):
+        prepare(seq_len=16)
+    assert open_prepared(output).seq_len == 8
+    assert list(output.parent.iterdir()) == [output]
+
+
 @pytest.mark.parametrize(
     "files, options, message",
     [
