@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.errors import DataError
+from sparse_lm.files import of_the_machine
 
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
@@ -99,7 +100,10 @@ class Data:
 
 
 def is_prepared(directory: Path) -> bool:
-    """Returns True if `directory` holds windows of this library, of whatever version, and no other TFDS dataset."""
+    """Returns True if `directory` holds windows of this library, of whatever version, and no other TFDS dataset.
+
+    Raises DataError if the machine cannot read it now.
+    """
     return bool(_read_metadata(directory))
 
 
@@ -107,7 +111,7 @@ def open_prepared(directory: Path) -> Data:
     """Opens what `builder.prepare` wrote.
 
     Raises:
-      DataError: the directory is not there, not complete, damaged, or of another version's format.
+      DataError: the directory is not there, not complete, damaged, of another version's format, or cannot be read now.
     """
     metadata = _read_metadata(directory)
     if not metadata:
@@ -154,11 +158,16 @@ def mix(name: str, parts: Sequence[Data], weights: Sequence[float]) -> Data:
 
 
 def _read_metadata(directory: Path) -> dict[str, Any]:
-    """Reads how `directory` was prepared; an empty dict if it is not a prepared directory."""
+    """Reads how `directory` was prepared; an empty dict if it is not a prepared directory.
+
+    Raises DataError if the machine cannot read it now.
+    """
     try:
         metadata = json.loads((directory / "metadata.json").read_text())
         return metadata if metadata["format"].startswith(WINDOWS) else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if of_the_machine(error):
+            raise DataError(f"{directory} cannot be read now: {error}") from error
         return {}
 
 
@@ -166,9 +175,12 @@ def _open_windows(directory: Path, split: str) -> Windows:
     """Opens a split and reads the end of every file: a file that is cut off has no readable end."""
     try:
         builder = tfds.builder_from_directory(directory)
+        for path in builder.info.splits[split].filepaths:
+            open(path, "rb").close()  # ArrayRecord's error has no number
         source = builder.as_data_source(split)
         for end in itertools.accumulate(builder.info.splits[split].shard_lengths):
             source[end - 1]
     except Exception as error:  # anything from a missing file to malformed JSON, in the words of several libraries
-        raise DataError(f"{directory} is damaged: {error}") from error
+        what = "cannot be read now" if of_the_machine(error) else "is damaged"
+        raise DataError(f"{directory} {what}: {error}") from error
     return Windows(source, directory)

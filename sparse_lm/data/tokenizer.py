@@ -56,7 +56,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not path.is_file():
         raise DataError(f"no tokenizer file {path}")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error}") from error
     except Exception as error:  # the library raises nothing narrower
         raise DataError(f"{path} is not a tokenizer.json: {error}") from error
     end_of_text(tokenizer)

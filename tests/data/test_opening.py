@@ -1,4 +1,7 @@
+import builtins
 import dataclasses
+import errno
+import io
 import os
 from pathlib import Path
 
@@ -89,6 +92,25 @@ def test_a_damaged_cache_is_rebuilt(config, damage):
     else:
         (data.directory / "metadata.json").write_text("{")
     np.testing.assert_array_equal(all_windows(open_data(config).train), expected)
+
+
+@pytest.mark.parametrize("name", ["metadata", "tokenizer", "dataset_info", "features", "train", "heldout"])
+def test_a_cache_that_cannot_be_read_now_is_no_damage(config, monkeypatch, name):
+    directory, opened = open_data(config).directory, builtins.open
+    unreadable = next(path for path in directory.iterdir() if name in path.name)
+
+    def refused(file, *arguments, **options):
+        if isinstance(file, str | os.PathLike) and Path(file) == unreadable:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return opened(file, *arguments, **options)
+
+    inode = directory.stat().st_ino
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", refused)
+        patch.setattr(io, "open", refused)
+        with pytest.raises(DataError, match="cannot "):
+            open_data(config)
+    assert open_data(config).directory.stat().st_ino == inode
 
 
 def test_what_another_process_has_prepared_meanwhile_is_opened(config, monkeypatch):

@@ -9,7 +9,6 @@ A parameter of all layers, or an array of the recipe's state, has a checksum for
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -24,6 +23,7 @@ import jax
 import tensorstore
 
 from sparse_lm.errors import WorkdirError
+from sparse_lm.files import of_the_machine
 from sparse_lm.training.checkpoints.checksums import checksums
 from sparse_lm.training.mesh import processes
 
@@ -33,8 +33,7 @@ MANIFEST, MANIFEST_FILE = "manifest", "manifest.json"
 
 _READ_TOGETHER = 4  # arrays, which the host's memory then holds
 _CACHE_BYTES = 2**32  # of what is decoded, so that a chunk is decoded once and not for every device
-# What is wrong with the machine, or with who asks, rather than with a checkpoint: as Python says it, and TensorStore.
-_MACHINE_ERRNOS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
+# What is wrong with the machine, or with who asks, rather than with a checkpoint, as TensorStore says it.
 _MACHINE_STATUSES = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 ArrayPath = tuple[str, ...]
@@ -175,8 +174,7 @@ class SavedCheckpoint:
         except Exception as error:
             if not self._directory.exists():
                 raise self._unreadable("it was deleted while it was read") from error
-            of_the_machine = isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS
-            if of_the_machine or str(error).startswith(_MACHINE_STATUSES):
+            if of_the_machine(error) or str(error).startswith(_MACHINE_STATUSES):
                 raise self._unreadable(first_line(error)) from error
             raise self._damaged(first_line(error)) from error
 
