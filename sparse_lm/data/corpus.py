@@ -104,7 +104,8 @@ def python_library() -> TextFiles:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in LIBRARY_SKIPPED]  # not even looked into
         paths += [Path(folder, name) for name in files if name.endswith(".py")]
-    readable = [path for path in sorted(paths) if path.stat().st_size <= LIBRARY_FILE_LIMIT]
+    # Distributions, and editors, leave links there that may lead nowhere.
+    readable = [path for path in sorted(paths) if path.is_file() and path.stat().st_size <= LIBRARY_FILE_LIMIT]
     if not readable:
         raise DataError(f"no Python sources under {root}: the embedded corpus needs the standard library as files")
     return TextFiles(tuple(readable))

@@ -138,6 +138,13 @@ def test_the_real_library_is_prepared_of_sorted_source_without_tests_and_package
     assert 0 <= batch.min() <= batch.max() < 512
 
 
+def test_a_link_that_leads_nowhere_is_no_source_of_the_library(tmp_path, monkeypatch):
+    (tmp_path / "whole.py").write_text("pass\n")
+    (tmp_path / "sitecustomize.py").symlink_to(tmp_path / "none.py")
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert corpus.python_library().paths == (tmp_path / "whole.py",)
+
+
 # Prepared windows.
 
 
