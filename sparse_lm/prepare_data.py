@@ -26,7 +26,7 @@ from absl import flags
 from sparse_lm import entry_point
 from sparse_lm.data.builder import prepare
 from sparse_lm.data.corpus import find_files
-from sparse_lm.data.dataset import Data, is_prepared, open_prepared
+from sparse_lm.data.dataset import Data, foreign_files, is_prepared, open_prepared
 from sparse_lm.data.tfds_corpus import open_splits
 from sparse_lm.data.tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 from sparse_lm.data.workers import available_cores
@@ -70,6 +70,8 @@ def prepare_files(
     empty = not os.path.lexists(directory) or (directory.is_dir() and not any(directory.iterdir()))
     if not empty and not is_prepared(directory):
         raise OutputError(output, "exists and is not prepared data: name another directory or remove it")
+    if others := [] if empty else foreign_files(directory):
+        raise OutputError(output, f"would be replaced, but {others[0]!r} in it is no prepared data: move it elsewhere")
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     if tfds:
         corpus, heldout = open_splits(Path(tfds).absolute())

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sparse_lm.files import of_the_machine
 WINDOWS = "sparse_lm windows"  # the format of all that this library prepares begins so
 FORMAT = f"{WINDOWS} 2"  # changes whenever the same text would be prepared differently
 TOKENIZER_FILE = "tokenizer.json"
+_FILES = re.compile(r".*\.array_record-.*|(dataset_info|features|metadata|tokenizer)\.json|\..*")  # or a hidden one
 
 
 class Windows:
@@ -105,6 +107,11 @@ def is_prepared(directory: Path) -> bool:
     Raises DataError if the machine cannot read it now.
     """
     return bool(_read_metadata(directory))
+
+
+def foreign_files(directory: Path) -> list[str]:
+    """Returns the names of what somebody else has put into a prepared directory, but for hidden files."""
+    return sorted(path.name for path in directory.iterdir() if not _FILES.fullmatch(path.name))
 
 
 def open_prepared(directory: Path) -> Data:

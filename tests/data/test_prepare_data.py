@@ -142,6 +142,10 @@ def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_
         prepare(files, seq_len=8)
     with pytest.raises(DataError, match=rf"^{target} has no feature 'text', a string a record, but tokens"):
         prepare_data.prepare_files([], tmp_path / "again", seq_len=8, tfds=str(target))
+    (target / "more.txt").write_text("text of the user")
+    with pytest.raises(OutputError, match=rf"^--output={link}: would be replaced, but 'more.txt' in it is no prepared"):
+        prepare(link, seq_len=8)
+    assert (target / "more.txt").exists() and open_prepared(target).seq_len == 16
     monkeypatch.chdir(target)
     with pytest.raises(OutputError, match=rf"^--output={target}: is a mount point or the current directory: name"):
         prepare(Path("."), seq_len=8)
