@@ -151,6 +151,12 @@ def test_prepared_data_is_replaced_where_a_link_leads_nothing_else_is_and_it_is_
         prepare(Path("."), seq_len=8)
 
 
+def test_an_output_whose_name_is_not_utf8_is_refused(files, tmp_path):
+    output = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(OutputError, match="must be a path in UTF-8"):
+        prepare_data.prepare_files([f"{files}/**/*.txt"], output, seq_len=8, vocab_size=300)
+
+
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
 def test_data_stay_where_what_replaces_them_cannot_take_their_place(files, tmp_path, monkeypatch, error):
     output, rename = tmp_path / "out" / "data", Path.rename
