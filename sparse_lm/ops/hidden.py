@@ -109,7 +109,7 @@ def gated_squared_relu_gradients(
     """Computes dH where Y is stored, and the transposes of dH and Y, 2:4 along tokens, that weight gradients read.
 
     Args:
-      dy: [T, F], gradient of Y.
+      dy: [T, F], gradient of Y; F is a multiple of 4.
       h: [T, 2 F], as in `gated_squared_relu_24`.
       y: [T, F], what that gave.
       key: PRNG key of the transposes, which are stochastic (MVUE).
@@ -124,6 +124,8 @@ def gated_squared_relu_gradients(
     check_matrix("dy", dy)
     if not dy.shape == y.shape == (h.shape[0], h.shape[1] // 2):
         raise ValueError(f"dy {list(dy.shape)} and y {list(y.shape)} must be [T, F] for h {list(h.shape)}, [T, 2 F]")
+    if y.shape[1] % 4:
+        raise ValueError(f"y {list(y.shape)} must have a multiple of 4 neurons: a group of dH is of gates or of others")
     return backends.dispatch("gated_squared_relu_gradients", implementation, dy, h, y, key=key)
 
 

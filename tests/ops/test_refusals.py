@@ -26,6 +26,7 @@ IDS = jnp.zeros((2, 4), jnp.int32)  # four neurons, or columns, for each of two 
 SELECTED = jitted.sparsify_24(jnp.ones((4, 8)))
 IN_FP8 = dataclasses.replace(W, values=W.values.astype(fp8.E4M3))
 TARGETS, SCALE, SCALES = jnp.zeros(8, jnp.int32), jnp.ones(16), jnp.ones((8, 1))
+KEY, GATED, Y24 = jax.random.key(0), jnp.ones((12, 12)), jitted.sparsify_24(jnp.ones((12, 6)))  # of 6 neurons
 X12, Y12, W18, BLOCKS = jnp.ones((12, 5)), jnp.ones((12, 6)), jnp.ones((18, 5)), jnp.zeros(3, jnp.int32)  # of experts
 
 
@@ -126,6 +127,7 @@ OTHERS = [
     (r"dy \[8, 8\] must be \[8, 16\]", lambda: ops.squared_relu_gradients(jnp.ones((8, 8)), W)),
     ("two columns a neuron", lambda: ops.gated_squared_relu_24(X[:, :15])),
     (r"must be \[T, F\] for h", lambda: ops.gated_squared_relu_gradients(X, X, W, key=jax.random.key(0))),
+    (r"y \[12, 6\] must have a multiple of 4", lambda: ops.gated_squared_relu_gradients(Y12, GATED, Y24, key=KEY)),
     ("method = 'top_k' must be one of magnitude", lambda: ops.sparsify_24(X, "top_k")),
     ("axis = 1 must be -1 or 0", lambda: ops.sparsify_24(X, axis=1)),
     ("axis = -2 must be -1 or 0", lambda: ops.compress_24(X, X > 0, -2)),
