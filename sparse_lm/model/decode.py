@@ -149,7 +149,9 @@ def sample(logits: Array, key: Array, temperature: Array, top_p: Array) -> Array
     """Draws one token, int32[], from logits f32[V], by `keep_top_p`; temperature 0 takes the most probable one."""
 
     def draw() -> Array:
-        return jax.random.categorical(key, keep_top_p(logits / temperature, top_p)).astype(jnp.int32)
+        # No quotient is over 0: those of a small temperature would overflow, and their softmax be NaN.
+        scaled = (logits - jnp.max(logits)) / temperature
+        return jax.random.categorical(key, keep_top_p(scaled, top_p)).astype(jnp.int32)
 
     # A branch, not a choice between two results: drawing sorts the vocabulary.
     return lax.cond(temperature > 0, draw, lambda: jnp.argmax(logits).astype(jnp.int32))

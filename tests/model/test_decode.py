@@ -112,6 +112,13 @@ def test_sampled_tokens_follow_the_distribution_at_the_temperature():
 MASSES, EVEN = (0.26, 0.08, 0.42, 0.04, 0.2), (0.25,) * 4
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-37, 1.2e-38])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_the_smallest_temperatures_take_the_most_probable_token(temperature, top_p):
+    logits = jnp.array([10.0, -20.0, 50.0, 30.0])
+    assert decode.sample(logits, jax.random.key(0), jnp.float32(temperature), jnp.float32(top_p)) == 2
+
+
 @pytest.mark.parametrize(
     ("masses", "top_p", "kept"),
     [
