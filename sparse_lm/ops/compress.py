@@ -36,6 +36,8 @@ def compress_24(
     check_float("dtype", dtype)
     if mask.shape != x.shape:
         raise ValueError(f"mask {list(mask.shape)} must have the shape of x, {list(x.shape)}")
+    if mask.dtype != bool:
+        raise ValueError(f"mask is {mask.dtype}: must be bool")
     kept = split_groups(pad_to_tiles(jnp.where(mask, x, 0).astype(jnp.float32)), axis)
     positions = top_two(split_groups(pad_to_tiles(mask), axis))
     return pack_24(kept, *positions, axis=axis, shape=x.shape, dtype=dtype or x.dtype)

@@ -49,6 +49,8 @@ def sparsify_24(
     check_axis(axis)
     if method == "mvue" and key is None:
         raise ValueError("method = 'mvue' is stochastic: key must be given")
+    if jnp.ndim(scale):
+        raise ValueError(f"scale {list(jnp.shape(scale))} must be a number or a scalar array")
     return backends.dispatch(
         "sparsify_24", implementation, x, method, axis, scale=scale, dtype=dtype or x.dtype, key=key
     )

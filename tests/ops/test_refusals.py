@@ -136,6 +136,8 @@ OTHERS = [
     (r"mask bool\[16, 8\] must be bool\[8, 16\]", lambda: ops.sparsify_24_tiles(X, X.T > 0)),
     (r"mask float32\[8, 16\] must be bool\[8, 16\]", lambda: ops.sparsify_24_tiles(X, X)),
     (r"mask \[8, 1\] must have the shape of x, \[8, 16\]", lambda: ops.compress_24(X, X[:, :1] > 0)),
+    ("mask is float32: must be bool", lambda: ops.compress_24(X, X)),
+    (r"scale \[16\] must be a number or a scalar array", lambda: ops.sparsify_24(X, scale=SCALE)),
     ("v = 48 must divide 64 or be a multiple of it", lambda: ops.sparsify_venom(X, 48, 4)),
     ("v = 0 must divide 64 or be a multiple of it", lambda: ops.squared_relu_venom(X, 0, 4)),
     ("v = 48 must divide 64", lambda: ops.to_venom(jitted.sparsify_24(jnp.ones((96, 4))), IDS, 16, 48, 16)),
