@@ -72,9 +72,9 @@ def generate(
         raise ValueError(f"seeds = {list(seeds)} must be in 0..2^32 - 1, one for each of the {len(prompts)} prompts")
     if not len(prompts):
         return []
-    most, vocabulary = max(map(max, prompts)), params["embed"]["embedding"].shape[0]
-    if most >= vocabulary or min(map(min, prompts)) < 0:
-        raise ValueError(f"prompts have the tokens {min(map(min, prompts))} to {most}: must be in 0..{vocabulary - 1}")
+    tokens, vocabulary = np.concatenate(prompts), params["embed"]["embedding"].shape[0]
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise ValueError(f"prompts have tokens {tokens.min()} to {tokens.max()}: must be in 0..{vocabulary - 1}")
     longest = int(lengths.max())
     padded = np.zeros((len(prompts), round_up(longest)), np.int32)
     for row, prompt in zip(padded, prompts, strict=True):

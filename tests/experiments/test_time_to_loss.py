@@ -204,21 +204,15 @@ def test_first_steps_take_their_share_whatever_processes_there_were():
     assert before == dict(steps=10, seconds=5.0, compile_seconds=5.0)
 
 
-def test_a_run_that_ends_with_skipped_steps_is_not_finished(tmp_path):
-    """Its checkpoint has all steps, so that the next process finds nothing left to train."""
-    (tmp_path / "summary.json").write_text(json.dumps({"state": "failed: TooManyBadSteps", "processes": []}))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval_loss": 2.0}\n')
-    with pytest.raises(WorkdirError, match="no held-out loss of the last step: failed: TooManyBadSteps"):
+@pytest.mark.parametrize(
+    ("state", "step", "loss"), [("failed: TooManyBadSteps", 0, 2.0), ("finished", TINY.steps - 1, None)]
+)
+def test_a_run_without_a_finite_last_loss_has_no_row(state, step, loss, tmp_path):
+    """The first one's checkpoint has all steps, so that the next process finds nothing left to train."""
+    (tmp_path / "summary.json").write_text(json.dumps({"state": state, "processes": []}))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": step, "eval_loss": loss}) + "\n")
+    with pytest.raises(WorkdirError, match=f"no held-out loss of the last step: {state}"):
         one_run.read_run(tmp_path, TINY.config("dense", 0, "data"), None)
-
-
-def test_a_run_whose_last_loss_is_not_finite_has_no_row(tmp_path):
-    """Metrics have null then, and whoever waits for a row could not show it."""
-    (tmp_path / "summary.json").write_text(json.dumps({"state": "finished", "processes": []}))
-    config = TINY.config("dense", 0, "data")
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": config.steps - 1, "eval_loss": None}) + "\n")
-    with pytest.raises(WorkdirError, match="no held-out loss of the last step: finished"):
-        one_run.read_run(tmp_path, config, None)
 
 
 @pytest.mark.parametrize("name", SUITES)
