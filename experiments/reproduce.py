@@ -103,7 +103,8 @@ ROWS = {
         functools.partial(step, recipe="dense_slices"),
     ),
     "time_llama1b": Row(
-        _TIME + "--suite=llama1b --runs=dense,slices_80_first_dense --workdir=runs/llama1b --gpus=0,1 --seeds=13,14,15",
+        _TIME
+        + "--suite=llama1b --runs=dense,slices_80_first_dense --workdir=runs/llama1b --gpus=0,1 --seeds=13,14,15,16",
         "two H200s; a seed trains 1,600 s for dense with its branch, 980 s for slices",
         "time_llama1b_h200.json",
         functools.partial(time_to_loss, sparse="slices_80_first_dense"),
