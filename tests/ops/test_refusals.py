@@ -185,9 +185,9 @@ def y():
     return reference.squared_relu_24(H)[0]
 
 
-def scattered(backend, tokens, v, rows, contiguous):
+def scattered(backend, tokens, v, rows, contiguous, **options):
     b, neuron_ids = jnp.zeros((tokens, 64), NARROW), jnp.arange(128)[None].repeat(-(-tokens // v), axis=0)
-    return backend.scattered_matmul_24(w(128, tokens), b, neuron_ids, v, rows, contiguous=contiguous)
+    return backend.scattered_matmul_24(w(128, tokens), b, neuron_ids, v, rows, contiguous=contiguous, **options)
 
 
 BY_KERNELS = [
@@ -245,6 +245,10 @@ BY_HOPPER = [
     ("v to be a multiple of 64", lambda: hopper.squared_relu_venom(jnp.zeros((96, 768), NARROW), 96, 16)),
     (", m ", lambda: hopper.squared_relu_venom(jnp.zeros((64, 768), NARROW), 64, 12)),
     ("multiple of 128", lambda: scattered(hopper, 128, 64, 256, 64)),
+    (
+        "contiguous = 128 must be a multiple of 512",
+        lambda: scattered(hopper, 128, 64, 256, 128, config=Tiling(256, 192)),
+    ),
     ("more than 64 columns", lambda: scattered(hopper, 64, 64, 256, 128)),
 ]
 if TRANSPOSING_LOADS:  # else it is refused for the JAX that there is

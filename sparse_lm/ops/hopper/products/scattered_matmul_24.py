@@ -92,7 +92,7 @@ def scattered_matmul_24(
     """See `sparse_lm.ops.scattered_matmul_24`.
 
     It refuses dtypes that are no 16-bit floats, a `contiguous` that is no multiple of 128 or does not divide `rows`, a
-    v that is no multiple of 64, and a T of 64 at most. The clusters' tiles of a `config` must lie in one slice.
+    v that is no multiple of 64, a T of 64 at most, and a `config` whose cluster's tiles do not lie in one slice.
 
     Slices past the last row are left out: a block of slots that hold no token, if it lists only such, costs nothing.
     """
@@ -101,7 +101,7 @@ def scattered_matmul_24(
     n = b.shape[1]
     listings = neuron_ids.shape[1] // contiguous  # slices that a block lists
     config = config or heuristic_config(contiguous, listings, n)
-    check_multiples({"v": (v, STEP), "rows": (rows, contiguous)})
+    check_multiples({"v": (v, STEP), "rows": (rows, contiguous), "contiguous": (contiguous, config.cluster_m)})
     # Steps past the end must read zeros, but copies ignore the index into a dimension of a single tile (operands.py).
     if a.values.shape[1] == wgmma_sp.KEPT:
         raise NotImplementedError(f"needs more than {STEP} columns of the sparse operand, not {a.shape[1]}")
