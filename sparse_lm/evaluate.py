@@ -1,4 +1,4 @@
-"""Held-out loss of a trained model, or what it scores in tasks of EleutherAI's evaluation harness.
+"""Measures the held-out loss of a trained model, or scores it in tasks of EleutherAI's evaluation harness.
 
     python -m sparse_lm.evaluate --workdir=runs/tiny [--checkpoint=best] [--sparse] [--data=data/other]
     python -m sparse_lm.evaluate --workdir=runs/tiny --tasks=arc_challenge,hellaswag [--include_path=my_tasks]

@@ -95,7 +95,7 @@ def _define_flags() -> None:
     flags.register_validator("temperature", math.isfinite, "must be finite")
     flags.DEFINE_float("top_p", 0.95, "Sample among the most probable tokens that together reach it.")
     flags.register_validator("top_p", lambda top_p: 0 < top_p <= 1, "must be in (0, 1]")
-    flags.DEFINE_integer("seed", 0, "Of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)
+    flags.DEFINE_integer("seed", 0, "Seed of the random numbers.", lower_bound=0, upper_bound=2**32 - 1)
 
 
 cli = functools.partial(entry_point.run, main, _define_flags)

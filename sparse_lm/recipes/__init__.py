@@ -4,7 +4,7 @@ recipe = Slices(m=16)
 state, order = recipe.enter(w1, w2, x)             # x: a batch of the FFN's inputs
 w1, w2 = w1[order], w2[order]                      # and their moments
 o, stats = recipe.ffn(x, w1, w2, state, key=key)   # differentiable; works in any JAX training loop
-w1, w2 = recipe.leave(w1, w2, state)
+w1, w2 = recipe.leave(w1, w2, state, x)
 """
 
 from sparse_lm.recipes.act24 import Act24
