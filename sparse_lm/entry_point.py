@@ -33,7 +33,7 @@ def run(
         if len(argv) > 1:
             raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
         logs.configure()
-        for name in ("workdir", "output", "data"):
+        for name in ("workdir", "output", "data", "files", "heldout_files"):
             given = flags.FLAGS[name].value if name in flags.FLAGS else None
             for path in [given] if isinstance(given, str) else given or ():
                 if not path:
