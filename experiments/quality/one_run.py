@@ -59,13 +59,11 @@ def run_one(suite: Suite, name: str, seed: int, data: str, second_data: str, roo
 
 def plan(suite: Suite, name: str, seed: int, data: str, root: Path) -> tuple[Config, dict[str, Any] | None]:
     """Returns a run's configuration and, for a branch of the longest dense run, what its first steps took there."""
-    if not name.startswith("dense@"):
-        return suite.config(name, seed, data), None
-    length = float(name.removeprefix("dense@"))
-    config = suite.dense(length, seed, data)
-    if name == suite.longest:
+    config = suite.config(name, seed, data)
+    if not name.startswith("dense@") or name == suite.longest:
         return config, None
-    return config, first_steps_of(read_summary(root / f"{suite.longest}-{seed}"), suite.decay_starts()[length])
+    start = suite.decay_starts()[float(name.removeprefix("dense@"))]
+    return config, first_steps_of(read_summary(root / f"{suite.longest}-{seed}"), start)
 
 
 def first_steps_of(summary: dict[str, Any], steps: int) -> dict[str, Any]:

@@ -58,22 +58,24 @@ class Suite:
         """Returns the steps between checkpoints, of all runs: saving takes as much of each one's time."""
         return math.gcd(*(self.decay_starts()[length] for length in self.lengths[:-1]))
 
-    def config(self, run: str, seed: int, data: str, changes: Overrides | None = None) -> config_lib.Config:
-        """Returns the configuration of a run on the prepared corpus at `data`, with `changes` on top."""
+    def config(self, run: str, seed: int, data: str) -> config_lib.Config:
+        """Returns the configuration of a run, such as "dense@0.8", on the prepared corpus at `data`.
+
+        The longest dense run keeps what the others go on from.
+        """
+        name, _, length = run.partition("@")
+        changes = {"checkpoint_every": self.save_every(), "keep_checkpoints": 1, "seed": seed, "data.path": data}
+        if length:
+            starts = self.decay_starts()
+            start = starts[float(length)]
+            steps = round(start / (1 - DECAY_SHARE))
+            changes |= {"steps": steps, "optimizer.decay_steps": steps - start}
+            if run == self.longest:
+                changes["keep_checkpoints"] = (steps - min(starts.values())) // self.save_every() + 2
         config = self.model.get_config()
         config.sparsity = config_lib.default().sparsity  # whose knobs may be none of another recipe's
-        common = {"checkpoint_every": self.save_every(), "keep_checkpoints": 1, "seed": seed, "data.path": data}
-        config.update_from_flattened_dict(self.base | self.runs[run] | common | (changes or {}))
+        config.update_from_flattened_dict(self.base | self.runs[name] | changes)
         return config_lib.parse(config)
-
-    def dense(self, length: float, seed: int, data: str) -> config_lib.Config:
-        """Returns the configuration of a dense run; the longest one keeps what the others go on from."""
-        starts = self.decay_starts()
-        steps = round(starts[length] / (1 - DECAY_SHARE))
-        changes = {"steps": steps, "optimizer.decay_steps": steps - starts[length]}
-        if length == self.lengths[-1]:
-            changes["keep_checkpoints"] = (steps - min(starts.values())) // self.save_every() + 2
-        return self.config("dense", seed, data, changes)
 
 
 def _base(steps: int, warmup: int, rate: float, **overrides: Any) -> Overrides:

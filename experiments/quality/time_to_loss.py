@@ -27,12 +27,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import app, flags
 
+from experiments.quality import controls
 from experiments.quality.suites import ROW, SUITES, Suite
 from sparse_lm.data.opening import open_data
 from sparse_lm.errors import DataError, UserError
@@ -103,22 +104,22 @@ def check_branches(queues: Sequence[Sequence[Item]], suite: Suite) -> None:
         raise app.UsageError(f"--queue: {sorted(early)} must come behind the dense run that they branch off")
 
 
-def check_data(suite: Suite, path: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Refuses a corpus that the runs would learn by heart, or on which losses are no match for those there are.
+def check_data(suite: Suite, path: str, names: Iterable[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Refuses a corpus that these runs would learn by heart, or on which losses are no match for those there are.
 
     Raises:
-      DataError: the suite's runs would read it more than four times, or a row is of other text.
+      DataError: one of the runs would read it more than four times, or a row is of other text.
       UserError: it cannot be opened.
     """
-    config = suite.config("dense", 0, path)
+    config = max((suite.config(name, 0, path) for name in names), key=lambda config: config.steps)
     data = open_data(config)
     if others := {row.get("corpus_sha256", "unknown") for row in rows} - {data.info["corpus_sha256"][:12]}:
         raise DataError(f"--data={path}: is not the text of the runs in --output, which has sha256 {min(others)}")
     windows = len(data.train)
-    epochs = suite.steps * config.batch_size / windows
+    epochs = config.steps * config.batch_size / windows
     if epochs > MOST_EPOCHS:
         raise DataError(
-            f"--data={path}: has {windows:,} training windows, which a run of {suite.steps:,} steps of "
+            f"--data={path}: has {windows:,} training windows, which a run of {config.steps:,} steps of "
             f"{config.batch_size} would read {epochs:.0f} times; at most {MOST_EPOCHS} times are allowed"
         )
 
@@ -266,9 +267,10 @@ def main(_: Sequence[str]) -> None:
     queues = with_lengths(queues, suite)
     check_branches(queues, suite)
     root = Path(values.workdir)
+    controls.register()
     try:
         results = Results(Path(values.output), values.suite)
-        check_data(suite, values.data, results.rows)
+        check_data(suite, values.data, {item.name for item in itertools.chain(*queues)}, results.rows)
     except UserError as error:
         sys.exit(str(error))
     root.mkdir(parents=True, exist_ok=True)

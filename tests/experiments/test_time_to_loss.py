@@ -74,14 +74,17 @@ def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_s
     opened = open_data(config)
     windows, here = len(opened.train), {"corpus_sha256": opened.info["corpus_sha256"][:12]}
     most = 4 * windows // config.batch_size
-    check_data(dataclasses.replace(TINY, base=TINY.base | {"steps": most}), data, [here])
-    message = rf"{windows:,} training windows, which a run of {2 * most:,} steps of 4 would read 8 times"
-    with pytest.raises(DataError, match=message):
-        check_data(dataclasses.replace(TINY, base=TINY.base | {"steps": 2 * most}), data, [])
+    suite = dataclasses.replace(TINY, base=TINY.base | {"steps": most}, lengths=(1.0, 2.0))
+    twice = {"steps": 2 * most, "optimizer.decay_steps": most}
+    suite = dataclasses.replace(suite, runs={"dense": TINY.runs["dense"], "longer": TINY.runs["dense"] | twice})
+    check_data(suite, data, ["dense"], [here])
+    for longer in ("longer", "dense@2.0"):
+        with pytest.raises(DataError, match=rf"{windows:,} training windows, which .* steps of 4 would read 8 times"):
+            check_data(suite, data, ["dense", longer], [])
     with pytest.raises(DataError, match=r"is not the text of the runs in --output, which has sha256 0123456789ab$"):
-        check_data(TINY, data, [here, {"corpus_sha256": "0123456789ab"}])
+        check_data(TINY, data, ["dense"], [here, {"corpus_sha256": "0123456789ab"}])
     with pytest.raises(DataError, match=r"--output, which has sha256 unknown$"):
-        check_data(TINY, data, [here, {"name": "of a file that does not say its text"}])
+        check_data(TINY, data, ["dense"], [here, {"name": "of a file that does not say its text"}])
     (tmp_path / "out.json").write_text(json.dumps({"suite": "llama60m", "runs": []}))
     with pytest.raises(DataError, match=r"out\.json: has runs of the suite llama60m, not tiny"):
         Results(tmp_path / "out.json", "tiny")
@@ -98,10 +101,10 @@ def test_a_branch_that_would_wait_for_ever_is_refused():
 @pytest.mark.parametrize("name", {(suite.steps, suite.lengths): name for name, suite in SUITES.items()}.values())
 def test_a_branch_has_the_rates_of_the_longest_dense_run_until_they_fall(name):
     suite = SUITES[name]
-    longest = suite.dense(suite.lengths[-1], 0, "data")
+    longest = suite.config(suite.longest, 0, "data")
     rates = np.asarray(learning_rate(longest)(np.arange(longest.steps)))
     for length, start in suite.decay_starts().items():
-        run = suite.dense(length, 0, "data")
+        run = suite.config(f"dense@{length}", 0, "data")
         assert np.ptp(rates[longest.optimizer.warmup_steps : start]) == 0
         assert run.steps == pytest.approx(length * suite.steps, rel=0.05)
         schedule = learning_rate(run)
@@ -181,7 +184,7 @@ def test_a_branch_goes_on_from_the_longest_dense_run(data, tmp_path, monkeypatch
     for name, second in (("dense@1.2", ""), ("dense@0.8", data[1])):
         assert one_run.run_one(TINY, name, 0, data[0], second, tmp_path)
     longest, branch = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("dense@1.2", "dense@0.8"))
-    config = TINY.dense(0.8, 0, data[0])
+    config = TINY.config("dense@0.8", 0, data[0])
     assert branch["heldout_loss"] < longest["heldout_curve"][0][1]
     assert branch["second_heldout_loss"] not in (branch["heldout_loss"], None)
     assert branch["steps"] == config.steps and branch["tokens"] == config.steps * 128
@@ -194,7 +197,7 @@ def test_a_branch_goes_on_from_the_longest_dense_run(data, tmp_path, monkeypatch
     assert [line["step"] for line in lines[:3]] == [0, 4, 8]
     assert branch["first_dense_ms"] == pytest.approx(500 * (lines[1]["step_time"] + lines[2]["step_time"]))
     assert branch["logged"] == [[0, "dense", lines[0]["loss"], None]]
-    check_data(TINY, data[0], [branch])
+    check_data(TINY, data[0], ["dense"], [branch])
 
 
 def test_first_steps_take_their_share_whatever_processes_there_were():
