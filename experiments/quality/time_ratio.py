@@ -165,6 +165,8 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) < 2:
         raise app.UsageError("name a file that experiments.quality.time_to_loss wrote")
     several = [plots.read_results(Path(path)) for path in arguments[1:]]
+    if empty := [results.path for results in several if not results.data["runs"]]:
+        sys.exit(f"{empty[0]}: has no runs yet")
     known = dict.fromkeys(row["name"] for results in several for row in results.data["runs"])
     if unknown := set(flags.FLAGS.names) - set(known):
         sys.exit(f"--names: {sorted(unknown)} must be among {', '.join(known)}")
