@@ -156,9 +156,9 @@ def from_hf_config(hf: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
         "ffn_dim": _count(hf, "intermediate_size"),
         "vocab_size": _count(hf, "vocab_size"),
         "activation": _activation(hf["hidden_act"], gated),
-        "rope_theta": rope.get("rope_theta", hf.get("rope_theta", 10_000.0)),
-        "norm_epsilon": hf["rms_norm_eps"],
-        "tie_embeddings": hf.get("tie_word_embeddings", False),
+        "rope_theta": _number("rope_theta", rope.get("rope_theta", hf.get("rope_theta", 10_000.0))),
+        "norm_epsilon": _number("rms_norm_eps", hf["rms_norm_eps"]),
+        "tie_embeddings": hf.get("tie_word_embeddings") or False,
     }
 
 
@@ -185,6 +185,12 @@ def _count(hf: Mapping[str, Any], key: str) -> int:
     value = hf.get(key)
     if type(value) is not int or value < 1:
         raise _unsupported(key, value, "must be a positive integer")
+    return value
+
+
+def _number(key: str, value: Any) -> float:
+    if type(value) not in (int, float):
+        raise _unsupported(key, value, "must be a number")
     return value
 
 

@@ -46,6 +46,8 @@ def test_a_llama_without_gates_and_with_squared_relu_is_ours():
         (ARCEE | {"mlp_bias": True}, False, "mlp_bias = True: must be False"),
         (ARCEE | {"attention_bias": True}, False, "attention_bias = True: must be False"),
         (ARCEE | {"head_dim": "8"}, False, "head_dim = '8': must be a positive integer"),
+        (ARCEE | {"rms_norm_eps": None}, False, "rms_norm_eps = None: must be a number"),
+        (LLAMA | {"rope_parameters": {"rope_theta": "1e6"}}, True, "rope_theta = '1e6': must be a number"),
         (QWEN3 | {"use_sliding_window": True}, True, "use_sliding_window = True: must be False"),
         (ARCEE | {"rope_parameters": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
         (ARCEE | {"rope_scaling": {"rope_type": "llama3"}}, False, "rope_type = 'llama3': must be 'default'"),
