@@ -5,12 +5,13 @@ It imports no JAX, which the processes of `prepare_data` do without.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 
 from absl import app, flags
+from absl import logging as absl_logging
 
-from sparse_lm import logs
 from sparse_lm.errors import UserError
 
 flags.disclaim_key_flags()  # a flag is one of the entry point that defines it, and so in its --help
@@ -32,7 +33,7 @@ def run(
     def main_in_words(argv: list[str]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
-        logs.configure()
+        configure_logs("quiet" in flags.FLAGS and flags.FLAGS.quiet)
         for name in ("workdir", "output", "data", "files", "heldout_files"):
             given = flags.FLAGS[name].value if name in flags.FLAGS else None
             for path in [given] if isinstance(given, str) else given or ():
@@ -49,6 +50,36 @@ def run(
 
     define_flags()
     app.run(main_in_words, flags_parser=parse_flags)
+
+
+def configure_logs(quiet: bool = False) -> None:
+    """Sets up logging, once flags are parsed: this library's information, unless `quiet`, and all warnings."""
+    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax logs tens of lines a checkpoint at INFO
+    handler = absl_logging.get_absl_handler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.python_handler.addFilter(_is_worth_reading)
+    handler.python_handler.stream = _StandardError()
+    for name in ("sparse_lm", "__main__"):  # the second is the entry point itself
+        logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
+    sys.unraisablehook = _unraisable
+
+
+class _StandardError:
+    """Writes to the standard error of the moment, which a live bar takes over to keep its own line whole."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(sys.stderr, name)
+
+
+def _is_worth_reading(record: logging.LogRecord) -> bool:
+    """Drops the tracebacks of a save that failed: `Checkpoints` says it in one line."""
+    return not (record.exc_info and "/orbax/" in record.pathname)
+
+
+def _unraisable(unraisable: object) -> None:
+    """Passes over what TensorStore's callbacks meet after a failed save: the loop that they report to is gone."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 class _CheckpointParser(flags.ArgumentParser):

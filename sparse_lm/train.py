@@ -23,7 +23,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from sparse_lm import config_flag, entry_point, logs
+from sparse_lm import config_flag, entry_point
 from sparse_lm.config import parse
 from sparse_lm.data.tokenizer import load_tokenizer
 from sparse_lm.generate import continue_texts
@@ -39,7 +39,6 @@ PROMPT_TOKENS, SAMPLE_TOKENS = 32, 200
 
 def main() -> None:
     options = flags.FLAGS
-    logs.configure(options.quiet)
     if not options.workdir and config_flag.run_name() is None:
         sys.exit("--workdir: must be given to repeat a run")
     workdir = options.workdir or str(Path("runs", config_flag.run_name()))

@@ -21,10 +21,10 @@ from absl import app, flags
 
 from experiments.quality import controls
 from experiments.quality.suites import ROW, SUITES, Suite, phase_start
-from sparse_lm import logs
 from sparse_lm.config import Config
 from sparse_lm.data.opening import open_data
 from sparse_lm.data.pipeline import heldout_batches
+from sparse_lm.entry_point import configure_logs
 from sparse_lm.errors import WorkdirError
 from sparse_lm.files import replacing
 from sparse_lm.model import llama
@@ -150,7 +150,7 @@ def evaluate_on(workdir: Path, config: Config, path: str) -> float:
 
 
 def main(_) -> None:
-    logs.configure()
+    configure_logs()
     controls.register()
     values = flags.FLAGS
     run_one(SUITES[values.suite], values.run, values.seed, values.data, values.second_data, Path(values.root))
