@@ -37,7 +37,7 @@ from sparse_lm.files import replacing, writing
 from sparse_lm.interop.harness.text_model import HarnessError, TextModel
 from sparse_lm.model import llama
 from sparse_lm.training.checkpoints.restored import restore_for_dense, restore_for_sparse, restore_model
-from sparse_lm.training.environment import check_implementation, check_precision
+from sparse_lm.training.environment import check_implementation
 from sparse_lm.training.evaluation import make_evaluation
 from sparse_lm.training.run_data import check_same_tokenizer, open_run_data
 from sparse_lm.training.telemetry.metrics import to_json
@@ -65,7 +65,6 @@ def evaluate(
       ConfigError, DataError: the run's configuration or data cannot be used any more.
     """
     config = load_config(workdir)
-    check_precision(config.model.precision)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=data))
     if sparse:
@@ -137,9 +136,8 @@ def evaluate_tasks(
 def text_model(workdir: str | os.PathLike, checkpoint: int | str, batch_tokens: int) -> tuple[TextModel, int]:
     """Restores a checkpoint for the harness; returns it with its step. See `evaluate_tasks` for the rest."""
     config = load_config(workdir)
-    check_precision(config.model.precision)
-    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, step = restore_for_dense(workdir, config, checkpoint)
+    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     # Several shapes are compiled, each for little work: one layer compiles sooner than all.
     graphdef = llama.graphdef(dataclasses.replace(config.model, unroll_layers=False))
     return TextModel(graphdef, params, tokenizer, end_of_text(tokenizer), config.seq_len, batch_tokens), step

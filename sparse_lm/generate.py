@@ -21,7 +21,6 @@ from sparse_lm import entry_point
 from sparse_lm.data.tokenizer import end_of_text, load_tokenizer
 from sparse_lm.model import decode, llama
 from sparse_lm.training.checkpoints.restored import restore_model
-from sparse_lm.training.environment import check_precision
 from sparse_lm.training.workdir import load_config
 
 _log = logging.getLogger(__name__)
@@ -53,10 +52,9 @@ def continue_texts(
       WorkdirError, ConfigError, DataError: config, checkpoint or tokenizer are absent or cannot be used.
     """
     config = load_config(workdir)
-    check_precision(config.model.precision)
-    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     params, recipe, recipe_state, step = restore_model(workdir, config, checkpoint)
     _log.info("checkpoint of step %d", step)
+    tokenizer = load_tokenizer(Path(workdir, "tokenizer.json"))
     end = end_of_text(tokenizer)
     encoded = [tokenizer.encode(prompt, add_special_tokens=False).ids or [end] for prompt in prompts]
     total = max(map(len, encoded), default=0) + max_new_tokens

@@ -13,6 +13,7 @@ from sparse_lm.errors import WorkdirError
 from sparse_lm.model.llama import Params
 from sparse_lm.recipes import DENSE, Recipe
 from sparse_lm.training.checkpoints.checkpoint import restore_params
+from sparse_lm.training.environment import check_precision
 from sparse_lm.training.ffn_weights import matrices
 from sparse_lm.training.transitions import dense_params
 from sparse_lm.training.workdir import meaning
@@ -77,5 +78,7 @@ def _is_sparse(config: Config, step: int) -> bool:
 
 
 def _restore(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, Any, int]:
+    """Reads a checkpoint; raises ConfigError if this machine does not compute in the model's precision."""
+    check_precision(config.model.precision)
     params, by_name, step = restore_params(workdir, checkpoint, run=meaning(config))
     return params, config.sparsity.recipe.State(**by_name) if config.sparsity.phase else None, step
