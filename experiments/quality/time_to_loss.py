@@ -223,7 +223,6 @@ class Host:
         """Deletes the checkpoints of a finished run; those of the longest dense one once all branches are done."""
         if item != self._longest(item):
             shutil.rmtree(self._checkpoints(item), ignore_errors=True)
-            shutil.rmtree(self._root / f"{item.workdir}-first" / "checkpoints", ignore_errors=True)
         if item.name.startswith("dense@") and self._has_all_lengths(item.seed):
             shutil.rmtree(self._checkpoints(self._longest(item)), ignore_errors=True)
 

@@ -125,8 +125,6 @@ for step in (32, 40):
 if given["run"].startswith("dense@"):
     assert pathlib.Path(given["root"], f"dense@1.2-{given['seed']}", "checkpoints").exists()
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-if given["run"] == "slices_stay":  # as a run of two parts
-    (workdir.with_name(f"{workdir.name}-first") / "checkpoints").mkdir(parents=True)
 if given["run"] == "slices_80":
     sys.exit("no such run")
 row = dict(name=given["run"], seed=int(given["seed"]), heldout_loss=1.0, seconds=2.0, compile_seconds=3.0,
