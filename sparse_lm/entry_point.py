@@ -6,6 +6,7 @@ It imports no JAX, which the processes of `prepare_data` do without.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable
 
@@ -82,18 +83,9 @@ def _unraisable(unraisable: object) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-class _CheckpointParser(flags.ArgumentParser):
-    syntactic_help = "latest, best or a step"
-
-    def parse(self, argument: str) -> int | str:
-        if argument.isdecimal():
-            return int(argument)
-        if argument not in ("latest", "best"):
-            raise ValueError(f"must be {self.syntactic_help}")
-        return argument
-
-
 def define_run_flags() -> None:
-    """Defines --workdir, and --checkpoint: "latest", "best" or a step, an int."""
+    """Defines --workdir and --checkpoint."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
-    flags.DEFINE(_CheckpointParser(), "checkpoint", "latest", "latest, best (by held-out loss) or a step.")
+    flags.DEFINE_string("checkpoint", "latest", "latest, best (by held-out loss) or a step.")
+    known = re.compile(r"latest|best|\d+").fullmatch
+    flags.register_validator("checkpoint", lambda name: bool(known(name)), "must be latest, best or a step")

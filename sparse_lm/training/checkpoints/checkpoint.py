@@ -180,7 +180,7 @@ def restore_params(
             raise WorkdirError(workdir, "no checkpoint was evaluated, so that none is best")
     if step == "latest":
         restored, step = _newest_whole(workdir, checkpoints, read)
-    elif step in checkpoints:
+    elif (step := int(step)) in checkpoints:
         restored = read(checkpoints[step])
     else:
         raise WorkdirError(workdir, f"no checkpoint of step {step}, only of {', '.join(map(str, checkpoints))}")
