@@ -117,15 +117,12 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     # Routing alone; one quarter of the neurons for all tokens; dense models that have no others, in about slices' time.
     runs |= {f"dense_slices_{share}": slices | until(share) | {"sparsity.recipe": "dense_slices"} for share in (50, 80)}
     fp8 = {"model.precision": "fp8"}
-    rounded = {"optimizer.moments": "bfloat16"}
-    runs |= {"dense_rounded_moments": dense | rounded, "slices_80_rounded_moments": slices | until(80) | rounded}
     runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
     runs["slices_80_first_dense_fp8"] = runs["slices_80_first_dense"] | fp8
     runs["fp8_slices_80"] = slices | until(80) | {"sparsity.recipe": "fp8_slices"}
     runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
-    narrow = {name: dense | {"model.ffn_dim": ffn_dim // part} for name, part in (("quarter", 4), ("eighth", 8))}
-    runs |= {f"{name}_width": run | _longer(steps, 1.2) for name, run in narrow.items()}
-    runs["quarter_width_longer"] = narrow["quarter"] | _longer(steps, 1.6)
+    quarter = dense | {"model.ffn_dim": ffn_dim // 4}
+    runs |= {"quarter_width": quarter | _longer(steps, 1.2), "quarter_width_longer": quarter | _longer(steps, 1.6)}
     # A trained router in place of centroids: a token meets a quarter of the dense model's neurons, of twice as many.
     experts = _experts(16, 2, ffn_dim // 8)
     return runs | {"mixture_quarter": dense | experts} | _experts24(steps, experts, "mixture_quarter_")
