@@ -119,7 +119,6 @@ def _runs(steps: int, ffn_dim: int, rates: tuple[float, ...], **knobs: Any) -> d
     fp8 = {"model.precision": "fp8"}
     runs |= {"dense_fp8": dense | fp8} | {f"slices_{share}_fp8": slices | until(share) | fp8 for share in (50, 80)}
     runs["slices_80_first_dense_fp8"] = runs["slices_80_first_dense"] | fp8
-    runs["fp8_slices_80"] = slices | until(80) | {"sparsity.recipe": "fp8_slices"}
     runs["fixed_quarter_80"] = slices | until(80) | {"sparsity.recipe": "fixed_quarter"}
     quarter = dense | {"model.ffn_dim": ffn_dim // 4}
     runs |= {"quarter_width": quarter | _longer(steps, 1.2), "quarter_width_longer": quarter | _longer(steps, 1.6)}
