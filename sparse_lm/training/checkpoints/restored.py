@@ -48,7 +48,7 @@ def restore_for_sparse(workdir: str | os.PathLike, config: Config, checkpoint: i
     if step <= phase.start:
         reason = f"--sparse needs a checkpoint after step {phase.start}, where the sparse phase starts; got {step}"
         raise WorkdirError(workdir, reason)
-    if not _is_sparse(config, step):
+    if config.phase(step - 1) == "dense":
         recipe_state = jax.jit(jax.vmap(config.sparsity.recipe.refit))(*matrices(params), recipe_state)
     return params, recipe_state, step
 
@@ -61,20 +61,13 @@ def restore_model(
     The model is dense, but for one of a run that stays in its sparse phase (`sparsity.leave` is False).
     """
     params, recipe_state, step = _restore(workdir, config, checkpoint)
-    if not _is_sparse(config, step):
+    if config.phase(step - 1) == "dense":
         return params, DENSE, None, step
     if config.sparsity.stays:
         return params, config.sparsity.recipe, recipe_state, step
+    # Of a run that ended in the phase, and has left it, these are the weights as they are.
     params = jax.jit(functools.partial(dense_params, sparsity=config.sparsity))(params, recipe_state)
     return params, DENSE, None, step
-
-
-def _is_sparse(config: Config, step: int) -> bool:
-    """Returns whether the state after `step` steps is one of the sparse phase, or that of a run which ended in it.
-
-    Having left it, the latter has weights which its sparse forward uses as they are.
-    """
-    return step > 0 and config.phase(step - 1) == "sparse"
 
 
 def _restore(workdir: str | os.PathLike, config: Config, checkpoint: int | str) -> tuple[Params, Any, int]:
