@@ -35,7 +35,7 @@ def run(
         if len(argv) > 1:
             raise app.UsageError(f"unknown argument {argv[1]!r}: quote a pattern, so that the shell leaves it alone")
         configure_logs("quiet" in flags.FLAGS and flags.FLAGS.quiet)
-        for name in ("workdir", "output", "data", "files", "heldout_files"):
+        for name in ("workdir", "output", "data", "files", "heldout_files", "tokenizer", "tfds"):
             given = flags.FLAGS[name].value if name in flags.FLAGS else None
             for path in [given] if isinstance(given, str) else given or ():
                 if not path:

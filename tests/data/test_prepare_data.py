@@ -35,6 +35,7 @@ def test_command_line(files, tmp_path):
     bad = {
         "matches no file of text": [f"--files={tmp_path}/none*.txt", f"--output={tmp_path}/none"],
         "--heldout_files=: must not be empty": [f"--files={named}", "--heldout_files=", f"--output={tmp_path}/none"],
+        "--tokenizer=: must not be empty": [f"--files={named}", "--tokenizer=", f"--output={tmp_path}/none"],
         "must be a path, not a URL": [f"--files={named}", "--output=gs://bucket/data"],
         "--output=/proc/none: cannot be written": [f"--files={named}", "--output=/proc/none"],
         "exists and is not prepared data": [f"--files={named}", f"--output={tmp_path}/loop"],
