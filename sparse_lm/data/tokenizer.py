@@ -24,13 +24,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Trains a byte-level BPE (1508.07909, over bytes as in GPT-2) with an end-of-text token.
 
     Lossless: decoding what it encodes gives back any text. The same texts give the same tokenizer. The 256 bytes and
-    the end of text are among its `vocab_size` entries, of which a small corpus may give fewer.
-
-    Raises:
-      DataError: `vocab_size` is under 257.
+    the end of text are among its `vocab_size` entries, at least 257, of which a small corpus may give fewer.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise DataError(f"vocab_size = {vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and the end of text)")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
