@@ -74,7 +74,7 @@ def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
 
 def test_keeps_the_newest_and_the_best(tmp_path):
     """Also of checkpoints that an earlier process saved."""
-    losses = {1: 3.0, 2: 1.0, 3: math.nan, 4: None, 5: 2.0, 6: None}
+    losses = {1: math.nan, 2: 1.0, 3: 3.0, 4: None, 5: 2.0, 6: None}
     for steps in ((1, 2, 3), (4, 5, 6)):
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step in steps:
