@@ -103,42 +103,30 @@ def assert_experts_are_watched_and_balanced(workdir, config):
     assert np.max(largest[0]) == 0 and np.max(largest[-1]) > 0
 
 
-def terminate_once(function, *, before: bool):
-    """`function`, with a SIGTERM just before or just after its first call."""
+def terminate_once(function):
+    """`function`, with a SIGTERM just before its first call."""
     signals = iter([signal.SIGTERM])
 
     def call(*args, **kwargs):
-        if before:
-            for number in signals:
-                os.kill(os.getpid(), number)
-        result = function(*args, **kwargs)
         for number in signals:
             os.kill(os.getpid(), number)
-        return result
+        return function(*args, **kwargs)
 
     return call
 
 
-def in_compilation(patch, config):
-    patch.setattr(loop, "compile_programs", terminate_once(loop.compile_programs, before=True))
+COMPILATION, EVALUATION, SAVE = (loop, "compile_programs"), (Evaluation, "__call__"), (Checkpoints, "save")
 
 
-def in_evaluation(patch, config):
-    patch.setattr(Evaluation, "__call__", terminate_once(Evaluation.__call__, before=True))
+MOMENTS = [(COMPILATION, [1])], [(EVALUATION, [3, 6])], [(SAVE, [3]), (COMPILATION, [3, 4])]
 
 
-def in_a_save(patch, config):
-    patch.setattr(Checkpoints, "save", terminate_once(Checkpoints.save, before=False))
-
-
-@pytest.mark.parametrize(
-    "moments", [[(in_compilation, [1])], [(in_evaluation, [3, 6])], [(in_a_save, [3]), (in_compilation, [3, 4])]]
-)
+@pytest.mark.parametrize("moments", MOMENTS)
 def test_sigterm_is_obeyed(moments, config, whole, tmp_path, monkeypatch, capsys):
     """A second one, as the run goes on, too."""
-    for moment, saved in moments:
+    for (owner, name), saved in moments:
         with monkeypatch.context() as patch:
-            moment(patch, config)
+            patch.setattr(owner, name, terminate_once(getattr(owner, name)))
             assert not loop.train(config, str(tmp_path))
         assert f"stopped by SIGTERM after step {saved[-1]}, saved;" in capsys.readouterr().out
         assert steps_on_disk(tmp_path) == saved
