@@ -1,5 +1,6 @@
 """Checkpoints that a disk damaged: refused by name, and the one before is used."""
 
+import json
 import shutil
 
 import jax
@@ -114,9 +115,11 @@ def test_readers_refuse_it_too_and_change_nothing(workdir, caplog):
 
 
 def test_the_best_is_refused_by_name_while_a_manifest_is_damaged(workdir):
-    """The damaged one is the better: the other must not be taken in silence."""
+    """The damaged one was the better: the other must not be taken in silence."""
     manifest = workdir / "checkpoints" / "2" / "manifest" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:100])
+    content = json.loads(manifest.read_text())
+    content["metrics"]["eval_loss"] = 9.0
+    manifest.write_text(json.dumps(content))
     with pytest.raises(DamagedCheckpoint, match="checkpoint 2 is damaged"):
         restore_params(workdir, "best")
     assert restore_params(workdir, 1)[2] == 1
@@ -134,16 +137,19 @@ def test_nothing_is_renamed_while_no_checkpoint_is_whole(workdir):
     assert sorted(workdir.rglob("*")) == before
 
 
-def test_copied_by_half(workdir):
-    """A directory of the right name with nothing, or not all, in it."""
-    (workdir / "checkpoints" / "4").mkdir()
-    shutil.copytree(workdir / "checkpoints" / "2", workdir / "checkpoints" / "3")
-    shutil.rmtree(workdir / "checkpoints" / "3" / "state")
-    with pytest.raises(DamagedCheckpoint, match="checkpoint 4 is damaged: FileNotFoundError"):
-        restore_params(workdir, 4)
+def test_copied_by_half_or_to_another_name(workdir):
+    saved = workdir / "checkpoints"
+    for name in ("4", "5.orbax-checkpoint-tmp"):  # of a save that a kill has ended
+        (saved / name).mkdir()
+    shutil.copytree(saved / "2", saved / "3")
+    shutil.rmtree(saved / "2" / "state")
+    for step, reason in ((4, "FileNotFoundError"), (3, "it is checkpoint 2, and its directory was renamed")):
+        with pytest.raises(DamagedCheckpoint, match=f"checkpoint {step} is damaged: {reason}"):
+            restore_params(workdir, step)
     with Checkpoints(workdir, keep=2) as checkpoints:
-        assert_same_bits(checkpoints.restore_latest(make_state()), make_state(2))
-    assert steps_on_disk(workdir) == [1, 2]
+        assert_same_bits(checkpoints.restore_latest(make_state()), make_state(1))
+        checkpoints.save(2, make_state(2))
+    assert {path.name for path in saved.iterdir()} == {"1", "2", "2.damaged", "3.damaged", "4.damaged"}
 
 
 def test_a_checkpoint_of_another_format_is_refused(workdir, monkeypatch):
