@@ -182,5 +182,6 @@ def test_a_checkpoint_of_another_recipe_in_a_new_workdir_is_refused(config, whol
     """Copied without config.json, which would tell."""
     (tmp_path / "checkpoints").symlink_to(whole / "checkpoints")
     message = "is of another run: config.sparsity.recipe is 'fst' in the checkpoint and 'slices' here"
-    with pytest.raises(WorkdirError, match=message):
-        loop.train(small_config(corpus, **DEMANDING), str(tmp_path))
+    for use in (lambda path: loop.train(small_config(corpus, **DEMANDING), path), evaluate):
+        with pytest.raises(WorkdirError, match=message):
+            use(str(tmp_path))
