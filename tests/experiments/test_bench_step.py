@@ -69,14 +69,6 @@ def test_products_belong_to_parts_that_have_some():
     assert parts & routing
 
 
-def test_kernels_of_the_hidden_layer_are_known_by_name():
-    hlo = '  %a.1 = f32[] call(), metadata={op_name="jit(step)/feed_forward/pallas_call"}\n'
-    kernels = [step_parts.Kernel(name, "a.1", 1.0) for name in ("squared_relu_gradients_kernel", "fusion_2")]
-    assert {part: ms["total"] for part, ms in step_parts.by_part(kernels, hlo).items()} == {
-        "FFN hidden layer": 1.0, "FFN, other": 1.0,
-    }  # fmt: skip
-
-
 def test_kernels_of_several_devices_and_steps_are_timed_by_device_and_step():
     stream = """lines { name: "Stream #13(Compute)" events { metadata_id: 1 duration_ps: 6000000000 } }"""
     names = """event_metadata { key: 1 value { id: 1 name: "gemm" } }"""

@@ -1,15 +1,13 @@
 """Text of another kind than the corpus, from folders of a system."""
 
 import gzip
-import json
 import types
 
-from backports import zstd
-
 from experiments.quality import other_text
+from sparse_lm.data.corpus import TextFiles
 
 
-def test_documents_are_texts_of_some_length_each_once(tmp_path):
+def test_documents_are_texts_of_some_length_each_once(tmp_path, monkeypatch):
     long, longer = "On pages of manuals. " * 30, "Über Handbücher. " * 40
     (tmp_path / "share/pages").mkdir(parents=True)
     (tmp_path / "share/a.txt").write_text(long)
@@ -19,22 +17,12 @@ def test_documents_are_texts_of_some_length_each_once(tmp_path):
     (tmp_path / "share/zeros").write_bytes(bytes(1000))
     (tmp_path / "share/damaged.gz").write_bytes(gzip.compress(long.encode())[:-20])
     (tmp_path / "share/link").symlink_to(tmp_path / "share/a.txt")
-    found = list(other_text.documents([tmp_path / "share", tmp_path / "none"]))
-    assert sorted(found) == sorted([long, longer]) and found == list(other_text.documents([tmp_path / "share"]))
-
-
-def test_no_more_is_written_than_asked_for(tmp_path, monkeypatch):
-    (tmp_path / "share").mkdir()
-    texts = [letter * 600 for letter in "aü\n"]
-    for number, text in enumerate(texts):
-        (tmp_path / f"share/{number}").write_text(text)
-    flags = types.SimpleNamespace(output=str(tmp_path / "other"), folders=[str(tmp_path / "share")], megabytes=0.001)
+    folders = [str(tmp_path / "share"), str(tmp_path / "none")]
+    flags = types.SimpleNamespace(output=str(tmp_path / "other"), folders=folders, megabytes=1)
     monkeypatch.setattr(other_text, "flags", types.SimpleNamespace(FLAGS=flags))
     other_text.main([])
-    (path,) = (tmp_path / "other").iterdir()
-    with zstd.open(path, "rt", encoding="utf-8") as file:
-        written = [json.loads(line)["text"] for line in file]
-    assert len(written) == 2 and set(written) < set(texts)
+    written = list(TextFiles(tuple((tmp_path / "other").iterdir())))
+    assert sorted(written) == sorted([long, longer]) and written == list(other_text.documents(folders))
 
 
 def test_texts_are_shared_out_among_files(monkeypatch):

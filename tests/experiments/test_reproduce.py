@@ -1,6 +1,6 @@
-"""Rows of `experiments.reproduce` are those of the README's tables, and a result is compared with the right numbers.
+"""Rows of `experiments.reproduce` are those of the README's tables, and pages name files and commands that are there.
 
-That their commands parse, tests/test_documented_commands.py says.
+That commands parse, tests/test_documented_commands.py says.
 """
 
 import copy
@@ -10,7 +10,9 @@ import re
 import pytest
 
 from experiments import reproduce
+from experiments.__main__ import HERE, commands
 from tests.command_lines import ROOT
+from tests.documents import PAGES
 
 README = (ROOT / "README.md").read_text()
 
@@ -58,3 +60,20 @@ def test_a_file_that_is_no_whole_result_or_is_not_there_is_refused_by_name(text,
         path.write_text(text)
     with pytest.raises(SystemExit, match=r"new\.json is no whole result of step_afm: "):
         reproduce.main(["reproduce", "step_afm", str(path)])
+
+
+def test_files_that_pages_name_exist_and_every_result_and_every_figure_is_on_a_page():
+    pages = " ".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"[`/]([a-z0-9_]+_[a-z0-9]+\.(?:json|txt))[`)]", pages))
+    results = {path.name for path in (ROOT / "experiments/results").iterdir() if path.suffix != ".lock"}
+    assert named == results
+    figures = list((ROOT / "experiments/plots").iterdir())
+    assert figures and all(f"plots/{path.name})" in pages for path in figures)
+
+
+def test_every_command_is_listed_with_a_sentence():
+    listed = dict(commands())
+    with_main = {path for path in HERE.rglob("*.py") if "\n    app.run(main)" in path.read_text()}
+    assert len(with_main) > 10
+    assert {HERE.parent / f"{module.replace('.', '/')}.py" for module in listed} == with_main
+    assert all(sentence.endswith((".", ":")) for sentence in listed.values())
