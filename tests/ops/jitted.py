@@ -6,6 +6,7 @@ from sparse_lm import ops
 
 compress_24 = jax.jit(ops.compress_24, static_argnames=("axis", "dtype"))
 condense = jax.jit(ops.condense, static_argnames="v")
+soft_threshold_scale = jax.jit(ops.soft_threshold_scale, static_argnames="axis")
 sparsify_24 = jax.jit(ops.sparsify_24, static_argnames=("method", "axis", "dtype"))
 sparsify_24_tiles = jax.jit(ops.sparsify_24_tiles, static_argnames="dtype")
 sparsify_venom = jax.jit(ops.sparsify_venom, static_argnames=("v", "m", "dtype"))
