@@ -1,4 +1,4 @@
-"""One training step: it learns, it donates, and it compiles once."""
+"""One training step: it learns, it donates, it is causal, and it compiles once."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparse_lm.model import llama
 from sparse_lm.training.step import _sum_of_parts, forward_loss, in_compute_dtype, loss_and_gradients, make_trainer
 from tests import small
 
@@ -93,3 +94,25 @@ def test_gradients_of_microbatches_are_added_in_float32():
     """Gradients of matrices come in bfloat16, in which 256 + 1 is 256."""
     total = _sum_of_parts(lambda number, _: jnp.where(number, 1, 256).astype("bfloat16"), jnp.arange(8), jnp.zeros(8))
     assert total == 263
+
+
+@pytest.mark.parametrize("name", ["act24", "slices", "experts24"])
+def test_no_position_sees_a_later_one(name):
+    """Recipes that choose neurons or permute tokens are causal in training, of random orders and keys.
+
+    Others compute in training what they do in evaluation: tests/model/test_llama.py and tests/recipes/test_ffn.py. Of
+    `venom`, whose blocks decide together in training, the latter has the formulas.
+    """
+    config, first = small.config(name), 20  # the first position of 32 that changes
+    graphdef, state, before = small.compiled(config)[0].graphdef, small.entered(config), small.windows(config)[:, :-1]
+    after = np.where(np.arange(config.seq_len) < first, before, (before + 1) % config.model.vocab_size)
+
+    @jax.jit
+    def forward(tokens):
+        options = dict(recipe=config.sparsity.recipe, recipe_state=state.recipe_state, key=jax.random.key(3))
+        return llama.merge(graphdef, state.params)(tokens, **options)[0]
+
+    before, after = np.asarray(forward(before)), np.asarray(forward(after))
+    # Rows move to other places in the batch, where XLA may sum in another order.
+    np.testing.assert_allclose(before[:, :first], after[:, :first], rtol=1e-4, atol=1e-5)
+    assert np.abs(before[:, first:] - after[:, first:]).max() > 0.1
