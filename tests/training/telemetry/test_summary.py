@@ -16,7 +16,7 @@ CONFIG = small.config("sste")  # 12 steps of 128 tokens, sparse on 4..8, evaluat
 
 def go(workdir, start, end, seconds=1.0, state=None, error=None):
     """One process as the training loop goes about it: 10 s of setup, steps of `seconds`, saves every 3 that take 2 s,
-    evaluations every 6 that take 5 s; it dies of `error` behind step `end`, or goes on to its end."""
+    evaluations every 6 that take 5 s; 4 s more, and it dies of `error` behind step `end`, or ends."""
     clock = Clock()
     with RunSummary(workdir, CONFIG, clock) as summary, MetricsWriter(workdir, start) as writer:
         clock.now += 10
@@ -34,6 +34,7 @@ def go(workdir, start, end, seconds=1.0, state=None, error=None):
                 summary.write()
                 clock.now += 2
                 summary.spent_on("checkpoint")
+        clock.now += 4  # it waits for a last save
         if error:
             raise error
         summary.state = state
@@ -49,7 +50,7 @@ def test_a_stopped_run_and_its_resumption_add_up(tmp_path):
     go(tmp_path, 6, 12, seconds=3.0, state="finished")
     summary = read_summary(tmp_path)
     assert (summary["state"], summary["step"], summary["steps"], summary["tokens"]) == ("finished", 12, 12, 12 * 128)
-    spent = {"setup": 20, "dense": 4 + 4 * 3, "sparse": 2 + 2 * 3, "evaluation": 10, "checkpoint": 8}
+    spent = {"setup": 20, "dense": 4 + 4 * 3, "sparse": 2 + 2 * 3, "evaluation": 10, "checkpoint": 8 + 2 * 4}
     assert spent == {kind: seconds for kind, seconds in summary["seconds"].items() if seconds}
     assert summary["wall_time"] == sum(spent.values())
     speeds = {"dense": 8 * 128 / 16, "sparse": 4 * 128 / 8, "overall": pytest.approx(12 * 128 / summary["wall_time"])}
@@ -84,6 +85,7 @@ def test_an_error_is_named_and_the_best_evaluation_kept(tmp_path):
         go(tmp_path, 0, 4, error=ZeroDivisionError())
     summary = read_summary(tmp_path)
     assert (summary["state"], summary["step"], summary["evaluation"]) == ("failed: ZeroDivisionError", 4, None)
+    assert summary["seconds"]["other"] == 4
     with RunSummary(tmp_path, CONFIG, Clock()) as summary, MetricsWriter(tmp_path):
         summary.begin(4)
         for step, loss in enumerate([3.0, None, 2.0, 2.5], 4):
@@ -121,6 +123,7 @@ def test_compiling_is_told_apart(tmp_path):
     clock = Clock()
     with RunSummary(tmp_path, CONFIG, clock) as summary:
         compile_for(1.0)
+        jax.monitoring.record_event_duration_secs("/jax/other", 2.0)
         compile_for(3.0)
         clock.now += 10.0
         assert summary.spent_on("evaluation") == 6.0
