@@ -69,6 +69,8 @@ def test_number_of_processes_may_change(corpus, tmp_path):
     ],
 )
 def test_half_a_launch_is_refused(monkeypatch, environment, words):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    processes.join()  # a step of one task is no launch
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LaunchError, match=words):
