@@ -20,6 +20,10 @@ CONFIG = small.config("slices")
 NAMES = "enter", "refresh", "leave"
 
 
+def program_of(compile):
+    return types.SimpleNamespace(lower=lambda *_: types.SimpleNamespace(compile=compile))
+
+
 @pytest.mark.parametrize(
     "start, names",
     [
@@ -39,7 +43,7 @@ def test_all_that_a_run_needs_compiles_before_its_first_step(start, names, tmp_p
             compiled.append(name)
             jax.monitoring.record_event_duration_secs(f"{COMPILE_EVENTS}backend_compile_duration", 15)
 
-        return types.SimpleNamespace(lower=lambda *_: types.SimpleNamespace(compile=compile))
+        return program_of(compile)
 
     transitions, phases = {name: program(name) for name in NAMES}, ("dense", "sparse")
     trainer = types.SimpleNamespace(steps={name: program(name) for name in phases})
@@ -67,10 +71,7 @@ def test_programs_compile_side_by_side_and_an_error_is_raised_once_all_have_ende
         time.sleep(0.1)
         ended.append("dense")
 
-    programs = {
-        name: types.SimpleNamespace(lower=lambda *_, compile=compile: types.SimpleNamespace(compile=compile))
-        for name, compile in (("sparse", fail), ("dense", succeed))
-    }
+    programs = {"sparse": program_of(fail), "dense": program_of(succeed)}
     with RunSummary(tmp_path, CONFIG) as summary, StepLog(CONFIG, tmp_path, summary, 0) as log:
         with pytest.raises(NotImplementedError, match="no such kernel"):
             compile_programs(programs, None, None, 0, log)
