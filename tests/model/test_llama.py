@@ -121,12 +121,8 @@ def test_the_gradient_of_the_embedding_is_scattered_in_float32():
     graphdef, params = model(dataclasses.replace(SMALL, dtype="bfloat16"))
     embed = lambda params: llama.merge(graphdef, params).embed(windows(SMALL))  # noqa: E731
     gradient = jax.grad(lambda params: embed(params).astype(jnp.float32).sum())
-    scatters = [
-        equation
-        for equation in equations(jax.make_jaxpr(gradient)(params).jaxpr)
-        if equation.primitive.name == "scatter-add"
-    ]
-    assert [variable.aval.dtype for equation in scatters for variable in equation.outvars] == [jnp.float32]
+    scatters = [e for e in equations(jax.make_jaxpr(gradient)(params).jaxpr) if e.primitive.name == "scatter-add"]
+    assert [variable.aval.dtype for scatter in scatters for variable in scatter.outvars] == [jnp.float32]
 
 
 def test_layers_share_one_compiled_body():

@@ -105,9 +105,7 @@ def test_at_most_one_chunk_has_logits():
     assert max(np.prod(shape) for shape in shapes if V in shape) == max(chunk, D) * V
 
 
-in_fp8 = jax.jit(
-    lambda *args: jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(*args, fp8.PRECISION), static_argnums=3
-)
+in_fp8 = jax.jit(lambda *args: loss_and_gradients(*args, fp8.PRECISION), static_argnums=3)
 
 
 def expected_in_fp8(hidden, unembedding, targets):
