@@ -92,16 +92,10 @@ def test_other_files_are_refused_by_name(save, tmp_path):
 def test_a_config_of_another_model_is_told_what_to_change(save):
     config = save("grouped")
     other = dataclasses.replace(config.model, dim=32, rope_theta=5.0)
-    message = (
-        r"config\.model\.dim = 32: the model in .* needs --config\.model\.dim=16 --config\.model\.rope_theta=10000\.0$"
-    )
-    with pytest.raises(ConfigError, match=message):
+    needed = r"the model in .* needs --config\.model\.dim=16 --config\.model\.rope_theta=10000\.0$"
+    with pytest.raises(ConfigError, match=rf"config\.model\.dim = 32: {needed}"):
         Pretrained(dataclasses.replace(config, model=other))
-
-
-def test_a_head_width_may_be_spelled_out(save):
-    config = save("grouped")
-    assert config.model.head_dim == 0
+    assert config.model.head_dim == 0  # which may be spelled out
     Pretrained(dataclasses.replace(config, model=dataclasses.replace(config.model, head_dim=config.model.head_width)))
 
 
