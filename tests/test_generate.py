@@ -14,8 +14,6 @@ from tests.command_lines import assert_refused, run_each
 from tests.interop.models import save_run
 
 OPTIONS = dict(max_new_tokens=12, temperature=1.0, top_p=0.9)
-
-
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=280, dtype="float32")
 
 

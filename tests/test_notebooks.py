@@ -25,13 +25,10 @@ def without_display(monkeypatch):
     monkeypatch.chdir(NOTEBOOKS)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(plt, "show", lambda: None)
-    backend = matplotlib.get_backend(auto_select=False)
     plt.switch_backend("agg")
     with matplotlib.rc_context():
         yield
     plt.close("all")
-    if backend:
-        plt.switch_backend(backend)
 
 
 @pytest.mark.long

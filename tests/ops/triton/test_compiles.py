@@ -161,9 +161,7 @@ def test_the_largest_tile_that_occupies_the_gpu(monkeypatch):
         assert largest_that_occupies(DENSE, 8192, 8192) == largest
         assert largest_that_occupies(DENSE, 64, 64) == small
     monkeypatch.setattr(device, "shared_bytes", lambda _: 1000)
-    with pytest.raises(
-        NotImplementedError, match=r"needs \d+ bytes of shared memory in a thread block, which has 1000"
-    ):
+    with pytest.raises(NotImplementedError, match=r"needs \d+ bytes of shared memory .*, which has 1000"):
         largest_that_occupies(DENSE, 64, 64)
 
 
