@@ -23,6 +23,7 @@ def sparse(**changes):
 
 def test_the_default_parses_and_a_configuration_that_names_no_recipe_gets_slices():
     assert config_lib.parse(config_lib.default()) == Config()
+    config_lib.parse(sparse(seed=2**32 - 1, steps=2**31 - 1, **{"model.vocab_size": 2**31}))  # the largest ones
     assert config_lib.parse(sparse()).sparsity.recipe == Slices()
     assert config_lib.parse(sparse(**{"sparsity.recipe": "dense", "model.ffn_dim": 101})).model.ffn_dim == 101
 
@@ -66,6 +67,7 @@ def test_every_config_file_parses_and_documents_its_command(path):
         ({"seed": 2**32}, "seed", "2^32"),
         ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm", "finite"),
         ({"optimizer.schedule": "wsd", "optimizer.decay_steps": 901}, "optimizer.decay_steps", "1..900"),
+        ({"optimizer.final_fraction": 1.5}, "optimizer.final_fraction", "must be in 0..1"),
         ({"optimizer.decay_steps": 10}, "optimizer.decay_steps", "must be 0 with schedule cosine"),
         ({"optimizer.warmup_steps": 1000}, "optimizer.warmup_steps", "config.steps"),
         ({"optimizer.moments": "bfloat16", "optimizer.beta1": 0.999}, "optimizer.beta1", "at most 0.99"),
