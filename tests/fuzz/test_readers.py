@@ -1,12 +1,14 @@
-"""Texts of any bytes: read as what was written, or refused by the error that is documented."""
+"""Texts of any bytes: read as what was written, or refused by the error that is documented; windows of any tokens."""
 
 import json
 import random
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_lm.data.corpus import TextFiles
+from sparse_lm.data.packing import window
 from sparse_lm.errors import DataError
 from tests.data.test_corpus import COMPRESS
 from tests.fuzz.cases import cases
@@ -49,3 +51,14 @@ def test_corpus(seed, compression, kind, tmp_path_factory):
     assert all(document.encode("utf-8") for document in documents)
     if kind == ".txt" and not compression:
         assert "".join(documents) == content.decode("utf-8", "replace")
+
+
+@cases(400)
+@given(length=st.integers(1, 40), seq_len=st.integers(1, 60))
+def test_windows_of_a_stream(length, seq_len):
+    """Window w of a stream that goes round is tokens w * seq_len - 1 to (w + 1) * seq_len - 1."""
+    tokens = np.random.default_rng(length).integers(0, 2**16, length).astype(np.uint16)
+    for number in range(-(-length // seq_len)):
+        found = window(tokens, number, seq_len)
+        expected = [tokens[(number * seq_len + step) % length] for step in range(-1, seq_len)]
+        assert found.dtype == np.uint16 and found.tolist() == expected
