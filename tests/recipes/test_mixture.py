@@ -42,9 +42,6 @@ def loads(name):
     return jnp.asarray(chosen[:, :CHOICES], jnp.int32)
 
 
-LOADS = ["any", "an expert without tokens", "an expert of all tokens"]
-
-
 Inputs = namedtuple("Inputs", ["x", "w1", "w2", "gates", "do", "order"])
 """Random inputs, those first that are differentiated."""
 
@@ -94,7 +91,7 @@ def expected(name, load, draw=None):
     return dense64.mixture(given, gates=gates, chosen=np.asarray(loads(load)), experts=EXPERTS, v=v, **options)
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", ["any", "an expert without tokens", "an expert of all tokens"])
 @pytest.mark.parametrize("name", RECIPES_OF_EXPERTS)
 def test_formulas(name, load):
     o, dx, dw1, dw2, dgates, stats = run(name, load)
