@@ -1,4 +1,4 @@
-"""Time to a given loss: who runs what, what a run took, and the ratio of times, on made-up runs and on tiny ones."""
+"""Time to a given loss: who runs what, what a run took, ratios of times and figures, of made-up runs and tiny ones."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from absl import app
@@ -30,11 +31,6 @@ from sparse_lm.training.optimizer import learning_rate
 from tests.command_lines import assert_refused, run_modules
 
 TINY = SUITES["tiny"]
-
-
-@pytest.fixture
-def data(corpus, other_corpus):
-    return str(corpus), str(other_corpus)
 
 
 RUNS = ["dense", "slices_50", "slices_80"]
@@ -69,8 +65,8 @@ def test_a_queue_that_cannot_be_read_is_refused(text):
         read_queue(text)
 
 
-def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_suite_are_refused(data, tmp_path):
-    data, config = data[0], TINY.config("dense", 0, data[0])
+def test_data_that_runs_would_learn_by_heart_and_runs_of_other_text_or_another_suite_are_refused(corpus, tmp_path):
+    data, config = str(corpus), TINY.config("dense", 0, str(corpus))
     opened = open_data(config)
     windows, here = len(opened.train), {"corpus_sha256": opened.info["corpus_sha256"][:12]}
     most = 4 * windows // config.batch_size
@@ -177,12 +173,13 @@ def test_a_failure_is_named_and_ends_its_queue_alone(host, tmp_path):
 
 
 @pytest.mark.long
-def test_a_branch_goes_on_from_the_longest_dense_run(data, tmp_path, monkeypatch):
+def test_a_branch_goes_on_from_the_longest_dense_run(corpus, other_corpus, tmp_path, monkeypatch):
+    data, other = str(corpus), str(other_corpus)
     monkeypatch.setattr(one_run, "phase_start", lambda steps: 10)  # tiny runs log none of their first 1 / 60
-    for name, second in (("dense@1.2", ""), ("dense@0.8", data[1])):
-        assert one_run.run_one(TINY, name, 0, data[0], second, tmp_path)
+    for name, second in (("dense@1.2", ""), ("dense@0.8", other)):
+        assert one_run.run_one(TINY, name, 0, data, second, tmp_path)
     longest, branch = (json.loads((tmp_path / f"{name}-0/row.json").read_text()) for name in ("dense@1.2", "dense@0.8"))
-    config = TINY.config("dense@0.8", 0, data[0])
+    config = TINY.config("dense@0.8", 0, data)
     assert branch["heldout_loss"] < longest["heldout_curve"][0][1]
     assert branch["second_heldout_loss"] not in (branch["heldout_loss"], None)
     assert branch["steps"] == config.steps and branch["tokens"] == config.steps * 128
@@ -195,7 +192,7 @@ def test_a_branch_goes_on_from_the_longest_dense_run(data, tmp_path, monkeypatch
     assert [line["step"] for line in lines[:3]] == [0, 4, 8]
     assert branch["first_dense_ms"] == pytest.approx(500 * (lines[1]["step_time"] + lines[2]["step_time"]))
     assert branch["logged"] == [[0, "dense", lines[0]["loss"], None]]
-    check_data(TINY, data[0], ["dense"], [branch])
+    check_data(TINY, data, ["dense"], [branch])
 
 
 def test_first_steps_take_their_share_whatever_processes_there_were():
@@ -357,3 +354,30 @@ def test_the_overview_has_a_run_of_all_seeds_where_it_ends_and_where_it_would_en
     (axes,) = overview.draw([point]).axes
     drawn = [list(line.get_xdata()) for line in axes.get_lines()]
     assert [point.level] in drawn and [point.ratio.mean] in drawn and [point.ratio.low, point.ratio.high] in drawn
+
+
+def plotted(name, loss, seconds, curve, sparse_steps=None, **step_ms):
+    about = dict(name=name, seed=0, heldout_loss=loss, seconds=seconds, tokens_per_step=100, step_ms=step_ms)
+    return about | dict(heldout_curve=curve, sparse_steps=sparse_steps)
+
+
+PLOTTED = [
+    plotted("dense", 2.9, 9.0, [[900, 2.9]], dense=10.0),
+    plotted("dense@0.8", 2.6, 8.0, [[800, 2.6]], dense=10.0),
+    plotted("dense@1.0", 2.4, 10.0, [[1000, 2.4]], dense=10.0),
+    plotted("slices_50", 2.5, 7.0, [[400, 3.0], [1000, 2.5]], [2, 8], dense=10.0, sparse=5.0),
+]
+
+
+def test_losses_over_seconds_are_dense_by_length_and_where_others_end():
+    plt.switch_backend("agg")
+    figure = plots.losses_over_seconds(plots.Results(Path("time.json"), dict(suite="tiny_suite", runs=PLOTTED)))
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    plt.close(figure)
+    points = [list(map(tuple, line.get_xydata())) for line in axes.lines]
+    # 2 dense and 2 sparse steps at 400 tokens; 6 sparse and 4 dense ones in all.
+    on_the_way = [pytest.approx((0.03, 3.0)), pytest.approx((0.07, 2.5))]
+    assert points == [on_the_way, [(7.0, 2.5)], [pytest.approx((0.1, 2.4))], [(8.0, 2.6), (10.0, 2.4)]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["slices 50", "dense, by length"]
+    assert axes.get_title() == "tiny suite"
