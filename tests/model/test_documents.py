@@ -1,6 +1,7 @@
 """Attention within documents: what shares a window with others is computed as if it were alone."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -16,34 +17,25 @@ WHOLE = ModelConfig(dim=24, layers=3, heads=4, kv_heads=2, ffn_dim=48, vocab_siz
 MODEL = dataclasses.replace(WHOLE, document_separator=END)
 STARTS = (0, 5, 6, 19)  # a window begins inside a document; the second one has no text
 LENGTH = 30
+WINDOWS = np.random.default_rng(0).integers(8, 61, (2, LENGTH + 1)).astype(np.int32)
+WINDOWS[0, list(STARTS[1:])] = END
 
 
-@pytest.fixture(scope="module")
-def params():
-    params = llama.init(MODEL, jax.random.key(0))[1]
-    return jax.tree.map(lambda x: 3 * x if x.ndim > 2 else x, params)  # or attention would hardly matter
-
-
-@pytest.fixture(scope="module")
-def windows():
-    windows = np.random.default_rng(0).integers(8, 61, (2, LENGTH + 1)).astype(np.int32)
-    windows[0, list(STARTS[1:])] = END
-    return windows
-
-
-def documents(windows):
+def documents():
     """The windows int[1, n + 1] of each document alone, all but the first opened by the end of the one before."""
-    for window, starts in zip(windows, (STARTS, (0,)), strict=True):
+    for window, starts in zip(WINDOWS, (STARTS, (0,)), strict=True):
         for start, end in zip(starts, (*starts[1:], LENGTH), strict=True):
             yield window[None, start : end + 1]
 
 
 @pytest.mark.parametrize("remat", ["none", "save_dots"])
-def test_each_document_is_computed_as_if_it_were_alone(params, windows, remat):
-    alone = [numpy_llama.forward(params, WHOLE, document[:, :-1])[0] for document in documents(windows)]
+def test_each_document_is_computed_as_if_it_were_alone(remat):
+    params = jax.jit(functools.partial(llama.init, MODEL))(jax.random.key(0))[1]
+    params = jax.tree.map(lambda x: 3 * x if x.ndim > 2 else x, params)  # or attention would hardly matter
+    alone = [numpy_llama.forward(params, WHOLE, document[:, :-1])[0] for document in documents()]
     config = dataclasses.replace(MODEL, remat=remat, unroll_layers=remat != "none")
-    together = np.concatenate(logits(llama.graphdef(config), params, windows[:, :-1]))
+    together = np.concatenate(logits(llama.graphdef(config), params, WINDOWS[:, :-1]))
     np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-4, atol=1e-5)
-    without = np.concatenate(logits(llama.graphdef(WHOLE), params, windows[:, :-1]))
+    without = np.concatenate(logits(llama.graphdef(WHOLE), params, WINDOWS[:, :-1]))
     difference = np.abs(without - np.concatenate(alone)).max(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(difference > 1e-3), np.arange(STARTS[1], LENGTH))
