@@ -17,11 +17,6 @@ from tests import small
 CONFIG = small.config("dense", **small.MIXTURE)
 
 
-@pytest.fixture(scope="module")
-def dense():
-    return make_trainer(CONFIG)
-
-
 def counts(state):
     return int(state.skipped), int(state.skipped_in_a_row)
 
@@ -35,8 +30,9 @@ def taken(step, state, windows):
     return state, metrics, jax.tree.map(np.array_equal, before, after)
 
 
-def test_token_that_the_model_does_not_know(dense):
+def test_token_that_the_model_does_not_know():
     """As damaged data would bring it, twice; a good step ends the count of those in a row."""
+    dense, _ = small.compiled(CONFIG)
     state, good = dense.init(), small.windows(CONFIG)
     bad = good.copy()
     bad[2, 7] = CONFIG.model.vocab_size + 5
