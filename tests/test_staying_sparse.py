@@ -12,12 +12,11 @@ from sparse_lm.training.telemetry.metrics import read_metrics
 from tests.model.test_decode import by_pieces
 from tests.runs import trained
 
-STAYING = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus):
-    return trained(corpus, tmp_path_factory.mktemp("staying"), "slices", **STAYING)
+    staying = {"sparsity.end_step": 12, "sparsity.leave": False, "sparsity.dense_layers": 1}
+    return trained(corpus, tmp_path_factory.mktemp("staying"), "slices", **staying)
 
 
 @pytest.mark.long
@@ -46,7 +45,6 @@ def test_a_cached_step_computes_what_the_whole_sequence_does(run):
 
 def test_what_computes_densely_refuses_it(run, tmp_path):
     workdir, _ = run
-    with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):
-        export.export(workdir, tmp_path / "hf")
-    with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):
-        evaluate.text_model(workdir, "latest", 128)
+    for use in (lambda: export.export(workdir, tmp_path / "hf"), lambda: evaluate.text_model(workdir, "latest", 128)):
+        with pytest.raises(WorkdirError, match="by recipe 'slices' for good"):
+            use()
