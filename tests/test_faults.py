@@ -85,22 +85,17 @@ def test_a_mixture_of_gates_within_documents_of_two_corpora_goes_on_as_if_it_had
 
 def assert_experts_are_watched_and_balanced(workdir, config):
     """Biases of routers move by loads alone: one step each way in each step, whatever optimizer and decay do."""
-    names = "phase", "grad_norm", "router_z_loss", "load_entropy", "largest_router_bias", "expert_load"
-    phases, norms, z_losses, entropies, largest, loads = zip(
-        *(map(line.get, names) for line in lines(workdir)), strict=True
-    )
-    assert phases == ("dense",) * 4 + ("sparse",) * 4 + ("dense",) * 4
+    names = "grad_norm", "router_z_loss", "load_entropy", "largest_router_bias", "expert_load"
+    norms, z_losses, entropies, largest, loads = (np.array([line[n] for line in lines(workdir)]) for n in names)
     assert np.isfinite(norms).all() and np.isfinite(z_losses).all()
-    assert np.min(entropies) > 0.3 and np.max(entropies) <= 1 + 1e-6
-    loads = np.array(loads)
-    assert loads.shape == (config.steps, config.model.layers, config.model.experts)
-    np.testing.assert_allclose(loads.sum(axis=-1), 1, rtol=1e-5)
+    assert entropies.min() > 0.3 and entropies.max() <= 1 + 1e-6
+    np.testing.assert_allclose(loads.sum(axis=-1), np.ones((config.steps, config.model.layers)), rtol=1e-5)
     missing = loads.mean(axis=-1, keepdims=True) - loads
     expected = 4e-3 / config.model.experts * np.where(np.abs(missing) > 1e-6, np.sign(missing), 0).sum(axis=0)
     params, step = restore_for_dense(str(workdir), config)
     assert step == config.steps
     np.testing.assert_allclose(params["layers"]["ffn"]["router_bias"], expected, atol=1e-7)
-    assert np.max(largest[0]) == 0 and np.max(largest[-1]) > 0
+    assert largest[0].max() == 0 and largest[-1].max() > 0
 
 
 def terminate_once(function):
