@@ -180,7 +180,7 @@ def test_a_gate_of_zero_gets_no_gradient():
 def test_leaving_keeps_the_function_of_experts_whose_activations_lose_nothing():
     """Every second neuron is the one before with its sign changed: of four, at most two are active."""
     w1 = jnp.where((jnp.arange(EXPERTS * WIDTH) % 2)[:, None], -jnp.roll(INPUTS.w1, 1, axis=0), INPUTS.w1)
-    state, order = SPARSE.enter(w1, INPUTS.w2)
+    state, order = jax.jit(SPARSE.enter)(w1, INPUTS.w2)
     assert order is None
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -188,12 +188,12 @@ def test_leaving_keeps_the_function_of_experts_whose_activations_lose_nothing():
         groups = group_by_expert(loads("any"), EXPERTS, 16)
         return recipe.mixture(INPUTS.x, w1, w2, INPUTS.gates, groups, state)[0]
 
-    left = SPARSE.leave(w1, INPUTS.w2, state)
+    leave = jax.jit(SPARSE.leave)
+    left = leave(w1, INPUTS.w2, state)
     sparse = output(SPARSE, w1, INPUTS.w2)
     np.testing.assert_allclose(output(DENSE, *left), sparse, rtol=1e-4, atol=1e-4)
     assert np.abs(output(DENSE, w1, INPUTS.w2) - sparse).max() > 0.1
-    again = SPARSE.leave(*left, SPARSE.refit(*left, state))
-    jax.tree.map(np.testing.assert_array_equal, left, again)
+    jax.tree.map(np.testing.assert_array_equal, left, leave(*left, jax.jit(SPARSE.refit)(*left, state)))
 
 
 @pytest.mark.gpu
