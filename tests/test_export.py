@@ -117,7 +117,7 @@ def test_an_output_that_holds_something_is_refused(workdir, tmp_path):
 
 
 def test_a_mixture_of_gated_experts_is_exported(tmp_path):
-    model = dataclasses.replace(MODEL, **SIGMOID, shared_expert_dim=16)
+    model = dataclasses.replace(MODEL, **SIGMOID, shared_expert_dim=16, qk_norm=True)
     (tmp_path / "run").mkdir()
     export(make_run(tmp_path / "run", "dense", model=model), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
