@@ -32,12 +32,8 @@ def test_a_gate_is_computed_by_the_recipes_that_can():
         ffn.recipes_of("swiglu", ["venom 128:2:8"])
 
 
-CASES = {"slices 2:16": "gated_relu2", "fst": "swiglu", "experts24": None}
-"""The activation of a recipe's FFN, or None for experts."""
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name, activation", CASES.items())
+@pytest.mark.parametrize("name, activation", [("slices 2:16", "gated_relu2"), ("fst", "swiglu"), ("experts24", None)])
 def test_hopper_runs_all_of_a_layer(name, activation, monkeypatch):
     """Every sparse operation has a kernel, which lowers on a machine without a GPU."""
     monkeypatch.setattr(backends, "unavailable", lambda name: None if name in ("hopper", "reference") else "absent")
