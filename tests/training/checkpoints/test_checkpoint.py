@@ -31,9 +31,9 @@ def make_state(seed: int = 0, dim: int = 4, recipe_state: Any = None) -> dict[st
     }
 
 
-def save(workdir: Path, step: int, state: dict[str, Any]) -> None:
+def save(workdir: Path, step: int, state: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
     with Checkpoints(workdir, keep=2) as checkpoints:
-        checkpoints.save(step, state)
+        checkpoints.save(step, state, metrics)
 
 
 def steps_on_disk(workdir: Path) -> list[int]:
@@ -74,7 +74,7 @@ def test_buffers_may_be_donated_while_they_are_saved(tmp_path):
 
 def test_keeps_the_newest_and_the_best(tmp_path):
     """Also of checkpoints that an earlier process saved."""
-    losses = {1: math.nan, 2: 1.0, 3: 3.0, 4: None, 5: 2.0, 6: None}
+    losses = {1: 3.0, 2: 1.0, 3: math.nan, 4: None, 5: 2.0, 6: None}
     for steps in ((1, 2, 3), (4, 5, 6)):
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step in steps:
@@ -125,6 +125,6 @@ def test_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path, changed, mess
 def test_missing_checkpoint_is_refused(tmp_path, step, message):
     with pytest.raises(WorkdirError, match=r"holds no checkpoint$"):
         restore_params(tmp_path, step)
-    save(tmp_path, 5, make_state())
+    save(tmp_path, 5, make_state(), {"eval_loss": math.nan})  # which is none
     with pytest.raises(WorkdirError, match=message):
         restore_params(tmp_path, step)
