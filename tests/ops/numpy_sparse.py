@@ -47,9 +47,8 @@ def compress(dense: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarra
     """
     rows, columns = dense.shape
     kept = np.nonzero(mask)[1].reshape(rows, columns // 4, 2) % 4
-    bits = (kept[..., 0] | kept[..., 1] << 2).reshape(
-        -1, 4, 2, 8, columns // 64, 4, 4
-    )  # tile, w, half, g, tile, t, group
+    bits = kept[..., 0] | kept[..., 1] << 2
+    bits = bits.reshape(-1, 4, 2, 8, columns // 64, 4, 4)  # tile, w, half, g, tile, t, group
     words = bits << (16 * np.arange(2)[:, None, None, None, None] + 4 * np.arange(4))
     metadata = words.sum((2, 6)).transpose(0, 3, 1, 2, 4).reshape(rows // 64, columns // 64, 128)
     return dense[mask].reshape(rows, columns // 2), metadata.astype(np.uint32)
