@@ -3,6 +3,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
+from tokenizers.processors import TemplateProcessing
 
 from sparse_lm.data import tokenizer as tokenizer_lib
 from sparse_lm.errors import DataError
@@ -31,12 +32,14 @@ def test_training_is_deterministic_and_reaches_its_size():
     assert tokenizer_lib.vocabulary_size(tokenizer_lib.train_tokenizer(["ab " * 9], 257)) == 257
 
 
-def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path):
+def test_truncation_padding_and_what_adds_tokens_in_a_tokenizer_file_are_ignored(tmp_path):
     documents = make_documents(5)
     expected = [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, TOKENIZER)]
     limited = Tokenizer.from_str(TOKENIZER.to_str())
     limited.enable_truncation(4)
     limited.enable_padding(length=500)
+    limited.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    assert tokenizer_lib.fingerprint(limited) == tokenizer_lib.fingerprint(TOKENIZER)
     limited.save(str(tmp_path / "limited.json"))
     loaded = tokenizer_lib.load_tokenizer(tmp_path / "limited.json")
     assert [tokens.tolist() for tokens in tokenizer_lib.tokenize(documents, loaded)] == expected
