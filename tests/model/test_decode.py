@@ -10,6 +10,7 @@ import pytest
 from sparse_lm.config import ModelConfig
 from sparse_lm.model import decode, llama
 from sparse_lm.recipes import Venom
+from tests.model.test_llama import logits
 
 CONFIG = ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=64, vocab_size=40, dtype="float32")
 PROMPT = [7, 1, 30, 30, 2]
@@ -58,9 +59,8 @@ def test_cached_logits_equal_the_whole_forward(overrides):
 def test_temperature_zero_takes_the_most_probable_token_until_one_ends_the_text(model):
     options = dict(max_new_tokens=40, temperature=0.0, seed=3)  # past a power of two
     made = generate(model, PROMPT, **options)
-    net = llama.merge(*model)
-    logits = net.logits(net(jnp.array([PROMPT + made]))[0])[0]
-    assert made == jnp.argmax(logits, axis=-1)[len(PROMPT) - 1 : -1].tolist()
+    most_probable = jnp.argmax(logits(*model, jnp.array([PROMPT + made]))[0], axis=-1)
+    assert made == most_probable[len(PROMPT) - 1 : -1].tolist()
     assert generate(model, PROMPT, stop=made[5], **options) == made[: made.index(made[5])]
 
 

@@ -11,6 +11,7 @@ from sparse_lm.recipes import Act24, Venom
 from sparse_lm.training import ffn_weights
 from sparse_lm.training.evaluation import make_evaluation
 from tests.model.numpy_llama import cross_entropy
+from tests.model.test_llama import logits
 
 MODEL = ModelConfig(dim=16, layers=2, heads=2, kv_heads=1, ffn_dim=32, vocab_size=61, dtype="float32", loss_chunk=24)
 CONFIG = Config(batch_size=4, seq_len=9, model=MODEL)
@@ -34,11 +35,8 @@ def evaluate(model, windows: np.ndarray = WINDOWS, config: Config = CONFIG) -> d
 
 
 def test_loss_perplexity_and_bits_per_byte_by_definition(model):
-    graphdef, params = model
-    llama_model = llama.merge(graphdef, params)
-    hidden, _ = llama_model(WINDOWS[:, :-1])
     targets = WINDOWS[:, 1:]
-    nats = cross_entropy(np.asarray(llama_model.logits(hidden), np.float64), targets)
+    nats = cross_entropy(np.asarray(logits(*model, WINDOWS[:, :-1]), np.float64), targets)
     bits_per_byte = nats.sum() / math.log(2) / BYTES_PER_TOKEN[targets].sum()
     expected = dict(loss=nats.mean(), perplexity=math.exp(nats.mean()), bits_per_byte=bits_per_byte)
     assert evaluate(model) == pytest.approx(expected, rel=1e-5)
