@@ -92,13 +92,13 @@ def test_loads_that_differ_by_rounding_move_no_bias():
 
 
 def test_initial_experts_are_as_large_as_ffns_of_their_width():
-    config = dataclasses.replace(CONFIG, dim=128, experts=8, expert_dim=256, shared_expert_dim=512, layers=8)
+    config = dataclasses.replace(CONFIG, dim=128, experts=8, expert_dim=64, shared_expert_dim=256, layers=8)
     _, params = jax.jit(functools.partial(llama.init, config))(jax.random.key(0))
     ffn, residual = params["layers"]["ffn"], (2 * 8) ** -0.5
     deviations = {name: float(np.std(ffn[name])) for name in ffn}
     wanted = dict(
-        router=128**-0.5, router_bias=0, up=128**-0.5, down=256**-0.5 * residual, shared_up=128**-0.5,
-        shared_down=512**-0.5 * residual,
+        router=128**-0.5, router_bias=0, up=128**-0.5, down=64**-0.5 * residual, shared_up=128**-0.5,
+        shared_down=256**-0.5 * residual,
     )  # fmt: skip
     assert deviations == pytest.approx(wanted, rel=0.03)
-    assert ffn["up"].shape == ffn["down"].shape == (8, 8 * 256, 128)
+    assert ffn["up"].shape == ffn["down"].shape == (8, 8 * 64, 128)
