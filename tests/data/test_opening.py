@@ -83,7 +83,7 @@ def test_it_is_prepared_once_for_its_text_vocabulary_and_length(config, tmp_path
 @pytest.mark.parametrize("damage", ["cut shard", "other tokenizer", "no metadata"])
 def test_a_damaged_cache_is_rebuilt(config, damage):
     data = open_data(config)
-    expected = all_windows(data.train)
+    expected, tokenizer = all_windows(data.train), data.tokenizer_path.read_bytes()
     shard = next(data.directory.glob("*train*"))
     if damage == "cut shard":
         os.truncate(shard, shard.stat().st_size // 2)
@@ -92,6 +92,7 @@ def test_a_damaged_cache_is_rebuilt(config, damage):
     else:
         (data.directory / "metadata.json").write_text("{")
     np.testing.assert_array_equal(all_windows(open_data(config).train), expected)
+    assert data.tokenizer_path.read_bytes() == tokenizer
 
 
 @pytest.mark.parametrize("name", ["metadata", "tokenizer", "dataset_info", "features", "train", "heldout"])
