@@ -64,9 +64,8 @@ def test_the_busiest_expert_has_the_load_that_is_asked_for():
 
 
 def test_loads_of_a_mixture_are_as_even_as_is_asked_for():
-    even, uneven = (
-        experts.random_operands(512, dim=64, experts=16, expert_dim=64, choices=2, skew=skew).chosen for skew in (0, 1)
-    )
+    draw = functools.partial(experts.random_operands, 512, dim=64, experts=16, expert_dim=64, choices=2)
+    even, uneven = (draw(skew=skew).chosen for skew in (0, 1))
     assert all(len(set(row)) == 2 for row in uneven.tolist())
     even, uneven = experts.loads(even, 16), experts.loads(uneven, 16)
     assert 1 < even["busiest"] < 1.5 and 0.6 < even["idlest"] < 1

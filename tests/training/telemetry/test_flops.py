@@ -57,10 +57,8 @@ def test_a_product_saves_its_own_share(activation):
 
 
 def test_dense_layers_save_nothing():
-    layers = range(MODEL.layers + 1)
-    of_layers = [
-        saved(Config(model=MODEL, sparsity=SparsityConfig(recipe=SSte(), dense_layers=n)), SSte()) for n in layers
-    ]
+    phases = [SparsityConfig(recipe=SSte(), dense_layers=n) for n in range(MODEL.layers + 1)]
+    of_layers = [saved(Config(model=MODEL, sparsity=sparsity), SSte()) for sparsity in phases]
     expected = of_layers[0] * (1 - np.arange(MODEL.layers + 1) / MODEL.layers)
     np.testing.assert_allclose(of_layers, expected, atol=1e-9 * of_layers[0])
 
