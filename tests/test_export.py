@@ -61,6 +61,7 @@ def test_exports_what_the_forward_uses(tmp_path, step, dense_layers):
     # The card names steps that are done, of a phase that ends at 30.
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"sparse in steps 10..{min(step, 30) - 1}" in card
+    assert f"| tokens seen | {step * config.tokens_per_step} |" in card
     assert ("FFNs of the first 1 layers" in card) == (dense_layers == 1)
 
 
@@ -121,6 +122,7 @@ def test_a_mixture_of_gated_experts_is_exported(tmp_path):
     (tmp_path / "run").mkdir()
     export(make_run(tmp_path / "run", "dense", model=model), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
+    assert "| recipe | dense |" in card and "| started from | random weights |" in card
     assert "Glm4MoeForCausalLM" in card and "4 experts of 8, 2 a token, and 16 of all tokens (swiglu)" in card
     assert "model.layers.1.mlp.experts.3.gate_proj.weight" in open_tensors(tmp_path / "out")
 
