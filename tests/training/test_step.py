@@ -98,10 +98,9 @@ def test_gradients_of_microbatches_are_added_in_float32():
 
 @pytest.mark.parametrize("name", ["act24", "slices", "experts24"])
 def test_no_position_sees_a_later_one(name):
-    """Recipes that choose neurons or permute tokens are causal in training, of random orders and keys.
+    """Recipes that choose neurons or permute tokens are causal in training; others compute what evaluation does.
 
-    Others compute in training what they do in evaluation: tests/model/test_llama.py and tests/recipes/test_ffn.py. Of
-    `venom`, whose blocks decide together in training, the latter has the formulas.
+    Of `venom`, whose blocks decide together in training, tests/recipes/test_ffn.py has the formulas.
     """
     config, first = small.config(name), 20  # the first position of 32 that changes
     graphdef, state, before = small.compiled(config)[0].graphdef, small.entered(config), small.windows(config)[:, :-1]
