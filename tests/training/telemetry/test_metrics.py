@@ -5,7 +5,7 @@ import struct
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from sparse_lm.errors import WorkdirError
 from sparse_lm.training.telemetry.metrics import MetricsWriter, read_metrics
@@ -13,7 +13,7 @@ from tests.runs import lines
 
 
 def events(workdir) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) by tag, over all event files, oldest first. A record is length, CRC, event, CRC."""
+    """(step, value) by tag, and starts, over all event files, oldest first. A record is length, CRC, event, CRC."""
     scalars: dict[str, list[tuple[int, float]]] = {}
     for path in sorted((workdir / "tensorboard").iterdir()):
         data = path.read_bytes()
@@ -21,32 +21,24 @@ def events(workdir) -> dict[str, list[tuple[int, float]]]:
             (length,) = struct.unpack("<Q", data[:8])
             event = Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
+            if event.HasField("session_log"):
+                scalars.setdefault("starts", []).append((event.step, event.session_log.status))
             for value in event.summary.value:
                 scalars.setdefault(value.tag, []).append((event.step, value.simple_value))
     return scalars
 
 
 def test_scalars_vectors_and_text(tmp_path):
+    metrics = {"phase": "sparse", "loss": jnp.float32(0.1), "scale": jnp.bfloat16(1.5), "skipped": jnp.int32(2)}
+    metrics |= {"mfu": None, "zeros": jnp.asarray([0.25, 0.5, -jnp.inf]), "load": np.ones((2, 2), np.float32)}
     with MetricsWriter(tmp_path) as writer:
-        writer.write(
-            3,
-            {
-                "phase": "sparse",
-                "loss": jnp.float32(0.1),
-                "scale": jnp.bfloat16(1.5),
-                "skipped": jnp.int32(2),
-                "mfu": None,
-                "zeros": jnp.asarray([0.25, 0.5, -jnp.inf]),
-                "load": np.ones((2, 2), np.float32),
-                "speed": 7.5,
-            },
-        )
+        writer.write(3, metrics | {"speed": 7.5})
     expected = {"step": 3, "phase": "sparse", "loss": float(np.float32(0.1)), "scale": 1.5, "skipped": 2, "mfu": None}
     expected |= {"zeros": [0.25, 0.5, None], "load": [[1.0, 1.0], [1.0, 1.0]], "speed": 7.5}
     assert lines(tmp_path) == [expected]
     assert list(lines(tmp_path)[0]) == list(expected)  # in the order given, for people
     plotted = events(tmp_path)
-    assert set(plotted) == {"loss", "scale", "skipped", "zeros/0", "zeros/1", "speed"}
+    assert set(plotted) == {"loss", "scale", "skipped", "zeros/0", "zeros/1", "speed", "starts"}
     assert plotted["zeros/1"] == [(3, 0.5)]
     assert plotted["loss"] == [(3, pytest.approx(0.1))]
 
@@ -62,6 +54,7 @@ def test_damaged_lines_in_the_middle_are_left_out_with_a_warning(tmp_path, damag
     with MetricsWriter(tmp_path, resume_step=4) as writer:
         writer.write(4, {"loss": 2.0})
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(0, 1.0), (3, 1.0), (4, 2.0)]
+    assert events(tmp_path)["starts"] == [(4, SessionLog.START)]  # from where TensorBoard hides what is older
 
 
 def test_a_disk_with_no_room_is_an_error_of_the_workdir(tmp_path):
