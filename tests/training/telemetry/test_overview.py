@@ -19,14 +19,19 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(
-    "recipe, windows, epochs", [("dense", 480, "0.1"), ("dense", 12, "4"), ("experts24", 480, "0.1")]
+    "recipe, windows, epochs",
+    [("dense", [480], "0.1"), ("dense", [12], "4"), ("experts24", [360, 24], "0.1 and 0.5")],
 )
 def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(recipe, windows, epochs, capsys, caplog):
     changes = {"seq_len": 33} if recipe == "dense" else {"model.activation": "gated_relu2"}
     config = small.config(recipe, **changes)
     trainer = make_trainer(config)
     state = dataclasses.replace(trainer.abstract_state(), step=np.int32(0))
-    data = types.SimpleNamespace(directory="here", train=range(windows), shares=(), describe=lambda: "a corpus")
+    parts = [types.SimpleNamespace(directory=f"part {n}", train=range(size)) for n, size in enumerate(windows)]
+    shares = list(zip(parts, (0.75, 0.25), strict=True)) if len(parts) > 1 else ()
+    data = types.SimpleNamespace(
+        directory="here", train=range(sum(windows)), shares=shares, describe=lambda: "a corpus"
+    )
     print_overview(config, "runs/small", trainer, data, state)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "runs/small: starting"
@@ -39,4 +44,4 @@ def test_says_what_the_run_is_and_warns_of_data_that_is_read_more_than_once(reci
         "tokens": f"{tokens} a step, {12 * tokens:,} in all, {epochs} epochs",
         "phases": "dense 0..11" if recipe == "dense" else "dense 0..3, sparse 4..7, dense 8..11",
     }  # fmt: skip
-    assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == 12)
+    assert ("every training window of here is read 4.0 times" in caplog.text) == (windows == [12])
