@@ -115,9 +115,10 @@ def away_from_others(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> 
     A linear regression with a small ridge, own tokens and others with half of the weight each. Rows of x that are not
     finite count for nothing.
     """
-    directions = unit(_finite(x))
+    finite = jnp.isfinite(x).all(axis=-1, keepdims=True)
+    directions = unit(jnp.where(finite, x, 0))
     own = assign_tokens(x, centroids)[:, None] == jnp.arange(centroids.shape[0])
-    of_own, of_others = (0.5 / jnp.maximum(jnp.sum(side, axis=0), 1) for side in (own, ~own))
+    of_own, of_others = (0.5 / jnp.maximum(jnp.sum(side & finite, axis=0), 1) for side in (own, ~own))
     ridge = 0.03 / x.shape[1]  # of the mean variance along an axis
 
     def normal(away: Array) -> Array:

@@ -97,7 +97,9 @@ def test_neurons_are_shared_out_evenly_whatever_their_energy(value):
 
 def test_vectors_away_from_others_solve_the_weighted_regression():
     x, centroids = np.array(random((600, 24), seed=1)), np.array(random((3, 24), seed=2))
-    away = jax.jit(routing.away_from_others)(np.concatenate([x, np.full((1, 24), np.inf, np.float32)]), centroids)
+    spoiled = np.copy(x[:200])
+    spoiled[:100, 0], spoiled[100:, 1] = np.nan, np.inf
+    away = jax.jit(routing.away_from_others)(np.concatenate([x, spoiled]), centroids)
     directions, experts = unit(x), nearest(x, centroids)
     for expert, found in enumerate(away):
         own = experts == expert
