@@ -139,7 +139,8 @@ def order_neurons(
     """
     experts = centroids.shape[0]
     member = assign_tokens(x, centroids) == jnp.arange(experts)[:, None]
-    energy = jnp.matmul(member.astype(y.dtype), jnp.square(_finite(y)), preferred_element_type=jnp.float32)
+    y = _finite(y).astype(jnp.promote_types(y.dtype, jnp.bfloat16))  # squares need more than float16's range
+    energy = jnp.matmul(member.astype(y.dtype), jnp.square(y), preferred_element_type=jnp.float32)
     # XLA for CPUs has no bfloat16 product with float32 sums that it transposes.
     owner = assign_neurons(lax.optimization_barrier(energy))
     by_expert = jnp.argsort(owner, stable=True)

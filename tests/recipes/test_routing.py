@@ -95,6 +95,12 @@ def test_neurons_are_shared_out_evenly_whatever_their_energy(value):
         np.testing.assert_array_equal(np.bincount(assign_neurons(given)), 6)
 
 
+def test_activations_whose_squares_are_no_float16_order_neurons_as_in_float32():
+    x, centroids = random((64, 16), jnp.float16, seed=1), random((4, 16), seed=2)
+    y = jnp.abs(random((64, 32), jnp.float16, seed=3, scale=200.0))
+    np.testing.assert_array_equal(*(order_neurons(x, a, centroids, 1) for a in (y, y.astype(jnp.float32))))
+
+
 def test_vectors_away_from_others_solve_the_weighted_regression():
     x, centroids = np.array(random((600, 24), seed=1)), np.array(random((3, 24), seed=2))
     spoiled = np.copy(x[:200])
