@@ -87,7 +87,8 @@ class Fst(Recipe):
 
     def adjust_gradients(self, dw1: Array, dw2: Array, w1: Array, w2: Array, state: Masks) -> tuple[Array, Array]:
         """Adds the masked decay to clipped gradients, before Adam, whose normalisation so applies to it."""
-        return dw1 + state.decay * w1 * ~state.mask_up, dw2 + state.decay * w2 * ~state.mask_down
+        up, down = state.decay * w1 * ~state.mask_up, state.decay * w2 * ~state.mask_down
+        return dw1 + up.astype(dw1.dtype), dw2 + down.astype(dw2.dtype)
 
     def prepare(self, w1: Array, w2: Array, state: Masks, dtype: DTypeLike) -> tuple[WeightForms, WeightForms]:
         up = masked_forms(w1, state.mask_up, dtype, self.implementation)

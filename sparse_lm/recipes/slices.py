@@ -125,7 +125,7 @@ class Slices(SoftThreshold24):
             deviation = jnp.sqrt(jnp.mean(jnp.square(rows[:, 0])))  # of a product, for |x| = 1
             away = jnp.where(state.scale_up == 1, 0, deviation) * routing.away_from_others(x, state.centroids)
             part = jnp.repeat(away, w2.shape[0] // self.experts // self.shards, axis=0)
-            w1 = rows.at[:, 0].add(jnp.tile(part, (self.shards, 1))).reshape(w1.shape)
+            w1 = rows.at[:, 0].add(jnp.tile(part, (self.shards, 1)).astype(w1.dtype)).reshape(w1.shape)
         return super().leave(w1, w2, state)
 
     def forward(self, x: Array, ffn: FfnCall) -> tuple[Array, Stats, Any]:

@@ -57,7 +57,8 @@ class SoftThreshold24(Recipe):
         return state._replace(**self.fit_scales(w1, w2)._asdict())
 
     def leave(self, w1: Array, w2: Array, state: Any, x: Array | None = None) -> tuple[Array, Array]:
-        return state.scale_up * soft_threshold(w1), state.scale_down * soft_threshold(w2, self.axis_down)
+        left = state.scale_up * soft_threshold(w1), state.scale_down * soft_threshold(w2, self.axis_down)
+        return left[0].astype(w1.dtype), left[1].astype(w2.dtype)
 
     def kept_weights(self, w1: Array, w2: Array) -> dict[str, Array]:
         return {"up": soft_threshold(w1) != 0, "down": soft_threshold(w2, self.axis_down) != 0}

@@ -183,6 +183,15 @@ def test_leaving_again_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
+def test_weights_and_gradients_stay_in_their_dtype(name):
+    """A state's numbers, in float32, turn no bfloat16 into float32, of which a training step would compile anew."""
+    recipe, w1, w2 = examples.RECIPES[name], W1.astype(jnp.bfloat16), W2.astype(jnp.bfloat16)
+    state, _ = entered(name)
+    for found in (recipe.leave(w1, w2, state, X), recipe.adjust_gradients(w1, w2, w1, w2, state)):
+        assert [a.dtype for a in found] == [jnp.bfloat16] * 2
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_state_that_was_never_entered_gives_nan(name):
     recipe = examples.RECIPES[name]
     state, fresh = entered(name)[0], recipe.init_state(W1, W2)
