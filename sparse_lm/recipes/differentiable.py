@@ -87,7 +87,7 @@ def _backward(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array
     dx, dw1, dw2 = recipe.backward(saved.x, saved.of_forward, cotangents[0], call)
     dx = collectives.total(dx, axes.tensor)
     dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
-    return dx, dw1, dw2, None, None, None, None, None
+    return dx, dw1, dw2.astype(saved.w2.dtype), None, None, None, None, None
 
 
 ffn.defvjp(_forward, _backward)
@@ -113,7 +113,8 @@ def _backward_experts(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tup
     do = groups.dispatch(do, saved.gates)
     dx, dw1, dw2, y_dy = recipe.backward_experts(groups.dispatch(x), saved.of_forward, do, call)
     dw1, dw2 = (collectives.sum_gradient(dw, axes.of_experts) for dw in (dw1, dw2))
-    return groups.combine(dx), dw1, dw2, groups.gate_gradients(y_dy, saved.gates), None, None, None, None, None
+    dw2, dgates = dw2.astype(saved.w2.dtype), groups.gate_gradients(y_dy, saved.gates)
+    return groups.combine(dx), dw1, dw2, dgates, None, None, None, None, None
 
 
 experts.defvjp(_forward_experts, _backward_experts)
