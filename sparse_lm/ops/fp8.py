@@ -101,7 +101,12 @@ def _scaled(x: Array, largest: Array) -> Scaled:
 
     Where `largest` is infinite or NaN the scale is NaN, and with it all that is computed from these numbers: nothing
     saturates silently. No scale is below 2^-100, so that numbers below 2^-110 become 0.
+
+    Raises:
+      ValueError: numbers in float16.
     """
+    if x.dtype == jnp.float16:
+        raise ValueError("FP8 takes bfloat16 or float32, whose range its sums and scales need, not float16")
     _, exponent = jnp.frexp(largest.astype(jnp.float32) / LARGEST)
     exponent = jnp.maximum(exponent, LOWEST_EXPONENT)
     scale = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.float32(1), exponent), jnp.nan)

@@ -101,6 +101,14 @@ def test_scales_are_powers_of_two_that_fill_the_range(rng):
     np.testing.assert_allclose(np.float32(scaled.values) * scaled.scale, rows, rtol=2**-4)  # nothing saturates
 
 
+@PRODUCTS
+def test_float16_is_refused(rng, product):
+    x, w = (jnp.asarray(a, jnp.bfloat16) for a in operands(rng))
+    for given in ((x.astype(jnp.float16), w), (x, w.astype(jnp.float16))):
+        with pytest.raises(ValueError, match="FP8 takes bfloat16 or float32"):
+            product(*given)
+
+
 @pytest.mark.gpu
 def test_a_gpu_multiplies_in_fp8(rng):
     """XLA must recognise the products; else they would be right, and slow."""
