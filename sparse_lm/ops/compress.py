@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float, Int32
 
-from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_matrix
+from sparse_lm.ops.checks import check_axis, check_block, check_float, check_format, check_ids, check_matrix
 from sparse_lm.ops.formats import EMPTY_WORD, TILE, Sparse24, SparseVenom, pack_metadata
 from sparse_lm.ops.select import Members, split_groups, take_two, top_two
 
@@ -79,7 +79,8 @@ def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) 
     """
     check_matrix("x", x)
     rows, width = x.shape
-    _check_lists(columns, rows, columns.shape[-1], v)
+    check_ids("columns", columns)
+    _check_lists(columns, rows, columns.shape[1], v)
     blocks = jnp.pad(x, ((0, -rows % v), (0, 0))).reshape(-1, v, width)
     condensed = jnp.take_along_axis(blocks, columns[:, None, :], axis=2, mode="fill", fill_value=0)
     return condensed.reshape(-1, columns.shape[1])[:rows]
@@ -108,6 +109,7 @@ def to_venom(
     """
     check_format("condensed", condensed, Sparse24)
     check_block(v)
+    check_ids("columns", columns)
     _check_lists(columns, condensed.shape[0], condensed.shape[1], v)
     rows = condensed.values.shape[0]
     missing_rows = -rows % max(v, TILE)

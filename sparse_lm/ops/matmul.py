@@ -69,6 +69,7 @@ def matmul_24_fp8(
     for name, operand in (("a", a), ("b_t", b_t)):
         if operand.dtype != jnp.float8_e4m3fn:
             raise ValueError(f"{name} is {operand.dtype}: must be float8_e4m3fn")
+    check_matrix("scale", scale)
     if scale.shape != (a.shape[0], 1):
         raise ValueError(f"scale {[*scale.shape]} must be {[a.shape[0], 1]} for a {[*a.shape]}")
     check_float("out_dtype", out_dtype)

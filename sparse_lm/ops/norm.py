@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_array
+from sparse_lm.ops.checks import check_array, check_float
 
 SAVED = "norm"  # what rematerialisation policies call what gradients of norms, and of what reads them, need
 
@@ -43,7 +43,11 @@ def add_norm(
     Returns:
       The sum and its norm, in the dtype of x.
     """
-    check_array("x", x)
+    for name, array in (("x", x), ("update", x if update is None else update), ("scale", scale)):
+        check_array(name, array)
+        check_float(f"dtype of {name}", array.dtype)
+    if not x.ndim:
+        raise ValueError("x must be [..., D], not a scalar")
     if update is not None and (update.shape, update.dtype) != (x.shape, x.dtype):
         described = (f"{array.dtype}{list(array.shape)}" for array in (x, update))
         raise ValueError("x and update must be alike, not {} and {}".format(*described))

@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Bool, Float
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_axis, check_block, check_float, check_group, check_matrix
+from sparse_lm.ops.checks import check_array, check_axis, check_block, check_float, check_group, check_matrix
 from sparse_lm.ops.compress import pad_to_tiles
 from sparse_lm.ops.formats import Sparse24, SparseVenom
 from sparse_lm.ops.select import soft_threshold, split_groups
@@ -75,6 +75,8 @@ def soft_threshold_24(
     """
     check_matrix("w", w)
     check_float("dtype", dtype)
+    check_array("scale", scale)
+    check_float("dtype of scale", scale.dtype)
     if scale.ndim != 1 or scale.shape[0] == 0 or w.shape[0] % scale.shape[0]:
         raise ValueError(f"scale {list(scale.shape)} must be a list whose length divides the {w.shape[0]} rows")
     return backends.dispatch("soft_threshold_24", implementation, w, scale, dtype=dtype or w.dtype)

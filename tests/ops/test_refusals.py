@@ -51,6 +51,7 @@ MATRICES = {
     ],
     "h": [ops.squared_relu_24, ops.squared_relu_venom],
     "dy": [lambda dy: ops.squared_relu_gradients(dy, W)],
+    "scale": [lambda scale: ops.matmul_24_fp8(IN_FP8, X.astype(fp8.E4M3), scale)],
 }
 
 
@@ -98,11 +99,28 @@ def test_operands_that_do_not_fit(left, right, product):
 
 
 LISTS = [
+    ("columns", lambda ids: ops.condense(X, ids, 4)),
+    ("columns", lambda ids: ops.to_venom(W, ids, 16, 4, 4)),
     ("neuron_ids", lambda ids: ops.sampled_matmul_24(W, X, ids, 4)),
     ("neuron_ids", lambda ids: ops.scattered_matmul_24(SELECTED, X, ids, 4, 16)),
     ("a.columns", lambda ids: ops.matmul_venom(dataclasses.replace(A, columns=ids), X.T)),
     ("y.columns", lambda ids: ops.squared_relu_gradients(X, dataclasses.replace(A, columns=ids))),
 ]
+
+
+ARRAYS = [
+    ("scale", lambda scale: ops.soft_threshold_24(X, scale)),
+    ("x", lambda x: ops.add_norm(x, None, SCALE, 1e-5)),
+    ("update", lambda update: ops.add_norm(X, update, SCALE, 1e-5)),
+    ("scale", lambda scale: ops.add_norm(X, None, scale, 1e-5)),
+]
+
+
+@pytest.mark.parametrize("name, op", ARRAYS)
+def test_what_is_no_array_of_floats(name, op):
+    refuses(f"{name} must be an array; got list", lambda: op([1.0]), TypeError)
+    refuses(f"dtype of {name} = int32 must be a dtype of floats", lambda: op(jnp.ones((8, 16), jnp.int32)))
+    refuses("must be", lambda: op(jnp.ones(())))
 
 
 @pytest.mark.parametrize("name, op", LISTS)
