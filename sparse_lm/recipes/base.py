@@ -314,7 +314,7 @@ class Recipe:
             raise ValueError(f"experts grouped along {groups.axis!r} are not split along the mesh's axis {axis!r}")
         self._check_arrays(w1, w2, x)
         if axes == ONE_DEVICE:
-            _check_groups(x, w2, gates, groups)
+            _check_groups(x, w2, gates, groups, multiple=4 if self.products else 1)
         state, layer = self._checked_state(state, w1, w2, axes), jnp.asarray(layer, jnp.int32)
         with jax.named_scope("feed_forward"):
             return differentiable.experts(self, axes, x, w1, w2, gates, groups, state, key, weights, layer)
@@ -353,16 +353,17 @@ class Recipe:
         return state
 
 
-def _check_groups(x: Array, w2: Array, gates: Array, groups: Groups) -> None:
-    """Refuses arrays of a mixture on one device that do not fit its groups."""
+def _check_groups(x: Array, w2: Array, gates: Array, groups: Groups, multiple: int) -> None:
+    """Refuses arrays of a mixture on one device that do not fit its groups, or experts of no `multiple` of neurons."""
     pairs = x.shape[0], groups.choices
     if x.ndim != 2 or gates.shape != pairs or gates.size != groups.pairs:
         raise ValueError(
             f"x {[*x.shape]} and gates {[*gates.shape]} must be [T, D] and [T, k]:"
             f" the groups have k = {groups.choices} and T k = {groups.pairs}"
         )
-    if w2.shape[0] % groups.experts:
-        raise ValueError(f"w2 {[*w2.shape]} must be [E Fe, D]: the groups have E = {groups.experts}")
+    if w2.shape[0] % (multiple * groups.experts):
+        allowed = f"the groups have E = {groups.experts}, and Fe must be a multiple of {multiple}"
+        raise ValueError(f"w2 {[*w2.shape]} must be [E Fe, D]: {allowed}")
 
 
 def hidden_stats(seen: HiddenStats, tokens: int, neurons: int) -> Stats:

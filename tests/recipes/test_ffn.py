@@ -258,6 +258,9 @@ REFUSED = {
     r"x \[48, 24\] and gates \[48, 1\] must be": [lambda: mixture(STATE24, x=X[:48], gates=X[:48, :1], key=KEY)],
     r"x \[48, 24\] and gates \[96, 1\] must be": [lambda: mixture(STATE24, x=X[:48], key=KEY)],
     r"w2 \[160, 24\] must be \[E Fe, D\]: the groups have E = 3": [lambda: mixture(STATE24, experts=3, key=KEY)],
+    r"w2 \[30, 24\] .* E = 5, and Fe must be a multiple of 4": [
+        lambda: mixture(STATE24, w1=W1[:30], w2=W2[:30], key=KEY)
+    ],
     "recipe 'slices' computes no experts": [
         lambda: Slices().mixture(X, W1, W2, X[:, :2], None),
         lambda: Slices().block_of_experts(96, 5),
