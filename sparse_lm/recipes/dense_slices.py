@@ -81,6 +81,7 @@ class DenseSlices(Recipe):
 
     def refresh(self, w1: Array, w2: Array, state: Centroids, x: Array | None = None) -> tuple[Centroids, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
+        self._check_arrays(w1, w2, x)
         x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return Centroids(routing.update_centroids(x, state.centroids)), {}
 

@@ -109,6 +109,7 @@ class Slices(SoftThreshold24):
 
     def refresh(self, w1: Array, w2: Array, state: RoutedState, x: Array | None = None) -> tuple[RoutedState, Stats]:
         """Moves the centroids to where their tokens are. Neurons stay where they are."""
+        self._check_arrays(w1, w2, x)
         x = routing.tokens_of(x, "refresh(w1, w2, state, x)")
         return state._replace(centroids=routing.update_centroids(x, state.centroids)), {}
 
@@ -119,6 +120,7 @@ class Slices(SoftThreshold24):
         products with others' tokens in x, and nothing off those with its own. Without x it gets none, nor once it has
         been left: a scale of 1 says that W1 is 2:4 already.
         """
+        self._check_arrays(w1, w2, x)
         if x is not None:
             x = routing.tokens_of(x, "leave(w1, w2, state, x)")
             rows = w1.reshape(w2.shape[0], -1, w1.shape[1])

@@ -168,12 +168,17 @@ def test_a_state_and_a_key_are_needed_where_they_are_used(name):
         assert jax.eval_shape(without_key, X, W1, W2, DO, state, None, None)[2].shape == W1.shape
 
 
-def entered_or_called(**changed):
+def every_call(**changed):
     """Calls that give every recipe of FFNs arrays that do not fit."""
     arrays, calls = {"x": X, "w1": W1, "w2": W2} | changed, []
     for recipe in examples.RECIPES.values():
         calls.append(functools.partial(recipe.enter, **arrays))
-        calls.append(functools.partial(unchecked, recipe, state=examples.state_of(recipe), **arrays))
+        state = examples.state_of(recipe)
+        calls.append(functools.partial(unchecked, recipe, state=state, **arrays))
+        if recipe.enter_reads_inputs:
+            calls.append(functools.partial(recipe.refresh, state=state, **arrays))
+        if recipe.leave_reads_inputs:
+            calls.append(functools.partial(recipe.leave, state=state, **arrays))
     return calls
 
 
@@ -206,11 +211,12 @@ def gathered_of_two_devices(neurons):
 
 
 REFUSED = {
-    r"x \[96, 20\] must be \[\.\.\., D\], not empty; w1 \[160, 24\]": entered_or_called(x=X[:, :20]),
-    r"x \[0, 24\] must be \[\.\.\., D\], not empty": entered_or_called(x=X[:0]),
-    r"w1 \[24, 160\] and w2 \[160, 24\] must be \[F, D\] and \[F, D\] with": entered_or_called(w1=W1.T),
-    r"w1 \[160, 24\] and w2 \[80, 24\] must be": entered_or_called(w2=W2[:80]),
-    "w1 is int32: must be of a dtype of floats": entered_or_called(w1=W1.astype(int)),
+    r"x \[96, 20\] must be \[\.\.\., D\], not empty; w1 \[160, 24\]": every_call(x=X[:, :20]),
+    r"x \[0, 24\] must be \[\.\.\., D\], not empty": every_call(x=X[:0]),
+    r"w1 \[24, 160\] and w2 \[160, 24\] must be \[F, D\] and \[F, D\] with": every_call(w1=W1.T),
+    r"w1 \[160, 24\] and w2 \[80, 24\] must be": every_call(w2=W2[:80]),
+    "w1 is int32: must be of a dtype of floats": every_call(w1=W1.astype(int)),
+    "x is int32: must be of a dtype of floats": every_call(x=X.astype(int)),
     r"must be \[2 F, D\] and \[F, D\] with activation 'swiglu'": entered(DenseSlices(activation="swiglu")),
     "m = 6 of recipe 'slices': must be a multiple of 4": entered(Slices(m=6)),
     "m = 0 of recipe 'slices': must be a multiple of 4": entered(Slices(m=0)),
