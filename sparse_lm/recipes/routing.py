@@ -17,6 +17,7 @@ from jaxtyping import Float, Int32
 from sparse_lm.ops.row_order import RowOrder
 
 ITERATIONS = 10  # of k-means
+_SHORTEST = 1e-15  # length of a row whose direction counts: the squares of much shorter ones are 0 in float32
 _FAR = 1e30  # of an energy that is NaN: farther than all others, nearer than an expert that has turned a neuron down
 
 
@@ -28,9 +29,9 @@ def tokens_of(x: Float[Array, "*tokens D"] | None, call: str) -> Float[Array, "T
 
 
 def unit(x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-    """Scales rows to length 1, in float32; a row of zeros stays one."""
+    """Scales rows to length 1, in float32; one of zeros or nearly so stays shorter."""
     x = jnp.asarray(x, jnp.float32)
-    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST)
 
 
 def assign_tokens(x: Float[Array, "T D"], centroids: Float[Array, "E D"]) -> Int32[Array, " T"]:

@@ -30,6 +30,13 @@ def test_a_token_of_zeros_has_no_direction_but_counts_and_a_centroid_without_tok
     np.testing.assert_allclose(update_centroids(x, centroids), [[0.3, 0.4], [-1, -1]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-8, 1e-16, 1e-20, 1e-30, 1e-40, 1e20])
+def test_no_token_counts_for_more_than_another_however_short_or_long(size):
+    x, centroids = np.array(random((50, 8))), random((5, 8), seed=1)
+    x[7] *= np.float32(size)
+    assert np.linalg.norm(update_centroids(x, centroids)[:, None], axis=-1).max() < 1 + 1e-6
+
+
 def test_tokens_that_are_not_finite_count_for_nothing():
     x, centroids = (np.array(random((rows, 8), seed=rows)) for rows in (50, 5))
     spoiled = x.copy()
