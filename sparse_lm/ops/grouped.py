@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
 from sparse_lm.ops import backends
-from sparse_lm.ops.checks import check_float, check_matrix
+from sparse_lm.ops.checks import check_array, check_float, check_matrix
 
 
 def grouped_up(
@@ -83,7 +83,10 @@ def grouped_weights(
       [E * S, D]; zero for an expert that has no block.
     """
     check_matrix("y", y)
+    check_matrix("x", x)
     _check(x, x.shape[1], block_experts, v)
+    if experts < 1:
+        raise ValueError(f"experts = {experts} must be positive")
     if y.shape[0] != x.shape[0]:
         raise ValueError(f"y has {y.shape[0]} tokens and x {x.shape[0]}: they must be the same")
     check_float("out_dtype", out_dtype)
@@ -101,6 +104,7 @@ def _check(x: Array, contracted: int, block_experts: Array, v: int) -> None:
     check_matrix("x", x)
     if x.shape[1] != contracted:
         raise ValueError(f"tokens [T, {x.shape[1]}] do not fit weights that contract {contracted}")
+    check_array("block_experts", block_experts)
     if v < 1 or block_experts.dtype != jnp.int32 or block_experts.shape != (x.shape[0] // v,) or x.shape[0] % v:
         raise ValueError(
             f"block_experts must be int32 [{x.shape[0]} / {v}], one for each whole block of v tokens; "

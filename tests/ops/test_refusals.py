@@ -43,6 +43,7 @@ MATRICES = {
         ops.transposable_mask,
         lambda x: ops.compress_24(x, x),
         lambda x: ops.condense(x, IDS, 4),
+        lambda x: ops.grouped_weights(Y12, x, BLOCKS, 4, 3),
     ],
     "w": [
         ops.soft_threshold_scale,
@@ -178,6 +179,7 @@ OTHERS = [
     ("do not fit weights that contract 6", lambda: ops.grouped_down(X12, W18, BLOCKS, 4, 3)),
     ("experts = 4 must divide the 18 rows", lambda: ops.grouped_up(X12, W18, BLOCKS, 4, 4)),
     ("tile_m must be 64, 128 or 256", lambda: Tiling(192, 128)),
+    ("experts = 0 must be positive", lambda: ops.grouped_weights(Y12, X12, BLOCKS, 4, 0)),
     ("y has 12 tokens and x 8", lambda: ops.grouped_weights(Y12, X12[:8], BLOCKS[:2], 4, 3)),
 ]
 
