@@ -85,7 +85,7 @@ class Groups:
         not be kept. A gate of 0 gets none.
         """
         of_pairs = row_order.combine(y_dy[:, None], self.rows)
-        of_device = jnp.where(gates > 0, self._by_token(of_pairs)[..., 0] / gates, 0)
+        of_device = jnp.where(gates != 0, self._by_token(of_pairs)[..., 0] / gates, 0)
         return collectives.scatter_sum(of_device, self.axis)
 
     def blocks_with_pairs(self) -> Array:

@@ -50,7 +50,7 @@ INPUTS = Inputs(
     x=examples.random(0, TOKENS, DIM),
     w1=examples.random(1, EXPERTS * WIDTH, DIM) / 4,
     w2=examples.random(2, EXPERTS * WIDTH, DIM) / 8,
-    gates=jnp.abs(examples.random(5, TOKENS, CHOICES)),
+    gates=examples.random(5, TOKENS, CHOICES),
     do=examples.random(3, TOKENS, DIM),
     order=examples.ORDER[examples.ORDER < TOKENS],
 )
