@@ -96,6 +96,15 @@ def test_blocks_are_of_random_tokens_in_training_and_of_one_in_evaluation():
     assert relative_error(one, other) > 0.01
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_64_bit_numbers_may_be_on():
+    """Permutations are then int64, and so are sums of int32; a scatter of these into int32 is to become an error."""
+    with jax.enable_x64(True):
+        ffn = dense_ffn()
+        ffn.enter(X)
+        assert jax.eval_shape(lambda x: ffn(x, key=KEY), X).dtype == X.dtype
+
+
 def test_what_is_out_of_turn_is_refused():
     ffn = dense_ffn()
     for call in (ffn.leave, ffn.refresh):

@@ -67,7 +67,7 @@ def dispatch_order(
     """
     tokens = assignment.shape[0]
     slot_count = (tokens + experts * (v - 1)) // v * v
-    order = jnp.arange(tokens, dtype=jnp.int32) if order is None else order
+    order = jnp.arange(tokens, dtype=jnp.int32) if order is None else order.astype(jnp.int32)
     assignment = assignment[order]
     member = (assignment[:, None] == jnp.arange(experts)).astype(jnp.int32)
     so_far = jnp.cumsum(member, axis=0)
@@ -75,8 +75,9 @@ def dispatch_order(
     ends = jnp.cumsum(-(-counts // v) * v)
     starts = ends - -(-counts // v) * v
 
-    slot = jnp.sum(member * (starts + so_far - 1), axis=1)
-    slot = jnp.where(assignment < experts, slot, slot_count + jnp.arange(tokens))  # none is stored twice
+    slot = jnp.sum(member * (starts + so_far - 1), axis=1, dtype=jnp.int32)
+    beyond = slot_count + jnp.arange(tokens, dtype=jnp.int32)
+    slot = jnp.where(assignment < experts, slot, beyond)  # none is stored twice
     slots = jnp.full(slot_count, tokens, jnp.int32).at[slot].set(order, unique_indices=True)
     position = jnp.zeros(tokens, jnp.int32).at[order].set(slot, unique_indices=True)
     first_slots = jnp.arange(0, slot_count, v, dtype=jnp.int32)
