@@ -1,11 +1,7 @@
 """Chooses which implementation of an op runs.
 
-A backend is a package with a function per op that it implements, of the op's name and arguments less
-`implementation`, and `unavailable(device)`, which says why a device cannot run it. It may have `caveat(device)`, which
-says what is not known of it on a device that can. An op refuses arguments that it cannot take with
-`NotImplementedError(reason)`. A caller who names a backend gets that one or the refusal; a caller who names none gets
-the best one that does not refuse, and the log says once why a better one was passed over.
-docs/adding_a_backend.md says how to write one.
+A caller who names a backend gets that one or its refusal; a caller who names none gets the best one that does not
+refuse, and the log says once why a better one was passed over. docs/adding_a_backend.md says what a backend provides.
 """
 
 from __future__ import annotations
@@ -32,8 +28,7 @@ def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> 
 
     Raises:
       ValueError: no backend of that name.
-      NotImplementedError: the named backend lacks the op, or cannot run it on this machine or on
-        these arguments.
+      NotImplementedError: the named backend lacks the op, or cannot run it on this machine or on these arguments.
     """
     if implementation is not None:
         try:
@@ -55,10 +50,7 @@ def dispatch(op: str, implementation: str | None, *args: Any, **kwargs: Any) -> 
 
 @contextlib.contextmanager
 def record() -> Iterator[dict[str, set[str]]]:
-    """Collects {op: names of the backends that ran it} from what is traced inside the context.
-
-    A start-up table is `with record() as used: jax.eval_shape(step, ...)`.
-    """
+    """Collects {op: names of the backends that ran it} from what is traced inside the context."""
     used: dict[str, set[str]] = {}
     _recorders.append(used)
     try:
@@ -68,11 +60,7 @@ def record() -> Iterator[dict[str, set[str]]]:
 
 
 def unavailable(name: str) -> str | None:
-    """Says why this machine cannot run a backend, or returns None if it can.
-
-    Raises:
-      ValueError: no backend of that name.
-    """
+    """Says why this machine cannot run a backend, None if it can; raises ValueError if there is none of that name."""
     if name not in NAMES:
         raise ValueError(f"implementation = {name!r} must be one of {', '.join(NAMES)}")
     return _module(name).unavailable(jax.devices()[0])

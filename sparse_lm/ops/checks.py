@@ -17,7 +17,6 @@ from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
 
 
 def check_array(name: str, x: Any) -> None:
-    """Requires an array."""
     if not isinstance(x, Array | np.ndarray):
         raise TypeError(f"{name} must be an array; got {_described(x)}")
 

@@ -19,17 +19,10 @@ def compress_24(
     *,
     dtype: DTypeLike | None = None,
 ) -> Sparse24:
-    """Compresses `where(mask, x, 0)`.
+    """Compresses `where(mask, x, 0)` [M, K] to Sparse24 [M, K], or for axis 0 its transpose to [K, M].
 
-    Args:
-      x: [M, K] float.
-      mask: [M, K] bool, at most two True in each group of four along `axis`; of more, the two lowest
-        are kept. A group with fewer is filled up with zeros at its lowest free positions.
-      axis: -1, or 0 for the compressed form of the transpose.
-      dtype: of the values; that of x by default.
-
-    Returns:
-      Sparse24 [M, K]; [K, M] for axis 0.
+    Of more than two True in a group of four along `axis`, -1 or 0, the two lowest are kept. A group with fewer is
+    filled up with zeros at its lowest free positions. Values have `dtype`, by default that of x.
     """
     check_matrix("x", x)
     check_axis(axis)
@@ -67,15 +60,9 @@ def pack_24(
 
 
 def condense(x: Float[Array, "T F"], columns: Int32[Array, "blocks S"], v: int) -> Float[Array, "T S"]:
-    """Gathers the columns that each block of v rows keeps.
+    """Gathers the columns that each block of v rows keeps, [M, K] -> [M, Kc].
 
-    Args:
-      x: [M, K].
-      columns: int32 [ceil(M / v), Kc]; K stands for a column of zeros.
-      v: rows of a block.
-
-    Returns:
-      [M, Kc].
+    `columns` int32 [ceil(M / v), Kc] lists them by block; K stands for a column of zeros.
     """
     check_matrix("x", x)
     rows, width = x.shape
@@ -94,18 +81,10 @@ def to_venom(
     m: int,
     contiguous: int = 1,
 ) -> Float[SparseVenom, "T F"]:
-    """Brings a matrix whose condensed columns are 2:4 already to V:2:M form.
+    """Brings a matrix [M, K] whose condensed columns [M, Kc] are 2:4 already to V:2:M form.
 
-    Args:
-      condensed: [M, Kc].
-      columns: int32 [ceil(M / v), Kc], the column that each condensed column of a block is.
-      width: K, of the matrix.
-      v: rows of a block: divides 64 or is a multiple of it.
-      m: columns of a group.
-      contiguous: how many columns at a time are consecutive, as in `SparseVenom`.
-
-    Returns:
-      SparseVenom [M, K].
+    `columns` int32 [ceil(M / v), Kc] says which column each condensed column of a block is, and `width` is K. v divides
+    64 or is a multiple of it; m and `contiguous` are those of `SparseVenom`.
     """
     check_format("condensed", condensed, Sparse24)
     check_block(v)

@@ -9,9 +9,8 @@ storage"), so that one coalesced 32-bit load per lane serves two consecutive ins
       bits  0..15   row 16 * warp + g       \\ four groups each: logical k 16 * t .. 16 * t + 15
       bits 16..31   row 16 * warp + g + 8   /
 
-Arrays are padded to whole 64 x 64 tiles. Padding is value zero at positions (0, 1); a padded
-Venom column is `K`, one past the last row of the dense operand, which readers take as a row of
-zeros. `shape` is the logical shape.
+Arrays are padded to whole 64 x 64 tiles. Padding is value zero at positions (0, 1); a padded Venom column is `K`, one
+past the last row of the dense operand, which readers take as a row of zeros. `shape` is the logical shape.
 """
 
 from __future__ import annotations

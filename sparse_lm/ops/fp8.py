@@ -74,7 +74,6 @@ class Unscaled(NamedTuple):
     factor: Array  # [T, 1] in the same dtype
 
     def scaled(self) -> Array:
-        """Computes the product."""
         return self.values * self.factor
 
 
@@ -101,9 +100,6 @@ def _scaled(x: Array, largest: Array) -> Scaled:
 
     Where `largest` is infinite or NaN the scale is NaN, and with it all that is computed from these numbers: nothing
     saturates silently. No scale is below 2^-100, so that numbers below 2^-110 become 0.
-
-    Raises:
-      ValueError: numbers in float16.
     """
     if x.dtype == jnp.float16:
         raise ValueError("FP8 takes bfloat16 or float32, whose range its sums and scales need, not float16")

@@ -71,16 +71,8 @@ def grouped_weights(
 ) -> Float[Array, "F D"]:
     """Computes y_e^T @ x_e of the tokens of each expert e, the gradient of its slice of the weights.
 
-    Args:
-      y: [T, S], blocks of v tokens.
-      x: [T, D].
-      block_experts: int32 [T / v], the expert of each block, ascending; E for one of no expert.
-      v: tokens of a block.
-      experts: E.
-      out_dtype: of the result; that of x by default.
-
-    Returns:
-      [E * S, D]; zero for an expert that has no block.
+    Arguments are as in `grouped_up`; in `block_experts`, E stands for no expert. The result [E * S, D] has `out_dtype`,
+    that of x by default, and zeros for an expert that has no block.
     """
     check_matrix("y", y)
     check_matrix("x", x)

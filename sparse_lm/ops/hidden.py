@@ -24,9 +24,6 @@ def squared_relu_24(
 ) -> tuple[Float[Sparse24, "T F"], HiddenStats]:
     """Keeps the two largest of each four of Y = relu(h)^2 (2109.08668, 2503.16672).
 
-    Args:
-      h: [T, F] float.
-
     Returns:
       Y [T, F], 2:4 along F, in the dtype of h: squared in float32, rounded once; and what selection saw.
     """
@@ -40,7 +37,6 @@ def squared_relu_venom(
     """Computes the V:2:M form of Y = relu(h)^2: `sparsify_venom` of the Y of `squared_relu_24`.
 
     Args:
-      h: [T, F] float.
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides F.
 

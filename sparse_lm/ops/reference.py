@@ -104,7 +104,6 @@ def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = spars
 def gated_squared_relu_gradients(
     dy: Array, h: Array, y: Sparse24, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
 ) -> HiddenGradients:
-    """`sparsify` may be another backend's `sparsify_24`."""
     gate, own = _gate_and_own(h)
     kept, relu = y.mask(), jax.nn.relu(gate)
     gradient = dy.astype(jnp.float32)
@@ -133,8 +132,7 @@ def matmul_venom(a: SparseVenom, b: Array, *, rows: RowOrder | None = None, out_
     def product(block: Array, columns: Array) -> Array:
         return _dot(block, _rows(b, columns)).astype(out_dtype)
 
-    product_of_rows = _map_blocks(product, condensed, columns, a.v, width=b.shape[1])
-    return combine(product_of_rows, rows)
+    return combine(_map_blocks(product, condensed, columns, a.v, width=b.shape[1]), rows)
 
 
 def sampled_matmul_24(

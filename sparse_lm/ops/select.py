@@ -13,8 +13,7 @@ Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `spa
 4 x 4 tiles (`transposable_mask`): sums of magnitudes, in which inf, NaN and everything over 2^100
 count as 2^100; of equal sums the lowest pattern wins. A tile of zeros has pattern 0.
 
-Venom columns: sums of squares, ordered as magnitudes are above; a group of zero columns keeps
-columns 0 to 3.
+Venom columns: sums of squares, ordered as magnitudes are above; a group of zero columns keeps columns 0 to 3.
 
 Comparisons and selects only: sorting groups of four is slow on every device.
 """
@@ -90,10 +89,7 @@ def soft_threshold(members: Members) -> list[Array]:
 
 
 def _four_largest(energy: Array) -> Array:
-    """Finds positions of the four largest along the last axis, ascending: int32 [..., 4] of float [..., m].
-
-    Energies are not negative. Ties go to the lower position; NaN ranks above inf.
-    """
+    """Finds positions int32 [..., 4], ascending, of the four largest of [..., m], none negative; of ties the lower."""
     rank, position = magnitude_rank(energy), jnp.arange(energy.shape[-1])
     mine, other = rank[..., :, None], rank[..., None, :]
     beaten_by = (other > mine) | ((other == mine) & (position < position[:, None]))
@@ -104,12 +100,9 @@ def _four_largest(energy: Array) -> Array:
 
 
 def venom_columns(x: Float[Array, "T F"], v: int, m: int) -> Int32[Array, "blocks S"]:
-    """Chooses the four columns of largest L2 norm, over a block's rows, of each group of m (2310.02065).
+    """Chooses the four columns of largest L2 norm, over a block's v rows, of each group of m (2310.02065).
 
-    Args:
-      x: [M, K] float; a last, ragged block counts as padded with zeros.
-      v: rows of a block.
-      m: columns of a group: a multiple of 4 that divides K.
+    m is a multiple of 4 that divides K. A last, ragged block of x [M, K] counts as padded with zeros.
 
     Returns:
       int32 [ceil(M / v), 4 K / m]: absolute columns, ascending.
@@ -135,12 +128,8 @@ TRANSPOSABLE_PATTERNS = _all_patterns()  # bool [90, 4, 4]
 def transposable_mask(x: Float[Array, "F D"]) -> Bool[Array, "F D"]:
     """Finds the mask that keeps the largest sum of magnitudes, 2:4 along rows and along columns (2404.01847).
 
-    Args:
-      x: [M, N] float. Ragged edges are treated as if padded with zeros.
-
-    Returns:
-      [M, N] bool; exactly 8 of each whole 4 x 4 tile. `sparse_lm.ops.select` says what ties, inf and
-      NaN give.
+    It keeps exactly 8 of each whole 4 x 4 tile; ragged edges count as padded with zeros. The docstring of
+    `sparse_lm.ops.select` says what ties, inf and NaN give.
     """
     check_matrix("x", x)
     rows, columns = x.shape

@@ -89,15 +89,9 @@ def sparsify_24_tiles(
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Sparse24, "F D"], Float[Sparse24, "D F"]]:
-    """Compresses x and its transpose to 2:4 under one mask.
+    """Compresses x [M, K] and its transpose to 2:4 under one mask.
 
-    Args:
-      x: [M, K] float.
-      mask: [M, K] bool, 2:4 along both dimensions, such as `transposable_mask(x)`.
-      dtype: of the values; that of x by default.
-
-    Returns:
-      (Sparse24 [M, K], Sparse24 [K, M]) of the same masked matrix.
+    The mask is 2:4 along both dimensions, such as `transposable_mask(x)`. Values have `dtype`, that of x by default.
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
@@ -109,12 +103,7 @@ def sparsify_24_tiles(
 def soft_threshold_scale(w: Float[Array, "F D"], axis: int = -1) -> Float[Array, ""]:
     """Computes the scale that brings S(w) closest to w in the least-squares sense: <w, S> / <S, S> (2409.09099).
 
-    Args:
-      w: [M, K] float.
-      axis: along which the groups of four run, -1 or 0.
-
-    Returns:
-      float32 scalar; 1 when S(w) is zero.
+    Groups of four run along `axis`, -1 or 0. The scale is a float32 scalar, and 1 when S(w) is zero.
     """
     check_matrix("w", w)
     check_axis(axis)
@@ -136,13 +125,9 @@ def sparsify_venom(
     """Sparsifies a matrix to V:2:M (2310.02065): v rows share four of every m columns, each keeps two of those.
 
     Args:
-      x: [M, K] float.
       v: rows of a block: divides 64 or is a multiple of it.
       m: columns of a group: a multiple of 4 that divides K.
       dtype: of the values; that of x by default.
-
-    Returns:
-      SparseVenom [M, K].
     """
     check_matrix("x", x)
     check_float("dtype", dtype)
