@@ -106,8 +106,7 @@ def _scaled(x: Array, largest: Array) -> Scaled:
     _, exponent = jnp.frexp(largest.astype(jnp.float32) / LARGEST)
     exponent = jnp.maximum(exponent, LOWEST_EXPONENT)
     scale = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.float32(1), exponent), jnp.nan)
-    values = x * (1 / scale).astype(x.dtype)
-    return Scaled(values.astype(E4M3), scale)
+    return Scaled((x * (1 / scale).astype(x.dtype)).astype(E4M3), scale)
 
 
 @jax.named_call

@@ -60,9 +60,6 @@ def matmul_24_fp8(
       scale: f32[M, 1], of the rows of a times what b_t has as a whole.
       out_dtype: of the result. The kernel gives bfloat16 and float32, for a K that is a multiple of 128, and refuses
         others; the reference takes any.
-
-    Returns:
-      [M, N].
     """
     check_format("a", a, Sparse24)
     _check_operand("b_t", b_t, ("a", a.shape), transposed=True)

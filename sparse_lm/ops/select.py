@@ -4,9 +4,8 @@ Groups of four (`top_two`, and through it `sparsify_24` and the 2:4 half of `spa
   order        by magnitude; +0 and -0 are equal, and NaN ranks above inf
   ties         the lower position wins, so a group of zeros keeps positions 0 and 1
   magnitude    a kept value keeps its sign, that of a zero included; inf and NaN stay what they are
-  threshold    t = the second smallest magnitude in the same order; a value with |x| = t becomes +0,
-               also when both are inf (three infs in one group); otherwise inf - t = inf, and a kept
-               NaN stays NaN
+  threshold    t = the second smallest magnitude in the same order; a value with |x| = t becomes +0, also when both
+               are inf (three infs in one group); otherwise inf - t = inf, and a kept NaN stays NaN
   mvue         random, but of at most two non-zeros these; a group of zeros keeps positions 0 and 1, and
                one whose magnitudes add up to inf or NaN gives NaN there, as no estimate of it is unbiased
 

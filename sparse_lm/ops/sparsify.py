@@ -69,9 +69,6 @@ def soft_threshold_24(
       w: [M, K] float, of one or more layers, one under the other; groups of four run along K.
       scale: f32[n], the beta of each M / n rows.
       dtype: of the results; that of w by default. Computed in float32 and rounded once.
-
-    Returns:
-      Sparse24 [M, K], and the same matrix dense.
     """
     check_matrix("w", w)
     check_float("dtype", dtype)
