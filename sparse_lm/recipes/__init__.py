@@ -1,10 +1,6 @@
 """Recipes: ways to compute the six matrix products of a squared-ReLU FFN, or of a mixture's experts, one a file.
 
-recipe = Slices(m=16)
-state, order = recipe.enter(w1, w2, x)             # x: a batch of the FFN's inputs
-w1, w2 = w1[order], w2[order]                      # and their moments
-o, stats = recipe.ffn(x, w1, w2, state, key=key)   # differentiable; works in any JAX training loop
-w1, w2 = recipe.leave(w1, w2, state, x)
+The README shows one in another training loop, docs/library.md whole loops.
 """
 
 from sparse_lm.recipes.act24 import Act24
@@ -20,6 +16,5 @@ from sparse_lm.recipes.venom import Venom
 RECIPES: dict[str, type[Recipe]] = {
     recipe.name: recipe for recipe in (Dense, Fst, SSte, Act24, Venom, Slices, DenseSlices, Experts24)
 }
-"""Recipes by name."""
 
 __all__ = ["DENSE", "RECIPES", "Act24", "Dense", "DenseSlices", "Experts24", "Fst", "Recipe", "SSte", "Slices", "Venom"]

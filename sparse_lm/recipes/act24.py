@@ -82,11 +82,9 @@ class Act24(Recipe):
         return combine(dx, rows), dw1, dw2
 
     def _dense(self, x: Array, w: Array) -> Array:
-        """Computes x w."""
         return fp8.times(fp8.by_rows(x), w) if self.in_fp8 else x @ w
 
     def _sparse(self, a: Sparse24, w: Array, ffn: FfnCall) -> Array:
-        """Computes a w of a 2:4 a."""
         multiply = fp8.times_24 if self.in_fp8 else ops.matmul_24
         return multiply(a, w, implementation=ffn.implementation)
 

@@ -83,8 +83,7 @@ def _forward(recipe: Recipe, axes: Axes, x, w1, w2, state, key, order, weights, 
 
 
 def _backward(recipe: Recipe, axes: Axes, saved: _Saved, cotangents: tuple[Array, Stats]):
-    call = _call_of_backward(recipe, axes, saved)
-    dx, dw1, dw2 = recipe.backward(saved.x, saved.of_forward, cotangents[0], call)
+    dx, dw1, dw2 = recipe.backward(saved.x, saved.of_forward, cotangents[0], _call_of_backward(recipe, axes, saved))
     dx = collectives.total(dx, axes.tensor)
     dw1, dw2 = (collectives.sum_gradient(dw, axes) for dw in (dw1, dw2))
     return dx, dw1, dw2.astype(saved.w2.dtype), None, None, None, None, None
@@ -171,5 +170,4 @@ def gather_layer(weights: tuple[WeightForms, WeightForms], layer: Array, axis: s
         sparse = gather_sparse(forms.along_model, forms, 0), gather_sparse(forms.along_neurons, forms, 1)
         return WeightForms(*sparse, dense, 1, forms.neurons * collectives.size(axis), forms.dim)
 
-    first, second = weights
-    return gather_forms(first), gather_forms(second)
+    return gather_forms(weights[0]), gather_forms(weights[1])

@@ -108,11 +108,7 @@ def fitting_block(most: int, pairs: int, experts: int) -> int:
 
 @jax.named_call
 def group_by_expert(
-    chosen: Int32[Array, "T k"],
-    experts: int,
-    v: int,
-    order: Int32[Array, " T"] | None = None,
-    axis: str | None = None,
+    chosen: Int32[Array, "T k"], experts: int, v: int, order: Int32[Array, " T"] | None = None, axis: str | None = None
 ) -> Groups:
     """Groups pairs by the expert that they chose, in 0 .. E - 1, in blocks of v slots; a token's choices are distinct.
 

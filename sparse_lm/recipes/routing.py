@@ -185,5 +185,4 @@ def sort_neurons(w: Float[Array, "*layers rows D"], order: Int32[Array, "*layers
 
 
 def _finite(x: Array) -> Array:
-    """Replaces what is not finite by zero."""
     return jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
