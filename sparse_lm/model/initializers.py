@@ -1,10 +1,9 @@
 """Initial weights.
 
-Every matrix is drawn from a normal truncated at two standard deviations and rescaled to standard
-deviation 1/sqrt(fan-in), so that unit-variance inputs give unit-variance outputs. The two matrices
-of a layer that write to the residual stream (attention's and the FFN's output projections) are
-further divided by sqrt(2 * layers): 2 * layers independent terms of that size add up to unit
-variance (GPT-2's rule). Norm scales start at one.
+Every matrix is drawn from a normal truncated at two standard deviations and rescaled to standard deviation
+1/sqrt(fan-in), so that unit-variance inputs give unit-variance outputs. The two matrices of a layer that write to the
+residual stream (attention's and the FFN's output projections) are further divided by sqrt(2 * layers): 2 * layers
+independent terms of that size add up to unit variance (GPT-2's rule). Norm scales start at one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Axes: B sequences, S positions, D model width, V vocabulary, L layers, F neurons, T = B S tokens.
 
-The parameters of all layers are stacked on a leading axis L, and a scan runs one layer after the
-other, so that one layer is compiled. Parameters are float32; a layer casts them to the dtype of the
-computation where it reads them.
+The parameters of all layers are stacked on a leading axis L, and a scan runs one layer after the other, so that one
+layer is compiled. Parameters are float32; a layer casts them to the dtype of the computation where it reads them.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ Params = dict[str, Any]
     layers/attention_norm [L, D]    layers/attention/{q, k, v, o} [L, outputs, inputs]
     layers/ffn_norm [L, D]          layers/ffn/{up, down} [L, F, D]; with a gate, up is [L, 2 F, D]
 
-With `ModelConfig.qk_norm`, layers/attention has {q_norm, k_norm} [L, H].
-Of a mixture, up and down are [L, E Fe, D], and layers/ffn has router [L, E, D], router_bias [L, E] and perhaps
-{shared_up, shared_down} [L, Fs, D].
+With `ModelConfig.qk_norm`, layers/attention has {q_norm, k_norm} [L, H]. Of a mixture, up and down are [L, E Fe, D],
+and layers/ffn has router [L, E, D], router_bias [L, E] and perhaps {shared_up, shared_down} [L, Fs, D].
 """
 
 _OF_FEW_TOKENS = dict(implementation="reference")  # texts are decoded under vmap: a kernel would take one at a time
@@ -229,7 +227,6 @@ def graphdef(config: ModelConfig) -> nnx.GraphDef:
 
 
 def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
-    """Returns the model with these parameters."""
     return nnx.merge(graphdef, params)
 
 

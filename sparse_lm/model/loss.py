@@ -6,9 +6,8 @@ factor as soon as it is computed: under differentiation the forward pass makes t
 chunk too, and the backward pass only scales them, so that no logits are computed twice. Products take the odds
 against the targets (`ops.cross_entropy`) instead of gradients: those are the odds times a number for each token.
 
-On a Hopper GPU a chunk's logits are never written: `ops.cross_entropy` has a kernel for hidden states in
-bfloat16, chunks of a multiple of 128 tokens, and D in multiples of 256. Others train by XLA. It computes tiles
-of 256 classes, to which a large vocabulary is padded.
+On a Hopper GPU a chunk's logits are never written: `ops.cross_entropy` has a kernel for the sizes in docs/kernels.md,
+whose tiles have 256 classes, to which a large vocabulary is padded. XLA computes others.
 
 Numerics: products take operands in the dtype of `hidden` and sum in float32; odds are computed in float32 and
 rounded to that dtype; the gradient of the unembedding is summed over chunks in float32. What gradients owe to the
@@ -48,8 +47,7 @@ def token_losses(hidden: Array, unembedding: Array, targets: Array, chunk: int) 
         logits = unembed(hidden, unembedding)
         return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
 
-    losses = lax.map(one_chunk, (_split(hidden, chunk), _split(targets, chunk)))
-    return losses.reshape(-1)[: hidden.shape[0]]
+    return lax.map(one_chunk, (_split(hidden, chunk), _split(targets, chunk))).reshape(-1)[: hidden.shape[0]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -138,5 +136,4 @@ chunked_cross_entropy.defvjp(_forward, _backward)
 def _split(x: Array, chunk: int) -> Array:
     """Splits [T, ...] into [chunks, chunk, ...], the last chunk padded with zeros."""
     chunk = min(chunk, x.shape[0])
-    padding = -x.shape[0] % chunk
-    return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, chunk, *x.shape[1:])
+    return jnp.pad(x, [(0, -x.shape[0] % chunk)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, chunk, *x.shape[1:])
