@@ -52,7 +52,6 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """Returns H."""
         return self.head_dim or self.dim // self.heads
 
     @property
@@ -177,7 +176,6 @@ class Config:
         return "dense" if has_left else self.phase(steps - 1)
 
     def recipe(self, phase: str) -> Recipe:
-        """Returns the recipe of a phase."""
         return self.sparsity.recipe if phase == "sparse" else DENSE
 
 
@@ -208,7 +206,6 @@ def parse(config: ml_collections.ConfigDict) -> Config:
 
 
 def with_tokenizer(config: Config, path: str) -> Config:
-    """Returns the configuration with another `data.tokenizer`."""
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=path))
 
 

@@ -100,12 +100,7 @@ def _new_directory(output: Path) -> Iterator[Path]:
 def main() -> None:
     options = flags.FLAGS
     jax.config.update("jax_platforms", "cpu")  # what trained on many GPUs need not fit on one
-    export(
-        options.workdir,
-        options.output,
-        checkpoint=options.checkpoint,
-        shard_bytes=int(options.shard_gb * 1e9),
-    )
+    export(options.workdir, options.output, checkpoint=options.checkpoint, shard_bytes=int(options.shard_gb * 1e9))
 
 
 def _define_flags() -> None:

@@ -60,18 +60,10 @@ def continue_texts(
     total = max(map(len, encoded), default=0) + max_new_tokens
     if total > config.seq_len:
         _log.warning("a text of %d tokens is longer than a training sequence, %d", total, config.seq_len)
-    made = decode.generate(
-        llama.graphdef(config.model),
-        params,
-        encoded,
-        max_new_tokens=max_new_tokens,
-        seeds=[(seed + number) % 2**32 for number in range(len(prompts))],
-        stop=end,
-        recipe=recipe,
-        recipe_state=recipe_state,
-        dense_layers=config.sparsity.dense_layers,
-        **sampling,
-    )
+    seeds = [(seed + number) % 2**32 for number in range(len(prompts))]
+    sparse = dict(recipe=recipe, recipe_state=recipe_state, dense_layers=config.sparsity.dense_layers)
+    options = dict(max_new_tokens=max_new_tokens, seeds=seeds, stop=end, **sampling, **sparse)
+    made = decode.generate(llama.graphdef(config.model), params, encoded, **options)
     return [tokenizer.decode([*tokens, *new]) for tokens, new in zip(encoded, made, strict=True)]
 
 
