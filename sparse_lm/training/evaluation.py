@@ -69,18 +69,14 @@ def make_evaluation(
     its past alone (`Recipe.for_evaluation`). With a layout every process gives all batches, whole.
 
     Returns:
-      A function of (params, recipe_state, batches), where a batch is int32[b, S + 1] windows of tokens
-      with b at most `config.batch_size`; a window's first S tokens predict its last S. Its result:
-
-      - loss: nats per predicted token, the mean over all of them;
-      - perplexity: exp(loss);
-      - bits_per_byte: the sum of the losses in bits, over the bytes of the predicted tokens, which
-        compares models of different vocabularies.
+      A function of (params, recipe_state, batches), where a batch is int32[b, S + 1] windows of tokens with b at most
+      `config.batch_size`; a window's first S tokens predict its last S. It gives "loss", the mean over all predicted
+      tokens in nats; "perplexity", exp(loss); and "bits_per_byte", the sum of the losses in bits over the bytes of the
+      predicted tokens, which compares models of different vocabularies.
     """
     recipe = recipe.for_evaluation()
 
     def window_nats(params: llama.Params, recipe_state: Any, windows: Array, axes: Axes = ONE_DEVICE) -> Array:
-        """Returns f32[B], the sum of each window's token losses."""
         model, dense_layers = llama.merge(graphdef, params), config.sparsity.dense_layers
         options = dict(recipe=recipe, recipe_state=recipe_state, dense_layers=dense_layers, axes=axes)
         hidden, _ = model(windows[:, :-1], **options)

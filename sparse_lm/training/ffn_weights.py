@@ -91,6 +91,5 @@ def watch(before: dict[str, Array], params: Params, recipe: Recipe, dense_layers
 def _some_neurons(w: Array) -> Array:
     """Takes about `WATCHED` neurons of [L, F, D], evenly spaced in whole groups of four."""
     layers, neurons, dim = w.shape
-    groups = w.reshape(layers, neurons // 4, 4, dim)
     stride = max(1, neurons // WATCHED)
-    return groups[:, ::stride].reshape(layers, -1, dim)
+    return w.reshape(layers, neurons // 4, 4, dim)[:, ::stride].reshape(layers, -1, dim)

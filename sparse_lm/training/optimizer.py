@@ -28,15 +28,13 @@ def make_optimizer(
     unembedding and norm scales have AdamW.
 
     Gradients and parameters are float32, and so moments are. AdamW's are rounded to the nearest where they are kept in
-    bfloat16. Weight decay applies to matrices, the embedding and the unembedding among them, and to no norm
-    scale or router's bias.
+    bfloat16. Weight decay applies to matrices (`llama.is_matrix`), the embedding and the unembedding among them.
 
     `after_clip` is a recipe's change to the clipped gradients, before they enter the moments (masked decay of
     2404.01847). `update` needs the parameters.
     """
     options = config.optimizer
-    adam = optax.scale_by_adam(options.beta1, options.beta2, options.epsilon)
-    adam = _kept_in(options.moments, adam)
+    adam = _kept_in(options.moments, optax.scale_by_adam(options.beta1, options.beta2, options.epsilon))
     return optax.chain(
         optax.clip_by_global_norm(options.clip_norm),
         after_clip or optax.identity(),
@@ -49,14 +47,10 @@ def make_optimizer(
 def learning_rate(config: Config) -> optax.Schedule:
     """Makes the learning rate of each step, counted from 0.
 
-    The warm-up rises linearly over `warmup_steps` and reaches the peak with its last step; no step
-    is spent at a rate of zero. Then one of
-
-    - `cosine`: half a cosine down to the final rate (1608.03983, without restarts);
-    - `wsd` (warmup-stable-decay, 2404.06395): the peak until `decay_steps` before the end, then a
-      straight line down to the final rate.
-
-    The last step (`steps - 1`), and any after it, runs at the final rate, `final_fraction` of the peak.
+    The warm-up rises linearly over `warmup_steps` and reaches the peak with its last step; no step is spent at a rate
+    of zero. Then `cosine` is half a cosine down to the final rate (1608.03983, without restarts), and `wsd`
+    (2404.06395) the peak until `decay_steps` before the end and a straight line down. The last step (`steps - 1`), and
+    any after it, runs at the final rate, `final_fraction` of the peak.
     """
     options = config.optimizer
     peak, final = options.learning_rate, options.learning_rate * options.final_fraction

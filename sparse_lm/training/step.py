@@ -149,16 +149,16 @@ def loss_and_gradients(
 ) -> tuple[tuple[Array, Metrics], Params]:
     """Computes the mean next-token cross entropy of the windows of a step, with statistics by layer, and its gradient.
 
-    A step is made of equal parts, `config.microbatches` on each shard of the batch. Tokens are routed, and
-    2:4 patterns along tokens chosen, within a part, and each part draws its own random numbers: a step
-    of n parts is the same however many of them follow one another and how many run side by side.
-    Devices along `expert` route theirs together, as one part.
+    A step is made of equal parts, `config.microbatches` on each shard of the batch. Tokens are routed, and 2:4 patterns
+    along tokens chosen, within a part, and each part draws its own random numbers: a step of n parts is the same
+    however many of them follow one another and how many run side by side. Devices along `expert` route theirs as one
+    part.
 
     `params` (f32), `recipe_state` and `windows` int32[B, S + 1] are this device's shards.
 
     Returns:
-      ((loss f32[], statistics), gradients): the first two are the same on every device; statistics are
-      means over parts.
+      ((loss f32[], statistics), gradients): the first two are the same on every device; statistics are means over
+      parts.
     """
     parts_here = config.microbatches
     parts = parts_here * collectives.size(axes.batch)
@@ -260,18 +260,9 @@ def forward_loss(
     On a mesh: of this shard's windows, and of them this device's share of the tokens along `tensor`.
     """
     model = llama.merge(graphdef, params)
-    inputs, targets = windows[:, :-1], windows[:, 1:]
-    hidden, stats = model(
-        inputs,
-        recipe=recipe,
-        recipe_state=recipe_state,
-        key=key,
-        weights=weights,
-        dense_layers=config.sparsity.dense_layers,
-        axes=axes,
-    )
+    options = dict(recipe=recipe, recipe_state=recipe_state, dense_layers=config.sparsity.dense_layers)
+    hidden, stats = model(windows[:, :-1], key=key, weights=weights, axes=axes, **options)
     hidden = collectives.split_over_tensor(hidden.reshape(-1, hidden.shape[-1]), axes)
-    targets = collectives.split_over_tensor(targets.reshape(-1), axes)
+    targets = collectives.split_over_tensor(windows[:, 1:].reshape(-1), axes)
     unembedding = collectives.enter_tensor(model.unembedding(axes), axes)
-    loss = chunked_cross_entropy(hidden, unembedding, targets, config.model.loss_chunk, config.model.precision)
-    return loss, stats
+    return chunked_cross_entropy(hidden, unembedding, targets, config.model.loss_chunk, config.model.precision), stats

@@ -7,8 +7,8 @@
            recipe may fit the weights to the batch, so that it jumps less.
            To leave twice, as a run does that is made longer after its end, changes nothing.
 
-All three are pure functions of the state and the coming batch, so that a resumed run does the same. They run
-the recipe's functions of arrays layer by layer, on inputs that one forward pass of the coming step's batch records.
+All three are pure functions of the state and the coming batch, so that a resumed run does the same. They run the
+recipe's functions of arrays layer by layer, on inputs that one forward pass of the coming step's batch records.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def dense_params(params: Params, recipe_state: Any, sparsity: SparsityConfig, x:
 
     Those of the first `sparsity.dense_layers` stay what they were. `x` are inputs [L, n, D] for recipes that read them.
     """
-    layers = (*matrices(params), recipe_state, x)
-    effective = lax.map(lambda layer: sparsity.recipe.leave(*layer), layers)
+    effective = lax.map(lambda layer: sparsity.recipe.leave(*layer), (*matrices(params), recipe_state, x))
     whole = ffn_weights.with_dense_layers(matrices(params), effective, sparsity.dense_layers)
     return ffn_weights.with_matrices(params, *whole)
 
@@ -92,8 +91,7 @@ def _refresh(
 ) -> tuple[TrainState, Metrics]:
     recipe = sparsity.recipe
     x = recorded(state, windows, recipe) if recipe.enter_reads_inputs else None
-    layers = (*matrices(state.params), state.recipe_state, x)
-    new, metrics = lax.map(lambda layer: recipe.refresh(*layer), layers)
+    new, metrics = lax.map(lambda layer: recipe.refresh(*layer), (*matrices(state.params), state.recipe_state, x))
     none = jax.tree.map(jnp.zeros_like, metrics)
     metrics = ffn_weights.with_dense_layers(none, metrics, sparsity.dense_layers)  # where nothing is chosen anew
     recipe_state = ffn_weights.with_dense_layers(state.recipe_state, new, sparsity.dense_layers)

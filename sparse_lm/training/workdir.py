@@ -94,10 +94,9 @@ def load_config(workdir: str | os.PathLike) -> Config:
 
 def meaning(config: Config) -> dict[str, Any]:
     """Returns the configuration keys that say what the arrays of checkpoints mean: the model's, and the recipe's."""
-    values = flatten_dict(to_dict(config), sep=".")
     return {
         key: value
-        for key, value in values.items()
+        for key, value in flatten_dict(to_dict(config), sep=".").items()
         if key == "sparsity.recipe" or (key.startswith("model.") and key not in RESUMABLE_CHANGES)
     }
 

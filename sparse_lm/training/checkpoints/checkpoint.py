@@ -6,9 +6,8 @@
     checkpoints/<step>/manifest    JSON: the run's model and recipe, metrics, each array's shape and checksums
     checkpoints/<step>.damaged     one that a resumed run found damaged; it went on from the one before
 
-Arrays are named by their path in the state, so that a checkpoint is read without the classes that
-wrote it, and one that does not fit is refused by name. A step is written to a temporary directory and
-renamed when it is whole. What happens to it on the disk, checksums tell.
+Arrays are named by their path in the state, so that a checkpoint is read without the classes that wrote it, and one
+that does not fit is refused by name. A step is written to a temporary directory and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ _T = TypeVar("_T")
 class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints of a run in training: the newest `keep`, and the one of least eval_loss.
 
-    Saves are asynchronous: the state is written behind the next steps, and its buffers may be
-    donated as soon as `save` returns. If that fails, as on a full disk, `wait`, the next `save` or the
-    end of the context raises WorkdirError; the checkpoints before it stay. `run` says what the arrays
-    mean, by configuration key: a checkpoint that says otherwise is refused.
+    Saves are asynchronous: the state is written behind the next steps, and its buffers may be donated as soon as `save`
+    returns. If that fails, as on a full disk, `wait`, the next `save` or the end of the context raises WorkdirError;
+    the checkpoints before it stay. `run` says what the arrays mean, by configuration key: a checkpoint that says
+    otherwise is refused.
     """
 
     def __init__(self, workdir: str | os.PathLike, keep: int, run: Mapping[str, Any] | None = None):
@@ -96,8 +95,8 @@ class Checkpoints(contextlib.AbstractContextManager):
     def restore_latest(self, abstract_state: Any) -> Any | None:
         """Restores the newest checkpoint's state, bit for bit; None if there is none.
 
-        One that is damaged is refused, loudly, and the one before it taken. Once that has proved whole,
-        the damaged one is renamed, so that the run can save its step again.
+        In place of a damaged one, which the log names, the one before it is taken. Once that has proved whole, the
+        damaged one is renamed, so that the run can save its step again.
 
         `abstract_state` is what `save` is given, as arrays or `jax.ShapeDtypeStruct`s. An entry with a sharding is
         restored to it, others to the default device.

@@ -96,11 +96,9 @@ class SavedCheckpoint:
 
     @property
     def arrays(self) -> dict[ArrayPath, jax.ShapeDtypeStruct]:
-        """Returns the shapes and dtypes of all arrays."""
-        entries = self.manifest["arrays"]
         return {
             tuple(name.split("/")): jax.ShapeDtypeStruct(entry["shape"], entry["dtype"])
-            for name, entry in entries.items()
+            for name, entry in self.manifest["arrays"].items()
         }
 
     @property

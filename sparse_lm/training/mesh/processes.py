@@ -5,8 +5,7 @@ A process is one of several if its environment says so, in one of two ways:
   SLURM         a job step of more than one task: all is read from what `srun` sets;
   elsewhere     JAX_COORDINATOR_ADDRESS=host:port of process 0, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
-All of them share the workdir. Process 0, the leader, writes the shared files: metrics, summary and configuration.
-Each process writes its own shards of a checkpoint.
+All of them share the workdir. Process 0, the leader, writes metrics, summary and configuration for all.
 """
 
 from __future__ import annotations

@@ -28,9 +28,8 @@ FILE = "metrics.jsonl"
 class MetricsWriter(contextlib.AbstractContextManager):
     """Appends to `metrics.jsonl` and `tensorboard/` of a workdir.
 
-    A resumed run repeats the steps since its checkpoint. What an earlier process wrote about them is
-    dropped first, so that each step has one line, and a run that was killed leaves the same trace as
-    one that was not.
+    A resumed run repeats the steps since its checkpoint. What an earlier process wrote about them is dropped first, so
+    that each step has one line, and a run that was killed leaves the same trace as one that was not.
 
     `resume_step` is the first step that will be written. `wandb_run`, of `wandb_run.open_run`, gets what TensorBoard
     gets, and is finished with this writer.

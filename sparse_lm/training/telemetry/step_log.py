@@ -41,8 +41,7 @@ class StepLog(contextlib.AbstractContextManager):
 
     def settle(self, step: int, metrics: Metrics) -> int:
         """Waits for a step and counts its time; returns how many steps in a row have been skipped."""
-        skipped_in_a_row = int(metrics["skipped_in_a_row"])
-        phase = self._config.phase(step)
+        skipped_in_a_row, phase = int(metrics["skipped_in_a_row"]), self._config.phase(step)
         seconds = self.summary.step_done(phase)
         if phase == self._phase:
             self._times.append(seconds)

@@ -38,10 +38,9 @@ class RunSummary:
     meanwhile to trace, lower and compile is told apart as "compile", whichever work asked for it. While open, it
     listens to JAX's events.
 
-    The file is written with every checkpoint and when training ends, whatever ends it. Each process of a run
-    has its entry, and the run's time is the sum of theirs: steps that a resumed run repeats count
-    as often as they were computed. Of a process that was killed, what came after its last checkpoint
-    is not known.
+    The file is written with every checkpoint and when training ends, whatever ends it. Each process of a run has its
+    entry, and the run's time is the sum of theirs: steps that a resumed run repeats count as often as they were
+    computed. Of a process that was killed, what came after its last checkpoint is not known.
 
     The file:
       state: "running" (or killed), "finished", "stopped by <signal>" or "failed: <error>".
@@ -74,11 +73,8 @@ class RunSummary:
             "steps": Counter(),
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "seconds": self._seconds,
-            "device": {
-                "kind": device.device_kind,
-                "platform": device.platform,
-                "count": self._config.mesh.devices,  # this machine may have more
-            },
+            # This machine may have more devices.
+            "device": dict(kind=device.device_kind, platform=device.platform, count=self._config.mesh.devices),
             "versions": _versions(),
             "git_commit": git_commit(),
         }
@@ -144,7 +140,6 @@ class RunSummary:
             write_json(Path(self._workdir, FILE), contents)
 
     def _sum(self, table: str) -> Counter[str]:
-        """Adds up a table of numbers over all processes."""
         total: Counter[str] = Counter()
         for process in [*self._earlier, self._process]:
             total.update(process[table])

@@ -26,9 +26,8 @@ def check_installed() -> None:
 def open_run(workdir: str | os.PathLike, config: Config) -> Any:
     """Opens a run (`wandb.Run`), which resumed processes go on with: its id is kept in `<workdir>/wandb/run_id`.
 
-    All else is Weights & Biases' own to configure, by its environment variables: WANDB_MODE=offline
-    writes below `<workdir>/wandb` only, WANDB_PROJECT is "sparse_lm" if not set. The workdir's name becomes the run's.
-    Raises WandbError if the package refuses, such as for want of a login.
+    All else is Weights & Biases' own to configure, by its environment variables; WANDB_PROJECT is "sparse_lm" if not
+    set. The workdir's name becomes the run's. Raises WandbError if the package refuses, such as for want of a login.
     """
     import wandb
 
