@@ -65,11 +65,8 @@ def architecture(model: ModelConfig) -> dict[str, Any]:
         kind = "qwen3" if model.qk_norm else "llama"
     else:
         kind = "arcee"
-    return {
-        "architectures": [f"{_CLASSES[kind]}ForCausalLM"],
-        "model_type": kind,
-        "hidden_act": _OURS[model.activation],
-    }
+    names = [f"{_CLASSES[kind]}ForCausalLM"]
+    return {"architectures": names, "model_type": kind, "hidden_act": _OURS[model.activation]}
 
 
 def to_hf_config(model: ModelConfig, *, seq_len: int, end_of_text: int) -> dict[str, Any]:

@@ -100,19 +100,12 @@ class HarnessModel(TemplateLM):
         prompts = [prompt[-room:] for prompt in prompts]
         texts = [""] * len(requests)
         batches = list(self._model.batches([len(prompt) + new for prompt in prompts]))
+        options = dict(max_new_tokens=new, temperature=temperature, top_p=top_p, stop=self._model.end_of_text)
         for batch in tqdm(batches, desc="batches of continuations", disable=None):
             # A batch that is not full repeats its first text: other padding might go on for longer.
             rows = [*batch.indices, *batch.indices[:1] * (batch.rows - len(batch.indices))]
-            made = decode.generate(
-                self._model.graphdef,
-                self._model.params,
-                [prompts[row] for row in rows],
-                max_new_tokens=new,
-                temperature=temperature,
-                top_p=top_p,
-                seeds=rows,
-                stop=self._model.end_of_text,
-            )
+            of_rows = [prompts[row] for row in rows]
+            made = decode.generate(self._model.graphdef, self._model.params, of_rows, seeds=rows, **options)
             for row, tokens in zip(batch.indices, made, strict=False):
                 texts[row] = self._model.tokenizer.decode(tokens)
         for end in filter(None, kwargs["until"]):
