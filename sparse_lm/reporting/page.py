@@ -130,7 +130,6 @@ def _shapes(runs: Sequence[Run], axis: str, size: float) -> list[dict[str, Any]]
 
 
 def _table(rows: dict[str, list[str]], runs: Sequence[Run]) -> str:
-    """Writes a table with a column a run."""
     if not rows:
         return ""
     heads = "".join(f'<th><i style="background:{run.color}"></i>{html.escape(run.name)}</th>' for run in runs)
@@ -159,7 +158,6 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Returns the keys in which configurations differ."""
     return {f"config.{key}": cells for key, cells in sorted(_rows(configs).items()) if len(set(cells)) > 1}
 
 

@@ -1,9 +1,7 @@
 """Several processes that train one model: how they find each other, what they check, what they agree on.
 
-A process is one of several if its environment says so, in one of two ways:
-
-  SLURM         a job step of more than one task: all is read from what `srun` sets;
-  elsewhere     JAX_COORDINATOR_ADDRESS=host:port of process 0, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+A process is one of several in a SLURM job step of more than one task, where all is read from what `srun` sets, or if
+its environment has JAX_COORDINATOR_ADDRESS=host:port of process 0, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
 All of them share the workdir. Process 0, the leader, writes metrics, summary and configuration for all.
 """
