@@ -34,13 +34,11 @@ class Results(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """Names the file, the device and the date."""
         known = [self.data[key].split(";")[0] for key in ("device", "date") if key in self.data]
         return ", ".join([self.path.name, *known])
 
 
 def read_results(path: Path) -> Results:
-    """Reads a JSON file."""
     return Results(path, json.loads(path.read_text()))
 
 

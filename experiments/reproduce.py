@@ -132,7 +132,6 @@ ROWS = {
     "ffn_venom": Row(_FFN + "--recipes='venom 128:2:16'", "one H200", "ffn_16384_venom_h200.json", ffn),
     "experts": Row("python -m experiments.bench.experts --output=OUTPUT", "one H200", "experts_h200.json", experts),
 }
-"""The rows, by name."""
 
 
 def tolerance(number: str) -> float:

@@ -4,9 +4,9 @@ r"""Says what the compiler makes of a step on many GPUs that are not there: memo
         --config.mesh.data=8 --config.mesh.fsdp=8 --config.batch_size=128 --config.model.unroll_layers=False \
         --target=h100_sxm.txtpb --output=experiments/results/compile_only_llama7b_64_gpus.json
 
-Compiled for a mock topology of hosts of 8 GPUs; nothing runs, and nothing here is a measurement of speed.
-Needs a CUDA build of JAX, and no GPU. --target is XLA's description of the GPU
-(xla/backends/gpu/target_config/specs/ in the sources of XLA).
+Compiled for a mock topology of hosts of 8 GPUs; nothing runs, and nothing here is a measurement of speed. Needs a CUDA
+build of JAX, and no GPU. --target is XLA's description of the GPU (xla/backends/gpu/target_config/specs/ in its
+sources).
 
 Bytes are those of a collective's results on one device, in a step: an all-gather's are what it puts together,
 a reduce-scatter's the part that stays. What stands in the loop over layers counts once for each layer.
@@ -51,8 +51,7 @@ def report(phase: str, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Reports memory and collectives of the compiled step of a phase."""
     config = parse(flags.FLAGS.config)
     trainer = make_trainer(config, devices)
-    shape = config.batch_size, config.seq_len + 1
-    windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=trainer.layout.batch)
+    windows = jax.ShapeDtypeStruct((config.batch_size, config.seq_len + 1), jnp.int32, sharding=trainer.layout.batch)
     lowered = trainer.steps[phase].trace(trainer.abstract_state(), windows).lower(lowering_platforms=("cuda",))
     compiled = lowered.compile()
     use = compiled.memory_analysis()

@@ -21,7 +21,6 @@ Operands have the gradient of the output as `do`.
 
 
 def forward(function_of: FunctionOf, operands: Any, state: Any) -> Array:
-    """Computes the output."""
     function, differentiated = function_of(operands, state)
     return function(*differentiated)
 

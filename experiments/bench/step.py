@@ -1,23 +1,17 @@
 r"""Times the whole training step, dense and each recipe in turns in one process, on the run's real code.
 
     python -m experiments.bench.step --config=configs/llama1b.py --output=experiments/results/step_1b_h100.json
-    python -m experiments.bench.step --config=configs/llama7b.py --config.model.layers=4 \
-        --config.model.vocab_size=32000 --config.batch_size=8 --output=experiments/results/step_7b_width_h100.json
 
     python -m experiments.bench.step --config=configs/llama1b.py --recipes=dense,dense_within_documents \
         --output=experiments/results/step_llama1b_documents_h200.json
-
-    python -m experiments.bench.step --config=configs/llama1b.py --config.batch_size=8 \
-        --recipes=dense,slices,dense_fp8,slices_fp8 --output=experiments/results/step_llama1b_h200.json
 
     NCCL_NVLS_ENABLE=0 python -m experiments.bench.step --config=configs/llama7b.py --config.mesh.fsdp=4 \
         --config.batch_size=16 --recipes=dense,slices --traced=0 \
         --output=experiments/results/step_llama7b_fsdp_4x_h200.json
 
-Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew.
-Tokens are random and already on the device. A step's time is that between the arrivals of its
-results and of those of the step before, with the next step already dispatched, as in training
-(`experiments.timing`). The results are written after every round.
+Recipes take turns, round by round, on one shared state, which enters each recipe's sparse phase anew. Tokens are random
+and already on the device. A step's time is that between the arrivals of its results and of those of the step before,
+with the next step already dispatched, as in training (`experiments.timing`). The results are written after every round.
 """
 
 from __future__ import annotations
@@ -85,7 +79,6 @@ class Variant:
         print(f"{self.name}: compiled in {self.compile_seconds:.0f} s", flush=True)
 
     def compile_for_profile(self) -> None:
-        """Compiles the step without CUDA graphs."""
         self.step_without_graphs = self._lowered.compile(compiler_options=NO_GRAPHS)
 
     def enter(self, state: TrainState, windows: Array) -> TrainState:

@@ -48,8 +48,7 @@ def sums_in_two_halves() -> Iterator[None]:
 
 def main(_) -> None:
     config = config_lib.parse(flags.FLAGS.config)
-    data = open_data(config)
-    stream = train_batches(data, batch_size=config.batch_size, seed=config.seed)
+    stream = train_batches(open_data(config), batch_size=config.batch_size, seed=config.seed)
     trainer = make_trainer(config)
     state = trainer.init()
     for windows in itertools.islice(stream, config.sparsity.start_step):

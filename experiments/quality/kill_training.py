@@ -100,7 +100,6 @@ def command(data: pathlib.Path, workdir: pathlib.Path) -> list[str]:
 
 
 def finish(arguments: list[str]) -> str:
-    """Runs to the end; returns what is printed."""
     return subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -2,13 +2,12 @@
 
     python -m experiments.quality.mesh_equality --output=experiments/results/mesh_equality_cpu.json
 
-One device takes the parts of a step as microbatches one after the other; a mesh has them side by side. What
-is written is the largest difference between their losses, relative to the loss, in the dense steps, the
-sparse ones and the dense ones that follow. Where only sequences are split (8x1x1, 1x8x1) it is rounding,
-and near ties between neurons that rounding decides.
-With heads and neurons split as well (2x2x2) sums have another order, so that a near tie between weights or
-neurons may be decided otherwise; random 2:4 draws other numbers on each device, and the busiest neurons (act24) are
-chosen within the neurons of each device.
+One device takes the parts of a step as microbatches one after the other; a mesh has them side by side. What is written
+is the largest difference between their losses, relative to the loss, in the dense steps, the sparse ones and the dense
+ones that follow. Where only sequences are split (8x1x1, 1x8x1) it is rounding, and near ties between neurons that
+rounding decides. With heads and neurons split as well (2x2x2) sums have another order, so that a near tie between
+weights or neurons may be decided otherwise; random 2:4 draws other numbers on each device, and the busiest neurons
+(act24) are chosen within the neurons of each device.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def losses(
 def _windows(config: Config, step: int) -> np.ndarray:
     """Draws int32[B, S + 1]: each token follows from the one before, nine times in ten."""
     rng = np.random.default_rng(step)
-    shape = config.batch_size, config.seq_len + 1
-    tokens = rng.integers(config.model.vocab_size, size=shape, dtype=np.int32)
+    tokens = rng.integers(config.model.vocab_size, size=(config.batch_size, config.seq_len + 1), dtype=np.int32)
     for i in range(config.seq_len):
         follows = rng.random(config.batch_size) < 0.9
         tokens[:, i + 1] = np.where(follows, (tokens[:, i] * 7 + 3) % config.model.vocab_size, tokens[:, i + 1])

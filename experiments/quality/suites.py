@@ -37,7 +37,7 @@ class Suite:
     model: ModuleType
     base: Overrides
     runs: dict[str, Overrides]
-    lengths: tuple[float, ...] = (0.8, 1.0, 1.2)
+    lengths: tuple[float, ...] = (0.8, 1.0)
 
     @property
     def steps(self) -> int:
@@ -208,16 +208,9 @@ SUITES = {
     # llama1b, whole or with fewer layers: 100 M tokens in 3052 steps.
     **{
         name: Suite(
-            llama1b,
-            _base(3052, 300, rate, **_BATCH, **{"model.layers": layers}),
-            _runs(3052, 8192, _rates_but(rate)),
-            lengths=(0.8, 1.0),
+            llama1b, _base(3052, 300, rate, **_BATCH, **{"model.layers": layers}), _runs(3052, 8192, _rates_but(rate))
         )
-        for name, layers, rate in (
-            ("llama1b", 25, 2e-4),
-            ("llama1b_8_layers", 8, 3e-4),
-            ("llama1b_4_layers", 4, 3e-4),
-        )
+        for name, layers, rate in (("llama1b", 25, 2e-4), ("llama1b_8_layers", 8, 3e-4), ("llama1b_4_layers", 4, 3e-4))
     },
     # Mixtures against the dense llama1b of as many active neurons. They are to have the loss that it has much later.
     "llama1b_4_layers_mixture": Suite(
@@ -247,12 +240,9 @@ SUITES = {
         llama1b,
         _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
         {"dense": _DENSE | _EXPERTS} | _experts24(3052, _EXPERTS),
-        lengths=(0.8, 1.0),
     ),
     # The layer of AFM-4.5B.
-    "afm_4_layers": Suite(
-        llama1b, _base(3052, 300, 2.5e-4, **_BATCH, **_AFM), _runs(3052, 18_432, _rates_but(2.5e-4)), lengths=(0.8, 1.0)
-    ),
+    "afm_4_layers": Suite(llama1b, _base(3052, 300, 2.5e-4, **_BATCH, **_AFM), _runs(3052, 18_432, _rates_but(2.5e-4))),
     # Its proportions at a width whose 44 M parameters in layers have nine tokens each: 400 M tokens in 12,208 steps; or
     # twenty, 880 M, at a lower rate. Rates are compared over 60 M.
     **{
@@ -260,7 +250,6 @@ SUITES = {
             llama1b,
             _base(steps, warmup, rate, **_BATCH, **_NARROW_AFM),
             _runs(steps, 6144, (4e-4, 8e-4, 1.1e-3, 1.6e-3)),
-            lengths=(0.8, 1.0),
         )
         for name, steps, warmup, rate in (
             ("", 12_208, 600, 8e-4),
@@ -278,7 +267,6 @@ SUITES = {
                 for name, run in _runs(3052, 18_432, rates).items()
                 if not {"model.experts", "model.precision"} & set(run)
             },
-            lengths=(0.8, 1.0),
         )
         for name, change, rate, rates in (
             ("muon", {"optimizer.name": "muon"}, 4e-4, (2.5e-4, 6e-4, 9e-4)),
@@ -287,21 +275,12 @@ SUITES = {
     },
     # The layer of Llama-3.2-1B, with SwiGLU.
     "llama32_1b_4_layers": Suite(
-        llama32_1b,
-        _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}),
-        _swiglu_runs(3052, _rates_but(3e-4)),
-        lengths=(0.8, 1.0),
+        llama32_1b, _base(3052, 300, 3e-4, **_BATCH, **{"model.layers": 4}), _swiglu_runs(3052, _rates_but(3e-4))
     ),
     # 42 M parameters, 200 M tokens.
-    "llama60m": Suite(
-        llama60m,
-        _base(6120, 612, 1.4e-3, **_BATCH),
-        _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3)),
-        lengths=(0.8, 1.0),
-    ),
+    "llama60m": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _runs(6120, 2048, (1e-3, 2e-3, 2.8e-3))),
     # The same with SwiGLU, 50 M parameters: F = 4 D as in Llama-3.2-1B.
-    "llama60m_swiglu": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _swiglu_runs(6120, ()), lengths=(0.8, 1.0)),
+    "llama60m_swiglu": Suite(llama60m, _base(6120, 612, 1.4e-3, **_BATCH), _swiglu_runs(6120, ())),
     # Seconds on a CPU, for tests.
-    "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16)),
+    "tiny": Suite(tiny, _TINY, _runs(50, 256, (2e-3,), v=16), lengths=(0.8, 1.0, 1.2)),
 }
-"""The suites, by name."""

@@ -5,11 +5,10 @@ r"""Trains the runs of a suite side by side on the GPUs of a host, and records w
         --output=experiments/results/time_llama1b_4_layers_h200.json --minutes=9
     python -m experiments.quality.time_ratio experiments/results/time_llama1b_4_layers_h200.json
 
-"dense" is dense runs of several lengths: dense's loss as a function of time. A shorter one is a branch of the longest,
-and begins where its rate falls. GPUs work in pairs: for one seed dense runs on the first of a pair while the others run
-on the second, for the pair's next seed the other way round. `--queue`, once a GPU, says who runs what instead:
---queue=dense:0,slices_50:1 --queue=slices_50:0,dense:1. A branch runs behind the longest dense run, or where a queue
-names it, as soon as that has come so far: --queue=slices_50:0,dense@0.8:0.
+GPUs work in pairs: for one seed dense runs on the first of a pair while the others run on the second, for the pair's
+next seed the other way round. `--queue`, once a GPU, says who runs what instead: --queue=dense:0,slices_50:1
+--queue=slices_50:0,dense:1. A branch of the longest dense run (suites.py) runs behind it, or where a queue names the
+branch, as soon as that run has come so far: --queue=slices_50:0,dense@0.8:0.
 
 Runs that the output has are left out, one that was cut short goes on from its checkpoint, and after `--minutes` those
 under way are saved: the same command goes on. Checkpoints are deleted when nothing needs them any more.
