@@ -47,13 +47,9 @@ def export(
 ) -> None:
     """Writes a checkpoint of a run as safetensors, config.json, tokenizer files and a model card.
 
-    JAX's first device, the CPU for the command line, holds the whole model meanwhile.
-
-    Args:
-      workdir: of the run.
-      output: a directory that is empty or does not exist.
-      checkpoint: "latest", "best" (least held-out loss in training) or a step.
-      shard_bytes: the most bytes of weights in a file, unless one tensor is larger.
+    JAX's first device, the CPU for the command line, holds the whole model meanwhile. `output` is a directory that is
+    empty or does not exist. `checkpoint` is "latest", "best" (least held-out loss in training) or a step. A file has at
+    most `shard_bytes` of weights, unless one tensor is larger.
 
     Raises:
       WorkdirError: there is no such checkpoint.

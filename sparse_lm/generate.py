@@ -41,7 +41,6 @@ def continue_texts(
     """Continues prompts with a checkpoint of a run; returns each with its continuation.
 
     Args:
-      workdir: of the run.
       prompts: texts; an empty one for a new document.
       max_new_tokens: the most tokens to make; the end of the document ends it sooner.
       checkpoint: "latest", "best" (least held-out loss in training) or a step.
