@@ -39,6 +39,7 @@ class Results(NamedTuple):
 
 
 def read_results(path: Path) -> Results:
+    """Reads a JSON file."""
     return Results(path, json.loads(path.read_text()))
 
 

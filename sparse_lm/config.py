@@ -52,6 +52,7 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
+        """Returns H."""
         return self.head_dim or self.dim // self.heads
 
     @property
@@ -176,6 +177,7 @@ class Config:
         return "dense" if has_left else self.phase(steps - 1)
 
     def recipe(self, phase: str) -> Recipe:
+        """Returns the recipe of a phase."""
         return self.sparsity.recipe if phase == "sparse" else DENSE
 
 
@@ -206,6 +208,7 @@ def parse(config: ml_collections.ConfigDict) -> Config:
 
 
 def with_tokenizer(config: Config, path: str) -> Config:
+    """Returns the configuration with another `data.tokenizer`."""
     return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=path))
 
 

@@ -84,6 +84,7 @@ def _unraisable(unraisable: object) -> None:
 
 
 def define_run_flags() -> None:
+    """Defines --workdir and --checkpoint."""
     flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
     flags.DEFINE_string("checkpoint", "latest", "latest, best (by held-out loss) or a step.")
     known = re.compile(r"latest|best|\d+").fullmatch

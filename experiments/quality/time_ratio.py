@@ -113,6 +113,7 @@ def ratios(rows: Sequence[Row], loss: str) -> dict[str, list[Ratio]]:
 
 
 def summarise(values: Sequence[float]) -> Summary:
+    """Returns the mean and its 95% interval."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Summary(mean, None, None)

@@ -227,6 +227,7 @@ def graphdef(config: ModelConfig) -> nnx.GraphDef:
 
 
 def merge(graphdef: nnx.GraphDef, params: Params) -> Llama:
+    """Returns the model with these parameters."""
     return nnx.merge(graphdef, params)
 
 

@@ -17,11 +17,13 @@ from sparse_lm.ops.formats import TILE, Sparse24, SparseVenom
 
 
 def check_array(name: str, x: Any) -> None:
+    """Requires an array."""
     if not isinstance(x, Array | np.ndarray):
         raise TypeError(f"{name} must be an array; got {_described(x)}")
 
 
 def check_matrix(name: str, x: Array) -> None:
+    """Requires a matrix of floats that is not empty."""
     check_array(name, x)
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating) or x.size == 0:
         stack = "; use vmap for a stack of them" if x.ndim > 2 else ""
@@ -29,18 +31,21 @@ def check_matrix(name: str, x: Array) -> None:
 
 
 def check_format(name: str, x: Any, *formats: type[Sparse24] | type[SparseVenom]) -> None:
+    """Requires a compressed matrix of one of these formats."""
     if not isinstance(x, formats):
         allowed = " or ".join(format.__name__ for format in formats)
         raise TypeError(f"{name} must be a {allowed}; got {_described(x)}")
 
 
 def check_ids(name: str, ids: Array) -> None:
+    """Requires a matrix of int32 that is not empty."""
     check_array(name, ids)
     if ids.ndim != 2 or ids.dtype != jnp.int32 or ids.size == 0:
         raise ValueError(f"{name} must be a matrix of int32, not empty; got {_described(ids)}")
 
 
 def check_float(name: str, dtype: DTypeLike | None) -> None:
+    """Requires a dtype of floats, or None."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name} = {jnp.dtype(dtype)} must be a dtype of floats")
 

@@ -104,6 +104,7 @@ def gated_squared_relu_24(h: Array, *, sparsify: Callable[..., Sparse24] = spars
 def gated_squared_relu_gradients(
     dy: Array, h: Array, y: Sparse24, *, key: Array, sparsify: Callable[..., Sparse24] = sparsify_24
 ) -> HiddenGradients:
+    """`sparsify` may be another backend's `sparsify_24`."""
     gate, own = _gate_and_own(h)
     kept, relu = y.mask(), jax.nn.relu(gate)
     gradient = dy.astype(jnp.float32)

@@ -96,6 +96,7 @@ class SavedCheckpoint:
 
     @property
     def arrays(self) -> dict[ArrayPath, jax.ShapeDtypeStruct]:
+        """Returns the shapes and dtypes of all arrays."""
         return {
             tuple(name.split("/")): jax.ShapeDtypeStruct(entry["shape"], entry["dtype"])
             for name, entry in self.manifest["arrays"].items()

@@ -24,6 +24,7 @@ class StepProfile(contextlib.AbstractContextManager):
         return (step in self._steps) != self._tracing
 
     def turn(self) -> None:
+        """Starts the trace, or stops it."""
         if self._tracing:
             jax.profiler.stop_trace()
         else:
