@@ -8,7 +8,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
       frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
-      results      store, store_rows
+      results      store
     passes         sparsify_24, sparsify_24_tiles, squared_relu_24, squared_relu_venom, squared_relu_gradients,
                    gated_squared_relu; add_norm and fp8_rows, whose loops are Pallas' own
       selection    two_of_four (float32), packed_24 (16-bit floats), mvue; hidden_stats

@@ -32,15 +32,11 @@ from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.partial_sums import Sums, opaque
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, Grid, Job, Jobs, Work
-from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
+from sparse_lm.ops.hopper.frame.store import Store, columns_of_store, staging, store_tile
 from sparse_lm.ops.hopper.frame.tiling import CONSUMERS, PRODUCER, STAGES, Loads, Stage, Tiling
 
 _FEW_ACCUMULATORS = 128  # of a consumer's thread: what leaves registers to the producer
 _LOOK_AHEAD = 4  # steps: a number from the L2 cache takes longer than one
-
-Store = Callable[[Array, Any, Sequence[Any], Any, tuple[Array, Array], int], None]
-"""Called with a part [64, columns] of a consumer's tile, rounded, in layout WGMMA; the consumer's staging; the operands
-and the result in global memory; the part's first row and column in the product; and its number in the tile."""
 
 
 def multiply(

@@ -4,7 +4,7 @@ The 2:4 operand comes by TMA, as in `matmul_24`, shared by the blocks of a clust
 The 64 rows of b of each step are gathered (gather.py), or copied as a box where columns are contiguous. All rows of a
 tile lie in one Venom block, so that a gathered row serves them all: every v rows, at most 256, read their own rows of
 b, 2 Kc N bytes, from the L2 cache. Where rows are to be put back into the order of the tokens, each is stored where it
-belongs (store_rows.py), which saves a pass over the result.
+belongs (store.py), which saves a pass over the result.
 
 Numerics: as `matmul_24`, in the order of the condensed columns.
 """
@@ -22,7 +22,7 @@ from sparse_lm.ops.hopper.frame import gather, split_k, wgmma_sp
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
 from sparse_lm.ops.hopper.frame.persistent import multiply
 from sparse_lm.ops.hopper.frame.schedule import rows_in_use
-from sparse_lm.ops.hopper.frame.store_rows import store_rows
+from sparse_lm.ops.hopper.frame.store import store_rows
 from sparse_lm.ops.hopper.frame.tiling import STEP, Loads, Tiling
 from sparse_lm.ops.row_order import RowOrder
 
