@@ -5,7 +5,7 @@ they cannot do with `NotImplementedError(reason)`. Products also take a `config`
 
     products       matmul_24, matmul_venom, scattered_matmul_24, sampled_matmul_24, sampled_rows_24;
                    dense products in grouped (experts) and cross_entropy (the loss), whose loops are Pallas' own
-      frame        persistent, tiling, ring, mainloop, and the instruction in wgmma_sp
+      frame        persistent, tiling, ring, and the instruction in wgmma_sp
       copies       gather, gather_24
       schedules    schedule, split_k, stream_k, partial_sums
       results      store

@@ -143,7 +143,7 @@ def start_gather(
 
 
 def load_words(metadata: Any, read_ahead: Words | None) -> tuple[Words, Words | None]:
-    """Loads this lane's metadata words of a step, as `wgmma_sp.step` wants them; `load_words` of `mainloop.accumulate`.
+    """Loads this lane's metadata words of a step, as `persistent.accumulate` calls it.
 
     Shared memory is read once for both steps of a gather, at the first. The second's words are nevertheless put
     together at the second only: words made while those of the two steps before are still read would need a third

@@ -97,7 +97,7 @@ def start(blocks: int, n: int, words: int = 1) -> Carry:
 def load_words(metadata, _: None) -> tuple[Words, None]:
     """Loads this lane's metadata words of a step, from shared memory [blocks, 1, 128 * n] int32: n of each 64 rows.
 
-    If n is 2, these are words of instructions in e4m3. It is a `load_words` of `mainloop.accumulate`: nothing is read
+    If n is 2, these are words of instructions in e4m3. It is a `load_words` of `persistent.accumulate`: nothing is read
     ahead, since a stage has the words of its step and no others.
     """
     blocks, _, width = metadata.shape

@@ -21,9 +21,8 @@ from jax.typing import DTypeLike
 from sparse_lm.ops.checks import check_multiples, check_product_dtypes
 from sparse_lm.ops.formats import Sparse24
 from sparse_lm.ops.hopper.frame import gather_24, wgmma_sp
-from sparse_lm.ops.hopper.frame.mainloop import accumulate
 from sparse_lm.ops.hopper.frame.operands import pad, result_type
-from sparse_lm.ops.hopper.frame.persistent import launch
+from sparse_lm.ops.hopper.frame.persistent import accumulate, launch
 from sparse_lm.ops.hopper.frame.ring import CLUSTER_AXIS, Copy, Ring, barriers
 from sparse_lm.ops.hopper.frame.schedule import CLUSTER, cluster_count
 from sparse_lm.ops.hopper.frame.store import columns_of_store, staging, store_tile
@@ -109,7 +108,7 @@ def sampled_rows_24(
                 plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
                 own_rows = pl.ds(warpgroup * _CONSUMER_ROWS, _CONSUMER_ROWS)
                 sizes = _CONSUMER_ROWS // wgmma_sp.ROWS, tile_tokens
-                options = dict(b_transposed=True, load_words=gather_24.load_words)
+                options = dict(odd=False, b_transposed=True, load_words=gather_24.load_words)
 
                 def operands(slot):
                     return values_smem.at[slot, own_rows], metadata_smem.at[slot, own_rows], x_smem.at[slot]
