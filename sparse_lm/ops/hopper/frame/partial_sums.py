@@ -26,19 +26,12 @@ from sparse_lm.ops.hopper.frame.wgmma_sp import splat
 
 
 class Sums(NamedTuple):
-    """The parts that clusters leave for one another, as one warpgroup sees them.
-
-    Attributes:
-      grid: of the clusters.
-      workspace: float32 [contributors, blocks of a cluster, consumers, blocks of 64 rows, 64 * n].
-      semaphores: [contributors, blocks of a cluster, consumers].
-      cluster, peer, warpgroup: this warpgroup's place.
-    """
+    """The parts that clusters leave for one another, as one warpgroup sees them."""
 
     grid: Grid
-    workspace: Any
-    semaphores: Any
-    cluster: Array
+    workspace: Any  # float32 [contributors, blocks of a cluster, consumers, blocks of 64 rows, 64 * n]
+    semaphores: Any  # [contributors, blocks of a cluster, consumers]
+    cluster: Array  # this warpgroup's place
     peer: Array
     warpgroup: Array
 

@@ -37,31 +37,23 @@ def barriers(stages: int, consumers: int) -> tuple[Any, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """A tile to bring in.
+    """A tile to bring in."""
 
-    Attributes:
-      source: global memory.
-      target: shared memory, of the tile's shape.
-      origin: where the tile starts in the source; out of bounds reads give zeros.
-      transforms: tiling and swizzle of the target, if any.
-      multicast: whether the blocks of the cluster want the same tile; each then reads a part of it.
-    """
-
-    source: Any
-    target: Any
-    origin: tuple[Array, ...]
-    transforms: tuple = ()
-    multicast: bool = False
+    source: Any  # global memory
+    target: Any  # shared memory, of the tile's shape
+    origin: tuple[Array, ...]  # where the tile starts in the source; out of bounds reads give zeros
+    transforms: tuple  # tiling and swizzle of the target, if any
+    multicast: bool  # whether the blocks of the cluster want the same tile; each then reads a part of it
 
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The barriers of `stages` stages, see the module docstring; `gathers` if the producer calls `arrive_gathered`."""
+    """The barriers of all stages, see the module docstring."""
 
     full: Any
     empty: Any
     stages: int
-    gathers: bool = False
+    gathers: bool  # whether the producer calls `arrive_gathered`
 
     def slot(self, step: Array) -> Array:
         """Returns the stage that a step uses."""

@@ -27,40 +27,28 @@ def cluster_count() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Steps of one tile, by one cluster. The fields are scalars that a kernel computes.
+    """Steps of one tile, by one cluster. The fields are scalars that a kernel computes."""
 
-    Attributes:
-      row, column: where this block's tile starts in the product.
-      first_k: the first step along k.
-      steps: how many, from there on; at least one.
-      contributes: whether these are not the tile's first steps: the sum goes to the cluster that has those.
-      parts: how many other clusters contribute, if this one has the first steps.
-    """
-
-    row: Array
+    row: Array  # where this block's tile starts in the product
     column: Array
-    first_k: Array
-    steps: Array
-    contributes: Array
-    parts: Array
+    first_k: Array  # the first step along k
+    steps: Array  # how many, from there on; at least one
+    contributes: Array  # whether these are not the tile's first steps: the sum goes to the cluster that has those
+    parts: Array  # how many other clusters contribute, if this one has the first steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
     """The clusters of one launch, and which of them add to the tiles of others.
 
-    Attributes:
-      clusters: that are launched.
-      odd: whether every job has an odd number of steps; else every job has an even number.
-      contributors: clusters 0 to `contributors` - 1 may contribute, once each.
-      contributor_stride: the p-th contribution to a tile of cluster c, p > 0, is that of cluster
-        c - p * contributor_stride: of one with a lower index, which contributes before it waits for anyone itself.
-        That waiting ends relies on thread blocks starting in the order of their indices, which CUDA does not promise.
+    The p-th contribution to a tile of cluster c, p > 0, is that of cluster c - p * contributor_stride: of one with a
+    lower index, which contributes before it waits for anyone itself. That waiting ends relies on thread blocks starting
+    in the order of their indices, which CUDA does not promise.
     """
 
     clusters: int
-    odd: bool
-    contributors: int
+    odd: bool  # whether every job has an odd number of steps; else every job has an even number
+    contributors: int  # clusters 0 to `contributors` - 1 may contribute, once each
     contributor_stride: int
 
 

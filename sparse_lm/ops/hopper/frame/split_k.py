@@ -26,23 +26,14 @@ _MIN_STEPS = 8  # of a part: fewer are not worth the exchange
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The share of each cluster in a product's tiles.
-
-    Attributes:
-      clusters: in the persistent grid.
-      waves: whole tiles that every cluster computes.
-      tail_tiles: tiles that are left over.
-      parts: along k, of each of those.
-      steps: of a whole tile.
-      part_steps: of a part; odd if `steps` is.
-    """
+    """The share of each cluster in a product's tiles."""
 
     clusters: int
-    waves: int
-    tail_tiles: int
-    parts: int
-    steps: int
-    part_steps: int
+    waves: int  # whole tiles that every cluster computes
+    tail_tiles: int  # tiles that are left over
+    parts: int  # along k, of each of those
+    steps: int  # of a whole tile
+    part_steps: int  # of a part; odd if `steps` is
 
     @property
     def grid(self) -> Grid:

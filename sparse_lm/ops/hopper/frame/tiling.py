@@ -27,21 +27,17 @@ STAGES = 4  # of the ring, each of 64 logical columns of the sparse operand, 128
 class Tiling:
     """A way to cut up a product, of which the 2:4 operand has the rows and the dense one the columns.
 
-    Attributes:
-      tile_m: rows of a block's tile, 128 or 256: one or two blocks of 64 rows for each consumer; or 64, of
-        which each consumer computes half of the columns.
-      tile_n: columns of a block's tile, a multiple of 64 (128 if tile_m is 64), at most 256. A consumer thread holds
-        tile_m * tile_n / 256 accumulators, of its 240 registers.
-      share_b: whether the blocks of a cluster compute tiles under one another, and so share that of the dense
-        operand; else tiles side by side, and share that of the sparse one.
-      raster_width: clusters' tiles across the band that the blocks which run together cover, so that the L2 cache
-        serves them all: along M, but where a kernel says otherwise.
+    Of 128 or 256 rows each consumer computes half, one or two blocks of 64; of 64 rows, half of the columns. A thread
+    of it holds tile_m * tile_n / 256 accumulators, of its 240 registers.
+
+    The blocks of a cluster compute tiles under one another if they share that of the dense operand, else side by side.
+    Blocks that run together cover a band of tiles, so that the L2 cache serves them all.
     """
 
-    tile_m: int
-    tile_n: int
-    share_b: bool = True
-    raster_width: int = 8
+    tile_m: int  # rows of a block's tile: 64, 128 or 256
+    tile_n: int  # columns of it, a multiple of 64 (128 if tile_m is 64), at most 256
+    share_b: bool = True  # whether the blocks of a cluster share the dense operand's tile, or else the sparse one's
+    raster_width: int = 8  # clusters' tiles across the band: along M, but where a kernel says otherwise
 
     def __post_init__(self):
         columns = wgmma_sp.ROWS * (CONSUMERS if self.tile_m == wgmma_sp.ROWS else 1)
@@ -114,15 +110,11 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Loads:
-    """The copies of one job.
+    """The copies of one job."""
 
-    Attributes:
-      copies: from a step along k, what `look_up` gave for it, and the stage, what to copy.
-      look_up: from a step along k, what its copies need to read first, which is read some steps ahead. It
-        may be asked for the step after the job's last.
-      gather: from what `look_up` gave and the stage, starts further copies, with `cp.async`.
-    """
-
+    # From a step along k, what `look_up` gave for it, and the stage, what to copy.
     copies: Callable[[Array, Any, Stage], Sequence[Copy]]
+    # From a step along k, what its copies need to read first: some steps ahead, so perhaps of steps after the last.
     look_up: Callable[[Array], Any] = lambda k: ()
+    # From what `look_up` gave and the stage, starts further copies, with `cp.async`.
     gather: Callable[[Any, Stage], None] | None = None
